@@ -12,8 +12,8 @@ from balloond.keeper.client import KeeperClient
 from balloond.keeper.keeper import allow_descriptors
 from balloond.node import devices, records, recovery, saved_capacity
 from balloond.node.daemon import Daemon
-from balloond.node.extent_store import Custody
-from balloond.policy.device import Device
+from balloond.node.extent_store import ExtentStore
+from balloond.policy.device import DevicePolicy
 from balloond.wire.handoff import HandoffServer
 from balloond.wire.server import NAME, BalloondServicer
 from protos import balloond_pb2_grpc
@@ -39,10 +39,10 @@ async def build(service: Service) -> None:
     extent_ids = itertools.count(time.time_ns() // 1000)
     serials = itertools.count(1)
     ledgers = {
-        name: Device(name, given_out[name], maker.page_bytes, extent_ids, serials, config.patience)
+        name: DevicePolicy(name, given_out[name], maker.page_bytes, extent_ids, serials, config.patience)
         for name, maker in makers.items()
     }
-    custody = Custody(makers, keeper)
+    custody = ExtentStore(makers, keeper)
     daemon = Daemon(ledgers, custody, keeper, time.monotonic, lambda: secrets.token_hex(16))
     keeper.follow(daemon.everything, service.fail)
     daemon.restore(found)

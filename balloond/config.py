@@ -7,16 +7,16 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from balloond import backends
-from balloond.policy.claims import Patience
+from balloond.policy.claims import ClaimPatience
 from services.errors import Invalid
-from services.runtime.config import Config, Section
+from services.runtime.config import Config, ConfigSection
 from services.wording.addresses import SocketPath
 
-_PATIENCE = Patience()
+_PATIENCE = ClaimPatience()
 _GPU_SPARE_BYTES = 128 << 20
 
 
-class DeviceConfig(Section):
+class DeviceConfig(ConfigSection):
     """A device of this node."""
 
     name: str
@@ -87,5 +87,5 @@ class BalloondConfig(Config):
         return devices
 
     @property
-    def patience(self) -> Patience:
-        return Patience(self.reclaim_timeout_s, self.shrink_timeout_s, self.grow_timeout_s)
+    def patience(self) -> ClaimPatience:
+        return ClaimPatience(self.reclaim_timeout_s, self.shrink_timeout_s, self.grow_timeout_s)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from sim.engines.cost import H200, Shape
 from sim.inputs import trace
-from sim.inputs.catalogue import SHAPES, Catalogue, Spec
-from sim.inputs.request import Request
+from sim.inputs.catalogue import SHAPES, ModelSet, Spec
+from sim.inputs.request import SimulatedRequest
 
 HARDWARE = replace(H200, capacity_bytes=84_000_000_000)
 """An H200 with the memory of an H100 (80 GiB less what is not for models), as in the paper: on all of an H200's these
@@ -28,7 +28,7 @@ WARM_GAP_S = 60.0
 """Between two requests that warm up, one for each model, before the slice; longer than a model has to be idle to
 leave."""
 _SHAPES_SEED = 58
-ALL = Catalogue([Spec("*", SHAPES["8b"])])
+ALL = ModelSet([Spec("*", SHAPES["8b"])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,13 @@ class Workload:
     """What one replay gets. Times of requests count from the beginning of the slice."""
 
     specs: dict[str, Spec]
-    requests: list[Request]
+    requests: list[SimulatedRequest]
     seconds: float
 
 
 def workload(fleet: Fleet, name: str, gpus: int, rate: float, traces: Path, seed: int) -> Workload:
     """Without targets. Raises trace.TraceError, OSError."""
-    asked: list[Request] = []
+    asked: list[SimulatedRequest] = []
     names: list[str] = []
     for source in fleet.sources[name]:
         path = traces / source.file
@@ -125,7 +125,7 @@ def workload(fleet: Fleet, name: str, gpus: int, rate: float, traces: Path, seed
         names += sorted(chosen)
         for row in _slice(path, trace.Slice(source.from_s, source.seconds, rate, seed)):
             if row.model in chosen:
-                asked.append(Request(row.id, row.model, row.arrival, row.prompt_tokens, row.output_tokens))
+                asked.append(SimulatedRequest(row.id, row.model, row.arrival, row.prompt_tokens, row.output_tokens))
     shapes = cycle(fleet.many.get(gpus, fleet.shapes))
     random.Random(_SHAPES_SEED).shuffle(names)
     specs = {name: Spec(name, shape) for name, shape in zip(names, shapes, strict=False)}
@@ -134,7 +134,7 @@ def workload(fleet: Fleet, name: str, gpus: int, rate: float, traces: Path, seed
 
 
 @cache
-def _slice(path: Path, part: trace.Slice) -> list[Request]:
+def _slice(path: Path, part: trace.Slice) -> list[SimulatedRequest]:
     """To copy from: a replay writes into its requests."""
     return trace.read(path, ALL, part).requests
 

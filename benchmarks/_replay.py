@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks import _report
 from benchmarks.http_load import Connections, Stream, completion
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from sim.report import quantile, summary
 
 _AHEAD_S = 0.5
@@ -36,7 +36,7 @@ class System:
     """One that is asked, and what became of its requests."""
 
     url: str
-    requests: list[Request] = field(default_factory=list)
+    requests: list[SimulatedRequest] = field(default_factory=list)
     late_s: list[float] = field(default_factory=list)
     """Of each request that was sent, in the order of sending."""
     other_length: int = 0
@@ -64,7 +64,7 @@ class Wire:
         """Prompts of token ids from `ids[0]` on and below `ids[1]`, or of words."""
         self._seed, self._ids, self._text = seed, ids, text
 
-    def of(self, request: Request, host: str) -> bytes:
+    def of(self, request: SimulatedRequest, host: str) -> bytes:
         draw = np.random.default_rng([self._seed, int(request.id)])
         prompt: str | list[int]
         if self._text:
@@ -103,7 +103,7 @@ async def _drive(system: System, pool: Connections, wire: Wire, time_out_s: floa
 
 
 async def _one(
-    system: System, pool: Connections, request: Request, message: bytes, due: float, time_out_s: float
+    system: System, pool: Connections, request: SimulatedRequest, message: bytes, due: float, time_out_s: float
 ) -> None:
     await asyncio.sleep(max(0.0, due - time.monotonic()))
     try:
@@ -118,7 +118,7 @@ async def _one(
         _take(system, request, stream, due)
 
 
-def _take(system: System, request: Request, stream: Stream, due: float) -> None:
+def _take(system: System, request: SimulatedRequest, stream: Stream, due: float) -> None:
     tokens = stream.told_tokens or len(stream.token_s)
     if stream.error or not stream.finish or not tokens:
         request.failed = stream.error or "the stream ended without an end"
@@ -134,7 +134,7 @@ def _take(system: System, request: Request, stream: Stream, due: float) -> None:
 
 
 def report(system: System, seconds: float, late_ms: float) -> dict[str, Any]:
-    by_model: dict[str, list[Request]] = {}
+    by_model: dict[str, list[SimulatedRequest]] = {}
     for request in system.requests:
         by_model.setdefault(request.model, []).append(request)
     late = sorted(system.late_s)
@@ -166,7 +166,7 @@ def _kind(failed: str) -> str:
         return status[:80]
 
 
-def _sample(request: Request) -> list[Any]:
+def _sample(request: SimulatedRequest) -> list[Any]:
     what = [round(request.arrival, 4), request.model, request.prompt_tokens, request.output_tokens]
     times = [None if isnan(value) else round(value, 5) for value in (request.ttft, request.tpot)]
     return [*what, *times, request.failed]

@@ -33,9 +33,9 @@ from benchmarks import _report
 from benchmarks._fleets import FLEETS, HARDWARE, WARM_GAP_S, Fleet, workload
 from benchmarks._pool import pool, results
 from sim import report
-from sim.inputs.catalogue import Catalogue, Spec
-from sim.inputs.request import Request
-from sim.inputs.trace import Trace
+from sim.inputs.catalogue import ModelSet, Spec
+from sim.inputs.request import SimulatedRequest
+from sim.inputs.trace import RequestTrace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 from sim.system import FleetError, System, World
@@ -135,7 +135,7 @@ def alone(fleet: Fleet, name: str, gpus: int, traces: Path) -> Targets:
     for model, spec in given.specs.items():
         mine = [request for request in given.requests if request.model == model]
         if mine:
-            _replay(Trace(mine, given.seconds), [spec], (spec.parts,), SYSTEMS["static"], {})
+            _replay(RequestTrace(mine, given.seconds), [spec], (spec.parts,), SYSTEMS["static"], {})
         ttfts = sorted(request.ttft for request in mine)
         tpots = sorted(request.tpot for request in mine if not isnan(request.tpot))
         found[model] = (report.quantile(ttfts, 0.95), report.quantile(tpots, 0.95))
@@ -153,14 +153,14 @@ def run(point: Point, targets: Targets, traces: Path, times: int = 2) -> dict[st
             continue
         ttft_s, tpot_s = (point.scale * p95 if p95 else inf for p95 in targets[name])
         specs[name] = replace(spec, ttft_s=ttft_s, tpot_s=tpot_s)
-    every = [Request(f"w{i}", name, WARM_GAP_S * i, 64, 16) for i, name in enumerate(sorted(specs))]
+    every = [SimulatedRequest(f"w{i}", name, WARM_GAP_S * i, 64, 16) for i, name in enumerate(sorted(specs))]
     begins_s = WARM_GAP_S * (len(specs) + 1)
-    asked: list[Request] = []
+    asked: list[SimulatedRequest] = []
     for number in range(times):
         if number:
             begins_s += given.seconds + PAUSE_S
         asked = [
-            Request(
+            SimulatedRequest(
                 f"{number}-{i}",
                 r.model,
                 begins_s + r.arrival,
@@ -175,14 +175,18 @@ def run(point: Point, targets: Targets, traces: Path, times: int = 2) -> dict[st
     before: dict[str, int] = {}
     policy, settings = VARIANTS[point.variant]
 
-    def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> System:
+    def build(world: World, finished: Callable[[SimulatedRequest], None], settings: dict[str, str]) -> System:
         system = SYSTEMS[policy](world, finished, settings)
         world.clock.at(begins_s - 1e-3, lambda: before.update(_counts(system)))
         return system
 
     try:
         outcome = _replay(
-            Trace(every, begins_s + given.seconds), list(specs.values()), fleet.groups[point.gpus], build, settings
+            RequestTrace(every, begins_s + given.seconds),
+            list(specs.values()),
+            fleet.groups[point.gpus],
+            build,
+            settings,
         )
     except FleetError as error:
         return {"refused": str(error)}
@@ -201,8 +205,10 @@ def run(point: Point, targets: Targets, traces: Path, times: int = 2) -> dict[st
     }
 
 
-def _replay(trace: Trace, specs: list[Spec], sizes: tuple[int, ...], build: Any, settings: dict[str, str]) -> Any:
-    return Replay(trace, Catalogue(specs), sizes, build, settings, HARDWARE, progress=lambda line: None).run()
+def _replay(
+    trace: RequestTrace, specs: list[Spec], sizes: tuple[int, ...], build: Any, settings: dict[str, str]
+) -> Any:
+    return Replay(trace, ModelSet(specs), sizes, build, settings, HARDWARE, progress=lambda line: None).run()
 
 
 def _counts(system: System) -> dict[str, int]:

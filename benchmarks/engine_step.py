@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from benchmarks import _report, engine_step_process
 from benchmarks.gpu import fleet, shapes
 from benchmarks.gpu.fleet import Client, say
-from gpu_scheduler.engines.engine import MODULES, Engine, Spawn
+from gpu_scheduler.engines.engine import MODULES, EngineProcess, Spawn
 from protos import common_pb2, engine_pb2
 from services.runtime import tasks
 from tests.gpu_scheduler.engines.sglang import harness
@@ -120,7 +120,7 @@ async def _start(at: harness.Node, folder: Path, side: str, model: fleet.Model, 
     }
     if profile is not None:
         environment[engine_step_process.PROFILE_VARIABLE] = str(profile / f"{side}.prof")
-    engine = await Engine.start(Spawn("step", "error", environment, start_timeout_s=fleet.START_S), 1, None)
+    engine = await EngineProcess.start(Spawn("step", "error", environment, start_timeout_s=fleet.START_S), 1, None)
     await engine.hello(fleet.START_S)
     client = Client(NAME if side == "elastic" else side, engine)
     if side == "elastic":

@@ -48,16 +48,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from benchmarks import _report
-from gpu_scheduler.policy.queue.admission import Memory, ModelMemory, Turn, admit
+from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelMemory, PrefillLimits, admit
 from gpu_scheduler.policy.queue.backlog import Backlog
 from gpu_scheduler.policy.queue.decisions import Start
 from gpu_scheduler.policy.queue.moore_hodgson import Job, late_indices, schedule
-from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting
+from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
 from placement.config import PlacementConfig
 from placement.policy import kvpr
 from placement.policy.assignment.assign import Assignment, Candidate, assign
 from placement.policy.kvpr import Device, Group, Model
-from placement.policy.lifecycle.decisions import Resident
+from placement.policy.lifecycle.decisions import PlacedModel
 from placement.policy.lifecycle.group_index import standing
 
 SEED = 20260731
@@ -91,7 +91,7 @@ def sample(run: Callable[[], Any], runs: int, scale: float) -> dict[str, list[fl
 # --- arbitration ------------------------------------------------------------------------------------------------------
 
 
-def requests(n: int, load: float) -> list[Waiting]:
+def requests(n: int, load: float) -> list[WaitingRequest]:
     """Prompts of a few hundred tokens with a long tail, TTFT targets spread so that `load` times the time until the
     last deadline is waiting; one in ten is best effort."""
     draw = random.Random(SEED)
@@ -101,11 +101,11 @@ def requests(n: int, load: float) -> list[Waiting]:
     for i, tokens in enumerate(prompts):
         deadline = inf if i % 10 == 0 else draw.uniform(0.0, span)
         arrival = min(0.0, deadline - draw.choice([0.5, 2.0, 5.0]))
-        made.append(Waiting(f"request-{i}", f"model-{draw.randrange(MODELS)}", arrival, deadline, tokens))
+        made.append(WaitingRequest(f"request-{i}", f"model-{draw.randrange(MODELS)}", arrival, deadline, tokens))
     return made
 
 
-def filled(waiting: list[Waiting]) -> Backlog:
+def filled(waiting: list[WaitingRequest]) -> Backlog:
     """A queue whose models are active, but for two that wake."""
     queue = Backlog()
     for i in range(MODELS):
@@ -122,7 +122,7 @@ def filled(waiting: list[Waiting]) -> Backlog:
 
 
 def arbitration(n: int, runs: int) -> Iterator[dict[str, Any]]:
-    memory = Memory({f"model-{i}": ModelMemory(1 << 50, 0, token_bytes=GIB >> 13) for i in range(MODELS)})
+    memory = AdmissionMemory({f"model-{i}": ModelMemory(1 << 50, 0, token_bytes=GIB >> 13) for i in range(MODELS)})
     for load in LOADS:
         waiting = requests(n, load)
         jobs = [Job(r.request_id, r.deadline, r.prompt_tokens / 25_000) for r in waiting]
@@ -145,12 +145,12 @@ def arbitration(n: int, runs: int) -> Iterator[dict[str, Any]]:
 class _Event:
     """A request arrives, the queue plans, the first that may start does. One in, one out."""
 
-    def __init__(self, queue: Backlog, waiting: list[Waiting], memory: Memory) -> None:
+    def __init__(self, queue: Backlog, waiting: list[WaitingRequest], memory: AdmissionMemory) -> None:
         self._queue = queue
         self._next = cycle(waiting)
         self._number = count()
         self._memory = memory
-        self._turn = Turn()
+        self._turn = PrefillLimits()
 
     def __call__(self) -> None:
         facts = next(self._next)
@@ -219,10 +219,10 @@ def placement(n: int, runs: int) -> Iterator[dict[str, Any]]:
 
 def _activate(title: str, groups: list[Group], placed: Assignment, made: list[Model], idle_s: float) -> dict[str, Any]:
     places = placed.places
-    residents = [Resident(model, places[model.name], idle_s=idle_s) for model in made if model.name in places]
+    residents = [PlacedModel(model, places[model.name], idle_s=idle_s) for model in made if model.name in places]
     there = standing(groups, residents)
     by_name = {group.name: group for group in groups}
-    on: dict[str, list[Resident]] = {}
+    on: dict[str, list[PlacedModel]] = {}
     for resident in residents:
         on.setdefault(resident.place.group, []).append(resident)
     following = cycle(zip(cycle(sorted(on)), models(200, (len(groups[0].devices),)), strict=False))

@@ -34,7 +34,7 @@ from benchmarks import _report
 from benchmarks._replay import ReplayError, System, Wire, report, run, show
 from sim.engines.cost import Shape
 from sim.inputs import trace
-from sim.inputs.catalogue import Catalogue, Spec
+from sim.inputs.catalogue import ModelSet, Spec
 
 INVALID = 3
 """Exit status of a run that did not keep its schedule."""
@@ -61,7 +61,7 @@ def target_s(slos: dict[str, Any], model: str, name: str, scale: float) -> float
     return scale * value / 1e3
 
 
-def read(given: argparse.Namespace, served: dict[str, int | None]) -> trace.Trace:
+def read(given: argparse.Namespace, served: dict[str, int | None]) -> trace.RequestTrace:
     """The slice, with served models' names. Raises ReplayError, trace.TraceError, OSError."""
     names = objects(given.models) or {name: name for name in served}
     slos = objects(given.slos)
@@ -77,7 +77,7 @@ def read(given: argparse.Namespace, served: dict[str, int | None]) -> trace.Trac
         context = min(served[model] or given.context_tokens, given.context_tokens)
         entries.append(Spec(pattern, Shape(0, 0), ttft_s, tpot_s, context))
     part = trace.Slice(given.from_s, given.seconds, given.rate, given.seed)
-    replayed = trace.read(given.trace, Catalogue(entries), part)
+    replayed = trace.read(given.trace, ModelSet(entries), part)
     for request in replayed.requests:
         request.model = next(model for pattern, model in names.items() if fnmatchcase(request.model, pattern))
     return replayed

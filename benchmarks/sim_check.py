@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import systems
 from sim import report
-from sim.engines.cost import GPUS, H200, Hardware
-from sim.inputs.catalogue import SHAPES, Catalogue, Spec
-from sim.inputs.request import Request
-from sim.inputs.trace import Trace
+from sim.engines.cost import GPUS, H200, GpuModel
+from sim.inputs.catalogue import SHAPES, ModelSet, Spec
+from sim.inputs.request import SimulatedRequest
+from sim.inputs.trace import RequestTrace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 from sim.system import FleetError
@@ -80,9 +80,9 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
         for name, shape in found["system"]["shapes"].items()
     ]
     order = random.Random(start).sample(specs, len(specs)) if start else specs
-    every = [Request(f"w{i}", spec.name, WARM_GAP_S * i, 64, 16) for i, spec in enumerate(order)]
+    every = [SimulatedRequest(f"w{i}", spec.name, WARM_GAP_S * i, 64, 16) for i, spec in enumerate(order)]
     begins_s = WARM_GAP_S * (len(specs) + 1)
-    asked: list[Request] = []
+    asked: list[SimulatedRequest] = []
     for number, run in enumerate(runs):
         asked = requests(run, f"{number}-", begins_s)
         every += asked
@@ -94,10 +94,10 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
     hardware = replace(
         kind, capacity_bytes=min(devices.values()), quota_bytes=max(quotas, default=0) or kind.quota_bytes
     )
-    trace = Trace(every, begins_s - BETWEEN_S)
+    trace = RequestTrace(every, begins_s - BETWEEN_S)
     outcome = Replay(
         trace,
-        Catalogue(specs),
+        ModelSet(specs),
         (1,) * len(devices),
         SYSTEMS[policy],
         {**own, **settings},
@@ -109,18 +109,18 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
     return total
 
 
-def hardware_of(run: Found) -> Hardware:
+def hardware_of(run: Found) -> GpuModel:
     """What it ran on; an H200 where that has no name here."""
     gpu = str(run.get("circumstances", {}).get("gpu", "")).lower()
     return next((hardware for name, hardware in GPUS.items() if name in gpu), H200)
 
 
-def requests(run: Found, prefix: str, begins_s: float) -> list[Request]:
+def requests(run: Found, prefix: str, begins_s: float) -> list[SimulatedRequest]:
     """Those of a run, with their targets, from `begins_s` on."""
     (system,) = run["systems"]
     targets = _targets(run)
     return [
-        Request(f"{prefix}{i}", name, begins_s + at, prompt, output, *targets[name])
+        SimulatedRequest(f"{prefix}{i}", name, begins_s + at, prompt, output, *targets[name])
         for i, (at, name, prompt, output, *_) in enumerate(system["samples"]["rows"])
     ]
 

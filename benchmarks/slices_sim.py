@@ -31,9 +31,9 @@ from benchmarks.gpu.slices import ALONE, ALONE_GAP_S, CAPACITY_BYTES, MODELS, SL
 from sim import report
 from sim.engines.cost import H200
 from sim.inputs import trace
-from sim.inputs.catalogue import SHAPES, Catalogue, Spec
-from sim.inputs.request import Request
-from sim.inputs.trace import Trace
+from sim.inputs.catalogue import SHAPES, ModelSet, Spec
+from sim.inputs.request import SimulatedRequest
+from sim.inputs.trace import RequestTrace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 from sim.system import FleetError
@@ -65,14 +65,14 @@ PARTS = [
 
 @cache
 def _dealt(file: Path) -> Mapping[str, str]:
-    every = Catalogue([Spec("*", SHAPES["1b"])])
+    every = ModelSet([Spec("*", SHAPES["1b"])])
     rows = trace.read(file, every, trace.Slice()).requests
     return deal(list({row.model for row in rows}), list(MODELS))
 
 
-def asked(part: Part, rate: float, traces: Path) -> list[Request]:
+def asked(part: Part, rate: float, traces: Path) -> list[SimulatedRequest]:
     file = traces / part.file
-    every = Catalogue([Spec("*", SHAPES["1b"], context_tokens=CONTEXT_TOKENS)])
+    every = ModelSet([Spec("*", SHAPES["1b"], context_tokens=CONTEXT_TOKENS)])
     found = trace.read(file, every, trace.Slice(part.from_s, part.seconds, rate)).requests
     for request in found:
         request.model = _dealt(file)[request.model]
@@ -84,13 +84,13 @@ def targets(part: Part, traces: Path) -> dict[str, tuple[float, float]]:
     found = dict.fromkeys(SPECS, (inf, inf))
     given = asked(part, 1.0, traces)
     for name, spec in SPECS.items():
-        mine, due, before = list[Request](), 0.0, inf
+        mine, due, before = list[SimulatedRequest](), 0.0, inf
         for request in [each for each in given if each.model == name][:ALONE]:
             due += max(0.0, min(ALONE_GAP_S, request.arrival - before))
             before = request.arrival
-            mine.append(Request(request.id, name, due, request.prompt_tokens, request.output_tokens))
+            mine.append(SimulatedRequest(request.id, name, due, request.prompt_tokens, request.output_tokens))
         if mine:
-            _replay(Trace(mine, due + ALONE_GAP_S), [spec], 1, "static", {})
+            _replay(RequestTrace(mine, due + ALONE_GAP_S), [spec], 1, "static", {})
             ttft_s = report.quantile(sorted(request.ttft for request in mine), 0.95)
             tpot_s = report.quantile(sorted(r.tpot for r in mine if not isnan(r.tpot)), 0.95)
             found[name] = TTFT_SCALE * (ttft_s or inf), TPOT_SCALE * (tpot_s or inf)
@@ -103,19 +103,19 @@ def run(part: Part, system: str, settings: dict[str, str], traces: Path) -> dict
     specs = [replace(spec, ttft_s=slos[name][0], tpot_s=slos[name][1]) for name, spec in SPECS.items()]
     warm_s = WARM_GAP_S * (len(specs) + 1)
     order = random.Random(part.start).sample(specs, len(specs)) if part.start else specs
-    warm = [Request(f"w{i}", spec.name, WARM_GAP_S * i, 64, 16) for i, spec in enumerate(order)]
+    warm = [SimulatedRequest(f"w{i}", spec.name, WARM_GAP_S * i, 64, 16) for i, spec in enumerate(order)]
     given = [
-        Request(r.id, r.model, warm_s + r.arrival, r.prompt_tokens, r.output_tokens, *slos[r.model])
+        SimulatedRequest(r.id, r.model, warm_s + r.arrival, r.prompt_tokens, r.output_tokens, *slos[r.model])
         for r in asked(part, part.rate, traces)
     ]
-    outcome = _replay(Trace(warm + given, warm_s + part.seconds), specs, 2, system, settings)
+    outcome = _replay(RequestTrace(warm + given, warm_s + part.seconds), specs, 2, system, settings)
     outcome.trace.requests, outcome.trace.seconds = given, part.seconds
     total: dict[str, Any] = report.build(outcome)["all"]
     return {**total, "cpu_s": outcome.cpu_s}
 
 
-def _replay(given: Trace, specs: list[Spec], gpus: int, system: str, settings: dict[str, str]) -> Any:
-    catalogue, build = Catalogue(specs), SYSTEMS[system]
+def _replay(given: RequestTrace, specs: list[Spec], gpus: int, system: str, settings: dict[str, str]) -> Any:
+    catalogue, build = ModelSet(specs), SYSTEMS[system]
     return Replay(given, catalogue, (1,) * gpus, build, settings, HARDWARE, progress=lambda line: None).run()
 
 

@@ -31,7 +31,7 @@ from loader.checkpoints import checkpoint
 from loader.policy.floor import floor_bytes
 from placement.policy import kvpr
 from placement.policy.assignment.partition import Part, partition
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 
 DEFAULT_TPOT_S = 0.1
 _BY_ARRIVAL = {
@@ -119,7 +119,7 @@ def _up(amount: int, step: int) -> int:
 
 def plan(
     models: Sequence[Model],
-    requests: Sequence[Request],
+    requests: Sequence[SimulatedRequest],
     seconds: float,
     devices: Mapping[str, int],
     sizes: Sizes,

@@ -19,13 +19,13 @@ from gateway.http.messages import Bodies
 from gateway.http.server import HttpServer
 from gateway.routing.activation import Activations
 from gateway.routing.groups import GroupLinks
-from gateway.routing.relay import Patience, Relay
+from gateway.routing.relay import Relay, RelayPatience
 from gateway.routing.routes import Route, RouteTable
 from gateway.serving import Serving
 from gateway.text.tokenizers import Tokenizers
 from gateway.ui import access as ui_access
 from gateway.ui.live import Live
-from gateway.ui.look import Looker
+from gateway.ui.look import ServiceClients
 from gateway.ui.pages import Pages
 from protos import gateway_pb2_grpc, placement_pb2, placement_pb2_grpc
 from services.errors import Invalid, PrismError
@@ -57,7 +57,7 @@ async def build(service: Service) -> None:
     tokenizers = Tokenizers(
         threads=config.tokenizer_threads, kept=config.tokenizers_kept, inline_characters=config.inline_characters
     )
-    patience = Patience(
+    patience = RelayPatience(
         park_s=config.park_time_out_s,
         total_s=config.request_time_out_s,
         strikes=config.replay_limit,
@@ -77,7 +77,7 @@ async def build(service: Service) -> None:
     page: list[starlette.routing.Route] = []
     may_see = ui_access.by_setting(config.ui, config.http, keys=bool(config.keys_file))
     if may_see is not None:
-        looker = Looker(config.placement)
+        looker = ServiceClients(config.placement)
         pages = Pages(Live(looker.look), routes, may_see)
         page = pages.routes()
         service.on_drain(pages.close)

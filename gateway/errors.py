@@ -37,7 +37,7 @@ class BadField(Invalid):
         self.code = code
 
 
-class TooLarge(BadField):
+class BodyTooLarge(BadField):
     """A body beyond what this gateway takes."""
 
 
@@ -110,7 +110,7 @@ class Late(Unavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ErrorShape:
     """How one kind of error looks over HTTP."""
 
     status: int
@@ -119,37 +119,37 @@ class Shape:
     retry_after_s: int | None = None
 
 
-_SHAPES: dict[type[PrismError], Shape] = {
-    TooLarge: Shape(413, "invalid_request_error", None),
-    OtherEncoding: Shape(415, "invalid_request_error", None),
-    TooSlow: Shape(408, "invalid_request_error", "request_time_out"),
-    BadField: Shape(400, "invalid_request_error", None),
-    Invalid: Shape(400, "invalid_request_error", "invalid_value"),
-    UnknownModel: Shape(404, "invalid_request_error", "model_not_found"),
-    NotFound: Shape(404, "invalid_request_error", "not_found"),
-    Unknown: Shape(401, "invalid_request_error", "invalid_api_key"),
-    Forbidden: Shape(403, "permission_error", "denied"),
-    OverLimit: Shape(429, "rate_limit_error", "rate_limit_exceeded"),
-    TooMany: Shape(429, "rate_limit_error", "too_many_in_flight", 1),
-    NoRoomForBody: Shape(503, "service_unavailable_error", "no_room", 1),
-    Refused: Shape(503, "service_unavailable_error", "no_room", 5),
-    ModelFaulty: Shape(503, "service_unavailable_error", "model_error"),
-    NotUp: Shape(503, "service_unavailable_error", "model_not_ready", 5),
-    Late: Shape(503, "service_unavailable_error", "slo_ttft_missed", 1),
-    TimedOut: Shape(504, "service_unavailable_error", "time_out"),
-    Unavailable: Shape(503, "service_unavailable_error", "unavailable", 1),
-    Unmet: Shape(503, "service_unavailable_error", "not_now", 5),
-    Conflict: Shape(503, "service_unavailable_error", "not_now", 1),
-    Exists: Shape(409, "invalid_request_error", "exists"),
+_SHAPES: dict[type[PrismError], ErrorShape] = {
+    BodyTooLarge: ErrorShape(413, "invalid_request_error", None),
+    OtherEncoding: ErrorShape(415, "invalid_request_error", None),
+    TooSlow: ErrorShape(408, "invalid_request_error", "request_time_out"),
+    BadField: ErrorShape(400, "invalid_request_error", None),
+    Invalid: ErrorShape(400, "invalid_request_error", "invalid_value"),
+    UnknownModel: ErrorShape(404, "invalid_request_error", "model_not_found"),
+    NotFound: ErrorShape(404, "invalid_request_error", "not_found"),
+    Unknown: ErrorShape(401, "invalid_request_error", "invalid_api_key"),
+    Forbidden: ErrorShape(403, "permission_error", "denied"),
+    OverLimit: ErrorShape(429, "rate_limit_error", "rate_limit_exceeded"),
+    TooMany: ErrorShape(429, "rate_limit_error", "too_many_in_flight", 1),
+    NoRoomForBody: ErrorShape(503, "service_unavailable_error", "no_room", 1),
+    Refused: ErrorShape(503, "service_unavailable_error", "no_room", 5),
+    ModelFaulty: ErrorShape(503, "service_unavailable_error", "model_error"),
+    NotUp: ErrorShape(503, "service_unavailable_error", "model_not_ready", 5),
+    Late: ErrorShape(503, "service_unavailable_error", "slo_ttft_missed", 1),
+    TimedOut: ErrorShape(504, "service_unavailable_error", "time_out"),
+    Unavailable: ErrorShape(503, "service_unavailable_error", "unavailable", 1),
+    Unmet: ErrorShape(503, "service_unavailable_error", "not_now", 5),
+    Conflict: ErrorShape(503, "service_unavailable_error", "not_now", 1),
+    Exists: ErrorShape(409, "invalid_request_error", "exists"),
 }
 
 
-def shape(error: PrismError) -> Shape:
+def shape(error: PrismError) -> ErrorShape:
     """The nearest kind's shape."""
     for kind in type(error).__mro__:
         if kind in _SHAPES:
             return _SHAPES[kind]
-    return Shape(500, "server_error", None)
+    return ErrorShape(500, "server_error", None)
 
 
 def code(error: PrismError) -> str:
@@ -176,7 +176,7 @@ def headers(error: PrismError) -> Headers:
     if isinstance(error, OtherEncoding):
         return [(b"accept-encoding", b"gzip, deflate")]
     # What is left of a body that was not read to its end is no next request.
-    closed = [(b"connection", b"close")] if isinstance(error, (TooLarge, TooSlow, NoRoomForBody)) else []
+    closed = [(b"connection", b"close")] if isinstance(error, (BodyTooLarge, TooSlow, NoRoomForBody)) else []
     again = shape(error).retry_after_s
     if isinstance(error, (ModelFaulty, NotUp)) and error.retry_s:
         again = math.ceil(error.retry_s)

@@ -69,7 +69,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class AnswerJob:
     """One answer, or embedding, to be made: one prompt in token ids, checked against its model."""
 
     request_id: str

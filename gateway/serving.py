@@ -16,7 +16,7 @@ from gateway.access.access import ANYBODY, Caller
 from gateway.access.quotas import UNSAID_TOKENS, Charge
 from gateway.errors import BadField, Late, ModelFaulty, TooMany
 from gateway.openai import vectors
-from gateway.request import Job, Prompt, Request
+from gateway.request import AnswerJob, Prompt, Request
 from gateway.routing.relay import Relay, Tokens
 from gateway.routing.routes import Route, RouteTable
 from gateway.text import echo, sampling_defaults
@@ -121,7 +121,7 @@ class Serving:
         return Served(self, request, tokenizer, prompts, choices, count, span, caller, charge)
 
     async def _hold(
-        self, caller: Caller, request: Request, prompts: Sequence[Sequence[int]], jobs: Sequence[Job]
+        self, caller: Caller, request: Request, prompts: Sequence[Sequence[int]], jobs: Sequence[AnswerJob]
     ) -> Charge:
         """Of the caller's tokens a minute, those that the request may come to."""
         if request.embeds or request.sampling.prompt_only:
@@ -250,7 +250,7 @@ class Serving:
 
     def _jobs(
         self, request: Request, route: Route, index: int, ids: Sequence[int], ends: Sequence[int], span: Span
-    ) -> list[Job]:
+    ) -> list[AnswerJob]:
         """The jobs of one prompt, checked against its model. `ends`: what else ends an answer, as in SGLang's own
         server, whose scheduler knows the tokenizer; engines here know config.json."""
         model = route.model
@@ -291,7 +291,7 @@ class Serving:
             if sampling.HasField("seed"):
                 sampling.seed = _wrap(sampling.seed + number)  # one seed must not make all choices alike
             name = f"{request.request_id}.{index * request.choices + number}" if several else request.request_id
-            jobs.append(Job(name, request.model, ids, sampling, slo, request.arrival_s, request.embeds, span))
+            jobs.append(AnswerJob(name, request.model, ids, sampling, slo, request.arrival_s, request.embeds, span))
         return jobs
 
 
@@ -324,7 +324,7 @@ def _wrap(number: int) -> int:
 class Choice:
     """One answer being made. One consumer awaits `next` until there is a `finish_reason`."""
 
-    def __init__(self, index: int, job: Job, answer: Answer, tokens: Tokens) -> None:
+    def __init__(self, index: int, job: AnswerJob, answer: Answer, tokens: Tokens) -> None:
         self.index = index
         self.answer = answer
         self._job = job

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gateway.request import Request
-from gateway.routing.routes import Place
+from gateway.routing.routes import RoutePlace
 from protos import common_pb2
 from services.telemetry import tracing
 from services.telemetry.spans import Span
@@ -89,7 +89,7 @@ def answered(
         span.set({"gen_ai.response.time_to_first_chunk": first_token_s})
 
 
-def attempt(parent: Span, place: Place, *, number: int, model: str, resumed_tokens: int) -> Span:
+def attempt(parent: Span, place: RoutePlace, *, number: int, model: str, resumed_tokens: int) -> Span:
     """The span of sending a request to a group, the `number`th time."""
     span = parent.child("attempt", "client")
     if span.recorded:

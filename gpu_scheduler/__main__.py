@@ -8,24 +8,24 @@ from balloond.client import BalloondClient
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.engines import shared_board as turn_module
 from gpu_scheduler.engines.engine import Spawn
-from gpu_scheduler.engines.shared_board import Turn
+from gpu_scheduler.engines.shared_board import SharedBoard
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.local import LocalServer
 from gpu_scheduler.memory.devices import Devices
 from gpu_scheduler.memory.group_memory import GroupMemory
-from gpu_scheduler.memory.memory_requests import RoomMaker
+from gpu_scheduler.memory.memory_requests import MemoryRequests
 from gpu_scheduler.observe import drop_left_over, follow_balloond, follow_loader, tell_demand
-from gpu_scheduler.policy.memory.migrated_prefixes import Brought
+from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
 from gpu_scheduler.policy.queue.decisions import NeedMemory
 from gpu_scheduler.queue.dispatcher import Dispatcher
-from gpu_scheduler.queue.grammar_sandbox import Trials
+from gpu_scheduler.queue.grammar_sandbox import GrammarSandbox
 from gpu_scheduler.queue.intake import Intake
 from gpu_scheduler.report import metrics
-from gpu_scheduler.report.report import Report
-from gpu_scheduler.residency.activation import Activation
-from gpu_scheduler.residency.graceful_exit import Leaving
+from gpu_scheduler.report.report import GroupReport
+from gpu_scheduler.residency.activation import Activator
+from gpu_scheduler.residency.graceful_exit import GracefulExit
 from gpu_scheduler.residency.handover import Handover
-from gpu_scheduler.residency.residency import Residency
+from gpu_scheduler.residency.residency import ResidencyController
 from gpu_scheduler.residency.watchdog import watch_engines
 from gpu_scheduler.residents import Images, Resident, Residents
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
@@ -52,7 +52,7 @@ async def build(service: Service) -> None:
     memory = GroupMemory(config.devices)
     images: Images = {}
     turn_fd = turn_module.create()
-    turn = Turn(turn_fd)
+    turn = SharedBoard(turn_fd)
 
     def resident_changed(resident: Resident) -> None:
         dispatcher.residency_changed(resident)
@@ -60,7 +60,7 @@ async def build(service: Service) -> None:
 
     residents = Residents(resident_changed)
     # Where limits are fixed, no memory of others helps a request.
-    room = RoomMaker(
+    room = MemoryRequests(
         devices if config.elastic_kv else None,
         lambda: dispatcher.changed(),
         stop_decodes=config.arbitration.stop_decodes,
@@ -70,7 +70,7 @@ async def build(service: Service) -> None:
         room.need(need)
         changes.set(None)
 
-    brought = Brought()
+    brought = MigratedPrefixes()
     dispatcher = Dispatcher(
         config.arbitration,
         residents,
@@ -94,17 +94,17 @@ async def build(service: Service) -> None:
         )
         for number, kind in enumerate(("sglang", "echo") if len(config.devices) == 1 else ("sglang",))
     }
-    activation = Activation(config, residents, pools, devices, loader, images)
+    activation = Activator(config, residents, pools, devices, loader, images)
     handover = Handover(residents, loader, brought)
-    residency = Residency(config, residents, dispatcher, activation, handover, pools)
-    report = Report(config, residents, dispatcher, memory, pools, activation.why_no_image)
-    leaving = Leaving(residents, dispatcher.all_requests, lambda: changes.set(None))
+    residency = ResidencyController(config, residents, dispatcher, activation, handover, pools)
+    report = GroupReport(config, residents, dispatcher, memory, pools, activation.why_no_image)
+    leaving = GracefulExit(residents, dispatcher.all_requests, lambda: changes.set(None))
 
     def compiles(model: str) -> bool:
         resident = residents.get(model)
         return resident is not None and activation.kind_of(resident) == "sglang"
 
-    intake = Intake(dispatcher, Trials(), compiles)
+    intake = Intake(dispatcher, GrammarSandbox(), compiles)
     servicer = GpuSchedulerServicer(
         devices, intake, dispatcher, residents, residency, handover, report, leaving, changes
     )

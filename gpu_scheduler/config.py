@@ -14,7 +14,7 @@ from gpu_scheduler.engines.sglang.base.options import Options
 from gpu_scheduler.policy.memory.forecast import ForecastRules
 from gpu_scheduler.policy.queue import admission
 from gpu_scheduler.policy.queue.backlog import BacklogRules
-from services.runtime.config import Config, Section
+from services.runtime.config import Config, ConfigSection
 from services.wording.addresses import AddressOrNone, SocketPathOrNone
 
 _EXTENT_BYTES = {"cpu": (256 << 10, 512 << 10), "cuda": (8 << 20, 32 << 20)}
@@ -27,7 +27,7 @@ GROUP_SIZES = (1, 2, 4)
 """Devices of a group."""
 
 
-class Engines(Section):
+class Engines(ConfigSection):
     """The engine processes of a group."""
 
     kind: Literal["sglang", "echo"] = "sglang"
@@ -76,7 +76,7 @@ class Engines(Section):
         return options
 
 
-class Arbitration(Section):
+class Arbitration(ConfigSection):
     """The shared queue; see gpu_scheduler/policy."""
 
     order: Literal["moore_hodgson", "arrival"] = "moore_hodgson"
@@ -123,8 +123,8 @@ class Arbitration(Section):
     """Rest of a wake-up of a model that was never woken here."""
 
     @property
-    def turn(self) -> admission.Turn:
-        return admission.Turn(self.chunk_tokens, joint_s=self.joint_s if self.prefill_turn else inf)
+    def turn(self) -> admission.PrefillLimits:
+        return admission.PrefillLimits(self.chunk_tokens, joint_s=self.joint_s if self.prefill_turn else inf)
 
     @property
     def backlog(self) -> BacklogRules:

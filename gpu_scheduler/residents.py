@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from gpu_scheduler.engines.engine import Engine
+from gpu_scheduler.engines.engine import EngineProcess
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.rpc.watch import Watched
 from services.telemetry.spans import UNTRACED, Span
@@ -22,7 +22,7 @@ Images = dict[str, list[str]]
 
 
 @dataclass(eq=False)
-class Change:
+class ResidencyChange:
     """A change of residency under way, followed by any number of callers."""
 
     target: common_pb2.Residency
@@ -42,7 +42,7 @@ class Resident:
     spec: common_pb2.ModelSpec
     residency: common_pb2.Residency
     reason: str = ""
-    engine: Engine | None = None
+    engine: EngineProcess | None = None
     listed: common_pb2.ModelSpec | None = None
     """What the node's catalogue said when placement told `spec`; None: nothing."""
     loaded: tuple[common_pb2.ModelSpec, common_pb2.ModelSpec] | None = None
@@ -56,7 +56,7 @@ class Resident:
     """To be booked of each device for its sleeping engine, which was found to keep a little less; 0: not known."""
     asking: asyncio.Task[None] | None = None
     """Waiting to hear that, after it fell asleep."""
-    change: Change | None = None
+    change: ResidencyChange | None = None
     saving: asyncio.Task[None] | None = None
     """The image being made after a first load."""
     no_image: str = ""
@@ -184,7 +184,7 @@ class Residents:
             listed.context_tokens,
         )
 
-    def of_engine(self, engine: Engine) -> Resident | None:
+    def of_engine(self, engine: EngineProcess) -> Resident | None:
         return next((resident for resident in self._by_name.values() if resident.engine is engine), None)
 
     def enter(self, spec: common_pb2.ModelSpec) -> Resident:

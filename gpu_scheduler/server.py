@@ -11,11 +11,11 @@ from gpu_scheduler.memory.devices import Devices, share
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.intake import Intake
 from gpu_scheduler.queue.streams import GatewayStream, PulledStream
-from gpu_scheduler.report.report import Report
+from gpu_scheduler.report.report import GroupReport
 from gpu_scheduler.report.report_rate import LONGEST_S, least_s, telling
-from gpu_scheduler.residency.graceful_exit import Leaving
+from gpu_scheduler.residency.graceful_exit import GracefulExit
 from gpu_scheduler.residency.handover import Handover
-from gpu_scheduler.residency.residency import Residency
+from gpu_scheduler.residency.residency import ResidencyController
 from gpu_scheduler.residents import Residents
 from protos import balloond_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services.errors import NotFound, Unmet
@@ -34,10 +34,10 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         intake: Intake,
         dispatcher: Dispatcher,
         residents: Residents,
-        residency: Residency,
+        residency: ResidencyController,
         handover: Handover,
-        report: Report,
-        leaving: Leaving,
+        report: GroupReport,
+        leaving: GracefulExit,
         changes: Watched[None],
     ) -> None:
         self._devices = devices

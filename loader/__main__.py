@@ -10,15 +10,15 @@ import time
 from balloond.keeper.client import KeeperClient
 from loader import metrics, wire
 from loader.catalogue import added, pins
-from loader.catalogue.models import Model, Models, Sizes
+from loader.catalogue.models import CatalogueModel, NodeModels, Sizes
 from loader.catalogue.pins import Pins
-from loader.catalogue.relisting import Looking
+from loader.catalogue.relisting import Relisting
 from loader.checkpoints.text_trials import TextTrials
 from loader.config import LoaderConfig
 from loader.copies.handoff_client import HandoffClient
 from loader.copies.jobs import Jobs
 from loader.copies.kv_copies import KvCopies
-from loader.images.copying import Copying
+from loader.images.copying import ImageCopier
 from loader.images.disk import DiskImages
 from loader.images.image_jobs import ImageJobs
 from loader.images.image_memory import Image
@@ -65,7 +65,7 @@ async def build(service: Service) -> None:
         metrics.MODELS.labels("error").set(broken)
         metrics.MODELS.labels("ready").set(len(entries) - broken)
 
-    def is_pinned(model: Model) -> bool:
+    def is_pinned(model: CatalogueModel) -> bool:
         return model.listed.pinned or model.listed.name in pinned
 
     def describe(name: str) -> tuple[bool, int | None]:
@@ -82,8 +82,8 @@ async def build(service: Service) -> None:
     keeper = KeeperClient(config.keeper, OWNER)
     texts = TextTrials()
     service.on_stop(texts.close)
-    models = Models(sizes, changed, keeper, text_fault=texts.fault)
-    looking = Looking(models, time.monotonic, changed)
+    models = NodeModels(sizes, changed, keeper, text_fault=texts.fault)
+    looking = Relisting(models, time.monotonic, changed)
     pinned = Pins(keeper, changed)
     transfers = Transfers(config.copy_devices, busy.look)
     transfers.paths()
@@ -101,7 +101,7 @@ async def build(service: Service) -> None:
         answer_timeout_s=config.answer_timeout_s,
     )
     handoff = HandoffClient(config.handoff, config.answer_timeout_s)
-    copying = Copying(
+    copying = ImageCopier(
         models,
         images,
         handoff,
@@ -140,7 +140,7 @@ async def build(service: Service) -> None:
     await service.ready()
 
 
-async def _reload_on_hangup(models: Models, images: Images, pinned: Pins, path: str) -> None:
+async def _reload_on_hangup(models: NodeModels, images: Images, pinned: Pins, path: str) -> None:
     """SIGHUP: the catalogue file and all checkpoints are read afresh. A file that cannot be used changes nothing."""
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)

@@ -7,9 +7,9 @@ from contextlib import aclosing
 from typing import Any
 
 from loader import wire
-from loader.catalogue.models import Models
+from loader.catalogue.models import NodeModels
 from loader.catalogue.pins import Pins
-from loader.copies.jobs import At, Jobs, What
+from loader.copies.jobs import JobProgress, Jobs, JobTarget
 from loader.copies.kv_copies import KvCopies
 from loader.images.disk import DiskImages
 from loader.images.image_jobs import ImageJobs
@@ -28,7 +28,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
 
     def __init__(
         self,
-        models: Models,
+        models: NodeModels,
         images: Images,
         disk: DiskImages,
         pins: Pins,
@@ -77,7 +77,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         if request.prefetch or (entry is not None and entry.image_pinned):
             async with aclosing(self._image_jobs.prefetch(request.model.name)) as steps:
                 async for step in steps:
-                    if isinstance(step, At):
+                    if isinstance(step, JobProgress):
                         yield loader_pb2.RegisterProgress(progress=wire.progress(step))
 
     async def Remove(self, request: loader_pb2.RemoveRequest, context: Any) -> loader_pb2.RemoveResponse:
@@ -93,7 +93,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         self, request: loader_pb2.SaveImageRequest, context: Any
     ) -> AsyncIterator[loader_pb2.ImageProgress]:
         log.bind(model=request.model, lease=request.lease_id)
-        what = What(
+        what = JobTarget(
             "save",
             request.model,
             request.generation,
@@ -110,7 +110,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         self, request: loader_pb2.LoadImageRequest, context: Any
     ) -> AsyncIterator[loader_pb2.ImageProgress]:
         log.bind(model=request.model, lease=request.lease_id)
-        what = What(
+        what = JobTarget(
             "load",
             request.model,
             request.generation,

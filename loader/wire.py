@@ -8,10 +8,10 @@ from pathlib import Path
 import pydantic
 from google.protobuf.message import DecodeError
 
-from loader.catalogue.catalogue import Listed, Name
-from loader.catalogue.models import Model
-from loader.copies.jobs import At, Job, Result
-from loader.images.disk import Stored
+from loader.catalogue.catalogue import CatalogueEntry, Name
+from loader.catalogue.models import CatalogueModel
+from loader.copies.jobs import CopyJob, JobProgress, Result
+from loader.images.disk import StoredImage
 from loader.images.image_memory import Image
 from protos import common_pb2, engine_pb2, loader_pb2
 from services.errors import Invalid
@@ -21,12 +21,12 @@ _LAST_CHANGE = 1 << 62
 _NAME: pydantic.TypeAdapter[str] = pydantic.TypeAdapter(Name)
 
 
-def listed(told: common_pb2.ModelListing) -> Listed:
+def listed(told: common_pb2.ModelListing) -> CatalogueEntry:
     """Raises Invalid naming the field."""
     if not Path(told.path).is_absolute():
         raise Invalid(f"path: {told.path!r} is not absolute")
     try:
-        return Listed(
+        return CatalogueEntry(
             name=told.name,
             path=told.path,
             ttft_ms=told.default_slo.ttft_ms,
@@ -60,7 +60,7 @@ def removed_name(name: str) -> str:
         raise Invalid(f"name: {faults(error)[0].what}") from None
 
 
-def listing(listed: Listed) -> common_pb2.ModelListing:
+def listing(listed: CatalogueEntry) -> common_pb2.ModelListing:
     """What `listed` understands."""
     return common_pb2.ModelListing(
         name=listed.name,
@@ -77,7 +77,7 @@ def listing(listed: Listed) -> common_pb2.ModelListing:
     )
 
 
-def model_spec(model: Model) -> common_pb2.ModelSpec:
+def model_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
     spec = common_pb2.ModelSpec(
         name=model.listed.name,
         path=model.listed.path,
@@ -109,9 +109,9 @@ def model_spec(model: Model) -> common_pb2.ModelSpec:
 
 
 def entry(
-    model: Model,
+    model: CatalogueModel,
     parts: Sequence[Image],
-    stored: Sequence[Stored] = (),
+    stored: Sequence[StoredImage] = (),
     image_pinned: bool = False,
     change: int = 0,
     retry_s: float = 0.0,
@@ -141,7 +141,7 @@ def entry(
     return shown
 
 
-def _whole(model: Model, parts: Sequence[Image] | Sequence[Stored]) -> Sequence[Image | Stored]:
+def _whole(model: CatalogueModel, parts: Sequence[Image] | Sequence[StoredImage]) -> Sequence[Image | StoredImage]:
     """The parts that a model needs now, or none."""
     usable = [part for part in parts if part.generation == model.generation]
     return usable if [part.rank for part in usable] == list(range(model.listed.devices)) else []
@@ -166,23 +166,23 @@ def manifest_bytes(manifest: bytes) -> int:
     return total
 
 
-def progress(at: At) -> common_pb2.Progress:
+def progress(at: JobProgress) -> common_pb2.Progress:
     return common_pb2.Progress(
         step=at.step, done=at.done, total=at.total, unit="bytes", per_s=at.per_s, left_s=at.left_s
     )
 
 
-def image_progress(step: At | Result) -> loader_pb2.ImageProgress:
+def image_progress(step: JobProgress | Result) -> loader_pb2.ImageProgress:
     """One message of a save or a load; the last has the image."""
-    if isinstance(step, At):
+    if isinstance(step, JobProgress):
         return loader_pb2.ImageProgress(progress=progress(step))
-    whole = At("copying", step.total_bytes, step.total_bytes, left_s=0.0)
+    whole = JobProgress("copying", step.total_bytes, step.total_bytes, left_s=0.0)
     return loader_pb2.ImageProgress(
         progress=progress(whole), checksum=step.checksum, image_bytes=step.total_bytes, source=step.source
     )
 
 
-def under_way(job: Job) -> loader_pb2.UnderWay:
+def under_way(job: CopyJob) -> loader_pb2.UnderWay:
     what = job.what
     return loader_pb2.UnderWay(
         kind=what.kind, lease_id=what.lease_id, rank=what.rank, callers=job.callers, progress=progress(job.at)

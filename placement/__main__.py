@@ -13,17 +13,17 @@ from loader.client import LoaderClient
 from placement import metrics
 from placement.actuation.actuator import Actuator
 from placement.actuation.drain import Drain
-from placement.actuation.evacuation import Stopping
-from placement.actuation.history import History
+from placement.actuation.evacuation import Evacuation
+from placement.actuation.history import DecisionHistory
 from placement.actuation.reconcile import Reconciler
-from placement.actuation.reload_outdated import Renewal
+from placement.actuation.reload_outdated import OutdatedReloader
 from placement.cluster.cluster import Cluster
 from placement.cluster.loaders import Loaders
-from placement.cluster.members import Kind, Members
+from placement.cluster.members import MemberKind, Members
 from placement.cluster.names import Names
 from placement.cluster.routes import Routes
 from placement.config import MEMBERS, PlacementConfig
-from placement.planning.planner import Judge
+from placement.planning.planner import Planner
 from placement.server import NAME, PlacementServicer
 from protos import placement_pb2_grpc
 from services.runtime import tasks
@@ -52,14 +52,14 @@ async def build(path: str, service: Service) -> None:
 
     cluster = Cluster([], changed)
     loaders = Loaders(cluster)
-    history = History()
+    history = DecisionHistory()
     actuator = Actuator(cluster, config.drain_ms, move_kv=config.move_kv)
-    judge = Judge(config, cluster, time.monotonic, actuator.on_their_way)
+    judge = Planner(config, cluster, time.monotonic, actuator.on_their_way)
     reconciler = Reconciler(config, cluster, actuator, judge, history)
     routes = Routes(cluster, reconciler.refusal, actuator.leaving, actuator.removing)
     drain = Drain(cluster, reconciler, actuator, judge, history, config.drain_ms)
-    stopping = Stopping(drain)
-    renewal = Renewal(cluster, actuator, drain)
+    stopping = Evacuation(drain)
+    renewal = OutdatedReloader(cluster, actuator, drain)
     service.add(
         placement_pb2_grpc.add_PlacementServicer_to_server,
         PlacementServicer(cluster, reconciler, history, routes, loaders, drain),
@@ -92,9 +92,9 @@ async def build(path: str, service: Service) -> None:
     spawn = partial(tasks.spawn, on_failure=service.fail)
     names = Names(config.look_up_s, looked_up, spawn)
     kinds = {
-        "groups": Kind(follow_group, cluster.has_group, cluster.forget_group),
-        "loaders": Kind(follow_loader, loaders.is_there, loaders.forget),
-        "balloond": Kind(follow_balloond, cluster.has_ledger, lambda address: None),
+        "groups": MemberKind(follow_group, cluster.has_group, cluster.forget_group),
+        "loaders": MemberKind(follow_loader, loaders.is_there, loaders.forget),
+        "balloond": MemberKind(follow_balloond, cluster.has_ledger, lambda address: None),
     }
     members = Members(kinds, names, spawn)
     members.named(config.members)

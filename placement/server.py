@@ -8,8 +8,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from placement.actuation.drain import Drain
-from placement.actuation.history import History
-from placement.actuation.reconcile import Evicted, Reconciler
+from placement.actuation.history import DecisionHistory
+from placement.actuation.reconcile import EvictionOutcome, Reconciler
 from placement.cluster.cluster import Cluster
 from placement.cluster.loaders import Loaders
 from placement.cluster.routes import Routes
@@ -40,7 +40,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         self,
         cluster: Cluster,
         reconciler: Reconciler,
-        history: History,
+        history: DecisionHistory,
         routes: Routes,
         loaders: Loaders,
         drain: Drain,
@@ -109,7 +109,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.RemoveModelResponse()
 
     async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:
-        async def evict() -> Evicted:
+        async def evict() -> EvictionOutcome:
             evicted = await self._reconciler.evict(request.model, request.target)
             if request.target == common_pb2.ON_DISK:
                 await self._loaders.drop_image(request.model)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from placement.actuation.drain import Left
-from placement.cluster.cluster import PRESENT, Cluster, Group
-from placement.planning.planner import Verdict
+from placement.actuation.drain import DrainedModel
+from placement.cluster.cluster import PRESENT, Cluster, HeardGroup
+from placement.planning.planner import PlacementPlan
 from placement.policy import kvpr
 from protos import common_pb2, placement_pb2
 
@@ -19,7 +19,7 @@ def cluster_view(
     return placement_pb2.Cluster(groups=groups)
 
 
-def prospect_view(verdict: Verdict, waiting_s: float) -> placement_pb2.Prospect:
+def prospect_view(verdict: PlacementPlan, waiting_s: float) -> placement_pb2.Prospect:
     """What a request for a model would meet; `waiting_s`: how long room has been looked for."""
     return placement_pb2.Prospect(
         group="" if verdict.group is None else verdict.group.name,
@@ -30,12 +30,12 @@ def prospect_view(verdict: Verdict, waiting_s: float) -> placement_pb2.Prospect:
     )
 
 
-def drained_view(left: Left) -> placement_pb2.Drained:
+def drained_view(left: DrainedModel) -> placement_pb2.Drained:
     return placement_pb2.Drained(model=left.model, to_group=left.to_group, error=left.error)
 
 
 def _group(
-    group: Group, demands: Mapping[str, float], rates: Mapping[str, float], load_weight: float
+    group: HeardGroup, demands: Mapping[str, float], rates: Mapping[str, float], load_weight: float
 ) -> placement_pb2.Group:
     view = placement_pb2.Group(
         group=group.name,

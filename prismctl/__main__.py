@@ -16,7 +16,7 @@ from prismctl.commands.explain import explain
 from prismctl.commands.logs import logs
 from prismctl.commands.plan import plan
 from prismctl.commands.top import status, top
-from prismctl.system.system import USAGE, System, failed
+from prismctl.system.system import USAGE, SystemAddresses, failed
 from services.errors import PrismError
 from services.rpc import rpc, tls
 from services.telemetry import log
@@ -91,7 +91,7 @@ def main_options(
         rpc.identify(tls.from_environment())
     except PrismError as error:
         raise failed(str(error), USAGE) from None
-    context.obj = System(state, placement, loader, balloond, gateway, wait)
+    context.obj = SystemAddresses(state, placement, loader, balloond, gateway, wait)
 
 
 def main() -> None:

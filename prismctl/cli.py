@@ -18,7 +18,7 @@ def _told(context: typer.Context, error: typer.TyperException) -> typer.TyperExc
     return error
 
 
-class Command(TyperCommand):
+class CliCommand(TyperCommand):
     """A command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -28,7 +28,7 @@ class Command(TyperCommand):
             raise _told(ctx, error) from None
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A command with commands below it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -45,7 +45,7 @@ def app(help: str | None = None) -> typer.Typer:
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        cls=Group,
+        cls=CommandGroup,
         help=help,
     )
 
@@ -54,4 +54,4 @@ def command(
     on: typer.Typer, example: str, name: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds a command, with an example at the end of its help."""
-    return on.command(name, cls=Command, epilog=f"Example: {example}")
+    return on.command(name, cls=CliCommand, epilog=f"Example: {example}")

@@ -33,9 +33,9 @@ from typing import Any
 import numpy as np
 
 from sim.clock import Clock
-from sim.engines.cost import GB, H200, Cost, Hardware, Shape
+from sim.engines.cost import GB, H200, Cost, GpuModel, Shape
 from sim.inputs.catalogue import SHAPES, Spec
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from sim.policies.static import Static
 from sim.system import World
 
@@ -61,7 +61,7 @@ _GRAPH_TOKENS = 512
 
 
 @dataclass(frozen=True)
-class Load:
+class MeasuredLoad:
     """What a load came to: means."""
 
     ttft_s: float
@@ -70,7 +70,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Line:
+class FittedLine:
     """One comparison."""
 
     what: str
@@ -83,19 +83,19 @@ class Line:
         return self.modelled / self.measured - 1
 
 
-def simulate(hardware: Hardware, engines: int, rate: float | None, path_s: float = 0.0) -> Load:
+def simulate(hardware: GpuModel, engines: int, rate: float | None, path_s: float = 0.0) -> MeasuredLoad:
     """The load of `overhead.py` on so many 8B engines of one GPU, past any gateway: `path_s` is what is left of the
     way. `rate` None: always `_IN_FLIGHT` requests."""
     clock, draw = Clock(), random.Random(1)
     specs = [Spec(f"engine-{i}", SHAPES["8b"], context_tokens=4096) for i in range(engines)]
-    done: list[Request] = []
+    done: list[SimulatedRequest] = []
     numbers = iter(range(1 << 30))
 
     def submit(output: int = _OUTPUT) -> None:
         number = next(numbers)
-        system.submit(Request(str(number), specs[number % engines].name, clock.now, _PROMPT, output))
+        system.submit(SimulatedRequest(str(number), specs[number % engines].name, clock.now, _PROMPT, output))
 
-    def ended(request: Request) -> None:
+    def ended(request: SimulatedRequest) -> None:
         done.append(request)
         if rate is None:
             clock.after(0.0, submit)
@@ -112,7 +112,7 @@ def simulate(hardware: Hardware, engines: int, rate: float | None, path_s: float
             clock.at(at, submit)
     clock.run(_SECONDS)
     counted = [request for request in done if request.ended_at > _WARM_UP_S]
-    return Load(
+    return MeasuredLoad(
         fmean(request.ttft for request in counted) + path_s,
         fmean(request.tpot for request in counted),
         len(counted) * _OUTPUT / (_SECONDS - _WARM_UP_S),
@@ -136,14 +136,14 @@ class Results:
     def read(self, name: str) -> Any:
         return json.loads((self._folder / f"{name}.json").read_text())
 
-    def load(self, part: str, load: str) -> Load:
+    def load(self, part: str, load: str) -> MeasuredLoad:
         """Means over all windows of our side."""
         windows = [
             window
             for window in self.read(f"gpu_overhead_{part}_graphs")["windows"]
             if window["load"] == load and window["side"] == "elastic"
         ]
-        return Load(
+        return MeasuredLoad(
             fmean(s for window in windows for s in window["ttft_s"]),
             fmean(s for window in windows for s in window["tpot_s"]),
             sum(window["tokens"] for window in windows) / sum(window["seconds"] for window in windows),
@@ -190,7 +190,7 @@ def bursts_step_s(results: Results, shape: str) -> float:
     return float(results.read(f"gpu_bursts_{shape}")["cases"]["{}"]["beside"]["nothing"]["step_s"])
 
 
-def prefill_token(results: Results, hardware: Hardware) -> tuple[float, float]:
+def prefill_token(results: Results, hardware: GpuModel) -> tuple[float, float]:
     """Seconds for a byte of weights and for a layer, of each token: through whole steps of three shapes, the best for
     all of them alike."""
     table, steps = [], []
@@ -214,26 +214,26 @@ def decode_host(results: Results) -> tuple[float, float]:
     return float(step), float(request)
 
 
-def side_by_side(results: Results, hardware: Hardware, engines: int) -> float:
+def side_by_side(results: Results, hardware: GpuModel, engines: int) -> float:
     """What so many make of a GPU together, in the middle of all windows."""
     windows = (window["engines"] for window in results.read(_SIDE_BY_SIDE)["windows"])
     return median(together(window, hardware) for window in windows if len(window) == engines)
 
 
-def together(engines: Sequence[dict[str, Any]], hardware: Hardware) -> float:
+def together(engines: Sequence[dict[str, Any]], hardware: GpuModel) -> float:
     """What engines that decode on one GPU at the same time make of it: the sum of what the devices take for a step over
     what it took."""
     return sum(device_s(each, hardware) / each["step_s"] for each in engines)
 
 
-def device_s(engine: dict[str, Any], hardware: Hardware) -> float:
+def device_s(engine: dict[str, Any], hardware: GpuModel) -> float:
     """Of a step."""
     shape = SHAPES[engine["shape"]]
     context = int(engine["kv_bytes"] / shape.kv_bytes_per_token)
     return Cost(shape, hardware).decode_devices(1, max(1, round(engine["requests"])), context)
 
 
-def beside_prefill(results: Results, hardware: Hardware) -> tuple[float, float]:
+def beside_prefill(results: Results, hardware: GpuModel) -> tuple[float, float]:
     """Of an 8B engine that decodes beside one that prefills, each with half of the device: what a step and what the
     prefill make of theirs, by what they take with `hardware`."""
     turn, eight = results.read("gpu_prefill_turn"), Cost(SHAPES["8b"], hardware)
@@ -264,17 +264,17 @@ def plane(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, f
     return float(fixed), float(each), float(kv) / 1e9
 
 
-def lone_prefill_s(shape: Shape, hardware: Hardware, tokens: int) -> float:
+def lone_prefill_s(shape: Shape, hardware: GpuModel, tokens: int) -> float:
     """Of a request of 16 tokens, in a step that counts as one of `tokens`."""
     cost = Cost(shape, _as_measured(hardware))
     return cost.prefill(cost.prefill_part(16, 0), tokens)
 
 
-def _as_measured(hardware: Hardware) -> Hardware:
+def _as_measured(hardware: GpuModel) -> GpuModel:
     return replace(hardware, prefill_graph_tokens=_GRAPH_TOKENS)
 
 
-def _between_s(shape: Shape, hardware: Hardware) -> float:
+def _between_s(shape: Shape, hardware: GpuModel) -> float:
     """The same, simulated."""
     clock = Clock()
     spec = Spec("m", shape, context_tokens=2 * _CHUNK_TOKENS)
@@ -283,7 +283,7 @@ def _between_s(shape: Shape, hardware: Hardware) -> float:
     world = World(clock, hardware, [1], [spec], {})
     static = Static(world, lambda request: firsts.append(request.first_at))
     for number in range(2 * _BURST):
-        static.submit(Request(str(number), "m", 0.0, _CHUNK_TOKENS, 1))
+        static.submit(SimulatedRequest(str(number), "m", 0.0, _CHUNK_TOKENS, 1))
     clock.run()
     return (firsts[_BURST - 1] - firsts[0]) / (_BURST - 1)
 
@@ -295,14 +295,14 @@ def later_beside_s(results: Results) -> dict[str, float]:
     return {shape: kinds["many"]["p50_s"] - kinds["alone"]["p50_s"] for shape, kinds in shapes.items()}
 
 
-def modelled_later_s(shape: str, hardware: Hardware) -> float:
+def modelled_later_s(shape: str, hardware: GpuModel) -> float:
     """The same by the cost model: a slice behind each piece, and for all of it every other one."""
     cost = Cost(SHAPES[shape], hardware)
     part = cost.prefill_part(_SHORT, 0)
     return cost.prefill_gaps(part, _SHORT) + cost.prefill_devices(part)
 
 
-def fit(results: Results) -> Hardware:
+def fit(results: Results) -> GpuModel:
     eight, one = SHAPES["8b"], SHAPES["1b"]
     shapes = results.read("gpu_residency_two_shapes")
     slow, fast = wake_s(shapes["8b"]), wake_s(shapes["1b"])
@@ -356,7 +356,7 @@ def fit(results: Results) -> Hardware:
         prefill_graph_layer_s=layer - (lone_s(shapes["8b"]) - lone_s(graphs)) / eight.layers,
     )
 
-    def with_host(host_s: float) -> Hardware:
+    def with_host(host_s: float) -> GpuModel:
         return replace(hardware, prefill_host_s=host_s)
 
     target = results.load("one", "28").tpot_s
@@ -376,11 +376,11 @@ def fit(results: Results) -> Hardware:
     return replace(hardware, prefill_gap_layer_s=solve(off_s, 0.0, 0.01))
 
 
-def compare(results: Results, hardware: Hardware) -> list[Line]:
-    lines: list[Line] = []
+def compare(results: Results, hardware: GpuModel) -> list[FittedLine]:
+    lines: list[FittedLine] = []
 
     def line(what: str, measured: float, modelled: float, fitted: bool = False) -> None:
-        lines.append(Line(what, measured, modelled, fitted))
+        lines.append(FittedLine(what, measured, modelled, fitted))
 
     direct_s = results.load("one", "28").ttft_s - simulate(hardware, 1, 28.0).ttft_s
     for part, engines, load in (
@@ -467,7 +467,7 @@ def main() -> None:
     if not given.results.is_dir():
         parser.error(f"{given.results} is no folder")
     hardware = H200 if given.keep else fit(results)
-    for name in Hardware.__slots__:
+    for name in GpuModel.__slots__:
         if getattr(hardware, name) != getattr(H200, name):
             print(f"{name} = {getattr(hardware, name):.5g}")
     lines = compare(results, hardware)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from sim.engines.cost import H200, Hardware
-from sim.inputs.catalogue import Catalogue
-from sim.inputs.request import Request
-from sim.inputs.trace import Trace
+from sim.engines.cost import H200, GpuModel
+from sim.inputs.catalogue import ModelSet
+from sim.inputs.request import SimulatedRequest
+from sim.inputs.trace import RequestTrace
 from sim.replay import Replay
 from sim.report import build
 from sim.system import Build, FleetError
@@ -23,25 +23,25 @@ _WARM_GAP_S = 10.0
 
 
 @dataclass(frozen=True)
-class Load:
+class PlannedLoad:
     """A trace that can be replayed again and again: a replay writes into its requests."""
 
-    trace: Trace
+    trace: RequestTrace
 
-    def again(self) -> tuple[Trace, list[Request]]:
+    def again(self) -> tuple[RequestTrace, list[SimulatedRequest]]:
         """With what comes before it, and the requests that count."""
         names = sorted({request.model for request in self.trace.requests})
-        warm = [Request(f"warm-{name}", name, i * _WARM_GAP_S, 16, 1) for i, name in enumerate(names)]
+        warm = [SimulatedRequest(f"warm-{name}", name, i * _WARM_GAP_S, 16, 1) for i, name in enumerate(names)]
         begin = len(names) * _WARM_GAP_S
         counted = [
-            Request(r.id, r.model, begin + r.arrival, r.prompt_tokens, r.output_tokens, r.ttft_s, r.tpot_s)
+            SimulatedRequest(r.id, r.model, begin + r.arrival, r.prompt_tokens, r.output_tokens, r.ttft_s, r.tpot_s)
             for r in self.trace.requests
         ]
-        return Trace([*warm, *counted], begin + self.trace.seconds, self.trace.clipped), counted
+        return RequestTrace([*warm, *counted], begin + self.trace.seconds, self.trace.clipped), counted
 
 
 @dataclass(frozen=True)
-class Tried:
+class FleetAttempt:
     """One fleet: what came of it, or why it cannot serve these models at all."""
 
     sizes: Sequence[int]
@@ -62,19 +62,19 @@ class Tried:
 class Planner:
     """`groups` are always there; what is varied is the number of groups of one GPU beside them."""
 
-    load: Load
-    catalogue: Catalogue
+    load: PlannedLoad
+    catalogue: ModelSet
     build: Build
     settings: dict[str, str] = field(default_factory=dict)
     groups: Sequence[int] = ()
-    hardware: Hardware = H200
+    hardware: GpuModel = H200
     progress: Callable[[str], None] = lambda line: None
 
-    def tried(self, singles: int) -> Tried:
+    def tried(self, singles: int) -> FleetAttempt:
         """So many GPUs that are a group each, and the groups."""
         sizes = [*[1] * singles, *self.groups]
         if not sizes:
-            return Tried(sizes, refused="no GPUs")
+            return FleetAttempt(sizes, refused="no GPUs")
         trace, counted = self.load.again()
         replay = Replay(
             trace,
@@ -88,10 +88,10 @@ class Planner:
         try:
             outcome = replay.run()
         except FleetError as error:
-            return Tried(sizes, refused=str(error))
-        return Tried(sizes, build(replace(outcome, trace=replace(self.load.trace, requests=counted))))
+            return FleetAttempt(sizes, refused=str(error))
+        return FleetAttempt(sizes, build(replace(outcome, trace=replace(self.load.trace, requests=counted))))
 
-    def fewest(self, most: int, target: float) -> list[Tried]:
+    def fewest(self, most: int, target: float) -> list[FleetAttempt]:
         """Every fleet that was looked at, in order; the last one is the answer, which misses the target only where
         `most` GPUs in groups of their own miss it too. More GPUs are taken to serve no worse, which is nearly always
         so: the number is searched by halves."""

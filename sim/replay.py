@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sim.clock import Clock
-from sim.engines.cost import H200, Hardware
-from sim.inputs.catalogue import Catalogue, Spec
-from sim.inputs.request import Request
-from sim.inputs.trace import Trace
+from sim.engines.cost import H200, GpuModel
+from sim.inputs.catalogue import ModelSet, Spec
+from sim.inputs.request import SimulatedRequest
+from sim.inputs.trace import RequestTrace
 from sim.system import Build, System, World
 
 _PROGRESS_EVERY_S = 10.0
@@ -19,10 +19,10 @@ _PROGRESS_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplayOutcome:
     """What came of a replay."""
 
-    trace: Trace
+    trace: RequestTrace
     system: System
     specs: Sequence[Spec]
     clock: Clock
@@ -36,19 +36,19 @@ class Outcome:
 class Replay:
     """`progress` gets a line from time to time."""
 
-    trace: Trace
-    catalogue: Catalogue
+    trace: RequestTrace
+    catalogue: ModelSet
     sizes: Sequence[int]
     build: Build
     settings: dict[str, str] = field(default_factory=dict)
-    hardware: Hardware = H200
+    hardware: GpuModel = H200
     patience_s: float = 3600.0
     """How long after the last arrival requests may still end; then they count as failed."""
     progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
     check_every_s: float = 0.0
     """Count every byte anew that often (virtual seconds); 0: only at the end."""
 
-    def run(self) -> Outcome:
+    def run(self) -> ReplayOutcome:
         """Raises FleetError before anything runs."""
         self._clock = Clock()
         self._ended = 0
@@ -71,7 +71,7 @@ class Replay:
         for group in system.groups:
             group.check()
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
-        return Outcome(self.trace, system, specs, self._clock, wall_s, cpu_s, self._last_end)
+        return ReplayOutcome(self.trace, system, specs, self._clock, wall_s, cpu_s, self._last_end)
 
     def _specs(self) -> list[Spec]:
         names = sorted({request.model for request in self.trace.requests})
@@ -102,11 +102,11 @@ class Replay:
         if request is not None:
             self._clock.at(request.arrival + self.hardware.path_s, self._arrive, request)
 
-    def _arrive(self, request: Request) -> None:
+    def _arrive(self, request: SimulatedRequest) -> None:
         self._next_arrival()
         self._system.submit(request)
 
-    def _count(self, request: Request) -> None:
+    def _count(self, request: SimulatedRequest) -> None:
         self._ended += 1
         self._last_end = self._clock.now
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from math import ceil, isnan
 from typing import Any
 
-from sim.inputs.request import Request
-from sim.replay import Outcome
+from sim.inputs.request import SimulatedRequest
+from sim.replay import ReplayOutcome
 
 _QUANTILES = (0.5, 0.9, 0.99)
 
 
-def build(outcome: Outcome) -> dict[str, Any]:
+def build(outcome: ReplayOutcome) -> dict[str, Any]:
     """Everything of a run that is the same for the same seed, and `run`, which is not."""
     requests = outcome.trace.requests
     groups = outcome.system.groups
-    by_model: dict[str, list[Request]] = {}
+    by_model: dict[str, list[SimulatedRequest]] = {}
     for request in requests:
         by_model.setdefault(request.model, []).append(request)
     counts = {name: sum(getattr(group.counts, name) for group in groups) for name in _COUNTS}
@@ -46,7 +46,7 @@ _COUNTS = (
 )
 
 
-def summary(requests: Sequence[Request], seconds: float) -> dict[str, Any]:
+def summary(requests: Sequence[SimulatedRequest], seconds: float) -> dict[str, Any]:
     """Of requests whose slice lasted so long; there is at least one. Those that were not served missed."""
     served = [request for request in requests if request.served]
     ttfts = sorted(request.ttft for request in served)
@@ -65,12 +65,12 @@ def summary(requests: Sequence[Request], seconds: float) -> dict[str, Any]:
     }
 
 
-def _ttft_met(request: Request) -> bool:
+def _ttft_met(request: SimulatedRequest) -> bool:
     """A request that was not served missed."""
     return request.served and request.ttft <= request.ttft_s
 
 
-def _tpot_met(request: Request) -> bool:
+def _tpot_met(request: SimulatedRequest) -> bool:
     return request.served and (isnan(request.tpot) or request.tpot <= request.tpot_s)
 
 

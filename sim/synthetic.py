@@ -31,7 +31,7 @@ class SyntheticError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SyntheticModels:
     """So many parts of the models have this shape, on so many devices."""
 
     shape: str
@@ -40,14 +40,14 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class LongTail:
     """What is drawn. Times in seconds."""
 
     models: int
     rate: float
     """Requests per second, of all together."""
     seconds: float
-    kinds: tuple[Kind, ...]
+    kinds: tuple[SyntheticModels, ...]
     skew: float = 1.1
     busy: float = 0.25
     """Share of the time in which a model is asked for."""
@@ -69,7 +69,7 @@ class Tail:
             raise SyntheticError("no shapes")
 
 
-def shapes(text: str) -> tuple[Kind, ...]:
+def shapes(text: str) -> tuple[SyntheticModels, ...]:
     """ "8b=30,70b/4=2": thirty parts of 8b, two of 70b on four devices. Raises SyntheticError."""
     found = []
     for part in text.split(","):
@@ -85,15 +85,15 @@ def shapes(text: str) -> tuple[Kind, ...]:
             share = 0.0
         if not 0 < share < inf:
             raise SyntheticError(f"{part!r}: {parts!r} is not a number above zero")
-        found.append(Kind(shape, int(devices or "1"), share))
+        found.append(SyntheticModels(shape, int(devices or "1"), share))
     return tuple(found)
 
 
-def catalogue(tail: Tail) -> str:
+def catalogue(tail: LongTail) -> str:
     """TOML, for `sim.inputs.catalogue`."""
     draw = random.Random(f"shapes {tail.seed}")
     total = sum(kind.parts for kind in tail.kinds)
-    dealt: list[Kind] = []
+    dealt: list[SyntheticModels] = []
     passed = 0.0
     for kind in tail.kinds:
         passed += kind.parts
@@ -106,7 +106,7 @@ def catalogue(tail: Tail) -> str:
     )
 
 
-def trace(tail: Tail) -> Iterator[tuple[float, str, int, int]]:
+def trace(tail: LongTail) -> Iterator[tuple[float, str, int, int]]:
     """Arrival, model, prompt and output tokens, in order of time."""
     weights = [1 / (i + 1) ** tail.skew for i in range(tail.models)]
     rows = []
@@ -117,7 +117,7 @@ def trace(tail: Tail) -> Iterator[tuple[float, str, int, int]]:
     return iter(sorted(rows))
 
 
-def _arrivals(draw: random.Random, rate: float, tail: Tail) -> Iterator[float]:
+def _arrivals(draw: random.Random, rate: float, tail: LongTail) -> Iterator[float]:
     pause_s = tail.burst_s * (1 - tail.busy) / tail.busy
     at, asked_for = 0.0, draw.random() < tail.busy
     while at < tail.seconds:
@@ -136,7 +136,7 @@ def _name(i: int) -> str:
     return f"m{i:05}"
 
 
-def write(tail: Tail, trace_path: Path, catalogue_path: Path) -> int:
+def write(tail: LongTail, trace_path: Path, catalogue_path: Path) -> int:
     """Returns the number of requests. A trace whose name ends in .gz is zipped. Raises OSError."""
     text = io.StringIO()
     text.write(",".join(COLUMNS) + "\n")
@@ -169,7 +169,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     try:
-        tail = Tail(
+        tail = LongTail(
             given.models,
             given.rate,
             given.seconds,

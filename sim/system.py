@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sim.clock import Clock
-from sim.engines.cost import Hardware
-from sim.group.node import Group
+from sim.engines.cost import GpuModel
+from sim.group.node import SimulatedGroup
 from sim.inputs.catalogue import Spec
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class World:
     """What there is."""
 
     clock: Clock
-    hardware: Hardware
+    hardware: GpuModel
     sizes: Sequence[int]
     """Devices of each group."""
     specs: Sequence[Spec]
@@ -29,16 +29,16 @@ class World:
 
 class System(Protocol):
     @property
-    def groups(self) -> Sequence[Group]: ...
+    def groups(self) -> Sequence[SimulatedGroup]: ...
 
-    def submit(self, request: Request) -> None: ...
+    def submit(self, request: SimulatedRequest) -> None: ...
 
     @property
     def figures(self) -> Mapping[str, int]:
         """What it counted besides what groups count."""
 
 
-Build = Callable[[World, Callable[[Request], None], dict[str, str]], System]
+Build = Callable[[World, Callable[[SimulatedRequest], None], dict[str, str]], System]
 """The second argument is called with every request that ended or failed; the third are settings by name. Raises
 FleetError."""
 

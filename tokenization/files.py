@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import Unmet
-from services.wording.values import FLAG, NAMES, TEXT, Kind, first_fault
+from services.wording.values import FLAG, NAMES, TEXT, ValueKind, first_fault
 
 POINTER = b"version https://git-lfs.github.com/spec/"
 """How Git LFS begins what it puts in place of a file that was not fetched."""
@@ -42,11 +42,11 @@ def _is_tokens(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(token, dict) for token in value.values())
 
 
-_KINDS: Mapping[str, Kind] = {
+_KINDS: Mapping[str, ValueKind] = {
     "tokenizer_class": TEXT,
-    "chat_template": Kind("a text, or a list of objects with name and template", _is_template),
-    "added_tokens_decoder": Kind("an object with one of each token", _is_tokens),
-    "auto_map": Kind("an object or a list", lambda value: isinstance(value, (dict, list))),
+    "chat_template": ValueKind("a text, or a list of objects with name and template", _is_template),
+    "added_tokens_decoder": ValueKind("an object with one of each token", _is_tokens),
+    "auto_map": ValueKind("an object or a list", lambda value: isinstance(value, (dict, list))),
     "fast_tokenizer_files": NAMES,
     "add_bos_token": FLAG,
     "add_eos_token": FLAG,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import Unmet
-from services.wording.values import Kind, fault
+from services.wording.values import ValueKind, fault
 from tokenization import fidelity, files, repairs
 from tokenization.files import UnreadableNow
 from tokenization.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ def check_config(path: str) -> None:
 
         if (kind := told.get("model_type")) is None:
             raise Unmet(f"{files.CONFIG} has no model_type")
-        known = Kind(f"one that this version knows, which has Transformers {__version__}", _is_in(CONFIG_MAPPING))
+        known = ValueKind(f"one that this version knows, which has Transformers {__version__}", _is_in(CONFIG_MAPPING))
         if (why := fault("model_type", kind, known)) is not None:
             raise Unmet(f"{files.CONFIG}: {why}")
         AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from balloond.backends import base
 from balloond.backends.base import ExtentMaker, Mapper
-from balloond.policy.capacity import Hardware
+from balloond.policy.capacity import DeviceHardware
 from services.errors import Invalid
 
 
@@ -24,7 +24,7 @@ def page_bytes(device: str) -> int:
     return base.PAGE_BYTES[parse(device)[0]]
 
 
-def look(device: str) -> Hardware:
+def look(device: str) -> DeviceHardware:
     """What a GPU says of itself. Raises OSError without its driver."""
     from balloond.backends import cuda_hardware
 

@@ -13,7 +13,7 @@ import pynvml
 from cuda.bindings import driver as cu
 
 from balloond.backends.cuda import allocation, call
-from balloond.policy.capacity import Hardware
+from balloond.policy.capacity import DeviceHardware
 
 _PCI_ID_BYTES = 32
 _CAN_MAP = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -26,14 +26,14 @@ def count() -> int:
     return int(call(cu.cuDeviceGetCount))
 
 
-def look(index: int) -> Hardware:
+def look(index: int) -> DeviceHardware:
     """Raises OSError without a driver or such a device."""
     call(cu.cuInit, 0)
     device = call(cu.cuDeviceGet, index)
     can_map, can_export = (bool(call(cu.cuDeviceGetAttribute, what, device)) for what in (_CAN_MAP, _CAN_EXPORT))
     with _nvml(device) as handle:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        return Hardware(
+        return DeviceHardware(
             model=pynvml.nvmlDeviceGetName(handle),
             driver=pynvml.nvmlSystemGetDriverVersion(),
             total_bytes=memory.total,

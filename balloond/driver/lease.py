@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from balloond.driver import alive
-from balloond.driver.loop import Loop
+from balloond.driver.loop import DescriptorLoop
 from balloond.driver.outbox import Outbox
 from protos import handoff_pb2
 from services.ipc import seqpacket
@@ -54,7 +54,7 @@ class GrowRefused(Exception):
 
 
 @dataclass(frozen=True)
-class Limit:
+class LeaseLimit:
     """The most KV that the lease may hold."""
 
     revision: int = 0
@@ -113,14 +113,14 @@ class Lease:
         self.lease_id = ""
         self.token = ""
         self.page_bytes = 0
-        self.limit = Limit()
+        self.limit = LeaseLimit()
         """The newest one known."""
         self.on_limit: Callable[[], None] = lambda: None
         self.on_reclaim: Callable[[int, int, bool], None] = self._nothing_to_give
         """(reclaim_id, bytes, deep); to be answered by `report` with the id."""
         self.on_attached: Callable[[], None] = lambda: None
         """balloond is there, again: what was reported before may be forgotten."""
-        self.loop = Loop(f"lease of {model}")
+        self.loop = DescriptorLoop(f"lease of {model}")
         self._path = socket_path
         self._lock = threading.Lock()
         """Guards the outbox, `_held` and `_growths`, so that an Attach names exactly what is held."""
@@ -395,7 +395,7 @@ class Lease:
     def _limited(self, limit: handoff_pb2.Limit, only_newer: bool) -> None:
         if only_newer and limit.revision < self.limit.revision:
             return
-        self.limit = Limit(limit.revision, limit.bytes, limit.floor_bytes, limit.deadline_ms)
+        self.limit = LeaseLimit(limit.revision, limit.bytes, limit.floor_bytes, limit.deadline_ms)
         self.on_limit()
 
     def _granted(self, message: handoff_pb2.Granted, fds: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Loop:
+class DescriptorLoop:
     """Callbacks run on its thread, one at a time. One that raises ends the process's hope: the thread dies with its
     trace."""
 

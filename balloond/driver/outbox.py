@@ -11,14 +11,14 @@ import socket
 import threading
 from collections import deque
 
-from balloond.driver.loop import Loop
+from balloond.driver.loop import DescriptorLoop
 from services.ipc import seqpacket
 
 
 class Outbox:
     """Of one lease. All but `_flush` with the lease's `lock` held, on any thread."""
 
-    def __init__(self, loop: Loop, lock: threading.Lock) -> None:
+    def __init__(self, loop: DescriptorLoop, lock: threading.Lock) -> None:
         self._loop = loop
         self._lock = lock
         self._sock: socket.socket | None = None

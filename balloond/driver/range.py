@@ -28,7 +28,7 @@ from balloond.backends.base import Fence, Mapper
 from balloond.driver.lease import KV, Done, Granted, GrowRefused, Lease
 from balloond.driver.reports import Reports
 from balloond.driver.reserve import Reserve
-from balloond.driver.watermarks import IDLE_S, Marks
+from balloond.driver.watermarks import IDLE_S, Watermarks
 from balloond.policy.extents import LARGE
 
 _FENCE_LOOK_S = 0.002
@@ -93,7 +93,7 @@ class ElasticRange:
         self._lease = lease
         self._mapper = mapper
         self._poison = poison
-        self._marks = Marks(low, high)
+        self._marks = Watermarks(low, high)
         self._changed = threading.Condition()
         """Its lock guards everything below."""
         self._ids: dict[int, int] = {}

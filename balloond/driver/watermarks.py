@@ -14,7 +14,7 @@ IDLE_S = 1.0
 """Without growth for this long, what is above the low mark goes back."""
 
 
-class Marks:
+class Watermarks:
     """Counts extents."""
 
     def __init__(self, low: int, high: int) -> None:

@@ -14,11 +14,11 @@ from typing import Protocol
 
 from balloond.keeper.client import KeeperClient, Kept
 from balloond.node import records
-from balloond.node.events import History
-from balloond.node.extent_store import Custody
-from balloond.node.processes import NOBODY, Deaths, Process
+from balloond.node.events import EventHistory
+from balloond.node.extent_store import ExtentStore
+from balloond.node.processes import NOBODY, DeathWatch, ProcessIdentity
 from balloond.node.records import BookingFacts, BorrowFacts, LeaseFacts
-from balloond.node.recovery import Found
+from balloond.node.recovery import RecoveredState
 from balloond.policy.claims import (
     AskBack,
     Decision,
@@ -26,15 +26,15 @@ from balloond.policy.claims import (
     Grant,
     LimitChanged,
     Note,
-    Refuse,
-    Report,
+    RefuseClaim,
     RoomAnswer,
-    Wanted,
+    UsageReport,
+    WantedExtents,
     Why,
 )
-from balloond.policy.device import Device
-from balloond.policy.ledger import Booking, Extent, Kind, Lease
-from balloond.policy.limits import Limit, Outcome
+from balloond.policy.device import DevicePolicy
+from balloond.policy.ledger import Booking, Extent, Kind, LeaseRecord
+from balloond.policy.limits import Limit, LimitOutcome
 from services.errors import Exists, NotFound, Refused, Unavailable
 from services.rpc.watch import Watched
 from services.runtime import tasks
@@ -62,14 +62,14 @@ class Daemon:
 
     def __init__(
         self,
-        devices: Mapping[str, Device],
-        custody: Custody,
+        devices: Mapping[str, DevicePolicy],
+        custody: ExtentStore,
         keeper: KeeperClient,
         now: Callable[[], float],
         secret: Callable[[], str],
     ) -> None:
         self.devices = dict(devices)
-        self.history = History()
+        self.history = EventHistory()
         self.changed: Watched[None] = Watched(None)
         self.now = now
         self._custody = custody
@@ -80,7 +80,7 @@ class Daemon:
         """By lease id, ended ones with extents left included."""
         self._borrows: dict[tuple[str, str], BorrowFacts] = {}
         """By (borrower, lease id)."""
-        self._deaths = Deaths()
+        self._deaths = DeathWatch()
         """By lease id or borrower."""
         self._creating: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._rooms: dict[int, asyncio.Future[RoomAnswer]] = {}
@@ -88,7 +88,7 @@ class Daemon:
 
     # --- leases
 
-    async def attach(self, process: Process, device_name: str, model: str) -> LeaseFacts:
+    async def attach(self, process: ProcessIdentity, device_name: str, model: str) -> LeaseFacts:
         """A new lease, known to the keeper. Raises NotFound without the device, Unmet without a booking."""
         device = self.device(device_name)
         for lease in device.ledger.of_model(model):
@@ -102,7 +102,7 @@ class Daemon:
         return facts
 
     async def adopt(
-        self, process: Process, device_name: str, model: str, token: str, held: Sequence[tuple[int, int, Kind]]
+        self, process: ProcessIdentity, device_name: str, model: str, token: str, held: Sequence[tuple[int, int, Kind]]
     ) -> LeaseFacts:
         """A lease that neither this balloond nor the keeper knows: its process lives on, so what it holds is
         stranded. It is entitled to what it has until somebody books for it. Raises NotFound without the device, Exists
@@ -126,7 +126,7 @@ class Daemon:
         await self._opened(device, facts)
         return facts
 
-    async def _opened(self, device: Device, facts: LeaseFacts) -> None:
+    async def _opened(self, device: DevicePolicy, facts: LeaseFacts) -> None:
         self._facts[facts.id] = facts
         try:
             self._deaths.watch(facts.id, facts.process, lambda: self._ended(facts.id))
@@ -145,7 +145,7 @@ class Daemon:
         return None
 
     def connect(
-        self, facts: LeaseFacts, process: Process, session: Session, held: Sequence[tuple[int, int, Kind]]
+        self, facts: LeaseFacts, process: ProcessIdentity, session: Session, held: Sequence[tuple[int, int, Kind]]
     ) -> None:
         """The lease's process is there and holds exactly `held`. Raises NotFound when the lease has ended
         meanwhile, Invalid for extents that there cannot be, Unavailable when the process cannot be watched."""
@@ -203,13 +203,13 @@ class Daemon:
         if session is not None:
             session.close()
 
-    def _forget_lease_if_over(self, device: Device, lease_id: str) -> None:
+    def _forget_lease_if_over(self, device: DevicePolicy, lease_id: str) -> None:
         if lease_id not in device.ledger.leases and self._facts.pop(lease_id, None) is not None:
             self._keeper.forget_soon([records.lease_id(lease_id)])
 
     # --- extents
 
-    def grow(self, lease_id: str, request_id: int, wanted: Wanted) -> None:
+    def grow(self, lease_id: str, request_id: int, wanted: WantedExtents) -> None:
         device = self._device_of(lease_id)
         self._carry_out(device, device.grow(self.now(), lease_id, request_id, wanted))
 
@@ -217,20 +217,20 @@ class Daemon:
         device = self._device_of(lease_id)
         self._carry_out(device, device.give_back(self.now(), lease_id, ids))
 
-    def report(self, lease_id: str, report: Report) -> None:
+    def report(self, lease_id: str, report: UsageReport) -> None:
         device = self._device_of(lease_id)
         self._carry_out(device, device.report(self.now(), lease_id, report))
 
     # --- borrowing
 
-    def watch_borrower(self, borrower: Process) -> None:
+    def watch_borrower(self, borrower: ProcessIdentity) -> None:
         """A loader is here. Raises ProcessLookupError when it is gone already, another OSError when it cannot be
         watched."""
         if str(borrower) not in self._deaths:
             self._deaths.watch(str(borrower), borrower, lambda: self._borrower_ended(borrower))
 
     async def borrow(
-        self, borrower: Process, lease_id: str, ids: Sequence[int] = ()
+        self, borrower: ProcessIdentity, lease_id: str, ids: Sequence[int] = ()
     ) -> tuple[str, list[Extent], list[int]]:
         """The device of a lease, its weights extents or the KV extents that are named, and their descriptors, once the
         keeper knows. The borrower has to be watched. Raises NotFound, Unavailable."""
@@ -247,7 +247,7 @@ class Daemon:
         there = [extent for extent in lent if extent in self._custody]
         return device.name, there, self._custody.descriptors(there)
 
-    def end_borrow(self, borrower: Process, lease_id: str, ids: Sequence[int]) -> None:
+    def end_borrow(self, borrower: ProcessIdentity, lease_id: str, ids: Sequence[int]) -> None:
         """The loader has unmapped these; none named: all of that lease."""
         facts = self._borrows.get((str(borrower), lease_id))
         if facts is None:
@@ -265,13 +265,13 @@ class Daemon:
         device = self._device_of(lease_id)
         self._carry_out(device, device.give_back(self.now(), lease_id, returned, str(borrower)))
 
-    def _borrower_ended(self, borrower: Process) -> None:
+    def _borrower_ended(self, borrower: ProcessIdentity) -> None:
         for _, lease_id in [key for key in self._borrows if key[0] == str(borrower)]:
             self.end_borrow(borrower, lease_id, ())
 
     # --- control
 
-    def device(self, name: str) -> Device:
+    def device(self, name: str) -> DevicePolicy:
         """Raises NotFound."""
         if name not in self.devices:
             raise NotFound(f"no device {name!r} on this node; there are {', '.join(self.devices)}")
@@ -292,7 +292,7 @@ class Daemon:
         self._note(device, model, "booking dropped", "")
         self._carry_out(device, decisions)
 
-    def set_limit(self, device_name: str, model: str, nbytes: int, revision: int, deadline_ms: int) -> Outcome:
+    def set_limit(self, device_name: str, model: str, nbytes: int, revision: int, deadline_ms: int) -> LimitOutcome:
         device = self.device(device_name)
         outcome, decisions = device.set_limit(self.now(), model, nbytes, revision, deadline_ms)
         self._carry_out(device, decisions)
@@ -320,7 +320,7 @@ class Daemon:
 
     # --- carrying out
 
-    def _carry_out(self, device: Device, decisions: Iterable[Decision]) -> None:
+    def _carry_out(self, device: DevicePolicy, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             match decision:
                 case Grant(lease_id, _, extents):
@@ -329,7 +329,7 @@ class Daemon:
                     self._note(device, model, "granted", f"{len(extents)} x {first.bytes} bytes of {first.kind}")
                     if (session := self._sessions.get(lease_id)) is not None:
                         tasks.spawn(self._deliver(device, decision, session), f"deliver to {lease_id}")
-                case Refuse(lease_id, request_id, why, short, detail):
+                case RefuseClaim(lease_id, request_id, why, short, detail):
                     self._note(device, self._facts[lease_id].model, "refused", f"{why}: {detail}")
                     if (session := self._sessions.get(lease_id)) is not None:
                         session.refused(request_id, why, short, detail)
@@ -351,7 +351,7 @@ class Daemon:
         self._arm()
         self.changed.set(None)
 
-    async def _deliver(self, device: Device, grant: Grant, session: Session) -> None:
+    async def _deliver(self, device: DevicePolicy, grant: Grant, session: Session) -> None:
         """Creates the extents of a grant and sends them once the keeper has them. In parts: while the keeper records
         one and the process maps another, the next is made."""
         parts = [grant.extents[start : start + _PART] for start in range(0, len(grant.extents), _PART)]
@@ -394,7 +394,7 @@ class Daemon:
             last = part[-1] is grant.extents[-1]
             session.granted(grant.request_id, part, self._custody.descriptors(part), last)
 
-    def _not_created(self, device: Device, grant: Grant, extents: Sequence[Extent], why: OSError) -> None:
+    def _not_created(self, device: DevicePolicy, grant: Grant, extents: Sequence[Extent], why: OSError) -> None:
         """Booked, but the machine does not have it (descriptors, host memory): a refusal, never a failure of ours."""
         _log.warning("extents not created", device=device.name, why=why.strerror)
         if grant.lease_id in self._facts:
@@ -403,7 +403,7 @@ class Daemon:
             short = sum(extent.bytes for extent in extents)
             session.refused(grant.request_id, "exhausted", short, f"the backend could not create it: {why.strerror}")
 
-    def _destroy(self, device: Device, extents: Sequence[Extent]) -> None:
+    def _destroy(self, device: DevicePolicy, extents: Sequence[Extent]) -> None:
         self._custody.destroy(device.name, extents)
         for lease_id in {extent.lease_id for extent in extents}:
             if (facts := self._facts.get(lease_id)) is not None:
@@ -411,14 +411,14 @@ class Daemon:
                 self._note(device, facts.model, "freed", f"{nbytes} bytes in {len(extents)} extents")
             self._forget_lease_if_over(device, lease_id)
 
-    def _tell_limit(self, device: Device, model: str) -> None:
+    def _tell_limit(self, device: DevicePolicy, model: str) -> None:
         self._keep_booking(device, model)
         limit, floor = device.limits.get(model), device.ledger.floor(model)
         for lease in device.ledger.of_model(model):
             if (session := self._sessions.get(lease.id)) is not None:
                 session.limit(limit, floor)
 
-    def _note(self, device: Device, model: str, what: str, detail: str) -> None:
+    def _note(self, device: DevicePolicy, model: str, what: str, detail: str) -> None:
         self.history.add(self.now(), device.name, model, what, detail)
         _log.debug(what, device=device.name, model=model, detail=detail)
 
@@ -439,11 +439,11 @@ class Daemon:
 
     # --- the keeper
 
-    def _booking_facts(self, device: Device, model: str) -> BookingFacts:
+    def _booking_facts(self, device: DevicePolicy, model: str) -> BookingFacts:
         revision, nbytes = device.limits.kept(model)
         return BookingFacts(device.name, model, device.ledger.bookings[model], revision, nbytes)
 
-    def _keep_booking(self, device: Device, model: str) -> None:
+    def _keep_booking(self, device: DevicePolicy, model: str) -> None:
         if model in device.ledger.bookings:
             self._keeper.keep_soon([(records.encode(self._booking_facts(device, model)), None)])
 
@@ -461,14 +461,14 @@ class Daemon:
                     if extent in self._custody:
                         yield self._custody.kept(device.name, lease.token, extent)
 
-    def restore(self, found: Found) -> None:
+    def restore(self, found: RecoveredState) -> None:
         """Takes a predecessor's world over. Leases are suspended until their processes come back; those of dead ones
         end. Raises Unavailable when it does not fit the configuration, OSError when processes cannot be watched."""
         missing = {f.device for f in found.leases} | {f.device for f in found.bookings}
         missing -= set(self.devices)
         if missing:
             raise Unavailable(f"the keeper holds memory of {', '.join(sorted(missing))}, which the configuration lacks")
-        tokens: dict[str, Lease] = {}
+        tokens: dict[str, LeaseRecord] = {}
         for booked in found.bookings:
             device = self.devices[booked.device]
             device.ledger.book(booked.model, booked.booking)
@@ -502,7 +502,7 @@ class Daemon:
         for device in self.devices.values():
             device.ledger.restore_borrow(borrow.lease_id, str(borrow.borrower), borrow.extents)
 
-    def _device_of(self, lease_id: str) -> Device:
+    def _device_of(self, lease_id: str) -> DevicePolicy:
         """Raises NotFound."""
         facts = self._facts.get(lease_id)
         if facts is None:

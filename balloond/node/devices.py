@@ -12,17 +12,17 @@ from balloond.config import BalloondConfig, DeviceConfig
 from balloond.driver import alive
 from balloond.keeper.client import KeeperClient
 from balloond.node import saved_capacity
-from balloond.node.extent_pool import Spares
-from balloond.node.recovery import Found
+from balloond.node.extent_pool import ExtentPool
+from balloond.node.recovery import RecoveredState
 from balloond.policy import capacity
-from balloond.policy.capacity import Hardware
+from balloond.policy.capacity import DeviceHardware
 from services.errors import Unavailable
 from services.telemetry import log
 
 _log = log.get(__name__)
 
 
-def look(config: BalloondConfig) -> dict[str, Hardware]:
+def look(config: BalloondConfig) -> dict[str, DeviceHardware]:
     """What the node's GPUs say of themselves. Raises Unavailable without a driver, Unmet for a GPU that cannot be
     managed."""
     found = {device.name: _look(device.name) for device in config.devices if device.is_gpu}
@@ -31,7 +31,7 @@ def look(config: BalloondConfig) -> dict[str, Hardware]:
     return found
 
 
-def _look(name: str) -> Hardware:
+def _look(name: str) -> DeviceHardware:
     try:
         return backends.look(name)
     except ImportError as error:
@@ -40,7 +40,7 @@ def _look(name: str) -> Hardware:
         raise Unavailable(f"{name}: {error.strerror}") from None
 
 
-def capacities(config: BalloondConfig, hardware: Mapping[str, Hardware], found: Found) -> dict[str, int]:
+def capacities(config: BalloondConfig, hardware: Mapping[str, DeviceHardware], found: RecoveredState) -> dict[str, int]:
     """What may be taken of each device. Of one that a predecessor gave out it is what it was: what is free by now says
     nothing. Raises Refused."""
     known = saved_capacity.read(config.handoff)
@@ -83,8 +83,8 @@ def open_makers(config: BalloondConfig, capacities: Mapping[str, int]) -> tuple[
     return makers, given_out
 
 
-def _with_spares(device: DeviceConfig, maker: ExtentMaker) -> Spares:
+def _with_spares(device: DeviceConfig, maker: ExtentMaker) -> ExtentPool:
     try:
-        return Spares(maker, device.spares_budget, device.kv_extent_bytes)
+        return ExtentPool(maker, device.spares_budget, device.kv_extent_bytes)
     except OSError as error:
         raise Unavailable(f"{device.name}: no memory to be had: {error.strerror}") from None

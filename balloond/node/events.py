@@ -17,7 +17,7 @@ class Event:
     detail: str
 
 
-class History:
+class EventHistory:
     """The last events."""
 
     def __init__(self, length: int = 2000) -> None:

@@ -29,7 +29,7 @@ def shares(sizes: Sequence[int], budget_bytes: int) -> dict[int, int]:
     return {size: budget_bytes // len(sizes) // size for size in sizes}
 
 
-class Spares:
+class ExtentPool:
     """An ExtentMaker around another. A thread makes what was taken."""
 
     def __init__(self, maker: ExtentMaker, budget_bytes: int, first_bytes: int) -> None:

@@ -17,7 +17,7 @@ _FORGOTTEN_TOGETHER = 32
 """Extents: once the keeper has let go of these, others may be created in their place."""
 
 
-class Custody:
+class ExtentStore:
     """One descriptor for each extent, of all devices."""
 
     def __init__(self, makers: Mapping[str, ExtentMaker], keeper: KeeperClient) -> None:

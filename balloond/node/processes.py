@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessIdentity:
     """A process of this boot."""
 
     pid: int
@@ -23,7 +23,7 @@ class Process:
         return f"{self.pid}-{self.started}"
 
 
-NOBODY = Process(0, 0)
+NOBODY = ProcessIdentity(0, 0)
 """No process ever: whoever looks for it finds it gone."""
 
 
@@ -37,7 +37,7 @@ def started(pid: int) -> int:
     return int(stat.rpartition(")")[2].split()[19])
 
 
-def watch(process: Process) -> int:
+def watch(process: ProcessIdentity) -> int:
     """A pidfd of exactly this process, readable when it is dead; the caller closes it. Raises ProcessLookupError when
     it is gone, another OSError when that cannot be said: without a free descriptor nobody is taken for dead."""
     try:
@@ -55,7 +55,7 @@ def watch(process: Process) -> int:
     return pidfd
 
 
-class Deaths:
+class DeathWatch:
     """Watches processes in the running loop, each under a key of the caller's."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Deaths:
     def __contains__(self, key: str) -> bool:
         return key in self._pidfds
 
-    def watch(self, key: str, process: Process, on_death: Callable[[], None]) -> None:
+    def watch(self, key: str, process: ProcessIdentity, on_death: Callable[[], None]) -> None:
         """Replaces what was watched under the key. `on_death` is called once. Raises what `watch` does; then what was
         watched still is."""
         pidfd = watch(process)

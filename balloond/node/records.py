@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from balloond.node.processes import Process
+from balloond.node.processes import ProcessIdentity
 from balloond.policy.ledger import Booking, Kind
 from protos import keeper_pb2
 
@@ -18,7 +18,7 @@ class LeaseFacts:
     device: str
     model: str
     token: str
-    process: Process
+    process: ProcessIdentity
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class BookingFacts:
 class BorrowFacts:
     """What a loader was sent of a lease."""
 
-    borrower: Process
+    borrower: ProcessIdentity
     lease_id: str
     extents: tuple[int, ...]
 
@@ -64,7 +64,7 @@ def booking_id(device: str, model: str) -> str:
     return f"booking/{device}/{model}"
 
 
-def borrow_id(borrower: Process, lease: str) -> str:
+def borrow_id(borrower: ProcessIdentity, lease: str) -> str:
     return f"borrow/{borrower}/{lease}"
 
 
@@ -116,14 +116,16 @@ def decode(record: keeper_pb2.Record) -> Facts:
         detail = json.loads(record.detail)
         if kind == "lease":
             id = record.id.removeprefix("lease/")
-            return LeaseFacts(id, record.device, detail["model"], record.lease_token, Process(**detail["process"]))
+            return LeaseFacts(
+                id, record.device, detail["model"], record.lease_token, ProcessIdentity(**detail["process"])
+            )
         if kind == "booking":
             booking = Booking(**detail["booking"])
             return BookingFacts(
                 record.device, detail["model"], booking, detail["limit_revision"], detail["limit_bytes"]
             )
         if kind == "borrow":
-            return BorrowFacts(Process(**detail["borrower"]), detail["lease_id"], tuple(detail["extents"]))
+            return BorrowFacts(ProcessIdentity(**detail["borrower"]), detail["lease_id"], tuple(detail["extents"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"record {record.id}: {error!r}") from None
     raise ValueError(f"record {record.id} has kind {kind!r}")

@@ -15,7 +15,7 @@ _log = log.get(__name__)
 
 
 @dataclass
-class Found:
+class RecoveredState:
     """A predecessor's world. `unusable`: records that mean nothing, to be forgotten."""
 
     bookings: list[BookingFacts] = field(default_factory=list)
@@ -29,9 +29,9 @@ class Found:
         return device in {lease.device for lease in self.leases} | {booked.device for booked in self.bookings}
 
 
-def sort(held: Iterable[tuple[keeper_pb2.Record, int]]) -> Found:
+def sort(held: Iterable[tuple[keeper_pb2.Record, int]]) -> RecoveredState:
     """Takes the descriptors over; those of extents without a lease are closed."""
-    found = Found()
+    found = RecoveredState()
     for record, fd in held:
         try:
             facts = records.decode(record)

@@ -6,9 +6,9 @@
     4. running decodes of the models furthest above their share of demand (w / sum w), by lowered limits
 
 Who wants it and has prefixes of its own could do without these instead, at no cost: nothing has to be unmapped here and
-mapped there. So others' prefixes are taken for it only as far as they are clearly older (`Own`), and the rest, and what
-is behind them in this order, only for what its own do not cover. Without that two models that run on a full device pass
-memory back and forth, each the oldest of the other's, and wait for it.
+mapped there. So others' prefixes are taken for it only as far as they are clearly older (`OwnCache`), and the rest, and
+what is behind them in this order, only for what its own do not cover. Without that two models that run on a full device
+pass memory back and forth, each the oldest of the other's, and wait for it.
 
 Never below a floor. No more is asked than is needed, save for the rest of one extent, which is given back whole, and
 for what is wanted `ahead`: only the first two give that.
@@ -24,7 +24,7 @@ from balloond.policy.extents import count_down, count_up
 
 
 @dataclass(frozen=True)
-class Holder:
+class LeaseHoldings:
     """A lease, as far as this decision goes. Bytes."""
 
     lease_id: str
@@ -44,7 +44,7 @@ _CLEARLY_S = 1.0
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnCache:
     """What whoever wants memory has cached itself. Bytes and seconds."""
 
     bytes: int
@@ -85,7 +85,7 @@ Step = TakeReserve | TakePrefixes | LowerLimit
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReclaimPlan:
     steps: tuple[Step, ...]
     short: int
     """What is wanted beyond all that can be taken."""
@@ -98,7 +98,7 @@ class Plan:
 class _Spare:
     """What each model holds above its floor, drawn down by the steps."""
 
-    def __init__(self, holders: Iterable[Holder], floors: Mapping[str, int]) -> None:
+    def __init__(self, holders: Iterable[LeaseHoldings], floors: Mapping[str, int]) -> None:
         self._left: dict[str, int] = {}
         for holder in holders:
             self._left.setdefault(holder.model, -floors.get(holder.model, 0))
@@ -114,13 +114,13 @@ class _Spare:
 
 def plan(
     need: int,
-    holders: Sequence[Holder],
+    holders: Sequence[LeaseHoldings],
     floors: Mapping[str, int],
     shares: Mapping[str, float],
     from_decodes: int,
     ahead: int = 0,
-    own: Own | None = None,
-) -> Plan:
+    own: OwnCache | None = None,
+) -> ReclaimPlan:
     """Steps that free `need` bytes, or all that can be taken; decodes are stopped only until `from_decodes` are freed.
     `ahead`: bytes beyond `need` that are taken where nobody who runs is disturbed. `shares`: bytes of KV that each
     model's demand entitles it to. `own`: of whoever wants it."""
@@ -131,7 +131,7 @@ def plan(
     taken += _prefixes(need + ahead - taken, rest - taken, before, holders, spare, steps)
     taken += _reserves(rest - taken, [h for h in holders if h.running], spare, steps)
     taken += _decodes(min(rest, from_decodes) - taken, holders, spare, shares, steps)
-    return Plan(tuple(steps), max(0, need - taken))
+    return ReclaimPlan(tuple(steps), max(0, need - taken))
 
 
 def shares(demand: Mapping[str, float], models: Iterable[str], total: int) -> dict[str, float]:
@@ -144,7 +144,7 @@ def shares(demand: Mapping[str, float], models: Iterable[str], total: int) -> di
     return {name: total * weight / whole for name, weight in weights.items()}
 
 
-def _reserves(need: int, holders: Sequence[Holder], spare: _Spare, steps: list[Step]) -> int:
+def _reserves(need: int, holders: Sequence[LeaseHoldings], spare: _Spare, steps: list[Step]) -> int:
     taken = 0
     # The largest first: fewer processes are disturbed.
     for holder in sorted(holders, key=lambda h: (-h.reserve, h.lease_id)):
@@ -160,7 +160,9 @@ def _reserves(need: int, holders: Sequence[Holder], spare: _Spare, steps: list[S
     return taken
 
 
-def _prefixes(need: int, rest: int, before: float, holders: Sequence[Holder], spare: _Spare, steps: list[Step]) -> int:
+def _prefixes(
+    need: int, rest: int, before: float, holders: Sequence[LeaseHoldings], spare: _Spare, steps: list[Step]
+) -> int:
     """For `need` bytes of what was last used `before` then, and for `rest` of the others. Prefixes are smaller than
     extents and do not end with them, so a holder is asked for whole extents as its prefixes add up."""
     oldest_first = sorted(
@@ -171,7 +173,7 @@ def _prefixes(need: int, rest: int, before: float, holders: Sequence[Holder], sp
     )
     asked: dict[str, int] = {}
     cached: dict[str, int] = {}
-    order: list[Holder] = []
+    order: list[LeaseHoldings] = []
     taken = 0
     for last_use, lease_id, nbytes, holder in oldest_first:
         most = need if last_use < before else rest
@@ -192,7 +194,7 @@ def _prefixes(need: int, rest: int, before: float, holders: Sequence[Holder], sp
 
 
 def _decodes(
-    need: int, holders: Sequence[Holder], spare: _Spare, shares: Mapping[str, float], steps: list[Step]
+    need: int, holders: Sequence[LeaseHoldings], spare: _Spare, shares: Mapping[str, float], steps: list[Step]
 ) -> int:
     """Brings the models furthest above their share down to a common excess, as high a one as frees enough."""
     if need <= 0:

@@ -12,7 +12,7 @@ _OTHER_DESCRIPTORS = 256
 
 
 @dataclass(frozen=True)
-class Hardware:
+class DeviceHardware:
     """What a GPU says of itself."""
 
     model: str
@@ -29,7 +29,7 @@ class Hardware:
     """(pid, bytes) of those that hold memory of it, as far as they can be seen."""
 
 
-def check(device: str, hardware: Hardware, page_bytes: int) -> None:
+def check(device: str, hardware: DeviceHardware, page_bytes: int) -> None:
     """Raises Unmet when this device cannot be managed."""
     if hardware.partitioned:
         raise Unmet(f"{device} ({hardware.model}) is partitioned: MIG has to be off")
@@ -42,7 +42,7 @@ def check(device: str, hardware: Hardware, page_bytes: int) -> None:
         raise Unmet(f"{device} ({hardware.model}) maps pages of {hardware.page_bytes} bytes, not of {page_bytes}")
 
 
-def fresh(device: str, hardware: Hardware, wanted_bytes: int | None, reserve_bytes: int, page_bytes: int) -> int:
+def fresh(device: str, hardware: DeviceHardware, wanted_bytes: int | None, reserve_bytes: int, page_bytes: int) -> int:
     """The capacity of a device of which nothing is given out yet: what was configured, or else what is free less the
     reserve, in whole pages. Raises Refused when that much is not free."""
     free = hardware.free_bytes

@@ -13,7 +13,7 @@ What = Literal["reserve", "prefixes", "decodes"]
 
 
 @dataclass(frozen=True)
-class Patience:
+class ClaimPatience:
     """How long others may take. Seconds."""
 
     reclaim_s: float = 2.0
@@ -25,7 +25,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Taken:
+class ClaimSources:
     """From whom a claim's memory came."""
 
     model: str
@@ -34,7 +34,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Report:
+class UsageReport:
     """What a lease last said of its KV. Bytes; times are on balloond's clock."""
 
     at: float = 0.0
@@ -50,7 +50,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedExtents:
     """What a lease asks for: `count` extents of `bytes` each."""
 
     kind: Kind
@@ -82,7 +82,7 @@ class Claim:
     deadline: float
     dry: set[str] = field(default_factory=set)
     """Leases that gave less than they were asked for, or did not answer."""
-    taken: list[Taken] = field(default_factory=list)
+    taken: list[ClaimSources] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -123,7 +123,7 @@ class Ask:
 
 
 @dataclass
-class Hold:
+class HoldRoom:
     """Free bytes that only `model` may take."""
 
     bytes: int
@@ -144,7 +144,7 @@ class Grant:
 
 
 @dataclass(frozen=True)
-class Refuse:
+class RefuseClaim:
     lease_id: str
     request_id: int
     why: Why
@@ -174,7 +174,7 @@ class RoomAnswer:
     claim_id: int
     free: int
     short: int
-    taken: tuple[Taken, ...]
+    taken: tuple[ClaimSources, ...]
 
 
 @dataclass(frozen=True)
@@ -193,4 +193,4 @@ class Note:
     detail: str
 
 
-Decision = Grant | Refuse | AskBack | LimitChanged | RoomAnswer | Freed | Note
+Decision = Grant | RefuseClaim | AskBack | LimitChanged | RoomAnswer | Freed | Note

@@ -20,23 +20,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from balloond.policy.claims import (
     Claim,
+    ClaimPatience,
+    ClaimSources,
     Decision,
     Freed,
     Grant,
     Growth,
-    Hold,
+    HoldRoom,
     LimitChanged,
     Note,
-    Patience,
-    Refuse,
-    Report,
+    RefuseClaim,
     RoomAnswer,
     RoomClaim,
-    Taken,
-    Wanted,
+    UsageReport,
+    WantedExtents,
 )
-from balloond.policy.ledger import Booking, Extent, Kind, Lease, Ledger
-from balloond.policy.limits import Limits, Outcome
+from balloond.policy.ledger import Booking, Extent, Kind, LeaseRecord, Ledger
+from balloond.policy.limits import LimitOutcome, Limits
 from balloond.policy.reclaims import Reclaims
 from services.errors import Invalid, NotFound
 
@@ -47,7 +47,7 @@ _PASSING = 16
 """Which part of a room's need may pass it."""
 
 
-class Device:
+class DevicePolicy:
     """One device. `extent_ids` never repeats on the node; `serials` numbers claims and reclaims, from 1."""
 
     def __init__(
@@ -57,14 +57,14 @@ class Device:
         page_bytes: int,
         extent_ids: Iterator[int],
         serials: Iterator[int],
-        patience: Patience,
+        patience: ClaimPatience,
     ) -> None:
         self.name = name
         self.ledger = Ledger(capacity, page_bytes)
         self.limits = Limits(capacity)
         self.reclaims = Reclaims(self.ledger, self.limits, serials, patience)
         self.claims: list[Claim] = []
-        self.holds: dict[str, Hold] = {}
+        self.holds: dict[str, HoldRoom] = {}
         self._extent_ids = extent_ids
         self._serials = serials
         self._patience = patience
@@ -75,7 +75,7 @@ class Device:
 
     # --- leases
 
-    def open(self, lease_id: str, model: str, token: str) -> Lease:
+    def open(self, lease_id: str, model: str, token: str) -> LeaseRecord:
         """Raises Unmet without a booking."""
         return self.ledger.open(lease_id, model, token)
 
@@ -110,30 +110,30 @@ class Device:
     def end_borrower(self, now: float, borrower: str) -> list[Decision]:
         return self._settle(now, _freed(self.ledger.end_borrower(borrower)))
 
-    def report(self, now: float, lease_id: str, report: Report) -> list[Decision]:
+    def report(self, now: float, lease_id: str, report: UsageReport) -> list[Decision]:
         """What a lease says of itself, possibly as the answer to a reclaim."""
         lease = self.ledger.lease(lease_id)
         ask = self.reclaims.reported(lease_id, report)
         if ask is not None:
             for claim in self.claims:
                 if claim.id == ask.claim_id and report.returned > 0:
-                    claim.taken.append(Taken(lease.model, ask.what, report.returned))
+                    claim.taken.append(ClaimSources(lease.model, ask.what, report.returned))
                 if report.returned < ask.asked:
                     claim.dry.add(lease_id)
         return self._settle(now, [])
 
     # --- growth
 
-    def grow(self, now: float, lease_id: str, request_id: int, wanted: Wanted) -> list[Decision]:
+    def grow(self, now: float, lease_id: str, request_id: int, wanted: WantedExtents) -> list[Decision]:
         """A lease wants extents. Raises NotFound without the lease."""
         lease = self.ledger.lease(lease_id)
         kind, nbytes, count = wanted.kind, wanted.bytes, wanted.count
         least = count if wanted.min_count <= 0 else min(wanted.min_count, count)
         if count <= 0 or nbytes <= 0 or nbytes % self.ledger.page_bytes:
             detail = f"{count} extents of {nbytes} bytes: not whole pages of {self.ledger.page_bytes}"
-            return [Refuse(lease_id, request_id, "unknown", 0, detail)]
+            return [RefuseClaim(lease_id, request_id, "unknown", 0, detail)]
         if lease.model not in self.ledger.bookings:
-            return [Refuse(lease_id, request_id, "not_booked", 0, f"{lease.model} has no booking on {self.name}")]
+            return [RefuseClaim(lease_id, request_id, "not_booked", 0, f"{lease.model} has no booking on {self.name}")]
         claim = Growth(
             id=next(self._serials),
             model=lease.model,
@@ -203,7 +203,7 @@ class Device:
 
     def set_limit(
         self, now: float, model: str, nbytes: int, revision: int, deadline_ms: int
-    ) -> tuple[Outcome, list[Decision]]:
+    ) -> tuple[LimitOutcome, list[Decision]]:
         """Raises NotFound without a booking, Invalid below the floor."""
         if model not in self.ledger.bookings:
             raise NotFound(f"{model} has no booking on {self.name}")
@@ -305,7 +305,7 @@ class Device:
                     self._drop(claim, out)
                     held, limit = self.ledger.kv_of(claim.model), self.limits.get(claim.model)
                     detail = f"{claim.need} bytes asked, {held} held, limit {limit.bytes}"
-                    out.append(Refuse(claim.lease_id, claim.request_id, "over_limit", over, detail))
+                    out.append(RefuseClaim(claim.lease_id, claim.request_id, "over_limit", over, detail))
                     continue
                 if fits >= claim.min_count:
                     self._grant(claim, fits, out)
@@ -390,7 +390,7 @@ class Device:
             # The limits that were lowered for it stay low as long as the room is held, so that the victims do not
             # take it back.
             self._release_hold(claim.model, out)
-            self.holds[claim.model] = Hold(claim.need, now + claim.hold_s, claim.id)
+            self.holds[claim.model] = HoldRoom(claim.need, now + claim.hold_s, claim.id)
             self.claims.remove(claim)
         out.append(RoomAnswer(claim.id, free, short, tuple(claim.taken)))
         out.append(Note(claim.model, "room", f"{claim.need} bytes wanted, {short} short, {_tell(claim.taken)}"))
@@ -402,7 +402,7 @@ class Device:
             f"{ledger.capacity}, leased {ledger.leased}, booked {ledger.booked}, stranded {ledger.stranded}"
         )
         self._drop(claim, out)
-        out.append(Refuse(claim.lease_id, claim.request_id, "exhausted", max(1, short), detail))
+        out.append(RefuseClaim(claim.lease_id, claim.request_id, "exhausted", max(1, short), detail))
 
     def _drop(self, claim: Claim, out: list[Decision]) -> None:
         self.claims.remove(claim)
@@ -498,5 +498,5 @@ def _freed(extents: list[Extent]) -> list[Decision]:
     return [Freed(tuple(extents))] if extents else []
 
 
-def _tell(taken: Iterable[Taken]) -> str:
+def _tell(taken: Iterable[ClaimSources]) -> str:
     return "taken " + (", ".join(f"{t.bytes} of {t.model}'s {t.what}" for t in taken) or "from nobody")

@@ -52,7 +52,7 @@ class Booking:
 
 
 @dataclass
-class Lease:
+class LeaseRecord:
     """What one process holds."""
 
     id: str
@@ -81,7 +81,7 @@ class Ledger:
         self.booked = 0
         self.stranded = 0
         self.bookings: dict[str, Booking] = {}
-        self.leases: dict[str, Lease] = {}
+        self.leases: dict[str, LeaseRecord] = {}
 
     def __repr__(self) -> str:
         return (
@@ -128,26 +128,26 @@ class Ledger:
 
     # --- leases
 
-    def open(self, lease_id: str, model: str, token: str) -> Lease:
+    def open(self, lease_id: str, model: str, token: str) -> LeaseRecord:
         """Raises Exists, and Unmet without a booking."""
         if lease_id in self.leases:
             raise Exists(f"lease {lease_id} exists")
         if model not in self.bookings:
             raise Unmet(f"{model} has no booking")
-        lease = self.leases[lease_id] = Lease(lease_id, model, token)
+        lease = self.leases[lease_id] = LeaseRecord(lease_id, model, token)
         return lease
 
-    def lease(self, lease_id: str) -> Lease:
+    def lease(self, lease_id: str) -> LeaseRecord:
         """A lease whose process may still live. Raises NotFound."""
         lease = self.leases.get(lease_id)
         if lease is None or lease.ended:
             raise NotFound(f"no lease {lease_id}")
         return lease
 
-    def by_token(self, token: str) -> Lease | None:
+    def by_token(self, token: str) -> LeaseRecord | None:
         return next((lease for lease in self.leases.values() if lease.token == token and not lease.ended), None)
 
-    def of_model(self, model: str) -> list[Lease]:
+    def of_model(self, model: str) -> list[LeaseRecord]:
         return [lease for lease in self.leases.values() if lease.model == model and not lease.ended]
 
     def kv_of(self, model: str) -> int:
@@ -258,7 +258,7 @@ class Ledger:
             freed += self.give_back(lease.id, lent, borrower)
         return freed
 
-    def _add(self, lease: Lease, extent: Extent) -> None:
+    def _add(self, lease: LeaseRecord, extent: Extent) -> None:
         lease.extents[extent.id] = extent
         if extent.kind == "kv":
             lease.kv_bytes += extent.bytes
@@ -271,7 +271,7 @@ class Ledger:
             self.leased += extent.bytes
         self.free -= extent.bytes
 
-    def _remove(self, lease: Lease, extent: Extent) -> None:
+    def _remove(self, lease: LeaseRecord, extent: Extent) -> None:
         del lease.extents[extent.id]
         if extent.kind == "kv":
             lease.kv_bytes -= extent.bytes
@@ -283,7 +283,7 @@ class Ledger:
             self.leased -= extent.bytes
         self.free += extent.bytes
 
-    def _forget_if_over(self, lease: Lease) -> None:
+    def _forget_if_over(self, lease: LeaseRecord) -> None:
         if not lease.extents:
             self.leases.pop(lease.id, None)
 

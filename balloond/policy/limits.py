@@ -29,7 +29,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LimitOutcome:
     """What became of a request to set a limit."""
 
     state: State
@@ -70,7 +70,7 @@ class Limits:
     def _set_bytes(self, entry: _Entry) -> int:
         return self._capacity if entry.set_bytes == WHOLE_DEVICE else min(entry.set_bytes, self._capacity)
 
-    def set(self, model: str, nbytes: int, revision: int, deadline_ms: int, *, floor: int, held: int) -> Outcome:
+    def set(self, model: str, nbytes: int, revision: int, deadline_ms: int, *, floor: int, held: int) -> LimitOutcome:
         """`revision` 0 is the next one. Raises Invalid with both numbers for a limit below the floor, and for one
         that there cannot be."""
         if not 0 <= revision <= _LAST_REVISION:
@@ -83,15 +83,15 @@ class Limits:
         before = self.get(model)
         if revision and revision == entry.set_revision:
             if nbytes != entry.set_bytes:
-                return Outcome("conflict", before, max(0, held - before.bytes), False)
+                return LimitOutcome("conflict", before, max(0, held - before.bytes), False)
         elif revision and revision <= entry.revision:
-            return Outcome("stale", before, max(0, held - before.bytes), False)
+            return LimitOutcome("stale", before, max(0, held - before.bytes), False)
         else:
             entry.revision = entry.set_revision = revision or entry.revision + 1
             entry.set_bytes, entry.deadline_ms = nbytes, deadline_ms
         after = self.get(model)
         overage = max(0, held - after.bytes)
-        return Outcome("deferred" if overage else "applied", after, overage, after != before)
+        return LimitOutcome("deferred" if overage else "applied", after, overage, after != before)
 
     def squeeze(self, model: str, nbytes: int, owner: int) -> None:
         """Bounds the model to `nbytes` until `lift(owner)`."""

@@ -13,17 +13,17 @@ from balloond.policy import balloon
 from balloond.policy.claims import (
     Ask,
     AskBack,
+    ClaimPatience,
+    ClaimSources,
     Decision,
     Growth,
     LimitChanged,
     Note,
-    Patience,
-    Report,
-    Taken,
+    UsageReport,
     What,
 )
 from balloond.policy.extents import count_down
-from balloond.policy.ledger import Lease, Ledger
+from balloond.policy.ledger import LeaseRecord, Ledger
 from balloond.policy.limits import Limits
 
 _AHEAD = 32
@@ -34,9 +34,9 @@ oldest prefixes once more costs an engine as long as for all of it."""
 class Reclaims:
     """Asks, reports and lowered limits of one device."""
 
-    def __init__(self, ledger: Ledger, limits: Limits, serials: Iterator[int], patience: Patience) -> None:
+    def __init__(self, ledger: Ledger, limits: Limits, serials: Iterator[int], patience: ClaimPatience) -> None:
         self.demand: Mapping[str, float] = {}
-        self.reports: dict[str, Report] = {}
+        self.reports: dict[str, UsageReport] = {}
         self.asks: dict[int, Ask] = {}
         self._lowered_at: dict[str, float] = {}
         """When the limit of a model that holds more last fell."""
@@ -49,7 +49,7 @@ class Reclaims:
 
     # --- what came of it
 
-    def reported(self, lease_id: str, report: Report) -> Ask | None:
+    def reported(self, lease_id: str, report: UsageReport) -> Ask | None:
         """Returns the ask that it answers: one of this lease's."""
         self.reports[lease_id] = report
         ask = self.asks.get(report.reclaim_id)
@@ -113,17 +113,17 @@ class Reclaims:
 
     # --- taking more
 
-    def own(self, claim: Growth, now: float) -> balloon.Own | None:
+    def own(self, claim: Growth, now: float) -> balloon.OwnCache | None:
         """The prefixes that whoever wants this could do without instead; as young as can be where no report tells.
         Waiting, it may have done without them by now."""
-        report = self.reports.get(claim.lease_id, Report())
+        report = self.reports.get(claim.lease_id, UsageReport())
         nbytes = claim.cached
         if report.at > claim.began:
             nbytes = min(nbytes, sum(cached for _, cached in report.cached))
         if nbytes <= 0:
             return None
         oldest = min((last_use for last_use, _ in report.cached), default=now)
-        return balloon.Own(nbytes, max(0.0, now - oldest), now)
+        return balloon.OwnCache(nbytes, max(0.0, now - oldest), now)
 
     def plan(
         self,
@@ -131,8 +131,8 @@ class Reclaims:
         without: str | None,
         dry: Collection[str],
         from_decodes: int,
-        own: balloon.Own | None = None,
-    ) -> balloon.Plan:
+        own: balloon.OwnCache | None = None,
+    ) -> balloon.ReclaimPlan:
         """What to take for `need` bytes from other models than `without`; `from_decodes`: for how many of them decodes
         may be stopped. The `dry` leases have nothing but decodes. Where others run, a little more is taken: they are
         served in between, and must not make one ask a second time."""
@@ -158,12 +158,12 @@ class Reclaims:
         return count_down(need // _AHEAD, extent) * extent if extent else 0
 
     def _runs(self, lease_id: str) -> bool:
-        return self.reports.get(lease_id, Report()).used > 0
+        return self.reports.get(lease_id, UsageReport()).used > 0
 
-    def _holder(self, lease: Lease, dry: bool) -> balloon.Holder:
+    def _holder(self, lease: LeaseRecord, dry: bool) -> balloon.LeaseHoldings:
         """A lease less what is leaving it already: that comes out of its reserve first, then out of its oldest
         prefixes."""
-        report = Report() if dry else self.reports.get(lease.id, Report())
+        report = UsageReport() if dry else self.reports.get(lease.id, UsageReport())
         leaving = self.asked_of(lease.id) + self.overage(lease.model)
         held = lease.kv_bytes - leaving
         reserve = max(0, report.reserve - leaving)
@@ -175,9 +175,9 @@ class Reclaims:
             if nbytes > gone:
                 cached.append((last_use, nbytes - gone))
         extent = max(lease.kv_extent_bytes, 1)
-        return balloon.Holder(lease.id, lease.model, held, reserve, tuple(cached), extent, self._runs(lease.id))
+        return balloon.LeaseHoldings(lease.id, lease.model, held, reserve, tuple(cached), extent, self._runs(lease.id))
 
-    def take(self, now: float, plan: balloon.Plan, owner: int, taken: list[Taken]) -> list[Decision]:
+    def take(self, now: float, plan: balloon.ReclaimPlan, owner: int, taken: list[ClaimSources]) -> list[Decision]:
         """Carries a plan out for the claim `owner`. Decodes count as taken at once, the rest when it is answered."""
         out: list[Decision] = []
         for step in plan.steps:
@@ -191,7 +191,7 @@ class Reclaims:
                     self.lowered(now, model)
                     out.append(LimitChanged(model))
                     out.append(Note(model, "limit", f"{limit} bytes for now: {nbytes} bytes are wanted by others"))
-                    taken.append(Taken(model, "decodes", nbytes))
+                    taken.append(ClaimSources(model, "decodes", nbytes))
         return out
 
     def ask(self, now: float, lease_id: str, what: What, nbytes: int, owner: int) -> list[Decision]:
@@ -213,7 +213,7 @@ class Reclaims:
                 break
             if lease.model == without or lease.ended or lease.suspended or lease.id in dry:
                 continue
-            if self.reports.get(lease.id, Report()).at >= since or self.asked_of(lease.id):
+            if self.reports.get(lease.id, UsageReport()).at >= since or self.asked_of(lease.id):
                 continue
             above = self._ledger.kv_of(lease.model) - self.overage(lease.model) - self._ledger.floor(lease.model)
             extent = max(lease.kv_extent_bytes, 1)

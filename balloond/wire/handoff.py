@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from balloond.metrics import GROWTH
 from balloond.node import processes
 from balloond.node.daemon import Daemon
-from balloond.node.processes import Process
+from balloond.node.processes import ProcessIdentity
 from balloond.node.records import LeaseFacts
 from balloond.policy.claims import Why
 from balloond.policy.ledger import Extent
@@ -64,14 +64,14 @@ class HandoffServer:
         await _Session(self._daemon, connection, process).run()
 
 
-def _peer(connection: seqpacket.SeqpacketConnection) -> Process:
+def _peer(connection: seqpacket.SeqpacketConnection) -> ProcessIdentity:
     """Raises Unavailable with one line for a peer that may not come in."""
     peer = seqpacket.peer(connection.sock)
     os.close(peer.pidfd)
     if peer.uid != os.getuid():
         raise Unavailable(f"process {peer.pid} belongs to user {peer.uid}, balloond to {os.getuid()}")
     try:
-        return Process(peer.pid, processes.started(peer.pid))
+        return ProcessIdentity(peer.pid, processes.started(peer.pid))
     except OSError as error:
         raise Unavailable(str(error)) from None
 
@@ -79,7 +79,7 @@ def _peer(connection: seqpacket.SeqpacketConnection) -> Process:
 class _Session:
     """One connection, from its Attach to its end."""
 
-    def __init__(self, daemon: Daemon, connection: seqpacket.SeqpacketConnection, process: Process) -> None:
+    def __init__(self, daemon: Daemon, connection: seqpacket.SeqpacketConnection, process: ProcessIdentity) -> None:
         self._daemon = daemon
         self._connection = connection
         self._process = process

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from balloond.node.events import Event
-from balloond.policy.claims import Report, RoomAnswer, Wanted, Why
-from balloond.policy.device import Device
-from balloond.policy.ledger import Booking, Kind, Lease
-from balloond.policy.limits import Limit, Outcome
+from balloond.policy.claims import RoomAnswer, UsageReport, WantedExtents, Why
+from balloond.policy.device import DevicePolicy
+from balloond.policy.ledger import Booking, Kind, LeaseRecord
+from balloond.policy.limits import Limit, LimitOutcome
 from protos import balloond_pb2, handoff_pb2
 from services.errors import Invalid
 
@@ -48,9 +48,9 @@ def kind(number: int) -> Kind:
     return _KINDS[number]
 
 
-def wanted(message: handoff_pb2.Grow) -> Wanted:
+def wanted(message: handoff_pb2.Grow) -> WantedExtents:
     """Raises Invalid for a kind that there is not."""
-    return Wanted(
+    return WantedExtents(
         kind(message.kind),
         message.bytes,
         message.count,
@@ -67,12 +67,12 @@ def handoff_limit(limit: Limit, floor: int) -> handoff_pb2.Limit:
     )
 
 
-def report(message: handoff_pb2.Report, now: float) -> Report:
+def report(message: handoff_pb2.Report, now: float) -> UsageReport:
     """Ages become times on this process's clock. Raises Invalid for numbers that cannot be."""
     told = (message.held_bytes, message.used_bytes, message.reserve_bytes, message.returned_bytes)
     if not all(0 <= number <= _MOST for number in (*told, *(cached.bytes for cached in message.cached))):
         raise Invalid(f"a report of {told} bytes, and prefixes, makes no sense")
-    return Report(
+    return UsageReport(
         at=now,
         limit_revision=message.limit_revision,
         held=message.held_bytes,
@@ -91,7 +91,7 @@ def booking(request: balloond_pb2.SetBookingRequest) -> Booking:
     return Booking(request.quota_bytes, request.weights_bytes, request.floor_bytes)
 
 
-def outcome(outcome: Outcome, held: int) -> balloond_pb2.SetLimitResponse:
+def outcome(outcome: LimitOutcome, held: int) -> balloond_pb2.SetLimitResponse:
     return balloond_pb2.SetLimitResponse(
         state=_STATES[outcome.state],
         revision=outcome.limit.revision,
@@ -122,12 +122,12 @@ def events(events: Iterable[Event], now: float) -> balloond_pb2.EventsResponse:
 
 
 def node(
-    name: str, revision: int, devices: Iterable[Device], process_of: Callable[[str], int]
+    name: str, revision: int, devices: Iterable[DevicePolicy], process_of: Callable[[str], int]
 ) -> balloond_pb2.NodeState:
     return balloond_pb2.NodeState(node=name, revision=revision, devices=[_device(d, process_of) for d in devices])
 
 
-def _device(device: Device, process_of: Callable[[str], int]) -> balloond_pb2.DeviceState:
+def _device(device: DevicePolicy, process_of: Callable[[str], int]) -> balloond_pb2.DeviceState:
     ledger = device.ledger
     return balloond_pb2.DeviceState(
         device=device.name,
@@ -142,7 +142,7 @@ def _device(device: Device, process_of: Callable[[str], int]) -> balloond_pb2.De
     )
 
 
-def _booking(device: Device, model: str) -> balloond_pb2.Booking:
+def _booking(device: DevicePolicy, model: str) -> balloond_pb2.Booking:
     booking, limit = device.ledger.bookings[model], device.limits.get(model)
     return balloond_pb2.Booking(
         model=model,
@@ -155,8 +155,8 @@ def _booking(device: Device, model: str) -> balloond_pb2.Booking:
     )
 
 
-def _lease(device: Device, lease: Lease, pid: int) -> balloond_pb2.LeaseState:
-    report = device.reclaims.reports.get(lease.id, Report())
+def _lease(device: DevicePolicy, lease: LeaseRecord, pid: int) -> balloond_pb2.LeaseState:
+    report = device.reclaims.reports.get(lease.id, UsageReport())
     return balloond_pb2.LeaseState(
         lease_id=lease.id,
         model=lease.model,

@@ -9,7 +9,7 @@ from balloond.keeper.client import KeeperClient
 from balloond.node.daemon import Daemon
 from balloond.wire import messages
 from protos import balloond_pb2, balloond_pb2_grpc
-from services.rpc.watch import Sparing, follow_sparingly
+from services.rpc.watch import ThrottledFollower, follow_sparingly
 
 NAME = "prism.balloond.v1.Balloond"
 _STATE_EVERY_S, _STATE_SELDOM_S = 0.05, 1.0
@@ -62,7 +62,7 @@ class BalloondServicer(balloond_pb2_grpc.BalloondServicer):
 
     async def Watch(self, request: balloond_pb2.WatchRequest, context: Any) -> Any:
         pages_s = min(_STATE_SELDOM_S, request.pages_ms / 1e3)
-        sparing = Sparing[balloond_pb2.NodeState](lambda state: booked(state.devices), pages_s)
+        sparing = ThrottledFollower[balloond_pb2.NodeState](lambda state: booked(state.devices), pages_s)
         async for state in follow_sparingly(self._daemon.changed, self._state, sparing, _STATE_EVERY_S, None):
             yield state
 

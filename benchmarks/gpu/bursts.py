@@ -35,7 +35,7 @@ from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import gaps_of
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.engines import shared_board as turn_module
-from gpu_scheduler.engines.shared_board import Turn
+from gpu_scheduler.engines.shared_board import SharedBoard
 from tests.gpu_scheduler.engines.sglang import harness
 
 REFERENCE = "reference"
@@ -164,7 +164,11 @@ async def measure(
 
 
 async def measure_beside(
-    given: argparse.Namespace, cases: Sequence[Case], neighbour: Client, turn: Turn, prompts: Callable[[int], list[int]]
+    given: argparse.Namespace,
+    cases: Sequence[Case],
+    neighbour: Client,
+    turn: SharedBoard,
+    prompts: Callable[[int], list[int]],
 ) -> list[str]:
     """The same beside streams that decode, and without the bursts."""
     problems: list[str] = []
@@ -242,7 +246,7 @@ async def main() -> None:
     if given.record:
         recording.possible()
     fd = turn_module.create()
-    turn = Turn(fd)
+    turn = SharedBoard(fd)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shared = Shared(folder, given.shape, given.device, max(_CONTEXT_TOKENS, given.tokens + 16))

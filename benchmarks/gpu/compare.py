@@ -68,7 +68,7 @@ from benchmarks.systems import SYSTEMS, Model
 from placement.policy.assignment.partition import Part
 from services.telemetry import log
 from sim.inputs.catalogue import SHAPES
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from sim.report import quantile
 from tests.end_to_end.world import World
 
@@ -211,7 +211,7 @@ def smallest(times: Sequence[P95s]) -> dict[str, dict[str, dict[str, float]]]:
     }
 
 
-async def alone(at: World, requests: Sequence[Request], seed: int) -> list[list[Any]]:
+async def alone(at: World, requests: Sequence[SimulatedRequest], seed: int) -> list[list[Any]]:
     """Samples of these, the same gaps between them but none above a second, with prompts drawn by `seed`."""
     rows, due, before = list[list[str]](), 0.0, requests[0].arrival
     for request in requests:

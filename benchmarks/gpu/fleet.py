@@ -13,8 +13,8 @@ from typing import Any
 
 import services.ipc.forking  # noqa: F401  (before grpc: engines are started)
 from benchmarks.gpu import shapes, stock
-from gpu_scheduler.engines.engine import MODULES, Engine, Spawn
-from gpu_scheduler.engines.shared_board import ANYBODY, Turn
+from gpu_scheduler.engines.engine import MODULES, EngineProcess, Spawn
+from gpu_scheduler.engines.shared_board import ANYBODY, SharedBoard
 from protos import common_pb2, engine_pb2
 from services.telemetry import log
 from tests.gpu_scheduler.engines.sglang import harness
@@ -59,7 +59,7 @@ class Reply:
 class Client:
     """One engine with a model. A gpu_scheduler's Listener."""
 
-    def __init__(self, name: str, engine: Engine) -> None:
+    def __init__(self, name: str, engine: EngineProcess) -> None:
         self.name = name
         self.engine = engine
         self.stats = engine_pb2.EngineStats()
@@ -156,7 +156,7 @@ class Client:
 
     # --- Listener
 
-    def on_tokens(self, _engine: Engine, chunks: list[common_pb2.TokenChunk]) -> None:
+    def on_tokens(self, _engine: EngineProcess, chunks: list[common_pb2.TokenChunk]) -> None:
         now = time.monotonic()
         for chunk in chunks:
             reply = self.open[chunk.request_id]
@@ -182,17 +182,17 @@ class Client:
         del self._asked[name]
         self.prefills_changed()
 
-    def on_parked(self, _engine: Engine, request_id: str) -> None:
+    def on_parked(self, _engine: EngineProcess, request_id: str) -> None:
         """It found no memory: asked again, with what it said so far."""
         self.open[request_id].parked += 1
         self._send(request_id)
 
-    def on_prefilled(self, _engine: Engine, prompts: list[engine_pb2.Prefilled.Prompt]) -> None: ...
+    def on_prefilled(self, _engine: EngineProcess, prompts: list[engine_pb2.Prefilled.Prompt]) -> None: ...
 
-    def on_stats(self, _engine: Engine, stats: engine_pb2.EngineStats) -> None:
+    def on_stats(self, _engine: EngineProcess, stats: engine_pb2.EngineStats) -> None:
         self.stats = stats
 
-    def on_death(self, _engine: Engine) -> None:
+    def on_death(self, _engine: EngineProcess) -> None:
         self._gone = True
         for name, reply in list(self.open.items()):
             reply.error = "the engine died"
@@ -203,7 +203,7 @@ class PrefillTurn:
     """Gives the turn as a gpu_scheduler does whose queue is in order of arrival: to the engine of the oldest request
     that has no token yet, and to anybody when there is none."""
 
-    def __init__(self, turn: Turn, clients: Sequence[Client]) -> None:
+    def __init__(self, turn: SharedBoard, clients: Sequence[Client]) -> None:
         self._turn = turn
         self._clients = clients
         for client in clients:
@@ -266,8 +266,8 @@ def begin() -> None:
 
 async def _warm(
     kind: str, environment: Mapping[str, str], ranks: int = 1, index: int = 1, turn_fd: int | None = None
-) -> Engine:
-    engine = await Engine.start(Spawn(kind, "error", environment, ranks, START_S), index, turn_fd)
+) -> EngineProcess:
+    engine = await EngineProcess.start(Spawn(kind, "error", environment, ranks, START_S), index, turn_fd)
     await engine.hello(START_S)
     return engine
 

@@ -107,7 +107,7 @@ class Part:
         self._windows: list[dict[str, Any]] = []
         self._stats: dict[str, Any] = {}
         self._about: dict[str, Any] = {}
-        self._words: shared_board.Turn | None = None
+        self._words: shared_board.SharedBoard | None = None
 
     async def run(self) -> None:
         weights = -(-shapes.weights_bytes(self._config) // (64 << 20)) * (64 << 20)
@@ -141,7 +141,7 @@ class Part:
             try:
                 ours, theirs = clients[: self._count], clients[self._count :]
                 if turn_fd is not None:
-                    self._words = shared_board.Turn(turn_fd)
+                    self._words = shared_board.SharedBoard(turn_fd)
                     if self._given.prefill_turn:
                         fleet.PrefillTurn(self._words, ours)
                 await self._measure(Side("elastic", ours), Side("reference", theirs))

@@ -35,7 +35,7 @@ from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import gaps_of
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.engines import shared_board as turn_module
-from gpu_scheduler.engines.shared_board import Turn
+from gpu_scheduler.engines.shared_board import SharedBoard
 from gpu_scheduler.engines.sharing.throttle import FREE
 from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.queue.dispatcher import Dispatcher
@@ -107,7 +107,7 @@ class _Stream(GatewayStream):
 class Group:
     """The queue over engines that are there already. While it runs it hears them."""
 
-    def __init__(self, rules: Arbitration, clients: Sequence[Client], turn: Turn, context_tokens: int) -> None:
+    def __init__(self, rules: Arbitration, clients: Sequence[Client], turn: SharedBoard, context_tokens: int) -> None:
         self.turn = turn
         self.stream = _Stream()
         self._clients = clients
@@ -300,7 +300,7 @@ def _rounded(samples: dict[str, list[float]]) -> dict[str, list[float]]:
 
 
 async def measure(
-    given: argparse.Namespace, shared: Shared, clients: Sequence[Client], turn: Turn
+    given: argparse.Namespace, shared: Shared, clients: Sequence[Client], turn: SharedBoard
 ) -> tuple[float, list[Side]]:
     """The target in seconds, and the cases."""
     prompts = shared.prompts(1)
@@ -370,7 +370,7 @@ async def main() -> None:
         async with shared.engines(folder, names, kv_bytes, _FLOOR_BYTES, turn_fd=fd) as (_, clients):
             await neighbours.warm_up(shared, clients, given.streams, given.prompt)
             say("warm")
-            target_s, sides = await measure(given, shared, clients, Turn(fd))
+            target_s, sides = await measure(given, shared, clients, SharedBoard(fd))
     show(sides)
     problems = [f"{side.case.name}: {problem}" for side in sides for problem in side.problems]
     body = {

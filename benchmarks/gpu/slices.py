@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sim.engines.cost import Shape
 from sim.inputs import trace
-from sim.inputs.catalogue import Catalogue, Spec
-from sim.inputs.request import Request
+from sim.inputs.catalogue import ModelSet, Spec
+from sim.inputs.request import SimulatedRequest
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class Cut:
         """Of a replay."""
         return ["--from-s", str(self.part.from_s), "--seconds", str(self.part.seconds)]
 
-    def requests(self, context_tokens: int, slos: Mapping[str, Mapping[str, float]]) -> list[Request]:
+    def requests(self, context_tokens: int, slos: Mapping[str, Mapping[str, float]]) -> list[SimulatedRequest]:
         """One for each of the trace, under the served models' names, with their targets."""
-        catalogue = Catalogue([Spec("*", Shape(0, 0), context_tokens=context_tokens)])
+        catalogue = ModelSet([Spec("*", Shape(0, 0), context_tokens=context_tokens)])
         found = trace.read(self.path, catalogue, trace.Slice(self.part.from_s, self.part.seconds)).requests
         for request in found:
             request.model = self.names[request.model]

@@ -23,7 +23,7 @@ from benchmarks.gpu import stock_model
 from gpu_scheduler.engines.sglang import plugin
 from gpu_scheduler.engines.sglang.base import current, options
 from gpu_scheduler.engines.sglang.base.errors import LeaveLoop, RejectedRequest
-from gpu_scheduler.engines.sglang.base.request_table import Book
+from gpu_scheduler.engines.sglang.base.request_table import RequestTable
 from gpu_scheduler.engines.sglang.hooks import loop as hooks_loop
 from gpu_scheduler.engines.sglang.hooks import memory as hooks_memory
 from gpu_scheduler.engines.sglang.hooks import process as hooks_process
@@ -78,8 +78,8 @@ class Front:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.book = Book()
-        self.counters = stats.Counters()
+        self.book = RequestTable()
+        self.counters = stats.EngineCounters()
         self.outputs = StockOutputs(self.book, channel.send_message, lambda *_: None)
         self._told_at = 0.0
 

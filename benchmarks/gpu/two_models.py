@@ -38,7 +38,7 @@ from benchmarks.gpu.compare import alone, p95
 from benchmarks.gpu.stack import Site, stack
 from benchmarks.systems import SYSTEMS, Model, System
 from services.telemetry import log
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from tests.end_to_end.world import World
 
 NAMES = ("first", "second")
@@ -132,7 +132,7 @@ class Bench:
     @asynccontextmanager
     async def _stack(self, system: System) -> AsyncIterator[World]:
         """Halves, where memory is divided."""
-        requests = [Request(model, model, 0.0, 1, 1) for model in NAMES]
+        requests = [SimulatedRequest(model, model, 0.0, 1, 1) for model in NAMES]
         parts = systems.plan(self._models, requests, 1.0, self._site.devices, self._site.sizes)
         async with stack(system, self._models, parts, self._site) as at:
             yield at
@@ -204,7 +204,7 @@ class Bench:
         found = {}
         for number, model in enumerate(NAMES):
             own = [row for row in self.traces["order"] if row[1] == model][:_ALONE]
-            requests = [Request("", model, at_s, prompt, output) for at_s, _, prompt, output in own]
+            requests = [SimulatedRequest("", model, at_s, prompt, output) for at_s, _, prompt, output in own]
             found[model] = p95(await alone(at, requests, seed=number))
         compared.write(self._given.out, "order-slos", self._given.commit, {"slos": found})
 

@@ -18,9 +18,9 @@ from deploy.local import bundled, kernels, sizing
 from deploy.local.devices import groups, host_bytes_for_images, host_bytes_free
 from deploy.local.introduction import introduction
 from deploy.local.models import named, read_all, write_catalogue
-from deploy.local.processes import StartFailed, System
+from deploy.local.processes import LocalSystem, StartFailed
 from deploy.local.topology import GPU_DTYPE_BYTES, Local
-from deploy.local.warming import Warming, Watched
+from deploy.local.warming import Warming, WatchedGroup
 from gateway.access import cors
 from loader.catalogue import catalogue
 from placement.client import PlacementClient
@@ -180,7 +180,7 @@ async def main() -> int:
             say(f"{sized}; --device-mib sets another size")
     compiled = kernels.caches(KERNELS, os.environ) if local.on_gpus else {}
     precompiled = kernels.Precompiled(local.catalogue, compiled, state / "logs" / "precompile.log", say)
-    system = System(local.processes(), state / "logs", say, compiled)
+    system = LocalSystem(local.processes(), state / "logs", say, compiled)
     say(f"starting; logs in {os.path.relpath(state / 'logs')}")
     began = time.monotonic()
     starting = asyncio.get_running_loop().create_task(system.start())
@@ -212,14 +212,14 @@ async def main() -> int:
     return 0
 
 
-async def _warm(local: Local, system: System, stopping: asyncio.Task[bool]) -> Mapping[str, str]:
+async def _warm(local: Local, system: LocalSystem, stopping: asyncio.Task[bool]) -> Mapping[str, str]:
     """Waits until each group has an engine whose imports are done, so that the first request does not; not for ever.
     Why a group has none, by group."""
     watched = []
     for group in local.group_names:
         scheduler = local.scheduler(group)
         log_path = Path(os.path.relpath(system.running[scheduler].log_path))
-        watched.append(Watched(group, local.unix(scheduler), log_path))
+        watched.append(WatchedGroup(group, local.unix(scheduler), log_path))
     say(f"engines {'are importing SGLang' if local.engine == 'sglang' else 'start'}")
     warming = Warming(watched, say)
     running = tasks.spawn(warming.run(), "wait for warm engines")
@@ -228,7 +228,7 @@ async def _warm(local: Local, system: System, stopping: asyncio.Task[bool]) -> M
     return warming.problems
 
 
-async def _introduce(local: Local, system: System, problems: Mapping[str, str], seconds: float) -> None:
+async def _introduce(local: Local, system: LocalSystem, problems: Mapping[str, str], seconds: float) -> None:
     placement = PlacementClient(local.unix("placement"))
     try:
         routes = await placement.routes()

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from deploy.local import bundled
 from loader.catalogue import catalogue
-from loader.catalogue.models import Model, Sizes, read_model
+from loader.catalogue.models import CatalogueModel, Sizes, read_model
 from loader.checkpoints import checkpoint
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.config import LoaderConfig
@@ -59,7 +59,7 @@ def write_catalogue(models: Sequence[str], path: Path, dtype_bytes: int) -> Mapp
     return faults
 
 
-def read_all(path: Path) -> list[Model]:
+def read_all(path: Path) -> list[CatalogueModel]:
     """The models of a catalogue file, as a loader on the CPU reads them. Raises Invalid for a file that cannot be
     used."""
     fields = ("device_dtype_bytes", "kv_extent_bytes", "engine_quota_bytes")

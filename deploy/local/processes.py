@@ -34,7 +34,7 @@ def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class Running:
+class SupervisedProcess:
     """One process, started again when it dies by itself."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Running:
             await child.wait()
 
 
-class System:
+class LocalSystem:
     """All processes of a local system."""
 
     def __init__(
@@ -145,7 +145,7 @@ class System:
     ) -> None:
         """`environment`: variables that they get beside ours."""
         logs.mkdir(parents=True, exist_ok=True)
-        self.running = {process.name: Running(process, logs, say, environment) for process in plan}
+        self.running = {process.name: SupervisedProcess(process, logs, say, environment) for process in plan}
         self._plan = plan
         self._say = say
 

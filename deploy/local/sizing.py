@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.local.devices import MIB
-from loader.catalogue.models import Model
+from loader.catalogue.models import CatalogueModel
 from services.errors import Unavailable
 
 SMALL = ((27,), (13,))
@@ -16,7 +16,7 @@ _MORE = 1 / 8
 
 
 @dataclass(frozen=True)
-class Sized:
+class SizedDevices:
     """Devices that were sized for models."""
 
     mib: Sequence[Sequence[int]]
@@ -29,14 +29,14 @@ class Sized:
         return f"CPU devices: {groups} MiB, as the models need {self.needed_mib:,} MiB together"
 
 
-def sized(models: Sequence[Model], free_bytes: int) -> Sized:
+def sized(models: Sequence[CatalogueModel], free_bytes: int) -> SizedDevices:
     """`SMALL` where each model alone fits its larger device. Else a group for each number of devices that models are
     spread over, which holds all of them at once; where that would be more than half of the host's `free_bytes`, it is
     smaller and holds each of them alone. Models with an error are left out. Raises Unavailable where the host has not
     enough free for one of them."""
     known = [model for model in models if model.checkpoint is not None]
     if all(model.listed.devices == 1 and needed_mib(model) <= max(SMALL)[0] for model in known):
-        return Sized(SMALL)
+        return SizedDevices(SMALL)
     largest = max(known, key=lambda model: needed_mib(model) * model.listed.devices)
     most = needed_mib(largest) * largest.listed.devices
     if most * MIB > free_bytes:
@@ -49,10 +49,10 @@ def sized(models: Sequence[Model], free_bytes: int) -> Sized:
     each = {spread: [needed_mib(model) for model in known if model.listed.devices == spread] for spread in spreads}
     needed = sum(spread * sum(needs) for spread, needs in each.items())
     share = min(1 + _MORE, free_bytes / 2 / (needed * MIB))
-    return Sized([[max(int(share * sum(needs)), *needs)] * spread for spread, needs in each.items()], needed)
+    return SizedDevices([[max(int(share * sum(needs)), *needs)] * spread for spread, needs in each.items()], needed)
 
 
-def needed_mib(model: Model) -> int:
+def needed_mib(model: CatalogueModel) -> int:
     """MiB that a model needs on each of its devices: weights, the KV of its longest request, its engine's quota."""
     assert model.checkpoint is not None
     return -(-(model.checkpoint.weights_bytes + model.floor_bytes + model.quota_bytes) // MIB)

@@ -24,7 +24,7 @@ _LAST_LINES = 12
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedGroup:
     """A group: the address of its gpu_scheduler, and the log of that, which its engines write to as well."""
 
     name: str
@@ -51,7 +51,7 @@ def last_lines(log: Path) -> list[str]:
 class Warming:
     """Of all groups. `run` ends when each has a warm engine, or starts none any more, or the time is over."""
 
-    def __init__(self, groups: Sequence[Watched], say: Callable[[str], None]) -> None:
+    def __init__(self, groups: Sequence[WatchedGroup], say: Callable[[str], None]) -> None:
         self._groups = groups
         self._say = say
         self._states: dict[str, gpu_scheduler_pb2.GroupState] = {}
@@ -73,7 +73,7 @@ class Warming:
         finally:
             await tasks.cancel(telling)
 
-    async def _follow(self, group: Watched, began: float) -> None:
+    async def _follow(self, group: WatchedGroup, began: float) -> None:
         now = asyncio.get_running_loop().time
         client = GpuSchedulerClient(group.address)
         told = ""
@@ -95,7 +95,7 @@ class Warming:
         finally:
             await client.close()
 
-    def _failed(self, group: Watched, why: str) -> None:
+    def _failed(self, group: WatchedGroup, why: str) -> None:
         self.problems[group.name] = f"{why}; its log is {group.log}"
         self._say("\n".join([f"{group.name}: {self.problems[group.name]}", *last_lines(group.log)]))
 

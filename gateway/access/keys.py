@@ -17,7 +17,7 @@ from pathlib import Path
 import pydantic
 from pydantic import Field
 
-from services.runtime.config import Fault, Section, faults
+from services.runtime.config import ConfigSection, Fault, faults
 from services.wording.toml_lines import line_of
 
 _PREFIX = "sk-prism-"
@@ -27,7 +27,7 @@ _SHOWN = len("sha256:") + 8
 of them leads to no key."""
 
 
-class Key(Section):
+class Key(ConfigSection):
     """What the bearer of one key may do."""
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[\w.@-]+$")
@@ -47,7 +47,7 @@ class Key(Section):
         return any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
 
 
-class KeysFile(Section):
+class KeysFile(ConfigSection):
     """One `[[key]]` each."""
 
     key: tuple[Key, ...] = ()

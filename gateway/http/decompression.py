@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
-from gateway.errors import BadField, OtherEncoding, TooLarge
+from gateway.errors import BadField, BodyTooLarge, OtherEncoding
 
 _HEADER = "content-encoding"
 _PIECE_BYTES = 64 << 10
@@ -156,6 +156,6 @@ def _through(layers: Sequence[_Layer], data: bytes) -> Iterator[bytes]:
         yield from _through(layers[1:], piece)
 
 
-def too_large(most_bytes: int) -> TooLarge:
+def too_large(most_bytes: int) -> BodyTooLarge:
     """The error of a body that is longer."""
-    return TooLarge(f"The body is longer than {most_bytes} bytes.", None, "body_too_large")
+    return BodyTooLarge(f"The body is longer than {most_bytes} bytes.", None, "body_too_large")

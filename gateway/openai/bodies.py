@@ -108,7 +108,7 @@ class StreamOptions(_Model):
     include_usage: bool | None = None
 
 
-class Message(_Model):
+class ChatMessage(_Model):
     model_config = pydantic.ConfigDict(extra="allow", strict=True)
 
     role: str
@@ -247,7 +247,7 @@ class _Generate(_Model):
 class _Conversation(_Model):
     """Messages, and all that a chat template makes a prompt of beside them."""
 
-    messages: list[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
+    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -300,7 +300,7 @@ class _Conversation(_Model):
 class ChatRequest(_Conversation, _Generate):
     """The body of /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1, lt=_INT64)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)

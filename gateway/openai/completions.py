@@ -34,7 +34,7 @@ def _told(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, _LEAST_LOGPROB)
 
 
-class Body(endpoint.Body, Protocol):
+class CompletionBody(endpoint.Body, Protocol):
     """A checked body of either form."""
 
     @property
@@ -48,7 +48,7 @@ class Form(Protocol):
     operation: str
     """In GenAI's words."""
 
-    def parse(self, body: bytes) -> Body: ...
+    def parse(self, body: bytes) -> CompletionBody: ...
 
     def head(self, request_id: str, model: str, stream: bool) -> dict[str, Any]:
         """What every object of a response begins with."""
@@ -153,7 +153,7 @@ class _Logprobs:
         return {name: orjson.Fragment(b"[" + b",".join(written) + b"]") for name, written in self._lists.items()}
 
 
-class GenerateEndpoint(Endpoint[Body]):
+class GenerateEndpoint(Endpoint[CompletionBody]):
     """The ASGI app of one form."""
 
     def __init__(self, serving: Serving, form: Form, bodies: Bodies, waking_comment_s: float) -> None:
@@ -162,10 +162,10 @@ class GenerateEndpoint(Endpoint[Body]):
         self.path, self.operation = form.path, form.operation
         self._form = form
 
-    def _parse(self, data: bytes) -> Body:
+    def _parse(self, data: bytes) -> CompletionBody:
         return self._form.parse(data)
 
-    async def _answer(self, body: Body, request: Request, reply: Reply, caller: Caller) -> None:
+    async def _answer(self, body: CompletionBody, request: Request, reply: Reply, caller: Caller) -> None:
         with await self._serving.begin(request, reply.span, caller) as served:
             reply.add(await caller.headers())
             echoes = await self._echoes(body, served)
@@ -174,7 +174,7 @@ class GenerateEndpoint(Endpoint[Body]):
             else:
                 await self._whole(served, echoes, reply)
 
-    async def _echoes(self, body: Body, served: Served) -> list[Echo]:
+    async def _echoes(self, body: CompletionBody, served: Served) -> list[Echo]:
         """What each choice begins with."""
         request = served.request
         if not self._form.echoes(body):
@@ -216,7 +216,7 @@ class GenerateEndpoint(Endpoint[Body]):
         await each(collect, served.choices)
         await reply.whole(orjson.dumps({**head, "choices": choices, "usage": served.usage()}))
 
-    async def _stream(self, body: Body, served: Served, echoes: list[Echo], reply: Reply) -> None:
+    async def _stream(self, body: CompletionBody, served: Served, echoes: list[Echo], reply: Reply) -> None:
         form = self._form
         head = form.head(served.request.request_id, served.request.model, stream=True)
         wants_logprobs = served.request.sampling.logprobs

@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 
-from gateway.routing.routes import Place, decode_place
+from gateway.routing.routes import RoutePlace, decode_place
 from protos import placement_pb2, placement_pb2_grpc
 from services.errors import PrismError
 from services.rpc.status import from_rpc
@@ -19,9 +19,9 @@ class Activations:
     def __init__(self, placement: placement_pb2_grpc.PlacementStub, *, time_out_s: float) -> None:
         self._placement = placement
         self._time_out_s = time_out_s
-        self._under_way: dict[str, asyncio.Task[Place | PrismError]] = {}
+        self._under_way: dict[str, asyncio.Task[RoutePlace | PrismError]] = {}
 
-    async def activate(self, model: str, ttft_left_ms: int) -> Place:
+    async def activate(self, model: str, ttft_left_ms: int) -> RoutePlace:
         """The group chosen for `model`, which has begun to bring it up. Raises the PrismError that placement answered,
         Unavailable when it is away. Cancelling one waiter leaves the call to the others."""
         call = self._under_way.get(model)
@@ -33,7 +33,7 @@ class Activations:
             raise outcome
         return outcome
 
-    async def _call(self, model: str, ttft_left_ms: int) -> Place | PrismError:
+    async def _call(self, model: str, ttft_left_ms: int) -> RoutePlace | PrismError:
         """An error is a value here: it is the answer to all who wait, not a failure of this task."""
         request = placement_pb2.ActivateRequest(model=model, ttft_left_ms=ttft_left_ms)
         try:

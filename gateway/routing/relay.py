@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from gateway import metrics, traces
 from gateway.errors import Late, ModelFaulty, NotUp
-from gateway.request import Job
+from gateway.request import AnswerJob
 from gateway.routing.activation import Activations
 from gateway.routing.groups import GroupLink, GroupLinks
-from gateway.routing.routes import Place, RouteTable
+from gateway.routing.routes import RoutePlace, RouteTable
 from protos import common_pb2, gpu_scheduler_pb2
 from services.errors import Conflict, Invalid, PrismError, Refused, TimedOut, Unavailable, Unmet
 from services.telemetry import log
@@ -37,7 +37,7 @@ _COMPILED_IN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RelayPatience:
     """How long a request waits, and for what."""
 
     park_s: float
@@ -55,7 +55,7 @@ class Patience:
     first_pause_s: float = 0.05
     longest_pause_s: float = 2.0
 
-    def strikes_of(self, job: Job) -> int:
+    def strikes_of(self, job: AnswerJob) -> int:
         """A grammar can make an engine stand still, until it is killed: it gets one more."""
         return min(self.strikes, 1) if job.sampling.WhichOneof("grammar") else self.strikes
 
@@ -68,7 +68,9 @@ class Patience:
 class Relay:
     """What all requests share."""
 
-    def __init__(self, routes: RouteTable, links: GroupLinks, activations: Activations, patience: Patience) -> None:
+    def __init__(
+        self, routes: RouteTable, links: GroupLinks, activations: Activations, patience: RelayPatience
+    ) -> None:
         self.routes = routes
         self.links = links
         self.activations = activations
@@ -76,7 +78,7 @@ class Relay:
         self._serial = itertools.count(1)
         self._open: set[Tokens] = set()
 
-    def open(self, job: Job) -> Tokens:
+    def open(self, job: AnswerJob) -> Tokens:
         """Begins a request. The caller must `close` it, finished or not."""
         tokens = Tokens(self, job)
         self._open.add(tokens)
@@ -128,7 +130,7 @@ class Attempt:
 class Tokens:
     """The tokens of one request. One consumer awaits `next` until a chunk has `finish`."""
 
-    def __init__(self, relay: Relay, job: Job) -> None:
+    def __init__(self, relay: Relay, job: AnswerJob) -> None:
         self._relay = relay
         self._job = job
         self._loop = asyncio.get_running_loop()
@@ -278,7 +280,7 @@ class Tokens:
             metrics.REPLAYS.labels(self._job.model).inc()
         self._submit(place, left)
 
-    async def _wait_for_place(self) -> Place:
+    async def _wait_for_place(self) -> RoutePlace:
         """Raises what ends the request when there is none in time."""
         span = self._job.span.child("find place")
         if span.recorded:
@@ -299,7 +301,7 @@ class Tokens:
         finally:
             span.end()
 
-    async def _found_in_time(self) -> Place:
+    async def _found_in_time(self) -> RoutePlace:
         """Raises TimeoutError; by the patience that there is when it would be over."""
         while True:
             bound = asyncio.timeout_at(min(self._park_deadline(), self._total_deadline()))
@@ -311,7 +313,7 @@ class Tokens:
                 if not bound.expired() or longer <= self._loop.time():
                     raise
 
-    def _routed(self) -> Place | None:
+    def _routed(self) -> RoutePlace | None:
         """A place from the routes, active before waking, but not the one that just failed."""
         model = self._job.model
         route = self._relay.routes.get(model)
@@ -319,17 +321,17 @@ class Tokens:
             raise route.fault
         return self._best([place for place in route.places if place.address != self._failed_address])
 
-    def _best(self, places: Sequence[Place]) -> Place | None:
+    def _best(self, places: Sequence[RoutePlace]) -> RoutePlace | None:
         """Active before waking, connected before not, then the one with the fewest of this gateway's requests."""
         links = self._relay.links
 
-        def badness(place: Place) -> tuple[bool, bool, int]:
+        def badness(place: RoutePlace) -> tuple[bool, bool, int]:
             link = links.get(place.address)
             return not place.active, not link.connected, link.in_flight
 
         return min(places, key=badness, default=None)
 
-    async def _find_place(self) -> Place:
+    async def _find_place(self) -> RoutePlace:
         """Another place from the routes; else what placement says, which may know more than our routes; else, while
         placement is away, the place that failed: it may have recovered. With pauses in between, until one is found, or
         nobody could be reached for so long that it is given up."""
@@ -358,7 +360,7 @@ class Tokens:
                     return place
             self._tries += 1
 
-    def _submit(self, place: Place, left: int) -> None:
+    def _submit(self, place: RoutePlace, left: int) -> None:
         job, emitted = self._job, self._emitted
         sampling = job.sampling
         if emitted or self._scored:

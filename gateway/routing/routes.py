@@ -18,7 +18,7 @@ _log = log.get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RoutePlace:
     """A group where requests for a model may be sent."""
 
     group: str
@@ -38,7 +38,7 @@ class Route:
 
     model: common_pb2.ModelSpec
     residency: common_pb2.Residency
-    places: tuple[Place, ...]
+    places: tuple[RoutePlace, ...]
     error: str
     measured_weights_bytes: int
     measured_private_bytes: int
@@ -56,8 +56,8 @@ class Route:
         return ModelFaulty(f"model '{self.model.name}' is in state error: {self.error}", self.retry_s)
 
 
-def decode_place(place: placement_pb2.Place) -> Place:
-    return Place(place.group, place.address, place.residency, place.compiling)
+def decode_place(place: placement_pb2.Place) -> RoutePlace:
+    return RoutePlace(place.group, place.address, place.residency, place.compiling)
 
 
 def decode(route: placement_pb2.Route) -> Route:

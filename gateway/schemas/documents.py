@@ -15,7 +15,7 @@ TYPES = ("null", "boolean", "number", "string", "array", "object")
 _MOST_SAID = 500
 
 
-class Refused(ValueError):
+class SchemaRefused(ValueError):
     """A schema that is no schema, or that no grammar keeps; `str` says what and where."""
 
     def __init__(self, why: str) -> None:
@@ -39,7 +39,7 @@ class Node:
         """Where it is, as a fragment of a URI: `#/properties/a`."""
         self.value: Mapping[str, Any] | bool = value
         if not isinstance(value, (dict, bool)):
-            raise Refused(f"'{pointer}' must be a schema, an object or a boolean")
+            raise SchemaRefused(f"'{pointer}' must be a schema, an object or a boolean")
 
     def __repr__(self) -> str:
         return self.pointer
@@ -54,13 +54,13 @@ class Node:
     def get(self, keyword: str) -> Any:
         return self.value.get(keyword) if isinstance(self.value, dict) else None
 
-    def wrong(self, keyword: str, must: str) -> Refused:
+    def wrong(self, keyword: str, must: str) -> SchemaRefused:
         """An error: the keyword's value is of the wrong kind."""
-        return Refused(f"'{keyword}' at '{self.pointer}' must be {must}")
+        return SchemaRefused(f"'{keyword}' at '{self.pointer}' must be {must}")
 
-    def unkept(self, keyword: str, why: str) -> Refused:
+    def unkept(self, keyword: str, why: str) -> SchemaRefused:
         """An error: nothing here keeps the keyword."""
-        return Refused(f"'{keyword}' at '{self.pointer}' cannot be kept: {why}")
+        return SchemaRefused(f"'{keyword}' at '{self.pointer}' cannot be kept: {why}")
 
     def child(self, *keys: str | int) -> Node:
         return self._document.at(self.pointer + "".join(f"/{_escaped(str(key))}" for key in keys))

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gateway.schemas import ebnf, languages
-from gateway.schemas.documents import Document, Node, Refused, key, type_of
+from gateway.schemas.documents import Document, Node, SchemaRefused, key, type_of
 from gateway.schemas.ebnf import quoted, written
 from gateway.schemas.languages import EVERYTHING, NOTHING, Tree
 from gateway.schemas.rules import Many, Part, Row, Rule, Rules
-from gateway.schemas.terms import NUMBER, OBJECT, SAYING, STRING, Conjunction, Items, Members, Reader, Term
+from gateway.schemas.terms import NUMBER, OBJECT, SAYING, STRING, Conjunction, Items, ObjectMembers, Reader, Term
 
 MOST_LEVELS = 64
 """Of objects and lists of a schema in one another."""
@@ -42,7 +42,7 @@ def of(schema: Any) -> str:
     made = Builder()
     root = made.value(schema)
     for why in made.impossible().values():
-        raise Refused(why)
+        raise SchemaRefused(why)
     return made.rules.text([[root]])
 
 
@@ -64,7 +64,7 @@ class Builder:
     def value(self, schema: Any, *, is_object: bool = False) -> Part:
         """What a schema allows. `is_object`: of that, objects. Raises Refused."""
         if _levels(schema) > MOST_LEVELS:
-            raise Refused(f"it has more than {MOST_LEVELS} levels")
+            raise SchemaRefused(f"it has more than {MOST_LEVELS} levels")
         wanted: Conjunction = (Document(schema).root,)
         if is_object:
             wanted += (Document({"type": "object"}).root,)
@@ -73,9 +73,9 @@ class Builder:
             while self._left:
                 self._left.pop()()
         except RecursionError:
-            raise Refused("it refers too often from one place to another") from None
-        except languages.TooLarge:
-            raise Refused("what it says of numbers and strings is too much") from None
+            raise SchemaRefused("it refers too often from one place to another") from None
+        except languages.LanguageTooLarge:
+            raise SchemaRefused("what it says of numbers and strings is too much") from None
         self._roots.append(wanted)
         return made
 
@@ -200,7 +200,7 @@ class Builder:
             return [] if tree is NOTHING else [[self._plain(tree)]]
         try:
             states = languages.states(tree, min(self._states, _MOST_PLAIN if plain else most), self._reader.work)
-        except languages.TooLarge:
+        except languages.LanguageTooLarge:
             return self._counted_out(tree) if plain else None
         if tree not in states:
             return []
@@ -274,7 +274,7 @@ class Builder:
         ends = self._counted(entries, self._free(members, term), members.least, members.most, '"}"')
         return [] if ends is None else [['"{"', *ends]]
 
-    def _free(self, members: Members, term: Term) -> Part | None:
+    def _free(self, members: ObjectMembers, term: Term) -> Part | None:
         ways: list[Row] = []
         for free in members.free:
             value = self._value(free.value)

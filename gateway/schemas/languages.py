@@ -18,11 +18,11 @@ _MOST_TRIED = 20_000
 """Characters that are looked up in trees, for one state."""
 
 
-class TooLarge(Exception):
+class LanguageTooLarge(Exception):
     """It takes more states than may be, or more work."""
 
 
-class Work:
+class LanguageWork:
     """What may be done for one grammar: characters that are looked up in trees, and written."""
 
     def __init__(self, left: int) -> None:
@@ -32,7 +32,7 @@ class Work:
         """Raises TooLarge where there is not as much left: then nothing is."""
         if count > self.left:
             self.left = 0
-            raise TooLarge
+            raise LanguageTooLarge
         self.left -= count
 
 
@@ -294,7 +294,7 @@ def ways(tree: Tree) -> tuple[Mapping[Tree, Chars], int]:
     cuts = {low for low, _ in ALL} | {high + 1 for _, high in ALL}
     _cuts(tree, cuts)
     if (tried := len(cuts) * tree.width) > _MOST_TRIED:
-        raise TooLarge
+        raise LanguageTooLarge
     ordered = sorted(cuts)
     found: dict[Tree, list[tuple[int, int]]] = {}
     for low, end in zip(ordered, [*ordered[1:], _END], strict=True):
@@ -305,10 +305,10 @@ def ways(tree: Tree) -> tuple[Mapping[Tree, Chars], int]:
     return {rest: ranges(pairs) for rest, pairs in found.items()}, tried
 
 
-def states(tree: Tree, most: int, work: Work) -> Mapping[Tree, Mapping[Tree, Chars]]:
+def states(tree: Tree, most: int, work: LanguageWork) -> Mapping[Tree, Mapping[Tree, Chars]]:
     """An automaton: each state's ways to others. From all of them a text can come to its end. Raises TooLarge."""
     if plain(tree) and (lengths(tree)[1] or 0) >= most:
-        raise TooLarge  # there is one for each character
+        raise LanguageTooLarge  # there is one for each character
     found: dict[Tree, Mapping[Tree, Chars]] = {}
     back: dict[Tree, list[Tree]] = {}
     left = [tree]
@@ -317,7 +317,7 @@ def states(tree: Tree, most: int, work: Work) -> Mapping[Tree, Mapping[Tree, Cha
         if state in found:
             continue
         if len(found) >= most:
-            raise TooLarge
+            raise LanguageTooLarge
         found[state], tried = ways(state)
         work.spend(tried)
         for rest in found[state]:

@@ -30,7 +30,7 @@ class TooFar(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class NumberRange:
     """All numbers from `low` to `high`, both of which belong to it; None: without an end."""
 
     low: Decimal | None = None
@@ -40,21 +40,21 @@ class Range:
     def empty(self) -> bool:
         return self.low is not None and self.high is not None and self.low > self.high
 
-    def and_(self, other: Range) -> Range:
+    def and_(self, other: NumberRange) -> NumberRange:
         lows = [one for one in (self.low, other.low) if one is not None]
         highs = [one for one in (self.high, other.high) if one is not None]
-        return Range(max(lows, default=None), min(highs, default=None))
+        return NumberRange(max(lows, default=None), min(highs, default=None))
 
     @property
-    def whole(self) -> Range:
+    def whole(self) -> NumberRange:
         """Its integers."""
         low, high = self.low, self.high
-        return Range(
+        return NumberRange(
             None if low is None else Decimal(math.ceil(low)), None if high is None else Decimal(math.floor(high))
         )
 
 
-_COUNTED = Range(Decimal(1 - 10**DIGITS), Decimal(10**DIGITS - 1))
+_COUNTED = NumberRange(Decimal(1 - 10**DIGITS), Decimal(10**DIGITS - 1))
 
 
 def decimal(value: int | float) -> Decimal:
@@ -91,7 +91,7 @@ _DIGIT = _digits(0, 9)
 _POINT, _MINUS, _ZERO = languages.text("."), languages.text("-"), languages.text("0")
 
 
-def integers(within: Range, multiples_of: Sequence[Decimal] = ()) -> Tree:
+def integers(within: NumberRange, multiples_of: Sequence[Decimal] = ()) -> Tree:
     """Of `within`, those that each of the others divides. Raises TooFar, languages.TooLarge."""
     within = within.whole
     step = math.lcm(*(Fraction(one).numerator for one in multiples_of))
@@ -104,7 +104,7 @@ def integers(within: Range, multiples_of: Sequence[Decimal] = ()) -> Tree:
     return languages.both((_signed(within.and_(_COUNTED), _wholes), _multiples(step, 0)))
 
 
-def decimals(within: Range, multiples_of: Sequence[Decimal] = ()) -> Tree:
+def decimals(within: NumberRange, multiples_of: Sequence[Decimal] = ()) -> Tree:
     """Of `within`, those that each of the others divides. Raises TooFar, languages.TooLarge."""
     if not multiples_of:
         return _signed(within, _with_fractions)
@@ -115,7 +115,7 @@ def decimals(within: Range, multiples_of: Sequence[Decimal] = ()) -> Tree:
     return languages.both((_signed(within.and_(_COUNTED), _with_fractions), _multiples(step, places)))
 
 
-def _signed(within: Range, sizes: Callable[[Decimal, Decimal | None], Tree]) -> Tree:
+def _signed(within: NumberRange, sizes: Callable[[Decimal, Decimal | None], Tree]) -> Tree:
     low, high, parts = within.low, within.high, []
     if within.empty:
         return NOTHING

@@ -26,7 +26,7 @@ _Ways = list[list[_Item]]
 """Any of these rows."""
 
 
-class Unknown(ValueError):
+class UnknownPattern(ValueError):
     """A pattern, or a part of one, that cannot be kept; `str` says which."""
 
 
@@ -57,13 +57,13 @@ def _row(items: list[_Item], *, begins: bool) -> Tree:
             first = begins and all(one[0] == "begin" for one in items[:index])
             rows = [row for way in ways for row in _opened(way)]
             if not first and any(map(_begins, rows)):
-                raise Unknown("'^' in a lookahead that is not at the beginning")
+                raise UnknownPattern("'^' in a lookahead that is not at the beginning")
             ahead = languages.choice(_row(row, begins=first) for row in rows)
             made = languages.both((made, ahead if has_to else languages.but(ahead)))
         else:  # the begin: nothing may come before it
             before = items[:index]
             if any(one[0] == "ahead" for one in before):
-                raise Unknown("a lookahead before '^'")
+                raise UnknownPattern("a lookahead before '^'")
             if any(one[0] == "end" for one in before):
                 made = languages.both((made, EMPTY))
             return made if all(one[0] in ("begin", "end") or one[1].nullable for one in before) else NOTHING
@@ -78,13 +78,13 @@ def _opened(row: list[_Item]) -> _Ways:
             inner = [one for way in item[1] for one in _opened(way)]
         elif item[0] == "repeat":
             if item[2:] != (0, 1):
-                raise Unknown("'^', '$' or a lookahead in what is repeated")
+                raise UnknownPattern("'^', '$' or a lookahead in what is repeated")
             inner = [[], *(one for way in item[1] for one in _opened(way))]
         else:
             inner = [[item]]
         rows = [before + one for before in rows for one in inner]
         if len(rows) > _MOST_WAYS:
-            raise Unknown("too many '^', '$' or lookaheads")
+            raise UnknownPattern("too many '^', '$' or lookaheads")
     return rows
 
 
@@ -97,13 +97,13 @@ class _Reader:
     def whole(self) -> _Ways:
         ways = self._ways()
         if self._at < len(self._text):
-            raise Unknown("a ')' without '('")
+            raise UnknownPattern("a ')' without '('")
         return ways
 
     def _ways(self) -> _Ways:
         self._level += 1
         if self._level > MOST_LEVELS:
-            raise Unknown(f"more than {MOST_LEVELS} parentheses in one another")
+            raise UnknownPattern(f"more than {MOST_LEVELS} parentheses in one another")
         ways = [self._read_row()]
         while self._next("|"):
             ways.append(self._read_row())
@@ -118,7 +118,7 @@ class _Reader:
 
     def _one(self) -> str:
         if self._at >= len(self._text):
-            raise Unknown("an end that is not expected")
+            raise UnknownPattern("an end that is not expected")
         self._at += 1
         return self._text[self._at - 1]
 
@@ -135,12 +135,12 @@ class _Reader:
         if self._next("?"):
             pass  # lazy: the same strings
         elif self._at < len(self._text) and (self._text[self._at] in "*+" or self._bounds(peek=True)):
-            raise Unknown("a repetition of a repetition")
+            raise UnknownPattern("a repetition of a repetition")
         if item[0] == "tree":
             return "tree", languages.repeat(item[1], *times)
         if item[0] == "group":
             return "repeat", item[1], *times
-        raise Unknown("a repetition of '^', '$' or a lookahead")
+        raise UnknownPattern("a repetition of '^', '$' or a lookahead")
 
     def _times(self) -> tuple[int, int | None] | None:
         for mark, times in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
@@ -156,12 +156,12 @@ class _Reader:
         least, comma, most = self._text[self._at + 1 : max(end, self._at + 1)].partition(",")
         if not least.isascii() or not least.isdigit() or (most and not (most.isascii() and most.isdigit())):
             if comma and not least and most.isdigit():
-                raise Unknown(f"'{{,{most}}}', which is read in different ways")
+                raise UnknownPattern(f"'{{,{most}}}', which is read in different ways")
             return None
         if len(least) > 9 or len(most) > 9 or max(int(least), int(most or 0)) > MOST_TIMES:
-            raise Unknown(f"more than {MOST_TIMES} repetitions")
+            raise UnknownPattern(f"more than {MOST_TIMES} repetitions")
         if most and int(most) < int(least):
-            raise Unknown(f"'{{{least},{most}}}', which no number is")
+            raise UnknownPattern(f"'{{{least},{most}}}', which no number is")
         if not peek:
             self._at = end + 1
         return int(least), (int(most) if most else None) if comma else int(least)
@@ -181,7 +181,7 @@ class _Reader:
         if one == "\\":
             return "tree", languages.chars(self._escaped(in_class=False))
         if one in "*+?" or (one == "{" and self._is_bounds()):
-            raise Unknown(f"'{one}' with nothing to repeat")
+            raise UnknownPattern(f"'{one}' with nothing to repeat")
         return "tree", languages.chars(_single(one))
 
     def _is_bounds(self) -> bool:
@@ -198,17 +198,17 @@ class _Reader:
             elif self._next("!"):
                 ahead = False
             elif self._next("<=") or self._next("<!"):
-                raise Unknown("a lookbehind")
+                raise UnknownPattern("a lookbehind")
             elif self._next("<"):
                 end = self._text.find(">", self._at)
                 if end < 0 or not self._text[self._at : end].isidentifier():
-                    raise Unknown("a group with no proper name")
+                    raise UnknownPattern("a group with no proper name")
                 self._at = end + 1
             elif not self._next(":"):
-                raise Unknown(f"'(?{self._text[self._at : self._at + 1]}'")
+                raise UnknownPattern(f"'(?{self._text[self._at : self._at + 1]}'")
         ways = self._ways()
         if not self._next(")"):
-            raise Unknown("a '(' without ')'")
+            raise UnknownPattern("a '(' without ')'")
         if ahead is not None:
             return "ahead", ways, ahead
         if all(item[0] == "tree" for way in ways for item in way):
@@ -218,7 +218,7 @@ class _Reader:
     def _class(self) -> Chars:
         but = self._next("^")
         if self._next("]"):
-            raise Unknown("a class of no characters")
+            raise UnknownPattern("a class of no characters")
         found: list[tuple[int, int]] = []
         while not self._next("]"):
             low = self._in_class()
@@ -227,7 +227,7 @@ class _Reader:
                 high = self._in_class()
                 if len(low) == len(high) == 1 and low[0][0] == low[0][1] and high[0][0] == high[0][1]:
                     if high[0][0] < low[0][0]:
-                        raise Unknown("a range of characters that runs backwards")
+                        raise UnknownPattern("a range of characters that runs backwards")
                     found.append((low[0][0], high[0][0]))
                 else:  # '\w-.': the three of them
                     found.extend((*low, *high, (45, 45)))
@@ -239,7 +239,7 @@ class _Reader:
     def _in_class(self) -> Chars:
         one = self._one()
         if one == "[" and self._text[self._at : self._at + 1] in (":", ".", "="):
-            raise Unknown("a named class")
+            raise UnknownPattern("a named class")
         return self._escaped(in_class=True) if one == "\\" else _single(one)
 
     def _escaped(self, in_class: bool) -> Chars:
@@ -259,7 +259,7 @@ class _Reader:
         if one in "xu":
             return _single(self._numbered(one))
         if one.isalnum() or one == "_":
-            raise Unknown(f"'\\{one}'")
+            raise UnknownPattern(f"'\\{one}'")
         return _single(one)
 
     def _numbered(self, kind: str) -> str:
@@ -273,22 +273,22 @@ class _Reader:
                 low = int(self._hex(4), 16)
                 if 0xDC00 <= low < 0xE000:
                     return chr(0x10000 + ((int(digits, 16) - 0xD800) << 10) + low - 0xDC00)
-                raise Unknown("half of a surrogate pair")
+                raise UnknownPattern("half of a surrogate pair")
         if not digits or len(digits) > 6 or not all(one in "0123456789abcdefABCDEF" for one in digits):
-            raise Unknown(f"'\\{kind}' with no number of a character")
+            raise UnknownPattern(f"'\\{kind}' with no number of a character")
         if int(digits, 16) > 0x10FFFF or 0xD800 <= int(digits, 16) < 0xE000:
-            raise Unknown(f"'\\{kind}{digits}', which is no character")
+            raise UnknownPattern(f"'\\{kind}{digits}', which is no character")
         return chr(int(digits, 16))
 
     def _hex(self, count: int) -> str:
         digits = self._text[self._at : self._at + count]
         if len(digits) < count or not all(one in "0123456789abcdefABCDEF" for one in digits):
-            raise Unknown("a '\\x' or '\\u' with no number of a character")
+            raise UnknownPattern("a '\\x' or '\\u' with no number of a character")
         self._at += count
         return digits
 
 
 def _single(one: str) -> Chars:
     if 0xD800 <= ord(one) < 0xE000:
-        raise Unknown("half of a surrogate pair")
+        raise UnknownPattern("half of a surrogate pair")
     return ((ord(one), ord(one)),)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gateway.schemas import ebnf
-from gateway.schemas.documents import Refused
+from gateway.schemas.documents import SchemaRefused
 
 MOST_CHARACTERS = 1 << 18
 """Of a grammar."""
@@ -45,7 +45,7 @@ class Rules:
     def new(self, ways: Sequence[Row] = ()) -> Rule:
         """One that says: any of those. Raises Refused."""
         if len(self._ways) >= _MOST_RULES:
-            raise Refused(f"its grammar has more than {_MOST_RULES} rules")
+            raise SchemaRefused(f"its grammar has more than {_MOST_RULES} rules")
         made = Rule(f"r{len(self._ways)}")
         self._ways[made.name] = ways
         return made
@@ -80,7 +80,7 @@ class Rules:
             needed |= follow
         made = "\n".join(lines)
         if len(made) > MOST_CHARACTERS:
-            raise Refused(f"its grammar has {len(made)} characters, more than {MOST_CHARACTERS}")
+            raise SchemaRefused(f"its grammar has {len(made)} characters, more than {MOST_CHARACTERS}")
         return made
 
     def _alive(self) -> set[str]:

@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import Any
 
 from gateway.schemas import formats, languages, numbers, patterns
-from gateway.schemas.documents import TYPES, Node, Refused, key, type_of
+from gateway.schemas.documents import TYPES, Node, SchemaRefused, key, type_of
 from gateway.schemas.languages import NOTHING, Tree
-from gateway.schemas.numbers import Range
+from gateway.schemas.numbers import NumberRange
 
 MOST_STEPS = 20_000
 """Schemas that are looked at, again and again where others refer to them, for one grammar."""
@@ -61,7 +61,7 @@ class Free:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Members:
+class ObjectMembers:
     """What an object has in it."""
 
     named: Mapping[str, Conjunction]
@@ -90,7 +90,7 @@ class Reader:
 
     def __init__(self) -> None:
         self._steps = 0
-        self.work = languages.Work(MOST_WORK)
+        self.work = languages.LanguageWork(MOST_WORK)
         self._raw: dict[Conjunction, Mapping[Term, _Apart]] = {}
         self._same: dict[tuple[Conjunction, frozenset[str]], Term] = {}
         self._tags: dict[Node, str | None] = {}
@@ -99,7 +99,7 @@ class Reader:
         """Raises Refused where it has gone on for too long."""
         self._steps += 1
         if self._steps > MOST_STEPS:
-            raise Refused(f"'{node.pointer}' and others refer to one another in too many ways")
+            raise SchemaRefused(f"'{node.pointer}' and others refer to one another in too many ways")
 
     def straight(self, conjunction: Conjunction) -> Conjunction:
         """The same, with targets in the place of what is nothing but a reference."""
@@ -142,7 +142,9 @@ class Reader:
             if not term.empty:
                 found[term] = (*found.get(term, ()), *part.apart)
             if len(found) > MOST_TERMS:
-                raise Refused(f"'{conjunction[0].pointer}' allows more than {MOST_TERMS} combinations of its branches")
+                raise SchemaRefused(
+                    f"'{conjunction[0].pointer}' allows more than {MOST_TERMS} combinations of its branches"
+                )
         self._raw[conjunction] = found
         return found
 
@@ -242,7 +244,7 @@ class Reader:
         """Whether it is known that a language has no text."""
         try:
             return tree is NOTHING or not (languages.plain(tree) or languages.states(tree, _MOST_STATES, self.work))
-        except languages.TooLarge:
+        except languages.LanguageTooLarge:
             return False
 
     def _possible(self, term: Term, kind: str, depth: int) -> bool:
@@ -446,7 +448,7 @@ class Term:
             if not _refusal(node).whole:
                 raise node.unkept(keyword, "only a type, values or one required property can be taken away")
 
-    def unkept(self, keywords: Sequence[str], why: str) -> Refused:
+    def unkept(self, keywords: Sequence[str], why: str) -> SchemaRefused:
         """An error: one of those is not kept."""
         node, keyword = self._with(*keywords)[-1]
         return node.unkept(keyword, why)
@@ -454,11 +456,11 @@ class Term:
     # Numbers.
 
     @cached_property
-    def range(self) -> Range:
-        within = Range()
+    def range(self) -> NumberRange:
+        within = NumberRange()
         for bound, up, itself in (one for node in self.nodes for one in _bounds(node)):
             end = numbers.decimal(bound) if itself else numbers.beyond(bound, up)
-            within = within.and_(Range(end) if up else Range(None, end))
+            within = within.and_(NumberRange(end) if up else NumberRange(None, end))
         return within.whole if self.whole else within
 
     @cached_property
@@ -468,7 +470,7 @@ class Term:
     @property
     def numbers(self) -> Tree | None:
         """None: any. Raises Refused."""
-        if self.range == Range() and not self.multiples:
+        if self.range == NumberRange() and not self.multiples:
             return None
         try:
             made = numbers.integers if self.whole else numbers.decimals
@@ -493,7 +495,7 @@ class Term:
             if (pattern := node.string("pattern")) is not None:
                 try:
                     trees.append(patterns.found_in(pattern))
-                except patterns.Unknown as error:
+                except patterns.UnknownPattern as error:
                     raise node.unkept("pattern", f"it has {error}") from None
         least, most = self.lengths
         tree = languages.both(trees)
@@ -581,7 +583,7 @@ class Term:
         return frozenset(name for node in self.nodes for name in _refusal(node).names)
 
     @cached_property
-    def members(self) -> Members | None:
+    def members(self) -> ObjectMembers | None:
         """None: nothing fits. Raises Refused."""
         named, always = {}, set()
         required = {name for node in self.nodes for name in node.names("required")} | self.forced
@@ -600,7 +602,7 @@ class Term:
         if free and least > len(named) + 1:
             node, keyword = self._with("minProperties")[0]
             raise node.unkept(keyword, "nothing keeps names that a schema does not list from being the same")
-        return Members(named, frozenset(always), free, least, most)
+        return ObjectMembers(named, frozenset(always), free, least, most)
 
     def _check_dependent(self, named: Mapping[str, Any], always: set[str], free: Sequence[Free]) -> None:
         for node, keyword in self._with("dependentRequired", "dependentSchemas", "dependencies"):
@@ -750,7 +752,7 @@ def _places(node: Node) -> tuple[Sequence[Node], Node | None]:
 def _named(node: Node, pattern: str) -> Tree:
     try:
         return patterns.found_in(pattern)
-    except patterns.Unknown as error:
+    except patterns.UnknownPattern as error:
         raise node.unkept("patternProperties", f"'{pattern}' has {error}") from None
 
 

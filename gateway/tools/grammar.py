@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from gateway.errors import BadField
 from gateway.schemas import grammar
-from gateway.schemas.documents import Refused
+from gateway.schemas.documents import SchemaRefused
 from gateway.schemas.ebnf import quoted
 from gateway.schemas.rules import Many, Part, Row
 from gateway.tools import structured_outputs
@@ -46,12 +46,12 @@ def _made(functions: tuple[tuple[str, str, str], ...], form: Format, several: bo
     for field, _, text in functions:
         try:
             parameters.append(builder.value(structured_outputs.read(text), is_object=True))
-        except Refused as error:
+        except SchemaRefused as error:
             raise _invalid(field, error) from None
     if answer is not None:
         try:
             parameters.append(builder.value(structured_outputs.read(answer)))
-        except Refused as error:
+        except SchemaRefused as error:
             raise _invalid("response_format", error) from None
     for index, why in builder.impossible().items():
         raise _invalid(functions[index][0] if index < len(functions) else "response_format", why)
@@ -69,7 +69,7 @@ def _made(functions: tuple[tuple[str, str, str], ...], form: Format, several: bo
     ways: list[Row] = [[*begin, call, *more, *end], *([part] for part in parameters[len(functions) :])]
     try:
         return builder.rules.text(ways)
-    except Refused as error:
+    except SchemaRefused as error:
         raise _invalid("tools", error) from None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.errors import BadField
 from gateway.schemas import grammar
-from gateway.schemas.documents import Refused
+from gateway.schemas.documents import SchemaRefused
 from protos import common_pb2
 
 MOST_CHARACTERS = 1 << 16
@@ -55,7 +55,7 @@ def of_schema(text: str, field: str) -> str:
     check_length(text, field)
     try:
         return _of_schema(text)
-    except Refused as error:
+    except SchemaRefused as error:
         raise BadField(f"Invalid '{field}': {error}.", field) from None
 
 
@@ -69,9 +69,9 @@ def read(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_number)
     except RecursionError:
-        raise Refused("it has too many levels") from None
+        raise SchemaRefused("it has too many levels") from None
     except ValueError as error:
-        raise Refused(f"it is not JSON: {error}") from None
+        raise SchemaRefused(f"it is not JSON: {error}") from None
 
 
 def _no_number(said: str) -> Any:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
-from gateway.ui.look import Told
+from gateway.ui.look import ServiceReply
 from services.errors import PrismError
 from services.rpc.watch import Watched
 from services.runtime import tasks
@@ -21,7 +21,7 @@ class View:
 
     at: float
     """When that was, seconds on the gateway's clock."""
-    told: Told | None = None
+    told: ServiceReply | None = None
     """The last that placement told; None: it never did."""
     away: str = ""
     """Not empty while placement is away: why."""
@@ -32,7 +32,7 @@ class Live:
 
     def __init__(
         self,
-        look: Callable[[], Awaitable[Told]],
+        look: Callable[[], Awaitable[ServiceReply]],
         now: Callable[[], float] = time.monotonic,
         every_s: float = _EVERY_S,
     ) -> None:
@@ -73,7 +73,7 @@ class Live:
             # Whoever comes and goes in a moment makes no more looks than who stays.
             await asyncio.sleep(last.at + self._every_s - self._now())
             try:
-                told: Told | None = await self._look()
+                told: ServiceReply | None = await self._look()
                 away = ""
             except PrismError as error:
                 told, away = last.told, str(error)

@@ -19,7 +19,7 @@ _DECISIONS = 200
 
 
 @dataclass(frozen=True)
-class Told:
+class ServiceReply:
     """What was answered, `at` seconds on the gateway's clock."""
 
     at: float
@@ -30,7 +30,7 @@ class Told:
     """Of groups in which requests wait, by name; one that did not answer is left out."""
 
 
-class Looker:
+class ServiceClients:
     """Connections for looking, apart from those that serve."""
 
     def __init__(self, placement: str, now: Callable[[], float] = time.monotonic) -> None:
@@ -39,7 +39,7 @@ class Looker:
         self._groups: dict[str, GpuSchedulerClient] = {}
         self._now = now
 
-    async def look(self) -> Told:
+    async def look(self) -> ServiceReply:
         """Raises a PrismError when placement is away."""
         try:
             async with asyncio.timeout(_ANSWER_S):
@@ -54,7 +54,7 @@ class Looker:
         asked = [group for group in cluster.groups if group.reachable and any(m.waiting for m in group.models)]
         answers = await asyncio.gather(*(self._queue(group.address) for group in asked))
         queues = {group.group: queue for group, queue in zip(asked, answers, strict=True) if queue is not None}
-        return Told(at, cluster, decisions, queues)
+        return ServiceReply(at, cluster, decisions, queues)
 
     async def _queue(self, address: str) -> gpu_scheduler_pb2.QueueState | None:
         if address not in self._groups:

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.metrics_core import Metric
 
 from gateway.routing.routes import Route
-from gateway.ui.look import Told
+from gateway.ui.look import ServiceReply
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, placement_pb2
 from services.wording import enums
 
@@ -18,7 +18,7 @@ _RUNNING, _LATE = "running", "second"
 
 
 def document(
-    told: Told | None, away: str, now: float, routes: Iterable[Route], slo: Iterable[Metric]
+    told: ServiceReply | None, away: str, now: float, routes: Iterable[Route], slo: Iterable[Metric]
 ) -> dict[str, Any]:
     """Everything. `away`: why placement is, or nothing; then groups and decisions are the last it told, `age_s` old."""
     groups = told.cluster.groups if told is not None else []

@@ -49,15 +49,15 @@ class CommandFailed(PrismError):
 class Listener(Protocol):
     """Who hears an engine. Called in the loop, never re-entered."""
 
-    def on_tokens(self, engine: Engine, chunks: list[common_pb2.TokenChunk]) -> None: ...
+    def on_tokens(self, engine: EngineProcess, chunks: list[common_pb2.TokenChunk]) -> None: ...
 
-    def on_prefilled(self, engine: Engine, prompts: list[engine_pb2.Prefilled.Prompt]) -> None: ...
+    def on_prefilled(self, engine: EngineProcess, prompts: list[engine_pb2.Prefilled.Prompt]) -> None: ...
 
-    def on_parked(self, engine: Engine, request_id: str) -> None: ...
+    def on_parked(self, engine: EngineProcess, request_id: str) -> None: ...
 
-    def on_stats(self, engine: Engine, stats: engine_pb2.EngineStats) -> None: ...
+    def on_stats(self, engine: EngineProcess, stats: engine_pb2.EngineStats) -> None: ...
 
-    def on_death(self, engine: Engine) -> None: ...
+    def on_death(self, engine: EngineProcess) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ class Command:
         return self._done.done()
 
 
-class Engine:
-    """One engine: a process, or several of which the first speaks for all. Made by `Engine.start`; used from one event
-    loop."""
+class EngineProcess:
+    """One engine: a process, or several of which the first speaks for all. Made by `EngineProcess.start`; used from one
+    event loop."""
 
     _numbers = itertools.count(1)
 
@@ -164,7 +164,7 @@ class Engine:
         return f"Engine(pid={self.pid}, {'dead' if self.dead.is_set() else 'alive'}, commands={len(self._commands)})"
 
     @classmethod
-    async def start(cls, spawn: Spawn, index: int, turn_fd: int | None) -> Engine:
+    async def start(cls, spawn: Spawn, index: int, turn_fd: int | None) -> EngineProcess:
         """Starts the process; `hello()` tells when it is warm."""
         ours, theirs = socket.socketpair()
         arguments = ["--log-level", spawn.log_level]

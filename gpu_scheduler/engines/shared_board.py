@@ -18,8 +18,8 @@ import os
 import struct
 
 from gpu_scheduler.engines.sharing import decode_arbitration
-from gpu_scheduler.engines.sharing.decode_arbitration import Want
-from gpu_scheduler.engines.sharing.throttle import Pace
+from gpu_scheduler.engines.sharing.decode_arbitration import DecodeBid
+from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 
 ANYBODY = 0
 MOST_INDEX = 20_000
@@ -55,7 +55,7 @@ def create() -> int:
     return fd
 
 
-class Turn:
+class SharedBoard:
     """The words, mapped. An aligned store of one is seen whole."""
 
     def __init__(self, fd: int) -> None:
@@ -73,18 +73,18 @@ class Turn:
         """Whether the engine with `index` may start a prefill step now."""
         return self.holder in (ANYBODY, index)
 
-    def set_pace(self, index: int, pace: Pace) -> None:
+    def set_pace(self, index: int, pace: PrefillThrottle) -> None:
         """For the engine with `index`, until the next one."""
         millionths = min(_HALF, round(1e6 * pace.pause_ratio))
         _PACE.pack_into(self._words, _EACH * index, millionths << 32 | min(_HALF, pace.chunk_tokens))
         step_us = max(0, min(_HALF, round(1e6 * pace.step_s)))
         _STEP.pack_into(self._words, _EACH * index + _PACE.size, pace.hurries << 32 | step_us)
 
-    def pace(self, index: int) -> Pace:
+    def pace(self, index: int) -> PrefillThrottle:
         """What holds for the engine with `index` now."""
         (word,) = _PACE.unpack_from(self._words, _EACH * index)
         (own,) = _STEP.unpack_from(self._words, _EACH * index + _PACE.size)
-        return Pace(word & _HALF, (word >> 32) / 1e6, (own & _HALF) / 1e6, bool(own >> 32))
+        return PrefillThrottle(word & _HALF, (word >> 32) / 1e6, (own & _HALF) / 1e6, bool(own >> 32))
 
     @property
     def precedence_s(self) -> float:
@@ -136,7 +136,7 @@ class Turn:
         word = 0 if need is None else int(1e6 * (now + _WANTED_S)) << 16 | _told(need, requests)
         _CLAIM.pack_into(self._words, _place(index, _WANTS_AT), word)
 
-    def wanting(self, index: int, now: float) -> list[Want]:
+    def wanting(self, index: int, now: float) -> list[DecodeBid]:
         """Engines other than that with `index` which want to decode."""
         words, own = _CLAIMS.unpack_from(self._words, _WANTS_AT), index % _PLACES
         if not any(words):
@@ -148,7 +148,7 @@ class Turn:
         ]
 
 
-def wanted(index: int, need: float, requests: int = 1) -> Want:
+def wanted(index: int, need: float, requests: int = 1) -> DecodeBid:
     """What others see if the engine with `index` wants to decode so many requests."""
     return _heard(_told(need, requests), index % _PLACES)
 
@@ -157,7 +157,7 @@ def _told(need: float, requests: int) -> int:
     return min(_MOST_BYTE, requests) << 8 | min(_MOST_BYTE, round(1e2 * need))
 
 
-def _heard(low: int, place: int) -> Want:
+def _heard(low: int, place: int) -> DecodeBid:
     return decode_arbitration.want((low & _MOST_BYTE) / 1e2, low >> 8, place)
 
 

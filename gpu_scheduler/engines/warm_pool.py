@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from gpu_scheduler.engines.engine import Engine, EngineDied, Spawn
+from gpu_scheduler.engines.engine import EngineDied, EngineProcess, Spawn
 from services.errors import Refused, TimedOut
 from services.runtime import tasks
 from services.telemetry import log
@@ -49,15 +49,15 @@ class WarmPool:
         self._turn_fd = turn_fd
         self._first_index = first_index
         self._one_model = one_model
-        self._idle: list[Engine] = []
-        self._taken: set[Engine] = set()
+        self._idle: list[EngineProcess] = []
+        self._taken: set[EngineProcess] = set()
         self._starting: dict[int, asyncio.Task[None]] = {}
         """Starts under way, by the indices of their engines."""
-        self._importing: set[Engine] = set()
+        self._importing: set[EngineProcess] = set()
         """Engines whose processes exist, and that are not warm yet."""
         self._waiting = 0
         """Callers of `take` for whom there is none."""
-        self._unsettled: dict[Engine, asyncio.TimerHandle] = {}
+        self._unsettled: dict[EngineProcess, asyncio.TimerHandle] = {}
         """Taken ones whose models are not up yet."""
         self.idle_changed: Callable[[], None] = lambda: None
         """Called when idle engines came or went."""
@@ -95,7 +95,7 @@ class WarmPool:
         return bool(self.error) and self._failures >= _MOST_START_FAILURES
 
     @property
-    def engines(self) -> list[Engine]:
+    def engines(self) -> list[EngineProcess]:
         return [*self._idle, *self._taken]
 
     @property
@@ -121,7 +121,7 @@ class WarmPool:
     async def _start_one(self, index: int) -> None:
         engine = None
         try:
-            engine = await Engine.start(self.spawn, index, self._turn_fd)
+            engine = await EngineProcess.start(self.spawn, index, self._turn_fd)
             self._importing.add(engine)
             if self._closed:
                 engine.kill()
@@ -154,7 +154,7 @@ class WarmPool:
         if self._failures < _MOST_START_FAILURES:
             self.fill()
 
-    async def _replace_idle(self, engine: Engine) -> None:
+    async def _replace_idle(self, engine: EngineProcess) -> None:
         """One that dies while it waits for a model has nobody else to notice it. Where they die one after the other,
         the next `take` finds out why."""
         began = time.monotonic()
@@ -174,7 +174,7 @@ class WarmPool:
         if not warm and len(self._taken) - returning >= self.limit:
             raise Refused(f"all {self.limit} engines of this group are taken (engines.limit)")
 
-    def take_idle(self) -> Engine | None:
+    def take_idle(self) -> EngineProcess | None:
         """A warm engine, now the caller's, one that had a model if there is one; None if there is none. `settled` has
         to follow, or `give_back`."""
         self._idle = [engine for engine in self._idle if engine.alive]
@@ -189,7 +189,7 @@ class WarmPool:
         self.idle_changed()
         return engine
 
-    async def take(self, timeout_s: float) -> Engine:
+    async def take(self, timeout_s: float) -> EngineProcess:
         """A warm engine, as of `take_idle`; one is started if there is none. Raises Refused when the limit is reached,
         TimedOut, and EngineDied when engines do not start or the pool has been closed."""
         self._failures = 0
@@ -212,14 +212,14 @@ class WarmPool:
             self._waiting -= 1
         return engine
 
-    def settled(self, engine: Engine) -> None:
+    def settled(self, engine: EngineProcess) -> None:
         """The model of a taken engine is up, or takes too long: what was taken may be replaced."""
         timer = self._unsettled.pop(engine, None)
         if timer is not None:
             timer.cancel()
             self.fill()
 
-    def give_back(self, engine: Engine) -> None:
+    def give_back(self, engine: EngineProcess) -> None:
         """An engine without a model returns. One too many ends, rather one that never had a model; a dead one is
         replaced."""
         self._taken.discard(engine)
@@ -235,7 +235,7 @@ class WarmPool:
         self.settled(engine)
         self.fill()
 
-    def _end(self, engine: Engine) -> None:
+    def _end(self, engine: EngineProcess) -> None:
         self._idle.remove(engine)
         tasks.spawn(engine.stop(), f"stop engine {engine.pid}")
 

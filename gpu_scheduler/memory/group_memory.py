@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gpu_scheduler.policy.memory import holdings
 from gpu_scheduler.policy.memory.holdings import DeviceMemory, Holding
-from gpu_scheduler.policy.queue.admission import Memory, ModelMemory
+from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelMemory
 from protos import balloond_pb2
 
 UNBOUNDED = 1 << 60
@@ -42,11 +42,13 @@ class GroupMemory:
     def free_bytes(self) -> int:
         return sum(state.free_bytes for state in self.states)
 
-    def for_admission(self, kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]) -> Memory:
+    def for_admission(self, kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]) -> AdmissionMemory:
         """For models with these envelopes on each device (`policy/memory/holdings.py`). `committed`: bytes that each
         one's started requests were admitted with, on a device."""
         if not self.known:
-            return Memory({model: ModelMemory(UNBOUNDED, 0, token_bytes=n) for model, n in kv_bytes_per_token.items()})
+            return AdmissionMemory(
+                {model: ModelMemory(UNBOUNDED, 0, token_bytes=n) for model, n in kv_bytes_per_token.items()}
+            )
         return holdings.for_admission([_device(state) for state in self.states], kv_bytes_per_token, committed)
 
 

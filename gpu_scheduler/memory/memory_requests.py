@@ -21,7 +21,7 @@ _AGAIN_S = 0.05
 is in the way), the question is put again only after this: nothing else would hold the questions up."""
 
 
-class RoomMaker:
+class MemoryRequests:
     """One question at a time for each model; the queue looks again when it is answered."""
 
     def __init__(

@@ -21,7 +21,7 @@ _ASK_AFTER = 1 / 3
 """Of the time after which it is given up."""
 
 
-class Verdict(Enum):
+class HangVerdict(Enum):
     """What to do about an engine."""
 
     NOTHING = "nothing"
@@ -29,7 +29,7 @@ class Verdict(Enum):
     GIVE_UP = "give up"
 
 
-class Silence:
+class HangDetector:
     """Of one engine. Seconds, on the caller's clock."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -43,16 +43,16 @@ class Silence:
     def __repr__(self) -> str:
         return f"Silence({self.silent_s:.1f} of {self._timeout_s:.1f} s{', asked' if self._asked else ''})"
 
-    def look(self, now: float, *, works: bool, heard: int, prefill_s: float) -> Verdict:
+    def look(self, now: float, *, works: bool, heard: int, prefill_s: float) -> HangVerdict:
         """`works`: it has requests, and no command that keeps it from its steps and has a time of its own. `heard`: how
         many messages came from it ever. `prefill_s`: what the prompts on their way to it should take."""
         since = 0.0 if self._looked_at is None else max(0.0, now - self._looked_at)
         self._looked_at = now
         if not works or heard != self._heard or not self._timeout_s:
             self._heard, self.silent_s, self._asked = heard, 0.0, False
-            return Verdict.NOTHING
+            return HangVerdict.NOTHING
         self.silent_s += min(since, 2 * LOOK_S)
         if not self._asked:
             self._asked = self.silent_s >= self._timeout_s * _ASK_AFTER
-            return Verdict.ASK if self._asked else Verdict.NOTHING
-        return Verdict.GIVE_UP if self.silent_s >= self._timeout_s + SLOWER * prefill_s else Verdict.NOTHING
+            return HangVerdict.ASK if self._asked else HangVerdict.NOTHING
+        return HangVerdict.GIVE_UP if self.silent_s >= self._timeout_s + SLOWER * prefill_s else HangVerdict.NOTHING

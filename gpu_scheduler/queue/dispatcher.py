@@ -15,21 +15,21 @@ from functools import partial
 from math import inf
 
 from gpu_scheduler.config import Arbitration
-from gpu_scheduler.engines.engine import Engine
-from gpu_scheduler.engines.shared_board import ANYBODY, Turn
-from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.engine import EngineProcess
+from gpu_scheduler.engines.shared_board import ANYBODY, SharedBoard
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from gpu_scheduler.memory.devices import share
 from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.policy.memory.demand import TokenRate, weight
 from gpu_scheduler.policy.memory.forecast import ForecastRules, OutputForecast
-from gpu_scheduler.policy.memory.kv_shortage import Lack
-from gpu_scheduler.policy.memory.migrated_prefixes import Brought
+from gpu_scheduler.policy.memory.kv_shortage import KvShortages
+from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
 from gpu_scheduler.policy.queue import admission
-from gpu_scheduler.policy.queue.backlog import Backlog, State
+from gpu_scheduler.policy.queue.backlog import Backlog, RequestState
 from gpu_scheduler.policy.queue.decisions import Drop, NeedMemory, Start
 from gpu_scheduler.policy.queue.slack import PrefillSpeed
-from gpu_scheduler.policy.throttle.throttling import Protection
-from gpu_scheduler.queue.requests import RESUME_S, Request
+from gpu_scheduler.policy.throttle.throttling import ThrottleController
+from gpu_scheduler.queue.requests import RESUME_S, GroupRequest
 from gpu_scheduler.queue.streams import GatewayStream
 from gpu_scheduler.residents import Resident, Residents
 from gpu_scheduler.telemetry.counters import STARTED, TTFT, forget
@@ -47,7 +47,7 @@ _TOGETHER_S = 0.002
 """In which streams arrive whose model moved: those that start together go on after one step, the others after two."""
 
 
-class Counters:
+class ModelCounters:
     """What one model's requests did here, for the group's report."""
 
     def __init__(self, forecast: ForecastRules) -> None:
@@ -67,11 +67,11 @@ class Dispatcher:
         rules: Arbitration,
         residents: Residents,
         memory: GroupMemory,
-        turn: Turn,
+        turn: SharedBoard,
         on_need_memory: Callable[[NeedMemory], None],
-        on_engine_death: Callable[[Engine], None],
+        on_engine_death: Callable[[EngineProcess], None],
         now: Callable[[], float] = time.monotonic,
-        brought: Brought | None = None,
+        brought: MigratedPrefixes | None = None,
         on_idle_or_busy: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_idle_or_busy`: a model has its first request now, or its last has left."""
@@ -85,20 +85,20 @@ class Dispatcher:
         self._on_engine_death = on_engine_death
         self._on_idle_or_busy = on_idle_or_busy
         self._now = now
-        self._brought = brought or Brought()
+        self._brought = brought or MigratedPrefixes()
         self._backlog = Backlog(rules.backlog)
-        self._protection = Protection()
-        self._lack = Lack()
-        self._paces: dict[int, Pace] = {}
+        self._protection = ThrottleController()
+        self._lack = KvShortages()
+        self._paces: dict[int, PrefillThrottle] = {}
         """By index of the engine, as written."""
         self._agenda = self._backlog.plan(now())
         self._speeds: dict[str, PrefillSpeed] = {}
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, GroupRequest] = {}
         self._of_models: Counter[str] = Counter()
         """How many of them each has."""
-        self._at_engines: dict[str, Request] = {}
+        self._at_engines: dict[str, GroupRequest] = {}
         """Of them those that an engine has: a plan looks at these, however many wait."""
-        self._by_gateway_id: dict[tuple[GatewayStream, str], Request] = {}
+        self._by_gateway_id: dict[tuple[GatewayStream, str], GroupRequest] = {}
         self._numbers = 0
         self._order = 0
         self._loop = asyncio.get_running_loop()
@@ -106,7 +106,7 @@ class Dispatcher:
         """Whether a plan is due; also before and after `run`."""
         self._timer: asyncio.TimerHandle | None = None
         self._failed: asyncio.Future[None] = self._loop.create_future()
-        self.counters: defaultdict[str, Counters] = defaultdict(lambda: Counters(rules.forecast))
+        self.counters: defaultdict[str, ModelCounters] = defaultdict(lambda: ModelCounters(rules.forecast))
         self._cold_s: dict[str, float] = {}
         """What the last cold start of a model took."""
         self._away: dict[str, None] = {}
@@ -118,7 +118,7 @@ class Dispatcher:
         """Takes a request into the queue, or answers at once that it cannot be served here."""
         now = self._now()
         self._numbers += 1
-        request = Request.of(submit, self._numbers, stream, now)
+        request = GroupRequest.of(submit, self._numbers, stream, now)
         resident = self._residents.get(request.model)
         if resident is None or resident.residency not in _SERVABLE:
             request.end(common_pb2.FAILED, NOT_HERE)
@@ -187,11 +187,11 @@ class Dispatcher:
                 self._protection.forget(model)
                 forget(model)
 
-    def _end(self, request: Request, finish: common_pb2.Finish, error: str = "") -> None:
+    def _end(self, request: GroupRequest, finish: common_pb2.Finish, error: str = "") -> None:
         request.end(finish, error)
         self._forget(request, finish, error)
 
-    def _forget(self, request: Request, finish: common_pb2.Finish, error: str = "") -> None:
+    def _forget(self, request: GroupRequest, finish: common_pb2.Finish, error: str = "") -> None:
         if self._requests.pop(request.id, None) is None:
             return
         self._at_engines.pop(request.id, None)
@@ -242,7 +242,7 @@ class Dispatcher:
 
     # --- engines (the Listener of engines.base)
 
-    def on_tokens(self, engine: Engine, chunks: list[common_pb2.TokenChunk]) -> None:
+    def on_tokens(self, engine: EngineProcess, chunks: list[common_pb2.TokenChunk]) -> None:
         now = self._now()
         if (resident := self._residents.of_engine(engine)) is not None:
             self._protection.step(resident.spec.name, now)
@@ -251,7 +251,9 @@ class Dispatcher:
             if request is None or request.engine is not engine:
                 continue  # cancelled, or of an earlier attempt
             ends = chunk.finish == common_pb2.LENGTH  # one of a prompt alone has no token
-            if (chunk.token_ids or chunk.embedding or ends) and self._backlog.state(request.id) is State.DISPATCHED:
+            if (chunk.token_ids or chunk.embedding or ends) and self._backlog.state(
+                request.id
+            ) is RequestState.DISPATCHED:
                 self._first_token(request, chunk, now)
             request.emitted.extend(chunk.token_ids)
             request.scored += len(chunk.prompt_logprobs)
@@ -261,7 +263,7 @@ class Dispatcher:
             if chunk.finish:
                 self._forget(request, chunk.finish, chunk.error)
 
-    def _first_token(self, request: Request, chunk: common_pb2.TokenChunk, now: float) -> None:
+    def _first_token(self, request: GroupRequest, chunk: common_pb2.TokenChunk, now: float) -> None:
         seconds = self._backlog.prefill_finished(request.id, now)
         self.counters[request.model].rate.observe(request.prompt_tokens, now)
         self._protection.decodes(request.model, request.id, self._tpot_s(request))
@@ -289,19 +291,19 @@ class Dispatcher:
                 TTFT.labels(request.model, str(met).lower()).inc()
         self.changed()
 
-    def on_prefilled(self, engine: Engine, prompts: list[engine_pb2.Prefilled.Prompt]) -> None:
+    def on_prefilled(self, engine: EngineProcess, prompts: list[engine_pb2.Prefilled.Prompt]) -> None:
         now = self._now()
         for prompt in prompts:
             request = self._requests.get(prompt.request_id)
             if request is None or request.engine is not engine:
                 continue
-            if self._backlog.state(request.id) is State.DISPATCHED:
+            if self._backlog.state(request.id) is RequestState.DISPATCHED:
                 self._backlog.progress(
                     request.id, now, computed_tokens=prompt.computed_tokens, cached_tokens=prompt.cached_tokens
                 )
                 self.changed()
 
-    def on_parked(self, engine: Engine, request_id: str) -> None:
+    def on_parked(self, engine: EngineProcess, request_id: str) -> None:
         request = self._requests.get(request_id)
         if request is None or request.engine is not engine:
             return
@@ -324,13 +326,13 @@ class Dispatcher:
         )
         self.changed()
 
-    def on_stats(self, engine: Engine, stats: engine_pb2.EngineStats) -> None:
+    def on_stats(self, engine: EngineProcess, stats: engine_pb2.EngineStats) -> None:
         resident = self._residents.of_engine(engine)
         if resident is not None:
             resident.stats = stats
             self.changed()
 
-    def on_death(self, engine: Engine) -> None:
+    def on_death(self, engine: EngineProcess) -> None:
         for request in [r for r in self._at_engines.values() if r.engine is engine]:
             self._end(request, common_pb2.FAILED, "its engine died")
         self._on_engine_death(engine)
@@ -398,7 +400,9 @@ class Dispatcher:
         for engine, message in started:
             engine.generate(message)
 
-    def _start(self, start: Start, active: dict[str, Resident], now: float) -> tuple[Engine, engine_pb2.Generate]:
+    def _start(
+        self, start: Start, active: dict[str, Resident], now: float
+    ) -> tuple[EngineProcess, engine_pb2.Generate]:
         request = self._requests[start.request_id]
         resident = active[request.model]
         assert resident.engine is not None
@@ -432,12 +436,12 @@ class Dispatcher:
             engines = (self._requests[waiting.request_id].engine for waiting in in_flight)
             self._turn.give(next((engine.index for engine in engines if engine is not None), ANYBODY))
 
-    def _set_pace(self, index: int, pace: Pace) -> None:
+    def _set_pace(self, index: int, pace: PrefillThrottle) -> None:
         if self._paces.get(index, FREE) != pace:
             self._paces[index] = pace
             self._turn.set_pace(index, pace)
 
-    def _tpot_s(self, request: Request) -> float:
+    def _tpot_s(self, request: GroupRequest) -> float:
         return (request.tpot_ms or self._rules.default_tpot_ms) / 1e3
 
     @staticmethod
@@ -500,10 +504,10 @@ class Dispatcher:
         waiting, late = self._backlog.waiting_of(model)
         return waiting, self._of_models[model] - waiting, late
 
-    def work_of(self, engine: Engine) -> tuple[int, float]:
+    def work_of(self, engine: EngineProcess) -> tuple[int, float]:
         """(requests that it has, seconds that the prompts among them should take that have no token yet)."""
         its = [request for request in self._at_engines.values() if request.engine is engine]
-        prompts = [request.id for request in its if self._backlog.state(request.id) is State.DISPATCHED]
+        prompts = [request.id for request in its if self._backlog.state(request.id) is RequestState.DISPATCHED]
         return len(its), sum(map(self._backlog.prefill_cost, prompts))
 
     def all_requests(self) -> int:

@@ -23,7 +23,7 @@ ANSWER_S = 60.0
 KNOWN = 4096
 
 
-class Trials:
+class GrammarSandbox:
     """One process for all models of a group. It is started by the first grammar, which waits for it."""
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", MODULE)) -> None:

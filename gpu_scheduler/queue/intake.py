@@ -10,7 +10,7 @@ from functools import partial
 
 from gpu_scheduler.engines.sglang.policy import grammar
 from gpu_scheduler.queue.dispatcher import Dispatcher
-from gpu_scheduler.queue.grammar_sandbox import Trials
+from gpu_scheduler.queue.grammar_sandbox import GrammarSandbox
 from gpu_scheduler.queue.streams import GatewayStream
 from protos import common_pb2, gpu_scheduler_pb2
 from services.errors import Unavailable
@@ -25,7 +25,7 @@ class Intake:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        trials: Trials,
+        trials: GrammarSandbox,
         compiles: Callable[[str], bool],
         now: Callable[[], float] = time.monotonic,
     ) -> None:

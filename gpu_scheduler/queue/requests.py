@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from gpu_scheduler.engines.engine import Engine
-from gpu_scheduler.policy.queue.slack import Waiting
+from gpu_scheduler.engines.engine import EngineProcess
+from gpu_scheduler.policy.queue.slack import WaitingRequest
 from gpu_scheduler.queue.streams import GatewayStream
 from gpu_scheduler.telemetry.traces import RequestTrace
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
@@ -17,7 +17,7 @@ patience. It gets this much again, so that it counts among those that can be on 
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class GroupRequest:
     """`id` is ours (unique for the life of the process), `gateway_id` the gateway's."""
 
     id: str
@@ -35,7 +35,7 @@ class Request:
     resumed_tokens: int
     embed: bool
     """Its prompt's embedding is wanted: nothing is decoded."""
-    engine: Engine | None = None
+    engine: EngineProcess | None = None
     sent_at: float = 0.0
     """To it."""
     first_token_at: float = 0.0
@@ -49,7 +49,7 @@ class Request:
     trace: RequestTrace | None = None
 
     @classmethod
-    def of(cls, submit: gpu_scheduler_pb2.Submit, number: int, stream: GatewayStream, now: float) -> Request:
+    def of(cls, submit: gpu_scheduler_pb2.Submit, number: int, stream: GatewayStream, now: float) -> GroupRequest:
         ttft_s = submit.slo.ttft_ms / 1e3
         left_s = submit.ttft_left_ms / 1e3
         timed = submit.has_target and submit.resumed_tokens == 0
@@ -97,9 +97,9 @@ class Request:
             return f"targets of {self.ttft_ms} and {self.tpot_ms} ms make no sense"
         return ""
 
-    def waiting(self, decode_forecast: int) -> Waiting:
+    def waiting(self, decode_forecast: int) -> WaitingRequest:
         """The facts that the queue orders by."""
-        return Waiting(
+        return WaitingRequest(
             request_id=self.id,
             model=self.model,
             arrival=self.arrival,

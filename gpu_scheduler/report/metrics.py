@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from gpu_scheduler.report.report import Report
+from gpu_scheduler.report.report import GroupReport
 from protos import common_pb2, gpu_scheduler_pb2
 from services.telemetry.metrics import Published, counter, gauge
 
@@ -48,7 +48,7 @@ _FIELD_STANDARD = {
 """The names that llm-d and Kubernetes' inference gateway read of a model server; with the use of KV."""
 
 
-async def keep(report: Report) -> None:
+async def keep(report: GroupReport) -> None:
     """For ever."""
     published = Published()
     while True:

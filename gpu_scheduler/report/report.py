@@ -13,7 +13,7 @@ from gpu_scheduler.residents import Resident, Residents
 from protos import common_pb2, gpu_scheduler_pb2
 
 
-class Report:
+class GroupReport:
     """Builds GroupState."""
 
     def __init__(

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 
 from balloond.client import booked
 from protos import gpu_scheduler_pb2
-from services.rpc.watch import Sparing
+from services.rpc.watch import ThrottledFollower
 
 SOONEST_S, FIGURES_S, LONGEST_S = 0.02, 0.1, 1.0
 """Between any two reports, at least; between two that differ in figures alone, at least and at most, whatever was asked
@@ -27,9 +27,9 @@ def least_s(figures_s: float) -> float:
     return min(FIGURES_S, max(SOONEST_S, figures_s))
 
 
-def telling(figures_s: float) -> Sparing[gpu_scheduler_pb2.GroupState]:
+def telling(figures_s: float) -> ThrottledFollower[gpu_scheduler_pb2.GroupState]:
     """For one follower. `figures_s`: at least so long between two reports that differ in figures alone."""
-    return Sparing(facts, min(max(FIGURES_S, figures_s), LONGEST_S), signs, _SIGNS_S)
+    return ThrottledFollower(facts, min(max(FIGURES_S, figures_s), LONGEST_S), signs, _SIGNS_S)
 
 
 def facts(state: gpu_scheduler_pb2.GroupState) -> Hashable:

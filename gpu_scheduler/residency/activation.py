@@ -24,7 +24,7 @@ from functools import partial
 from typing import TypeVar
 
 from gpu_scheduler.config import GpuSchedulerConfig
-from gpu_scheduler.engines.engine import Command, CommandFailed, Engine, EngineDied
+from gpu_scheduler.engines.engine import Command, CommandFailed, EngineDied, EngineProcess
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory.devices import Devices, all_of, share
 from gpu_scheduler.memory.warm_booking import WarmBooking
@@ -61,7 +61,7 @@ class WeightsDoubted(PrismError):
     """An engine could not come up with weights that another device gave, or an image that is dropped now."""
 
 
-class Activation:
+class Activator:
     """Carries activations out for one group. Concurrent calls are for different models; `residents` sees to that."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Activation:
         asleep = resident.engine is not None and resident.engine.alive
         resident.activation = traces.activation(resident, asleep, began)
         self._residents.set(resident, common_pb2.WAKING)
-        taken: Engine | None = None
+        taken: EngineProcess | None = None
         try:
             if not asleep:
                 self._step(resident, "taking an engine")
@@ -291,13 +291,13 @@ class Activation:
             floor_bytes=share(spec.floor_bytes, spec) if awake else 0,
         )
 
-    def book_kept(self, resident: Resident, engine: Engine) -> None:
+    def book_kept(self, resident: Resident, engine: EngineProcess) -> None:
         """It fell asleep: what it keeps is booked once it has said it. On a CPU it never does."""
         if self._config.devices[0].startswith("cuda"):
             work = self._book_kept(resident, engine)
             resident.asking = tasks.spawn(work, f"what {resident.spec.name} keeps")
 
-    async def _book_kept(self, resident: Resident, engine: Engine) -> None:
+    async def _book_kept(self, resident: Resident, engine: EngineProcess) -> None:
         await self.within(engine.told_kept.wait())
         resident.kept_bytes = engine.kept_bytes + _KEPT_SPARE_BYTES
         await self.rebook(resident, awake=False)
@@ -345,7 +345,7 @@ class Activation:
 
     # --- engine and weights
 
-    async def release_engine(self, resident: Resident, engine: Engine) -> None:
+    async def release_engine(self, resident: Resident, engine: EngineProcess) -> None:
         """Takes the model off an engine and gives it back to the pool; one that does not obey is killed."""
         resident.engine_gone()
         if engine.alive:
@@ -389,7 +389,7 @@ class Activation:
             return False
         return True
 
-    async def _load(self, resident: Resident, engine: Engine | None) -> None:
+    async def _load(self, resident: Resident, engine: EngineProcess | None) -> None:
         """Into this engine of the pool, or into one that is started."""
         if engine is None:
             self._step(resident, "taking an engine")
@@ -412,7 +412,7 @@ class Activation:
             resident.engine = engine = await self.pool(resident).take(self._config.engines.start_timeout_s)
             await self._load_into(resident, engine, from_image=False)
 
-    async def _load_into(self, resident: Resident, engine: Engine, from_image: bool) -> None:
+    async def _load_into(self, resident: Resident, engine: EngineProcess, from_image: bool) -> None:
         engines = self._config.engines
         devices = self._config.devices
         checksums = self._image_checksums(resident) if from_image else [""] * len(devices)
@@ -443,11 +443,11 @@ class Activation:
         if not from_image and self._loader is not None and self.devices is not None:
             self._begin_saving(resident, engine, await command.mapped())
 
-    def _command(self, resident: Resident, engine: Engine, message: engine_pb2.ToEngine) -> Command:
+    def _command(self, resident: Resident, engine: EngineProcess, message: engine_pb2.ToEngine) -> Command:
         engine.on_compiling = partial(self._compiles, resident, engine)
         return engine.command(message, lambda progress: self._residents.tell(resident, progress))
 
-    def _compiles(self, resident: Resident, engine: Engine, told: engine_pb2.Compiling) -> None:
+    def _compiles(self, resident: Resident, engine: EngineProcess, told: engine_pb2.Compiling) -> None:
         """Its engine begins to compile a kernel, or has: a step within the one under way, which goes on behind it."""
         if resident.engine is not engine or resident.residency != common_pb2.WAKING or not resident.steps:
             return
@@ -466,7 +466,7 @@ class Activation:
         progress = common_pb2.Progress(step=_COMPILING, done=resident.kernels_compiled, unit="kernels")
         self._residents.tell(resident, progress)
 
-    async def _fill_from_image(self, resident: Resident, engine: Engine, command: Command) -> None:
+    async def _fill_from_image(self, resident: Resident, engine: EngineProcess, command: Command) -> None:
         ranks = await self.within(command.mapped())
         assert self._loader is not None
         self._step(resident, "copying weights")
@@ -519,11 +519,13 @@ class Activation:
         except TimeoutError:
             raise TimedOut(f"not done within {limit_s:.0f} s") from None
 
-    def _begin_saving(self, resident: Resident, engine: Engine, weights: list[engine_pb2.WeightsMapped]) -> None:
+    def _begin_saving(self, resident: Resident, engine: EngineProcess, weights: list[engine_pb2.WeightsMapped]) -> None:
         work = self._save_image(resident, engine, weights)
         resident.saving = tasks.spawn(work, f"image of {resident.spec.name}")
 
-    async def _save_image(self, resident: Resident, engine: Engine, weights: list[engine_pb2.WeightsMapped]) -> None:
+    async def _save_image(
+        self, resident: Resident, engine: EngineProcess, weights: list[engine_pb2.WeightsMapped]
+    ) -> None:
         name = resident.spec.name
         try:
             for pause_s in (*_UNTIL_LOADER_IS_BACK_S, None):
@@ -550,7 +552,9 @@ class Activation:
         finally:
             resident.saving = None
 
-    async def _save_later(self, resident: Resident, engine: Engine, weights: list[engine_pb2.WeightsMapped]) -> None:
+    async def _save_later(
+        self, resident: Resident, engine: EngineProcess, weights: list[engine_pb2.WeightsMapped]
+    ) -> None:
         """Tries again, as long as the engine has them."""
         while resident.engine is engine and not self.has_image(resident):
             await self._sleep(self._save_pauses.failed(resident.spec.name))

@@ -18,7 +18,7 @@ _HEARD_S = 1.0
 """How long whoever watches the group has to begin to hold it. A placement of protocol 1.0 never does."""
 
 
-class Leaving:
+class GracefulExit:
     """One group's. Its drain is `leave`."""
 
     def __init__(self, residents: Residents, requests: Callable[[], int], changed: Callable[[], None]) -> None:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from gpu_scheduler.client import GpuSchedulerClient
-from gpu_scheduler.engines.engine import Command, Engine
-from gpu_scheduler.policy.memory.migrated_prefixes import Brought
+from gpu_scheduler.engines.engine import Command, EngineProcess
+from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
 from gpu_scheduler.residents import Resident, Residents
 from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
@@ -37,12 +37,12 @@ _SETTLES_S = 2.0
 class Handover:
     """One group's."""
 
-    def __init__(self, residents: Residents, loader: LoaderClient | None, brought: Brought) -> None:
+    def __init__(self, residents: Residents, loader: LoaderClient | None, brought: MigratedPrefixes) -> None:
         self._residents = residents
         self._loader = loader
         self._brought = brought
 
-    async def give(self, resident: Resident, engine: Engine, successor: str) -> bool:
+    async def give(self, resident: Resident, engine: EngineProcess, successor: str) -> bool:
         """Has the group at `successor` take the KV of what runs: most of it while it runs, then it is stopped, and the
         rest follows. False when that failed. What was stopped ends with the Drain that has to follow in either case."""
         client = GpuSchedulerClient(successor)
@@ -78,7 +78,7 @@ class Handover:
         return True
 
     @staticmethod
-    async def _places(engine: Engine, *, live: bool) -> engine_pb2.KvPlaces:
+    async def _places(engine: EngineProcess, *, live: bool) -> engine_pb2.KvPlaces:
         command = engine.command(engine_pb2.ToEngine(export_kv=engine_pb2.ExportKv(live=live)))
         places = await command.places()
         await command.done()
@@ -108,7 +108,7 @@ class Handover:
             raise
 
     async def _take(
-        self, model: str, engine: Engine, loader: LoaderClient, places: engine_pb2.KvPlaces, gone: asyncio.Event
+        self, model: str, engine: EngineProcess, loader: LoaderClient, places: engine_pb2.KvPlaces, gone: asyncio.Event
     ) -> gpu_scheduler_pb2.TakeKvResponse:
         began = time.monotonic()
         sequences = [
@@ -142,11 +142,11 @@ class Handover:
         return gpu_scheduler_pb2.TakeKvResponse(bytes=copied, seconds=ended - began)
 
     @staticmethod
-    async def _give_up(engine: Engine, command: Command) -> None:
+    async def _give_up(engine: EngineProcess, command: Command) -> None:
         await asyncio.sleep(_SETTLES_S)
         engine.imported(command, failed=True)
 
-    def _engine(self, model: str, generation: int) -> Engine:
+    def _engine(self, model: str, generation: int) -> EngineProcess:
         resident = self._residents.get(model)
         if resident is None:
             raise NotFound(f"{model} is not on this group")

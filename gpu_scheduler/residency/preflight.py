@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from balloond.client import WARM_ENGINES
 from gpu_scheduler.memory.devices import share
-from gpu_scheduler.residency.activation import Activation
+from gpu_scheduler.residency.activation import Activator
 from gpu_scheduler.residents import Resident
 from protos import balloond_pb2, common_pb2
 from services.errors import Refused
@@ -21,7 +21,7 @@ Leaving = Mapping[str, tuple[Resident, common_pb2.Residency]]
 """Who makes way, by name, and what each is brought to."""
 
 
-async def check(activation: Activation, resident: Resident, leaving: Leaving) -> None:
+async def check(activation: Activator, resident: Resident, leaving: Leaving) -> None:
     """Raises Refused with the arithmetic, Unmet, and Unavailable while balloond is away."""
     able = {name: each for name, each in leaving.items() if _obeys(*each)}
     pool = activation.pool(resident)
@@ -54,7 +54,7 @@ def _obeys(resident: Resident, target: common_pb2.Residency) -> bool:
     return resident.change is None or resident.change.target == target
 
 
-def _sleeps(activation: Activation, resident: Resident, target: common_pb2.Residency) -> bool:
+def _sleeps(activation: Activator, resident: Resident, target: common_pb2.Residency) -> bool:
     """Whether its engine stays."""
     has_image = activation.has_image(resident) or resident.saving is not None
     return target == common_pb2.HIBERNATING and (has_image or resident.residency == common_pb2.HIBERNATING)

@@ -13,14 +13,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from gpu_scheduler.config import GpuSchedulerConfig
-from gpu_scheduler.engines.engine import Engine, EngineDied
+from gpu_scheduler.engines.engine import EngineDied, EngineProcess
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory.devices import count
 from gpu_scheduler.queue.dispatcher import NOT_HERE, Dispatcher
 from gpu_scheduler.residency import preflight
-from gpu_scheduler.residency.activation import Activation, at_fault, may_pass, worth_another_try
+from gpu_scheduler.residency.activation import Activator, at_fault, may_pass, worth_another_try
 from gpu_scheduler.residency.handover import Handover
-from gpu_scheduler.residents import Change, Resident, Residents
+from gpu_scheduler.residents import ResidencyChange, Resident, Residents
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.errors import Conflict, Invalid, PrismError, TimedOut, Unmet
 from services.rpc.watch import Watched
@@ -64,7 +64,7 @@ def _check_sizes(spec: common_pb2.ModelSpec, elsewhere: gpu_scheduler_pb2.Elsewh
             raise Invalid(f"{spec.name}: {what} cannot be {nbytes} bytes")
 
 
-class Residency:
+class ResidencyController:
     """Carries out SetResidency for a group."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Residency:
         config: GpuSchedulerConfig,
         residents: Residents,
         dispatcher: Dispatcher,
-        activation: Activation,
+        activation: Activator,
         handover: Handover,
         pools: dict[str, WarmPool],
         later: Callable[..., asyncio.TimerHandle] | None = None,
@@ -103,7 +103,7 @@ class Residency:
         yields: Sequence[gpu_scheduler_pb2.Yield] = (),
         successor: str = "",
         elsewhere: gpu_scheduler_pb2.Elsewhere = _UNKNOWN,
-    ) -> Change:
+    ) -> ResidencyChange:
         """Starts a change or joins the one under way. Raises Invalid for a model of no possible size, Conflict when the
         one under way has another target or no model comes up here any more, Unmet for an impossible target."""
         _check_sizes(spec, elsewhere)
@@ -139,7 +139,7 @@ class Residency:
             resident.listed = self._residents.listed.get(spec.name)
             resident.elsewhere = elsewhere
         now = gpu_scheduler_pb2.ResidencyProgress(residency=resident.residency)
-        change = resident.change = Change(target, time.monotonic(), Watched(now))
+        change = resident.change = ResidencyChange(target, time.monotonic(), Watched(now))
         # Its route exists from now on: requests may come while it wakes. One whose engine has just died is not active
         # either: the next plan comes before the work below begins.
         if target == common_pb2.ACTIVE and (resident.residency != common_pb2.ACTIVE or resident.engine is None):
@@ -154,7 +154,7 @@ class Residency:
             return True
         return bool(spec.floor_bytes or self._residents.operator_limits.get(spec.name))
 
-    async def follow(self, change: Change) -> AsyncIterator[gpu_scheduler_pb2.ResidencyProgress]:
+    async def follow(self, change: ResidencyChange) -> AsyncIterator[gpu_scheduler_pb2.ResidencyProgress]:
         """What happens until the change has ended. Raises what it failed with, unless it ended in ERROR (then the
         last message says so)."""
         async for message in change.progress.follow():
@@ -169,7 +169,7 @@ class Residency:
     async def _carry_out(
         self,
         resident: Resident,
-        change: Change,
+        change: ResidencyChange,
         reason: str,
         drain_ms: int,
         yields: Sequence[gpu_scheduler_pb2.Yield],
@@ -248,7 +248,7 @@ class Residency:
         engine.listener = self._dispatcher
         await self._release_room(resident, engine)
 
-    async def _release_room(self, resident: Resident, engine: Engine) -> None:
+    async def _release_room(self, resident: Resident, engine: EngineProcess) -> None:
         """Not beyond the engine's death: it is replaced when the change has ended, and requests wait for that."""
         release = tasks.spawn(self._activation.release_room(resident), f"release room of {resident.spec.name}")
         death = tasks.spawn(engine.dead.wait(), f"death of the engine of {resident.spec.name}")
@@ -334,12 +334,12 @@ class Residency:
         else:
             await self._let_go(resident, engine)
 
-    async def _let_go(self, resident: Resident, engine: Engine) -> None:
+    async def _let_go(self, resident: Resident, engine: EngineProcess) -> None:
         await self._activation.release_engine(resident, engine)
         await self._activation.drop_booking(resident)
         self._residents.leave(resident)
 
-    async def _drain(self, resident: Resident, engine: Engine, drain_ms: int, successor: str) -> None:
+    async def _drain(self, resident: Resident, engine: EngineProcess, drain_ms: int, successor: str) -> None:
         self._residents.set(resident, common_pb2.DRAINING)
         self._dispatcher.hand_back(resident.spec.name)
         if successor and await self._handover.give(resident, engine, successor):
@@ -347,7 +347,7 @@ class Residency:
         command = engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=drain_ms)))
         await self._activation.within(command.done(), drain_ms / 1e3)
 
-    async def _hibernate(self, resident: Resident, engine: Engine) -> None:
+    async def _hibernate(self, resident: Resident, engine: EngineProcess) -> None:
         if resident.saving is not None:
             await asyncio.wait([resident.saving])
         if not self._activation.has_image(resident):
@@ -377,7 +377,7 @@ class Residency:
 
     # --- engines that die
 
-    def engine_died(self, engine: Engine) -> None:
+    def engine_died(self, engine: EngineProcess) -> None:
         """Its requests were failed already. The model is brought up again in another engine, unless a change is under
         way, which fails by itself or looks at its engine when it has ended."""
         resident = self._residents.of_engine(engine)

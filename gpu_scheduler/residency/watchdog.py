@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gpu_scheduler.engines.engine import Engine
-from gpu_scheduler.policy.hang_detector import LOOK_S, Silence, Verdict
+from gpu_scheduler.engines.engine import EngineProcess
+from gpu_scheduler.policy.hang_detector import LOOK_S, HangDetector, HangVerdict
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.telemetry import counters
@@ -21,19 +21,19 @@ _COMPILES_S = 300.0
 async def watch_engines(residents: Residents, dispatcher: Dispatcher, stall_timeout_s: float) -> None:
     """For ever. `stall_timeout_s`: as of policy/hang_detector.py. Loads, wakes and
     compilers have times of their own."""
-    silences: dict[Engine, Silence] = {}
+    silences: dict[EngineProcess, HangDetector] = {}
     while True:
         await asyncio.sleep(LOOK_S)
         engines = {resident.engine: resident.spec.name for resident in residents if resident.engine is not None}
-        silences = {engine: silences.get(engine) or Silence(stall_timeout_s) for engine in engines if engine.alive}
+        silences = {engine: silences.get(engine) or HangDetector(stall_timeout_s) for engine in engines if engine.alive}
         for engine, silence in list(silences.items()):
             requests, prefill_s = dispatcher.work_of(engine)
             works = (bool(requests) or engine.owes) and not engine.commanded
             works = works and not 0 < engine.compiling_s < _COMPILES_S
             verdict = silence.look(time.monotonic(), works=works, heard=engine.heard, prefill_s=prefill_s)
-            if verdict is Verdict.ASK:
+            if verdict is HangVerdict.ASK:
                 engine.ping()
-            elif verdict is Verdict.GIVE_UP:
+            elif verdict is HangVerdict.GIVE_UP:
                 silent_s = round(silence.silent_s, 1)
                 model = engines[engine]
                 _log.error("engine stands still", model=model, engine=engine.pid, silent_s=silent_s, requests=requests)

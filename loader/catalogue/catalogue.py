@@ -30,7 +30,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from services.runtime.config import Section, parse
+from services.runtime.config import ConfigSection, parse
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 _LONGEST_NAME = 200
@@ -60,7 +60,7 @@ Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
 """Bounded so that the bytes which they come to fit 64 bits."""
 
 
-class Listed(Section):
+class CatalogueEntry(ConfigSection):
     """One model as the operator, or a caller of Add, describes it. Zero and empty: not given."""
 
     name: Name
@@ -77,7 +77,7 @@ class Listed(Section):
     task: Task = ""
 
     @pydantic.model_validator(mode="after")
-    def _floor_holds_a_request(self) -> Listed:
+    def _floor_holds_a_request(self) -> CatalogueEntry:
         if self.floor_tokens and self.floor_tokens < self.context_tokens:
             raise ValueError(
                 f"floor_tokens {self.floor_tokens} is less than one request of context_tokens {self.context_tokens}"
@@ -85,14 +85,14 @@ class Listed(Section):
         return self
 
 
-class Catalogue(Section):
+class CatalogueFile(ConfigSection):
     """The file."""
 
-    model: tuple[Listed, ...] = ()
+    model: tuple[CatalogueEntry, ...] = ()
 
     @pydantic.field_validator("model")
     @classmethod
-    def _names_once(cls, models: Sequence[Listed]) -> Sequence[Listed]:
+    def _names_once(cls, models: Sequence[CatalogueEntry]) -> Sequence[CatalogueEntry]:
         seen: set[str] = set()
         for listed in models:
             if listed.name in seen:
@@ -101,14 +101,14 @@ class Catalogue(Section):
         return models
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Listed, ...]:
+def read(path: str | os.PathLike[str]) -> tuple[CatalogueEntry, ...]:
     """The models that the file lists, with absolute paths. Raises ValueError with one line when it cannot be used."""
     path = Path(path).absolute()
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
-    listed = parse(Catalogue, text, str(path)).model
+    listed = parse(CatalogueFile, text, str(path)).model
     return tuple(
         model.model_copy(update={"path": os.path.normpath(path.parent / os.path.expanduser(model.path))})
         for model in listed

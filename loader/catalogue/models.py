@@ -13,8 +13,8 @@ from pathlib import Path
 
 from balloond.keeper.client import KeeperClient, Kept
 from loader.catalogue import added, catalogue
-from loader.catalogue.added import Called
-from loader.catalogue.catalogue import Listed
+from loader.catalogue.added import AddedModel
+from loader.catalogue.catalogue import CatalogueEntry
 from loader.checkpoints import checkpoint
 from loader.checkpoints.checkpoint import Checkpoint
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
@@ -42,11 +42,11 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Model:
+class CatalogueModel:
     """One model. Either its checkpoint could be read, or `error` says why not: then it has no sizes, unless it could be
     read before and the fault may pass."""
 
-    listed: Listed
+    listed: CatalogueEntry
     sizes: Sizes
     checkpoint: Checkpoint | None
     error: str = ""
@@ -82,49 +82,49 @@ class Model:
         return self.sizes.quota_bytes if self.listed.quota_bytes is None else self.listed.quota_bytes
 
 
-def read_model(listed: Listed, sizes: Sizes, added: bool = False) -> Model:
+def read_model(listed: CatalogueEntry, sizes: Sizes, added: bool = False) -> CatalogueModel:
     """Reads the checkpoint. Blocks on the file system, never fails: what is wrong is the model's error."""
     seen = _generation(listed)
     try:
         found = checkpoint.read(listed.path, sizes.dtype_bytes, listed.devices, listed.task)
         _check_lengths(listed, found)
     except BrokenCheckpoint as error:
-        return Model(listed, sizes, None, " ".join(str(error).split()), added, error.may_pass, seen)
-    return Model(listed, sizes, found, "", added)
+        return CatalogueModel(listed, sizes, None, " ".join(str(error).split()), added, error.may_pass, seen)
+    return CatalogueModel(listed, sizes, found, "", added)
 
 
 @dataclass(frozen=True)
-class Looked:
+class FolderReport:
     """What a look at a model's files has shown."""
 
-    model: Model
+    model: CatalogueModel
     changed: bool = False
     """They are whole, and others than those that the model was read from."""
 
 
-def look_again(model: Model, thorough: bool) -> Looked:
+def look_again(model: CatalogueModel, thorough: bool) -> FolderReport:
     """The same model where its files are what they were, and as well as they were: by their names, sizes and times, or,
     if it is to be `thorough`, by reading. Else as they are now, but that files which have changed and are whole change
     nothing: a catalogue says what it was read from. Blocks on the file system."""
     now = _generation(model.listed)
     if not thorough:
         if not model.error and now == model.generation:
-            return Looked(model)
+            return FolderReport(model)
         if model.error and not model.may_pass and now == model.seen:
-            return Looked(model)
+            return FolderReport(model)
     found = _read_again(model)
     if not found.error:
-        return Looked(found) if model.error else Looked(model, found.generation != model.generation)
+        return FolderReport(found) if model.error else FolderReport(model, found.generation != model.generation)
     if found.may_pass:  # its image, if there is one, stays its image
         found = replace(found, checkpoint=model.checkpoint)
-    return Looked(replace(found, reading=model.reading))
+    return FolderReport(replace(found, reading=model.reading))
 
 
-def _read_again(model: Model) -> Model:
+def _read_again(model: CatalogueModel) -> CatalogueModel:
     return read_model(model.listed, model.sizes, model.added)
 
 
-def _generation(listed: Listed) -> int:
+def _generation(listed: CatalogueEntry) -> int:
     """0: they cannot be read."""
     try:
         return checkpoint.fingerprint(Path(listed.path), listed.devices, listed.task)
@@ -132,7 +132,7 @@ def _generation(listed: Listed) -> int:
         return 0
 
 
-def _check_lengths(listed: Listed, found: Checkpoint) -> None:
+def _check_lengths(listed: CatalogueEntry, found: Checkpoint) -> None:
     if listed.context_tokens > found.context_tokens:
         raise BrokenCheckpoint(
             f"the catalogue gives it context_tokens {listed.context_tokens}, its checkpoint has {found.context_tokens}"
@@ -145,7 +145,7 @@ def _check_lengths(listed: Listed, found: Checkpoint) -> None:
         )
 
 
-class Models:
+class NodeModels:
     """All models by name. Files are read in threads; changes are made one after the other. The keeper knows those that
     were added by calls."""
 
@@ -163,7 +163,7 @@ class Models:
         self._on_change = on_change
         self._keeper = keeper
         self._text_fault = text_fault
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, CatalogueModel] = {}
         self._changes: dict[str, int] = {}
         """Names whose last change was a call, with its number: models that were added, and what was removed."""
         self._changing = asyncio.Lock()
@@ -173,10 +173,10 @@ class Models:
         # A file system that hangs keeps these, and nobody else.
         self._looking = ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="look")
 
-    def all(self) -> Sequence[Model]:
+    def all(self) -> Sequence[CatalogueModel]:
         return list(self._models.values())
 
-    def find(self, name: str) -> Model | None:
+    def find(self, name: str) -> CatalogueModel | None:
         return self._models.get(name)
 
     def change(self, name: str) -> int:
@@ -188,7 +188,7 @@ class Models:
         """Names that calls took out, with the numbers of these."""
         return {name: change for name, change in self._changes.items() if name not in self._models}
 
-    def get(self, name: str) -> Model:
+    def get(self, name: str) -> CatalogueModel:
         """Raises NotFound."""
         model = self._models.get(name)
         if model is None:
@@ -211,7 +211,7 @@ class Models:
         model = self._models.get(name)
         return model is not None and self._refused.get(name) == model.reading
 
-    async def look(self, name: str, thorough: bool = False, refused: bool = False) -> Looked:
+    async def look(self, name: str, thorough: bool = False, refused: bool = False) -> FolderReport:
         """The model as its files are now (`look_again`), which the catalogue has then; also of files that have changed,
         where an engine has `refused` those before them. Raises NotFound."""
         before = self.get(name)
@@ -234,7 +234,7 @@ class Models:
         self._on_change()
         return replace(looked, model=found)
 
-    async def _tried(self, model: Model) -> Model:
+    async def _tried(self, model: CatalogueModel) -> CatalogueModel:
         """The model; in error where its files are whole and its tokenizer, chat template or configuration cannot be
         used."""
         if model.error or self._text_fault is None:
@@ -245,7 +245,7 @@ class Models:
         seen = model.generation
         return replace(model, checkpoint=None, error=fault.why, may_pass=fault.may_pass, seen=seen)
 
-    async def _try_all(self, models: Sequence[Model]) -> None:
+    async def _try_all(self, models: Sequence[CatalogueModel]) -> None:
         """Of a whole catalogue, whose models are served meanwhile: each takes a second."""
         for model in models:
             found = await self._tried(model)
@@ -254,14 +254,14 @@ class Models:
                 self._models[model.listed.name] = found
                 self._on_change()
 
-    async def inspect(self, listed: Listed) -> Model:
+    async def inspect(self, listed: CatalogueEntry) -> CatalogueModel:
         """What adding it would give; nothing changes. Raises BrokenCheckpoint."""
         model = await self._tried(await asyncio.to_thread(read_model, listed, self._sizes))
         if model.error:
             raise (PassingFault if model.may_pass else BrokenCheckpoint)(model.error)
         return model
 
-    async def add(self, listed: Listed, change: int = 0) -> Model:
+    async def add(self, listed: CatalogueEntry, change: int = 0) -> CatalogueModel:
         """Adds it, for the successors of this process too: returns once the keeper knows. Of the same path as one that
         is there it reads the files afresh; the settings of one that the file lists stay the operator's. `change`: see
         protos/loader.proto. Raises Exists for another path, BrokenCheckpoint."""
@@ -323,7 +323,7 @@ class Models:
     async def restore(self, records: Iterable[keeper_pb2.Record]) -> None:
         """Takes in what calls added to a predecessor, after the file was read; what cannot be understood is
         forgotten."""
-        called: list[Called] = []
+        called: list[AddedModel] = []
         for record in records:
             try:
                 called.append(added.restore(record))
@@ -336,7 +336,7 @@ class Models:
             self._models |= await self._read((), self._unlisted(listed, set(self._models)))
         self._on_change()
 
-    def _unlisted(self, called: Sequence[Listed], names: Container[str]) -> Sequence[Listed]:
+    def _unlisted(self, called: Sequence[CatalogueEntry], names: Container[str]) -> Sequence[CatalogueEntry]:
         """Those of `called` that the file, with its `names`, leaves to calls; the others are the operator's now, and so
         are names that were removed."""
         taken = [name for name in self._changes if name in names]
@@ -345,7 +345,9 @@ class Models:
             del self._changes[name]
         return [one for one in called if one.name not in names]
 
-    async def _read(self, listed: Iterable[Listed], called: Iterable[Listed]) -> dict[str, Model]:
+    async def _read(
+        self, listed: Iterable[CatalogueEntry], called: Iterable[CatalogueEntry]
+    ) -> dict[str, CatalogueModel]:
         reads = [asyncio.to_thread(read_model, one, self._sizes) for one in listed]
         reads += [asyncio.to_thread(read_model, one, self._sizes, True) for one in called]
         models = await asyncio.gather(*reads)
@@ -362,4 +364,4 @@ class Models:
 
     def _kept(self, name: str) -> Kept:
         model = self._models.get(name)
-        return added.record(Called(name, self._changes[name], None if model is None else model.listed)), None
+        return added.record(AddedModel(name, self._changes[name], None if model is None else model.listed)), None

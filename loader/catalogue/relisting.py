@@ -8,28 +8,28 @@ import contextlib
 from collections.abc import Callable
 from math import inf
 
-from loader.catalogue.models import Model, Models
-from loader.policy.looks import Looks
+from loader.catalogue.models import CatalogueModel, NodeModels
+from loader.policy.looks import LookSchedule
 from services.errors import NotFound
 from services.rpc.watch import Watched
 from services.runtime import tasks
 
 
-class Looking:
+class Relisting:
     """One for the catalogue. `now` is in seconds on any clock; `on_change` is called when models are looked at less
     often, or more."""
 
-    def __init__(self, models: Models, now: Callable[[], float], on_change: Callable[[], None]) -> None:
+    def __init__(self, models: NodeModels, now: Callable[[], float], on_change: Callable[[], None]) -> None:
         self._models = models
         self._now = now
         self._on_change = on_change
-        self._looks = Looks()
-        self._known: dict[str, Model] = {}
+        self._looks = LookSchedule()
+        self._known: dict[str, CatalogueModel] = {}
         """Those with an error, or with files that an engine refused, as they were at the last look."""
         self._under_way: set[str] = set()
         self._news: Watched[None] = Watched(None)
 
-    def retry_s(self, model: Model) -> float:
+    def retry_s(self, model: CatalogueModel) -> float:
         """Within how many seconds a model is looked at again; 0: it has no error, or one that does not pass with the
         files that it has. Files that have changed are noticed of any."""
         return self._looks.pause_s(model.listed.name) if model.error and model.may_pass else 0.0
@@ -46,10 +46,10 @@ class Looking:
         self._known = broken
         self._news.set(None)
 
-    def _is_looked_at(self, model: Model) -> bool:
+    def _is_looked_at(self, model: CatalogueModel) -> bool:
         return bool(model.error) or self._models.is_refused(model.listed.name)
 
-    def _failed(self, before: Model | None, now: Model) -> None:
+    def _failed(self, before: CatalogueModel | None, now: CatalogueModel) -> None:
         anew = before is None or before.seen != now.seen or before.reading != now.reading
         self._looks.failed(now.listed.name, self._now(), anew)
 

@@ -168,7 +168,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], expected: dict[str, tuple[int,
             raise BrokenCheckpoint(f"{tensor.file}: {name} is {tensor.dtype}: quantised weights are not supported")
 
 
-def _parts(name: str, size: tuple[int, ...], shape: families.Shape, devices: int) -> int:
+def _parts(name: str, size: tuple[int, ...], shape: families.ModelShape, devices: int) -> int:
     """Into how many parts a tensor is divided; where there are more devices, several have the same."""
     if "k_proj" in name or "v_proj" in name:
         return min(devices, shape.kv_heads)

@@ -69,7 +69,7 @@ _LONGEST_CONTEXT = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """What config.json says of a model's size."""
 
     architecture: str
@@ -125,7 +125,7 @@ def _slides(config: Mapping[str, Any], kinds: set[str]) -> bool:
     return window < rope.context_tokens(config, positions)
 
 
-def read_shape(config: Mapping[str, Any]) -> Shape:
+def read_shape(config: Mapping[str, Any]) -> ModelShape:
     """The shape that a config.json describes. Raises BrokenCheckpoint naming the key that is missing or impossible, of
     those that engines read too."""
     check_given(CONFIG, config, _KINDS)
@@ -152,7 +152,7 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
     rope.check_factors(config, head_dim)
     if context > _LONGEST_CONTEXT:
         raise BrokenCheckpoint(f"config.json makes it a context of {context} tokens, more than {_LONGEST_CONTEXT}")
-    return Shape(
+    return ModelShape(
         architecture=config["architectures"][0],
         layers=number("num_hidden_layers"),
         hidden=hidden,
@@ -166,7 +166,7 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def named(tensors: Mapping[str, T], shape: Shape) -> Mapping[str, T]:
+def named(tensors: Mapping[str, T], shape: ModelShape) -> Mapping[str, T]:
     """Tensors by the names that `expected_tensors` has for them."""
     if not FAMILIES[shape.architecture].bare_names:
         return tensors
@@ -174,7 +174,7 @@ def named(tensors: Mapping[str, T], shape: Shape) -> Mapping[str, T]:
     return {f"model.{name}" if name.startswith(bare) else name: tensor for name, tensor in tensors.items()}
 
 
-def expected_tensors(shape: Shape, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def expected_tensors(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor that a whole checkpoint of this shape has, tied ones once."""
     family = FAMILIES[shape.architecture]
 

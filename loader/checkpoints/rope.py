@@ -13,14 +13,14 @@ from typing import Any
 
 from loader.checkpoints.config_values import check, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
-from services.wording.values import COUNT, FLAG, FRACTION, POSITIVE, Kind, at_least, is_number
+from services.wording.values import COUNT, FLAG, FRACTION, POSITIVE, ValueKind, at_least, is_number
 
 _FILE = "config.json"
 _WHERE = ("rope_scaling", "rope_parameters")
 """The first that says something counts."""
 _ORIGINAL = "original_max_position_embeddings"
 _FACTOR = {"factor": at_least(1)}
-_NEEDS: dict[str, Mapping[str, Kind]] = {
+_NEEDS: dict[str, Mapping[str, ValueKind]] = {
     "default": {},
     "linear": _FACTOR,
     "dynamic": _FACTOR,
@@ -30,10 +30,10 @@ _NEEDS: dict[str, Mapping[str, Kind]] = {
     "su": {},  # what longrope was called at first
 }
 """The kinds that are known, and what each has to have."""
-_MAY_HAVE: Mapping[str, Kind] = {"rope_theta": POSITIVE, "partial_rotary_factor": FRACTION}
+_MAY_HAVE: Mapping[str, ValueKind] = {"rope_theta": POSITIVE, "partial_rotary_factor": FRACTION}
 """What engines read of any kind, if it is there."""
 _LONGROPE = {**_FACTOR, "attention_factor": at_least(0)}
-_KIND_MAY_HAVE: Mapping[str, Mapping[str, Kind]] = {
+_KIND_MAY_HAVE: Mapping[str, Mapping[str, ValueKind]] = {
     "yarn": {
         "beta_fast": POSITIVE,
         "beta_slow": POSITIVE,

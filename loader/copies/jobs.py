@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from loader.policy.rate import Pace
+from loader.policy.rate import TransferRate
 from services.errors import Conflict, PrismError
 from services.rpc.watch import Watched
 from services.runtime import tasks
@@ -19,7 +19,7 @@ from services.telemetry import log
 
 
 @dataclass(frozen=True)
-class What:
+class JobTarget:
     """Two calls for the same are one job."""
 
     kind: str
@@ -35,7 +35,7 @@ class What:
 
 
 @dataclass(frozen=True)
-class At:
+class JobProgress:
     """How far a job is."""
 
     step: str
@@ -55,7 +55,7 @@ class Result:
     """Of a load: where the bytes came from."""
 
 
-Steps = AsyncGenerator[At | Result, None]
+Steps = AsyncGenerator[JobProgress | Result, None]
 """A job's work: how far it is, without rates; in the end the result, where there is one. What it does when it is asked
 for more is tidying up."""
 _log = log.get(__name__)
@@ -63,23 +63,23 @@ _running: set[asyncio.Task[None]] = set()
 """The loop alone would not keep them."""
 
 
-class Job:
+class CopyJob:
     """One of them, under way or ended."""
 
-    def __init__(self, what: What, steps: Steps, now: Callable[[], float]) -> None:
+    def __init__(self, what: JobTarget, steps: Steps, now: Callable[[], float]) -> None:
         self.what = what
         self.callers = 0
         self.result: Result | None = None
         self._now = now
-        self._pace = Pace()
+        self._pace = TransferRate()
         self._why = ""
-        self._at = Watched(At("waiting", 0, 0))
+        self._at = Watched(JobProgress("waiting", 0, 0))
         self._task = asyncio.get_running_loop().create_task(self._run(steps), name=f"{what.kind} {what.model}")
         _running.add(self._task)
         self._task.add_done_callback(self._ended)
 
     @property
-    def at(self) -> At:
+    def at(self) -> JobProgress:
         return self._at.value
 
     async def _run(self, steps: Steps) -> None:
@@ -97,13 +97,13 @@ class Job:
         if self.result is not None and not task.cancelled() and (failure := task.exception()) is not None:
             _log.error("a job did not tidy up", kind=self.what.kind, model=self.what.model, exc_info=failure)
 
-    def _seen(self, at: At) -> None:
+    def _seen(self, at: JobProgress) -> None:
         if at.step != self.at.step:
-            self._pace = Pace()
+            self._pace = TransferRate()
         self._pace = self._pace.seen(self._now(), at.done)
-        self._at.set(At(at.step, at.done, at.total, self._pace.per_s(), self._pace.left_s(at.total)))
+        self._at.set(JobProgress(at.step, at.done, at.total, self._pace.per_s(), self._pace.left_s(at.total)))
 
-    async def follow(self) -> AsyncIterator[At]:
+    async def follow(self) -> AsyncIterator[JobProgress]:
         """How far it is now, then again when it has moved on, with what lies between left out, but not the end: its
         result or, without one, that of its task. Raises what it ended with then, Conflict when it was cancelled."""
         told = None
@@ -136,9 +136,9 @@ class Jobs:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._jobs: dict[What, Job] = {}
+        self._jobs: dict[JobTarget, CopyJob] = {}
 
-    def of(self, model: str, lease_id: str = "") -> Sequence[Job]:
+    def of(self, model: str, lease_id: str = "") -> Sequence[CopyJob]:
         """Those of a model, or of one lease of it, that have no result yet."""
         return [
             job
@@ -146,13 +146,13 @@ class Jobs:
             if what.model == model and (not lease_id or what.lease_id == lease_id) and job.result is None
         ]
 
-    async def follow(self, what: What, start: Callable[[], Steps]) -> AsyncGenerator[At | Result, None]:
+    async def follow(self, what: JobTarget, start: Callable[[], Steps]) -> AsyncGenerator[JobProgress | Result, None]:
         """The progress of the job that does `what`, started if there is none; ends with its result, where it has
         one. Raises as Job.follow does. Closing it ends the job unless others follow."""
         job = self._jobs.get(what)
         if job is None or job.result is not None:
             # What that one did may be undone by now: an engine that slept has other extents.
-            job = self._jobs[what] = Job(what, start(), self._now)
+            job = self._jobs[what] = CopyJob(what, start(), self._now)
         job.callers += 1
         try:
             async for at in job.follow():
@@ -175,6 +175,6 @@ class Jobs:
         await asyncio.gather(*(job.cancel(f"the {job.what.kind} of {model} was cancelled") for job in chosen))
         return len(chosen)
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: CopyJob) -> None:
         if self._jobs.get(job.what) is job:
             del self._jobs[job.what]

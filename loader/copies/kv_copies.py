@@ -10,7 +10,7 @@ from loader.copies.threads import Moved, counted
 from loader.metrics import COPIED
 from loader.policy import kv
 from loader.policy.chunks import Pair
-from loader.policy.kv import Piece
+from loader.policy.kv import KvPiece
 from loader.transfers.base import Borrowed, Transfer
 from protos import engine_pb2
 from services.errors import Invalid, Unavailable
@@ -80,10 +80,10 @@ def _extent_ids(places: engine_pb2.KvPlaces) -> list[int]:
     return sorted({piece.extent_id for one in places.sequences for piece in one.pieces})
 
 
-def _pieces(sequence: engine_pb2.KvPlaces.Sequence, lent: Sequence[Borrowed]) -> list[Piece]:
+def _pieces(sequence: engine_pb2.KvPlaces.Sequence, lent: Sequence[Borrowed]) -> list[KvPiece]:
     """Raises Invalid for one that is not within its extent."""
     number = {extent.id: i for i, extent in enumerate(lent)}
     for piece in sequence.pieces:
         if not 0 <= piece.offset <= piece.offset + piece.bytes <= lent[number[piece.extent_id]].nbytes:
             raise Invalid(f"bytes {piece.offset} to {piece.offset + piece.bytes} are not in extent {piece.extent_id}")
-    return [Piece(number[piece.extent_id], piece.offset, piece.bytes) for piece in sequence.pieces]
+    return [KvPiece(number[piece.extent_id], piece.offset, piece.bytes) for piece in sequence.pieces]

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from loader.catalogue.models import Models
+from loader.catalogue.models import NodeModels
 from loader.copies.handoff_client import HandoffClient
 from loader.copies.threads import Moved, counted, finished
 from loader.images.image_memory import Image
@@ -25,8 +25,8 @@ from loader.images.images import Images
 from loader.metrics import COPIED, SECONDS
 from loader.policy import chunks
 from loader.policy.chunks import Chunk
-from loader.policy.links import Work
-from loader.policy.sources import Content, Source, Sources
+from loader.policy.links import CopyWork
+from loader.policy.sources import Content, LeaseSource, Sources
 from loader.transfers.base import Borrowed, Tidy, Transfer
 from services.errors import NotFound, PrismError, Unavailable, Unmet
 from services.runtime.checksum import Checksum
@@ -44,20 +44,20 @@ Step = int | Image
 
 
 @dataclass(frozen=True)
-class Arrived:
+class LeaseArrival:
     """So much of what a lease holds has come to another."""
 
-    source: Source
+    source: LeaseSource
     done: int
 
 
-class Copying:
+class ImageCopier:
     """Several copies run at a time, each in a thread; a closed or cancelled iteration stops its copy and waits for the
     thread, so that nothing is given back that is still written to."""
 
     def __init__(
         self,
-        models: Models,
+        models: NodeModels,
         images: Images,
         handoff: HandoffClient,
         transfer_for: Callable[[str], Transfer],
@@ -153,7 +153,7 @@ class Copying:
 
     async def load_from_device(
         self, content: Content, lease_id: str, total_bytes: int, checksum: str = ""
-    ) -> AsyncGenerator[Arrived | Source, None]:
+    ) -> AsyncGenerator[LeaseArrival | LeaseSource, None]:
         """Copies the weights of another lease that holds the content into this one: the device's own engine may be
         serving from them. `checksum` is that of the content's image, where it is known. Ends, before it has tidied up,
         with the source that all of it came from, or without one when there is none, or none could be read to its end:
@@ -172,7 +172,7 @@ class Copying:
                 try:
                     async with self._between(source, targets, total_bytes) as steps:
                         async for step in steps:
-                            yield Arrived(source, step)
+                            yield LeaseArrival(source, step)
                         if source in self._sources:  # nobody doubted it meanwhile
                             self._filled(lease_id, targets, content, source.checksum)
                         yield source
@@ -201,7 +201,7 @@ class Copying:
 
     @asynccontextmanager
     async def _between(
-        self, source: Source, targets: Sequence[Borrowed], total_bytes: int
+        self, source: LeaseSource, targets: Sequence[Borrowed], total_bytes: int
     ) -> AsyncIterator[AsyncIterator[int]]:
         """As `_copy`. Raises NotFound when the source's lease is gone, Unmet when it holds something else by now."""
         try:
@@ -219,7 +219,7 @@ class Copying:
             raise
 
     def _filled(self, lease_id: str, extents: Sequence[Borrowed], content: Content, checksum: str) -> None:
-        self._sources.filled(Source(lease_id, extents[0].device, _ids(extents), content, checksum))
+        self._sources.filled(LeaseSource(lease_id, extents[0].device, _ids(extents), content, checksum))
 
     @asynccontextmanager
     async def _copy(
@@ -234,7 +234,7 @@ class Copying:
         left_to_do: list[Tidy] = []
 
         def work(moved: Moved) -> None:
-            def told(part: Work) -> None:
+            def told(part: CopyWork) -> None:
                 each(part)
                 copied.inc(part.nbytes)
                 moved(part.nbytes)

@@ -36,7 +36,7 @@ _PASSING = frozenset(
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredImage:
     """One rank's part of an image, in a file."""
 
     path: Path
@@ -76,23 +76,23 @@ class DiskImages:
         self._on_change = on_change
         self._threads = threads
         self._answer_timeout_s = answer_timeout_s
-        self._stored: dict[str, Stored] = {}
+        self._stored: dict[str, StoredImage] = {}
         self._writing = asyncio.Lock()
         self._sleep = sleep
         self._pauses = Pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
     # --- looking
 
-    def parts(self, generation: int) -> Sequence[Stored]:
+    def parts(self, generation: int) -> Sequence[StoredImage]:
         """Those of an image that there are, by rank."""
         return sorted((one for one in self._stored.values() if one.generation == generation), key=lambda one: one.rank)
 
-    def find(self, generation: int, manifest: bytes, rank: int) -> Stored | None:
+    def find(self, generation: int, manifest: bytes, rank: int) -> StoredImage | None:
         """The one that an engine can use which lays its weights out like that."""
         stored = self._stored.get(Header(generation, rank, 0, "", manifest).key)
         return stored if self._fits(generation) else None
 
-    def offered(self, generation: int) -> Sequence[Stored]:
+    def offered(self, generation: int) -> Sequence[StoredImage]:
         """Its parts, or none where they never fit into the host memory that there is for images."""
         return self.parts(generation) if self._fits(generation) else ()
 
@@ -195,7 +195,7 @@ class DiskImages:
             _log.warning("no room on disk for an image", model=image.model, bytes=header.file_bytes, short_bytes=short)
         return not short
 
-    async def _make_room(self, need: int, own: Sequence[Stored], over_pinned: bool) -> int:
+    async def _make_room(self, need: int, own: Sequence[StoredImage], over_pinned: bool) -> int:
         """Removes what gives way for `need` bytes beside `own`; answers how many bytes are short in spite of it: then
         nothing was removed."""
         others = {one.generation for one in self._stored.values()} - {one.generation for one in own}
@@ -209,11 +209,11 @@ class DiskImages:
         await self._remove([one for one in self._stored.values() if _name(one.generation) in room.drop], "for another")
         return room.short_bytes
 
-    def _as_held(self, generation: int) -> residency.Held:
+    def _as_held(self, generation: int) -> residency.ImageFacts:
         """An image's parts: they are of use together only."""
         parts = self.parts(generation)
         pinned, wanted = self._describe(generation)
-        return residency.Held(
+        return residency.ImageFacts(
             name=_name(generation),
             nbytes=sum(part.file_bytes for part in parts),
             last_used=max(part.last_used for part in parts),
@@ -223,7 +223,7 @@ class DiskImages:
 
     # --- reading
 
-    async def read(self, model: str, stored: Stored) -> AsyncGenerator[int | Image, None]:
+    async def read(self, model: str, stored: StoredImage) -> AsyncGenerator[int | Image, None]:
         """Makes an image in host memory out of a file, which the keeper holds by the end. Yields the bytes read; ends
         with the image.
 
@@ -273,7 +273,7 @@ class DiskImages:
         """Removes the files of an image. None there: nothing to do."""
         await self._remove(self.parts(generation), "asked to")
 
-    async def _remove(self, files: Sequence[Stored], why: str) -> None:
+    async def _remove(self, files: Sequence[StoredImage], why: str) -> None:
         """A file that cannot be removed is of no use either: the next start looks at it again."""
         for one in files:
             if self._stored.pop(one.key, None) is not None:
@@ -285,7 +285,7 @@ class DiskImages:
                 _log.warning("file stays on disk", file=one.path.name, why=error.strerror)
 
 
-def _scan(folder: Path) -> Iterable[Stored]:
+def _scan(folder: Path) -> Iterable[StoredImage]:
     """The images of a folder, after removing what is none and would be in the way."""
     folder.mkdir(parents=True, exist_ok=True)
     for unfinished in folder.glob(f"*{SUFFIX}{UNFINISHED}"):
@@ -304,9 +304,9 @@ def _scan(folder: Path) -> Iterable[Stored]:
     return found
 
 
-def _stored(path: Path, header: Header) -> Stored:
+def _stored(path: Path, header: Header) -> StoredImage:
     stat = path.stat()
-    return Stored(
+    return StoredImage(
         path,
         header.generation,
         header.rank,

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from loader.catalogue.models import Models
-from loader.copies.jobs import At, Jobs, Result, Steps, What
-from loader.images.copying import Arrived, Copying, Step
-from loader.images.disk import DiskImages, Stored
+from loader.catalogue.models import NodeModels
+from loader.copies.jobs import JobProgress, Jobs, JobTarget, Result, Steps
+from loader.images.copying import ImageCopier, LeaseArrival, Step
+from loader.images.disk import DiskImages, StoredImage
 from loader.images.image_memory import Image
 from loader.images.images import Images
 from loader.policy.sources import Content
@@ -24,14 +24,14 @@ class ImageJobs:
     """See protos/loader.proto. Every call is an iteration over how far it is that ends with the result, and raises
     Conflict when a caller cancelled it."""
 
-    def __init__(self, models: Models, images: Images, disk: DiskImages, copying: Copying, jobs: Jobs) -> None:
+    def __init__(self, models: NodeModels, images: Images, disk: DiskImages, copying: ImageCopier, jobs: Jobs) -> None:
         self._models = models
         self._images = images
         self._disk = disk
         self._copying = copying
         self._jobs = jobs
 
-    def save(self, what: What, total_bytes: int) -> Steps:
+    def save(self, what: JobTarget, total_bytes: int) -> Steps:
         """Raises as Copying.save does."""
         return self._jobs.follow(
             what,
@@ -44,11 +44,11 @@ class ImageJobs:
             ),
         )
 
-    def load(self, what: What, total_bytes: int) -> Steps:
+    def load(self, what: JobTarget, total_bytes: int) -> Steps:
         """Raises as Copying.load does."""
         return self._jobs.follow(what, lambda: self._load(what, total_bytes))
 
-    async def _load(self, what: What, total_bytes: int) -> Steps:
+    async def _load(self, what: JobTarget, total_bytes: int) -> Steps:
         content = Content(what.model, what.generation, what.rank, what.manifest)
         image = self._in_memory(what)
         if what.image_only:
@@ -76,12 +76,12 @@ class ImageJobs:
                 yield step
         await self._disk.used(what.generation, what.rank)
 
-    def _in_memory(self, what: What) -> Image | None:
+    def _in_memory(self, what: JobTarget) -> Image | None:
         image = self._images.get(what.model, what.rank)
         fits = image is not None and (image.generation, image.manifest) == (what.generation, what.manifest)
         return image if fits else None
 
-    def _stored(self, what: What) -> Stored | None:
+    def _stored(self, what: JobTarget) -> StoredImage | None:
         return self._disk.find(what.generation, what.manifest, what.rank)
 
     async def _from_device(self, content: Content, lease_id: str, total_bytes: int, checksum: str) -> Steps:
@@ -89,31 +89,31 @@ class ImageJobs:
         copy = self._copying.load_from_device(content, lease_id, total_bytes, checksum)
         async with aclosing(copy) as steps:
             async for step in steps:
-                if isinstance(step, Arrived):
-                    yield At(f"{COPYING} from {step.source.device}", step.done, total_bytes)
+                if isinstance(step, LeaseArrival):
+                    yield JobProgress(f"{COPYING} from {step.source.device}", step.done, total_bytes)
                 else:
-                    yield At(f"{COPYING} from {step.device}", total_bytes, total_bytes)
+                    yield JobProgress(f"{COPYING} from {step.device}", total_bytes, total_bytes)
                     yield Result(step.checksum, total_bytes, step.device)
 
-    async def _read_for_load(self, model: str, stored: Stored) -> AsyncGenerator[At, None]:
+    async def _read_for_load(self, model: str, stored: StoredImage) -> AsyncGenerator[JobProgress, None]:
         """Raises Unmet for whatever goes wrong: the engine can still read the checkpoint."""
         async with aclosing(self._read(model, stored)) as steps:
             try:
                 async for step in steps:
-                    if isinstance(step, At):
+                    if isinstance(step, JobProgress):
                         yield step
             except (Refused, Unavailable) as error:
                 raise Unmet(f"the image of {model} on disk is of no use now: {error}") from None
 
-    def _read(self, model: str, stored: Stored) -> Steps:
-        what = What("read", model, stored.generation, stored.rank)
+    def _read(self, model: str, stored: StoredImage) -> Steps:
+        what = JobTarget("read", model, stored.generation, stored.rank)
         return self._jobs.follow(what, lambda: _told(READING, stored.total_bytes, self._disk.read(model, stored)))
 
     def prefetch(self, model: str) -> Steps:
         """Reads what of a model's image host memory lacks and the disk has; nothing for one that is on neither. Raises
         NotFound, Refused when host memory is short, Unavailable when the keeper does not answer."""
         generation = self._models.get(model).generation
-        return self._jobs.follow(What("prefetch", model, generation), lambda: self._prefetch(model, generation))
+        return self._jobs.follow(JobTarget("prefetch", model, generation), lambda: self._prefetch(model, generation))
 
     async def _prefetch(self, model: str, generation: int) -> Steps:
         here = {part.rank for part in self._images.parts(model) if part.generation == generation}
@@ -123,12 +123,12 @@ class ImageJobs:
             try:
                 async with aclosing(self._read(model, stored)) as steps:
                     async for step in steps:
-                        if isinstance(step, At):
-                            yield At(READING, before + step.done, total)
+                        if isinstance(step, JobProgress):
+                            yield JobProgress(READING, before + step.done, total)
             except Unmet:
                 continue  # said in the log; the first activation makes an image
             before += stored.total_bytes
-        yield At(READING, total, total)
+        yield JobProgress(READING, total, total)
 
 
 async def _told(step: str, total: int, steps: AsyncGenerator[Step, None], source: str = "") -> Steps:
@@ -136,7 +136,7 @@ async def _told(step: str, total: int, steps: AsyncGenerator[Step, None], source
     async with aclosing(steps):
         async for told in steps:
             if isinstance(told, Image):
-                yield At(step, total, total)
+                yield JobProgress(step, total, total)
                 yield Result(told.checksum, told.total_bytes, source)
             else:
-                yield At(step, told, total)
+                yield JobProgress(step, told, total)

@@ -109,11 +109,11 @@ class Images:
             _log.info("image dropped for another", model=other, by=model)
             self._drop(superseded if other == model else self.parts(other))
 
-    def _as_held(self, parts: Sequence[Image], superseded: bool = False) -> residency.Held:
+    def _as_held(self, parts: Sequence[Image], superseded: bool = False) -> residency.ImageFacts:
         """An image's parts: they are of use together only."""
         model = parts[0].model
         pinned, generation = self._describe(model)
-        return residency.Held(
+        return residency.ImageFacts(
             name=model,
             nbytes=sum(part.held_bytes for part in parts),
             last_used=max(part.last_used for part in parts),

@@ -10,7 +10,7 @@ from loader.policy.chunks import Chunk, Pair
 
 
 @dataclass(frozen=True)
-class Piece:
+class KvPiece:
     """Some bytes of one extent, which is named by its place among those that are borrowed."""
 
     extent: int
@@ -18,7 +18,7 @@ class Piece:
     nbytes: int
 
 
-def pairs(sources: Sequence[Piece], targets: Sequence[Piece], skip_bytes: int, chunk_bytes: int) -> list[Pair]:
+def pairs(sources: Sequence[KvPiece], targets: Sequence[KvPiece], skip_bytes: int, chunk_bytes: int) -> list[Pair]:
     """The steps that bring what the sources hold, back to back and without its first `skip_bytes`, to the targets, each
     at most `chunk_bytes` long and within one piece of either side. The targets may be too small for all of it: then its
     beginning comes. Raises ValueError when they are larger than what there is."""
@@ -41,7 +41,7 @@ def pairs(sources: Sequence[Piece], targets: Sequence[Piece], skip_bytes: int, c
     return found
 
 
-def _behind(pieces: Sequence[Piece], skip_bytes: int) -> Iterator[Piece]:
+def _behind(pieces: Sequence[KvPiece], skip_bytes: int) -> Iterator[KvPiece]:
     for piece in pieces:
         skipped = min(skip_bytes, piece.nbytes)
         skip_bytes -= skipped
@@ -49,13 +49,13 @@ def _behind(pieces: Sequence[Piece], skip_bytes: int) -> Iterator[Piece]:
             yield _after(piece, skipped)
 
 
-def _cut(pieces: Iterator[Piece], chunk_bytes: int) -> Iterator[Piece]:
+def _cut(pieces: Iterator[KvPiece], chunk_bytes: int) -> Iterator[KvPiece]:
     for piece in pieces:
         while piece.nbytes > chunk_bytes:
-            yield Piece(piece.extent, piece.offset, chunk_bytes)
+            yield KvPiece(piece.extent, piece.offset, chunk_bytes)
             piece = _after(piece, chunk_bytes)
         yield piece
 
 
-def _after(piece: Piece, nbytes: int) -> Piece:
-    return Piece(piece.extent, piece.offset + nbytes, piece.nbytes - nbytes)
+def _after(piece: KvPiece, nbytes: int) -> KvPiece:
+    return KvPiece(piece.extent, piece.offset + nbytes, piece.nbytes - nbytes)

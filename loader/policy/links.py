@@ -19,14 +19,14 @@ from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 
-class Work(Protocol):
+class CopyWork(Protocol):
     """What is handed out: some bytes that one link moves at once."""
 
     @property
     def nbytes(self) -> int: ...
 
 
-W = TypeVar("W", bound=Work)
+W = TypeVar("W", bound=CopyWork)
 
 
 class _Copy(Generic[W]):

@@ -11,7 +11,7 @@ FIRST_S, LONGEST_S = 1.0, 30.0
 """From one look to the next. A look at files that are as they were costs a few system calls."""
 
 
-class Looks:
+class LookSchedule:
     """Of all models that have an error, by name. Times are in seconds on any clock."""
 
     def __init__(self) -> None:

@@ -14,18 +14,18 @@ Sample = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Pace:
+class TransferRate:
     """The samples of the last second and one older, oldest first."""
 
     samples: tuple[Sample, ...] = ()
 
-    def seen(self, now: float, done: float) -> Pace:
+    def seen(self, now: float, done: float) -> TransferRate:
         """With one sample more; `now` does not fall."""
         # What follows the sample before the last one too closely replaces the last.
         close = len(self.samples) > 1 and now - self.samples[-2][0] < _APART_S
         samples = (*(self.samples[:-1] if close else self.samples), (now, done))
         recent = next(i for i, (then, _) in enumerate(samples) if now - then <= WINDOW_S)
-        return Pace(samples[max(0, recent - 1) :])
+        return TransferRate(samples[max(0, recent - 1) :])
 
     def per_s(self) -> float | None:
         """None: not known yet."""

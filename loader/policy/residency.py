@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Held:
+class ImageFacts:
     """An image, as the decision sees it."""
 
     name: str
@@ -37,7 +37,7 @@ class Room:
 
 
 def make_room(
-    held: Iterable[Held], taken_bytes: int, need_bytes: int, capacity_bytes: int, over_pinned: bool = False
+    held: Iterable[ImageFacts], taken_bytes: int, need_bytes: int, capacity_bytes: int, over_pinned: bool = False
 ) -> Room:
     """Room for `need_bytes` beside the images `held` and `taken_bytes` of others that cannot go (images being made).
     `over_pinned`: pinned ones may go, after all others."""
@@ -47,7 +47,7 @@ def make_room(
         (image for image in held if not image.in_use and (over_pinned or not (image.pinned and image.wanted))),
         key=lambda image: (image.wanted, image.wanted and image.pinned, image.last_used, image.name),
     )
-    chosen: list[Held] = []
+    chosen: list[ImageFacts] = []
     for image in candidates:
         if missing <= 0:
             break

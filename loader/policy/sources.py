@@ -25,7 +25,7 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Source:
+class LeaseSource:
     """A lease that holds some content in these extents, in the order of the range."""
 
     lease_id: str
@@ -40,13 +40,13 @@ class Sources:
     """All that are known."""
 
     def __init__(self) -> None:
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, LeaseSource] = {}
         """By lease, in the order in which they were filled."""
 
-    def __contains__(self, source: Source) -> bool:
+    def __contains__(self, source: LeaseSource) -> bool:
         return self._sources.get(source.lease_id) == source
 
-    def filled(self, source: Source) -> None:
+    def filled(self, source: LeaseSource) -> None:
         self.forget(source.lease_id)
         self._sources[source.lease_id] = source
         while len(self._sources) > _MOST:
@@ -61,7 +61,7 @@ class Sources:
         for source in self.of(content):
             self.forget(source.lease_id)
 
-    def of(self, content: Content, checksum: str = "") -> Sequence[Source]:
+    def of(self, content: Content, checksum: str = "") -> Sequence[LeaseSource]:
         """Those that hold it, newest first; with a checksum, as the image of this one."""
         return [
             source

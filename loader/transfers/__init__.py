@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loader.transfers.base import Busy, Kind, Transfer, nobody
+from loader.transfers.base import Busy, Transfer, TransferKind, nobody
 from services.errors import Unavailable, Unmet
 from services.telemetry import log
 
@@ -19,7 +19,7 @@ class Transfers:
         each that does."""
         self._devices = tuple(devices)
         self._busy = busy
-        self._kinds: dict[str, Kind] = {}
+        self._kinds: dict[str, TransferKind] = {}
         self._made: dict[str, Transfer] = {}
         self._paths: dict[str, tuple[str, ...]] = {}
         self._ways: dict[tuple[str, str], bool] = {}
@@ -63,13 +63,13 @@ class Transfers:
             self._paths[device] = links
         return self._paths[device]
 
-    def _kind(self, device: str) -> Kind:
+    def _kind(self, device: str) -> TransferKind:
         name = _kind_of(device)
         if name not in self._kinds:
             self._kinds[name] = self._make(name, device)
         return self._kinds[name]
 
-    def _make(self, name: str, device: str) -> Kind:
+    def _make(self, name: str, device: str) -> TransferKind:
         if name == "cuda":
             try:
                 from loader.transfers.cuda import Gpus

@@ -69,7 +69,7 @@ class Transfer(Protocol):
         ...
 
 
-class Kind(Protocol):
+class TransferKind(Protocol):
     """All devices of one kind."""
 
     def reaching(self, device: str, others: Sequence[str]) -> tuple[str, ...]:

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from loader.policy.links import Links, Work
+from loader.policy.links import CopyWork, Links
 from loader.transfers.base import Busy, nobody
 from services.telemetry import log
 
 _log = log.get(__name__)
-W = TypeVar("W", bound=Work)
+W = TypeVar("W", bound=CopyWork)
 Move = Callable[[Any], None]
 """Has the bytes of one chunk moved; the argument is the link's stream, where it has one."""
 Carrying = Callable[[], tuple[str, ...]]
@@ -158,8 +158,8 @@ class Lanes:
         except Exception as error:  # as below
             self._give_up(link, error)
             return
-        begun: deque[tuple[_Copy, Work]] = deque()
-        moved: tuple[_Copy, Work] | None = None
+        begun: deque[tuple[_Copy, CopyWork]] = deque()
+        moved: tuple[_Copy, CopyWork] | None = None
         while True:
             taken = self._next(link, moved, wait=not begun)
             moved = None
@@ -175,7 +175,7 @@ class Lanes:
                 break
         lane.close()
 
-    def _next(self, link: str, moved: tuple[_Copy, Work] | None, wait: bool) -> tuple[_Copy, Work] | None:
+    def _next(self, link: str, moved: tuple[_Copy, CopyWork] | None, wait: bool) -> tuple[_Copy, CopyWork] | None:
         """After what was `moved`, what to begin. None when there is nothing; if it was to wait for that, the link's
         thread is not wanted any more."""
         with self._lock:
@@ -195,14 +195,14 @@ class Lanes:
                 self._stir()  # a spared link may have more because this one has
             return self._copies[number], work
 
-    def _arrived(self, link: str, copy: _Copy, work: Work) -> None:
+    def _arrived(self, link: str, copy: _Copy, work: CopyWork) -> None:
         self._links.done(link, copy.number, work)
         copy.arrived.append(work)
         copy.arrived_bytes += work.nbytes
         if copy.arrived_bytes >= copy.awaited_bytes:
             copy.changed.notify()
 
-    def _survived(self, link: str, copy: _Copy, work: Work, act: Callable[..., None], *arguments: Move) -> bool:
+    def _survived(self, link: str, copy: _Copy, work: CopyWork, act: Callable[..., None], *arguments: Move) -> bool:
         try:
             act(*arguments)
         except Exception as error:  # whatever it is: somebody waits for this work

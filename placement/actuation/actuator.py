@@ -7,8 +7,8 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-from placement.actuation.history import Entry
-from placement.cluster.cluster import TAKES_REQUESTS, Cluster, Group
+from placement.actuation.history import DecisionRecord
+from placement.cluster.cluster import TAKES_REQUESTS, Cluster, HeardGroup
 from protos import common_pb2, gpu_scheduler_pb2
 from services.errors import NotFound, PrismError, Unmet
 from services.runtime import tasks
@@ -26,22 +26,22 @@ class Actuator:
         self._cluster = cluster
         self._move_kv = move_kv
         self._drain_ms = drain_ms
-        self.activating: dict[str, tuple[Group, asyncio.Task[None]]] = {}
+        self.activating: dict[str, tuple[HeardGroup, asyncio.Task[None]]] = {}
         self.leaving: dict[str, str] = {}
         """Model -> group that it is leaving: its route prefers the other."""
         self.moving: set[str] = set()
         self.making_way: list[str] = []
         """For models that come up where they are. One may do so for several."""
-        self._targets: dict[str, Group] = {}
+        self._targets: dict[str, HeardGroup] = {}
         """Of moves whose model is not up there yet."""
-        self._came: dict[str, tuple[Group, float]] = {}
+        self._came: dict[str, tuple[HeardGroup, float]] = {}
         """Models that came up on a group, and until when (monotonic) it may be silent about it."""
-        self._went: dict[str, tuple[Group, float]] = {}
+        self._went: dict[str, tuple[HeardGroup, float]] = {}
         """Models that went down on a group, and until when (monotonic) it may be silent about it."""
         self.removing: set[str] = set()
         """Models that have no route and come up nowhere any more."""
 
-    def on_their_way(self) -> dict[str, Group]:
+    def on_their_way(self) -> dict[str, HeardGroup]:
         """Models that were told to come up, and have not yet as far as their groups' reports say, with these groups."""
         if self._came:
             now = time.monotonic()
@@ -53,7 +53,7 @@ class Actuator:
         came = {model: group for model, (group, _) in self._came.items()}
         return came | self._targets | {model: group for model, (group, _) in self.activating.items()}
 
-    def has_gone_down(self, model: str, group: Group) -> bool:
+    def has_gone_down(self, model: str, group: HeardGroup) -> bool:
         """Whether it went down there a moment ago, so that the group's report may still say that it is awake."""
         where, until = self._went.get(model, (None, 0.0))
         return where is group and time.monotonic() < until
@@ -67,7 +67,7 @@ class Actuator:
         return entry.model
 
     async def activate(
-        self, model: str, group: Group, record: Entry, yields: Iterable[gpu_scheduler_pb2.Yield] = ()
+        self, model: str, group: HeardGroup, record: DecisionRecord, yields: Iterable[gpu_scheduler_pb2.Yield] = ()
     ) -> None:
         """Returns as soon as the group takes requests for the model; the activation goes on. Raises what refused it."""
         spec = self.spec(model)
@@ -110,7 +110,12 @@ class Actuator:
         await asyncio.shield(accepted)
 
     async def bring_down(
-        self, spec: common_pb2.ModelSpec, group: Group, target: common_pb2.Residency, record: Entry, drain_ms: int = 0
+        self,
+        spec: common_pb2.ModelSpec,
+        group: HeardGroup,
+        target: common_pb2.Residency,
+        record: DecisionRecord,
+        drain_ms: int = 0,
     ) -> gpu_scheduler_pb2.ResidencyProgress:
         """To HIBERNATING, COLD or ON_DISK; what the group says of it last. Raises what refused it."""
         try:
@@ -123,7 +128,7 @@ class Actuator:
         finally:
             self._cluster.changed(spec.name)
 
-    async def remove(self, spec: common_pb2.ModelSpec, record: Callable[[Group], Entry]) -> None:
+    async def remove(self, spec: common_pb2.ModelSpec, record: Callable[[HeardGroup], DecisionRecord]) -> None:
         """Brings a model down wherever it is, when what runs has finished or the time to drain is over. `record` makes
         the entry of each group. Raises what refused it."""
         groups = [group for group, _ in self._cluster.residents(spec.name)]
@@ -137,9 +142,9 @@ class Actuator:
     async def migrate(
         self,
         model: str,
-        source: Group,
-        target: Group,
-        record: Entry,
+        source: HeardGroup,
+        target: HeardGroup,
+        record: DecisionRecord,
         yields: Sequence[gpu_scheduler_pb2.Yield] = (),
     ) -> float:
         """The target is prepared, where `yields` make way for it, while the source serves; then the route turns; then
@@ -206,7 +211,7 @@ class Actuator:
 
     @staticmethod
     async def _recorded(
-        record: Entry, work: Awaitable[gpu_scheduler_pb2.ResidencyProgress]
+        record: DecisionRecord, work: Awaitable[gpu_scheduler_pb2.ResidencyProgress]
     ) -> gpu_scheduler_pb2.ResidencyProgress:
         began = time.monotonic()
         try:
@@ -222,6 +227,6 @@ class Actuator:
         return last
 
 
-def _takes_requests(group: Group, model: str) -> bool:
+def _takes_requests(group: HeardGroup, model: str) -> bool:
     resident = group.residents.get(model)
     return resident is not None and resident.residency in TAKES_REQUESTS

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Callable
 
 from placement.actuation.actuator import Actuator
-from placement.actuation.history import History
-from placement.cluster.cluster import PRESENT, TAKES_REQUESTS, Cluster, Group
+from placement.actuation.history import DecisionHistory
+from placement.cluster.cluster import PRESENT, TAKES_REQUESTS, Cluster, HeardGroup
 from protos import common_pb2, gpu_scheduler_pb2
 from services.errors import PrismError
 from services.runtime import tasks
@@ -19,11 +19,16 @@ _AGAIN_S = 2.0
 """After a group that refused to let go, mostly because the model is on its way up there."""
 
 
-class Settler:
+class Deduplicator:
     """Looks at what is doubtful of the cluster (`Cluster.doubtful`)."""
 
     def __init__(
-        self, cluster: Cluster, actuator: Actuator, history: History, drain_ms: int, on_change: Callable[[], None]
+        self,
+        cluster: Cluster,
+        actuator: Actuator,
+        history: DecisionHistory,
+        drain_ms: int,
+        on_change: Callable[[], None],
     ) -> None:
         """`drain_ms`: how long what runs on the group that is left may finish; `on_change` is called when a model has
         left, or could not."""
@@ -54,16 +59,16 @@ class Settler:
                 elif len(places) == 1:
                     self._cluster.trust(group, model)
 
-    def _let_go(self, place: tuple[str, str], group: Group, why: str) -> None:
+    def _let_go(self, place: tuple[str, str], group: HeardGroup, why: str) -> None:
         if place not in self._leaving:
             self._leaving.add(place)
             tasks.spawn(self._leave(place, group, why), f"{place[1]} leaves {group.name}")
 
-    def _rank(self, model: str, group: Group, resident: gpu_scheduler_pb2.Resident) -> tuple[bool, bool, int]:
+    def _rank(self, model: str, group: HeardGroup, resident: gpu_scheduler_pb2.Resident) -> tuple[bool, bool, int]:
         doubtful = (group.client.address, model) in self._cluster.doubtful
         return resident.residency not in TAKES_REQUESTS, doubtful, -(resident.running + resident.waiting)
 
-    async def _leave(self, place: tuple[str, str], group: Group, why: str) -> None:
+    async def _leave(self, place: tuple[str, str], group: HeardGroup, why: str) -> None:
         model = place[1]
         try:
             entry = self._cluster.entry(model)

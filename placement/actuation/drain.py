@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from placement.actuation.actuator import Actuator
-from placement.actuation.history import History
+from placement.actuation.history import DecisionHistory
 from placement.actuation.reconcile import Reconciler
-from placement.cluster.cluster import Cluster, Group
-from placement.planning.planner import Judge, Verdict
+from placement.cluster.cluster import Cluster, HeardGroup
+from placement.planning.planner import PlacementPlan, Planner
 from protos import common_pb2, gpu_scheduler_pb2
 from services.errors import NotFound, PrismError, Unavailable
 from services.runtime import tasks
@@ -23,7 +23,7 @@ _log = log.get(__name__)
 
 
 @dataclass(frozen=True)
-class Left:
+class DrainedModel:
     """What became of a model that was on the group."""
 
     model: str
@@ -41,8 +41,8 @@ class Drain:
         cluster: Cluster,
         reconciler: Reconciler,
         actuator: Actuator,
-        judge: Judge,
-        history: History,
+        judge: Planner,
+        history: DecisionHistory,
         drain_ms: int,
     ) -> None:
         """`drain_ms`: how long what runs may finish where it cannot go along."""
@@ -53,7 +53,7 @@ class Drain:
         self._history = history
         self._drain_ms = drain_ms
 
-    async def begin(self, name: str) -> list[Left]:
+    async def begin(self, name: str) -> list[DrainedModel]:
         """Returns when the group is empty but for what stays. Raises NotFound, Unavailable."""
         group = await self._set(name, True)
         # Who was told to come up there before; until its group has said so it would be overlooked.
@@ -63,12 +63,12 @@ class Drain:
         turns = (group.residents.get(resident.model) for resident in there)
         return [await self._leave(group, each, f"{group.name} is drained") for each in turns if each is not None]
 
-    def _comes_up(self, group: Group) -> bool:
+    def _comes_up(self, group: HeardGroup) -> bool:
         """Whether a model does there, as far as it was told to or the group has said."""
         there = (resident.residency for resident in group.residents.values())
         return common_pb2.WAKING in there or group in self._actuator.on_their_way().values()
 
-    async def move_away(self, group: Group) -> None:
+    async def move_away(self, group: HeardGroup) -> None:
         """Of a group that is stopping: moves models with requests to where there is room. The others end with it, and
         come up again where somebody asks for them."""
         moves = []
@@ -87,7 +87,7 @@ class Drain:
             except PrismError as error:
                 _log.warning("not moved", model=model, group=group.name, why=str(error))
 
-    def _is_up_beside(self, group: Group, model: str) -> bool:
+    def _is_up_beside(self, group: HeardGroup, model: str) -> bool:
         places = self._cluster.residents(model)
         return any(each is not group and there.residency == common_pb2.ACTIVE for each, there in places)
 
@@ -95,7 +95,7 @@ class Drain:
         """Models may come up there again. Raises NotFound, Unavailable."""
         await self._set(name, False)
 
-    async def _set(self, name: str, drained: bool) -> Group:
+    async def _set(self, name: str, drained: bool) -> HeardGroup:
         group = self._cluster.group(name)
         if group is None:
             raise NotFound(f"no group {name!r}; there are {', '.join(g.name for g in self._cluster.groups.values())}")
@@ -105,7 +105,7 @@ class Drain:
         await self._cluster.until(lambda: group.drained == drained or not group.reachable)
         return group
 
-    async def renew(self, group: Group, resident: gpu_scheduler_pb2.Resident, why: str) -> None:
+    async def renew(self, group: HeardGroup, resident: gpu_scheduler_pb2.Resident, why: str) -> None:
         """Has a model leave whose engine is not what the catalogue says: to another group that has room, where it is
         read afresh, or altogether, also if it is pinned; it comes up again where somebody asks for it. What runs may
         finish. Raises what refused it."""
@@ -113,25 +113,25 @@ class Drain:
         if verdict is None or verdict.group is None:
             await self._bring_down(group, resident.model, why)
 
-    async def _leave(self, group: Group, resident: gpu_scheduler_pb2.Resident, why: str) -> Left:
+    async def _leave(self, group: HeardGroup, resident: gpu_scheduler_pb2.Resident, why: str) -> DrainedModel:
         model, entry = resident.model, self._cluster.entry(resident.model)
         try:
             verdict = await self._move(group, resident, why)
             if verdict is not None and verdict.group is not None:
-                return Left(model, verdict.group.name)
+                return DrainedModel(model, verdict.group.name)
             if verdict is not None and entry is not None and entry.model.pinned:
-                return Left(model, error=f"it is pinned, and has no other place: {verdict.reason}")
+                return DrainedModel(model, error=f"it is pinned, and has no other place: {verdict.reason}")
             await self._bring_down(group, model, why)
-            return Left(model)
+            return DrainedModel(model)
         except PrismError as error:
-            return Left(model, error=str(error))
+            return DrainedModel(model, error=str(error))
 
-    async def _bring_down(self, group: Group, model: str, why: str) -> None:
+    async def _bring_down(self, group: HeardGroup, model: str, why: str) -> None:
         record = self._history.add(model, "go cold", group.name, why)
         spec = common_pb2.ModelSpec(name=model) if (entry := self._cluster.entry(model)) is None else entry.model
         await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
 
-    async def _move(self, group: Group, resident: gpu_scheduler_pb2.Resident, why: str) -> Verdict | None:
+    async def _move(self, group: HeardGroup, resident: gpu_scheduler_pb2.Resident, why: str) -> PlacementPlan | None:
         """Moves an active model to where there is room, as the verdict says, with no group if that is none or its own.
         None: it is not one that could move. Raises what refused it."""
         model, entry = resident.model, self._cluster.entry(resident.model)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable
 
 from placement.actuation.drain import Drain
-from placement.cluster.cluster import Group
+from placement.cluster.cluster import HeardGroup
 from services.errors import PrismError
 from services.runtime import tasks
 from services.telemetry import log
@@ -14,14 +14,14 @@ from services.telemetry import log
 _log = log.get(__name__)
 
 
-class Stopping:
+class Evacuation:
     """Looks for them."""
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
-        self._seen: set[Group] = set()
+        self._seen: set[HeardGroup] = set()
 
-    def look(self, groups: Iterable[Group]) -> None:
+    def look(self, groups: Iterable[HeardGroup]) -> None:
         """Begins to empty each of these, which spoke or are away, that says anew that it is stopping."""
         for group in groups:
             if not (group.reachable and group.state.stopping):
@@ -30,7 +30,7 @@ class Stopping:
                 self._seen.add(group)
                 tasks.spawn(self._empty(group), f"empty {group.name}, which is stopping")
 
-    async def _empty(self, group: Group) -> None:
+    async def _empty(self, group: HeardGroup) -> None:
         _log.info("a group is stopping", group=group.name)
         try:
             async with contextlib.aclosing(group.client.hold()) as held:

@@ -13,7 +13,7 @@ KEPT = 1000
 
 
 @dataclass(eq=False)
-class Entry:
+class DecisionRecord:
     """A decision; `outcome` is filled in when it is carried out."""
 
     at: float
@@ -31,12 +31,12 @@ class Entry:
         self.outcome = f"done in {seconds:.2f} s"
 
 
-class History:
+class DecisionHistory:
     """Bounded; newest last."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._entries: deque[DecisionRecord] = deque(maxlen=KEPT)
 
     def add(
         self,
@@ -46,8 +46,8 @@ class History:
         reason: str,
         candidates: Iterable[placement_pb2.Candidate] = (),
         outcome: str = "under way",
-    ) -> Entry:
-        entry = Entry(self._now(), model, action, group, reason, list(candidates), outcome)
+    ) -> DecisionRecord:
+        entry = DecisionRecord(self._now(), model, action, group, reason, list(candidates), outcome)
         last = next((e for e in reversed(self._entries) if e.model == model), None)
         if last is not None and (last.action, last.group, last.reason) == (action, group, reason) and action == "stay":
             last.at = entry.at  # nothing new: do not push out what is

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Awaitable, Hashable, Sequence
 from dataclasses import dataclass
 
 from placement.actuation.actuator import Actuator
-from placement.actuation.deduplicate import Settler
-from placement.actuation.history import History
-from placement.cluster.cluster import TAKES_REQUESTS, Cluster, Group
+from placement.actuation.deduplicate import Deduplicator
+from placement.actuation.history import DecisionHistory
+from placement.cluster.cluster import TAKES_REQUESTS, Cluster, HeardGroup
 from placement.config import PlacementConfig
-from placement.planning.planner import Judge, Verdict, Yielding
+from placement.planning.planner import DepartingModel, PlacementPlan, Planner
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services.errors import Conflict, NotFound, PrismError, Refused, Unavailable, Unmet
 from services.rpc.watch import Watched
@@ -41,7 +41,7 @@ _BELOW = {
 
 
 @dataclass(frozen=True)
-class Evicted:
+class EvictionOutcome:
     """What became of an eviction."""
 
     residency: common_pb2.Residency
@@ -53,14 +53,14 @@ class Reconciler:
     """One for the cluster."""
 
     def __init__(
-        self, config: PlacementConfig, cluster: Cluster, actuator: Actuator, judge: Judge, history: History
+        self, config: PlacementConfig, cluster: Cluster, actuator: Actuator, judge: Planner, history: DecisionHistory
     ) -> None:
         self._config = config
         self._cluster = cluster
         self._actuator = actuator
         self._judge = judge
         self._history = history
-        self._choosing: dict[str, asyncio.Task[Group]] = {}
+        self._choosing: dict[str, asyncio.Task[HeardGroup]] = {}
         self._asked_at: dict[str, float] = {}
         """When these were asked for first, seconds on the loop's clock."""
         self._changed = asyncio.Event()
@@ -69,10 +69,10 @@ class Reconciler:
         self._heard_all = False
         self._looked = Watched(0)
         """The judge's count of changes when it was last told something: whoever waits asks again where it rises."""
-        self._relieving: set[Group] = set()
+        self._relieving: set[HeardGroup] = set()
         self._moves_after = 0.0
         """Seconds on the loop's clock, before which moves are not looked for again."""
-        self._settler = Settler(cluster, actuator, history, config.drain_ms, self._changed.set)
+        self._settler = Deduplicator(cluster, actuator, history, config.drain_ms, self._changed.set)
 
     def changed(self) -> None:
         """The cluster said something."""
@@ -94,7 +94,7 @@ class Reconciler:
 
     # --- activation
 
-    async def activate(self, model: str) -> Group:
+    async def activate(self, model: str) -> HeardGroup:
         """The group that takes requests for the model from now on. Whoever asks while it is being chosen waits for the
         same choice. Raises NotFound, Unmet, Refused, Unavailable."""
         if model in self._actuator.removing:
@@ -112,7 +112,7 @@ class Reconciler:
             task.add_done_callback(lambda _: (self._choosing.pop(model), self._asked_at.pop(model)))
         return await asyncio.shield(self._choosing[model])
 
-    async def _choose_and_activate(self, model: str) -> Group:
+    async def _choose_and_activate(self, model: str) -> HeardGroup:
         spec = self._actuator.spec(model)
         if not self._cluster.reachable():
             raise Unavailable("no group is reachable")
@@ -131,7 +131,7 @@ class Reconciler:
         self._changed.set()
         return verdict.group
 
-    def yields(self, verdict: Verdict, outcome: str) -> list[gpu_scheduler_pb2.Yield]:
+    def yields(self, verdict: PlacementPlan, outcome: str) -> list[gpu_scheduler_pb2.Yield]:
         """Who makes way for what the verdict says, each recorded."""
         assert verdict.group is not None
         for each in verdict.yields:
@@ -139,7 +139,7 @@ class Reconciler:
         drain_ms = self._config.yield_drain_ms
         return [gpu_scheduler_pb2.Yield(model=y.model, target=y.target, drain_ms=drain_ms) for y in verdict.yields]
 
-    async def _place(self, spec: common_pb2.ModelSpec) -> Verdict:
+    async def _place(self, spec: common_pb2.ModelSpec) -> PlacementPlan:
         """Where the model can be told to come up. A group that is bringing it down would refuse: that is waited for,
         20 ms mostly, and whoever was refused would be back later than that. Then the answer may be another."""
         loop = asyncio.get_running_loop()
@@ -150,12 +150,12 @@ class Reconciler:
             verdict = await self._find_place(spec, until)
         return verdict
 
-    async def _has_left(self, group: Group, model: str, until: float) -> None:
+    async def _has_left(self, group: HeardGroup, model: str, until: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._cluster.until(lambda: not _leaves(group, model))
 
-    async def _find_place(self, spec: common_pb2.ModelSpec, until: float) -> Verdict:
+    async def _find_place(self, spec: common_pb2.ModelSpec, until: float) -> PlacementPlan:
         """The judge's verdict; where that is to wait, the one that it comes to while the asker does, up to `until` on
         the loop's clock. It is asked again only when it may say something else."""
         loop = asyncio.get_running_loop()
@@ -188,7 +188,7 @@ class Reconciler:
 
     # --- operators
 
-    def prospect(self, model: str) -> tuple[Verdict, float] | None:
+    def prospect(self, model: str) -> tuple[PlacementPlan, float] | None:
         """What a request for the model would meet if it came now, and for how many seconds room has been looked for,
         because somebody asked. None where it takes requests, cannot be served or is unknown."""
         entry = self._cluster.entry(model)
@@ -202,7 +202,7 @@ class Reconciler:
         now = asyncio.get_running_loop().time()
         return self._judge.prospect(entry.model), now - self._asked_at.get(model, now)
 
-    async def evict(self, model: str, target: common_pb2.Residency) -> Evicted:
+    async def evict(self, model: str, target: common_pb2.Residency) -> EvictionOutcome:
         """Brings the model down wherever it is; what it has then, once its image is gone too where that is asked for.
         Raises NotFound, Unmet."""
         spec = self._actuator.spec(model)
@@ -221,8 +221,8 @@ class Reconciler:
                 reached = common_pb2.COLD
             reason = reason or last.reason or why
         if reached != common_pb2.COLD or self._has_image(model):
-            return Evicted(reached)
-        return Evicted(common_pb2.ON_DISK, self._without_image(model, target, reason))
+            return EvictionOutcome(reached)
+        return EvictionOutcome(common_pb2.ON_DISK, self._without_image(model, target, reason))
 
     def _without_image(self, model: str, target: common_pb2.Residency, why: str) -> str:
         """Why a model came lower than it was to: `why` it has no image, as its group knew it."""
@@ -316,14 +316,14 @@ class Reconciler:
                 self._relieving.add(group)
                 tasks.spawn(self._relieve(group, yields), f"memory for KV on {group.name}")
 
-    async def _relieve(self, group: Group, yields: Sequence[Yielding]) -> None:
+    async def _relieve(self, group: HeardGroup, yields: Sequence[DepartingModel]) -> None:
         try:
             for each in yields:
                 await self._quietly(self._sleep(group, each))
         finally:
             self._relieving.discard(group)
 
-    async def _sleep(self, group: Group, yielding: Yielding) -> None:
+    async def _sleep(self, group: HeardGroup, yielding: DepartingModel) -> None:
         """Raises what refused it. Nothing happens to a model that is on its way somewhere, or is not awake any more:
         those before it took their time, and who makes way for an activation is not asleep at once."""
         model, actuator = yielding.model, self._actuator
@@ -354,7 +354,7 @@ class Reconciler:
             record = self._history.add(verdict.model, "migrate", verdict.group.name, verdict.reason, verdict.candidates)
             tasks.spawn(self._quietly(self._move(verdict, record)), f"move {verdict.model}")
 
-    async def _move(self, verdict: Verdict, record) -> None:  # type: ignore[no-untyped-def]
+    async def _move(self, verdict: PlacementPlan, record) -> None:  # type: ignore[no-untyped-def]
         assert verdict.group is not None and verdict.source is not None
         yields = self.yields(verdict, f"part of moving {verdict.model}")
         try:
@@ -388,7 +388,7 @@ def rest_s(took_s: float) -> float:
     return max(_LOOK_S, min(_CALM_S, _OFTEN * took_s), min(_LONGEST_REST_S, _REST * took_s))
 
 
-def _leaves(group: Group, model: str) -> bool:
+def _leaves(group: HeardGroup, model: str) -> bool:
     """Whether the group is bringing it down, as far as it was heard."""
     resident = group.residents.get(model)
     return group.reachable and resident is not None and resident.residency == common_pb2.DRAINING

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from placement.actuation.actuator import Actuator
 from placement.actuation.drain import Drain
-from placement.cluster.cluster import Cluster, Group
+from placement.cluster.cluster import Cluster, HeardGroup
 from protos import common_pb2, gpu_scheduler_pb2
 from services.errors import PrismError
 from services.runtime import tasks
@@ -24,7 +24,7 @@ _AGAIN_S = 2.0
 """After one that could not leave."""
 
 
-class Renewal:
+class OutdatedReloader:
     """Looks for them."""
 
     def __init__(self, cluster: Cluster, actuator: Actuator, drain: Drain) -> None:
@@ -34,7 +34,7 @@ class Renewal:
         self._leaving: dict[str, str] = {}
         """Model -> its group."""
 
-    def look(self, groups: Iterable[Group]) -> None:
+    def look(self, groups: Iterable[HeardGroup]) -> None:
         """Has those leave that nobody else moves, of these groups: that spoke, or have what the catalogue has no more.
         Who cannot be looked at now is when its group speaks again."""
         for group, resident, why in list(self._found(groups)):
@@ -45,7 +45,7 @@ class Renewal:
                 self._leaving[model] = group.name
                 tasks.spawn(self._leave(group, resident, why), f"renew {model}")
 
-    def _found(self, groups: Iterable[Group]) -> Iterator[tuple[Group, gpu_scheduler_pb2.Resident, str]]:
+    def _found(self, groups: Iterable[HeardGroup]) -> Iterator[tuple[HeardGroup, gpu_scheduler_pb2.Resident, str]]:
         for group in groups:
             for resident in group.residents.values() if group.reachable else ():
                 if resident.residency not in _LASTS:
@@ -55,7 +55,7 @@ class Renewal:
                 elif resident.model in self._cluster.vanished:
                     yield group, resident, "the catalogue does not list it any more"
 
-    async def _leave(self, group: Group, resident: gpu_scheduler_pb2.Resident, why: str) -> None:
+    async def _leave(self, group: HeardGroup, resident: gpu_scheduler_pb2.Resident, why: str) -> None:
         model = resident.model
         _log.info("a model leaves", model=model, group=group.name, why=why)
         try:

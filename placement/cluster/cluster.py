@@ -42,16 +42,16 @@ class Measured:
 
 
 @dataclass(slots=True)
-class News:
+class ClusterNews:
     """What was heard or decided since this was asked for last."""
 
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, HeardGroup] = field(default_factory=dict)
     """That spoke, are away, or have a model of which the catalogue says something else; by their clients' addresses."""
     models: set[str] = field(default_factory=set)
     """Of which something that routes tell may be another by now."""
 
 
-class Group:
+class HeardGroup:
     """One gpu_scheduler. `state` is the last it said, `reachable` whether it is there now.
 
     Messages are slow to read, and placement asks of all groups at every turn: what it asks is kept as plain values.
@@ -106,7 +106,7 @@ class Cluster:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ledgers: dict[str, Ledger] = {}
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, HeardGroup] = {}
         self.searching = False
         """Whether there may be groups whose addresses are not known yet: names are still to be looked up."""
         self.catalogue: dict[str, loader_pb2.Entry] = {}
@@ -119,11 +119,11 @@ class Cluster:
         """Of models of the catalogue, as it is."""
         self.weights_extent_bytes = 1
         """The largest in which a group was heard to hold weights."""
-        self._names: dict[str, Group] = {}
+        self._names: dict[str, HeardGroup] = {}
         """Groups by name and by address."""
-        self._of_node: dict[str, dict[str, Group]] = {}
+        self._of_node: dict[str, dict[str, HeardGroup]] = {}
         """Groups of a node, by the address of their client."""
-        self._with: dict[str, dict[str, Group]] = {}
+        self._with: dict[str, dict[str, HeardGroup]] = {}
         """Model -> groups that have it, by the address of their client."""
         self.doubtful: set[tuple[str, str]] = set()
         """(address of a group's client, model): what a group had when it was found. While it was away the model may
@@ -135,8 +135,8 @@ class Cluster:
         self.sizes = 0
         """Rises when a group has come or gone or has another size, or weights count in larger extents: what fits
         nowhere may be other models."""
-        self._fresh: dict[str, Group] = {}
-        self._news = News()
+        self._fresh: dict[str, HeardGroup] = {}
+        self._news = ClusterNews()
         self._on_change = on_change
         self._now = now
         self._heard: Watched[None] = Watched(None)
@@ -145,7 +145,7 @@ class Cluster:
 
     def add_group(self, client: GpuSchedulerClient) -> None:
         """There is one at its address, of which nothing was heard yet."""
-        self.groups[client.address] = self._names[client.address] = Group(client, self.ledgers)
+        self.groups[client.address] = self._names[client.address] = HeardGroup(client, self.ledgers)
 
     def has_group(self, address: str) -> bool:
         """Whether the group at that address is there now."""
@@ -171,19 +171,19 @@ class Cluster:
         self._on_change()
         self._heard.set(None)
 
-    def doubt(self, group: Group, model: str) -> None:
+    def doubt(self, group: HeardGroup, model: str) -> None:
         """It may be there, and elsewhere."""
         self.doubtful.add((group.client.address, model))
         self._news.models.add(model)
 
-    def trust(self, group: Group, model: str) -> None:
+    def trust(self, group: HeardGroup, model: str) -> None:
         """It is there, and nowhere else."""
         self.doubtful.discard((group.client.address, model))
         self._news.models.add(model)
 
-    def news(self) -> News:
+    def news(self) -> ClusterNews:
         """What is new; nothing the next time."""
-        news, self._news = self._news, News()
+        news, self._news = self._news, ClusterNews()
         return news
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -194,7 +194,7 @@ class Cluster:
     def entry(self, model: str) -> loader_pb2.Entry | None:
         return self.catalogue.get(model)
 
-    def group(self, name: str) -> Group | None:
+    def group(self, name: str) -> HeardGroup | None:
         """By the group's name or its address."""
         return self._names.get(name)
 
@@ -202,17 +202,17 @@ class Cluster:
         """What the last engine that had the model found; zeros where none has told."""
         return self._measured.get(model, Measured())
 
-    def reachable(self) -> list[Group]:
+    def reachable(self) -> list[HeardGroup]:
         """Groups that are there and have told their memory."""
         return [group for group in self.groups.values() if group.reachable and group.capacity_bytes]
 
-    def residents(self, model: str) -> list[tuple[Group, gpu_scheduler_pb2.Resident]]:
+    def residents(self, model: str) -> list[tuple[HeardGroup, gpu_scheduler_pb2.Resident]]:
         """Where the model is, on reachable groups, active ones first."""
         groups = self._with.get(model, {}).values()
         found = [(group, group.residents[model]) for group in groups if group.reachable]
         return sorted(found, key=lambda pair: pair[1].residency != common_pb2.ACTIVE)
 
-    def fresh(self) -> list[Group]:
+    def fresh(self) -> list[HeardGroup]:
         """Groups of which something was heard since this was asked last."""
         fresh, self._fresh = self._fresh, {}
         return list(fresh.values())
@@ -259,13 +259,13 @@ class Cluster:
             self.sizes += 1
             self._fresh |= self.groups  # all weights count in larger extents now
 
-    def _leave(self, address: str, group: Group) -> None:
+    def _leave(self, address: str, group: HeardGroup) -> None:
         for model in group.residents:
             self._with[model].pop(address, None)
             if not self._with[model]:
                 del self._with[model]
 
-    def _leave_node(self, address: str, group: Group) -> None:
+    def _leave_node(self, address: str, group: HeardGroup) -> None:
         groups = self._of_node.get(group.node, {})
         groups.pop(address, None)
         if not groups:

@@ -24,7 +24,7 @@ Entries = Mapping[str, loader_pb2.Entry]
 
 
 @dataclass(frozen=True)
-class Change:
+class CatalogueChange:
     """What a call made of a name."""
 
     number: int
@@ -33,18 +33,18 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Said:
+class CatalogueRequest:
     """A loader's catalogue, as it is asked for."""
 
     entries: Entries
-    changes: Mapping[str, Change]
+    changes: Mapping[str, CatalogueChange]
     """The calls that it knows of, by name."""
 
     @classmethod
-    def of(cls, catalogue: loader_pb2.Catalogue) -> Said:
-        known = {name: Change(number, None) for name, number in catalogue.removed.items()}
+    def of(cls, catalogue: loader_pb2.Catalogue) -> CatalogueRequest:
+        known = {name: CatalogueChange(number, None) for name, number in catalogue.removed.items()}
         added = (entry for entry in catalogue.entries if entry.HasField("listing"))
-        known |= {entry.model.name: Change(entry.change, entry.listing) for entry in added}
+        known |= {entry.model.name: CatalogueChange(entry.change, entry.listing) for entry in added}
         return cls({entry.model.name: entry for entry in catalogue.entries}, known)
 
 
@@ -65,7 +65,7 @@ def merged(entries: Iterable[loader_pb2.Entry]) -> loader_pb2.Entry | None:
     return found
 
 
-def lasts(entry: loader_pb2.Entry, latest: Mapping[str, Change]) -> bool:
+def lasts(entry: loader_pb2.Entry, latest: Mapping[str, CatalogueChange]) -> bool:
     """Whether it counts: what was added by a call may have been removed since."""
     change = latest.get(entry.model.name)
     return not entry.HasField("listing") or change is None or change.listing is not None
@@ -78,14 +78,14 @@ class Loaders:
         self.clients: dict[str, LoaderClient] = {}
         """By address."""
         self._cluster = cluster
-        self._heard: dict[str, Said] = {}
+        self._heard: dict[str, CatalogueRequest] = {}
         """Of one that is away what it said last is kept, and counts after the others'."""
         self._merged: dict[str, loader_pb2.Entry] = {}
         """What they say together. A fleet's catalogues are long: of a message only what is new in it is merged."""
         self._in_order = False
         """Whether nobody has come or gone since that was made of all."""
         self._there: set[str] = set()
-        self._latest: dict[str, Change] = {}
+        self._latest: dict[str, CatalogueChange] = {}
         """By name, of what all have said."""
         self._numbers = 0
         """The highest of a change."""
@@ -115,16 +115,16 @@ class Loaders:
             if catalogue is None:
                 self._lose(address)
             else:
-                self._hear(address, Said.of(catalogue))
+                self._hear(address, CatalogueRequest.of(catalogue))
                 if any(self._lacking()) and (self._bringing is None or self._bringing.done()):
                     self._bringing = tasks.spawn(self._bring_together(), "bring catalogues together")
             self._cluster.changed()
 
-    def _hear(self, address: str, said: Said) -> None:
+    def _hear(self, address: str, said: CatalogueRequest) -> None:
         # Who was never heard comes between others, who stay in their order.
         self._in_order = self._in_order and (address in self._there or address not in self._heard)
         self._there.add(address)
-        before, now = self._heard.get(address, Said({}, {})).entries, said.entries
+        before, now = self._heard.get(address, CatalogueRequest({}, {})).entries, said.entries
         self._heard[address] = said
         names = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
         # One more that says what all say together changes nothing; in a fleet nearly all do.
@@ -178,7 +178,7 @@ class Loaders:
 
     # --- changes
 
-    def _lacking(self) -> Iterator[tuple[str, str, Change]]:
+    def _lacking(self) -> Iterator[tuple[str, str, CatalogueChange]]:
         """(address, name, what it has to be told) of loaders that are there."""
         for address in self.clients:
             if address not in self._there:
@@ -199,7 +199,7 @@ class Loaders:
                 for address, name, change in lacking:
                     await self._carry(address, name, change)
 
-    async def _carry(self, address: str, name: str, change: Change) -> None:
+    async def _carry(self, address: str, name: str, change: CatalogueChange) -> None:
         """Tells one. What it cannot do is named once, and tried again when it has been away."""
         if address not in self._there:
             return
@@ -255,10 +255,10 @@ class Loaders:
                     raise
             await self._carry_to_all_but(first, name, change)
 
-    def _next(self, listing: common_pb2.ModelListing | None) -> Change:
+    def _next(self, listing: common_pb2.ModelListing | None) -> CatalogueChange:
         self._numbers += 1
-        return Change(self._numbers, listing)
+        return CatalogueChange(self._numbers, listing)
 
-    async def _carry_to_all_but(self, first: str, name: str, change: Change) -> None:
+    async def _carry_to_all_but(self, first: str, name: str, change: CatalogueChange) -> None:
         for address in [each for each in self.clients if each != first and each in self._there]:
             await self._carry(address, name, change)

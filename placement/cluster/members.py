@@ -19,7 +19,7 @@ _log = log.get(__name__)
 
 
 @dataclass(frozen=True)
-class Kind:
+class MemberKind:
     """What becomes of an address of one kind of service."""
 
     follow: Callable[[str], Coroutine[Any, Any, None]]
@@ -32,7 +32,7 @@ class Kind:
 class Members:
     """Of all kinds, by the name that their list has in the configuration."""
 
-    def __init__(self, kinds: Mapping[str, Kind], names: Names, spawn: Spawn) -> None:
+    def __init__(self, kinds: Mapping[str, MemberKind], names: Names, spawn: Spawn) -> None:
         self._kinds = kinds
         self._names = names
         self._spawn = spawn

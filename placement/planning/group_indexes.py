@@ -11,12 +11,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import inf
 
 from balloond.client import WARM_ENGINES
-from placement.cluster.cluster import PRESENT, Cluster, Group, Measured
+from placement.cluster.cluster import PRESENT, Cluster, HeardGroup, Measured
 from placement.config import PlacementConfig
 from placement.policy import kvpr
-from placement.policy.lifecycle.decisions import Resident
+from placement.policy.lifecycle.decisions import PlacedModel
 from placement.policy.lifecycle.eligibility import footing, holds_s
-from placement.policy.lifecycle.group_index import Standing
+from placement.policy.lifecycle.group_index import GroupIndex
 from placement.policy.window import RateWindow
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
 
@@ -24,7 +24,7 @@ _WAKE_S, _COLD_S = 1.0, 30.0
 """What waking up and starting cold are thought to take until a group has measured it."""
 
 
-class Standings:
+class GroupIndexes:
     """One standing for each size of group."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Standings:
         config: PlacementConfig,
         cluster: Cluster,
         now: Callable[[], float],
-        on_their_way: Callable[[], Mapping[str, Group]],
+        on_their_way: Callable[[], Mapping[str, HeardGroup]],
     ) -> None:
         """`on_their_way`: models whose activation was ordered, with the group: its reports may not show them yet."""
         self._config = config
@@ -40,11 +40,11 @@ class Standings:
         self._cluster = cluster
         self._now = now
         self._on_their_way = on_their_way
-        self.by_size: dict[int, Standing] = {}
+        self.by_size: dict[int, GroupIndex] = {}
         """By the number of devices of a group."""
         self._standing_of: dict[str, tuple[int, str]] = {}
         """Which of these a group is in, and under what name, by the address of its client."""
-        self._stood: dict[str, Group] = {}
+        self._stood: dict[str, HeardGroup] = {}
         """Which group that is."""
         self.changes = 0
         """Rises when a model that waits for room may be told something else."""
@@ -53,9 +53,9 @@ class Standings:
         """How long what is on a group stays as it is by itself, by address."""
         self._soonest = inf
         """None of these is earlier."""
-        self._expected: dict[str, tuple[Group, loader_pb2.Entry | None, Measured]] = {}
+        self._expected: dict[str, tuple[HeardGroup, loader_pb2.Entry | None, Measured]] = {}
         """Models that were on their way when this was looked at last, with the group and what it books for them."""
-        self._news: dict[str, Group] = {}
+        self._news: dict[str, HeardGroup] = {}
         """Groups that were made anew since they were last asked for, by address."""
         self._demands: dict[str, float] = {}
         self._windows: dict[str, RateWindow] = {}
@@ -70,12 +70,12 @@ class Standings:
         """Whether a group is here."""
         return bool(self._standing_of)
 
-    def of(self, group: Group) -> Standing | None:
+    def of(self, group: HeardGroup) -> GroupIndex | None:
         """The one that the group is in, by its name."""
         there = self._standing_of.get(group.client.address)
         return None if there is None else self.by_size[there[0]]
 
-    def news(self) -> list[Group]:
+    def news(self) -> list[HeardGroup]:
         """Groups that were made anew since this was asked last."""
         news, self._news = self._news, {}
         return list(news.values())
@@ -102,7 +102,7 @@ class Standings:
         """Takes in the groups of which something was heard, or that are others by now."""
         self._stand(self._heard())
 
-    def _heard(self) -> list[Group]:
+    def _heard(self) -> list[HeardGroup]:
         """Those, with their tokens counted."""
         now, before = self._now(), self._expected
         self._expected = {
@@ -117,16 +117,16 @@ class Standings:
                 self._count(group, now)
         return list(dict.fromkeys([*fresh, *others, *self._ripe(now)]))
 
-    def _ripe(self, now: float) -> list[Group]:
+    def _ripe(self, now: float) -> list[HeardGroup]:
         if now < self._soonest:
             return []
         ripe = [address for address, until in self._until.items() if until <= now]
         self._soonest = min((until for until in self._until.values() if until > now), default=inf)
         return [group for address in ripe if (group := self._cluster.groups.get(address)) is not None]
 
-    def _stand(self, groups: Iterable[Group]) -> None:
+    def _stand(self, groups: Iterable[HeardGroup]) -> None:
         """Brings groups up to date in their standings. Who has left goes first: another may have its name by now."""
-        places: dict[Group, tuple[int, str] | None] = {}
+        places: dict[HeardGroup, tuple[int, str] | None] = {}
         for group in groups:
             address = group.client.address
             if self._cluster.groups.get(address, group) is not group:
@@ -147,14 +147,14 @@ class Standings:
         if (before := self._standing_of.pop(address, None)) is not None:
             self.by_size[before[0]].lose(before[1])
 
-    def _hear(self, group: Group, place: tuple[int, str] | None) -> None:
+    def _hear(self, group: HeardGroup, place: tuple[int, str] | None) -> None:
         address = group.client.address
         self._until.pop(address, None)
         firm: Hashable = None
         if place is not None:
             self._standing_of[address], self._stood[address] = place, group
             terms, here = _group(group, self._config.load_weight), self._residents(group)
-            self.by_size.setdefault(place[0], Standing(self._rules)).hear(terms, here)
+            self.by_size.setdefault(place[0], GroupIndex(self._rules)).hear(terms, here)
             self._news[address] = group
             firm = footing(terms, here, self._rules)
             until = self._now() + holds_s(here, self._rules)
@@ -170,7 +170,7 @@ class Standings:
 
     # --- demand
 
-    def _count(self, group: Group, now: float) -> None:
+    def _count(self, group: HeardGroup, now: float) -> None:
         """Takes a group's token counters into the windows. A counter that fell is of a model that came anew."""
         address = group.client.address
         before_of, self._seen[address] = self._seen.get(address), {}
@@ -230,7 +230,7 @@ class Standings:
             pinned=spec.pinned,
         )
 
-    def _residents(self, group: Group) -> list[Resident]:
+    def _residents(self, group: HeardGroup) -> list[PlacedModel]:
         """What holds memory on the group, in the policy's terms: its residents, and what balloond's ledger has booked
         beside them (an engine that is being buried)."""
         found = []
@@ -248,7 +248,7 @@ class Standings:
             asleep = resident.residency == common_pb2.HIBERNATING and resident.model not in coming
             idle = resident.idle_s > 0.0 and (active or asleep)
             found.append(
-                Resident(
+                PlacedModel(
                     self.model(entry.model, resident),
                     place,
                     hibernating=asleep,
@@ -267,7 +267,7 @@ class Standings:
         for name in sorted(coming - present):
             entry = self._cluster.entry(name)
             if entry is not None:
-                found.append(Resident(self.model(entry.model), place, stay_s=0.0))
+                found.append(PlacedModel(self.model(entry.model), place, stay_s=0.0))
                 present.add(name)
         for device in group.memory:
             for booking in device.bookings:
@@ -279,22 +279,22 @@ class Standings:
                         quota=booking.quota_bytes,
                     )
                     on_device = kvpr.Place(group.name, (_device(group, device),))
-                    found.append(Resident(left, on_device, stay_s=0.0, has_engine=False))
+                    found.append(PlacedModel(left, on_device, stay_s=0.0, has_engine=False))
         return found
 
 
-def _device(group: Group, device: balloond_pb2.DeviceState) -> str:
+def _device(group: HeardGroup, device: balloond_pb2.DeviceState) -> str:
     """Its name in the cluster: every node has a "cuda:0"."""
     return device.device if device.device == group.name else f"{group.name}/{device.device}"
 
 
-def _group(group: Group, load_weight: float) -> kvpr.Group:
+def _group(group: HeardGroup, load_weight: float) -> kvpr.Group:
     devices = (
         kvpr.Device(_device(group, d), d.capacity_bytes, kvpr.load(load_weight, d.capacity_bytes)) for d in group.memory
     )
     return kvpr.Group(group.name, tuple(devices), group.state.engine_limit or inf)
 
 
-def _place(group: Group) -> kvpr.Place:
+def _place(group: HeardGroup) -> kvpr.Place:
     """What a model has there: a part on each device."""
     return kvpr.Place(group.name, tuple(_device(group, device) for device in group.memory))

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from placement.cluster.cluster import Cluster, Group
+from placement.cluster.cluster import Cluster, HeardGroup
 from placement.config import PlacementConfig
-from placement.planning.group_indexes import Standings
+from placement.planning.group_indexes import GroupIndexes
 from placement.policy.assignment.assign import AssignRules
 from placement.policy.assignment.cool_down import CoolDowns
 from placement.policy.assignment.moves import MoveRules
-from placement.policy.assignment.rebalance import NONE, RebalanceRules, Round, Wanted, rebalance
+from placement.policy.assignment.rebalance import NONE, RebalanceRules, Round, WantedMove, rebalance
 from placement.policy.kvpr import Model
-from placement.policy.lifecycle.activation import Activation
+from placement.policy.lifecycle.activation import ActivationPlan
 from placement.policy.lifecycle.decisions import Activate, Hibernate
-from placement.policy.lifecycle.group_index import Standing
-from placement.policy.lifecycle.reservations import Promises
+from placement.policy.lifecycle.group_index import GroupIndex
+from placement.policy.lifecycle.reservations import Reservations
 from protos import common_pb2, placement_pb2
 from services.wording.plurals import counted
 
 
 @dataclass(frozen=True)
-class Yielding:
+class DepartingModel:
     """A model of the group that makes way."""
 
     model: str
@@ -31,18 +31,18 @@ class Yielding:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PlacementPlan:
     """What is to happen to a model; `group` None: nothing can."""
 
     model: str
-    group: Group | None
+    group: HeardGroup | None
     reason: str
     candidates: list[placement_pb2.Candidate] = field(default_factory=list)
-    yields: list[Yielding] = field(default_factory=list)
-    source: Group | None = None
+    yields: list[DepartingModel] = field(default_factory=list)
+    source: HeardGroup | None = None
 
 
-class Judge:
+class Planner:
     """Asks the policy."""
 
     def __init__(
@@ -50,17 +50,17 @@ class Judge:
         config: PlacementConfig,
         cluster: Cluster,
         now: Callable[[], float],
-        on_their_way: Callable[[], Mapping[str, Group]],
+        on_their_way: Callable[[], Mapping[str, HeardGroup]],
     ) -> None:
         """`on_their_way`: models whose activation was ordered, with the group: its reports may not show them yet."""
         self._config = config
         self._cluster = cluster
         self._now = now
-        self._standings = Standings(config, cluster, now, on_their_way)
+        self._standings = GroupIndexes(config, cluster, now, on_their_way)
         self._cool_downs = CoolDowns(config.cool_down_s)
         self._rounds: dict[int, Round] = {}
         """Of moves, the last that were wanted, by the size of groups."""
-        self._promises: dict[int, Promises] = {}
+        self._promises: dict[int, Reservations] = {}
         """By the number of devices of a group."""
 
     def observe(self) -> None:
@@ -102,7 +102,7 @@ class Judge:
         answer = there.refused(self._standings.model(spec), self._config.places.get(spec.name))
         return answer.reason if answer is not None else ""
 
-    def _suitable(self, spec: common_pb2.ModelSpec) -> Standing | None:
+    def _suitable(self, spec: common_pb2.ModelSpec) -> GroupIndex | None:
         """A group's engines have a process on each of its devices: it serves models on exactly so many. A model that
         has its place is for that one alone. None: no such group is here."""
         there = self._standings.by_size.get(max(1, spec.devices))
@@ -120,36 +120,36 @@ class Judge:
         on = "a group" if place is None else f"{place}, a group"
         return f"it is for {on} of {counted(max(1, spec.devices), 'device')}: {have}"
 
-    def activation(self, spec: common_pb2.ModelSpec, holds_s: float = 0.0) -> Verdict:
+    def activation(self, spec: common_pb2.ModelSpec, holds_s: float = 0.0) -> PlacementPlan:
         """Where a model that is nowhere comes up, and who makes way. `holds_s`: for how long whoever asks waits for
         another answer than that there is no room."""
         self._standings.listen()
         there = self._suitable(spec)
         if there is None:
-            return Verdict(spec.name, None, self._unsuitable(spec))
-        promises = self._promises.setdefault(max(1, spec.devices), Promises(self._config.patience_s))
+            return PlacementPlan(spec.name, None, self._unsuitable(spec))
+        promises = self._promises.setdefault(max(1, spec.devices), Reservations(self._config.patience_s))
         place = self._config.places.get(spec.name)
         return self._verdict(spec, promises.ask(self._wanted(spec), there, self._now(), place, holds_s))
 
-    def prospect(self, spec: common_pb2.ModelSpec) -> Verdict:
+    def prospect(self, spec: common_pb2.ModelSpec) -> PlacementPlan:
         """Where it would come up if that were asked now, and who would make way. Nothing is promised to it."""
         self._standings.listen()
         there = self._suitable(spec)
         if there is None:
-            return Verdict(spec.name, None, self._unsuitable(spec))
+            return PlacementPlan(spec.name, None, self._unsuitable(spec))
         return self._verdict(spec, there.activate(self._wanted(spec), self._config.places.get(spec.name)))
 
     def _wanted(self, spec: common_pb2.ModelSpec) -> Model:
         return replace(self._standings.model(spec), demand=self._standings.demand(spec))
 
-    def _verdict(self, spec: common_pb2.ModelSpec, answer: Activation) -> Verdict:
+    def _verdict(self, spec: common_pb2.ModelSpec, answer: ActivationPlan) -> PlacementPlan:
         candidates = [
             placement_pb2.Candidate(group=option.place.group, pressure=option.pressure) for option in answer.options
         ]
         if not isinstance(answer.outcome, Activate):
-            return Verdict(spec.name, None, answer.outcome.reason, candidates)
+            return PlacementPlan(spec.name, None, answer.outcome.reason, candidates)
         group = self._cluster.group(answer.outcome.place.group)
-        return Verdict(spec.name, group, answer.outcome.reason, candidates, _yielding(answer))
+        return PlacementPlan(spec.name, group, answer.outcome.reason, candidates, _yielding(answer))
 
     def served(self, spec: common_pb2.ModelSpec) -> None:
         """It is where it was to be. Until then it keeps its place among those who wait: its group may refuse it."""
@@ -160,7 +160,7 @@ class Judge:
         """Whether a model waits for a place."""
         return any(promises.any(self._now()) for promises in self._promises.values())
 
-    def reliefs(self) -> list[tuple[Group, list[Yielding]]]:
+    def reliefs(self) -> list[tuple[HeardGroup, list[DepartingModel]]]:
         """Groups that lack memory for KV, of those heard since this was asked last, and the idle models that are to
         make way for it."""
         self._standings.listen()
@@ -169,18 +169,18 @@ class Judge:
             there = self._standings.of(group)
             if there is not None:
                 decisions = there.relieve(group.name).decisions
-                yields = [Yielding(d.model, common_pb2.HIBERNATING, d.reason) for d in decisions]
+                yields = [DepartingModel(d.model, common_pb2.HIBERNATING, d.reason) for d in decisions]
                 if yields:
                     found.append((group, yields))
         return found
 
-    def moves(self) -> list[Verdict]:
+    def moves(self) -> list[PlacementPlan]:
         """Migrations that Algorithm 1 wants and that can begin now: among groups of one size at a time, since no model
         moves to one of another."""
         self._standings.listen()
         return [move for size, there in sorted(self._standings.by_size.items()) for move in self._moves(size, there)]
 
-    def _moves(self, size: int, there: Standing) -> list[Verdict]:
+    def _moves(self, size: int, there: GroupIndex) -> list[PlacementPlan]:
         wanted = self._rounds[size] = rebalance(
             there.groups,
             there.residents,
@@ -197,7 +197,7 @@ class Judge:
         moves = [verdict for each in wanted.begin if (verdict := self._move(there, each)) is not None]
         return moves
 
-    def _move(self, there: Standing, wanted: Wanted) -> Verdict | None:
+    def _move(self, there: GroupIndex, wanted: WantedMove) -> PlacementPlan | None:
         """With those who make way at the target; None: there is no room after all."""
         move, reason = wanted.move, wanted.reason
         entry = self._cluster.entry(move.model)
@@ -206,7 +206,7 @@ class Judge:
         answer = there.activate(self._standings.model(entry.model), move.target.group)
         if not isinstance(answer.outcome, Activate):
             return None
-        return Verdict(
+        return PlacementPlan(
             move.model,
             self._cluster.group(move.target.group),
             reason.text,
@@ -224,8 +224,8 @@ class Judge:
         self._cool_downs.not_moved(model, self._now())
 
 
-def _yielding(answer: Activation) -> list[Yielding]:
+def _yielding(answer: ActivationPlan) -> list[DepartingModel]:
     return [
-        Yielding(e.model, common_pb2.HIBERNATING if isinstance(e, Hibernate) else common_pb2.COLD, e.reason)
+        DepartingModel(e.model, common_pb2.HIBERNATING if isinstance(e, Hibernate) else common_pb2.COLD, e.reason)
         for e in answer.evictions
     ]

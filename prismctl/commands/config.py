@@ -16,26 +16,26 @@ from balloond.config import BalloondConfig
 from gateway.access.keys import KeysFile, repeated
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
-from loader.catalogue.catalogue import Catalogue
+from loader.catalogue.catalogue import CatalogueFile
 from loader.catalogue.models import Sizes, read_model
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
 from prismctl import cli
 from prismctl.system import reference
-from prismctl.system.agreement import Given, disagreements
+from prismctl.system.agreement import ConfigFile, disagreements
 from prismctl.system.system import NO, USAGE, failed
 from prismctl.views.terminal import Json, show_json, width
-from services.runtime.config import Config, Fault, Section, faults
+from services.runtime.config import Config, ConfigSection, Fault, faults
 from services.wording.toml_lines import line_of
 
 app = cli.app("Configuration files.")
-_KINDS: dict[str, tuple[type[Section], str]] = {
+_KINDS: dict[str, tuple[type[ConfigSection], str]] = {
     "balloond": (BalloondConfig, "node"),
     "loader": (LoaderConfig, "catalogue"),
     "gpu_scheduler": (GpuSchedulerConfig, "group"),
     "placement": (PlacementConfig, "groups"),
     "gateway": (GatewayConfig, "http"),
-    "catalogue": (Catalogue, "model"),
+    "catalogue": (CatalogueFile, "model"),
     "keys": (KeysFile, "key"),
 }
 """Schema, and a key that no other has."""
@@ -46,7 +46,7 @@ class _File:
     path: str
     text: str
     kind: str = ""
-    parsed: Section | None = None
+    parsed: ConfigSection | None = None
     faults: list[Fault] = field(default_factory=list)
 
     def told(self, fault: Fault) -> dict[str, Any]:
@@ -138,12 +138,12 @@ def _kind(path: str, values: dict[str, Any]) -> str:
 
 def _check_together(read: list[_File], folders: bool) -> None:
     by_path = {file.path: file for file in read}
-    given = [Given(file.path, file.parsed) for file in read if isinstance(file.parsed, Config)]
+    given = [ConfigFile(file.path, file.parsed) for file in read if isinstance(file.parsed, Config)]
     for path, fault in disagreements(given):
         by_path[path].faults.append(fault)
     loaders = [each.config for each in given if isinstance(each.config, LoaderConfig)]
     for file in read:
-        if isinstance(file.parsed, Catalogue) and folders:
+        if isinstance(file.parsed, CatalogueFile) and folders:
             file.faults += _models(file, _sizes(loaders))
 
 
@@ -159,7 +159,7 @@ def _sizes(loaders: list[LoaderConfig]) -> Sizes:
 
 def _models(file: _File, sizes: Sizes) -> list[Fault]:
     """What the loader would find in the models' folders."""
-    assert isinstance(file.parsed, Catalogue)
+    assert isinstance(file.parsed, CatalogueFile)
     found = []
     for number, listed in enumerate(file.parsed.model):
         folder = Path(os.path.abspath(file.path)).parent / os.path.expanduser(listed.path)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prismctl.system.system import NO, System, run
+from prismctl.system.system import NO, SystemAddresses, run
 from prismctl.views.tables import Column, Row
 from prismctl.views.terminal import Json, show, show_table, told_meanwhile
 
@@ -19,7 +19,7 @@ def drain(
 ) -> None:
     """Empty a group and keep it empty. Active models move to where there is room, the others go cold. Until it is
     undone, or the group's gpu_scheduler starts anew. Status 1 when a model stays, with the reason."""
-    system: System = context.obj
+    system: SystemAddresses = context.obj
 
     async def ask() -> list[dict[str, Any]]:
         async with system.open_placement() as placement:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prismctl.system.system import UNREACHABLE, System, run
+from prismctl.system.system import UNREACHABLE, SystemAddresses, run
 from prismctl.views import values
 from prismctl.views.account import account
 from prismctl.views.tables import Column, Row, render
@@ -34,7 +34,7 @@ def explain(
 ) -> None:
     """Why a model is where it is, or waits. Or sleeps, or is refused; and the last decisions, newest first. Status 3
     when one of those that know does not answer; what the others say is shown."""
-    system: System = context.obj
+    system: SystemAddresses = context.obj
     if not model:
         decisions = run(_all(system, last)) if last else []
         show_table(decisions, json_, _COLUMNS, map(_row, decisions))
@@ -52,12 +52,12 @@ def explain(
         raise typer.Exit(UNREACHABLE)
 
 
-async def _all(system: System, last: int) -> list[dict[str, Any]]:
+async def _all(system: SystemAddresses, last: int) -> list[dict[str, Any]]:
     async with system.open_placement() as placement:
         return values.decisions(await placement.explain("", last))
 
 
-async def _one(system: System, model: str, last: int) -> dict[str, Any]:
+async def _one(system: SystemAddresses, model: str, last: int) -> dict[str, Any]:
     """What placement and the groups that have it say of a model, and who does not answer of the node. Raises
     NotFound."""
     async with system.open_placement() as placement:

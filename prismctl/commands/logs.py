@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from prismctl.system.system import USAGE, System, failed
+from prismctl.system.system import USAGE, SystemAddresses, failed
 from prismctl.views.terminal import Json
 
 _LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -24,7 +24,7 @@ _OWN = ("timestamp", "level", "event", "service")
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """A line of a log; those that are not ours (a traceback, what a library printed) belong to the one before."""
 
     service: str
@@ -37,7 +37,7 @@ class Entry:
         return self.values.get("model") == model
 
 
-def entries(service: str, lines: Iterable[str]) -> Iterator[Entry]:
+def entries(service: str, lines: Iterable[str]) -> Iterator[LogEntry]:
     """Of one file, in its order."""
     at, level, values = "", "", dict[str, Any]()
     for line in lines:
@@ -46,13 +46,13 @@ def entries(service: str, lines: Iterable[str]) -> Iterator[Entry]:
             at, level, text = known["timestamp"], known["level"], known["event"]
         except (ValueError, KeyError, TypeError):
             if line.strip():
-                yield Entry(service, at, level, line.rstrip(), values)
+                yield LogEntry(service, at, level, line.rstrip(), values)
             continue
         values = {key: value for key, value in known.items() if key not in _OWN}
-        yield Entry(service, at, level, str(text), values)
+        yield LogEntry(service, at, level, str(text), values)
 
 
-class Tail:
+class LogTail:
     """A file of which, call by call, the whole lines are read that were not yet."""
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +91,7 @@ def logs(
 ) -> None:
     """What the services log, merged by time. Of a local system (`make serve`): under systemd it is in the journal
     (`journalctl -u 'prism-*'`), in containers their runtime has it. With --json an object a line."""
-    system: System = context.obj
+    system: SystemAddresses = context.obj
     if level not in _LEVELS:
         raise typer.BadParameter(f"--level is one of {', '.join(_LEVELS)}, not {level!r}")
     folder = system.state / "logs"
@@ -106,7 +106,7 @@ def logs(
     if unknown:
         raise failed(f"no log of {', '.join(unknown)} in {folder}", USAGE)
 
-    def wanted() -> Iterator[Entry]:
+    def wanted() -> Iterator[LogEntry]:
         for entry in _read(tails):
             if _LEVELS.index(level) <= _rank(entry.level) and (not model or entry.about(model)):
                 yield entry
@@ -124,13 +124,13 @@ def logs(
             _print(wanted(), json_)
 
 
-def _tails(folder: Path, known: dict[str, Tail], services: list[str] | None) -> dict[str, Tail]:
+def _tails(folder: Path, known: dict[str, LogTail], services: list[str] | None) -> dict[str, LogTail]:
     """One for each service that has a log, which may be new."""
     paths = {path.stem: path for path in sorted(folder.glob("*.log")) if not services or path.stem in services}
-    return {name: known.get(name) or Tail(path) for name, path in paths.items()}
+    return {name: known.get(name) or LogTail(path) for name, path in paths.items()}
 
 
-def _read(tails: dict[str, Tail]) -> Iterator[Entry]:
+def _read(tails: dict[str, LogTail]) -> Iterator[LogEntry]:
     return heapq.merge(*(entries(name, tail.read()) for name, tail in tails.items()), key=lambda entry: entry.at)
 
 
@@ -138,7 +138,7 @@ def _rank(level: str) -> int:
     return _LEVELS.index(level) if level in _LEVELS else _LEVELS.index("info")
 
 
-def _print(found: Iterable[Entry], as_json: bool) -> None:
+def _print(found: Iterable[LogEntry], as_json: bool) -> None:
     for entry in found:
         if as_json:
             own = {"timestamp": entry.at, "service": entry.service, "level": entry.level, "event": entry.text}

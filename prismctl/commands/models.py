@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import pydantic
 import typer
 
-from loader.catalogue.catalogue import Listed
+from loader.catalogue.catalogue import CatalogueEntry
 from prismctl import cli
-from prismctl.system.system import System, run
+from prismctl.system.system import SystemAddresses, run
 from prismctl.views import values
 from prismctl.views.sizes import parse_size, size
 from prismctl.views.tables import Column, Row, render
@@ -27,7 +27,7 @@ _FIELDS = (("weights", "weights_bytes"), ("floor", "floor_bytes"), ("engine quot
 @cli.command(app, "prismctl models list --json", "list")
 def list_models(context: typer.Context, json_: Json = False) -> None:
     """The catalogue: states, sizes, errors."""
-    system: System = context.obj
+    system: SystemAddresses = context.obj
 
     async def ask() -> placement_pb2.Routes:
         async with system.open_placement() as placement:
@@ -82,7 +82,7 @@ def add_model(
 ) -> None:
     """Add a model to the running system. Its folder is checked first; its first request loads it. It stays until it is
     removed, beside those of the catalogue file. The same name and path again: its files are read afresh."""
-    system: System = context.obj
+    system: SystemAddresses = context.obj
     listed = _listed(
         name=name,
         path=os.path.abspath(os.path.expanduser(path)),
@@ -113,10 +113,10 @@ def add_model(
     show(spec | {"added": not check}, json_, text)
 
 
-def _listed(**given: Any) -> Listed:
+def _listed(**given: Any) -> CatalogueEntry:
     """Checked as the loader does. Raises BadParameter with the option that cannot be."""
     try:
-        return Listed(**given)
+        return CatalogueEntry(**given)
     except pydantic.ValidationError as error:
         fault = faults(error)[0]
         if fault.key == "name":
@@ -135,7 +135,7 @@ def remove_model(
     """Take a model out of the running system. One that is pinned, or has requests, is refused unless forced: then new
     requests are told that there is none, what runs may finish for a while, and its memory is free. One that the
     catalogue file names is back when that is read again."""
-    system: System = context.obj
+    system: SystemAddresses = context.obj
 
     async def ask() -> None:
         async with system.open_placement() as placement:
@@ -159,7 +159,7 @@ def unpin_model(context: typer.Context, name: Name, json_: Json = False) -> None
     _pin(context.obj, name, False, json_)
 
 
-def _pin(system: System, name: str, pinned: bool, json_: bool) -> None:
+def _pin(system: SystemAddresses, name: str, pinned: bool, json_: bool) -> None:
     async def ask() -> None:
         async with system.open_loader() as loader:
             await (loader.pin(name) if pinned else loader.unpin(name))
@@ -172,7 +172,7 @@ def _pin(system: System, name: str, pinned: bool, json_: bool) -> None:
 @cli.command(app, "prismctl models inspect llama-debian --json", "inspect")
 def inspect_model(context: typer.Context, name: Name, json_: Json = False) -> None:
     """Where a model's weights are, what is under way."""
-    system: System = context.obj
+    system: SystemAddresses = context.obj
 
     async def ask() -> dict[str, Any]:
         async with system.open_loader() as loader:

@@ -17,12 +17,12 @@ from prismctl.views.tables import Column, Row, render
 from prismctl.views.terminal import show_json, width
 from services.wording.plurals import counted
 from sim.arguments import group_sizes, setting
-from sim.engines.cost import GPUS, Hardware
+from sim.engines.cost import GPUS, GpuModel
 from sim.inputs import catalogue as catalogues
 from sim.inputs import rates as drawn
 from sim.inputs import trace as traces
-from sim.inputs.catalogue import Catalogue
-from sim.plan import Load, Planner, Tried
+from sim.inputs.catalogue import ModelSet
+from sim.plan import FleetAttempt, PlannedLoad, Planner
 from sim.policies import SYSTEMS
 from sim.system import Build
 
@@ -53,7 +53,7 @@ def plan(
     something is wrong with the files."""
     try:
         known = catalogues.read(catalogue, _positive("--slo-scale", slo_scale))
-        load = Load(_load(known, trace, rates, from_s, seconds, _positive("--rate", rate), seed))
+        load = PlannedLoad(_load(known, trace, rates, from_s, seconds, _positive("--rate", rate), seed))
         planner = Planner(
             load,
             known,
@@ -80,14 +80,14 @@ def plan(
 
 
 def _load(
-    known: Catalogue,
+    known: ModelSet,
     trace: Path | None,
     rates: Path | None,
     from_s: float,
     seconds: float | None,
     rate: float,
     seed: int,
-) -> traces.Trace:
+) -> traces.RequestTrace:
     if (trace is None) == (rates is None):
         raise ValueError("name a --trace or --rates")
     if trace is not None:
@@ -110,21 +110,21 @@ def _system(policy: str) -> Build:
     return SYSTEMS[policy]
 
 
-def _hardware(name: str) -> Hardware:
+def _hardware(name: str) -> GpuModel:
     if name not in GPUS:
         raise ValueError(f"no hardware {name!r}; there are {', '.join(sorted(GPUS))}")
     return GPUS[name]
 
 
-def _fits(tried: Tried, target: float) -> bool:
+def _fits(tried: FleetAttempt, target: float) -> bool:
     return not tried.refused and 100 * tried.attainment >= target
 
 
-def _told(tried: Tried) -> dict[str, Any]:
+def _told(tried: FleetAttempt) -> dict[str, Any]:
     return {"gpus": tried.gpus, "groups": list(tried.sizes), "refused": tried.refused or None, "report": tried.report}
 
 
-def _print(found: list[Tried], target: float) -> None:
+def _print(found: list[FleetAttempt], target: float) -> None:
     answer = found[-1]
     for tried in found[:-1]:
         typer.echo(f"{counted(tried.gpus, 'GPU')}: {tried.refused or _percent(tried.attainment)}")

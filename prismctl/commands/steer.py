@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from placement.client import PlacementClient
-from prismctl.system.system import System, run
+from prismctl.system.system import SystemAddresses, run
 from prismctl.views import values
 from prismctl.views.sizes import parse_size, size
 from prismctl.views.tables import Column, Row
@@ -31,7 +31,7 @@ def wake(
     json_: Json = False,
 ) -> None:
     """Bring a model up now. As for a request: where, and who makes way, is placement's choice."""
-    system: System = context.obj
+    system: SystemAddresses = context.obj
 
     async def ask() -> tuple[str, str]:
         async with system.open_placement() as placement:
@@ -88,7 +88,7 @@ def sleep(
 ) -> None:
     """Bring a model down now. Its next request brings it up again. What has no image of its weights can neither
     hibernate nor be cold: its engine is given back, and the next start reads the checkpoint."""
-    system: System = context.obj
+    system: SystemAddresses = context.obj
     if to not in _DOWN:
         raise typer.BadParameter(f"--to is one of {', '.join(_DOWN)}, not {to!r}")
 
@@ -107,7 +107,7 @@ def move(
     context: typer.Context, name: Name, group: Annotated[str, typer.Argument(metavar="GROUP")], json_: Json = False
 ) -> None:
     """Move a model to another group; it serves all the while."""
-    system: System = context.obj
+    system: SystemAddresses = context.obj
 
     async def ask() -> float:
         async with system.open_placement() as placement:
@@ -125,7 +125,7 @@ def limit(
     json_: Json = False,
 ) -> None:
     """Limit the KV memory of a model, on every group that has it, until it leaves that."""
-    system: System = context.obj
+    system: SystemAddresses = context.obj
     count = parse_size(most, none=True)
 
     async def ask() -> dict[str, Any]:

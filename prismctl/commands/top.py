@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from prismctl.system.look import Looking, all_answer
-from prismctl.system.system import UNREACHABLE, System, run
+from prismctl.system.look import SystemSnapshots, all_answer
+from prismctl.system.system import UNREACHABLE, SystemAddresses, run
 from prismctl.views import frame
 from prismctl.views.terminal import Json, show, width
 
@@ -36,7 +36,7 @@ def top(
     """Bytes by owner, queues, residencies, live. Until Ctrl-C; where the output is no terminal, frame after frame as
     plain lines; with --json an object a line. What does not answer is named, the rest is shown; with --once the status
     then is 3."""
-    system: System = context.obj
+    system: SystemAddresses = context.obj
     if once:
         _show_once(system, frame.top, json_)
         return
@@ -49,9 +49,9 @@ def status(context: typer.Context, json_: Json = False) -> None:
     _show_once(context.obj, frame.status, json_)
 
 
-def _show_once(system: System, text: Callable[[Mapping[str, Any], int], str], as_json: bool) -> None:
+def _show_once(system: SystemAddresses, text: Callable[[Mapping[str, Any], int], str], as_json: bool) -> None:
     async def look() -> dict[str, Any]:
-        async with Looking(system) as looking:
+        async with SystemSnapshots(system) as looking:
             return await looking.look()
 
     seen = run(look())
@@ -60,13 +60,13 @@ def _show_once(system: System, text: Callable[[Mapping[str, Any], int], str], as
         raise typer.Exit(UNREACHABLE)
 
 
-async def _lines(system: System, every_s: float, as_json: bool) -> None:
+async def _lines(system: SystemAddresses, every_s: float, as_json: bool) -> None:
     async for seen in _looks(system, every_s):
         typer.echo(json.dumps(seen) if as_json else frame.top(seen, width()) + "\n")
         sys.stdout.flush()
 
 
-async def _screen(system: System, every_s: float) -> None:
+async def _screen(system: SystemAddresses, every_s: float) -> None:
     console = Console(highlight=False)
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
         async for seen in _looks(system, every_s):
@@ -81,10 +81,10 @@ def styled(text: str) -> Text:
     return painted
 
 
-async def _looks(system: System, every_s: float) -> AsyncIterator[dict[str, Any]]:
+async def _looks(system: SystemAddresses, every_s: float) -> AsyncIterator[dict[str, Any]]:
     """A frame every so often, however long looking takes; for ever."""
     loop = asyncio.get_running_loop()
-    async with Looking(system) as looking:
+    async with SystemSnapshots(system) as looking:
         while True:
             began = loop.time()
             yield await looking.look()

@@ -31,14 +31,14 @@ _ASKED: tuple[tuple[type[Config], str, type[Config]], ...] = (
 
 
 @dataclass(frozen=True)
-class Given:
+class ConfigFile:
     """A file that can be used by itself."""
 
     path: str
     config: Config
 
 
-def disagreements(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
+def disagreements(given: Sequence[ConfigFile]) -> Iterator[tuple[str, Fault]]:
     """(path, what does not agree with another file) of services of one node. Names no file of which there is nothing
     to compare with."""
     yield from _twice(given)
@@ -48,11 +48,11 @@ def disagreements(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
     yield from _extents(given)
 
 
-def _of(given: Iterable[Given], kind: type[Config]) -> list[tuple[str, Any]]:
+def _of(given: Iterable[ConfigFile], kind: type[Config]) -> list[tuple[str, Any]]:
     return [(each.path, each.config) for each in given if isinstance(each.config, kind)]
 
 
-def _twice(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
+def _twice(given: Sequence[ConfigFile]) -> Iterator[tuple[str, Fault]]:
     """Other addresses may be of containers, each of which has all ports for itself."""
     for key in ("listen", "metrics"):
         seen: dict[str, str] = {}
@@ -65,7 +65,7 @@ def _twice(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
             seen.setdefault(address, each.path)
 
 
-def _paths(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
+def _paths(given: Sequence[ConfigFile]) -> Iterator[tuple[str, Fault]]:
     """Sockets that several name have to be the same: balloond's word counts."""
     for path, balloond in _of(given, BalloondConfig):
         others = [(other, config, "handoff") for other, config in _of(given, LoaderConfig)]
@@ -77,7 +77,7 @@ def _paths(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
                 yield other, Fault((key,), f"{has} is not {wants}, which {path} names")
 
 
-def _devices(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
+def _devices(given: Sequence[ConfigFile]) -> Iterator[tuple[str, Fault]]:
     managed = {device.name for _, balloond in _of(given, BalloondConfig) for device in balloond.devices}
     owners: dict[str, str] = {}
     for path, group in _of(given, GpuSchedulerConfig):
@@ -90,7 +90,7 @@ def _devices(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
             owners.setdefault(device, path)
 
 
-def _addresses(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
+def _addresses(given: Sequence[ConfigFile]) -> Iterator[tuple[str, Fault]]:
     """Who asks whom, where. Only Unix sockets can be told: an address of the network has several names."""
     for kind, key, asked in _ASKED:
         listen = {config.listen for _, config in _of(given, asked)}
@@ -102,7 +102,7 @@ def _addresses(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
                     yield path, Fault(at, f"no {_NAMES[asked]} of these files listens on {address}")
 
 
-def _extents(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
+def _extents(given: Sequence[ConfigFile]) -> Iterator[tuple[str, Fault]]:
     for path, loader in _of(given, LoaderConfig):
         for other, group in _of(given, GpuSchedulerConfig):
             if loader.kv_extent_bytes != group.kv_extent_bytes:

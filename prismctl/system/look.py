@@ -14,7 +14,7 @@ from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement.client import PlacementClient
 from prismctl.system import presence
-from prismctl.system.system import SERVICES, System
+from prismctl.system.system import SERVICES, SystemAddresses
 from prismctl.views import values
 from protos import balloond_pb2
 from services.errors import PrismError, TimedOut, Unavailable
@@ -22,10 +22,10 @@ from services.errors import PrismError, TimedOut, Unavailable
 T = TypeVar("T")
 
 
-class Looking:
+class SystemSnapshots:
     """An asynchronous context; `look` says how things are now, as plain values."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: SystemAddresses) -> None:
         self._system = system
         self._placement = PlacementClient(system.address("placement"))
         self._loader = LoaderClient(system.address("loader"))
@@ -36,7 +36,7 @@ class Looking:
         self._names: dict[str, str] = {}
         """Of groups, by address, as they last called themselves."""
 
-    async def __aenter__(self) -> Looking:
+    async def __aenter__(self) -> SystemSnapshots:
         return self
 
     async def __aexit__(

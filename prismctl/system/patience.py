@@ -19,7 +19,7 @@ _LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequiredProcess:
     """A process that has to answer."""
 
     name: str
@@ -36,7 +36,7 @@ class Asked:
 
 
 @asynccontextmanager
-async def attending(asked: Sequence[Asked], wait_s: float) -> AsyncIterator[None]:
+async def attending(asked: Sequence[RequiredProcess], wait_s: float) -> AsyncIterator[None]:
     """While this is open, these are asked again and again whether they are there. Who is silent for `wait_s` is named
     on stderr; who is for PATIENCE times as long ends the block. Raises Unavailable then, with its name."""
     silent: list[str] = []
@@ -59,7 +59,7 @@ async def attending(asked: Sequence[Asked], wait_s: float) -> AsyncIterator[None
         raise Unavailable(silent[0]) from None
 
 
-async def _watch(asked: Asked, wait_s: float, give_up: Callable[[str], None]) -> None:
+async def _watch(asked: RequiredProcess, wait_s: float, give_up: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(_LOOK_S)

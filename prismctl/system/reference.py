@@ -13,7 +13,7 @@ from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.engines.sglang.base.options import Options
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
-from prismctl.system.settings import NONE, REQUIRED, Row, binary, rows
+from prismctl.system.settings import NONE, REQUIRED, SettingRow, binary, rows
 from protos import common_pb2
 from services.runtime.config import Config
 
@@ -56,26 +56,26 @@ _MARKDOWN = re.compile(r"\\|\*(?=\S)|(?<=\S)\*|<(?=[A-Za-z/!?])")
 
 
 @dataclass(frozen=True)
-class Section:
+class ReferenceSection:
     """Settings under one heading."""
 
     title: str
     intro: str
-    rows: Sequence[Row]
+    rows: Sequence[SettingRow]
 
 
-def of_service(name: str) -> list[Section]:
+def of_service(name: str) -> list[ReferenceSection]:
     """All that one service may be told."""
-    return [Section(name, _intro(SERVICES[name]), rows(SERVICES[name])), *_options_of(name)]
+    return [ReferenceSection(name, _intro(SERVICES[name]), rows(SERVICES[name])), *_options_of(name)]
 
 
-def of_all() -> list[Section]:
+def of_all() -> list[ReferenceSection]:
     """What all services have comes once."""
-    common = Section("Every service", _intro(Config), rows(Config))
+    common = ReferenceSection("Every service", _intro(Config), rows(Config))
     sections = [common]
     for name, kind in SERVICES.items():
         own = [row for row in rows(kind) if row not in common.rows]
-        sections += [Section(name, _intro(kind), own), *_options_of(name)]
+        sections += [ReferenceSection(name, _intro(kind), own), *_options_of(name)]
     return sections
 
 
@@ -83,15 +83,15 @@ def _intro(kind: type[Config]) -> str:
     return " ".join((kind.__doc__ or "").split())
 
 
-def _options_of(name: str) -> list[Section]:
+def _options_of(name: str) -> list[ReferenceSection]:
     """The text that a gpu_scheduler hands on to its engines."""
     if name != "gpu_scheduler":
         return []
     intro = 'Of the engine "sglang". Where only numbers are taken, 1 is yes and 0 is no.'
-    return [Section("gpu_scheduler: engines.options", intro, options())]
+    return [ReferenceSection("gpu_scheduler: engines.options", intro, options())]
 
 
-def options() -> list[Row]:
+def options() -> list[SettingRow]:
     """With what differs on a GPU: a range where that is by the model's size."""
     models = (common_pb2.ModelSpec(weights_bytes=size, devices=1) for size in (_LARGEST_MODEL, 1))
     with_largest, with_smallest = (Options.parse({}, "cuda", model) for model in models)
@@ -104,7 +104,7 @@ def options() -> list[Row]:
     return found
 
 
-def as_text(sections: Iterable[Section], width: int) -> str:
+def as_text(sections: Iterable[ReferenceSection], width: int) -> str:
     """For a terminal of so many columns."""
     lines: list[str] = []
     for section in sections:
@@ -129,7 +129,7 @@ def _wrapped(text: str, width: int, indent: str, rest: str = "") -> list[str]:
     )
 
 
-def _said(row: Row, code: str = "") -> str:
+def _said(row: SettingRow, code: str = "") -> str:
     """Of its default, between two of `code`."""
     if row.default == REQUIRED:
         return REQUIRED
@@ -137,7 +137,7 @@ def _said(row: Row, code: str = "") -> str:
     return f"default {default}" + (f" ({row.aside})" if row.aside else "")
 
 
-def as_markdown(sections: Iterable[Section]) -> str:
+def as_markdown(sections: Iterable[ReferenceSection]) -> str:
     """docs/settings.md. A paragraph is one line: where it is wrapped, a line may begin with what Markdown takes for a
     list."""
     parts = [_HEAD]
@@ -147,7 +147,7 @@ def as_markdown(sections: Iterable[Section]) -> str:
     return "\n".join(parts)
 
 
-def _item(row: Row) -> str:
+def _item(row: SettingRow) -> str:
     head = f"- **`{row.key}`** {_escaped(row.type)}, {_said(row, '`')}"
     return f"{head}\\\n  {_escaped(row.description)}" if row.description else head
 

@@ -37,7 +37,7 @@ _BINARY = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 @dataclass(frozen=True)
-class Row:
+class SettingRow:
     """One setting."""
 
     key: str
@@ -52,7 +52,7 @@ class Row:
     """Empty where the source says nothing."""
 
 
-def rows(kind: type[Any], within: str = "") -> list[Row]:
+def rows(kind: type[Any], within: str = "") -> list[SettingRow]:
     """The settings of a pydantic model or a dataclass, in the order in which a file may have them: those of base
     classes first, those of a table behind its own row. `within` stands before each key."""
     return list(_rows(kind, within))
@@ -65,13 +65,13 @@ class _Field(NamedTuple):
     default: Any
 
 
-def _rows(kind: type[Any], within: str) -> Iterator[Row]:
+def _rows(kind: type[Any], within: str) -> Iterator[SettingRow]:
     docs = _docs(kind)
     for field in _fields(kind):
         key = within + field.name
         section, listed = _section(field.annotation)
         description = docs.get(field.name, "") or (_own_doc(section) if section is not None else "")
-        yield Row(key, _type(field), _default(field.default), _aside(field), description)
+        yield SettingRow(key, _type(field), _default(field.default), _aside(field), description)
         if section is not None:
             yield from _rows(section, f"{key}[]." if listed else f"{key}.")
 

@@ -18,7 +18,7 @@ from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement.client import PlacementClient
 from prismctl.system import presence
-from prismctl.system.patience import Asked, attending
+from prismctl.system.patience import RequiredProcess, attending
 from services.errors import Conflict, PrismError, TimedOut, Unavailable
 from services.ipc.sockets import unix_path
 
@@ -42,7 +42,7 @@ C = TypeVar("C", bound=_Client)
 
 
 @dataclass(frozen=True)
-class System:
+class SystemAddresses:
     """Addresses, as the command line and the environment give them. Empty: the service's socket in `state`."""
 
     state: Path
@@ -83,16 +83,18 @@ class System:
 
     # --- who has to answer
 
-    def node(self) -> list[Asked]:
+    def node(self) -> list[RequiredProcess]:
         """Those of the node, as far as they are known, that models come and go by."""
         here = [service for service in ("loader", "balloond") if self.is_here(service)]
         found = [self.asked(_CALLED.get(service, service), self.address(service)) for service in here]
         if self.is_here("keeper"):
             path = self.keeper_socket
-            found.append(Asked(_CALLED["keeper"], path, partial(presence.keeper_problem, path), self._look(path)))
+            found.append(
+                RequiredProcess(_CALLED["keeper"], path, partial(presence.keeper_problem, path), self._look(path))
+            )
         return found
 
-    async def groups(self, placement: PlacementClient, model: str = "", *more: str) -> list[Asked]:
+    async def groups(self, placement: PlacementClient, model: str = "", *more: str) -> list[RequiredProcess]:
         """Groups that placement can reach: all, or those that have the model, and those of `more`."""
         return [
             self.asked(each.group, each.address)
@@ -101,13 +103,13 @@ class System:
             and (not model or each.group in more or any(there.model == model for there in each.models))
         ]
 
-    def attending(self, asked: Iterable[Asked]) -> AbstractAsyncContextManager[None]:
+    def attending(self, asked: Iterable[RequiredProcess]) -> AbstractAsyncContextManager[None]:
         """Work inside goes on for as long as these answer. Raises Unavailable."""
         return attending(list(asked), max(self.wait_s, _LEAST_S))
 
-    def asked(self, name: str, address: str) -> Asked:
+    def asked(self, name: str, address: str) -> RequiredProcess:
         """Of a gRPC address."""
-        return Asked(name, address, partial(presence.problem, address), self._look(address))
+        return RequiredProcess(name, address, partial(presence.problem, address), self._look(address))
 
     def _look(self, address: str) -> str:
         """What to look at when the process there does not answer."""
@@ -137,7 +139,7 @@ class System:
 
     @asynccontextmanager
     async def _open(
-        self, name: str, address: str, connect: Callable[[str], C], others: Iterable[Asked] = ()
+        self, name: str, address: str, connect: Callable[[str], C], others: Iterable[RequiredProcess] = ()
     ) -> AsyncIterator[C]:
         """Raises Unavailable with the name, when it does not answer or stops doing so, or one of `others`: what gRPC
         says of a connection names nobody."""

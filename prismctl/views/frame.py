@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prismctl.views.sizes import size
-from prismctl.views.tables import Column, Row, Section, render
+from prismctl.views.tables import Column, Row, TableSection, render
 from prismctl.views.wording import fault
 from services.wording.plurals import counted
 
@@ -64,10 +64,10 @@ def top(seen: Mapping[str, Any], width: int) -> str:
 def status(seen: Mapping[str, Any], width: int) -> str:
     """Services, groups, and what each model does there."""
     lines = _away(seen, width) or _wrapped(_all_answer([each["service"] for each in seen["services"]]), width)
-    table: list[Row | Section] = []
+    table: list[Row | TableSection] = []
     for group in seen["groups"]:
         free = f"{size(group['free_bytes'])} of {size(group['capacity_bytes'])} free"
-        table.append(Section(f"{_called(group)}: {free}{_pressure(group)}"))
+        table.append(TableSection(f"{_called(group)}: {free}{_pressure(group)}"))
         for model in group["models"]:
             cells = (
                 model["model"],
@@ -154,17 +154,17 @@ def _nowhere(seen: Mapping[str, Any], width: int) -> list[str]:
     return lines
 
 
-def _devices(seen: Mapping[str, Any]) -> Iterator[Row | Section]:
+def _devices(seen: Mapping[str, Any]) -> Iterator[Row | TableSection]:
     for group in seen["groups"]:
         several = len(group["devices"]) > 1
         if several or not group["devices"]:
-            yield Section(f"{_called(group)}{_pressure(group)}")
+            yield TableSection(f"{_called(group)}{_pressure(group)}")
         for number, device in enumerate(group["devices"]):
             name = device["device"] if several else _called(group)
             used = device["capacity_bytes"] - device["free_bytes"]
             of = f"{size(used)} of {size(device['capacity_bytes'])}, {size(device['free_bytes'])} free"
-            yield Section(f"{name}: {of}{'' if several else _pressure(group)}")
-            yield Section(f"  [{bar(device)}]")
+            yield TableSection(f"{name}: {of}{'' if several else _pressure(group)}")
+            yield TableSection(f"  [{bar(device)}]")
             yield from _owners(group, device, with_queue=number == 0)
 
 

@@ -27,16 +27,16 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Section:
+class TableSection:
     """A line above the rows that belong to it."""
 
     text: str
 
 
-def render(columns: Sequence[Column], lines: Iterable[Row | Section], width: int) -> str:
+def render(columns: Sequence[Column], lines: Iterable[Row | TableSection], width: int) -> str:
     """The table in at most `width` characters a line, unless the columns that always stay need more."""
     lines = list(lines)
-    indent = _GAP if any(isinstance(line, Section) for line in lines) else ""
+    indent = _GAP if any(isinstance(line, TableSection) for line in lines) else ""
     rows = [line for line in lines if isinstance(line, Row)]
     sizes = [
         max(len(cell) for cell in cells)
@@ -50,7 +50,7 @@ def render(columns: Sequence[Column], lines: Iterable[Row | Section], width: int
 
     out = [told(_titles(columns))]
     for line in lines:
-        if isinstance(line, Section):
+        if isinstance(line, TableSection):
             out.append(line.text)
             continue
         out.append(told(line))

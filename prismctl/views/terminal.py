@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from prismctl.views.tables import Column, Row, Section, render
+from prismctl.views.tables import Column, Row, TableSection, render
 
 T = TypeVar("T")
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -41,7 +41,7 @@ async def told_meanwhile(work: Awaitable[T], line: str, after_s: float = 1.0) ->
         telling.cancel()
 
 
-def show_table(value: Any, as_json: bool, columns: Sequence[Column], lines: Iterable[Row | Section]) -> None:
+def show_table(value: Any, as_json: bool, columns: Sequence[Column], lines: Iterable[Row | TableSection]) -> None:
     if as_json:
         show_json(value)
     else:

@@ -24,7 +24,7 @@ _RECEIVED_TOGETHER = 64 << 10
 _LENGTH = struct.Struct("<I")
 
 
-class Message(Protocol):
+class ProtoMessage(Protocol):
     """A protobuf message."""
 
     def SerializeToString(self) -> bytes: ...
@@ -60,7 +60,7 @@ class _Unframe(Generic[M]):
         return messages
 
 
-def frame(message: Message) -> bytes:
+def frame(message: ProtoMessage) -> bytes:
     data = message.SerializeToString()
     return _LENGTH.pack(len(data)) + data
 
@@ -100,7 +100,7 @@ class FramedChannel(asyncio.Protocol, Generic[M]):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, path)
         return self
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ProtoMessage) -> None:
         """Sends or buffers a message. Dropped when the other side is gone: `on_close` or `recv` tells."""
         assert self._transport is not None
         if not self._transport.is_closing():
@@ -169,7 +169,7 @@ class BlockingChannel(Generic[M]):
         """Whether something waits to be sent: then poll for writing too, and call `flush_ready`."""
         return bool(self._outgoing)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ProtoMessage) -> None:
         """Sends or buffers. Dropped when the other side is gone."""
         self._outgoing += frame(message)
         self.flush_ready()

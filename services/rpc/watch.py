@@ -53,7 +53,7 @@ class Watched(Generic[T]):
             await self.changed(seen)
 
 
-class Sparing(Generic[T]):
+class ThrottledFollower(Generic[T]):
     """Which states one follower gets that follows many: one whose facts are others than of the last it got at once, one
     that differs in figures alone when some time has passed."""
 
@@ -84,7 +84,11 @@ class Sparing(Generic[T]):
 
 
 async def follow_sparingly(
-    changes: Watched[Any], build: Callable[[], T], sparing: Sparing[T], least_s: float, longest_s: float | None
+    changes: Watched[Any],
+    build: Callable[[], T],
+    sparing: ThrottledFollower[T],
+    least_s: float,
+    longest_s: float | None,
 ) -> AsyncIterator[T]:
     """What `build` makes, now and after changes, as often as `sparing` says: at most one per `least_s`, and one at
     least every `longest_s`."""

@@ -19,13 +19,13 @@ import pydantic
 from services.wording.addresses import Address, HttpAddressOrNone
 
 
-class Section(pydantic.BaseModel):
+class ConfigSection(pydantic.BaseModel):
     """A part of a configuration: immutable, and unknown keys are errors."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
 
-class ServerTls(Section):
+class ServerTls(ConfigSection):
     """What a server shows of itself. The files may change while it runs (`services/rpc/tls.py`)."""
 
     certificate: str
@@ -44,7 +44,7 @@ class NodeTls(ServerTls):
     """The name that all servers' certificates have; empty: each has its address's host."""
 
 
-class Config(Section):
+class Config(ConfigSection):
     """What every service has."""
 
     name: str

@@ -15,7 +15,7 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """A kind of values. `allowed` says what they are, after "is not"."""
 
     allowed: str
@@ -26,29 +26,31 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def at_least(least: float) -> Kind:
-    return Kind(f"a number of {least:g} or more", lambda value: is_number(value) and value >= least)
+def at_least(least: float) -> ValueKind:
+    return ValueKind(f"a number of {least:g} or more", lambda value: is_number(value) and value >= least)
 
 
-def one_of(*names: str) -> Kind:
-    return Kind(", ".join(names[:-1]) + " or " * (len(names) > 1) + names[-1], lambda value: value in names)
+def one_of(*names: str) -> ValueKind:
+    return ValueKind(", ".join(names[:-1]) + " or " * (len(names) > 1) + names[-1], lambda value: value in names)
 
 
-COUNT = Kind("a positive whole number", lambda value: type(value) is int and value > 0)
-COUNT_OR_NONE = Kind("a whole number of 0 or more", lambda value: type(value) is int and value >= 0)
-FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-FRACTION = Kind("a number above 0, at most 1", lambda value: is_number(value) and 0 < value <= 1)
-POSITIVE = Kind("a number above 0", lambda value: is_number(value) and value > 0)
-TEXT = Kind("a text", lambda value: isinstance(value, str))
-NAMES = Kind("a list of names", lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value))
+COUNT = ValueKind("a positive whole number", lambda value: type(value) is int and value > 0)
+COUNT_OR_NONE = ValueKind("a whole number of 0 or more", lambda value: type(value) is int and value >= 0)
+FLAG = ValueKind("true or false", lambda value: isinstance(value, bool))
+FRACTION = ValueKind("a number above 0, at most 1", lambda value: is_number(value) and 0 < value <= 1)
+POSITIVE = ValueKind("a number above 0", lambda value: is_number(value) and value > 0)
+TEXT = ValueKind("a text", lambda value: isinstance(value, str))
+NAMES = ValueKind(
+    "a list of names", lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value)
+)
 
 
-def fault(key: str, value: Any, kind: Kind) -> str | None:
+def fault(key: str, value: Any, kind: ValueKind) -> str | None:
     """What is said of a value that is not of the kind; None of one that is."""
     return None if kind.holds(value) else f"{key} = {_SHORT.repr(value)} is not {kind.allowed}"
 
 
-def first_fault(values: Mapping[str, Any], kinds: Mapping[str, Kind], of: str = "") -> str | None:
+def first_fault(values: Mapping[str, Any], kinds: Mapping[str, ValueKind], of: str = "") -> str | None:
     """Of the first value that is not of its key's kind; None where there is none. A null is as good as no value. `of`:
     the key whose value `values` are."""
     given = ((key, values[key], kind) for key, kind in kinds.items() if values.get(key) is not None)

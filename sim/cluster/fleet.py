@@ -19,16 +19,16 @@ from placement.policy.assignment.assign import AssignRules
 from placement.policy.assignment.cool_down import CoolDowns
 from placement.policy.assignment.moves import Move, MoveRules
 from placement.policy.assignment.rebalance import NONE, RebalanceRules, Round, rebalance
-from placement.policy.lifecycle.activation import Activation
+from placement.policy.lifecycle.activation import ActivationPlan
 from placement.policy.lifecycle.decisions import Activate, GoCold
-from placement.policy.lifecycle.reservations import Promises
+from placement.policy.lifecycle.reservations import Reservations
 from sim.clock import Clock
-from sim.cluster.standings import Standings
-from sim.engines.cost import Hardware
+from sim.cluster.standings import SimulatedIndexes
+from sim.engines.cost import GpuModel
 from sim.group.arbiter import Arbiter
-from sim.group.node import Group, Residency
+from sim.group.node import SimulatedGroup, SimulatedResidency
 from sim.inputs.catalogue import Spec
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 
 _LOOK_S = 0.03
 """How long after something has changed on a group placement looks again (`placement/actuation/reconcile.py`)."""
@@ -44,31 +44,33 @@ class Fleet:
         clock: Clock,
         specs: Sequence[Spec],
         sizes: Sequence[int],
-        hardware: Hardware,
+        hardware: GpuModel,
         config: PlacementConfig,
         rules: Arbitration,
-        finished: Callable[[Request], None],
+        finished: Callable[[SimulatedRequest], None],
     ) -> None:
         """`sizes`: devices of each group. Raises FleetError for a model that no group can hold."""
         self._clock = clock
         self._config = config
         self.specs = {spec.name: spec for spec in specs}
-        self.groups: list[Group] = []
-        arbiters: dict[str, tuple[Group, Arbiter]] = {}
+        self.groups: list[SimulatedGroup] = []
+        arbiters: dict[str, tuple[SimulatedGroup, Arbiter]] = {}
         for i, size in enumerate(sizes):
-            group = Group(clock, f"g{i}", size, hardware, lambda group: Arbiter(group, rules), self._again, finished)
+            group = SimulatedGroup(
+                clock, f"g{i}", size, hardware, lambda group: Arbiter(group, rules), self._again, finished
+            )
             assert isinstance(group.queue, Arbiter)
             self.groups.append(group)
             arbiters[group.name] = group, group.queue
         self._by_name = {group.name: group for group in self.groups}
-        self._standings = Standings(clock, specs, arbiters, config)
+        self._standings = SimulatedIndexes(clock, specs, arbiters, config)
         self._rebalance = RebalanceRules(
             AssignRules(tau=config.tau, cool_down_s=config.cool_down_s),
             MoveRules(at_once=config.migrations_at_once, cool_down_s=config.cool_down_s),
             config.least_pressure,
             config.least_share,
         )
-        self._home: dict[str, Group] = {}
+        self._home: dict[str, SimulatedGroup] = {}
         """Where a model's requests go."""
         self._cool_downs = CoolDowns(config.cool_down_s)
         self._rounds: dict[int, Round] = {}
@@ -79,8 +81,8 @@ class Fleet:
         self._activating: set[str] = set()
         self._rests_until: dict[str, float] = {}
         """Models whose activation came to nothing a moment ago."""
-        self._parked: dict[str, deque[Request]] = {}
-        self._promises = {size: Promises(config.patience_s) for size in self._standings.sizes}
+        self._parked: dict[str, deque[SimulatedRequest]] = {}
+        self._promises = {size: Reservations(config.patience_s) for size in self._standings.sizes}
         self.migrations = 0
         self.reliefs = 0
         self.refused_for_now = 0
@@ -90,7 +92,7 @@ class Fleet:
 
     # --- requests
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimulatedRequest) -> None:
         home = self._home.get(request.model)
         if home is not None:
             home.queue.submit(request)
@@ -102,7 +104,7 @@ class Fleet:
         self._parked[request.model] = deque([request])
         self._activate(request.model)
 
-    def _again(self, requests: Sequence[Request]) -> None:
+    def _again(self, requests: Sequence[SimulatedRequest]) -> None:
         """A group gave these back."""
         for request in requests:
             self._clock.after(0.0, self.submit, request)
@@ -124,7 +126,7 @@ class Fleet:
             return
         group = self._by_name[answer.outcome.place.group]
         present = group.residents.get(name)
-        if present is not None and present.residency is not Residency.HIBERNATING:
+        if present is not None and present.residency is not SimulatedResidency.HIBERNATING:
             self._clock.after(_LOOK_S, self._activate, name)  # it is on its way down there: a Conflict
             return
         self._promises[spec.parts].served(name)
@@ -146,14 +148,14 @@ class Fleet:
         first = None if spec.name in self._began else spec.begins_on or None
         return self._config.places.get(spec.name, first)
 
-    def _yields(self, group: Group, answer: Activation) -> list[tuple[str, bool]]:
+    def _yields(self, group: SimulatedGroup, answer: ActivationPlan) -> list[tuple[str, bool]]:
         """Who makes way on the group, and whether it goes cold; their requests go there no more."""
         for eviction in answer.evictions:
             if self._home.get(eviction.model) is group:
                 del self._home[eviction.model]
         return [(eviction.model, isinstance(eviction, GoCold)) for eviction in answer.evictions]
 
-    def _activated(self, name: str, group: Group, up: bool) -> None:
+    def _activated(self, name: str, group: SimulatedGroup, up: bool) -> None:
         self._activating.discard(name)
         if not up:
             self._rests_until[name] = self._clock.now + _REST_S
@@ -196,7 +198,7 @@ class Fleet:
         """Whether a model waits: what moves then would be in its way."""
         return any(promises.any(self._clock.now) for promises in self._promises.values())
 
-    def _migrate(self, name: str, source: Group, target: Group) -> None:
+    def _migrate(self, name: str, source: SimulatedGroup, target: SimulatedGroup) -> None:
         if name in self._moving:
             return
         spec = self.specs[name]

@@ -12,27 +12,36 @@ from math import inf
 
 from placement.config import PlacementConfig
 from placement.policy import kvpr
-from placement.policy.lifecycle.decisions import Resident
+from placement.policy.lifecycle.decisions import PlacedModel
 from placement.policy.lifecycle.eligibility import holds_s
-from placement.policy.lifecycle.group_index import Standing
+from placement.policy.lifecycle.group_index import GroupIndex
 from placement.policy.window import RateWindow
 from sim.clock import Clock
 from sim.cluster.terms import group_of, model_of, suitable
 from sim.group.arbiter import Arbiter
-from sim.group.node import Group, Residency
+from sim.group.node import SimulatedGroup, SimulatedResidency
 from sim.inputs.catalogue import Spec
 
 _COLD_S, _WAKE_S = 30.0, 1.0
 """Until a group has measured it (`placement/planning/group_indexes.py`)."""
-_PRESENT = (Residency.ACTIVE, Residency.WAKING, Residency.HIBERNATING, Residency.DRAINING)
-_STEADY = (Residency.ACTIVE, Residency.HIBERNATING)
+_PRESENT = (
+    SimulatedResidency.ACTIVE,
+    SimulatedResidency.WAKING,
+    SimulatedResidency.HIBERNATING,
+    SimulatedResidency.DRAINING,
+)
+_STEADY = (SimulatedResidency.ACTIVE, SimulatedResidency.HIBERNATING)
 
 
-class Standings:
+class SimulatedIndexes:
     """One for each size of group."""
 
     def __init__(
-        self, clock: Clock, specs: Sequence[Spec], groups: Mapping[str, tuple[Group, Arbiter]], config: PlacementConfig
+        self,
+        clock: Clock,
+        specs: Sequence[Spec],
+        groups: Mapping[str, tuple[SimulatedGroup, Arbiter]],
+        config: PlacementConfig,
     ) -> None:
         """Raises FleetError for a model that no group can hold."""
         self._clock = clock
@@ -44,7 +53,7 @@ class Standings:
         """With their demand."""
         self._windows: dict[str, RateWindow] = {}
         self._seen: dict[tuple[str, str], int] = {}
-        self._by_size = {group.devices: Standing(config.lifecycle) for group in everywhere}
+        self._by_size = {group.devices: GroupIndex(config.lifecycle) for group in everywhere}
         self._plain = {group.name: group_of(group, config.load_weight) for group in everywhere}
         self._heard: dict[str, tuple[int, float]] = {}
         """Group -> its arbiter's count of changes when it was heard, and until when that holds."""
@@ -53,7 +62,7 @@ class Standings:
     def sizes(self) -> list[int]:
         return sorted(self._by_size)
 
-    def of(self, size: int) -> Standing:
+    def of(self, size: int) -> GroupIndex:
         """Of the groups of so many devices, up to date."""
         now, standing = self._clock.now, self._by_size[size]
         for name, (group, arbiter) in self._groups.items():
@@ -75,7 +84,7 @@ class Standings:
                 used += resident.engine.used_bytes
         return used > (1 - self._config.headroom) * (group.hardware.capacity_bytes - group.memory.fixed_bytes)
 
-    def heard_now(self, name: str) -> Standing:
+    def heard_now(self, name: str) -> GroupIndex:
         """That of the group, which is up to date with what its models use and lack."""
         group, arbiter = self._groups[name]
         self._hear(group, arbiter)
@@ -123,12 +132,12 @@ class Standings:
         self.models[name] = self.models[name].wanted(demand)
         return True
 
-    def _hear(self, group: Group, arbiter: Arbiter) -> None:
+    def _hear(self, group: SimulatedGroup, arbiter: Arbiter) -> None:
         now, rules = self._clock.now, self._config.lifecycle
         claims = arbiter.claims()
         plain = self._plain[group.name]
         place = kvpr.Place(group.name, tuple(device.name for device in plain.devices))
-        residents: list[Resident] = []
+        residents: list[PlacedModel] = []
         for name, resident in group.residents.items():
             if resident.residency not in _PRESENT:
                 continue
@@ -137,10 +146,10 @@ class Standings:
             stay_s = now - resident.active_at if resident.active else 0.0
             engine = resident.engine
             residents.append(
-                Resident(
+                PlacedModel(
                     self.models[name],
                     place,
-                    hibernating=resident.residency is Residency.HIBERNATING,
+                    hibernating=resident.residency is SimulatedResidency.HIBERNATING,
                     idle_s=idle,
                     wake_s=resident.wake_s or min(_WAKE_S, cold_s),
                     cold_s=cold_s,

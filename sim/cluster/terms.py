@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from placement.policy import kvpr
 from placement.policy.lifecycle.refusal import refusal
-from sim.group.node import Group
+from sim.group.node import SimulatedGroup
 from sim.inputs.catalogue import Spec
 from sim.system import FleetError
 
 
-def group_of(group: Group, load_weight: float = 0.0) -> kvpr.Group:
+def group_of(group: SimulatedGroup, load_weight: float = 0.0) -> kvpr.Group:
     capacity = group.hardware.capacity_bytes
     devices = (
         kvpr.Device(f"{group.name}/{i}", capacity, kvpr.load(load_weight, capacity)) for i in range(group.devices)
@@ -19,7 +19,7 @@ def group_of(group: Group, load_weight: float = 0.0) -> kvpr.Group:
     return kvpr.Group(group.name, tuple(devices))
 
 
-def model_of(spec: Spec, group: Group, demand: float = 0.0) -> kvpr.Model:
+def model_of(spec: Spec, group: SimulatedGroup, demand: float = 0.0) -> kvpr.Model:
     """As a group of its size books it."""
     parts, hardware = spec.parts, group.hardware
     return kvpr.Model(
@@ -34,7 +34,7 @@ def model_of(spec: Spec, group: Group, demand: float = 0.0) -> kvpr.Model:
     )
 
 
-def suitable(spec: Spec, groups: Sequence[Group]) -> list[Group]:
+def suitable(spec: Spec, groups: Sequence[SimulatedGroup]) -> list[SimulatedGroup]:
     """Those on which the model can be. Raises FleetError with the arithmetic when it fits on none even alone."""
     found = [group for group in groups if group.devices == spec.parts]
     if not found:

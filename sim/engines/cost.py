@@ -29,7 +29,7 @@ Bytes are those of one device of the model; with several, every step exchanges t
 device get equal slices of it, and together `sharing` of what one alone would get, or `decode_sharing`
 (`processor.py`).
 
-The numbers of `Hardware` are an H200's, put there by hand from what `python -m sim.fit` prints; `H100` says
+The numbers of `GpuModel` are an H200's, put there by hand from what `python -m sim.fit` prints; `H100` says
 what differs there.
 """
 
@@ -44,7 +44,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
+class GpuModel:
     """One kind of GPU with its host. `fit.py` says which numbers are fitted, and to what."""
 
     capacity_bytes: int = 149_500_000_000
@@ -118,7 +118,7 @@ class Hardware:
     """Large extents alone: an eighth of the events."""
 
 
-H200 = Hardware()
+H200 = GpuModel()
 H100 = replace(
     H200,
     capacity_bytes=84_200_000_000,
@@ -141,12 +141,12 @@ class Shape:
     layers: int = 32
 
 
-def largest_graph(shape: Shape, hardware: Hardware) -> int:
+def largest_graph(shape: Shape, hardware: GpuModel) -> int:
     """Tokens of the largest prefill step that is replayed. Engines of several ranks have no graphs for prefill."""
     return hardware.prefill_graph_tokens or graph_tokens(shape.weights_bytes) if shape.devices == 1 else 0
 
 
-def graph_bytes(shape: Shape, hardware: Hardware) -> int:
+def graph_bytes(shape: Shape, hardware: GpuModel) -> int:
     """On each device."""
     beyond = max(0, largest_graph(shape, hardware) - LEAST_TOKENS)
     return hardware.graph_bytes + beyond * hardware.prefill_graph_bytes
@@ -172,7 +172,7 @@ class Cost:
         "shape",
     )
 
-    def __init__(self, shape: Shape, hardware: Hardware = H200) -> None:
+    def __init__(self, shape: Shape, hardware: GpuModel = H200) -> None:
         self.shape = shape
         self.hardware = hardware
         weights, kv = shape.weights_bytes / shape.devices, shape.kv_bytes_per_token / shape.devices

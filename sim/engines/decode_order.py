@@ -12,8 +12,8 @@ from math import inf
 from typing import Protocol
 
 from gpu_scheduler.engines.sharing import decode_arbitration
-from gpu_scheduler.engines.sharing.decode_arbitration import Want
-from gpu_scheduler.engines.sharing.throttle import Pace
+from gpu_scheduler.engines.sharing.decode_arbitration import DecodeBid
+from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 from sim.clock import Clock, Timer
 from sim.engines.processor import Processor
 
@@ -23,10 +23,10 @@ _EXACT_S = 1e-9
 """Of sums of times on the clock."""
 
 
-class Decoding(Protocol):
+class DecodingEngine(Protocol):
     """An engine, as far as this goes."""
 
-    pace: Pace
+    pace: PrefillThrottle
 
     @property
     def batch(self) -> int:
@@ -64,7 +64,7 @@ class DecodeOrder:
         self,
         clock: Clock,
         name: str,
-        engine: Decoding,
+        engine: DecodingEngine,
         processor: Processor,
         precedence_s: float,
         decode_turn_s: float,
@@ -92,7 +92,7 @@ class DecodeOrder:
     # --- what neighbours see
 
     @property
-    def want(self) -> Want:
+    def want(self) -> DecodeBid:
         step_s, target_s = self._engine.believed_s, self._engine.pace.step_s
         return decode_arbitration.want(decode_arbitration.need(step_s, target_s), self._engine.batch, self._place)
 

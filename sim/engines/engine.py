@@ -18,15 +18,15 @@ from math import inf
 from typing import Protocol
 
 from gpu_scheduler.engines.sharing import decode_arbitration, tpot_slack
-from gpu_scheduler.engines.sharing.solo_step_time import MOST, DecodeStep, StepAlone
-from gpu_scheduler.engines.sharing.throttle import FREE, Pace
-from gpu_scheduler.engines.sharing.tpot_slack import Hold, Stream
+from gpu_scheduler.engines.sharing.solo_step_time import MOST, DecodeStep, SoloStepTime
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
+from gpu_scheduler.engines.sharing.tpot_slack import DecodeWindow, Stream
 from sim.clock import Clock, Timer
 from sim.engines.cost import Cost
 from sim.engines.decode_order import DecodeOrder
 from sim.engines.processor import Processor, Task
-from sim.group.memory import GroupMemory
-from sim.inputs.request import Request
+from sim.group.memory import SimulatedMemory
+from sim.inputs.request import SimulatedRequest
 
 _LOOK_S = 0.05
 """How long an engine goes by what it took a decode step to be: a real one's `_LOOK_S`."""
@@ -34,25 +34,25 @@ _RUN_STEPS = 256
 """Of a decode run at most, as memory is concerned: for so many it is asked for ahead."""
 
 
-class Listener(Protocol):
+class EngineListener(Protocol):
     """What a gpu_scheduler hears of its engines."""
 
-    def first_token(self, engine: Engine, request: Request) -> None: ...
+    def first_token(self, engine: SimulatedEngine, request: SimulatedRequest) -> None: ...
 
-    def prefilled(self, engine: Engine, request: Request) -> None:
+    def prefilled(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
         """A chunk of it, not the last."""
 
-    def stepped(self, engine: Engine, steps: int, tokens: int) -> None:
+    def stepped(self, engine: SimulatedEngine, steps: int, tokens: int) -> None:
         """So many decode steps ended since the last call, with so many tokens."""
 
-    def finished(self, engine: Engine, request: Request) -> None: ...
+    def finished(self, engine: SimulatedEngine, request: SimulatedRequest) -> None: ...
 
-    def parked(self, engine: Engine, request: Request) -> None:
+    def parked(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
         """It did not fit any more; what it had generated is kept."""
 
 
-class Engine:
-    """Awake from `Engine()` on; `retire` parks what it runs."""
+class SimulatedEngine:
+    """Awake from `SimulatedEngine()` on; `retire` parks what it runs."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class Engine:
         name: str,
         cost: Cost,
         processor: Processor,
-        memory: GroupMemory,
-        listener: Listener,
+        memory: SimulatedMemory,
+        listener: EngineListener,
         precedence_s: float = 0.0,
         decode_turn_s: float = 0.0,
     ) -> None:
@@ -76,18 +76,18 @@ class Engine:
         self.prefill_tokens = 0
         """Ever."""
         self._decoded = 0
-        self.pace: Pace = FREE
+        self.pace: PrefillThrottle = FREE
         self._clock = clock
         self._processor = processor
         self._precedence_s = precedence_s
         self._memory = memory
         self._task = Task(self._through)
         self._token_bytes = -(-cost.shape.kv_bytes_per_token // cost.shape.devices)
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[SimulatedRequest] = deque()
         """To be prefilled, the first perhaps in part."""
-        self._batch: dict[str, Request] = {}
+        self._batch: dict[str, SimulatedRequest] = {}
         """Decoding."""
-        self._ends: list[tuple[int, int, Request]] = []
+        self._ends: list[tuple[int, int, SimulatedRequest]] = []
         """Of the batch, by the step that ends it, and by a number that grows; some are of the past."""
         self._joined = 0
         self._steps = 0
@@ -96,7 +96,7 @@ class Engine:
         """Tokens of the batch's KV."""
         self._partial = 0
         """Tokens of KV of requests that are prefilled in part."""
-        self._chunk: list[tuple[Request, int]] = []
+        self._chunk: list[tuple[SimulatedRequest, int]] = []
         """The prefill step under way."""
         self._run = 0
         """Steps of the decode run under way."""
@@ -108,12 +108,12 @@ class Engine:
         """The prefill step or the decode run under way."""
         self._host_free = 0.0
         """When its host was, or will be, through with the step that it was last at, and may begin another."""
-        self._hold = Hold()
+        self._hold = DecodeWindow()
         self._lead_s, self._lead_at = inf, 0.0
         """Of the batch, and when that was."""
         self._lead_of = (-1, -1, -1, 0.0)
         """After which step, of how many that ever joined and how many that are left, and with what bound."""
-        self._seen = StepAlone()
+        self._seen = SoloStepTime()
         self._undisturbed = False
         """The decode run under way, as far as the engine knows."""
         self._believed, self._believed_at = DecodeStep(), -inf
@@ -130,7 +130,7 @@ class Engine:
     # --- what it has
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[SimulatedRequest]:
         """All that it has, in order."""
         return [*self._waiting, *self._batch.values()]
 
@@ -148,18 +148,18 @@ class Engine:
 
     # --- commands
 
-    def generate(self, request: Request) -> None:
+    def generate(self, request: SimulatedRequest) -> None:
         request.prefilled, request.given_at = 0, self._clock.now
         self._waiting.append(request)
         self._poke()
 
-    def set_pace(self, pace: Pace) -> None:
+    def set_pace(self, pace: PrefillThrottle) -> None:
         self.pace = pace
         if self._pause is not None:
             self._pause.cancel()
             self._rest()
 
-    def retire(self) -> list[Request]:
+    def retire(self) -> list[SimulatedRequest]:
         """Stops, and lets go of everything, in the middle of a step. What it had, in order."""
         self._settle_run()
         self._processor.rest(self._task)
@@ -375,7 +375,7 @@ class Engine:
         if not self._batch and not self._memory.waits(self.name):
             self._park(self._drop_first())
 
-    def _drop_first(self) -> Request:
+    def _drop_first(self) -> SimulatedRequest:
         """Of those to be prefilled; only it may be so in part."""
         request = self._waiting.popleft()
         self._partial -= request.prefilled
@@ -384,7 +384,7 @@ class Engine:
     def _end_chunk(self) -> None:
         now = self._clock.now
         chunk, self._chunk = self._chunk, []
-        done: list[Request] = []
+        done: list[SimulatedRequest] = []
         for request, tokens in chunk:
             request.prefilled += tokens
             self.prefill_tokens += tokens
@@ -417,7 +417,7 @@ class Engine:
 
     # --- decode
 
-    def _join(self, request: Request) -> None:
+    def _join(self, request: SimulatedRequest) -> None:
         """Its prefill gave its first token, or the next one after it was parked."""
         self._context += request.to_prefill + 1
         request.generated += 1
@@ -494,7 +494,7 @@ class Engine:
         self._decoded += steps * len(self._batch)
         self._context += steps * len(self._batch)
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: SimulatedRequest) -> None:
         """Out of the batch."""
         del self._batch[request.id]
         if not self._batch:
@@ -502,7 +502,7 @@ class Engine:
         request.generated += self._steps - request.joined_step
         self._context -= request.prompt_tokens + request.generated
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: SimulatedRequest) -> None:
         self._leave(request)
         request.ended_at = self.last_use = self._clock.now
         self._count_used()
@@ -516,7 +516,7 @@ class Engine:
             request = self._drop_first()
         self._park(request)
 
-    def _park(self, request: Request) -> None:
+    def _park(self, request: SimulatedRequest) -> None:
         request.prefilled = 0
         request.parked += 1
         self._count_used()

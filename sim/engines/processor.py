@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Protocol
 
-from gpu_scheduler.engines.sharing.decode_arbitration import Want
+from gpu_scheduler.engines.sharing.decode_arbitration import DecodeBid
 from gpu_scheduler.engines.sharing.prefill_priority import worth
 from sim.clock import Clock, Timer
 
@@ -74,7 +74,7 @@ class Decoder(Protocol):
     """An engine as its neighbours see it (`decode_order.py`)."""
 
     @property
-    def want(self) -> Want: ...
+    def want(self) -> DecodeBid: ...
 
     @property
     def wants(self) -> bool:

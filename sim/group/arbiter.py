@@ -14,22 +14,22 @@ from math import inf, isnan
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.config import Arbitration
-from gpu_scheduler.engines.sharing.throttle import Pace
+from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 from gpu_scheduler.policy.memory import holdings
 from gpu_scheduler.policy.memory.demand import TokenRate, weight
 from gpu_scheduler.policy.memory.forecast import ForecastRules, OutputForecast
-from gpu_scheduler.policy.memory.kv_shortage import Lack
+from gpu_scheduler.policy.memory.kv_shortage import KvShortages
 from gpu_scheduler.policy.queue import admission
 from gpu_scheduler.policy.queue.backlog import Backlog
 from gpu_scheduler.policy.queue.decisions import NeedMemory, Start
-from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting
-from gpu_scheduler.policy.throttle.throttling import Protection
+from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
+from gpu_scheduler.policy.throttle.throttling import ThrottleController
 from sim.clock import Timer
-from sim.engines.engine import Engine
-from sim.inputs.request import Request
+from sim.engines.engine import SimulatedEngine
+from sim.inputs.request import SimulatedRequest
 
 if TYPE_CHECKING:
-    from sim.group.node import Group, Resident
+    from sim.group.node import SimulatedGroup, SimulatedResident
 
 RESUME_S = 1.0
 """What a stream that was interrupted gets to go on, as `gpu_scheduler/queue/requests.py` gives it."""
@@ -58,7 +58,7 @@ class _Model:
 class Arbiter:
     """The shared queue of a group; the listener of its engines."""
 
-    def __init__(self, group: Group, rules: Arbitration) -> None:
+    def __init__(self, group: SimulatedGroup, rules: Arbitration) -> None:
         self._group = group
         self._clock = group.clock
         self._rules = rules
@@ -67,21 +67,21 @@ class Arbiter:
         self.precedence_s = rules.precedence_ms / 1e3
         self.decode_turn_s = rules.decode_turn_ms / 1e3
         self._backlog = Backlog(rules.backlog)
-        self._protection = Protection()
+        self._protection = ThrottleController()
         self._models: dict[str, _Model] = {}
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, SimulatedRequest] = {}
         self._planned = False
         """For this moment."""
         self._timer: Timer | None = None
         self._asking: set[str] = set()
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, PrefillThrottle] = {}
         """As the engines were told."""
         self._waiting = 0
         """Requests that no engine has."""
         self._quiet = False
         """Nothing waits and nothing prefills, and the engines were told: until a request comes, no plan can change
         anything."""
-        self.lack = Lack()
+        self.lack = KvShortages()
         self._on_time: Iterable[str] = ()
         self.plans = 0
         self.changes = 0
@@ -89,7 +89,7 @@ class Arbiter:
 
     # --- requests
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimulatedRequest) -> None:
         now = self._clock.now
         model = self._know(request.model)
         model.last_event = now
@@ -103,7 +103,7 @@ class Arbiter:
         else:
             deadline = now + RESUME_S if request.deadline < inf else inf
         self._backlog.add(
-            Waiting(
+            WaitingRequest(
                 request.id,
                 request.model,
                 request.arrival,
@@ -115,14 +115,14 @@ class Arbiter:
         )
         self._changed()
 
-    def hand_back(self, name: str) -> list[Request]:
+    def hand_back(self, name: str) -> list[SimulatedRequest]:
         """All that wait of a model; they are this group's no more."""
         waiting = [self._requests[w.request_id] for w in self._backlog.waiting() if w.model == name]
         for request in waiting:
             self.forget(request)
         return waiting
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: SimulatedRequest) -> None:
         """Gone from here, for whatever reason."""
         now = self._clock.now
         del self._requests[request.id]
@@ -167,7 +167,7 @@ class Arbiter:
 
     # --- residencies
 
-    def residency_changed(self, resident: Resident) -> None:
+    def residency_changed(self, resident: SimulatedResident) -> None:
         name = resident.spec.name
         self.changes += 1
         model = self._know(name)
@@ -186,7 +186,7 @@ class Arbiter:
 
     # --- engines
 
-    def first_token(self, engine: Engine, request: Request) -> None:
+    def first_token(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
         now = self._clock.now
         model = self._models[request.model]
         seconds = self._backlog.prefill_finished(request.id, now)
@@ -197,21 +197,21 @@ class Arbiter:
             request.first_at = now
         self._changed()
 
-    def prefilled(self, engine: Engine, request: Request) -> None:
+    def prefilled(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
         self._backlog.progress(request.id, self._clock.now, computed_tokens=request.prefilled)
         self._changed()
 
-    def stepped(self, engine: Engine, steps: int, tokens: int) -> None:
+    def stepped(self, engine: SimulatedEngine, steps: int, tokens: int) -> None:
         now = self._clock.now
         self._protection.step(engine.name, now, steps)
         self._models[engine.name].rate.observe(tokens, now)
 
-    def finished(self, engine: Engine, request: Request) -> None:
+    def finished(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
         self._models[request.model].forecast.observe(request.output_tokens)
         self.forget(request)
         self._group.finished(request)
 
-    def parked(self, engine: Engine, request: Request) -> None:
+    def parked(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
         now = self._clock.now
         model = self._models[request.model]
         model.at_engine -= bool(request.committed)
@@ -259,7 +259,7 @@ class Arbiter:
             {name: resident.token_bytes for name, resident in active.items()},
             {name: model.committed for name, model in self._models.items()},
         )
-        started: list[Request] = []
+        started: list[SimulatedRequest] = []
         needs: list[NeedMemory] = []
         most = {name: resident.cost.hardware.most_running for name, resident in active.items()}
         places = {name: count - self._models[name].at_engine for name, count in most.items()}
@@ -276,7 +276,7 @@ class Arbiter:
             assert engine is not None
             engine.generate(request)
 
-    def _start(self, start: Start, active: dict[str, Resident], now: float) -> Request:
+    def _start(self, start: Start, active: dict[str, SimulatedResident], now: float) -> SimulatedRequest:
         request = self._requests[start.request_id]
         model = self._models[request.model]
         self._backlog.start(start, now)
@@ -288,7 +288,7 @@ class Arbiter:
         self._waiting -= 1
         return request
 
-    def _tpot_s(self, request: Request) -> float:
+    def _tpot_s(self, request: SimulatedRequest) -> float:
         return request.tpot_s if request.tpot_s < inf else self._rules.default_tpot_ms / 1e3
 
     def _tell_engines(self) -> None:

@@ -16,29 +16,29 @@ from typing import Protocol
 
 from balloond.policy.claims import (
     AskBack,
+    ClaimPatience,
     Decision,
     Freed,
     Grant,
     LimitChanged,
     Note,
-    Patience,
-    Refuse,
-    Report,
+    RefuseClaim,
     RoomAnswer,
-    Wanted,
+    UsageReport,
+    WantedExtents,
 )
-from balloond.policy.device import Device
+from balloond.policy.device import DevicePolicy
 from balloond.policy.ledger import Booking
 from gpu_scheduler.policy.memory.holdings import DeviceMemory, Holding
 from sim.clock import Clock, Timer
-from sim.engines.cost import Hardware
+from sim.engines.cost import GpuModel
 
 DEVICE = "each"
 Answer = Callable[[int], None]
 """Of a room: the bytes that are short."""
 
 
-class Holder(Protocol):
+class SimulatedHolder(Protocol):
     """An engine, as its memory sees it. Bytes on each device."""
 
     name: str
@@ -53,14 +53,14 @@ class Holder(Protocol):
         """It may hold more than its limit now."""
 
 
-class GroupMemory:
+class SimulatedMemory:
     """Leases, bookings and rooms of one group."""
 
-    def __init__(self, clock: Clock, hardware: Hardware, capacity_bytes: int) -> None:
+    def __init__(self, clock: Clock, hardware: GpuModel, capacity_bytes: int) -> None:
         self._clock = clock
         self._hardware = hardware
-        self.device = Device(DEVICE, capacity_bytes, 2 << 20, count(1), count(1), Patience())
-        self._holders: dict[str, Holder] = {}
+        self.device = DevicePolicy(DEVICE, capacity_bytes, 2 << 20, count(1), count(1), ClaimPatience())
+        self._holders: dict[str, SimulatedHolder] = {}
         self._extents: dict[str, list[int]] = {}
         """KV of each lease, last granted last."""
         self._weights: dict[str, list[int]] = {}
@@ -89,7 +89,7 @@ class GroupMemory:
     def _count_fixed(self) -> None:
         self.fixed_bytes = sum(booking.quota + booking.weights for booking in self.device.ledger.bookings.values())
 
-    def open(self, holder: Holder) -> None:
+    def open(self, holder: SimulatedHolder) -> None:
         """Its lease; the model is booked."""
         self.device.open(holder.name, holder.name, holder.name)
         self._holders[holder.name] = holder
@@ -154,7 +154,10 @@ class GroupMemory:
         least_count = max(1, -(-least // size))
         self._carry_out(
             self.device.grow(
-                self._clock.now, model, number, Wanted("kv", size, max(least_count, -(-most // size)), least_count)
+                self._clock.now,
+                model,
+                number,
+                WantedExtents("kv", size, max(least_count, -(-most // size)), least_count),
             ),
             quiet=model,
         )
@@ -171,7 +174,7 @@ class GroupMemory:
         number, rest = divmod(max(0, nbytes - self.weights(model)), large)
         for size, wanted in ((large, number), (-(-rest // page) * page, min(rest, 1))):
             if wanted:
-                asked = Wanted("weights", size, wanted, wanted)
+                asked = WantedExtents("weights", size, wanted, wanted)
                 self._carry_out(self.device.grow(self._clock.now, model, next(self._requests), asked))
         assert self.weights(model) >= nbytes, f"{model} lacks {nbytes - self.weights(model)} bytes of its room"
 
@@ -220,10 +223,10 @@ class GroupMemory:
 
     # --- decisions
 
-    def _report(self, model: str, reclaim_id: int = 0, returned: int = 0) -> Report:
+    def _report(self, model: str, reclaim_id: int = 0, returned: int = 0) -> UsageReport:
         holder, held = self._holders[model], self.held(model)
         used = min(held, holder.used_bytes)
-        return Report(
+        return UsageReport(
             at=self._clock.now,
             held=held,
             used=used,
@@ -247,7 +250,7 @@ class GroupMemory:
                     if own is self._weights:
                         self._weights_bytes[lease_id] += sum(extent.bytes for extent in extents)
                     self._answered(lease_id, request_id, quiet, came=True)
-                case Refuse(lease_id, request_id):
+                case RefuseClaim(lease_id, request_id):
                     self._answered(lease_id, request_id, quiet, came=False)
                 case AskBack(lease_id, reclaim_id, nbytes):
                     self._clock.after(self._reclaim_s(nbytes), self._reclaim, lease_id, nbytes, reclaim_id)

@@ -14,18 +14,18 @@ from typing import Protocol
 from loader.policy.floor import floor_bytes
 from services.errors import Refused
 from sim.clock import Clock, Timer
-from sim.engines.cost import Cost, Hardware, graph_bytes
-from sim.engines.engine import Engine, Listener
+from sim.engines.cost import Cost, GpuModel, graph_bytes
+from sim.engines.engine import EngineListener, SimulatedEngine
 from sim.engines.processor import Processor
-from sim.group.memory import GroupMemory
+from sim.group.memory import SimulatedMemory
 from sim.inputs.catalogue import Spec
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 
 _ROOM_TIMEOUT_S, _ROOM_HELD_S = 20.0, 60.0
 """As `gpu_scheduler/residency/activation.py` asks for it."""
 
 
-class Queue(Listener, Protocol):
+class Queue(EngineListener, Protocol):
     """What orders a group's requests: a policy's own, and the listener of its engines."""
 
     precedence_s: float
@@ -35,19 +35,19 @@ class Queue(Listener, Protocol):
     decode_turn_s: float
     """Of decode steps before others', the same."""
 
-    def submit(self, request: Request) -> None: ...
+    def submit(self, request: SimulatedRequest) -> None: ...
 
-    def hand_back(self, name: str) -> list[Request]:
+    def hand_back(self, name: str) -> list[SimulatedRequest]:
         """All that wait of a model; they are this group's no more."""
 
-    def forget(self, request: Request) -> None: ...
+    def forget(self, request: SimulatedRequest) -> None: ...
 
-    def residency_changed(self, resident: Resident) -> None: ...
+    def residency_changed(self, resident: SimulatedResident) -> None: ...
 
     def idle_s(self, name: str) -> float: ...
 
 
-class Residency(Enum):
+class SimulatedResidency(Enum):
     ACTIVE = "active"
     WAKING = "waking"
     HIBERNATING = "hibernating"
@@ -57,13 +57,13 @@ class Residency(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class Resident:
+class SimulatedResident:
     """One model on a group."""
 
     spec: Spec
     cost: Cost
-    residency: Residency = Residency.WAKING
-    engine: Engine | None = None
+    residency: SimulatedResidency = SimulatedResidency.WAKING
+    engine: SimulatedEngine | None = None
     asleep: bool = False
     """It has an engine that sleeps."""
     wake_s: float = 0.0
@@ -85,11 +85,11 @@ class Resident:
 
     @property
     def active(self) -> bool:
-        return self.residency is Residency.ACTIVE
+        return self.residency is SimulatedResidency.ACTIVE
 
     @property
     def waking(self) -> bool:
-        return self.residency is Residency.WAKING
+        return self.residency is SimulatedResidency.WAKING
 
     @property
     def up_s(self) -> float:
@@ -116,7 +116,7 @@ class Counts:
     """Copied onto its devices."""
 
 
-class Group:
+class SimulatedGroup:
     """`back` gets requests that cannot be served here any more."""
 
     def __init__(
@@ -124,18 +124,18 @@ class Group:
         clock: Clock,
         name: str,
         devices: int,
-        hardware: Hardware,
-        queue: Callable[[Group], Queue],
-        back: Callable[[list[Request]], None],
-        finished: Callable[[Request], None],
+        hardware: GpuModel,
+        queue: Callable[[SimulatedGroup], Queue],
+        back: Callable[[list[SimulatedRequest]], None],
+        finished: Callable[[SimulatedRequest], None],
     ) -> None:
         self.clock = clock
         self.name = name
         self.devices = devices
         self.hardware = hardware
-        self.memory = GroupMemory(clock, hardware, hardware.capacity_bytes)
-        self.residents: dict[str, Resident] = {}
-        self.active: dict[str, Resident] = {}
+        self.memory = SimulatedMemory(clock, hardware, hardware.capacity_bytes)
+        self.residents: dict[str, SimulatedResident] = {}
+        self.active: dict[str, SimulatedResident] = {}
         """Of them, those that are."""
         self.counts = Counts()
         self.on_finished = finished
@@ -158,7 +158,7 @@ class Group:
         each = -(-spec.shape.kv_bytes_per_token // spec.parts)
         return floor_bytes(spec.context_tokens, 0, each, self.hardware.kv_extent_bytes)
 
-    def finished(self, request: Request) -> None:
+    def finished(self, request: SimulatedRequest) -> None:
         """Called by the queue."""
         resident = self.residents.get(request.model)
         if resident is not None and resident.drained is not None:
@@ -178,22 +178,22 @@ class Group:
         active, later."""
         resident = self.residents.get(spec.name)
         if resident is None:
-            resident = self.residents[spec.name] = Resident(spec, Cost(spec.shape, self.hardware))
-        self._set(resident, Residency.WAKING)
+            resident = self.residents[spec.name] = SimulatedResident(spec, Cost(spec.shape, self.hardware))
+        self._set(resident, SimulatedResidency.WAKING)
         self._make_way(resident, list(yields), drain_s, done)
 
     def _make_way(
-        self, resident: Resident, yields: list[tuple[str, bool]], drain_s: float, done: Callable[[bool], None]
+        self, resident: SimulatedResident, yields: list[tuple[str, bool]], drain_s: float, done: Callable[[bool], None]
     ) -> None:
         while yields:
             name, cold = yields.pop(0)
             other = self.residents.get(name)
-            if other is not None and other.residency in (Residency.ACTIVE, Residency.HIBERNATING):
+            if other is not None and other.residency in (SimulatedResidency.ACTIVE, SimulatedResidency.HIBERNATING):
                 self.bring_down(name, cold, lambda: self._make_way(resident, yields, drain_s, done), drain_s)
                 return
         self._entitle(resident, done)
 
-    def _entitle(self, resident: Resident, done: Callable[[bool], None]) -> None:
+    def _entitle(self, resident: SimulatedResident, done: Callable[[bool], None]) -> None:
         spec = resident.spec
         own, floor = self.own_room(spec), self.floor(spec)
         try:
@@ -210,13 +210,13 @@ class Group:
             timeout_s=_ROOM_TIMEOUT_S,
         )
 
-    def _roomed(self, resident: Resident, done: Callable[[bool], None], short: int) -> None:
+    def _roomed(self, resident: SimulatedResident, done: Callable[[bool], None], short: int) -> None:
         if short:
             self._failed(resident, done)
             return
         name, asleep = resident.spec.name, resident.asleep
         if resident.engine is None:
-            resident.engine = Engine(
+            resident.engine = SimulatedEngine(
                 self.clock,
                 name,
                 resident.cost,
@@ -231,7 +231,7 @@ class Group:
         seconds = resident.cost.wake_s if asleep else resident.cost.cold_s
         self.clock.after(seconds, self._up, resident, done, seconds)
 
-    def _up(self, resident: Resident, done: Callable[[bool], None], seconds: float) -> None:
+    def _up(self, resident: SimulatedResident, done: Callable[[bool], None], seconds: float) -> None:
         if resident.asleep:
             resident.wake_s, resident.asleep = seconds, False
             self.counts.wakes += 1
@@ -239,17 +239,17 @@ class Group:
             resident.cold_s = seconds
             self.counts.cold_starts += 1
         self.counts.weights_bytes += resident.spec.shape.weights_bytes
-        self._set(resident, Residency.ACTIVE)
+        self._set(resident, SimulatedResidency.ACTIVE)
         self.memory.release_room(resident.spec.name)
         done(True)
 
-    def _failed(self, resident: Resident, done: Callable[[bool], None]) -> None:
+    def _failed(self, resident: SimulatedResident, done: Callable[[bool], None]) -> None:
         """It is again as it was."""
         name = resident.spec.name
         self.counts.failed_activations += 1
         if resident.asleep:
             self.memory.book(name, self.hardware.kept_bytes, 0, 0)
-            self._set(resident, Residency.HIBERNATING)
+            self._set(resident, SimulatedResidency.HIBERNATING)
         else:
             if name in self.memory.device.ledger.bookings:
                 self.memory.unbook(name)
@@ -262,20 +262,20 @@ class Group:
     def bring_down(self, name: str, cold: bool, done: Callable[[], None], drain_s: float = 0.0) -> None:
         """What waits is handed back at once, what runs when `drain_s` are over."""
         resident = self.residents[name]
-        if resident.residency is Residency.HIBERNATING:
+        if resident.residency is SimulatedResidency.HIBERNATING:
             self._down(resident, cold, done)
             return
-        self._set(resident, Residency.DRAINING)
+        self._set(resident, SimulatedResidency.DRAINING)
         self._back(self.queue.hand_back(name))
         resident.drained = lambda: self._down(resident, cold, done)
         resident.drain_timer = self.clock.after(drain_s, self._drained, resident)
         self._look_drained(resident)
 
-    def _look_drained(self, resident: Resident) -> None:
+    def _look_drained(self, resident: SimulatedResident) -> None:
         if resident.drained is not None and resident.engine is not None and resident.engine.empty:
             self._drained(resident)
 
-    def _drained(self, resident: Resident) -> None:
+    def _drained(self, resident: SimulatedResident) -> None:
         if resident.drained is None or resident.engine is None:
             return
         go_on, resident.drained = resident.drained, None
@@ -289,7 +289,7 @@ class Group:
         self._back([*left, *parked])
         self.clock.after(self.hardware.hibernate_s, go_on)
 
-    def _down(self, resident: Resident, cold: bool, done: Callable[[], None]) -> None:
+    def _down(self, resident: SimulatedResident, cold: bool, done: Callable[[], None]) -> None:
         name = resident.spec.name
         if cold:
             self.memory.close(name)
@@ -303,23 +303,23 @@ class Group:
             self.memory.book(name, self.hardware.kept_bytes, 0, 0)
             resident.asleep = True
             self.counts.hibernations += 1
-            self._set(resident, Residency.HIBERNATING)
+            self._set(resident, SimulatedResidency.HIBERNATING)
         done()
 
     # --- records
 
-    def _set(self, resident: Resident, residency: Residency) -> None:
+    def _set(self, resident: SimulatedResident, residency: SimulatedResidency) -> None:
         resident.residency = residency
-        if residency is Residency.ACTIVE:
+        if residency is SimulatedResidency.ACTIVE:
             resident.active_at = self.clock.now
             self.active[resident.spec.name] = resident
         else:
             self.active.pop(resident.spec.name, None)
         self.queue.residency_changed(resident)
 
-    def _leave(self, resident: Resident) -> None:
+    def _leave(self, resident: SimulatedResident) -> None:
         del self.residents[resident.spec.name]
-        self._set(resident, Residency.GONE)
+        self._set(resident, SimulatedResidency.GONE)
 
     def check(self) -> None:
         """Raises AssertionError where bytes are missing or counted twice."""

@@ -69,7 +69,7 @@ class Spec:
         return self.shape.devices
 
 
-class Catalogue:
+class ModelSet:
     """Entries in the order of the file."""
 
     def __init__(self, entries: list[Spec]) -> None:
@@ -84,7 +84,7 @@ class Catalogue:
         return self._found[name]
 
 
-def read(path: Path, slo_scale: float = 1.0) -> Catalogue:
+def read(path: Path, slo_scale: float = 1.0) -> ModelSet:
     """Raises CatalogueError, OSError. `slo_scale` multiplies all targets."""
     try:
         document = tomllib.loads(path.read_text())
@@ -95,7 +95,7 @@ def read(path: Path, slo_scale: float = 1.0) -> Catalogue:
         raise CatalogueError(f"{path}: no [[model]] in it")
     if set(document) != {"model"}:
         raise CatalogueError(f"{path}: unknown {', '.join(sorted(set(document) - {'model'}))}")
-    return Catalogue([_spec(row, f"{path}, model {number}", slo_scale) for number, row in enumerate(rows, start=1)])
+    return ModelSet([_spec(row, f"{path}, model {number}", slo_scale) for number, row in enumerate(rows, start=1)])
 
 
 def _spec(row: dict[str, Any], where: str, slo_scale: float) -> Spec:

@@ -15,9 +15,9 @@ from math import isfinite, log
 from pathlib import Path
 from typing import TextIO
 
-from sim.inputs.catalogue import Catalogue, Spec
-from sim.inputs.request import Request
-from sim.inputs.trace import Trace, TraceError
+from sim.inputs.catalogue import ModelSet, Spec
+from sim.inputs.request import SimulatedRequest
+from sim.inputs.trace import RequestTrace, TraceError
 
 COLUMNS = ["model", "requests_per_s", "prompt_tokens", "output_tokens"]
 _SPREADS = (1.0, 1.4)
@@ -34,7 +34,7 @@ class Rate:
     output_tokens: float
 
 
-def read(path: Path, catalogue: Catalogue) -> list[Rate]:
+def read(path: Path, catalogue: ModelSet) -> list[Rate]:
     """Raises TraceError with the line, OSError."""
     found: dict[str, Rate] = {}
     with open(path, newline="") as file:
@@ -65,18 +65,18 @@ def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
         raise TraceError(f"{path}, after line {rows.line_num}: {error}") from None
 
 
-def draw(rates: list[Rate], seconds: float, scale: float = 1.0, seed: int = 0) -> Trace:
+def draw(rates: list[Rate], seconds: float, scale: float = 1.0, seed: int = 0) -> RequestTrace:
     """`scale` multiplies the rates. Raises TraceError when not one request comes."""
     rows = sorted(
         (at, number, rest) for number, rate in enumerate(rates) for at, *rest in _of(rate, seconds, scale, seed)
     )
     if not rows:
         raise TraceError(f"at these rates no request comes in {seconds:g} s")
-    requests: list[Request] = []
+    requests: list[SimulatedRequest] = []
     for at, number, (prompt, output) in rows:
         spec = rates[number].spec
-        requests.append(Request(str(len(requests)), spec.name, at, prompt, output, spec.ttft_s, spec.tpot_s))
-    return Trace(requests, seconds)
+        requests.append(SimulatedRequest(str(len(requests)), spec.name, at, prompt, output, spec.ttft_s, spec.tpot_s))
+    return RequestTrace(requests, seconds)
 
 
 def _of(rate: Rate, seconds: float, scale: float, seed: int) -> Iterator[tuple[float, int, int]]:

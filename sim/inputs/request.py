@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, isnan, nan
 
 
-class Request:
+class SimulatedRequest:
     """Times are seconds of the virtual clock; nan: not yet."""
 
     __slots__ = (

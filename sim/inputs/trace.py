@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
 
-from sim.inputs.catalogue import Catalogue
-from sim.inputs.request import Request
+from sim.inputs.catalogue import ModelSet
+from sim.inputs.request import SimulatedRequest
 
 COLUMNS = ["arrival_s", "model", "prompt_tokens", "output_tokens"]
 
@@ -42,19 +42,19 @@ class Slice:
 
 
 @dataclass(slots=True)
-class Trace:
+class RequestTrace:
     """The requests of a slice; times count from its start."""
 
-    requests: list[Request]
+    requests: list[SimulatedRequest]
     seconds: float
     clipped: int = 0
     """Requests that were longer than their model's context."""
 
 
-def read(path: Path, catalogue: Catalogue, part: Slice) -> Trace:
+def read(path: Path, catalogue: ModelSet, part: Slice) -> RequestTrace:
     """Raises TraceError, OSError. The whole file is checked, not the slice alone."""
     draw = random.Random(part.seed)
-    trace = Trace([], part.seconds)
+    trace = RequestTrace([], part.seconds)
     last = 0.0
     for line, row in _rows(path):
         where = f"{path}, line {line}"
@@ -77,7 +77,7 @@ def read(path: Path, catalogue: Catalogue, part: Slice) -> Trace:
         copies = int(part.rate) + (draw.random() < part.rate % 1)
         for _ in range(copies):
             trace.requests.append(
-                Request(
+                SimulatedRequest(
                     str(len(trace.requests)),
                     spec.name,
                     arrival - part.start_s,

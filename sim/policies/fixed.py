@@ -13,26 +13,28 @@ from placement.policy import kvpr
 from placement.policy.assignment.partition import partition
 from sim.cluster.terms import group_of, model_of, suitable
 from sim.engines.cost import Cost
-from sim.engines.engine import Engine
-from sim.group.node import Group, Queue, Residency, Resident
+from sim.engines.engine import SimulatedEngine
+from sim.group.node import Queue, SimulatedGroup, SimulatedResidency, SimulatedResident
 from sim.inputs.catalogue import Spec
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from sim.system import World
 
 
 class Fixed:
     """The groups, and where each model is."""
 
-    def __init__(self, world: World, finished: Callable[[Request], None], queue: Callable[[Group], Queue]) -> None:
+    def __init__(
+        self, world: World, finished: Callable[[SimulatedRequest], None], queue: Callable[[SimulatedGroup], Queue]
+    ) -> None:
         """Raises FleetError for a model that no group can hold even alone."""
         self.groups = [
-            Group(world.clock, f"g{i}", size, world.hardware, queue, _never, finished)
+            SimulatedGroup(world.clock, f"g{i}", size, world.hardware, queue, _never, finished)
             for i, size in enumerate(world.sizes)
         ]
         for spec in world.specs:
             suitable(spec, self.groups)
         self._finished = finished
-        self._home: dict[str, Group] = {}
+        self._home: dict[str, SimulatedGroup] = {}
         self.shares: dict[str, int] = {}
         """KV bytes on each device, if it is divided."""
         for size in sorted({group.devices for group in self.groups}):
@@ -46,20 +48,20 @@ class Fixed:
         self.homeless = [spec for spec in world.specs if spec.name not in self._home]
         """Models for which there is no room."""
 
-    def _fill(self, group: Group, spec: Spec) -> None:
+    def _fill(self, group: SimulatedGroup, spec: Spec) -> None:
         """Before the first request, in no time."""
         hardware, memory = group.hardware, group.memory
         memory.book(spec.name, hardware.quota_bytes, group.own_room(spec), group.floor(spec))
-        resident = Resident(spec, Cost(spec.shape, hardware))
-        resident.engine = Engine(group.clock, spec.name, resident.cost, group.processor, memory, group.queue)
+        resident = SimulatedResident(spec, Cost(spec.shape, hardware))
+        resident.engine = SimulatedEngine(group.clock, spec.name, resident.cost, group.processor, memory, group.queue)
         memory.open(resident.engine)
         memory.fill(spec.name, group.own_room(spec))
         group.residents[spec.name] = group.active[spec.name] = resident
-        resident.residency = Residency.ACTIVE
+        resident.residency = SimulatedResidency.ACTIVE
         group.queue.residency_changed(resident)
         self._home[spec.name] = group
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimulatedRequest) -> None:
         group = self._home.get(request.model)
         if group is None:
             request.failed = "its model has no place"
@@ -78,5 +80,5 @@ def _demand(spec: Spec, rates: Mapping[str, float]) -> float:
     )
 
 
-def _never(requests: list[Request]) -> None:
+def _never(requests: list[SimulatedRequest]) -> None:
     raise AssertionError(f"nothing moves here, and {requests} came back")

@@ -26,10 +26,10 @@ from itertools import combinations
 from math import inf
 
 from sim.cluster.terms import suitable
-from sim.group.node import Group, Resident
+from sim.group.node import SimulatedGroup, SimulatedResident
 from sim.inputs.catalogue import Spec
-from sim.inputs.request import Request
-from sim.policies.lines import Lines
+from sim.inputs.request import SimulatedRequest
+from sim.policies.lines import EngineQueues
 from sim.policies.settings import numbers
 from sim.system import World
 
@@ -45,27 +45,31 @@ _DRAIN_S = 30.0
 """For what the source of a move runs, as under Prism."""
 
 
-def latest_start(request: Request) -> float:
+def latest_start(request: SimulatedRequest) -> float:
     prefill_s = request.to_prefill / _PREFILL_TOKENS_PER_S
     return request.deadline - min(max(prefill_s, _LEAST_PREFILL_S), _MOST_PREFILL_S)
 
 
-class Place:
+class PlannedPlace:
     """A group with its lines, and how many requests were there lately."""
 
     def __init__(
-        self, world: World, number: int, back: Callable[[list[Request]], None], ended: Callable[[Request], None]
+        self,
+        world: World,
+        number: int,
+        back: Callable[[list[SimulatedRequest]], None],
+        ended: Callable[[SimulatedRequest], None],
     ) -> None:
-        self.group = Group(
+        self.group = SimulatedGroup(
             world.clock,
             f"g{number}",
             world.sizes[number],
             world.hardware,
-            lambda group: Lines(group, order=latest_start, most_prefilling=_MOST_PREFILLING),
+            lambda group: EngineQueues(group, order=latest_start, most_prefilling=_MOST_PREFILLING),
             back,
             ended,
         )
-        assert isinstance(self.group.queue, Lines)
+        assert isinstance(self.group.queue, EngineQueues)
         self.lines = self.group.queue
         self._samples: deque[dict[str, int]] = deque(maxlen=_SAMPLES)
 
@@ -88,7 +92,7 @@ class Place:
         return group.hardware.quota_bytes + group.own_room(spec) + group.floor(spec) - (kept.total if kept else 0)
 
     @property
-    def sleepers(self) -> list[Resident]:
+    def sleepers(self) -> list[SimulatedResident]:
         return [resident for resident in self.group.residents.values() if resident.asleep and not resident.waking]
 
     def time_left(self, now: float) -> float:
@@ -103,20 +107,20 @@ class LeastSlack:
     def __init__(
         self,
         world: World,
-        finished: Callable[[Request], None],
+        finished: Callable[[SimulatedRequest], None],
         ratio: float = 15.0,
         idle_s: float = 50.0,
         round_s: float = 5.0,
     ) -> None:
         self._clock = world.clock
         self._ratio, self._idle_s, self._round_s = ratio, idle_s, max(round_s, 0.1)
-        self._places = [Place(world, i, self._again, finished) for i in range(len(world.sizes))]
-        self.groups: Sequence[Group] = [place.group for place in self._places]
+        self._places = [PlannedPlace(world, i, self._again, finished) for i in range(len(world.sizes))]
+        self.groups: Sequence[SimulatedGroup] = [place.group for place in self._places]
         self._specs = {spec.name: spec for spec in world.specs}
         for spec in world.specs:
             suitable(spec, self.groups)
-        self._home: dict[str, Place] = {}
-        self._parked: dict[str, list[Request]] = {}
+        self._home: dict[str, PlannedPlace] = {}
+        self._parked: dict[str, list[SimulatedRequest]] = {}
         """Of models that are nowhere, and for which there was no room."""
         self._moving = ""
         self.migrations = 0
@@ -129,7 +133,7 @@ class LeastSlack:
 
     # --- requests
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimulatedRequest) -> None:
         place = self._home.get(request.model)
         if place is not None:
             place.lines.submit(request)
@@ -139,7 +143,7 @@ class LeastSlack:
             self._parked[request.model] = [request]
             self._activate(request.model)
 
-    def _again(self, requests: Sequence[Request]) -> None:
+    def _again(self, requests: Sequence[SimulatedRequest]) -> None:
         for request in requests:
             self._clock.after(0.0, self.submit, request)
 
@@ -156,13 +160,13 @@ class LeastSlack:
         for request in self._parked.pop(name):
             place.lines.submit(request)
 
-    def _activated(self, name: str, place: Place, up: bool) -> None:
+    def _activated(self, name: str, place: PlannedPlace, up: bool) -> None:
         if not up and self._home.get(name) is place:
             del self._home[name]
 
-    def _roomiest(self, spec: Spec) -> Place | None:
+    def _roomiest(self, spec: Spec) -> PlannedPlace | None:
         """Sleepers count as room: they can go cold."""
-        found: list[tuple[int, Place]] = []
+        found: list[tuple[int, PlannedPlace]] = []
         for place in self._places:
             present = place.group.residents.get(spec.name)
             if place.group.devices != spec.parts or (present is not None and not present.asleep):
@@ -174,7 +178,7 @@ class LeastSlack:
         alike = [place for free, place in found if free >= most - _ALIKE_BYTES]
         return max(alike, key=lambda place: place.time_left(self._clock.now), default=None)
 
-    def _cold(self, place: Place, spec: Spec) -> list[tuple[str, bool]]:
+    def _cold(self, place: PlannedPlace, spec: Spec) -> list[tuple[str, bool]]:
         """Sleepers that have to go cold to make room."""
         lacking = place.needs(spec) - place.free
         count = max(0, -(-lacking // place.group.hardware.kept_bytes))
@@ -219,18 +223,18 @@ class LeastSlack:
                         self._migrate(name, source, target)
                         return
 
-    def _per_request(self, place: Place, requests: Mapping[str, float]) -> float:
+    def _per_request(self, place: PlannedPlace, requests: Mapping[str, float]) -> float:
         """Bytes."""
         total = sum(requests.values())
         weights = sum(place.group.own_room(self._specs[name]) for name in requests)
         return (place.group.hardware.capacity_bytes - weights) / total if total else inf
 
-    def _unbalanced(self, requests: Mapping[Place, Mapping[str, float]]) -> int:
+    def _unbalanced(self, requests: Mapping[PlannedPlace, Mapping[str, float]]) -> int:
         """Pairs of groups."""
         each = sorted(self._per_request(place, counts) for place, counts in requests.items())
         return sum(less < inf and more > self._ratio * less for less, more in combinations(each, 2))
 
-    def _migrate(self, name: str, source: Place, target: Place) -> None:
+    def _migrate(self, name: str, source: PlannedPlace, target: PlannedPlace) -> None:
         self._moving = name
 
         def prepared(up: bool) -> None:
@@ -247,5 +251,5 @@ class LeastSlack:
         self.migrations += 1
 
 
-def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> LeastSlack:
+def build(world: World, finished: Callable[[SimulatedRequest], None], settings: dict[str, str]) -> LeastSlack:
     return LeastSlack(world, finished, **numbers("least_slack", settings, ("ratio", "idle_s", "round_s")))

@@ -11,19 +11,19 @@ from itertools import count
 from math import inf, isnan
 
 from gpu_scheduler.policy.memory.forecast import OutputForecast
-from sim.engines.engine import Engine
-from sim.group.node import Group, Resident
-from sim.inputs.request import Request
+from sim.engines.engine import SimulatedEngine
+from sim.group.node import SimulatedGroup, SimulatedResident
+from sim.inputs.request import SimulatedRequest
 
-Order = Callable[[Request], float]
+Order = Callable[[SimulatedRequest], float]
 """The least goes first; of equals the one that came first."""
 
 
-def by_arrival(request: Request) -> float:
+def by_arrival(request: SimulatedRequest) -> float:
     return request.arrival
 
 
-class Lines:
+class EngineQueues:
     """`bounded`: a request starts when its prompt and the forecast of its output fit beside what its model has
     started; else at once, and the engine sees to its memory. `most_prefilling`: requests of a model that its engine
     has not prefilled yet, at most."""
@@ -32,14 +32,14 @@ class Lines:
     precedence_s = decode_turn_s = 0.0
 
     def __init__(
-        self, group: Group, *, bounded: bool = True, order: Order = by_arrival, most_prefilling: float = inf
+        self, group: SimulatedGroup, *, bounded: bool = True, order: Order = by_arrival, most_prefilling: float = inf
     ) -> None:
         self.group = group
         self._bounded = bounded
         self._order = order
         self._most_prefilling = most_prefilling
         self._came = count()
-        self._lines: dict[str, list[tuple[float, int, Request]]] = {}
+        self._lines: dict[str, list[tuple[float, int, SimulatedRequest]]] = {}
         """Heaps."""
         self._places: dict[str, int] = {}
         """Of requests that are here, by id: among those of equal order."""
@@ -51,26 +51,26 @@ class Lines:
 
     # --- requests (a Queue)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimulatedRequest) -> None:
         self._know(request.model)
         self._last_event[request.model] = self.group.clock.now
         self._places[request.id] = next(self._came)
         self._wait(request)
         self.start(request.model)
 
-    def hand_back(self, name: str) -> list[Request]:
+    def hand_back(self, name: str) -> list[SimulatedRequest]:
         gone = [request for _, _, request in sorted(self._lines.get(name, []))]
         self._lines[name] = []
         for request in gone:
             del self._places[request.id]
         return gone
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: SimulatedRequest) -> None:
         self._last_event[request.model] = self.group.clock.now
         del self._places[request.id]
         self._left_engine(request)
 
-    def residency_changed(self, resident: Resident) -> None:
+    def residency_changed(self, resident: SimulatedResident) -> None:
         self._know(resident.spec.name)
         if resident.active:
             self.group.clock.after(0.0, self.start, resident.spec.name)
@@ -85,7 +85,7 @@ class Lines:
         running = len(resident.engine.requests) if resident is not None and resident.engine is not None else 0
         return len(self._lines.get(name, ())) + running
 
-    def waiting(self, name: str) -> list[Request]:
+    def waiting(self, name: str) -> list[SimulatedRequest]:
         """Those that no engine has, in no order."""
         return [request for _, _, request in self._lines.get(name, ())]
 
@@ -96,7 +96,7 @@ class Lines:
             self._forecasts[name] = OutputForecast()
             self._last_event[name] = self.group.clock.now
 
-    def _wait(self, request: Request) -> None:
+    def _wait(self, request: SimulatedRequest) -> None:
         heappush(self._lines[request.model], (self._order(request), self._places[request.id], request))
 
     # --- starts
@@ -110,10 +110,10 @@ class Lines:
             if line:
                 self.start(name)
 
-    def take(self, name: str, tokens: float = inf) -> list[Request]:
+    def take(self, name: str, tokens: float = inf) -> list[SimulatedRequest]:
         """Those that start now, the last of them with the one that fills so many tokens of prompts."""
         resident, line = self.group.active.get(name), self._lines[name]
-        taken: list[Request] = []
+        taken: list[SimulatedRequest] = []
         if resident is None or not line:
             return taken
         reach = self._reach(name) if self._bounded else inf
@@ -131,7 +131,7 @@ class Lines:
             taken.append(request)
         return taken
 
-    def generate(self, taken: list[Request]) -> None:
+    def generate(self, taken: list[SimulatedRequest]) -> None:
         for request in taken:
             engine = self.group.active[request.model].engine
             assert engine is not None
@@ -150,36 +150,36 @@ class Lines:
 
     # --- engines (a Listener)
 
-    def first_token(self, engine: Engine, request: Request) -> None:
+    def first_token(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
         if isnan(request.first_at):
             request.first_at = self.group.clock.now
         self._prefill_over(request)
 
-    def prefilled(self, engine: Engine, request: Request) -> None:
+    def prefilled(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
         pass
 
-    def stepped(self, engine: Engine, steps: int, tokens: int) -> None:
+    def stepped(self, engine: SimulatedEngine, steps: int, tokens: int) -> None:
         pass
 
-    def finished(self, engine: Engine, request: Request) -> None:
+    def finished(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
         self._forecasts[request.model].observe(request.output_tokens)
         self.forget(request)
         self.group.finished(request)
         self.group.clock.after(0.0, self.start_all)
 
-    def parked(self, engine: Engine, request: Request) -> None:
+    def parked(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
         """In line again, until another has ended."""
         self._left_engine(request)
         self._wait(request)
         if not self._committed[request.model]:
             self.group.clock.after(0.0, self.start, request.model)
 
-    def _left_engine(self, request: Request) -> None:
+    def _left_engine(self, request: SimulatedRequest) -> None:
         self._committed[request.model] -= request.committed
         request.committed = 0
         self._prefill_over(request)
 
-    def _prefill_over(self, request: Request) -> None:
+    def _prefill_over(self, request: SimulatedRequest) -> None:
         """Its prefill has ended, or been given up."""
         prefilling = self._prefilling[request.model]
         if request.id in prefilling:

@@ -22,17 +22,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
-from sim.group.node import Group
-from sim.inputs.request import Request
+from sim.group.node import SimulatedGroup
+from sim.inputs.request import SimulatedRequest
 from sim.policies.fixed import Fixed
-from sim.policies.lines import Lines
+from sim.policies.lines import EngineQueues
 from sim.system import FleetError, World
 
 
-class Rounds(Lines):
+class Rounds(EngineQueues):
     """One model of the group prefills at a time."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: SimulatedGroup) -> None:
         super().__init__(group)
         self._batch: set[str] = set()
         """Ids of the requests that prefill."""
@@ -55,7 +55,7 @@ class Rounds(Lines):
                 self.generate(taken)
                 return
 
-    def _prefill_over(self, request: Request) -> None:
+    def _prefill_over(self, request: SimulatedRequest) -> None:
         super()._prefill_over(request)
         if request.id in self._batch:
             self._batch.discard(request.id)
@@ -63,12 +63,12 @@ class Rounds(Lines):
                 self.group.clock.after(0.0, self.start_all)
 
 
-def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> Fixed:
+def build(world: World, finished: Callable[[SimulatedRequest], None], settings: dict[str, str]) -> Fixed:
     own = dict(settings)
     rounds = own.pop("rounds", "true")
     if own or rounds not in ("true", "false"):
         raise FleetError(f"muxserve has rounds=true and rounds=false, and {settings} was given")
-    fleet = Fixed(world, finished, Rounds if rounds == "true" else Lines)
+    fleet = Fixed(world, finished, Rounds if rounds == "true" else EngineQueues)
     if fleet.homeless:
         names = ", ".join(spec.name for spec in fleet.homeless)
         weights = sum(spec.shape.weights_bytes for spec in world.specs)

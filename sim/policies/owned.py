@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sim.engines.cost import Cost
-from sim.group.node import Group
+from sim.group.node import SimulatedGroup
 from sim.inputs.catalogue import Spec
-from sim.inputs.request import Request
-from sim.policies.lines import Lines
+from sim.inputs.request import SimulatedRequest
+from sim.policies.lines import EngineQueues
 from sim.system import World
 
 _SLEEPERS = 0.25
@@ -23,14 +23,14 @@ _UNBOUNDED = 1 << 30
 """Requests that an engine decodes at a time."""
 
 
-class _Lines(Lines):
+class _Lines(EngineQueues):
     """Tells of every prefill that ended, or was given up."""
 
-    def __init__(self, group: Group, over: Callable[[], None]) -> None:
+    def __init__(self, group: SimulatedGroup, over: Callable[[], None]) -> None:
         super().__init__(group, bounded=False)
         self._over = over
 
-    def _prefill_over(self, request: Request) -> None:
+    def _prefill_over(self, request: SimulatedRequest) -> None:
         super()._prefill_over(request)
         self.group.clock.after(0.0, self._over)
 
@@ -43,14 +43,14 @@ class Owned:
         self,
         world: World,
         number: int,
-        back: Callable[[Sequence[Request]], None],
-        ended: Callable[[Owned, Request], None],
+        back: Callable[[Sequence[SimulatedRequest]], None],
+        ended: Callable[[Owned, SimulatedRequest], None],
         changed: Callable[[Owned], None],
     ) -> None:
         """`back` gets requests that were preempted; `changed` is called when its owner is up, or did not come up, and
         when it has begun."""
         hardware = replace(world.hardware, most_running=_UNBOUNDED)
-        self.group = Group(
+        self.group = SimulatedGroup(
             world.clock,
             f"g{number}",
             world.sizes[number],
@@ -59,7 +59,7 @@ class Owned:
             back,
             lambda request: ended(self, request),
         )
-        assert isinstance(self.group.queue, Lines)
+        assert isinstance(self.group.queue, EngineQueues)
         self.lines = self.group.queue
         self.owner = ""
         """The model that is active, or on its way; empty: nobody."""

@@ -16,11 +16,11 @@ from gpu_scheduler.config import Arbitration
 from placement.config import PlacementConfig
 from services.runtime.config import Config
 from sim.cluster.fleet import Fleet
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from sim.system import FleetError, World
 
 
-def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> Fleet:
+def build(world: World, finished: Callable[[SimulatedRequest], None], settings: dict[str, str]) -> Fleet:
     known = set(PlacementConfig.model_fields) - set(Config.model_fields) - {"groups", "loaders", "balloond"}
     arbitration = {name: text for name, text in settings.items() if name in Arbitration.model_fields}
     placement: dict[str, Any] = {name: text for name, text in settings.items() if name in known}

@@ -29,7 +29,7 @@ from math import inf, isnan
 from sim.clock import Timer
 from sim.cluster.terms import suitable
 from sim.engines.cost import Cost
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from sim.policies.owned import Owned
 from sim.policies.settings import numbers
 from sim.system import World
@@ -46,7 +46,7 @@ class RequestGroup:
     due: float
     """The earliest of their deadlines."""
     number: int
-    requests: list[Request] = field(default_factory=list)
+    requests: list[SimulatedRequest] = field(default_factory=list)
 
     @property
     def order(self) -> tuple[float, int]:
@@ -54,7 +54,7 @@ class RequestGroup:
 
 
 @dataclass(eq=False, slots=True)
-class Server:
+class QlmServer:
     """A device group and its virtual queue."""
 
     owned: Owned
@@ -69,7 +69,7 @@ class Qlm:
     def __init__(
         self,
         world: World,
-        finished: Callable[[Request], None],
+        finished: Callable[[SimulatedRequest], None],
         swap_aware: float = 0.0,
         stay_s: float = 4.0,
         group_requests: float = 32.0,
@@ -80,14 +80,14 @@ class Qlm:
         self._stay_s = stay_s
         self._most = max(1, int(group_requests))
         self._servers = [
-            Server(Owned(world, i, self._again, self._ended, self._changed)) for i in range(len(world.sizes))
+            QlmServer(Owned(world, i, self._again, self._ended, self._changed)) for i in range(len(world.sizes))
         ]
         self.groups = [server.owned.group for server in self._servers]
         self._specs = {spec.name: spec for spec in world.specs}
         self._speeds = {spec.name: Cost(spec.shape, world.hardware).prefill_tokens_per_s for spec in world.specs}
         for spec in world.specs:
             suitable(spec, self.groups)
-        self._open: dict[str, tuple[Server, RequestGroup]] = {}
+        self._open: dict[str, tuple[QlmServer, RequestGroup]] = {}
         """By model: the request group that new requests join."""
         self._made = 0
         self.preempted = 0
@@ -96,7 +96,7 @@ class Qlm:
     def figures(self) -> Mapping[str, int]:
         return {"swaps": sum(server.owned.swaps for server in self._servers), "preempted": self.preempted}
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimulatedRequest) -> None:
         due = request.deadline if isnan(request.first_at) else self._clock.now + request.ttft_s
         if due == inf:
             due = self._clock.now + _BEST_EFFORT_S
@@ -113,17 +113,17 @@ class Qlm:
         group.requests.append(request)
         self._look(server)
 
-    def _choose(self, name: str) -> Server:
+    def _choose(self, name: str) -> QlmServer:
         servers = [server for server in self._servers if server.owned.group.devices == self._specs[name].parts]
         if self._swap_aware:
             return min(servers, key=lambda server: (self._starts_in(server, name), server.owned.owner != ""))
         return min(servers, key=lambda server: (bool(server.queue), not server.owned.empty, self._work(server)))
 
-    def _work(self, server: Server) -> float:
+    def _work(self, server: QlmServer) -> float:
         """Seconds of prefill that wait."""
         return sum(self._prefill_s(group) for group in server.queue)
 
-    def _starts_in(self, server: Server, name: str) -> float:
+    def _starts_in(self, server: QlmServer, name: str) -> float:
         """Seconds until a request group of the model would begin, at the end of the virtual queue."""
         owned = server.owned
         at, seconds = owned.owner, self._work(server)
@@ -138,7 +138,7 @@ class Qlm:
 
     # --- a virtual queue
 
-    def _look(self, server: Server) -> None:
+    def _look(self, server: QlmServer) -> None:
         """Starts what may start, and swaps when it is time."""
         if server.timer is not None:
             server.timer.cancel()
@@ -157,14 +157,14 @@ class Qlm:
                 return
             self._dispatch(server, mine[0])
 
-    def _swap_at(self, server: Server, head: RequestGroup) -> float:
+    def _swap_at(self, server: QlmServer, head: RequestGroup) -> float:
         """Without end while the present model has not prefilled anything yet: then all it did would be lost."""
         if not server.owned.began:
             return inf
         latest = head.due - server.owned.up_s(self._specs[head.model]) - self._prefill_s(head)
         return max(latest, server.owned.since + self._stay_s)
 
-    def _dispatch(self, server: Server, group: RequestGroup) -> None:
+    def _dispatch(self, server: QlmServer, group: RequestGroup) -> None:
         server.queue.remove(group)
         if self._open.get(group.model) == (server, group):
             del self._open[group.model]
@@ -174,17 +174,17 @@ class Qlm:
     def _changed(self, owned: Owned) -> None:
         self._look(next(server for server in self._servers if server.owned is owned))
 
-    def _ended(self, owned: Owned, request: Request) -> None:
+    def _ended(self, owned: Owned, request: SimulatedRequest) -> None:
         self._finished(request)
         if owned.empty:
             self._clock.after(0.0, self._changed, owned)
 
-    def _again(self, requests: Sequence[Request]) -> None:
+    def _again(self, requests: Sequence[SimulatedRequest]) -> None:
         """They were preempted."""
         self.preempted += len(requests)
         for request in requests:
             self._clock.after(0.0, self.submit, request)
 
 
-def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> Qlm:
+def build(world: World, finished: Callable[[SimulatedRequest], None], settings: dict[str, str]) -> Qlm:
     return Qlm(world, finished, **numbers("qlm", settings, ("swap_aware", "stay_s", "group_requests")))

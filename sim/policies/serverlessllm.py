@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from sim.cluster.terms import suitable
-from sim.group.node import Group
-from sim.inputs.request import Request
+from sim.group.node import SimulatedGroup
+from sim.inputs.request import SimulatedRequest
 from sim.policies.owned import Owned
 from sim.policies.settings import numbers
 from sim.system import World
@@ -35,7 +35,7 @@ class ServerlessLlm:
     def __init__(
         self,
         world: World,
-        finished: Callable[[Request], None],
+        finished: Callable[[SimulatedRequest], None],
         patience_s: float = 1.0,
         keep_alive_s: float = inf,
         idle_s: float = 0.0,
@@ -48,11 +48,11 @@ class ServerlessLlm:
         self._servers = [
             Owned(world, i, self._again, self._ended, lambda server: self._look_soon()) for i in range(len(world.sizes))
         ]
-        self.groups: Sequence[Group] = [server.group for server in self._servers]
+        self.groups: Sequence[SimulatedGroup] = [server.group for server in self._servers]
         self._specs = {spec.name: spec for spec in world.specs}
         for spec in world.specs:
             suitable(spec, self.groups)
-        self._waiting: dict[str, deque[Request]] = {}
+        self._waiting: dict[str, deque[SimulatedRequest]] = {}
         """Of models without a server; the model whose request came first is the first."""
         self._since: dict[str, float] = {}
         """When the first of these began to wait."""
@@ -64,7 +64,7 @@ class ServerlessLlm:
     def figures(self) -> Mapping[str, int]:
         return {"swaps": sum(server.swaps for server in self._servers)}
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimulatedRequest) -> None:
         for server in self._servers:
             if server.owner == request.model and server.group.name not in self._draining:
                 server.lines.submit(request)
@@ -121,7 +121,7 @@ class ServerlessLlm:
         size = server.group.devices
         return any(name != server.owner and self._specs[name].parts == size for name in self._waiting)
 
-    def _ended(self, server: Owned, request: Request) -> None:
+    def _ended(self, server: Owned, request: SimulatedRequest) -> None:
         self._finished(request)
         if server.empty:
             if self._idle_s and server.group.name not in self._draining:
@@ -136,7 +136,7 @@ class ServerlessLlm:
         if idle and _reached(server.lines.idle_s(name), self._keep_alive_s):
             server.leave()
 
-    def _again(self, requests: Sequence[Request]) -> None:
+    def _again(self, requests: Sequence[SimulatedRequest]) -> None:
         """A start failed."""
         for request in requests:
             self._clock.after(0.0, self.submit, request)
@@ -147,6 +147,6 @@ def _reached(idle_s: float, least_s: float) -> bool:
     return idle_s >= least_s - 1e-9
 
 
-def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> ServerlessLlm:
+def build(world: World, finished: Callable[[SimulatedRequest], None], settings: dict[str, str]) -> ServerlessLlm:
     known = ("patience_s", "keep_alive_s", "idle_s")
     return ServerlessLlm(world, finished, **numbers("serverlessllm", settings, known))

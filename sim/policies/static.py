@@ -13,24 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from sim.policies.fixed import Fixed
-from sim.policies.lines import Lines
+from sim.policies.lines import EngineQueues
 from sim.system import FleetError, World
 
 
 class Static(Fixed):
     """Fixed places with fixed shares of memory."""
 
-    def __init__(self, world: World, finished: Callable[[Request], None]) -> None:
-        super().__init__(world, finished, Lines)
+    def __init__(self, world: World, finished: Callable[[SimulatedRequest], None]) -> None:
+        super().__init__(world, finished, EngineQueues)
         for group in self.groups:
             extent = group.hardware.kv_extent_bytes
             for name in group.residents:
                 group.memory.limit(name, self.shares[name] // extent * extent)
 
 
-def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> Static:
+def build(world: World, finished: Callable[[SimulatedRequest], None], settings: dict[str, str]) -> Static:
     if settings:
         raise FleetError(f"static has no settings, and {', '.join(sorted(settings))} was given")
     return Static(world, finished)

@@ -5,17 +5,17 @@ from types import SimpleNamespace
 from prometheus_client import REGISTRY
 
 from balloond import metrics
-from balloond.policy.claims import Patience, Wanted
-from balloond.policy.device import Device
+from balloond.policy.claims import ClaimPatience, WantedExtents
+from balloond.policy.device import DevicePolicy
 from balloond.policy.ledger import Booking
 from services.rpc.watch import Watched
 
 
 async def test_the_ledger_is_published():
-    device = Device("cpu:metrics", 100, 1, itertools.count(1), itertools.count(1), Patience())
+    device = DevicePolicy("cpu:metrics", 100, 1, itertools.count(1), itertools.count(1), ClaimPatience())
     device.book(0, "m", Booking(quota=10))
     device.open("a", "m", "t")
-    device.grow(0, "a", 1, Wanted("kv", 1, 30))
+    device.grow(0, "a", 1, WantedExtents("kv", 1, 30))
     device.set_limit(0, "m", 40, 0, 0)
     publishing = asyncio.ensure_future(  # noqa: TID251
         metrics.publish(SimpleNamespace(changed=Watched(None), devices={"cpu:metrics": device}))

@@ -17,7 +17,7 @@ from loader.catalogue.models import Sizes, read_model
 from loader.checkpoints import checkpoint
 from placement.config import PlacementConfig
 from services.runtime.config import parse
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from tests.end_to_end.world import catalogue as write_catalogue
 
 MIB = 1 << 20
@@ -31,7 +31,7 @@ def models(tmp_path_factory):
 
 
 def requests(**tokens):
-    return [Request(str(i), name, 0.0, count, 1) for i, (name, count) in enumerate(tokens.items())]
+    return [SimulatedRequest(str(i), name, 0.0, count, 1) for i, (name, count) in enumerate(tokens.items())]
 
 
 def parts_of(models, sizes=CPU):
@@ -66,7 +66,7 @@ def test_a_divided_device_is_used_up_but_for_what_balloond_keeps(models, set_asi
     used = dict.fromkeys(DEVICES, 0)
     floors = {}
     for model in models:
-        entry = catalogue.Listed(name=model.name, **entries[model.name])
+        entry = catalogue.CatalogueEntry(name=model.name, **entries[model.name])
         found = read_model(entry, sizes)
         assert not found.error
         floors[model.name] = found.floor_bytes

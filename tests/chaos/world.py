@@ -19,7 +19,7 @@ import aiohttp
 
 from balloond.client import BalloondClient
 from deploy.healthy import healthy
-from deploy.local.processes import System
+from deploy.local.processes import LocalSystem
 from deploy.local.topology import Local, Process, to_toml
 from gateway.access import keys as gateway_keys
 from gpu_scheduler.client import GpuSchedulerClient
@@ -65,7 +65,7 @@ class Chaos(World):
     def __init__(
         self,
         local: Local,
-        system: System,
+        system: LocalSystem,
         http: aiohttp.ClientSession,
         placement: PlacementClient,
         bases: dict[str, str],
@@ -221,7 +221,7 @@ async def chaos(
     plan = local.processes()
     bases = {"gateway": f"http://{local.http}"}
     plan.append(_second_gateway(local, bases))
-    system = System([dataclasses.replace(each, under=under) for each in plan], state / "logs", print)
+    system = LocalSystem([dataclasses.replace(each, under=under) for each in plan], state / "logs", print)
     try:
         await system.start()
         placement = PlacementClient(local.unix("placement"))

@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 import trustme
 
-from deploy.local.processes import System
+from deploy.local.processes import LocalSystem
 from deploy.local.topology import Local, Process
 from gateway.access import keys
 from services.rpc import rpc
@@ -51,7 +51,7 @@ def over_tcp(plan: list[Process], state: Path, ca: trustme.CA) -> tuple[list[Pro
 
 
 class Secured:
-    def __init__(self, system: System, state: Path, base: str, files: dict[str, Files], me: Identity) -> None:
+    def __init__(self, system: LocalSystem, state: Path, base: str, files: dict[str, Files], me: Identity) -> None:
         self.system = system
         self.state = state
         self.base = base
@@ -96,7 +96,7 @@ async def secured(ca: trustme.CA) -> AsyncIterator[Secured]:
     processes, files = over_tcp(plan.processes(), state, ca)
     me = Identity(issued(state, "tool", ca).node(NAME))
     rpc.identify(me)
-    system = System(processes, state / "logs", print)
+    system = LocalSystem(processes, state / "logs", print)
     try:
         await system.start()
         it = Secured(system, state, f"https://{http}", files, me)

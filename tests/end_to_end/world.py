@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from deploy.local.processes import Running, System
+from deploy.local.processes import LocalSystem, SupervisedProcess
 from deploy.local.topology import Local
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
@@ -64,7 +64,9 @@ async def lists(http: aiohttp.ClientSession, base: str, models: Iterable[str], *
 class World:
     """A running system and ways to talk to it."""
 
-    def __init__(self, local: Local, system: System, http: aiohttp.ClientSession, placement: PlacementClient) -> None:
+    def __init__(
+        self, local: Local, system: LocalSystem, http: aiohttp.ClientSession, placement: PlacementClient
+    ) -> None:
         self.local = local
         self.system = system
         self.http = http
@@ -234,7 +236,7 @@ class World:
         try:
             yield
         finally:
-            self.system.running[name] = Running(old.spec, old.log_path.parent, print)
+            self.system.running[name] = SupervisedProcess(old.spec, old.log_path.parent, print)
             await self.system.running[name].start()
 
 
@@ -265,7 +267,7 @@ async def world(
         gateway={"park_time_out_s": PATIENCE_S, "reach_time_out_s": PATIENCE_S, **(gateway or {})},
         **local,
     )
-    system = System(plan.processes(), state / "logs", print)
+    system = LocalSystem(plan.processes(), state / "logs", print)
     try:
         await system.start()
         placement = PlacementClient(plan.unix("placement"))

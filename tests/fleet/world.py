@@ -25,7 +25,7 @@ from typing import Any
 
 import aiohttp
 
-from deploy.local.processes import System
+from deploy.local.processes import LocalSystem
 from deploy.local.topology import Process, to_toml
 from placement.client import PlacementClient
 from protos import common_pb2
@@ -80,7 +80,7 @@ class Node:
         self.group = f"{self.address}:{_GROUP}"
         self.loader = f"{self.address}:{_LOADER}"
         self.balloond = f"{self.address}:{_BALLOOND}"
-        self.system: System | None = None
+        self.system: LocalSystem | None = None
 
     def processes(self, version: str = "") -> list[Process]:
         keeper, handoff = str(self.state / "keeper.sock"), str(self.state / "handoff.sock")
@@ -114,7 +114,7 @@ class Node:
 
     async def start(self, version: str = "") -> None:
         """All its processes; `version`: of the protocol that its services speak, if it is not ours."""
-        self.system = System(self.processes(version), self.state / "logs", print)
+        self.system = LocalSystem(self.processes(version), self.state / "logs", print)
         await self.system.start()
 
     async def kill(self) -> None:
@@ -149,7 +149,7 @@ class Fleet(World):
         self.network = network
         self.nodes = nodes
         self._plan = self._control()
-        self.control = System(self._plan, state / "logs", print)
+        self.control = LocalSystem(self._plan, state / "logs", print)
 
     def _resolving(self) -> tuple[str, ...]:
         """A command under which names are looked up in the fleet's own file of hosts."""

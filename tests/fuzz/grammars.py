@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpu_scheduler.engines.sglang.grammar import compiling
-from gpu_scheduler.engines.sglang.grammar.sandbox import Trial
+from gpu_scheduler.engines.sglang.grammar.sandbox import GrammarTrials
 from gpu_scheduler.engines.sglang.policy.grammar import MOST_SLOW_S, SLOW_S, problem
 from tests.fuzz.outcome import Outcome
 
@@ -177,7 +177,7 @@ class Engine:
 
 def fuzz(cases: int, seed: int) -> Outcome:
     """Of so many grammars."""
-    outcome, words, trial, engine = Outcome(), Words(random.Random(seed)), Trial(), Engine()
+    outcome, words, trial, engine = Outcome(), Words(random.Random(seed)), GrammarTrials(), Engine()
     for _ in range(cases):
         kind, text = words.grammar()
         outcome.cases += 1

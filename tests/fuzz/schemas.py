@@ -13,7 +13,7 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 from gateway.schemas import grammar
-from gateway.schemas.documents import Refused
+from gateway.schemas.documents import SchemaRefused
 from tests.fuzz.outcome import Outcome
 from tests.gateway.schemas.answers import Compiled, Judge, endless, strict
 from tests.gateway.schemas.drawn import schemas, unions, values
@@ -46,7 +46,7 @@ def _case(outcome: Outcome, schema: Any, told: Sequence[Any], draw: random.Rando
     fit = [value for value in told if judge.is_valid(value)]
     try:
         made = Compiled(grammar.of(schema))
-    except Refused as refused:
+    except SchemaRefused as refused:
         keyword = re.match(r"'([^']+)' at .* cannot be kept", str(refused))
         outcome.answers[f"refused: {keyword[1] if keyword else re.sub('[0-9]+|#.*', '', str(refused))[:60]}"] += 1
         if fit and "no answer" in str(refused):  # one of a type that no keyword speaks of, where none is said

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from gateway.ui.live import Live
-from gateway.ui.look import Told
+from gateway.ui.look import ServiceReply
 from protos import placement_pb2
 from services.errors import Unavailable
 
@@ -19,11 +19,11 @@ class Placement:
         self.away = False
         self.live = Live(self.look, lambda: float(self.looks), every_s=0.0)
 
-    async def look(self) -> Told:
+    async def look(self) -> ServiceReply:
         self.looks += 1
         if self.away:
             raise Unavailable("gone")
-        return Told(float(self.looks), placement_pb2.Cluster())
+        return ServiceReply(float(self.looks), placement_pb2.Cluster())
 
 
 async def turns(count: int = 20) -> None:

@@ -8,7 +8,7 @@ import orjson
 from prometheus_client import CollectorRegistry, Counter
 
 from gateway.routing.routes import decode
-from gateway.ui.look import Told
+from gateway.ui.look import ServiceReply
 from gateway.ui.state import attainment, document
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, placement_pb2
 from tests.gateway import fakes
@@ -31,14 +31,14 @@ def device() -> balloond_pb2.DeviceState:
     )
 
 
-def told(*requests: gpu_scheduler_pb2.QueuedRequest, heard: bool = True, waiting: int = 0) -> Told:
+def told(*requests: gpu_scheduler_pb2.QueuedRequest, heard: bool = True, waiting: int = 0) -> ServiceReply:
     group = placement_pb2.Group(
         group="g", reachable=True, pressure=inf, memory=[device()], capacity_bytes=1000, free_bytes=300
     )
     group.models.add(model="a", residency=common_pb2.ACTIVE, waiting=waiting, running=2)
     decision = placement_pb2.Decision(age_s=2.0, model="a", action="activate", group="g", reason="r", took_s=0.5)
     queues = {"g": gpu_scheduler_pb2.QueueState(requests=requests)} if heard else {}
-    return Told(10.0, placement_pb2.Cluster(groups=[group]), [decision], queues)
+    return ServiceReply(10.0, placement_pb2.Cluster(groups=[group]), [decision], queues)
 
 
 def test_every_byte_of_a_device_has_an_owner_or_is_private_stranded_or_free() -> None:

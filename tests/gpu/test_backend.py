@@ -5,7 +5,7 @@ import os
 import pytest
 
 from balloond.backends import maker, mapper
-from balloond.node.extent_pool import Spares
+from balloond.node.extent_pool import ExtentPool
 from balloond.policy.capacity import check
 from tests.balloond.conftest import TIMEOUT_S
 from tests.gpu.conftest import DEVICE, MIB, free_bytes, taken, until_free
@@ -136,7 +136,7 @@ def test_a_descriptor_of_something_else_is_an_error(one):
 
 async def test_spares_take_what_was_set_aside_and_no_more(gpu):
     before = free_bytes()
-    spares = Spares(maker(DEVICE), 64 * MIB, 8 * MIB)
+    spares = ExtentPool(maker(DEVICE), 64 * MIB, 8 * MIB)
     assert spares.wait_full(TIMEOUT_S)
     assert spares.ready == {8 * MIB: 8}
     assert spares.set_aside_bytes == 66 * MIB

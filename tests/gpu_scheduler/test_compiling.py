@@ -10,9 +10,9 @@ import pytest
 from gateway.routing import routes as gateway_routes
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.engines import engine
-from gpu_scheduler.engines.engine import Engine
+from gpu_scheduler.engines.engine import EngineProcess
 from gpu_scheduler.memory.group_memory import GroupMemory
-from gpu_scheduler.report.report import Report
+from gpu_scheduler.report.report import GroupReport
 from gpu_scheduler.report.report_rate import facts
 from gpu_scheduler.residency import watchdog
 from gpu_scheduler.telemetry import counters
@@ -48,7 +48,7 @@ def says(engine, *told):
 def at_load(monkeypatch):
     """Called with an engine as it is given a Load, by what a test puts in."""
     calls = []
-    command = Engine.command
+    command = EngineProcess.command
 
     def with_calls(self, message, on_progress=None):
         if message.WhichOneof("message") == "load":
@@ -56,13 +56,13 @@ def at_load(monkeypatch):
                 call(self)
         return command(self, message, on_progress)
 
-    monkeypatch.setattr(Engine, "command", with_calls)
+    monkeypatch.setattr(EngineProcess, "command", with_calls)
     return calls
 
 
 def report(group):
     config = GpuSchedulerConfig(name="g", listen="unix:/none", group="g", devices=["cpu:0"], balloond="")
-    return Report(config, group.residents, group.dispatcher, GroupMemory(["cpu:0"]), group.pools).build()
+    return GroupReport(config, group.residents, group.dispatcher, GroupMemory(["cpu:0"]), group.pools).build()
 
 
 def place_of(state):
@@ -171,9 +171,9 @@ async def test_an_engine_that_compiles_between_two_steps_does_not_stand_still(gr
 
         def look(self, now, *, works, **_):
             looks.append(works)
-            return watchdog.Verdict.NOTHING
+            return watchdog.HangVerdict.NOTHING
 
-    monkeypatch.setattr(watchdog, "Silence", Looks)
+    monkeypatch.setattr(watchdog, "HangDetector", Looks)
     monkeypatch.setattr(watchdog, "LOOK_S", 0.001)
     monkeypatch.setattr(group.dispatcher, "work_of", lambda engine: (1, 0.0))
 

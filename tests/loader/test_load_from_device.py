@@ -8,12 +8,12 @@ from contextlib import aclosing
 
 import pytest
 
-from loader.catalogue.catalogue import Listed
-from loader.catalogue.models import Models, Sizes
+from loader.catalogue.catalogue import CatalogueEntry
+from loader.catalogue.models import NodeModels, Sizes
 from loader.copies import jobs
 from loader.copies.handoff_client import HandoffClient
-from loader.copies.jobs import Jobs, Result, What
-from loader.images.copying import Copying
+from loader.copies.jobs import Jobs, JobTarget, Result
+from loader.images.copying import ImageCopier
 from loader.images.disk import DiskImages
 from loader.images.image_jobs import ImageJobs
 from loader.images.images import Images
@@ -50,9 +50,9 @@ class Loader:
         self.transfer = FragileTransfer()
         self.transfer.gate.set()
         self.handoff = HandoffClient(node.handoff, answer_timeout_s=10)
-        self.models = Models(Sizes(dtype_bytes=4, kv_extent_bytes=65536, quota_bytes=0), lambda: None, FakeKeeper())
+        self.models = NodeModels(Sizes(dtype_bytes=4, kv_extent_bytes=65536, quota_bytes=0), lambda: None, FakeKeeper())
         self.images = Images(FakeKeeper(), 1 << 30, lambda: 0.0, self._describe, lambda: None)
-        copying = Copying(
+        copying = ImageCopier(
             self.models,
             self.images,
             self.handoff,
@@ -77,13 +77,13 @@ class Loader:
         return self.models.get("a").generation
 
     async def save(self, engine):
-        what = What("save", "a", self.generation, 0, engine.lease.lease_id, engine.manifest, engine.checksum)
+        what = JobTarget("save", "a", self.generation, 0, engine.lease.lease_id, engine.manifest, engine.checksum)
         return await self._result(self.image_jobs.save(what, engine.total), [])
 
     async def load(self, engine, told=None, **keys):
         facts = {"generation": self.generation, "manifest": engine.manifest, "lease_id": engine.lease.lease_id} | keys
         total = engine_pb2.Manifest.FromString(facts["manifest"]).total_bytes
-        return await self._result(self.image_jobs.load(What("load", "a", **facts), total), told)
+        return await self._result(self.image_jobs.load(JobTarget("load", "a", **facts), total), told)
 
     @staticmethod
     async def _result(steps, told):
@@ -115,7 +115,7 @@ class Loader:
 @pytest.fixture
 async def loader(node):
     loader = Loader(node)
-    await loader.models.add(Listed(name="a", path=str(node.folder / "models" / "a")))
+    await loader.models.add(CatalogueEntry(name="a", path=str(node.folder / "models" / "a")))
     running = tasks.spawn(loader.handoff.run(), "handoff")
     yield loader
     loader.transfer.gate.set()

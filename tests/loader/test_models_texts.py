@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from loader.catalogue.catalogue import Listed
-from loader.catalogue.models import Models, Sizes
+from loader.catalogue.catalogue import CatalogueEntry
+from loader.catalogue.models import NodeModels, Sizes
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
 from loader.checkpoints.text_trials import TextFault
 from tests.loader import checkpoint_files
@@ -21,7 +21,7 @@ class Catalogue:
         self.faults = {}
         self.tried = []
         self.changed = asyncio.Event()
-        self.models = Models(SIZES, self.changed.set, FakeKeeper(), text_fault=self.fault)
+        self.models = NodeModels(SIZES, self.changed.set, FakeKeeper(), text_fault=self.fault)
 
     async def fault(self, path, generation):
         self.tried.append((path, generation))
@@ -39,7 +39,7 @@ def catalogue():
 
 
 def listed(folder):
-    return Listed(name=folder.name, path=str(folder))
+    return CatalogueEntry(name=folder.name, path=str(folder))
 
 
 async def test_one_that_is_added_is_refused_with_the_reason_and_so_is_a_check(catalogue, tmp_path):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from loader import wire
-from loader.catalogue.catalogue import Listed
-from loader.catalogue.models import Model, Sizes
+from loader.catalogue.catalogue import CatalogueEntry
+from loader.catalogue.models import CatalogueModel, Sizes
 from loader.checkpoints.checkpoint import Checkpoint
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.generation_defaults import SamplingDefaults
@@ -15,7 +15,7 @@ from loader.images import image_memory
 from protos import common_pb2, engine_pb2
 from services.errors import Invalid
 
-LISTED = Listed(name="m", path="/models/m", ttft_ms=5, tpot_ms=6, pinned=True, engine="echo", context_tokens=10)
+LISTED = CatalogueEntry(name="m", path="/models/m", ttft_ms=5, tpot_ms=6, pinned=True, engine="echo", context_tokens=10)
 FOUND = Checkpoint(
     generation=9,
     architecture="LlamaForCausalLM",
@@ -47,20 +47,20 @@ def test_a_request_to_add_says_what_a_catalogue_entry_says():
     request.task = "embed"
     asked = LISTED.model_copy(update={"floor_tokens": 20, "quota_bytes": 0, "tool_parser": "hermes", "task": "embed"})
     assert wire.listed(request) == asked and wire.listed(wire.listing(asked)) == asked
-    assert wire.model_spec(Model(asked, SIZES, FOUND)).tool_parser == "hermes"
+    assert wire.model_spec(CatalogueModel(asked, SIZES, FOUND)).tool_parser == "hermes"
 
 
 def test_a_model_says_of_sampling_what_its_checkpoint_does_and_no_more():
-    assert not wire.model_spec(Model(LISTED, SIZES, FOUND)).HasField("sampling")
+    assert not wire.model_spec(CatalogueModel(LISTED, SIZES, FOUND)).HasField("sampling")
     says = replace(FOUND, sampling=SamplingDefaults(temperature=0.0, top_k=20))
-    told = wire.model_spec(Model(LISTED, SIZES, says)).sampling
+    told = wire.model_spec(CatalogueModel(LISTED, SIZES, says)).sampling
     assert {field.name: value for field, value in told.ListFields()} == {"temperature": 0.0, "top_k": 20}
 
 
 def test_what_a_model_makes_is_told():
-    assert not wire.model_spec(Model(LISTED, SIZES, FOUND)).HasField("embedding")
+    assert not wire.model_spec(CatalogueModel(LISTED, SIZES, FOUND)).HasField("embedding")
     made = replace(FOUND, embedding=Embedding(32, True, (8, 16)))
-    told = wire.model_spec(Model(LISTED, SIZES, made)).embedding
+    told = wire.model_spec(CatalogueModel(LISTED, SIZES, made)).embedding
     assert (told.dimensions, told.shortens, list(told.shorter)) == (32, True, [8, 16])
 
 
@@ -74,7 +74,7 @@ def test_a_request_that_makes_no_sense_is_invalid_by_its_field(changes, reason):
 
 
 def test_a_model_is_told_with_its_sizes_and_settings():
-    assert wire.model_spec(Model(LISTED, SIZES, FOUND)) == common_pb2.ModelSpec(
+    assert wire.model_spec(CatalogueModel(LISTED, SIZES, FOUND)) == common_pb2.ModelSpec(
         name="m",
         path="/models/m",
         architecture="LlamaForCausalLM",
@@ -94,26 +94,26 @@ def test_a_model_is_told_with_its_sizes_and_settings():
 
 
 def test_a_broken_model_is_told_with_its_reason_and_without_sizes():
-    entry = wire.entry(Model(LISTED, SIZES, None, "no tokenizer"), [])
+    entry = wire.entry(CatalogueModel(LISTED, SIZES, None, "no tokenizer"), [])
     assert entry.error == "no tokenizer" and entry.model.name == "m"
     assert (entry.model.generation, entry.model.weights_bytes, entry.model.floor_bytes) == (0, 0, 0)
 
 
 def test_an_image_is_shown_with_the_generation_that_it_was_made_of_and_no_other(image):
-    entry = wire.entry(Model(LISTED, SIZES, FOUND), [image])
+    entry = wire.entry(CatalogueModel(LISTED, SIZES, FOUND), [image])
     assert (entry.has_image, entry.image_bytes, entry.image_checksum) == (True, 100, "rows:5")
     image.generation = 8
-    assert not wire.entry(Model(LISTED, SIZES, FOUND), [image]).has_image
+    assert not wire.entry(CatalogueModel(LISTED, SIZES, FOUND), [image]).has_image
 
 
 def test_a_model_on_several_devices_is_told_with_the_bytes_of_all_of_them():
-    spec = wire.model_spec(Model(LISTED.model_copy(update={"devices": 2}), SIZES, FOUND))
+    spec = wire.model_spec(CatalogueModel(LISTED.model_copy(update={"devices": 2}), SIZES, FOUND))
     assert (spec.devices, spec.quota_bytes, spec.weights_bytes) == (2, 154, 2000)
     assert (spec.kv_bytes_per_token, spec.floor_bytes) == (512, 104_000)
 
 
 def test_an_image_is_shown_once_every_ranks_part_is_there(image):
-    model = Model(LISTED.model_copy(update={"devices": 2}), SIZES, FOUND)
+    model = CatalogueModel(LISTED.model_copy(update={"devices": 2}), SIZES, FOUND)
     assert not wire.entry(model, [image]).has_image
     other = image_memory.create("m", 9, 50, b"manifest", rank=1)
     other.checksum = "rows:6"

@@ -6,12 +6,12 @@ import asyncio
 
 from placement.actuation.actuator import Actuator
 from placement.actuation.drain import Drain
-from placement.actuation.history import History
+from placement.actuation.history import DecisionHistory
 from placement.actuation.reconcile import Reconciler
 from placement.cluster.cluster import Cluster
 from placement.cluster.routes import Routes
 from placement.config import PlacementConfig
-from placement.planning.planner import Judge
+from placement.planning.planner import Planner
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services.errors import PrismError
 
@@ -102,9 +102,9 @@ class FakeCluster:
         self.cluster = Cluster(self.groups, self.changed, lambda: self.time)
         for group in self.groups:
             group.tell = self.tell
-        self.history = History(lambda: self.time)
+        self.history = DecisionHistory(lambda: self.time)
         self.actuator = Actuator(self.cluster, settings.drain_ms)
-        self.judge = Judge(settings, self.cluster, lambda: self.time, self.actuator.on_their_way)
+        self.judge = Planner(settings, self.cluster, lambda: self.time, self.actuator.on_their_way)
         self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.judge, self.history)
         self.drain = Drain(self.cluster, self.reconciler, self.actuator, self.judge, self.history, settings.drain_ms)
         self.table = self.new_table(self.actuator.leaving)

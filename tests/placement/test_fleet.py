@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 
 from placement import server
 from placement.actuation import deduplicate
-from placement.actuation.evacuation import Stopping
+from placement.actuation.evacuation import Evacuation
 from placement.cluster.cluster import Cluster
-from placement.cluster.loaders import Loaders, Said, merged
+from placement.cluster.loaders import CatalogueRequest, Loaders, merged
 from protos import balloond_pb2, common_pb2, loader_pb2, placement_pb2
 from services.errors import Conflict, Exists, NotFound, TimedOut, Unavailable
 from services.runtime import tasks
@@ -181,7 +181,7 @@ async def test_what_is_on_its_way_is_booked_as_the_catalogue_says_by_now():
 
 def test_nothing_is_kept_of_groups_that_were_forgotten():
     world = FakeCluster(groups=1)
-    stopping = Stopping(world.drain)
+    stopping = Evacuation(world.drain)
     for number in range(3):
         client = FakeGroup(f"n{number}")
         client.state.node, client.state.stopping = f"node {number}", True
@@ -388,7 +388,7 @@ def test_a_catalogue_kept_message_by_message_is_the_one_of_all_messages(story):
         for name, (image, fault, call) in listed.items():
             facts = {"listing": common_pb2.ModelListing(name=name), "change": call} if call else {}
             catalogue.entries.append(entry(name, at % 2, has_image=image, error="cut" * fault, **facts))
-        loaders._hear(f"n{number}", Said.of(catalogue))
+        loaders._hear(f"n{number}", CatalogueRequest.of(catalogue))
         found = dict(cluster.catalogue)
         loaders._in_order = False  # of all, the next time
         loaders._tell(())
@@ -400,7 +400,7 @@ async def test_what_one_node_says_anew_is_merged_and_the_rest_is_left(monkeypatc
     loaders, names = Loaders(cluster), [f"m{number}" for number in range(50)]
     for number in range(4):
         loaders.join(f"n{number}", None)
-        loaders._hear(f"n{number}", Said({name: entry(name) for name in names}, {}))
+        loaders._hear(f"n{number}", CatalogueRequest({name: entry(name) for name in names}, {}))
     looked = []
 
     def counted(entries):
@@ -408,7 +408,7 @@ async def test_what_one_node_says_anew_is_merged_and_the_rest_is_left(monkeypatc
         return merged(looked[-1])
 
     monkeypatch.setattr("placement.cluster.loaders.merged", counted)
-    loaders._hear("n2", Said({name: entry(name, has_image=name == "m7") for name in names}, {}))
+    loaders._hear("n2", CatalogueRequest({name: entry(name, has_image=name == "m7") for name in names}, {}))
     assert [each[0].model.name for each in looked] == ["m7"]
     assert [name for name, each in cluster.catalogue.items() if each.has_image] == ["m7"]
 

@@ -17,12 +17,11 @@ from unittest import mock
 
 from sim import report
 from sim.engines.cost import GPUS
-from sim.group.node import Group, Resident
-from sim.group.node import Residency as SimResidency
+from sim.group.node import SimulatedGroup, SimulatedResidency, SimulatedResident
 from sim.inputs import catalogue, trace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
-from sim.synthetic import Tail, shapes, write
+from sim.synthetic import LongTail, shapes, write
 
 FILE = Path(__file__).with_name("golden.json")
 SEEDS = (1, 2, 3)
@@ -42,22 +41,22 @@ _FIRST = 40
 """Decisions of a run that are kept as text, for people who look for the first difference."""
 
 
-def tail(seed: int) -> Tail:
+def tail(seed: int) -> LongTail:
     """The fleet of a seed: 13 models that take turns in bursts, about 700 requests in a minute."""
     kinds = shapes("1b=3,3b=3,8b=4,14b=1")
-    return Tail(models=13, rate=9.0, seconds=60.0, kinds=kinds, busy=0.4, burst_s=15.0, seed=seed)
+    return LongTail(models=13, rate=9.0, seconds=60.0, kinds=kinds, busy=0.4, burst_s=15.0, seed=seed)
 
 
 def run(name: str, seed: int) -> dict[str, Any]:
     """The report of one replay without its timings, and every change of residency: a digest and the first ones."""
     decisions: list[str] = []
-    change = Group._set
+    change = SimulatedGroup._set
 
-    def recorded(group: Group, resident: Resident, residency: SimResidency) -> None:
+    def recorded(group: SimulatedGroup, resident: SimulatedResident, residency: SimulatedResidency) -> None:
         decisions.append(f"{group.clock.now!r} {group.name} {resident.spec.name} {residency.name}")
         change(group, resident, residency)
 
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(Group, "_set", recorded):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(SimulatedGroup, "_set", recorded):
         files = Path(folder) / "trace.csv", Path(folder) / "models.toml"
         write(tail(seed), *files)
         models = catalogue.read(files[1], 1.0)

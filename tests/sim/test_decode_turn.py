@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_scheduler.engines.sharing.throttle import Pace
+from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 from sim.clock import Clock
 from sim.engines.cost import Cost, Shape
-from sim.engines.engine import Engine
+from sim.engines.engine import SimulatedEngine
 from sim.engines.processor import Processor
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from tests.sim.worlds import GB, ROUND, models, replay
 
 SHARED = replace(ROUND, sharing=0.9, decode_sharing=0.9)
@@ -23,8 +23,11 @@ WARM = 32
 def both(tpot_a, tpot_b, settings=None, output=300):
     """Seconds a token of a request of either, which come at the same moment."""
     targets = {"a": tpot_a, "b": tpot_b}
-    warm = [Request(f"{name}{i}", name, 10.0 * i, 1, output, 9.0, targets[name]) for i, name in enumerate("ab" * WARM)]
-    asked = [Request(name, name, 20.0 * WARM, 1, output, 9.0, tpot) for name, tpot in targets.items()]
+    warm = [
+        SimulatedRequest(f"{name}{i}", name, 10.0 * i, 1, output, 9.0, targets[name])
+        for i, name in enumerate("ab" * WARM)
+    ]
+    asked = [SimulatedRequest(name, name, 20.0 * WARM, 1, output, 9.0, tpot) for name, tpot in targets.items()]
     known = models("a", "b")
     replay([*warm, *asked], known, hardware=SHARED, settings=settings or {})
     return [request.tpot for request in asked]
@@ -53,10 +56,12 @@ def test_where_there_is_enough_for_both_by_their_targets_though_not_in_equal_par
 def test_short_answers_of_one_do_not_stop_another_where_there_is_enough_for_both():
     """How far short ones are ahead says nothing: five of them, one after the other, beside a long one."""
     targets = {"a": 0.026, "b": 0.026}
-    warm = [Request(f"{name}{i}", name, 10.0 * i, 1, 8, 9.0, targets[name]) for i, name in enumerate("ab" * WARM)]
+    warm = [
+        SimulatedRequest(f"{name}{i}", name, 10.0 * i, 1, 8, 9.0, targets[name]) for i, name in enumerate("ab" * WARM)
+    ]
     at = 20.0 * WARM
-    long = Request("long", "a", at, 1, 1500, 9.0, targets["a"])
-    short = [Request(f"short{i}", "b", at + 2.0 + 2 * i, 1, 30, 9.0, targets["b"]) for i in range(5)]
+    long = SimulatedRequest("long", "a", at, 1, 1500, 9.0, targets["a"])
+    short = [SimulatedRequest(f"short{i}", "b", at + 2.0 + 2 * i, 1, 30, 9.0, targets["b"]) for i in range(5)]
     replay([*warm, long, *short], models("a", "b"), hardware=SHARED)
     assert all(request.tpot <= 0.026 for request in (long, *short))
 
@@ -96,13 +101,13 @@ def test_many_go_on_beside_few_that_stand_still_for_a_prefill():
     clock, steps = Clock(), Steps()
     processor = Processor(clock, sharing=1.0, precedence_batch=2)
     engines = {
-        name: Engine(clock, name, Cost(Shape(GB, 1), ROUND), processor, Plenty(), steps, 9.0, 9.0)
+        name: SimulatedEngine(clock, name, Cost(Shape(GB, 1), ROUND), processor, Plenty(), steps, 9.0, 9.0)
         for name in ("few", "many", "prefills")
     }
     for name, step_s, requests in (("few", 0.05, 1), ("many", 0.012, 3)):
-        engines[name].set_pace(Pace(step_s=step_s))
+        engines[name].set_pace(PrefillThrottle(step_s=step_s))
         for i in range(requests):
-            engines[name].generate(Request(f"{name} {i}", name, 0.0, 1, 10**6))
+            engines[name].generate(SimulatedRequest(f"{name} {i}", name, 0.0, 1, 10**6))
 
     def steps_between(begin, end):
         clock.run(begin)
@@ -113,6 +118,6 @@ def test_many_go_on_beside_few_that_stand_still_for_a_prefill():
     apart = steps_between(1.0, 2.0)
     assert apart["few"] == pytest.approx(20, abs=2), "as its target asks for"
     assert apart["many"] == pytest.approx(80, abs=2), "all that is left, which is nearly enough"
-    clock.at(2.5, engines["prefills"].generate, Request("prefills", "prefills", 2.5, 2000, 0))
+    clock.at(2.5, engines["prefills"].generate, SimulatedRequest("prefills", "prefills", 2.5, 2000, 0))
     beside = steps_between(2.6, 3.6)
     assert beside["few"] == 0 and beside["many"] == pytest.approx(50, abs=2)

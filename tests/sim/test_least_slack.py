@@ -2,13 +2,13 @@
 
 import pytest
 
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from tests.sim.worlds import GB, models, replay
 
 
 def requests_of(*rows):
     """(model, arrival, prompt, output, ttft target)"""
-    return [Request(str(i), *row) for i, row in enumerate(rows)]
+    return [SimulatedRequest(str(i), *row) for i, row in enumerate(rows)]
 
 
 def test_of_one_model_the_request_with_less_time_left_goes_first_where_many_wait():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from sim.system import FleetError
 from tests.sim.worlds import GB, ROUND, models, replay
 
@@ -15,7 +15,7 @@ TIGHT = replace(
 
 
 def burst(name, count, at=0.0):
-    return [Request(f"{name}{i}", name, at, 900, 100) for i in range(count)]
+    return [SimulatedRequest(f"{name}{i}", name, at, 900, 100) for i in range(count)]
 
 
 @pytest.mark.parametrize(("policy", "more"), [("static", False), ("muxserve", True)])
@@ -32,8 +32,8 @@ def test_a_model_that_shares_a_device_takes_the_memory_that_the_other_does_not_u
 
 
 def test_models_prefill_in_turn_each_its_own_requests_in_order_of_arrival():
-    requests = [Request(f"{i}", "a", 0.01 * i, 5000, 1) for i in range(4)]
-    requests += [Request("b", "b", 0.03, 100, 1)]
+    requests = [SimulatedRequest(f"{i}", "a", 0.01 * i, 5000, 1) for i in range(4)]
+    requests += [SimulatedRequest("b", "b", 0.03, 100, 1)]
     replay(requests, models("a", "b"), "muxserve")
     first, second, third, fourth, other = (request.first_at for request in requests)
     # The first prefills alone for 5.1 s; b's turn is next, before a's other three.
@@ -42,8 +42,8 @@ def test_models_prefill_in_turn_each_its_own_requests_in_order_of_arrival():
 
 
 def test_one_model_prefills_while_another_decodes():
-    long = Request("0", "a", 0.0, 100, 501)
-    short = Request("1", "b", 1.0, 100, 1)
+    long = SimulatedRequest("0", "a", 0.0, 100, 501)
+    short = SimulatedRequest("1", "b", 1.0, 100, 1)
     replay([long, short], models("a", "b"), "muxserve")
     assert long.first_at < short.first_at < long.ended_at
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sim.inputs.request import Request
-from sim.inputs.trace import Trace
-from sim.plan import Load, Planner
+from sim.inputs.request import SimulatedRequest
+from sim.inputs.trace import RequestTrace
+from sim.plan import PlannedLoad, Planner
 from sim.policies import SYSTEMS
 from tests.sim import worlds
 
@@ -12,10 +12,10 @@ from tests.sim import worlds
 def load(count=60, every_s=0.2, models=("a", "b"), ttft_s=1.0):
     """A prefill step takes 0.11 s and a decode step 10 ms: of one model five requests a second are too many."""
     requests = [
-        Request(str(i), models[i % len(models)], i * every_s, prompt_tokens=10, output_tokens=2, ttft_s=ttft_s)
+        SimulatedRequest(str(i), models[i % len(models)], i * every_s, prompt_tokens=10, output_tokens=2, ttft_s=ttft_s)
         for i in range(count)
     ]
-    return Load(Trace(requests, count * every_s))
+    return PlannedLoad(RequestTrace(requests, count * every_s))
 
 
 def planner(load, known, **options):

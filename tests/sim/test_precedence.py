@@ -3,12 +3,12 @@ token."""
 
 import pytest
 
-from gpu_scheduler.engines.sharing.throttle import Pace
+from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 from sim.clock import Clock
 from sim.engines.cost import Cost, Shape
-from sim.engines.engine import Engine
+from sim.engines.engine import SimulatedEngine
 from sim.engines.processor import Processor
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from tests.sim.test_decode_turn import Plenty
 from tests.sim.worlds import GB, ROUND
 
@@ -45,14 +45,16 @@ def told(clock):
 def engines(clock, told, precedence_s):
     processor = Processor(clock, sharing=1.0)
     cost = Cost(Shape(GB, 1), ROUND)
-    return [Engine(clock, name, cost, processor, Plenty(), told, precedence_s) for name in ("decodes", "prefills")]
+    return [
+        SimulatedEngine(clock, name, cost, processor, Plenty(), told, precedence_s) for name in ("decodes", "prefills")
+    ]
 
 
 def test_a_prompt_whose_engines_decodes_stand_still_does_not_wait_with_them(clock, told):
     decodes, prefills = engines(clock, told, precedence_s=5.0)
-    decodes.generate(Request("decodes", "decodes", 0.0, 10, 10**6))
-    clock.at(1.0, prefills.generate, Request("long", "prefills", 1.0, 3000, 0))
-    clock.at(2.0, decodes.generate, Request("short", "decodes", 2.0, 100, 0))
+    decodes.generate(SimulatedRequest("decodes", "decodes", 0.0, 10, 10**6))
+    clock.at(1.0, prefills.generate, SimulatedRequest("long", "prefills", 1.0, 3000, 0))
+    clock.at(2.0, decodes.generate, SimulatedRequest("short", "decodes", 2.0, 100, 0))
     clock.run(8.0)
     # 0.2 s beside the other, after the step that was under way: twice as long.
     assert told.first["short"] == pytest.approx(2.4, abs=0.03)
@@ -61,17 +63,17 @@ def test_a_prompt_whose_engines_decodes_stand_still_does_not_wait_with_them(cloc
 
 def test_nor_does_one_that_comes_in_the_last_step_of_a_run(clock, told):
     decodes, prefills = engines(clock, told, precedence_s=5.0)
-    decodes.generate(Request("decodes", "decodes", 0.0, 10, 20))
-    clock.at(0.305, prefills.generate, Request("long", "prefills", 0.305, 3000, 0))
-    clock.at(0.4, decodes.generate, Request("short", "decodes", 0.4, 100, 1))
+    decodes.generate(SimulatedRequest("decodes", "decodes", 0.0, 10, 20))
+    clock.at(0.305, prefills.generate, SimulatedRequest("long", "prefills", 0.305, 3000, 0))
+    clock.at(0.4, decodes.generate, SimulatedRequest("short", "decodes", 0.4, 100, 1))
     clock.run(8.0)
     assert told.first["short"] == pytest.approx(0.8, abs=0.03)
 
 
 def test_decodes_share_the_devices_once_they_stood_still_for_as_long_as_they_may(clock, told):
     decodes, prefills = engines(clock, told, precedence_s=0.5)
-    decodes.generate(Request("decodes", "decodes", 0.0, 10, 10**6))
-    clock.at(1.0, prefills.generate, Request("long", "prefills", 1.0, 8000, 0))
+    decodes.generate(SimulatedRequest("decodes", "decodes", 0.0, 10, 10**6))
+    clock.at(1.0, prefills.generate, SimulatedRequest("long", "prefills", 1.0, 8000, 0))
     clock.run(1.45)
     before = decodes.decode_tokens()
     clock.run(5.5)
@@ -82,8 +84,8 @@ def test_decodes_share_the_devices_once_they_stood_still_for_as_long_as_they_may
 def test_a_step_that_is_decided_is_made_whoever_goes_first_by_then(clock, told):
     """Real engines give the devices a step while these are at the one before."""
     decodes, prefills = engines(clock, told, precedence_s=5.0)
-    decodes.generate(Request("decodes", "decodes", 0.0, 10, 10**6))
-    clock.at(1.0, prefills.generate, Request("long", "prefills", 1.0, 3000, 0))
+    decodes.generate(SimulatedRequest("decodes", "decodes", 0.0, 10, 10**6))
+    clock.at(1.0, prefills.generate, SimulatedRequest("long", "prefills", 1.0, 3000, 0))
     clock.run(0.9999)
     before = decodes.decode_tokens()
     clock.run(4.0)
@@ -95,8 +97,8 @@ def test_a_step_that_is_decided_is_made_whoever_goes_first_by_then(clock, told):
 
 def test_no_pace_makes_a_prefill_step_larger_than_the_engine_has_them(clock, told):
     engine, _ = engines(clock, told, precedence_s=5.0)
-    engine.set_pace(Pace(chunk_tokens=10**6))
-    engine.generate(Request("long", "decodes", 0.0, ROUND.prefill_chunk + 1000, 0))
+    engine.set_pace(PrefillThrottle(chunk_tokens=10**6))
+    engine.generate(SimulatedRequest("long", "decodes", 0.0, ROUND.prefill_chunk + 1000, 0))
     clock.run()
     # Two steps: 0.1 s each, and 1 ms for each token.
     assert told.first["long"] == pytest.approx(0.2 + 0.001 * (ROUND.prefill_chunk + 1000), abs=0.01)

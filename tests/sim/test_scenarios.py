@@ -4,20 +4,20 @@ from itertools import pairwise
 
 import pytest
 
-from sim.group.memory import GroupMemory
-from sim.inputs.request import Request
+from sim.group.memory import SimulatedMemory
+from sim.inputs.request import SimulatedRequest
 from tests.sim.worlds import GB, models, replay
 
 
 def test_a_request_alone_costs_its_path_its_prefill_and_its_steps():
-    (request,) = requests = [Request("0", "a", 1.0, 100, 11)]
+    (request,) = requests = [SimulatedRequest("0", "a", 1.0, 100, 11)]
     replay(requests, models("a"), "static")
     assert request.ttft == pytest.approx(0.05 + 0.1 + 0.1)
     assert request.tpot == pytest.approx(0.01) and request.generated == 11
 
 
 def test_decodes_wait_for_the_prefill_of_the_next_request_from_the_end_of_their_step_on():
-    first, second = requests = [Request("0", "a", 1.0, 100, 101), Request("1", "a", 1.304, 50, 2)]
+    first, second = requests = [SimulatedRequest("0", "a", 1.0, 100, 101), SimulatedRequest("1", "a", 1.304, 50, 2)]
     replay(requests, models("a"), "static")
     # Steps end at 1.26, 1.27, ...; the second is there at 1.354, in the eleventh, and prefills from 1.36 to 1.51.
     assert second.first_at == pytest.approx(1.51) and second.ended_at == pytest.approx(1.52)
@@ -25,7 +25,10 @@ def test_decodes_wait_for_the_prefill_of_the_next_request_from_the_end_of_their_
 
 
 def test_a_model_that_is_nowhere_starts_cold_with_its_first_request_and_is_there_for_the_second():
-    first, second = requests = [Request("0", "a", 1.0, 100, 1, 9.0), Request("1", "a", 5.0, 100, 1, 9.0)]
+    first, second = requests = [
+        SimulatedRequest("0", "a", 1.0, 100, 1, 9.0),
+        SimulatedRequest("1", "a", 5.0, 100, 1, 9.0),
+    ]
     outcome = replay(requests, models("a"))
     assert first.ttft == pytest.approx(0.05 + 2.0 + 0.2) and second.ttft == pytest.approx(0.25)
     (group,) = outcome.system.groups
@@ -34,9 +37,9 @@ def test_a_model_that_is_nowhere_starts_cold_with_its_first_request_and_is_there
 
 def test_an_idle_model_sleeps_where_its_memory_is_wanted_and_wakes_when_it_is_asked_for():
     requests = [
-        Request("0", "a", 0.0, 100, 1, 9.0),
-        Request("1", "b", 60.0, 100, 1, 9.0),
-        Request("2", "a", 120.0, 100, 1, 9.0),
+        SimulatedRequest("0", "a", 0.0, 100, 1, 9.0),
+        SimulatedRequest("1", "b", 60.0, 100, 1, 9.0),
+        SimulatedRequest("2", "a", 120.0, 100, 1, 9.0),
     ]
     outcome = replay(requests, models("a", "b", weights=80 * GB))
     (group,) = outcome.system.groups
@@ -49,9 +52,9 @@ def test_an_idle_model_sleeps_where_its_memory_is_wanted_and_wakes_when_it_is_as
 @pytest.mark.parametrize("first", ["g0", "g1"])
 def test_a_model_comes_up_where_a_real_run_had_it_and_later_wherever_there_is_room(first):
     requests = [
-        Request("0", "a", 0.0, 100, 1, 9.0),
-        Request("1", "b", 60.0, 100, 9000, 9.0),
-        Request("2", "a", 120.0, 100, 1, 9.0),
+        SimulatedRequest("0", "a", 0.0, 100, 1, 9.0),
+        SimulatedRequest("1", "b", 60.0, 100, 9000, 9.0),
+        SimulatedRequest("2", "a", 120.0, 100, 1, 9.0),
     ]
     outcome = replay(requests, models("a", "b", weights=80 * GB, begins_on=first), sizes=(1, 1))
     cold = {group.name: group.counts.cold_starts for group in outcome.system.groups}
@@ -62,11 +65,11 @@ def test_a_model_comes_up_where_a_real_run_had_it_and_later_wherever_there_is_ro
 def test_the_request_with_less_time_left_goes_first_under_prism_and_the_earlier_one_under_static():
     def run(policy):
         requests = [
-            Request("0", "a", 0.0, 1, 1, 9.0),
-            Request("1", "b", 0.0, 1, 1, 9.0),
-            Request("2", "a", 9.0, 500, 1, 9.0),
+            SimulatedRequest("0", "a", 0.0, 1, 1, 9.0),
+            SimulatedRequest("1", "b", 0.0, 1, 1, 9.0),
+            SimulatedRequest("2", "a", 9.0, 500, 1, 9.0),
         ]
-        requests += [Request("3", "b", 9.01, 3000, 1, 30.0), Request("4", "a", 9.02, 500, 1, 4.0)]
+        requests += [SimulatedRequest("3", "b", 9.01, 3000, 1, 30.0), SimulatedRequest("4", "a", 9.02, 500, 1, 4.0)]
         replay(requests, models("a", "b"), policy)
         return requests[3].first_at, requests[4].first_at
 
@@ -78,8 +81,8 @@ def test_the_request_with_less_time_left_goes_first_under_prism_and_the_earlier_
 
 def test_what_decodes_keeps_its_target_behind_a_queue_of_its_own_model_and_without_protection_does_not():
     def run(protect):
-        first, *others = requests = [Request("0", "a", 0.0, 100, 201, 9.0, 0.2)] + [
-            Request(str(i), "a", 2.2, 1500, 1, 300.0, 0.2) for i in range(1, 61)
+        first, *others = requests = [SimulatedRequest("0", "a", 0.0, 100, 201, 9.0, 0.2)] + [
+            SimulatedRequest(str(i), "a", 2.2, 1500, 1, 300.0, 0.2) for i in range(1, 61)
         ]
         replay(requests, models("a"), settings={"protect_decodes": protect})
         assert all(request.ttft <= 300.0 for request in others)
@@ -93,22 +96,22 @@ def test_what_decodes_keeps_its_target_behind_a_queue_of_its_own_model_and_witho
 
 def test_a_prompt_that_comes_during_anothers_step_has_its_first_token_in_time_beside_decodes_that_are_protected():
     """A pause of three times that step would be too long for it."""
-    warm = [Request(f"{name}{i}", name, 5.0 * i, 1, 2) for i, name in enumerate("ab" * 8)]
-    decodes = Request("decodes", "a", 100.0, 1, 400, 9.0, 0.0112)
-    short = [Request(f"short{i}", "b", 101.0 + 0.05 * i, 1, 1, 0.5) for i in range(2)]
+    warm = [SimulatedRequest(f"{name}{i}", name, 5.0 * i, 1, 2) for i, name in enumerate("ab" * 8)]
+    decodes = SimulatedRequest("decodes", "a", 100.0, 1, 400, 9.0, 0.0112)
+    short = [SimulatedRequest(f"short{i}", "b", 101.0 + 0.05 * i, 1, 1, 0.5) for i in range(2)]
     replay([*warm, decodes, *short], models("a", "b"))
     assert all(request.ttft <= 0.5 for request in short)
 
 
 def test_a_model_on_two_devices_is_served_by_the_group_of_two():
-    (request,) = requests = [Request("0", "wide", 0.0, 100, 11, 9.0)]
+    (request,) = requests = [SimulatedRequest("0", "wide", 0.0, 100, 11, 9.0)]
     outcome = replay(requests, models("wide", devices=2, weights=2 * GB), sizes=(1, 2))
     assert request.served and [len(group.active) for group in outcome.system.groups] == [0, 1]
     assert request.tpot == pytest.approx(0.01)
 
 
 def test_a_model_that_finds_no_room_asks_again_after_a_pause_and_not_in_the_same_moment(monkeypatch):
-    tried, really = [], GroupMemory.make_room
+    tried, really = [], SimulatedMemory.make_room
 
     def make_room(self, model, nbytes, answer, **options):
         if self._clock.now >= 1.5:
@@ -117,8 +120,8 @@ def test_a_model_that_finds_no_room_asks_again_after_a_pause_and_not_in_the_same
         assert len(tried) < 50
         return self._clock.after(0.0, answer, 1)
 
-    monkeypatch.setattr(GroupMemory, "make_room", make_room)
-    (request,) = requests = [Request("0", "a", 1.0, 100, 1, 9.0)]
+    monkeypatch.setattr(SimulatedMemory, "make_room", make_room)
+    (request,) = requests = [SimulatedRequest("0", "a", 1.0, 100, 1, 9.0)]
     replay(requests, models("a"))
     assert request.generated == 1 and request.first_at == pytest.approx(1.55 + 2.0 + 0.2)
     assert [later - sooner for sooner, later in pairwise(tried)] == pytest.approx([0.1] * 4)

@@ -8,12 +8,12 @@ import pytest
 from sim.inputs import catalogue, trace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
-from sim.synthetic import Tail, main, shapes, write
+from sim.synthetic import LongTail, main, shapes, write
 
 
 def drawn(folder, **facts):
     folder.mkdir(exist_ok=True)
-    tail = Tail(**{"models": 60, "rate": 20.0, "seconds": 300.0, "kinds": shapes("1b=3,8b"), **facts})
+    tail = LongTail(**{"models": 60, "rate": 20.0, "seconds": 300.0, "kinds": shapes("1b=3,8b"), **facts})
     count = write(tail, folder / "trace.csv.gz", folder / "models.toml")
     known = catalogue.read(folder / "models.toml")
     return count, known, trace.read(folder / "trace.csv.gz", known, trace.Slice())

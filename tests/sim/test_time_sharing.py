@@ -2,7 +2,7 @@
 
 import pytest
 
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from sim.system import FleetError
 from tests.sim.worlds import GB, ROUND, models, replay
 
@@ -12,7 +12,7 @@ COLD, WAKE, PATH, FIRST = 2.0, 0.3, 0.05, 0.2
 
 def requests_of(*rows):
     """(model, arrival, prompt, output, ttft target)"""
-    return [Request(str(i), *row) for i, row in enumerate(rows)]
+    return [SimulatedRequest(str(i), *row) for i, row in enumerate(rows)]
 
 
 def active(outcome):

@@ -6,8 +6,8 @@ from math import inf
 
 from sim.engines.cost import H200, Shape
 from sim.inputs import catalogue
-from sim.inputs.request import Request
-from sim.inputs.trace import Trace
+from sim.inputs.request import SimulatedRequest
+from sim.inputs.trace import RequestTrace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 
@@ -55,7 +55,7 @@ SMALL = replace(
 def models(*names, weights=GB, kv=1000, large=None, **facts):
     """`large`: bytes of weights of those that have others, by name."""
     sizes = dict.fromkeys(names, weights) | (large or {})
-    return catalogue.Catalogue(
+    return catalogue.ModelSet(
         [catalogue.Spec(name, Shape(size, kv, facts.pop("devices", 1)), **facts) for name, size in sizes.items()]
     )
 
@@ -63,7 +63,7 @@ def models(*names, weights=GB, kv=1000, large=None, **facts):
 def replay(requests, known, policy="prism", sizes=(1,), hardware=ROUND, **options):
     seconds = max(request.arrival for request in requests) + 1.0
     run = Replay(
-        Trace(requests, seconds),
+        RequestTrace(requests, seconds),
         known,
         sizes,
         SYSTEMS[policy],
@@ -82,5 +82,7 @@ def crowded(seed, count=400, names="abcdef"):
         at += draw.choice([0.0, 0.01, 0.05, 2.0])
         name = draw.choice(names[: 2 + int(at) % len(names)])
         ttft = draw.choice([0.5, 2.0, inf])
-        requests.append(Request(str(i), name, at, draw.randint(1, 3000), draw.choice([1, 2, 50, 900]), ttft, 0.05))
+        requests.append(
+            SimulatedRequest(str(i), name, at, draw.randint(1, 3000), draw.choice([1, 2, 50, 900]), ttft, 0.05)
+        )
     return requests

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpu_scheduler.engines.echo.engine import EchoEngine
-from gpu_scheduler.engines.shared_board import Turn
+from gpu_scheduler.engines.shared_board import SharedBoard
 from protos import engine_pb2
 from services.ipc.framing import BlockingChannel
 from services.telemetry import log
@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--log-level", default="warning")
     arguments = parser.parse_args()
     log.configure("echo-engine", arguments.log_level)
-    turn = None if arguments.turn_fd is None else Turn(arguments.turn_fd)
+    turn = None if arguments.turn_fd is None else SharedBoard(arguments.turn_fd)
     channel = BlockingChannel(arguments.channel_fd, engine_pb2.ToEngine)
     EchoEngine(channel, turn, arguments.turn_index).run()
 

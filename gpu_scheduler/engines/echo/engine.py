@@ -11,10 +11,10 @@ import select
 import time
 from dataclasses import dataclass, field
 
-from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongWeights
-from gpu_scheduler.engines.echo.memory import Memory, open_memory
+from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongPattern
+from gpu_scheduler.engines.echo.memory import EchoMemory, open_memory
 from gpu_scheduler.engines.echo.rule import embedding, next_token
-from gpu_scheduler.engines.shared_board import Turn
+from gpu_scheduler.engines.shared_board import SharedBoard
 from protos import common_pb2, engine_pb2
 from services.ipc.framing import BlockingChannel
 from services.telemetry import log
@@ -38,11 +38,11 @@ class _Running:
 class EchoEngine:
     """One model at a time; see the package docstring."""
 
-    def __init__(self, channel: BlockingChannel[engine_pb2.ToEngine], turn: Turn | None, index: int) -> None:
+    def __init__(self, channel: BlockingChannel[engine_pb2.ToEngine], turn: SharedBoard | None, index: int) -> None:
         self._channel = channel
         self._turn = turn
         self._index = index
-        self._memory: Memory | None = None
+        self._memory: EchoMemory | None = None
         self._step_s = 0.001
         self._prefill_s_per_token = 0.0
         self._kept_bytes = 0
@@ -122,8 +122,8 @@ class EchoEngine:
             command = getattr(message, str(kind))
             try:
                 getattr(self, f"_{kind}", self._unknown)(command)
-            except (OutOfMemory, WrongWeights, ValueError) as error:
-                differ = isinstance(error, WrongWeights)
+            except (OutOfMemory, WrongPattern, ValueError) as error:
+                differ = isinstance(error, WrongPattern)
                 self._send(
                     failed=engine_pb2.Failed(command_id=command.command_id, reason=str(error), weights_differ=differ)
                 )
@@ -163,7 +163,7 @@ class EchoEngine:
             )
         )
 
-    def _held(self) -> Memory:
+    def _held(self) -> EchoMemory:
         if self._memory is None:
             raise ValueError("this engine holds no model")
         return self._memory

@@ -7,5 +7,5 @@ class OutOfMemory(Exception):
     """The ledger did not grant it; the message says what."""
 
 
-class WrongWeights(Exception):
+class WrongPattern(Exception):
     """The weights are not the model's."""

@@ -14,7 +14,7 @@ from balloond.backends.cpu import CpuMapper
 from balloond.driver.lease import GrowRefused, Lease, LeaseRefused
 from balloond.driver.range import ElasticRange
 from balloond.driver.weights import WeightsRange
-from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongWeights
+from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongPattern
 from protos import engine_pb2
 from services.runtime.checksum import checksum
 
@@ -81,7 +81,7 @@ class LeasedMemory:
         held = ctypes.string_at(self._weights.address, self.weights_bytes)
         if held != self._pattern():
             self.leave()
-            raise WrongWeights(f"weights of {self._name} are {checksum(held)}, not {checksum(self._pattern())}")
+            raise WrongPattern(f"weights of {self._name} are {checksum(held)}, not {checksum(self._pattern())}")
 
     def start_kv(self) -> None:
         if self._kv is None:

@@ -7,7 +7,7 @@ from typing import Protocol
 from protos import engine_pb2
 
 
-class Memory(Protocol):
+class EchoMemory(Protocol):
     """What the engine needs of memory."""
 
     lease_id: str
@@ -43,16 +43,16 @@ class Memory(Protocol):
     def close(self) -> None: ...
 
 
-def open_memory(load: engine_pb2.Load) -> Memory:
+def open_memory(load: engine_pb2.Load) -> EchoMemory:
     """Leased memory, or none at all for a group without a balloond."""
     if not load.balloond_socket:
-        return NoMemory(load)
+        return UnaccountedMemory(load)
     from gpu_scheduler.engines.echo.leased import LeasedMemory
 
     return LeasedMemory(load)
 
 
-class NoMemory:
+class UnaccountedMemory:
     """Holds nothing; everything fits."""
 
     lease_id = ""

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     from gpu_scheduler.engines.sglang.base import kernels
     from gpu_scheduler.engines.sglang.ranks.channel import Channel, FollowerChannel, LeaderChannel
     from gpu_scheduler.engines.sglang.ranks.ranks import Alone, Follower, Leader, Ranks
-    from gpu_scheduler.engines.shared_board import Turn
+    from gpu_scheduler.engines.shared_board import SharedBoard
     from services.telemetry import log
 
     log.configure("sglang-engine", given.log_level)
@@ -58,10 +58,10 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     if environment.has_gpu():
         kernels.take_all_numbers()
 
-    from gpu_scheduler.engines.sglang.engine import Engine
+    from gpu_scheduler.engines.sglang.engine import ModelHost
     from gpu_scheduler.engines.sglang.memory import on_balloond
 
-    turn = None if given.turn_fd is None else Turn(given.turn_fd)
+    turn = None if given.turn_fd is None else SharedBoard(given.turn_fd)
     fds = [int(fd) for fd in given.rank_fds.split(",") if fd]
     channel: Channel | FollowerChannel
     ranks: Ranks
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     if environment.has_gpu():
         kernels.Compilations(lambda told: channel.send(compiling=told)).watch()
     with contextlib.nullcontext() if given.ranks == 1 else _leaving_at_once():
-        Engine(channel, ranks, open_memory or on_balloond.open_memory).run()
+        ModelHost(channel, ranks, open_memory or on_balloond.open_memory).run()
 
 
 @contextlib.contextmanager

@@ -14,12 +14,12 @@ from gpu_scheduler.engines.sglang.base import collector, current, states
 from gpu_scheduler.engines.sglang.base.errors import CommandError, LeaveLoop, NoMemory
 from gpu_scheduler.engines.sglang.base.faults import check_folder, fault
 from gpu_scheduler.engines.sglang.base.options import Options, one_line
-from gpu_scheduler.engines.sglang.base.states import State
-from gpu_scheduler.engines.sglang.memory.model_memory import Memory, OpenMemory
+from gpu_scheduler.engines.sglang.base.states import EngineState
+from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory, OpenMemory
 from gpu_scheduler.engines.sglang.model.instance import Instance
 from gpu_scheduler.engines.sglang.step.commands import LoadFailed, Unload, told
 from gpu_scheduler.engines.sglang.step.current import set_loop
-from gpu_scheduler.engines.sglang.step.loop import Loop
+from gpu_scheduler.engines.sglang.step.loop import StepLoop
 from protos import common_pb2, engine_pb2
 from services.telemetry import log
 
@@ -33,7 +33,7 @@ _FAILURE_S = 30.0
 this process ends, and the gpu_scheduler ends the rest."""
 
 
-class Engine:
+class ModelHost:
     """The warm loop. While a model is held, SGLang's own loop runs inside `_load`."""
 
     def __init__(self, channel: Channel | FollowerChannel, ranks: Ranks, open_memory: OpenMemory) -> None:
@@ -74,7 +74,7 @@ class Engine:
             self._channel.send(done=engine_pb2.Done(command_id=getattr(message, kind).command_id))
         elif kind not in (None, "abort"):
             try:
-                states.check(str(kind), State.WARM)
+                states.check(str(kind), EngineState.WARM)
             except CommandError as error:
                 self._fail(getattr(message, str(kind)).command_id, error)
 
@@ -122,7 +122,7 @@ class Engine:
 
     def _open(self, load: engine_pb2.Load) -> Instance:
         """Raises CommandError, on all ranks or none."""
-        memory: Memory | None = None
+        memory: ModelMemory | None = None
         failure: CommandError | None = None
         try:
             memory = self._open_memory(load, Options.parse(load.options, load.device, load.model), self._ranks)
@@ -161,7 +161,7 @@ class Engine:
 
     def _serve(self, instance: Instance) -> int | None:
         """SGLang's event loop, until the model leaves. The command_id of the Unload that ended it."""
-        set_loop(Loop(instance))
+        set_loop(StepLoop(instance))
         try:
             instance.scheduler.run_event_loop()
         except Unload as left:
@@ -172,7 +172,7 @@ class Engine:
             self._ended = True
         except torch.OutOfMemoryError as error:
             why = f"{instance.load.model.name} took more than its quota, or than the device has: {one_line(error)}"
-            if instance.state is not State.PROVING:
+            if instance.state is not EngineState.PROVING:
                 _log.error("out of memory", why=why, quota=instance.booked_bytes)
                 raise
             self._ranks.settle(NoMemory(why), _FAILURE_S)

@@ -32,7 +32,7 @@ ENOUGH = 0.9
 """What engines can make of the devices in equal slices."""
 
 
-class Want(NamedTuple):
+class DecodeBid(NamedTuple):
     """Of one engine that decodes. They are compared: what is less goes before."""
 
     each: float
@@ -42,8 +42,8 @@ class Want(NamedTuple):
     need: float
 
 
-def want(need: float, requests: int, place: int) -> Want:
-    return Want(need / max(1, requests), place, need)
+def want(need: float, requests: int, place: int) -> DecodeBid:
+    return DecodeBid(need / max(1, requests), place, need)
 
 
 def need(step_s: float, target_step_s: float) -> float:
@@ -56,20 +56,20 @@ def wants(lead_s: float, step_s: float) -> bool:
     return lead_s < step_s
 
 
-def waits(own: Want, wanting: bool, others: Collection[Want]) -> bool:
+def waits(own: DecodeBid, wanting: bool, others: Collection[DecodeBid]) -> bool:
     """Whether the next decode step waits for one of the `others`, who all want. `wanting`: whether it wants itself."""
     if not wanting:
         return bool(others)
     return _crowded(own, others) and min(others, default=own) < own
 
 
-def alone(own: Want, wanting: bool, others: Collection[Want]) -> bool:
+def alone(own: DecodeBid, wanting: bool, others: Collection[DecodeBid]) -> bool:
     """Whether a decode step that begins now has the devices for itself, so that what it takes says what it needs: the
     engine wants to be first and is, or nobody else wants to. Of those who want nothing it is not known whether they
     decode."""
     return wanting and (not others or (_crowded(own, others) and own < min(others)))
 
 
-def _crowded(own: Want, others: Collection[Want]) -> bool:
+def _crowded(own: DecodeBid, others: Collection[DecodeBid]) -> bool:
     """Whether there is not enough for all."""
     return own.need + sum(other.need for other in others) > ENOUGH

@@ -30,7 +30,7 @@ def worth(prompts: int, requests: int, batch: int) -> bool:
     return prompts > 0 and (batch == 0 or requests <= batch * prompts)
 
 
-class Precedence:
+class PrefillPriority:
     """Of one engine's decode steps behind prefill steps of others. Seconds, on the caller's clock."""
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ class DecodeStep(NamedTuple):
     """False: it is what one request takes, and more may take longer."""
 
 
-class StepAlone:
+class SoloStepTime:
     """One engine's."""
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ LOSS = 1 - 1 / 2.4
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PrefillThrottle:
     """In what steps an engine may prefill."""
 
     chunk_tokens: int = 0
@@ -70,11 +70,11 @@ class Pace:
         return 1 + self.pause_ratio
 
 
-FREE = Pace()
+FREE = PrefillThrottle()
 
 
 @dataclass(frozen=True, slots=True)
-class PaceRules:
+class ThrottleRules:
     """Numbers of the protection."""
 
     margin: float = 0.9
@@ -110,7 +110,7 @@ class Decoding:
     loss: float = LOSS
     """Share of its steps that it loses while one neighbour prefills."""
 
-    def bears(self, rules: PaceRules) -> float:
+    def bears(self, rules: ThrottleRules) -> float:
         """Share of the time in which neighbours may prefill; 1 or more: all of it."""
         if self.step_s == 0 or self.loss == 0:
             return inf
@@ -137,14 +137,16 @@ def step_s(chunk_tokens: int, prefilling: Prefilling) -> float:
 
 
 def pace(
-    prefilling: Prefilling, neighbours: Iterable[Decoding], at_once: int = 1, rules: PaceRules | None = None
-) -> Pace:
+    prefilling: Prefilling, neighbours: Iterable[Decoding], at_once: int = 1, rules: ThrottleRules | None = None
+) -> PrefillThrottle:
     """For a model beside `neighbours`, where `at_once` engines prefill at the same time (1 under the turn)."""
-    rules = rules or PaceRules()
+    rules = rules or ThrottleRules()
     return within(prefilling, ((one.bears(rules), one.step_s) for one in neighbours), at_once, rules)
 
 
-def within(prefilling: Prefilling, bounds: Iterable[tuple[float, float]], at_once: int, rules: PaceRules) -> Pace:
+def within(
+    prefilling: Prefilling, bounds: Iterable[tuple[float, float]], at_once: int, rules: ThrottleRules
+) -> PrefillThrottle:
     """The same, for neighbours of which (what it `bears`, its step alone) is known."""
     f, step = inf, inf
     for bears, step_alone_s in bounds:
@@ -155,4 +157,4 @@ def within(prefilling: Prefilling, bounds: Iterable[tuple[float, float]], at_onc
     fitting = rules.cycle_steps * step * f / BESIDE
     longest_s = max(fitting, rules.fixed_costs * prefilling.least_s, rules.least_step_s)
     tokens = int(longest_s * prefilling.tokens_per_s)
-    return Pace(max(rules.least_tokens, tokens), 1 / f - 1)
+    return PrefillThrottle(max(rules.least_tokens, tokens), 1 / f - 1)

@@ -7,7 +7,7 @@ step must begin within it for every next token to be in time. Two choices are ma
 
 - An engine prefills or decodes, never both, and SGLang prefills as long as there is something to prefill: behind a
   queue that does not end, what has its first token never gets the second. While there is a lead everything is as
-  without it, prefill first. Without one decode steps come first (`Hold`).
+  without it, prefill first. Without one decode steps come first (`DecodeWindow`).
 - Engines that have a lead of a step and more stand still for the decode steps of those that have not
   (`decode_arbitration.py`). What has just got its first token has nothing in hand, and what ran alone for a second half
   of it.
@@ -16,13 +16,13 @@ step must begin within it for every next token to be in time. Two choices are ma
 as it has already and `RECOVERY_TOKENS` more, would keep its engine in a hurry, its first tokens waiting, and neighbours
 standing still, for nothing. Where the target is below a step alone that is everybody with nothing in hand.
 
-**At most** a ninth of what the prefill step before took is spent on decode steps (`PaceRules.own_least_share`), more
-than one step only within it. Neighbours get three quarters, their prefills one. Here that costs more than it brings:
-where even an engine that did nothing else could not keep the target, because its neighbours decode too, every first
-token would wait for nothing; and one that stands still for neighbours is without a lead by that alone. But decodes that
-need no more than a third of the devices for their target get up to a third of the time (`PaceRules.own_cheap`): with a
-target of 50 ms and steps of 5 a ninth is a single step behind a prefill step of 60, and everybody is late in the end,
-for a tenth of the first tokens' time.
+**At most** a ninth of what the prefill step before took is spent on decode steps (`ThrottleRules.own_least_share`),
+more than one step only within it. Neighbours get three quarters, their prefills one. Here that costs more than it
+brings: where even an engine that did nothing else could not keep the target, because its neighbours decode too, every
+first token would wait for nothing; and one that stands still for neighbours is without a lead by that alone. But
+decodes that need no more than a third of the devices for their target get up to a third of the time
+(`ThrottleRules.own_cheap`): with a target of 50 ms and steps of 5 a ninth is a single step behind a prefill step of 60,
+and everybody is late in the end, for a tenth of the first tokens' time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
-from gpu_scheduler.engines.sharing.throttle import PaceRules
+from gpu_scheduler.engines.sharing.throttle import ThrottleRules
 
 RECOVERY_RATIO = 2
 RECOVERY_TOKENS = 12
@@ -60,11 +60,11 @@ def lead_s(streams: Iterable[Stream], now: float, step_s: float, target_s: float
     return least
 
 
-class Hold:
+class DecodeWindow:
     """For how long an engine's decode steps may come before its next prefill step. Seconds, on the caller's clock."""
 
-    def __init__(self, rules: PaceRules | None = None) -> None:
-        self._rules = rules or PaceRules()
+    def __init__(self, rules: ThrottleRules | None = None) -> None:
+        self._rules = rules or ThrottleRules()
         self._ended_at = self._took_s = 0.0
 
     def prefilled(self, now: float, took_s: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpu_scheduler.policy.queue.admission import Memory, ModelMemory
+from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,17 @@ class DeviceMemory:
 
 def for_admission(
     devices: Sequence[DeviceMemory], kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]
-) -> Memory:
+) -> AdmissionMemory:
     """For models with these envelopes on each device. `committed`: bytes that each one's started requests were
     admitted with, on a device."""
     by_device = [_on_one(device, kv_bytes_per_token, committed) for device in devices]
     models = {model: _smallest([on.models[model] for on in by_device]) for model in kv_bytes_per_token}
-    return Memory(models, {name: bytes for on in by_device for name, bytes in on.free.items()})
+    return AdmissionMemory(models, {name: bytes for on in by_device for name, bytes in on.free.items()})
 
 
-def _on_one(device: DeviceMemory, kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]) -> Memory:
+def _on_one(
+    device: DeviceMemory, kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]
+) -> AdmissionMemory:
     free = device.free
     used: dict[str, int] = {}
     kept: dict[str, int] = {}
@@ -69,7 +71,7 @@ def _on_one(device: DeviceMemory, kv_bytes_per_token: Mapping[str, int], committ
         )
         for model, token_bytes in kv_bytes_per_token.items()
     }
-    return Memory(models, {device.device: free})
+    return AdmissionMemory(models, {device.device: free})
 
 
 def _smallest(parts: Sequence[ModelMemory]) -> ModelMemory:

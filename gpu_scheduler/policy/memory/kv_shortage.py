@@ -32,7 +32,7 @@ class _Of:
     """By the last plan that found it."""
 
 
-class Lack:
+class KvShortages:
     """Of all models. Seconds, on the caller's clock."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ KEPT_S = 5.0
 """Whoever was stopped by the move has been sent here by then."""
 
 
-class Brought:
+class MigratedPrefixes:
     """What came lately, by model."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ from math import inf
 
 from gpu_scheduler.policy.queue.backlog import Backlog
 from gpu_scheduler.policy.queue.decisions import Agenda, NeedMemory, Start, Why
-from gpu_scheduler.policy.queue.slack import Waiting
+from gpu_scheduler.policy.queue.slack import WaitingRequest
 
 CANDIDATES = 64
 """How many requests of the second queue are tried for the room in S at a time, and how many to start beside the turn:
@@ -58,14 +58,14 @@ class ModelMemory:
     """Of one token on one device."""
     devices: tuple[str, ...] = ()
 
-    def bytes_for(self, request: Waiting) -> int:
+    def bytes_for(self, request: WaitingRequest) -> int:
         """What the prompt and the forecast of the decode take. A cached prefix counts in full: while nobody uses it,
         it counts as free too."""
         return (request.prompt_tokens + request.decode_tokens) * self.token_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class AdmissionMemory:
     """What there is: each active model's, and the bytes that nobody leases on each device (a device not named here is
     bound by limits alone)."""
 
@@ -74,7 +74,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PrefillLimits:
     """The prefill turn."""
 
     chunk_tokens: int = 8192
@@ -89,7 +89,11 @@ class Turn:
 
 
 def admit(
-    agenda: Agenda, backlog: Backlog, memory: Memory, turn: Turn, places: Mapping[str, int] | None = None
+    agenda: Agenda,
+    backlog: Backlog,
+    memory: AdmissionMemory,
+    turn: PrefillLimits,
+    places: Mapping[str, int] | None = None,
 ) -> list[Start | NeedMemory]:
     """Starts, in order, and the memory that requests before them lack (at most one for each model). `places`: how many
     more requests the engine of a model can run; of one that is not named, any number.
@@ -108,7 +112,7 @@ def admit(
 class _Books:
     """What can still be granted in this pass."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: AdmissionMemory) -> None:
         self._models = memory.models
         self._free = dict(memory.free)
         self._left = {name: m.limit - m.held + m.reclaimable - m.growth for name, m in memory.models.items()}
@@ -121,27 +125,27 @@ class _Books:
         other._free, other._left, other._reclaimable = dict(self._free), dict(self._left), dict(self._reclaimable)
         return other
 
-    def wants(self, request: Waiting) -> int:
+    def wants(self, request: WaitingRequest) -> int:
         """Bytes of each device of its model that it needs beyond what the model has already."""
         return max(0, self._models[request.model].bytes_for(request) - self._reclaimable[request.model])
 
-    def lacks(self, request: Waiting) -> int:
+    def lacks(self, request: WaitingRequest) -> int:
         """Bytes that are missing on some device of its model; 0 if it can be granted."""
         need = self._models[request.model].bytes_for(request)
         return max(need - self._left[request.model], self.lacks_on_devices(request))
 
-    def lacks_on_devices(self, request: Waiting) -> int:
+    def lacks_on_devices(self, request: WaitingRequest) -> int:
         """The same if it had no limit."""
         new, devices = self.wants(request), self._models[request.model].devices
         return max([0, *(new - self._free[device] for device in devices if device in self._free)])
 
-    def take(self, request: Waiting) -> None:
+    def take(self, request: WaitingRequest) -> None:
         """Grant it."""
         need = self._models[request.model].bytes_for(request)
         self._left[request.model] -= need
         self._use(request.model, need)
 
-    def claim(self, request: Waiting) -> None:
+    def claim(self, request: WaitingRequest) -> None:
         """Keep from later requests what its devices have free; its own model is passed over as a whole anyway."""
         self._use(request.model, self._models[request.model].bytes_for(request))
 
@@ -156,7 +160,9 @@ class _Books:
 class _Admission:
     """One pass over an agenda."""
 
-    def __init__(self, agenda: Agenda, backlog: Backlog, memory: Memory, turn: Turn, places: Mapping[str, int]) -> None:
+    def __init__(
+        self, agenda: Agenda, backlog: Backlog, memory: AdmissionMemory, turn: PrefillLimits, places: Mapping[str, int]
+    ) -> None:
         self.decisions: list[Start | NeedMemory] = []
         self._places = dict(places)
         self._agenda = agenda
@@ -265,7 +271,7 @@ class _Admission:
 
     def _able(
         self, request_ids: Iterable[str], counts: Mapping[str, int], without: Collection[str] = ()
-    ) -> Iterator[Waiting]:
+    ) -> Iterator[WaitingRequest]:
         """Requests of active models that nobody before them keeps from starting, and that are not in `without` by then.
         `counts`: how many there are of each model; with the last that could start it ends, as behind a model that
         lacks memory a thousand of its own may wait."""
@@ -286,7 +292,7 @@ class _Admission:
             if request_id not in self._started:
                 yield request
 
-    def _may_prefill(self, request: Waiting) -> bool:
+    def _may_prefill(self, request: WaitingRequest) -> bool:
         if not self._holders or self._turn.joint_s == inf:
             return True
         if self._holders == {request.model} and self._tokens < self._turn.chunk_tokens:
@@ -295,7 +301,7 @@ class _Admission:
         of_model = self._unfinished.get(request.model, 0.0)
         return of_model + cost <= self._turn.joint_s and self._seconds + cost <= self._turn.joint_s
 
-    def _start(self, request: Waiting, why: Why) -> None:
+    def _start(self, request: WaitingRequest, why: Why) -> None:
         self._books.take(request)
         if request.model in self._places:
             self._places[request.model] -= 1
@@ -307,7 +313,7 @@ class _Admission:
         self._started.add(request.request_id)
         self.decisions.append(Start(request.request_id, why))
 
-    def _pass_over(self, request: Waiting, lacking: int, slack: float) -> None:
+    def _pass_over(self, request: WaitingRequest, lacking: int, slack: float) -> None:
         self._passed_over.add(request.model)
         wanted, on_devices = max(lacking, self._books.wants(request)), self._books.lacks_on_devices(request)
         self.decisions.append(NeedMemory(request.model, wanted, request.request_id, slack, on_devices))

@@ -13,7 +13,7 @@ lay idle for as long as the work takes, so that a wrong guess never costs more t
 from __future__ import annotations
 
 
-class Credit:
+class Ageing:
     """A count of seconds. It never passes the cost of the dearest request that could spend it."""
 
     def __init__(self, share: float) -> None:

@@ -39,15 +39,15 @@ from typing import Literal
 import numpy as np
 
 from gpu_scheduler.policy.queue import slack
-from gpu_scheduler.policy.queue.ageing import Credit
+from gpu_scheduler.policy.queue.ageing import Ageing
 from gpu_scheduler.policy.queue.decisions import Agenda, Drop, Expire, Start, Why
-from gpu_scheduler.policy.queue.models import Models
+from gpu_scheduler.policy.queue.models import QueuedModels
 from gpu_scheduler.policy.queue.moore_hodgson import ends, late_indices
 from gpu_scheduler.policy.queue.request_columns import Array, Classes
 from gpu_scheduler.policy.queue.service_time import ServiceTime
-from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting
-from gpu_scheduler.policy.queue.wait_queues import Entry, Lines, Order
-from gpu_scheduler.policy.queue.wait_queues import State as State
+from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
+from gpu_scheduler.policy.queue.wait_queues import Order, QueueEntry, WaitQueues
+from gpu_scheduler.policy.queue.wait_queues import RequestState as RequestState
 
 TICK = 0.001
 """Seconds after a deadline at which `next_deadline` wakes the caller: at the deadline itself nothing is late yet."""
@@ -79,21 +79,21 @@ class Backlog:
 
     def __init__(self, rules: BacklogRules | None = None) -> None:
         self.rules = rules or BacklogRules()
-        self._models = Models()
-        self._entries: dict[str, Entry] = {}
-        self._lines = Lines()
+        self._models = QueuedModels()
+        self._entries: dict[str, QueueEntry] = {}
+        self._lines = WaitQueues()
         self._late_of: dict[str, int] = {}
         """By model, those that missed their deadlines included."""
         self.pressed = False
         """Whether lately (`PRESSED_S`) a plan left out a request that can be on time if prefills go faster."""
         self._pressed_until = -inf
-        self._in_flight: dict[str, Entry] = {}
+        self._in_flight: dict[str, QueueEntry] = {}
         self._service = ServiceTime()
         self._busy_until = -inf
         self._expiries: list[tuple[float, str]] = []
         self._droppable = 0
         self._next_seq = 0
-        self._credit = Credit(self.rules.late_share)
+        self._credit = Ageing(self.rules.late_share)
         self._wake_at = inf
         self._by_arrival = self.rules.order == "arrival"
         self._ended: dict[str, list[tuple[int, float, float]]] = {}
@@ -166,7 +166,7 @@ class Backlog:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def add(self, request: Waiting, now: float) -> None:
+    def add(self, request: WaitingRequest, now: float) -> None:
         """A new request, or one replayed from elsewhere with the arrival it had there."""
         if request.request_id in self._entries:
             raise ValueError(f"request {request.request_id} is queued already")
@@ -174,21 +174,21 @@ class Backlog:
         self._account(now)
         if self._by_arrival:
             request = replace(request, deadline=inf, drop_late=False)
-        entry = Entry(request, self._next_seq)
+        entry = QueueEntry(request, self._next_seq)
         self._next_seq += 1
         self._entries[request.request_id] = entry
         model.requests += 1
         self._enqueue(entry)
 
-    def start(self, decision: Start, now: float) -> Waiting:
+    def start(self, decision: Start, now: float) -> WaitingRequest:
         """The request goes to its engine; it counts as dispatched work until its prefill has finished."""
-        entry = self._in_state(decision.request_id, State.WAITING)
+        entry = self._in_state(decision.request_id, RequestState.WAITING)
         self._account(now)
         cost = self._cost(entry)
         if decision.why is Why.AGED:
             self._credit.pay(cost)
         self._dequeue(entry)
-        entry.state, entry.done_tokens = State.DISPATCHED, 0
+        entry.state, entry.done_tokens = RequestState.DISPATCHED, 0
         self._busy_until = max(self._busy_until, now) + cost
         self._in_flight[decision.request_id] = entry
         self._service.begin(decision.request_id, entry.request.model, now)
@@ -197,16 +197,16 @@ class Backlog:
     def progress(self, request_id: str, now: float, *, computed_tokens: int, cached_tokens: int = 0) -> None:
         """Its engine found `cached_tokens` of its prompt in a cached prefix, and has computed `computed_tokens` of the
         rest by now."""
-        entry = self._in_state(request_id, State.DISPATCHED)
+        entry = self._in_state(request_id, RequestState.DISPATCHED)
         entry.request = replace(entry.request, cached_tokens=cached_tokens)
         entry.done_tokens = computed_tokens
         self._recount(now)
 
     def prefill_finished(self, request_id: str, now: float) -> float:
         """Its first token is out. Returns the seconds that its prefill would have taken alone (`service_time`)."""
-        entry = self._in_state(request_id, State.DISPATCHED)
+        entry = self._in_state(request_id, RequestState.DISPATCHED)
         self._account(now)
-        entry.state = State.RUNNING
+        entry.state = RequestState.RUNNING
         seconds = self._service.end(request_id, now)
         known = self._models[entry.request.model]
         known.prefilled_at, known.prefilled_s = now, max(seconds, known.prefilled_s if now == known.prefilled_at else 0)
@@ -227,7 +227,7 @@ class Backlog:
         `prompt_tokens` then counts what it had generated too. `deadline` may give it a new one: its first token may be
         out already, and with a passed deadline it is late: first in the second queue, being old, but behind S.
         `drop_late` says whether it is still dropped for being late."""
-        entry = self._in_state(request_id, State.DISPATCHED, State.RUNNING)
+        entry = self._in_state(request_id, RequestState.DISPATCHED, RequestState.RUNNING)
         self._account(now)
         self._land(request_id, now)
         old = entry.request
@@ -238,7 +238,7 @@ class Backlog:
             deadline=old.deadline if deadline is None or self._by_arrival else deadline,
             drop_late=old.drop_late if drop_late is None else drop_late,
         )
-        entry.state = State.WAITING
+        entry.state = RequestState.WAITING
         self._enqueue(entry)
 
     def cancel(self, request_id: str, now: float) -> bool:
@@ -254,18 +254,18 @@ class Backlog:
         """Its last token is out. To the queue the same as `cancel`; its callers mean two things."""
         return self.cancel(request_id, now)
 
-    def request(self, request_id: str) -> Waiting:
+    def request(self, request_id: str) -> WaitingRequest:
         """Its facts as they are now."""
         return self._entries[request_id].request
 
-    def state(self, request_id: str) -> State | None:
+    def state(self, request_id: str) -> RequestState | None:
         """None once it is gone."""
         entry = self._entries.get(request_id)
         if entry is None:
             return None
-        return State.LATE if self._lines.is_late(entry) else entry.state
+        return RequestState.LATE if self._lines.is_late(entry) else entry.state
 
-    def waiting(self) -> Iterator[Waiting]:
+    def waiting(self) -> Iterator[WaitingRequest]:
         """All that wait, by deadline, best effort last; for inspection and for handing a queue over."""
         return self._lines.by_deadline()
 
@@ -282,7 +282,7 @@ class Backlog:
         waiting = self._models.waiting_of(model)
         return waiting, min(waiting, self._late_of.get(model, 0))
 
-    def in_flight(self) -> tuple[Waiting, ...]:
+    def in_flight(self) -> tuple[WaitingRequest, ...]:
         """Dispatched requests whose prefill has not finished, in order of dispatch."""
         return tuple(entry.request for entry in self._in_flight.values())
 
@@ -400,7 +400,7 @@ class Backlog:
         self._credit.cap(0.0)
         return Agenda(now, start, nobody, nobody, inf, self._credit.seconds, decisions)
 
-    def _in_state(self, request_id: str, *allowed: State) -> Entry:
+    def _in_state(self, request_id: str, *allowed: RequestState) -> QueueEntry:
         entry = self._entries[request_id]
         if entry.state not in allowed:
             expected = " or ".join(state.value for state in allowed)
@@ -411,17 +411,17 @@ class Backlog:
         waiting = bool(self._lines.late or self._lines.best_effort)
         self._credit.earn(now, waiting=waiting, busy=bool(self._in_flight))
 
-    def _cost(self, entry: Entry) -> float:
+    def _cost(self, entry: QueueEntry) -> float:
         return self._models[entry.request.model].prefill_cost(entry.request)
 
-    def _left_s(self, entry: Entry) -> float:
+    def _left_s(self, entry: QueueEntry) -> float:
         """Of its prefill, by what its engine has said that it is through with."""
         return self._cost(entry) * entry.tokens_left / entry.request.uncached_tokens
 
-    def _class_of(self, request: Waiting) -> int:
+    def _class_of(self, request: WaitingRequest) -> int:
         return self._models[request.model].class_of(request)
 
-    def _enqueue(self, entry: Entry) -> None:
+    def _enqueue(self, entry: QueueEntry) -> None:
         request = entry.request
         model = self._models[request.model]
         model.waiting += 1
@@ -430,7 +430,7 @@ class Backlog:
         if request.expires < inf:
             heappush(self._expiries, (request.expires, request.request_id))
 
-    def _dequeue(self, entry: Entry) -> None:
+    def _dequeue(self, entry: QueueEntry) -> None:
         self._models[entry.request.model].waiting -= 1
         self._lines.remove(entry)
         self._droppable -= entry.request.drop_late
@@ -445,9 +445,9 @@ class Backlog:
         """From now on the turn is busy with what is not prefilled of the dispatched requests."""
         self._busy_until = now + sum(self.seconds_in_flight().values())
 
-    def _forget(self, entry: Entry, now: float) -> None:
+    def _forget(self, entry: QueueEntry, now: float) -> None:
         request = entry.request
-        if entry.state is State.WAITING:
+        if entry.state is RequestState.WAITING:
             self._dequeue(entry)
         self._land(request.request_id, now)
         del self._entries[request.request_id]
@@ -483,7 +483,7 @@ class Backlog:
     def _stands(self, expires: float, request_id: str) -> bool:
         """Whether an item of the heap of time-outs is still true: the request waits, and with that time-out."""
         entry = self._entries.get(request_id)
-        return entry is not None and entry.state is State.WAITING and entry.request.expires == expires
+        return entry is not None and entry.state is RequestState.WAITING and entry.request.expires == expires
 
     def _expire(self, now: float) -> Iterator[Expire]:
         while self._expiries and self._expiries[0][0] <= now:
@@ -493,7 +493,7 @@ class Backlog:
                 self._forget(entry, now)
                 yield Expire(request_id, f"its time-out passed after it had waited {now - entry.request.arrival:.3f} s")
 
-    def _drop(self, late: list[Entry], now: float) -> list[Drop]:
+    def _drop(self, late: list[QueueEntry], now: float) -> list[Drop]:
         """Throw away those late requests whose clients asked for it."""
         drops: list[Drop] = []
         for entry in late:

@@ -12,13 +12,13 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_scheduler.policy.queue.slack import BUCKETS, PrefillSpeed, Waiting
+from gpu_scheduler.policy.queue.slack import BUCKETS, PrefillSpeed, WaitingRequest
 
 _NO_RATES = (0.0,) * BUCKETS
 
 
 @dataclass(slots=True)
-class Model:
+class QueuedModel:
     """One model; times in seconds."""
 
     index: int
@@ -44,7 +44,7 @@ class Model:
         """Seconds of its wake-up that are left."""
         return max(0.0, self.ready_at - now)
 
-    def prefill_cost(self, request: Waiting) -> float:
+    def prefill_cost(self, request: WaitingRequest) -> float:
         """Seconds of the prefill turn, without any wake-up."""
         tokens = request.uncached_tokens
         return tokens * self.rates()[self.speed.bucket(tokens)]
@@ -66,21 +66,21 @@ class Model:
             self._stretched = of, tuple(rates)
         return self._stretched[1]
 
-    def class_of(self, request: Waiting) -> int:
+    def class_of(self, request: WaitingRequest) -> int:
         """Index and bucket in one number."""
         return self.index * BUCKETS + self.speed.bucket(request.uncached_tokens)
 
 
-class Models:
+class QueuedModels:
     """The models by name. An unknown name raises KeyError."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Model] = {}
-        self._by_index: list[Model | None] = []
+        self._by_name: dict[str, QueuedModel] = {}
+        self._by_index: list[QueuedModel | None] = []
         self._rates: tuple[list[tuple[float, ...]], NDArray[np.float64]] = [], np.zeros(0)
         """What the last answer of `rates` was made of, and it."""
 
-    def __getitem__(self, name: str) -> Model:
+    def __getitem__(self, name: str) -> QueuedModel:
         return self._by_name[name]
 
     def add(self, name: str, speed: PrefillSpeed) -> None:
@@ -88,7 +88,7 @@ class Models:
         if name in self._by_name:
             raise ValueError(f"model {name} is known already")
         index = self._by_index.index(None) if None in self._by_index else len(self._by_index)
-        model = Model(index, speed)
+        model = QueuedModel(index, speed)
         self._by_index[index : index + 1] = [model]
         self._by_name[name] = model
 

@@ -21,7 +21,7 @@ Seqs = NDArray[np.int64]
 """Sequence numbers of requests."""
 
 
-class Line:
+class RequestColumns:
     """Requests by key."""
 
     __slots__ = ("_classes", "_left_out", "_seconds", "_seqs", "_times", "_tokens", "keys", "left_out")

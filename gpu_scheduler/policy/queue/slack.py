@@ -21,7 +21,7 @@ BUCKETS = 18
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRequest:
     """The facts about one request of the shared queue."""
 
     request_id: str
@@ -102,17 +102,17 @@ def _distance(a: int, b: int) -> int:
     return abs(a - b)
 
 
-def cost(request: Waiting, speed: PrefillSpeed, wake_rest: float = 0.0, stretch: float = 1.0) -> float:
+def cost(request: WaitingRequest, speed: PrefillSpeed, wake_rest: float = 0.0, stretch: float = 1.0) -> float:
     """e in seconds. `wake_rest` is what is left of the model's wake-up (0 for an active model); its prefill takes
     `stretch` times as long as `speed` says."""
     return speed.cost(request.uncached_tokens) * stretch + wake_rest
 
 
-def latest_start(request: Waiting, e: float) -> float:
+def latest_start(request: WaitingRequest, e: float) -> float:
     """The last moment at which the request may start and still meet its deadline."""
     return request.deadline - e
 
 
-def slack(request: Waiting, e: float, now: float) -> float:
+def slack(request: WaitingRequest, e: float, now: float) -> float:
     """Seconds until the latest start; negative once the deadline can no longer be met."""
     return request.deadline - e - now

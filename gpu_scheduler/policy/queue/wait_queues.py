@@ -10,14 +10,14 @@ from math import inf
 
 import numpy as np
 
-from gpu_scheduler.policy.queue.request_columns import Array, Key, Line, Seqs
-from gpu_scheduler.policy.queue.slack import Waiting
+from gpu_scheduler.policy.queue.request_columns import Array, Key, RequestColumns, Seqs
+from gpu_scheduler.policy.queue.slack import WaitingRequest
 
 _AT_ONCE = 256
 """Requests of an order whose numbers are taken out of numpy together."""
 
 
-class State(Enum):
+class RequestState(Enum):
     """Where a request is; `backlog.py` has the transitions."""
 
     WAITING = "waiting"
@@ -27,12 +27,12 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class Entry:
+class QueueEntry:
     """One request, in any state. `seq` tells those apart that are equal in all else."""
 
-    request: Waiting
+    request: WaitingRequest
     seq: int
-    state: State = State.WAITING
+    state: RequestState = RequestState.WAITING
     done_tokens: int = 0
     missed: bool = False
     """It waits, and its deadline has passed."""
@@ -48,7 +48,7 @@ class Entry:
         return max(0, self.request.uncached_tokens - self.done_tokens)
 
 
-ClassOf = Callable[[Waiting], int]
+ClassOf = Callable[[WaitingRequest], int]
 """The index of a request's rate (`models.py`)."""
 
 
@@ -61,7 +61,7 @@ class Order:
 
     __slots__ = ("_entries", "_seqs")
 
-    def __init__(self, seqs: Seqs, entries: Mapping[int, Entry]) -> None:
+    def __init__(self, seqs: Seqs, entries: Mapping[int, QueueEntry]) -> None:
         self._seqs = seqs
         self._entries = entries
 
@@ -73,7 +73,7 @@ class Order:
         """Their ids."""
         return (entry.request.request_id for entry in self.entries())
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[QueueEntry]:
         known = self._entries
         for begin in range(0, len(self._seqs), _AT_ONCE):
             for seq in self._seqs[begin : begin + _AT_ONCE].tolist():
@@ -81,16 +81,16 @@ class Order:
                     yield entry
 
 
-class Lines:
+class WaitQueues:
     """The three of them. A request is in one from `insert` to `remove`."""
 
     def __init__(self) -> None:
-        self.timed = Line()
-        self.missed = Line()
+        self.timed = RequestColumns()
+        self.missed = RequestColumns()
         """By arrival: those whose deadlines have passed. They are late whatever else waits, so that no plan has to find
         that out again."""
-        self.best_effort = Line()
-        self._entries: dict[int, Entry] = {}
+        self.best_effort = RequestColumns()
+        self._entries: dict[int, QueueEntry] = {}
         """By sequence number."""
         self._missed_costs: tuple[Array, Array] | None = None
         """The rates that these were last costed by, and their least and most; None: they are others since."""
@@ -103,23 +103,23 @@ class Lines:
         """How many missed their deadlines, or were left out of S."""
         return len(self.missed) + self.timed.left_out
 
-    def is_late(self, entry: Entry) -> bool:
+    def is_late(self, entry: QueueEntry) -> bool:
         """Whether it waits, and is one of these."""
         if entry.seq not in self._entries or entry.request.deadline == inf:
             return False
         return entry.missed or self.timed.is_left_out(entry.key)
 
-    def insert(self, entry: Entry, class_: int) -> None:
+    def insert(self, entry: QueueEntry, class_: int) -> None:
         self._entries[entry.seq] = entry
         self._of(entry).insert(entry.key, entry.request.uncached_tokens, class_)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: QueueEntry) -> None:
         self._of(entry).remove(entry.key)
         del self._entries[entry.seq]
         if entry.missed:
             entry.missed, self._missed_costs = False, None
 
-    def miss(self, now: float, class_of: ClassOf) -> list[Entry]:
+    def miss(self, now: float, class_of: ClassOf) -> list[QueueEntry]:
         """Puts those whose deadlines have passed where no plan looks for S any more. Returns them, by deadline."""
         passed = [self._entries[seq] for seq in self.timed.before(now)]
         if passed:
@@ -141,7 +141,7 @@ class Lines:
             self._missed_costs = rates, np.array([costs.min(), costs.max()]) if len(costs) else costs
         return self._missed_costs[1]
 
-    def by_deadline(self) -> Iterator[Waiting]:
+    def by_deadline(self) -> Iterator[WaitingRequest]:
         """All of them, best effort last."""
         missed = sorted(self.in_order(self.missed.seqs()).entries(), key=_by_deadline)
         # One that came late is among those in time until the next plan.
@@ -159,11 +159,11 @@ class Lines:
             seqs = np.concatenate((seqs, late, self.best_effort.seqs()))[came.argsort(kind="stable")]
         return self.in_order(seqs)
 
-    def _of(self, entry: Entry) -> Line:
+    def _of(self, entry: QueueEntry) -> RequestColumns:
         if entry.missed:
             return self.missed
         return self.best_effort if entry.request.deadline == inf else self.timed
 
 
-def _by_deadline(entry: Entry) -> tuple[float, float, int]:
+def _by_deadline(entry: QueueEntry) -> tuple[float, float, int]:
     return entry.request.deadline, entry.request.arrival, entry.seq

@@ -28,7 +28,7 @@ _FEW = 8
 """Of them, that have to be seen before they count more than what was measured."""
 
 
-class Beat:
+class DecodeInterference:
     """The steps of one model. Seconds, on the caller's clock."""
 
     def __init__(self, measured_s: float) -> None:

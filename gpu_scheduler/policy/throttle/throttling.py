@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from gpu_scheduler.engines.sharing import throttle
-from gpu_scheduler.engines.sharing.throttle import FREE, Decoding, Pace, PaceRules, Prefilling
-from gpu_scheduler.policy.throttle.interference import Beat
+from gpu_scheduler.engines.sharing.throttle import FREE, Decoding, Prefilling, PrefillThrottle, ThrottleRules
+from gpu_scheduler.policy.throttle.interference import DecodeInterference
 
 
 @dataclass(slots=True)
@@ -53,13 +53,13 @@ class _Targets:
 @dataclass(slots=True)
 class _Model:
     prefilling: Prefilling
-    beat: Beat
+    beat: DecodeInterference
     targets: _Targets = field(default_factory=_Targets)
     """Of the requests that decode."""
     own_targets: _Targets = field(default_factory=_Targets)
     """Of all that its engine has: known before there is something to protect, so that the engine need not be told in
     the middle of its steps."""
-    pace: Pace = FREE
+    pace: PrefillThrottle = FREE
     prefills_since: float = 0.0
     """While it prefills."""
     prefilled_s: float = 0.0
@@ -82,11 +82,11 @@ class _Model:
         return first_s + self.pace.share * (lasted_s - first_s)
 
 
-class Protection:
+class ThrottleController:
     """Who decodes and who prefills. A model has to be `measured` before anything else is said of it (KeyError)."""
 
-    def __init__(self, rules: PaceRules | None = None) -> None:
-        self._rules = rules or PaceRules()
+    def __init__(self, rules: ThrottleRules | None = None) -> None:
+        self._rules = rules or ThrottleRules()
         self._models: dict[str, _Model] = {}
         self._prefilling: frozenset[str] = frozenset()
         self._counted_to = 0.0
@@ -96,7 +96,7 @@ class Protection:
     def measured(self, model: str, prefill_tokens_per_s: float, decode_step_s: float) -> None:
         """It became active; alone it is that fast (a step with one request; 0: not known)."""
         prefilling = Prefilling(prefill_tokens_per_s, decode_step_s)
-        known = self._models.setdefault(model, _Model(prefilling, Beat(decode_step_s)))
+        known = self._models.setdefault(model, _Model(prefilling, DecodeInterference(decode_step_s)))
         known.prefilling, known.beat.measured_s = prefilling, decode_step_s
 
     def forget(self, model: str) -> None:
@@ -148,7 +148,7 @@ class Protection:
 
     def paces(
         self, pressed: bool = False, late: Collection[str] = (), late_by: Callable[[str, float], bool] | None = None
-    ) -> dict[str, Pace]:
+    ) -> dict[str, PrefillThrottle]:
         """Of each model, from now on. `pressed`: first tokens are late for want of time, so that nobody pauses for
         neighbours (`throttle.py`, "Who wins"). `late`: models of which requests wait that are late. `late_by`: whether
         prompts that a model's engine has would be late if they took so many times as long as alone (None: never)."""
@@ -162,10 +162,10 @@ class Protection:
             at_once = len(self._prefilling) + (name not in self._prefilling)
             known.pace = throttle.within(known.prefilling, others, at_once, self._rules) if others else FREE
             if known.pace.pause_ratio > 0 and late_by is not None and late_by(name, known.pace.stretch):
-                known.pace = Pace(known.pace.chunk_tokens)
+                known.pace = PrefillThrottle(known.pace.chunk_tokens)
             if known.own_targets:
                 # What no step alone keeps is lost; its engine goes by what the others' clients asked for.
                 target_s = known.own_targets.least_from(known.least_step_s / self._rules.margin)
                 step_s = self._rules.margin * target_s
-                known.pace = Pace(known.pace.chunk_tokens, known.pace.pause_ratio, step_s, name in late)
+                known.pace = PrefillThrottle(known.pace.chunk_tokens, known.pace.pause_ratio, step_s, name in late)
         return {name: known.pace for name, known in self._models.items()}

@@ -60,7 +60,7 @@ class AssignRules:
     """Local search relieves no device that has less."""
 
 
-class Kind(Enum):
+class ModelKind(Enum):
     """What the algorithm did with a model."""
 
     PINNED = "pinned"
@@ -84,7 +84,7 @@ class Kind(Enum):
 class Reason:
     """Why a model got its place, with the numbers that were compared."""
 
-    kind: Kind
+    kind: ModelKind
     model: str
     place: Place | None
     demand: float
@@ -103,32 +103,32 @@ class Reason:
         where = self.place.group if self.place else "nowhere"
         best = self.options[0] if self.options else None
         match self.kind:
-            case Kind.PINNED:
+            case ModelKind.PINNED:
                 return f"pinned to {where}"
-            case Kind.COOLING:
+            case ModelKind.COOLING:
                 return f"stays on {where}: it moved lately, {self.cool_down_left_s:.0f} s of its cool-down are left"
-            case Kind.STAYS if best is not None:
+            case ModelKind.STAYS if best is not None:
                 return (
                     f"stays on {where}: pressure {self.stay_pressure:.4g}, the best is {best.place.group} with "
                     f"{best.pressure:.4g}; a move takes more than {self.tau:.0%} less"
                 )
-            case Kind.MOVES:
+            case ModelKind.MOVES:
                 return (
                     f"moves to {where}: pressure {self.pressure:.4g} instead of {self.stay_pressure:.4g}, "
                     f"more than {self.tau:.0%} less"
                 )
-            case Kind.DISPLACED:
+            case ModelKind.DISPLACED:
                 return f"moves to {where} (pressure {self.pressure:.4g}): where it was there is no room for it"
-            case Kind.PLACED:
+            case ModelKind.PLACED:
                 return f"goes to {where}, the least resulting pressure: {self.pressure:.4g}"
-            case Kind.PACKED:
+            case ModelKind.PACKED:
                 return f"goes to {where}: by demand not every model found a place, so weights decided, largest first"
-            case Kind.IMPROVED:
+            case ModelKind.IMPROVED:
                 return (
                     f"goes to {where}: from Algorithm 1's answer local search lowered the largest pressure that this "
                     f"touches from {self.stay_pressure:.4g} to {self.pressure:.4g}"
                 )
-            case Kind.KEPT:
+            case ModelKind.KEPT:
                 return (
                     f"stays on {where}: what Algorithm 1 proposed does not lower the largest pressures of the cluster "
                     f"by more than {self.tau:.0%}"
@@ -197,9 +197,9 @@ def held(c: Candidate, now: float, rules: AssignRules) -> Reason | None:
     """The reason for which a model may not move at all, if there is one."""
     left = c.moved_at + rules.cool_down_s - now
     if c.model.pinned:
-        return Reason(Kind.PINNED, c.model.name, c.current, c.model.demand)
+        return Reason(ModelKind.PINNED, c.model.name, c.current, c.model.demand)
     if left > 0:
-        return Reason(Kind.COOLING, c.model.name, c.current, c.model.demand, cool_down_left_s=left)
+        return Reason(ModelKind.COOLING, c.model.name, c.current, c.model.demand, cool_down_left_s=left)
     return None
 
 
@@ -227,7 +227,7 @@ def _room_made(
     homeless = [c.model for c in free if reasons[c.model.name].place is None and field.best(c.model)]
     found = dict(reasons)
     for name, place in make_room(after, _placed(free, reasons), homeless, divides=rules.divide).items():
-        found[name] = replace(reasons[name], kind=Kind.PACKED, place=place)
+        found[name] = replace(reasons[name], kind=ModelKind.PACKED, place=place)
     return found
 
 
@@ -276,12 +276,12 @@ def _search(
     for name, change in changes.items():
         old = found[name]
         found[name] = replace(
-            old, kind=Kind.IMPROVED, place=change.place, pressure=change.after, stay_pressure=change.before
+            old, kind=ModelKind.IMPROVED, place=change.place, pressure=change.after, stay_pressure=change.before
         )
     for c in free:
         reason = found[c.model.name]
-        if reason.kind is Kind.IMPROVED and reason.place == c.current:
-            found[c.model.name] = replace(reason, kind=Kind.KEPT)
+        if reason.kind is ModelKind.IMPROVED and reason.place == c.current:
+            found[c.model.name] = replace(reason, kind=ModelKind.KEPT)
     return found, after
 
 
@@ -300,8 +300,10 @@ def _kept(
             continue
         field.book(c.model, c.current.devices)
         reasons[name] = proposed[name]
-        if proposed[name].kind is not Kind.STAYS:
-            reasons[name] = replace(proposed[name], kind=Kind.KEPT, place=c.current, pressure=stay, stay_pressure=stay)
+        if proposed[name].kind is not ModelKind.STAYS:
+            reasons[name] = replace(
+                proposed[name], kind=ModelKind.KEPT, place=c.current, pressure=stay, stay_pressure=stay
+            )
     reasons |= greedy(field, homeless, rules)
     return reasons
 
@@ -315,12 +317,12 @@ def greedy(field: Field, ordered: Sequence[Candidate], rules: AssignRules) -> di
         found = field.best_first(model)
         options = tuple(islice(found, 1))
         if not options:
-            kind, place, pressure = Kind.UNPLACED, None, inf
+            kind, place, pressure = ModelKind.UNPLACED, None, inf
         elif stay < inf and not options[0].pressure < stay * (1 - rules.tau):
-            kind, place, pressure = Kind.STAYS, current, stay
+            kind, place, pressure = ModelKind.STAYS, current, stay
         else:
             options += tuple(islice(found, max(0, rules.explain - 1)))
-            kind = Kind.PLACED if current is None else Kind.MOVES if stay < inf else Kind.DISPLACED
+            kind = ModelKind.PLACED if current is None else ModelKind.MOVES if stay < inf else ModelKind.DISPLACED
             place, pressure = options[0].place, options[0].pressure
         if place is not None:
             field.book(model, place.devices)
@@ -348,7 +350,7 @@ def _first_fit_decreasing(
         if place is not None:
             pressure = field.resulting(model, place)
             field.book(model, place.devices)
-        kind = Kind.UNPLACED if place is None else Kind.PACKED
+        kind = ModelKind.UNPLACED if place is None else ModelKind.PACKED
         reasons[model.name] = Reason(kind, model.name, place, model.demand, pressure)
     return reasons
 

@@ -49,7 +49,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AssignmentChange:
     """A model's new place, and what the last step that touched it lowered, from and to."""
 
     place: Place
@@ -59,7 +59,7 @@ class Change:
 
 def improve(
     field: Field, placed: Sequence[Placed], steps: int, tau: float, least: float = 0.0, *, divides: bool = True
-) -> dict[str, Change]:
+) -> dict[str, AssignmentChange]:
     """Lower the largest pressures of `field`, in which all of `placed` are booked beside what cannot move. Changes it.
     A device with less than `least` is not relieved. Returns the models that end elsewhere."""
     search = _Search(field, placed, tau)
@@ -152,10 +152,10 @@ class _Search:
                 looked_at[touched] = False
                 pressures = self._field.pressures()
 
-    def changes(self) -> dict[str, Change]:
+    def changes(self) -> dict[str, AssignmentChange]:
         moved = self.places()
         return {
-            p.model.name: Change(moved[p.model.name], *self._steps_of[i])
+            p.model.name: AssignmentChange(moved[p.model.name], *self._steps_of[i])
             for i, p in enumerate(self._placed)
             if p.model.name in moved
         }

@@ -37,7 +37,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class DeferredMove:
     """A move that is wanted and not planned, and why."""
 
     model: str
@@ -50,7 +50,7 @@ class MovePlan:
     """`waves[0]` may begin now; it is empty while moves that are under way have to end first."""
 
     waves: tuple[tuple[Move, ...], ...]
-    held: tuple[Held, ...]
+    held: tuple[DeferredMove, ...]
 
     @property
     def moves(self) -> list[Move]:
@@ -91,7 +91,7 @@ def plan_moves(
     for move in under_way:
         books.book(models[move.model], move.target.devices)
 
-    held: list[Held] = []
+    held: list[DeferredMove] = []
     pending: list[Move] = []
     moving = {move.model for move in under_way} | {name for name, places in movers.items() if len(places) > 1}
     for [(model, place), *_] in sorted(movers.values(), key=lambda known: (-known[0][0].demand, known[0][0].name)):
@@ -100,9 +100,9 @@ def plan_moves(
             continue
         left = moved_at.get(model.name, -inf) + rules.cool_down_s - now
         if model.pinned:
-            held.append(Held(model.name, to, "it is pinned"))
+            held.append(DeferredMove(model.name, to, "it is pinned"))
         elif left > 0:
-            held.append(Held(model.name, to, f"it moved lately, {left:.0f} s of its cool-down are left"))
+            held.append(DeferredMove(model.name, to, f"it moved lately, {left:.0f} s of its cool-down are left"))
         else:
             pending.append(Move(model.name, place, to))
 
@@ -127,7 +127,7 @@ def plan_moves(
         running, pending = [], waiting
         if enough(waves[-1]):
             return MovePlan(tuple(waves), tuple(held))
-    held += [Held(move.model, move.target, _lack(books, models[move.model], move)) for move in pending]
+    held += [DeferredMove(move.model, move.target, _lack(books, models[move.model], move)) for move in pending]
     return MovePlan(tuple(waves), tuple(held))
 
 

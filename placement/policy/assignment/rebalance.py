@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from placement.policy import kvpr
-from placement.policy.assignment.assign import AssignRules, Candidate, Kind, Reason, assign, held
+from placement.policy.assignment.assign import AssignRules, Candidate, ModelKind, Reason, assign, held
 from placement.policy.assignment.moves import Move, MovePlan, MoveRules, plan_moves
 from placement.policy.assignment.rounds import Outlook
 from placement.policy.field import Field, pressures_of
 from placement.policy.kvpr import Books, Group, Model, Place
-from placement.policy.lifecycle.decisions import Resident
+from placement.policy.lifecycle.decisions import PlacedModel
 
 _MOST_WAVES = 64
 """That are looked at for a round. Nearly all end with the first or the second."""
@@ -42,7 +42,7 @@ class RebalanceRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedMove:
     """A migration, and why."""
 
     move: Move
@@ -53,8 +53,8 @@ class Wanted:
 class Round:
     """Moves that are one change: the cluster is better off after all of them."""
 
-    moves: tuple[Wanted, ...] = ()
-    begin: tuple[Wanted, ...] = ()
+    moves: tuple[WantedMove, ...] = ()
+    begin: tuple[WantedMove, ...] = ()
     """Those of them that can begin now."""
 
 
@@ -63,7 +63,7 @@ NONE = Round()
 
 def rebalance(
     groups: Sequence[Group],
-    residents: Sequence[Resident],
+    residents: Sequence[PlacedModel],
     moved_at: Mapping[str, float],
     now: float,
     rules: RebalanceRules | None = None,
@@ -72,7 +72,7 @@ def rebalance(
     """Migrations among `groups`. `residents`: all that holds memory there. `moved_at`: when a model last moved
     (seconds). `last`: what was wanted the time before."""
     rules = rules or RebalanceRules()
-    active: dict[str, Resident] = {}
+    active: dict[str, PlacedModel] = {}
     for resident in residents:
         if not resident.hibernating:
             active.setdefault(resident.model.name, resident)
@@ -105,7 +105,7 @@ def rebalance(
         and not assignment.reasons[name].stay_pressure < rules.least_pressure
     }
     moves = there.first_round(target) if target else []
-    wanted = tuple(Wanted(move, assignment.reasons[move.model]) for move in moves)
+    wanted = tuple(WantedMove(move, assignment.reasons[move.model]) for move in moves)
     if begin := there.beginning(wanted):
         return Round(wanted, begin)
     # Where all would have to change places there may be no room for it, and still some for one of them.
@@ -128,7 +128,7 @@ class _There:
             self.groups, self.booked, target, self.now, self.rules.moves, moved_at=self.moved_at, enough=enough
         )
 
-    def beginning(self, wanted: Sequence[Wanted]) -> tuple[Wanted, ...]:
+    def beginning(self, wanted: Sequence[WantedMove]) -> tuple[WantedMove, ...]:
         """What can go now; nothing where not all can be made, one after the other."""
         plan = self.plan({each.move.model: each.move.target for each in wanted}, lambda wave: False)
         first = {move.model for move in plan.waves[0]} if plan.waves and not plan.held else ()
@@ -154,14 +154,14 @@ class _There:
         self.plan(target, enough)
         return found
 
-    def single(self, moving: Iterable[Resident]) -> Wanted | None:
+    def single(self, moving: Iterable[PlacedModel]) -> WantedMove | None:
         """The best move of one model off one of the most pressed devices that can be made as things are."""
         field = Field(self.groups, {})
         for model, place in self.booked:
             field.book(model, place.devices)
         pressures = field.pressures()
         pressed = {int(number): float(pressures[number]) for number in (-pressures).argsort(kind="stable")[:_PRESSED]}
-        best: Wanted | None = None
+        best: WantedMove | None = None
         for r in moving:
             worst = max((pressed.get(number, 0.0) for number in field.numbers(r.place)), default=0.0)
             candidate = Candidate(r.model, r.place, self.moved_at.get(r.model.name, -inf))
@@ -173,22 +173,22 @@ class _There:
                 elsewhere = not set(option.place.devices) & set(r.place.devices)
                 least = worst * (1 - self.rules.assign.tau)
                 if elsewhere and after < least and (best is None or after < best.reason.pressure):
-                    reason = Reason(Kind.IMPROVED, r.model.name, option.place, r.model.demand, after, worst)
-                    best = Wanted(Move(r.model.name, r.place, option.place), reason)
+                    reason = Reason(ModelKind.IMPROVED, r.model.name, option.place, r.model.demand, after, worst)
+                    best = WantedMove(Move(r.model.name, r.place, option.place), reason)
         return best
 
 
-def _left_behind(field: Field, resident: Resident) -> float:
+def _left_behind(field: Field, resident: PlacedModel) -> float:
     """The highest pressure on the devices of a model without it."""
     rows, model = list(field.numbers(resident.place)), resident.model
     demand, left = field.demand[rows] - model.part_demand, field.left[rows] + model.fixed
     return float(pressures_of(demand, left, field.load[rows]).max()) if (left > 0).all() else inf
 
 
-def _left(groups: Sequence[Group], residents: Sequence[Resident], last: Round) -> tuple[list[Wanted], list[str]]:
+def _left(groups: Sequence[Group], residents: Sequence[PlacedModel], last: Round) -> tuple[list[WantedMove], list[str]]:
     """What is still to be made of a round, and the models that have moved."""
     names = {each.move.model for each in last.moves}
-    at: dict[str, dict[Place, Resident]] = {}
+    at: dict[str, dict[Place, PlacedModel]] = {}
     for r in residents if names else ():
         if r.model.name in names and not r.hibernating:
             at.setdefault(r.model.name, {})[r.place] = r
@@ -205,21 +205,21 @@ def _left(groups: Sequence[Group], residents: Sequence[Resident], last: Round) -
     return left, came
 
 
-def _idle(resident: Resident) -> bool:
+def _idle(resident: PlacedModel) -> bool:
     """Whether nobody has asked for it lately, and it may leave."""
     return resident.model.demand <= kvpr.LEAST_DEMAND and resident.idle_s > 0.0 and not resident.model.pinned
 
 
-def _counted(resident: Resident) -> Model:
+def _counted(resident: PlacedModel) -> Model:
     return resident.model.asleep() if _idle(resident) else resident.booked
 
 
 def _worth_moving(
     groups: Sequence[Group],
     booked: Iterable[tuple[Model, Place]],
-    active: Mapping[str, Resident],
+    active: Mapping[str, PlacedModel],
     rules: RebalanceRules,
-) -> dict[str, Resident]:
+) -> dict[str, PlacedModel]:
     """Of those that are active and asked for, by name: those with their share of the demand, and all where a device
     is overcommitted."""
     books = Books(groups)

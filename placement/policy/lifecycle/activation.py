@@ -16,14 +16,14 @@ from math import inf
 
 from placement.policy.field import Option
 from placement.policy.kvpr import Books, Group, Model, Place
-from placement.policy.lifecycle.decisions import Activate, GoCold, Hibernate, LifecycleRules, Refuse, Resident, Wait
+from placement.policy.lifecycle.decisions import Activate, GoCold, Hibernate, LifecycleRules, PlacedModel, Refuse, Wait
 from placement.policy.lifecycle.eviction import Eviction, evict, freed_by, may_leave
 from placement.policy.lifecycle.refusal import arithmetic
 from services.wording.plurals import agreeing
 
 
 @dataclass(frozen=True, slots=True)
-class Activation:
+class ActivationPlan:
     """The outcome for one model. `evictions` have to be done before an `Activate`."""
 
     outcome: Activate | Refuse | Wait
@@ -32,21 +32,21 @@ class Activation:
     """The groups that were compared, least pressure first."""
 
 
-def chosen(model: Model, found: list[Found], compared: int, rules: LifecycleRules) -> Activation:
+def chosen(model: Model, found: list[GroupOption], compared: int, rules: LifecycleRules) -> ActivationPlan:
     """Of what was found on groups, out of `compared` that had room."""
     found.sort(key=lambda f: (f.pressure, -f.idle_s))
     best = _prefer(found, rules)
     outcome = Activate(model.name, best.place, best.pressure, _why(best, found, compared, rules))
-    return Activation(outcome, best.evictions, tuple(Option(f.place, f.pressure) for f in found[: rules.explain]))
+    return ActivationPlan(outcome, best.evictions, tuple(Option(f.place, f.pressure) for f in found[: rules.explain]))
 
 
-def wait(model: Model, lacking: Sequence[tuple[int, str]]) -> Activation:
+def wait(model: Model, lacking: Sequence[tuple[int, str]]) -> ActivationPlan:
     """`lacking`: what the nearest groups are short of (`lack`, below)."""
-    return Activation(Wait(model.name, f"no group has room now; the nearest is {min(lacking)[1]}"))
+    return ActivationPlan(Wait(model.name, f"no group has room now; the nearest is {min(lacking)[1]}"))
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class GroupOption:
     """A group where the model can come up."""
 
     place: Place
@@ -58,7 +58,7 @@ class Found:
     """The least of those that leave."""
 
 
-def attempt(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleRules) -> Found | None:
+def attempt(model: Model, group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) -> GroupOption | None:
     """The model's place on one group, with the evictions that it takes; None if there is none."""
     others = [r for r in here if r.model.name != model.name]
     mine = next((r for r in here if r.model.name == model.name and r.hibernating), None)
@@ -70,7 +70,7 @@ def attempt(model: Model, group: Group, here: Sequence[Resident], rules: Lifecyc
     engines_wanted = 0 if mine is not None else engines_lacking(group, others)
     in_the_way = [r for r in others if rules.exclusive and not r.hibernating]
     if devices and not in_the_way and not engines_wanted:
-        return Found(Place(group.name, devices), pressure, (), mine is not None)
+        return GroupOption(Place(group.name, devices), pressure, (), mine is not None)
     gone = _booked(group, [r for r in others if not may_leave(r, rules)])
     _, devices = gone.best(model, group)
     if not devices or not all(may_leave(r, rules) for r in in_the_way):
@@ -84,16 +84,18 @@ def attempt(model: Model, group: Group, here: Sequence[Resident], rules: Lifecyc
         if eviction.enough and pressure < inf:
             left = {d.model for d in eviction.decisions}
             idle_s = min((r.idle_s for r in others if r.model.name in left and not r.hibernating), default=inf)
-            return Found(Place(group.name, devices), pressure, eviction.decisions, mine is not None, idle_s)
+            return GroupOption(Place(group.name, devices), pressure, eviction.decisions, mine is not None, idle_s)
     return None
 
 
-def engines_lacking(group: Group, others: Iterable[Resident]) -> int:
+def engines_lacking(group: Group, others: Iterable[PlacedModel]) -> int:
     """How many of the others' engines have to go before another model gets one on the group."""
     return int(max(0, sum(r.has_engine for r in others) + 1 - group.engines))
 
 
-def _after(model: Model, group: Group, devices: Sequence[str], others: Sequence[Resident], eviction: Eviction) -> float:
+def _after(
+    model: Model, group: Group, devices: Sequence[str], others: Sequence[PlacedModel], eviction: Eviction
+) -> float:
     """The highest pressure on the devices with the model there, when those who leave have."""
     left = {d.model: isinstance(d, GoCold) for d in eviction.decisions}
     after = Books([group])
@@ -104,7 +106,7 @@ def _after(model: Model, group: Group, devices: Sequence[str], others: Sequence[
     return max(after.resulting(model, device) for device in devices)
 
 
-def _prefer(found: Sequence[Found], rules: LifecycleRules) -> Found:
+def _prefer(found: Sequence[GroupOption], rules: LifecycleRules) -> GroupOption:
     """`found` by pressure."""
     best = found[0]
     calm, home = next((f for f in found if not f.evictions), None), next((f for f in found if f.home), None)
@@ -114,7 +116,7 @@ def _prefer(found: Sequence[Found], rules: LifecycleRules) -> Found:
     return best
 
 
-def _why(best: Found, found: Sequence[Found], compared: int, rules: LifecycleRules) -> str:
+def _why(best: GroupOption, found: Sequence[GroupOption], compared: int, rules: LifecycleRules) -> str:
     text = f"pressure {best.pressure:.4g} on {best.place.group}"
     least = found[0]
     if least is not best and least.pressure < best.pressure:
@@ -130,7 +132,7 @@ def _why(best: Found, found: Sequence[Found], compared: int, rules: LifecycleRul
     return text
 
 
-def _booked(group: Group, residents: Iterable[Resident]) -> Books:
+def _booked(group: Group, residents: Iterable[PlacedModel]) -> Books:
     books = Books([group])
     names = _names(group)
     for resident in residents:
@@ -142,7 +144,7 @@ def _names(group: Group) -> set[str]:
     return {device.name for device in group.devices}
 
 
-def lack(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleRules) -> tuple[int, str]:
+def lack(model: Model, group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) -> tuple[int, str]:
     """How far the group is from holding the model, and the sentence about it."""
     others = [r for r in here if r.model.name != model.name]
     mine = next((r for r in here if r.model.name == model.name and r.hibernating), None)

@@ -36,7 +36,7 @@ class LifecycleRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class PlacedModel:
     """A model on a group: active (or passing to or from it), or hibernating."""
 
     model: Model

@@ -11,11 +11,11 @@ from collections.abc import Hashable, Sequence
 from math import inf
 
 from placement.policy.kvpr import Group
-from placement.policy.lifecycle.decisions import LifecycleRules, Resident
+from placement.policy.lifecycle.decisions import LifecycleRules, PlacedModel
 from placement.policy.lifecycle.eviction import least_stay_s, may_leave
 
 
-def footing(group: Group, here: Sequence[Resident], rules: LifecycleRules) -> Hashable:
+def footing(group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) -> Hashable:
     """Equal to another one where a model that waits would be told the same."""
     return group, tuple(
         (
@@ -33,12 +33,12 @@ def footing(group: Group, here: Sequence[Resident], rules: LifecycleRules) -> Ha
     )
 
 
-def holds_s(here: Sequence[Resident], rules: LifecycleRules) -> float:
+def holds_s(here: Sequence[PlacedModel], rules: LifecycleRules) -> float:
     """Seconds until one of them has been idle, or awake, for so long that it may leave; +inf: never by itself."""
     return min((left for r in here for left in _ripens_s(r, rules) if left > 0.0), default=inf)
 
 
-def _ripens_s(resident: Resident, rules: LifecycleRules) -> Sequence[float]:
+def _ripens_s(resident: PlacedModel, rules: LifecycleRules) -> Sequence[float]:
     if resident.model.pinned or resident.hibernating:
         return ()
     awake = (least_stay_s(resident, rules) - resident.stay_s, rules.quantum_s - resident.stay_s)

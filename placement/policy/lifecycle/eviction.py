@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from placement.policy.lifecycle.decisions import GoCold, Hibernate, LifecycleRules, Resident
+from placement.policy.lifecycle.decisions import GoCold, Hibernate, LifecycleRules, PlacedModel
 
 _LEAST_IDLE_S = 0.001
 
@@ -39,7 +39,7 @@ class Eviction:
 
 
 def evict(
-    residents: Iterable[Resident],
+    residents: Iterable[PlacedModel],
     wanted: Mapping[str, int],
     rules: LifecycleRules | None = None,
     *,
@@ -63,21 +63,21 @@ def evict(
     return plan.result(for_whom)
 
 
-def may_leave(resident: Resident, rules: LifecycleRules) -> bool:
+def may_leave(resident: PlacedModel, rules: LifecycleRules) -> bool:
     """Whether it may be evicted now."""
     if resident.model.pinned or resident.hibernating:
         return not resident.model.pinned
     return 0.0 < resident.idle_s >= rules.idle_s and resident.stay_s >= least_stay_s(resident, rules)
 
 
-def least_stay_s(resident: Resident, rules: LifecycleRules) -> float:
+def least_stay_s(resident: PlacedModel, rules: LifecycleRules) -> float:
     """How long it is awake at least before it makes way for others' sake, unless its group is promised to one: by what
     coming back will take, so that coming is a small part of its time. What it took this time is paid: a model that was
     read from a slow disk for a minute wakes in a moment from now on."""
     return rules.stay * (_asleep_costs_s(resident) if rules.hibernate else resident.cold_s)
 
 
-def freed_by(residents: Iterable[Resident], rules: LifecycleRules) -> dict[str, int]:
+def freed_by(residents: Iterable[PlacedModel], rules: LifecycleRules) -> dict[str, int]:
     """Device -> bytes that come free when all of these, who are awake, leave."""
     freed: dict[str, int] = {}
     for resident in residents:
@@ -91,7 +91,12 @@ class _Eviction:
     """Which residents go how far down; `_steps` in the order in which they were chosen."""
 
     def __init__(
-        self, residents: Sequence[Resident], wanted: Mapping[str, int], host: int, engines: int, rules: LifecycleRules
+        self,
+        residents: Sequence[PlacedModel],
+        wanted: Mapping[str, int],
+        host: int,
+        engines: int,
+        rules: LifecycleRules,
     ) -> None:
         self._rules = rules
         self._wanted = {device: amount for device, amount in wanted.items() if amount > 0}
@@ -99,7 +104,7 @@ class _Eviction:
         self._engines = max(0, engines)
         self._sleepy = [r for r in residents if not r.hibernating and may_leave(r, rules)]
         self._asleep = [r for r in residents if r.hibernating]
-        self._steps: list[tuple[Resident, bool]] = []  # (who, goes cold): hibernating and cold are two steps
+        self._steps: list[tuple[PlacedModel, bool]] = []  # (who, goes cold): hibernating and cold are two steps
 
     def hibernate(self) -> None:
         if self._rules.hibernate:
@@ -122,7 +127,7 @@ class _Eviction:
                 if same and not needed_to_go_cold and self._host_and_engines_still_met(without):
                     self._steps = without
 
-    def _host_and_engines_still_met(self, steps: Sequence[tuple[Resident, bool]]) -> bool:
+    def _host_and_engines_still_met(self, steps: Sequence[tuple[PlacedModel, bool]]) -> bool:
         host_met = self._host_short(steps) <= max(0, self._host_short())
         return host_met and self._engines_short(steps) <= max(0, self._engines_short())
 
@@ -144,7 +149,7 @@ class _Eviction:
         host, engines = max(0, self._host_short()), max(0, self._engines_short())
         return Eviction(tuple(decisions), self._short(self._steps), host, engines)
 
-    def _take(self, candidates: Sequence[Resident], *, cold: bool) -> None:
+    def _take(self, candidates: Sequence[PlacedModel], *, cold: bool) -> None:
         for step in sorted(((r, cold) for r in candidates), key=self._price):
             short = self._short(self._steps)
             helps = any(device in short for device, freed in self._frees(*step).items() if freed > 0)
@@ -155,7 +160,7 @@ class _Eviction:
                     self._steps.append((step[0], False))
                 self._steps.append(step)
 
-    def _price(self, step: tuple[Resident, bool]) -> tuple[float, float, str]:
+    def _price(self, step: tuple[PlacedModel, bool]) -> tuple[float, float, str]:
         """Seconds of later waiting for each byte that helps and second idle; of equals the longest idle."""
         resident, cold = step
         asleep_s = _asleep_costs_s(resident)
@@ -170,11 +175,11 @@ class _Eviction:
         each = seconds / useful / max(resident.idle_s, _LEAST_IDLE_S) if useful else inf
         return (each, -resident.idle_s, resident.model.name)
 
-    def _at_once(self, resident: Resident) -> bool:
+    def _at_once(self, resident: PlacedModel) -> bool:
         """Whether it goes cold in one step: it sleeps already, or nobody is to sleep."""
         return resident.hibernating or not self._rules.hibernate
 
-    def _frees(self, resident: Resident, cold: bool) -> dict[str, int]:
+    def _frees(self, resident: PlacedModel, cold: bool) -> dict[str, int]:
         """Bytes on each device: of falling asleep, or of the engine's going."""
         model = resident.model
         asleep = model.asleep().needed
@@ -183,7 +188,7 @@ class _Eviction:
             amount = model.needed
         return dict.fromkeys(resident.place.devices, amount)
 
-    def _short(self, steps: Sequence[tuple[Resident, bool]]) -> dict[str, int]:
+    def _short(self, steps: Sequence[tuple[PlacedModel, bool]]) -> dict[str, int]:
         left = dict(self._wanted)
         for step in steps:
             for device, freed in self._frees(*step).items():
@@ -191,15 +196,15 @@ class _Eviction:
                     left[device] -= freed
         return {device: amount for device, amount in left.items() if amount > 0}
 
-    def _host_short(self, steps: Sequence[tuple[Resident, bool]] | None = None) -> int:
+    def _host_short(self, steps: Sequence[tuple[PlacedModel, bool]] | None = None) -> int:
         steps = self._steps if steps is None else steps
         return self._host - sum(resident.host_bytes for resident, cold in steps if cold)
 
-    def _engines_short(self, steps: Sequence[tuple[Resident, bool]] | None = None) -> int:
+    def _engines_short(self, steps: Sequence[tuple[PlacedModel, bool]] | None = None) -> int:
         steps = self._steps if steps is None else steps
         return self._engines - sum(resident.has_engine for resident, cold in steps if cold)
 
 
-def _asleep_costs_s(resident: Resident) -> float:
+def _asleep_costs_s(resident: PlacedModel) -> float:
     """What its next request waits for once it was sent to sleep."""
     return resident.wake_s if resident.has_image else resident.cold_s

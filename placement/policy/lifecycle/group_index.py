@@ -20,8 +20,8 @@ import numpy as np
 
 from placement.policy.field import Field, Floats, Mask
 from placement.policy.kvpr import LEAST_DEMAND, Group, Model
-from placement.policy.lifecycle.activation import Activation, Found, attempt, chosen, lack, wait
-from placement.policy.lifecycle.decisions import LifecycleRules, Refuse, Resident
+from placement.policy.lifecycle.activation import ActivationPlan, GroupOption, attempt, chosen, lack, wait
+from placement.policy.lifecycle.decisions import LifecycleRules, PlacedModel, Refuse
 from placement.policy.lifecycle.eviction import Eviction, may_leave
 from placement.policy.lifecycle.kv_pressure import relieve
 from placement.policy.lifecycle.preemption import holds, preempt
@@ -51,13 +51,13 @@ class _Arrays:
     """Engines that further models can have without those who may leave."""
 
 
-class Standing:
+class GroupIndex:
     """What is on which group."""
 
     def __init__(self, rules: LifecycleRules | None = None) -> None:
         self._rules = rules or LifecycleRules()
         self._groups: dict[str, Group] = {}
-        self._on: dict[str, Sequence[Resident]] = {}
+        self._on: dict[str, Sequence[PlacedModel]] = {}
         self._with: dict[str, dict[str, None]] = {}
         """Model -> the groups where it is, in any state."""
         self._arrays: _Arrays | None = None
@@ -78,11 +78,11 @@ class Standing:
         return list(self._groups.values())
 
     @property
-    def residents(self) -> list[Resident]:
+    def residents(self) -> list[PlacedModel]:
         """All that holds memory on the groups."""
         return [resident for here in self._on.values() for resident in here]
 
-    def hear(self, group: Group, residents: Sequence[Resident]) -> None:
+    def hear(self, group: Group, residents: Sequence[PlacedModel]) -> None:
         """Exactly these are on the group now, which may be new, or have other devices."""
         if self._groups.get(group.name) != group:
             self._groups[group.name] = group
@@ -114,13 +114,13 @@ class Standing:
             return None
         return refusal(model, [group for group in self.groups if only in (None, group.name)])
 
-    def activate(self, model: Model, only: str | None = None, closed: Collection[str] = ()) -> Activation:
+    def activate(self, model: Model, only: str | None = None, closed: Collection[str] = ()) -> ActivationPlan:
         """Where to bring up a model that is not active anywhere, and who has to leave for it. `only`: as above.
         `closed`: groups that are promised to others."""
         model = model.wanted(max(model.demand, LEAST_DEMAND))
         refused = self.refused(model, only)
         if refused is not None:
-            return Activation(refused)
+            return ActivationPlan(refused)
         at = self._at()
         could_hold = self._could_hold(model, only)
         could_hold[[at.row[name] for name in closed if name in at.row]] = False
@@ -157,7 +157,7 @@ class Standing:
         nearest = dict.fromkeys([*homes, int(rooms.argmax())])
         return wait(model, [lack(model, at.groups[row], self._here(row), self._rules) for row in nearest])
 
-    def keep(self, model: Model, waited_s: float, only: str) -> Activation | None:
+    def keep(self, model: Model, waited_s: float, only: str) -> ActivationPlan | None:
         """Keeps a promise: the same on that one group, where those leave too who have had their quantum; None: they do
         not suffice yet."""
         group = self._groups.get(only)
@@ -181,15 +181,15 @@ class Standing:
         """Who leaves the group for the sake of KV there."""
         return relieve(self._groups[name], self._on[name], self._rules)
 
-    def _tried(self, model: Model, bound: Floats, row: int) -> list[Found]:
+    def _tried(self, model: Model, bound: Floats, row: int) -> list[GroupOption]:
         bound[row] = inf
         option = self._try(model, row)
         return [] if option is None else [option]
 
-    def _try(self, model: Model, row: int) -> Found | None:
+    def _try(self, model: Model, row: int) -> GroupOption | None:
         return attempt(model, self._at().groups[row], self._here(row), self._rules)
 
-    def _here(self, row: int) -> Sequence[Resident]:
+    def _here(self, row: int) -> Sequence[PlacedModel]:
         return self._on[self._at().groups[row].name]
 
     def _could_hold(self, model: Model, only: str | None) -> Mask:
@@ -236,11 +236,11 @@ class Standing:
 
 
 def standing(
-    groups: Iterable[Group], residents: Iterable[Resident] = (), rules: LifecycleRules | None = None
-) -> Standing:
+    groups: Iterable[Group], residents: Iterable[PlacedModel] = (), rules: LifecycleRules | None = None
+) -> GroupIndex:
     """One in which these are on these groups."""
-    made = Standing(rules)
-    by_group: dict[str, list[Resident]] = {}
+    made = GroupIndex(rules)
+    by_group: dict[str, list[PlacedModel]] = {}
     for resident in residents:
         by_group.setdefault(resident.place.group, []).append(resident)
     for group in groups:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from placement.policy.kvpr import Group
-from placement.policy.lifecycle.decisions import LifecycleRules, Resident
+from placement.policy.lifecycle.decisions import LifecycleRules, PlacedModel
 from placement.policy.lifecycle.eviction import Eviction, evict
 
 
-def relieve(group: Group, here: Sequence[Resident], rules: LifecycleRules) -> Eviction:
+def relieve(group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) -> Eviction:
     """Who of those on the group leaves, and what is still lacking then. Nothing lacking: nobody."""
     wanted = lacking(group, here, rules)
     if not wanted:
@@ -29,7 +29,7 @@ def relieve(group: Group, here: Sequence[Resident], rules: LifecycleRules) -> Ev
     return evict(here, wanted, leaving, for_whom=f"KV of {names}", go_cold=False)
 
 
-def lacking(group: Group, here: Sequence[Resident], rules: LifecycleRules) -> dict[str, int]:
+def lacking(group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) -> dict[str, int]:
     """Bytes by device, where there are any."""
     found = {}
     for device in group.devices:

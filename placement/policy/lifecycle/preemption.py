@@ -7,14 +7,14 @@ from dataclasses import replace
 from math import inf
 
 from placement.policy.kvpr import Books, Group, Model
-from placement.policy.lifecycle.activation import Found, attempt, engines_lacking
-from placement.policy.lifecycle.decisions import GoCold, Hibernate, LifecycleRules, Resident
+from placement.policy.lifecycle.activation import GroupOption, attempt, engines_lacking
+from placement.policy.lifecycle.decisions import GoCold, Hibernate, LifecycleRules, PlacedModel
 
 _A_MOMENT_S = 1e-3
 """Who is idle is so for more than nothing."""
 
 
-def holds(model: Model, group: Group, here: Sequence[Resident]) -> bool:
+def holds(model: Model, group: Group, here: Sequence[PlacedModel]) -> bool:
     """Whether the group holds the model when all have left who ever may."""
     books = Books([group])
     for resident in here:
@@ -25,8 +25,8 @@ def holds(model: Model, group: Group, here: Sequence[Resident]) -> bool:
 
 
 def preempt(
-    model: Model, group: Group, here: Sequence[Resident], waited_s: float, rules: LifecycleRules
-) -> Found | None:
+    model: Model, group: Group, here: Sequence[PlacedModel], waited_s: float, rules: LifecycleRules
+) -> GroupOption | None:
     """The model's place on the group with those sent to sleep who have had their quantum; None while that makes no
     room."""
     others = [r for r in here if r.model.name != model.name]
@@ -42,12 +42,12 @@ def preempt(
     return None
 
 
-def _as_if_idle(resident: Resident, rules: LifecycleRules) -> Resident:
+def _as_if_idle(resident: PlacedModel, rules: LifecycleRules) -> PlacedModel:
     return replace(resident, idle_s=max(resident.idle_s, rules.idle_s, _A_MOMENT_S), stay_s=inf)
 
 
 def _told(
-    eviction: Hibernate | GoCold, yielding: dict[str, Resident], waited_s: float, rules: LifecycleRules
+    eviction: Hibernate | GoCold, yielding: dict[str, PlacedModel], waited_s: float, rules: LifecycleRules
 ) -> Hibernate | GoCold:
     resident = yielding.get(eviction.model)
     if resident is None or 0.0 < resident.idle_s >= rules.idle_s:

@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from placement.policy.kvpr import Model
-from placement.policy.lifecycle.activation import Activation
+from placement.policy.lifecycle.activation import ActivationPlan
 from placement.policy.lifecycle.decisions import Wait
-from placement.policy.lifecycle.group_index import Standing
+from placement.policy.lifecycle.group_index import GroupIndex
 
 FORGOTTEN_S = 5.0
 """Who has not asked for so long has stopped asking."""
@@ -42,7 +42,7 @@ class _Wait:
     """There is none that could be: it holds nobody up."""
 
 
-class Promises:
+class Reservations:
     """Who waits, since when, and for which group. One for all groups of one size."""
 
     def __init__(self, patience_s: float) -> None:
@@ -72,10 +72,10 @@ class Promises:
         return min([*patient, *forgotten], default=inf)
 
     def ask(
-        self, model: Model, there: Standing, now: float, only: str | None = None, holds_s: float = 0.0
-    ) -> Activation:
-        """Where to bring up a model that is active nowhere, and who has to leave for it (`Standing.activate`); while it
-        has to wait it asks again. `holds_s`: for so long it does, though nothing need be heard of it."""
+        self, model: Model, there: GroupIndex, now: float, only: str | None = None, holds_s: float = 0.0
+    ) -> ActivationPlan:
+        """Where to bring up a model that is active nowhere, and who has to leave for it (`GroupIndex.activate`); while
+        it has to wait it asks again. `holds_s`: for so long it does, though nothing need be heard of it."""
         self._forget(now)
         answer = there.activate(model, only, self._closed(model.name))
         if not isinstance(answer.outcome, Wait):

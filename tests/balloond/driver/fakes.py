@@ -4,18 +4,18 @@ import itertools
 import threading
 
 from balloond.backends.cpu import PAGE_BYTES, CpuMaker, CpuMapper
-from balloond.driver.lease import Granted, GrowRefused, Limit
-from balloond.driver.loop import Loop
+from balloond.driver.lease import Granted, GrowRefused, LeaseLimit
+from balloond.driver.loop import DescriptorLoop
 from tests.balloond.conftest import TIMEOUT_S
 
 
 class FakeLease:
     def __init__(self, capacity=100, extent=PAGE_BYTES):
-        self.loop = Loop("fake lease")
+        self.loop = DescriptorLoop("fake lease")
         self.loop.start()
         self.extent = extent
         self.capacity = capacity
-        self.limit = Limit(0, capacity * extent)
+        self.limit = LeaseLimit(0, capacity * extent)
         self.sizes = {}
         """By id, of what is held: in extents of the usual size."""
         self.reports = []
@@ -79,7 +79,7 @@ class FakeLease:
     # --- what tests do
 
     def set_limit(self, extents):
-        self.limit = Limit(self.limit.revision + 1, extents * self.extent)
+        self.limit = LeaseLimit(self.limit.revision + 1, extents * self.extent)
         self.loop.call(lambda: self.on_limit())
 
     def reclaim(self, reclaim_id, extents, deep=False):

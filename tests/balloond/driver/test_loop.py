@@ -3,7 +3,7 @@ import os
 import socket
 import threading
 
-from balloond.driver.loop import Loop
+from balloond.driver.loop import DescriptorLoop
 from tests.balloond.conftest import TIMEOUT_S
 
 
@@ -12,7 +12,7 @@ def wait(event):
 
 
 def test_calls_run_on_the_loops_thread_in_order():
-    loop, seen, done = Loop("test"), [], threading.Event()
+    loop, seen, done = DescriptorLoop("test"), [], threading.Event()
     for number in range(100):
         loop.call(lambda number=number: seen.append((number, loop.here())))
     loop.call(done.set)
@@ -26,7 +26,7 @@ def test_calls_run_on_the_loops_thread_in_order():
 
 
 def test_a_call_from_the_thread_itself_runs_too():
-    loop, done = Loop("test"), threading.Event()
+    loop, done = DescriptorLoop("test"), threading.Event()
     loop.start()
     loop.call(lambda: loop.call(lambda: loop.call(done.set)))
     wait(done)
@@ -34,7 +34,7 @@ def test_a_call_from_the_thread_itself_runs_too():
 
 
 def test_later_calls_come_in_the_order_of_their_times():
-    loop, seen, done = Loop("test"), [], threading.Event()
+    loop, seen, done = DescriptorLoop("test"), [], threading.Event()
 
     def plan():
         loop.later(0.02, lambda: seen.append("second"))
@@ -49,7 +49,7 @@ def test_later_calls_come_in_the_order_of_their_times():
 
 
 def test_a_descriptor_is_told_when_it_takes_more_and_when_it_has_something_to_read():
-    loop, seen, done = Loop("test"), [], threading.Event()
+    loop, seen, done = DescriptorLoop("test"), [], threading.Event()
     here, there = socket.socketpair()
     here.setblocking(False)
     there.setblocking(False)
@@ -84,7 +84,7 @@ def test_a_descriptor_is_told_when_it_takes_more_and_when_it_has_something_to_re
 
 
 def test_a_readable_descriptor_is_told_until_it_is_removed():
-    loop, seen, done = Loop("test"), [], threading.Event()
+    loop, seen, done = DescriptorLoop("test"), [], threading.Event()
     reads, writes = os.pipe()
 
     def readable():

@@ -2,11 +2,11 @@ import os
 
 from balloond import backends
 from balloond.driver import private
-from balloond.policy.capacity import Hardware
+from balloond.policy.capacity import DeviceHardware
 
 
 def hardware(*processes):
-    return Hardware("a", "b", 100, 50, 2, True, False, processes)
+    return DeviceHardware("a", "b", 100, 50, 2, True, False, processes)
 
 
 def test_a_process_finds_its_own_bytes_among_the_others(monkeypatch):

@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balloond.driver.watermarks import IDLE_S, Marks
+from balloond.driver.watermarks import IDLE_S, Watermarks
 
 
 def test_without_growth_the_low_mark_is_kept():
-    marks = Marks(2, 10)
+    marks = Watermarks(2, 10)
     assert marks.target(100.0) == 2
     assert marks.missing(1, 100.0) == 1
     assert marks.missing(2, 100.0) == 0
@@ -14,7 +14,7 @@ def test_without_growth_the_low_mark_is_kept():
 
 
 def test_the_reserve_follows_growth_up_to_the_high_mark():
-    marks = Marks(2, 10)
+    marks = Watermarks(2, 10)
     marks.took(5, 100.0)
     assert 2 < marks.target(100.0) < 10
     marks.took(1000, 100.1)
@@ -24,7 +24,7 @@ def test_the_reserve_follows_growth_up_to_the_high_mark():
 
 
 def test_growth_is_forgotten_and_an_idle_engine_keeps_the_low_mark():
-    marks = Marks(2, 10)
+    marks = Watermarks(2, 10)
     marks.took(100, 100.0)
     assert not marks.idle(100.0 + IDLE_S / 2)
     later = 100.0 + 5 * IDLE_S
@@ -36,7 +36,7 @@ def test_growth_is_forgotten_and_an_idle_engine_keeps_the_low_mark():
 
 
 def test_a_reserve_is_filled_when_half_of_it_is_used():
-    marks = Marks(0, 10)
+    marks = Watermarks(0, 10)
     marks.took(100, 100.0)
     assert marks.missing(6, 100.0) == 0
     assert marks.missing(5, 100.0) == 5
@@ -45,7 +45,7 @@ def test_a_reserve_is_filled_when_half_of_it_is_used():
 @pytest.mark.parametrize("marks", [(3, 2), (-1, 2)])
 def test_impossible_marks_are_refused(marks):
     with pytest.raises(ValueError):
-        Marks(*marks)
+        Watermarks(*marks)
 
 
 @given(
@@ -55,7 +55,7 @@ def test_impossible_marks_are_refused(marks):
     st.integers(0, 60),
 )
 def test_whatever_happens_the_target_stays_between_the_marks(low, more, growth, reserve):
-    marks = Marks(low, low + more)
+    marks = Watermarks(low, low + more)
     now = 0.0
     for count, wait in growth:
         now += wait

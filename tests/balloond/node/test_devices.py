@@ -9,15 +9,15 @@ from balloond.backends.cpu import PAGE_BYTES, CpuMaker
 from balloond.config import BalloondConfig
 from balloond.driver import alive
 from balloond.node import devices, saved_capacity
-from balloond.node.extent_pool import Spares
-from balloond.node.processes import Process
+from balloond.node.extent_pool import ExtentPool
+from balloond.node.processes import ProcessIdentity
 from balloond.node.records import LeaseFacts
-from balloond.node.recovery import Found
-from balloond.policy.capacity import Hardware
+from balloond.node.recovery import RecoveredState
+from balloond.policy.capacity import DeviceHardware
 from services.errors import Refused
 
 GIB = 1 << 30
-GPU = Hardware("a GPU", "580.1", 80 * GIB, 70 * GIB, 2 << 20, True, False)
+GPU = DeviceHardware("a GPU", "580.1", 80 * GIB, 70 * GIB, 2 << 20, True, False)
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ def configured(tmp_path):
 
 
 def given_out(device):
-    return Found(leases=[LeaseFacts("a", device, "m", "token", Process(1, 2))])
+    return RecoveredState(leases=[LeaseFacts("a", device, "m", "token", ProcessIdentity(1, 2))])
 
 
 def test_a_gpu_that_nobody_uses_has_what_is_free_less_the_reserve(configured):
     config = configured(name="cuda:0", reserve_bytes=2 * GIB)
-    assert devices.capacities(config, {"cuda:0": GPU}, Found()) == {"cuda:0": 68 * GIB}
+    assert devices.capacities(config, {"cuda:0": GPU}, RecoveredState()) == {"cuda:0": 68 * GIB}
 
 
 def test_a_gpu_that_the_keeper_has_memory_of_has_what_it_had_whatever_is_free_by_now(configured):
@@ -50,9 +50,9 @@ def test_so_has_one_whose_keeper_died_as_well_while_an_engine_lives(configured):
     config = configured(name="cuda:0")
     saved_capacity.write(config.handoff, {"cuda:0": 79 * GIB})
     lock = alive.hold(config.handoff)
-    assert devices.capacities(config, {"cuda:0": GPU}, Found()) == {"cuda:0": 79 * GIB}
+    assert devices.capacities(config, {"cuda:0": GPU}, RecoveredState()) == {"cuda:0": 79 * GIB}
     os.close(lock)
-    assert devices.capacities(config, {"cuda:0": GPU}, Found()) == {"cuda:0": 69 * GIB}
+    assert devices.capacities(config, {"cuda:0": GPU}, RecoveredState()) == {"cuda:0": 69 * GIB}
 
 
 def test_capacities_that_were_cut_short_are_measured_anew(configured):
@@ -63,11 +63,11 @@ def test_capacities_that_were_cut_short_are_measured_anew(configured):
 
 def test_more_than_a_fresh_gpu_has_free_is_refused(configured):
     with pytest.raises(Refused, match="cuda:0: capacity_bytes is"):
-        devices.capacities(configured(name="cuda:0", capacity_bytes=75 * GIB), {"cuda:0": GPU}, Found())
+        devices.capacities(configured(name="cuda:0", capacity_bytes=75 * GIB), {"cuda:0": GPU}, RecoveredState())
 
 
 def test_host_memory_has_the_capacity_that_was_given(configured):
-    assert devices.capacities(configured(name="cpu:0", capacity_bytes=4096), {}, Found()) == {"cpu:0": 4096}
+    assert devices.capacities(configured(name="cpu:0", capacity_bytes=4096), {}, RecoveredState()) == {"cpu:0": 4096}
 
 
 def test_a_device_without_a_backend_is_refused_before_anything_is_looked_at(configured):
@@ -80,7 +80,7 @@ def test_a_maker_with_spares_gives_out_less_by_what_is_set_aside(configured):
         name="cpu:0", capacity_bytes=100 * PAGE_BYTES, spare_bytes=16 * PAGE_BYTES, kv_extent_bytes=PAGE_BYTES
     )
     makers, given = devices.open_makers(config, {"cpu:0": 100 * PAGE_BYTES})
-    assert isinstance(makers["cpu:0"], Spares)
+    assert isinstance(makers["cpu:0"], ExtentPool)
     assert given == {"cpu:0": 83 * PAGE_BYTES}
     makers["cpu:0"].close()
 

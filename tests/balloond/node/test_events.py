@@ -1,8 +1,8 @@
-from balloond.node.events import History
+from balloond.node.events import EventHistory
 
 
 def test_the_history_is_bounded_and_oldest_first():
-    history = History(length=3)
+    history = EventHistory(length=3)
     for number in range(5):
         history.add(float(number), "cpu:0", "m", "what", f"{number}")
     assert [event.detail for event in history.last()] == ["2", "3", "4"]

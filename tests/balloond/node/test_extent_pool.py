@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from balloond.backends.cpu import PAGE_BYTES, CpuMaker
-from balloond.node.extent_pool import Spares, shares
+from balloond.node.extent_pool import ExtentPool, shares
 from tests.balloond.conftest import TIMEOUT_S
 
 SMALL, LARGE = 2 * PAGE_BYTES, 4 * PAGE_BYTES
@@ -38,7 +38,7 @@ def maker():
 
 @pytest.fixture
 def spares(maker):
-    spares = Spares(maker, BUDGET, SMALL)
+    spares = ExtentPool(maker, BUDGET, SMALL)
     assert spares.wait_full(TIMEOUT_S)
     yield spares
     spares.close()
@@ -101,7 +101,7 @@ def test_what_is_too_large_for_spares_is_made_on_demand_and_changes_nothing(spar
 
 def test_never_more_is_held_than_was_set_aside(maker):
     before = memfds()
-    spares = Spares(maker, BUDGET, SMALL)
+    spares = ExtentPool(maker, BUDGET, SMALL)
     for size in (SMALL, LARGE, SMALL, PAGE_BYTES, LARGE):
         os.close(spares.create(size))
         assert spares.wait_full(TIMEOUT_S)
@@ -112,7 +112,7 @@ def test_never_more_is_held_than_was_set_aside(maker):
 
 def test_one_extent_is_alive_when_all_spares_are_taken(maker):
     before = memfds()
-    spares = Spares(maker, 0, SMALL)
+    spares = ExtentPool(maker, 0, SMALL)
     assert (spares.ready, held_bytes(before)) == ({}, PAGE_BYTES)
     spares.close()
 

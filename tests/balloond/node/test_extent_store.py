@@ -5,7 +5,7 @@ import pytest
 
 from balloond.backends.cpu import PAGE_BYTES, CpuMaker
 from balloond.node import records
-from balloond.node.extent_store import Custody
+from balloond.node.extent_store import ExtentStore
 from balloond.policy.ledger import Extent
 from services.runtime import tasks
 from tests import descriptors
@@ -49,7 +49,7 @@ def open_descriptors():
 async def test_what_is_created_is_kept_and_what_is_destroyed_is_closed_and_forgotten():
     before = open_descriptors()
     keeper = Keeper()
-    custody = Custody({"cpu:0": CpuMaker()}, keeper)
+    custody = ExtentStore({"cpu:0": CpuMaker()}, keeper)
     assert custody.create("cpu:0", "token", extents(1, 2)) == "kept"
     assert [(records.decode(record).id, fd) for record, fd in keeper.kept] == [
         (1, custody.descriptors(extents(1))[0]),
@@ -64,7 +64,7 @@ async def test_what_is_created_is_kept_and_what_is_destroyed_is_closed_and_forgo
 
 def test_extents_are_created_all_or_none():
     before = open_descriptors()
-    custody = Custody({"cpu:0": FailingMaker(after=2)}, Keeper())
+    custody = ExtentStore({"cpu:0": FailingMaker(after=2)}, Keeper())
     with pytest.raises(OSError, match="Cannot allocate memory"):
         custody.create("cpu:0", "token", extents(1, 2, 3))
     assert open_descriptors() == before
@@ -73,7 +73,7 @@ def test_extents_are_created_all_or_none():
 
 async def test_there_is_room_once_what_is_there_and_what_the_keeper_still_holds_leave_enough_of_the_device():
     keeper = Keeper()
-    custody = Custody({"cpu:0": CpuMaker(), "cpu:1": CpuMaker()}, keeper)
+    custody = ExtentStore({"cpu:0": CpuMaker(), "cpu:1": CpuMaker()}, keeper)
     custody.create("cpu:0", "token", extents(1, 2, 3, 4))
     custody.destroy("cpu:0", extents(1))
     custody.destroy("cpu:0", extents(2, 3))
@@ -89,7 +89,7 @@ async def test_there_is_room_once_what_is_there_and_what_the_keeper_still_holds_
 
 async def test_who_needs_little_does_not_wait_for_room_behind_who_needs_much():
     keeper = Keeper()
-    custody = Custody({"cpu:0": CpuMaker()}, keeper)
+    custody = ExtentStore({"cpu:0": CpuMaker()}, keeper)
     custody.create("cpu:0", "token", extents(1, 2, 3, 4))
     custody.destroy("cpu:0", extents(1))
     custody.destroy("cpu:0", extents(2, 3))
@@ -107,7 +107,7 @@ async def test_who_needs_little_does_not_wait_for_room_behind_who_needs_much():
 
 async def test_a_booking_that_still_lacks_memory_waits_for_no_more_than_was_destroyed():
     keeper = Keeper()
-    custody = Custody({"cpu:0": CpuMaker()}, keeper)
+    custody = ExtentStore({"cpu:0": CpuMaker()}, keeper)
     custody.create("cpu:0", "token", extents(1))
     custody.destroy("cpu:0", extents(1))
     keeper.answers[0].set_result(None)

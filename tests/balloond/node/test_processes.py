@@ -8,19 +8,19 @@ import sys
 import pytest
 
 from balloond.node import processes
-from balloond.node.processes import Process
+from balloond.node.processes import ProcessIdentity
 from tests import descriptors
 
 
 def test_a_process_is_its_pid_and_its_start():
-    me = Process(os.getpid(), processes.started(os.getpid()))
+    me = ProcessIdentity(os.getpid(), processes.started(os.getpid()))
     assert me.started > 0
     assert str(me) == f"{me.pid}-{me.started}"
 
 
 def test_a_pidfd_is_readable_when_the_process_is_dead():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    pidfd = processes.watch(Process(child.pid, processes.started(child.pid)))
+    pidfd = processes.watch(ProcessIdentity(child.pid, processes.started(child.pid)))
     assert select.select([pidfd], [], [], 0)[0] == []
     child.kill()
     assert select.select([pidfd], [], [], 20)[0] == [pidfd]
@@ -31,7 +31,7 @@ def test_a_pidfd_is_readable_when_the_process_is_dead():
 
 def test_another_process_with_the_same_pid_does_not_count():
     with pytest.raises(ProcessLookupError, match="another process now"):
-        processes.watch(Process(os.getpid(), 1))
+        processes.watch(ProcessIdentity(os.getpid(), 1))
 
 
 def test_a_process_that_is_gone_is_not_found():
@@ -40,7 +40,7 @@ def test_a_process_that_is_gone_is_not_found():
     with pytest.raises(ProcessLookupError):
         processes.started(child.pid)
     with pytest.raises(ProcessLookupError):
-        processes.watch(Process(child.pid, 1))
+        processes.watch(ProcessIdentity(child.pid, 1))
 
 
 def test_a_name_with_parentheses_and_spaces_is_read_over(tmp_path):
@@ -55,18 +55,20 @@ def test_a_name_with_parentheses_and_spaces_is_read_over(tmp_path):
 async def test_a_watched_death_is_told_once_and_a_forgotten_one_is_not():
     told = []
     died = asyncio.Event()
-    deaths = processes.Deaths()
+    deaths = processes.DeathWatch()
     children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
     for name, child in zip(("known", "forgotten"), children, strict=True):
-        deaths.watch(name, Process(child.pid, processes.started(child.pid)), lambda name=name: told.append(name))
+        deaths.watch(
+            name, ProcessIdentity(child.pid, processes.started(child.pid)), lambda name=name: told.append(name)
+        )
     deaths.forget("forgotten")
     assert "known" in deaths and "forgotten" not in deaths
     children[1].kill()
     children[1].wait()
     with pytest.raises(ProcessLookupError):
-        deaths.watch("late", Process(children[1].pid, 1), died.set)
+        deaths.watch("late", ProcessIdentity(children[1].pid, 1), died.set)
     assert "late" not in deaths
-    deaths.watch("known", Process(children[0].pid, processes.started(children[0].pid)), died.set)
+    deaths.watch("known", ProcessIdentity(children[0].pid, processes.started(children[0].pid)), died.set)
     children[0].kill()
     async with asyncio.timeout(20):
         await died.wait()
@@ -79,8 +81,8 @@ async def test_a_watched_death_is_told_once_and_a_forgotten_one_is_not():
 
 @pytest.mark.parametrize("what", [(os, "pidfd_open"), (processes, "started")])
 async def test_without_a_descriptor_nobody_is_taken_for_dead_and_none_is_lost(monkeypatch, what):
-    me = Process(os.getpid(), processes.started(os.getpid()))
-    deaths = processes.Deaths()
+    me = ProcessIdentity(os.getpid(), processes.started(os.getpid()))
+    deaths = processes.DeathWatch()
     deaths.watch("me", me, lambda: None)
     before = descriptors.held("pidfd")
 

@@ -1,18 +1,18 @@
 import pytest
 
 from balloond.node import records
-from balloond.node.processes import Process
+from balloond.node.processes import ProcessIdentity
 from balloond.node.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
 from balloond.policy.ledger import Booking
 from protos import keeper_pb2
 
 FACTS = [
-    LeaseFacts("ab", "cpu:0", "some/model", "token", Process(7, 99)),
+    LeaseFacts("ab", "cpu:0", "some/model", "token", ProcessIdentity(7, 99)),
     ExtentFacts(12, "cpu:0", 4096, "kv", "token"),
     ExtentFacts(13, "cpu:1", 8192, "weights", "token"),
     ExtentFacts(14, "cpu:1", 8192, "graphs", "token"),
     BookingFacts("cpu:0", "some/model", Booking(1, 2, 3), 4, -1),
-    BorrowFacts(Process(7, 99), "ab", (12, 13)),
+    BorrowFacts(ProcessIdentity(7, 99), "ab", (12, 13)),
 ]
 
 

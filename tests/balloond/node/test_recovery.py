@@ -1,12 +1,12 @@
 import os
 
 from balloond.node import records, recovery
-from balloond.node.processes import Process
+from balloond.node.processes import ProcessIdentity
 from balloond.node.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
 from balloond.policy.ledger import Booking
 from protos import keeper_pb2
 
-LEASE = LeaseFacts("a", "cpu:0", "m", "token", Process(1, 2))
+LEASE = LeaseFacts("a", "cpu:0", "m", "token", ProcessIdentity(1, 2))
 
 
 def is_open(fd):
@@ -20,7 +20,7 @@ def is_open(fd):
 def test_a_predecessors_world_is_sorted():
     fd = os.memfd_create("x")
     booking = BookingFacts("cpu:0", "m", Booking(), 0, -1)
-    borrow = BorrowFacts(Process(3, 4), "a", (17,))
+    borrow = BorrowFacts(ProcessIdentity(3, 4), "a", (17,))
     extent = ExtentFacts(17, "cpu:0", 4096, "weights", "token")
     found = recovery.sort(
         [(records.encode(facts), fd if facts is extent else -1) for facts in (extent, borrow, booking, LEASE)]

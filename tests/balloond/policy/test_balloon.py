@@ -3,10 +3,19 @@ from collections import defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balloond.policy.balloon import Holder, LowerLimit, Own, Plan, TakePrefixes, TakeReserve, plan, shares
+from balloond.policy.balloon import (
+    LeaseHoldings,
+    LowerLimit,
+    OwnCache,
+    ReclaimPlan,
+    TakePrefixes,
+    TakeReserve,
+    plan,
+    shares,
+)
 
 
-def told(plan: Plan) -> list[str]:
+def told(plan: ReclaimPlan) -> list[str]:
     """The steps as one would say them."""
     words = []
     for step in plan.steps:
@@ -22,8 +31,8 @@ def told(plan: Plan) -> list[str]:
 
 def test_reserves_go_first_then_the_oldest_prefixes_then_decodes_above_their_share():
     holders = [
-        Holder("1", "a", held=100, reserve=10, cached=((50.0, 20), (70.0, 20))),
-        Holder("2", "b", held=100, reserve=5, cached=((60.0, 30),)),
+        LeaseHoldings("1", "a", held=100, reserve=10, cached=((50.0, 20), (70.0, 20))),
+        LeaseHoldings("2", "b", held=100, reserve=5, cached=((60.0, 30),)),
     ]
     fair = {"a": 50.0, "b": 100.0}
     assert told(plan(12, holders, {}, fair, 12)) == ["10 of a's reserve", "2 of b's reserve"]
@@ -43,31 +52,31 @@ def test_reserves_go_first_then_the_oldest_prefixes_then_decodes_above_their_sha
 
 
 def test_who_has_prefixes_itself_takes_only_those_of_others_that_are_clearly_older():
-    holders = [Holder("1", "a", held=100, reserve=9, cached=((40.0, 10), (90.0, 30), (98.5, 20)), running=True)]
+    holders = [LeaseHoldings("1", "a", held=100, reserve=9, cached=((40.0, 10), (90.0, 30), (98.5, 20)), running=True)]
     five_seconds = {"age_s": 5.0, "now": 100.0}
-    assert told(plan(30, holders, {}, {}, 30, own=Own(50, **five_seconds))) == ["10 of a's prefixes", "short 20"]
+    assert told(plan(30, holders, {}, {}, 30, own=OwnCache(50, **five_seconds))) == ["10 of a's prefixes", "short 20"]
     # What its own do not cover is taken as ever.
-    assert told(plan(30, holders, {}, {}, 0, own=Own(5, **five_seconds))) == ["25 of a's prefixes", "short 5"]
-    assert told(plan(90, holders, {}, {}, 90, own=Own(10, **five_seconds))) == [
+    assert told(plan(30, holders, {}, {}, 0, own=OwnCache(5, **five_seconds))) == ["25 of a's prefixes", "short 5"]
+    assert told(plan(90, holders, {}, {}, 90, own=OwnCache(10, **five_seconds))) == [
         "60 of a's prefixes",
         "9 of a's reserve",
         "a from 31 to 20",
         "short 10",
     ]
     # Ages below a second are told as none, and a little older is not older.
-    assert told(plan(30, holders, {}, {}, 0, own=Own(50, 0.0, 100.0))) == ["30 of a's prefixes"]
-    assert told(plan(50, holders, {}, {}, 0, own=Own(50, 0.5, 100.0))) == ["40 of a's prefixes", "short 10"]
+    assert told(plan(30, holders, {}, {}, 0, own=OwnCache(50, 0.0, 100.0))) == ["30 of a's prefixes"]
+    assert told(plan(50, holders, {}, {}, 0, own=OwnCache(50, 0.5, 100.0))) == ["40 of a's prefixes", "short 10"]
 
 
 def test_the_reserve_of_who_runs_nothing_is_taken_before_own_prefixes():
-    holders = [Holder("1", "a", held=100, reserve=20)]
-    assert told(plan(30, holders, {}, {}, 0, own=Own(50, 0.0, 100.0))) == ["20 of a's reserve", "short 10"]
+    holders = [LeaseHoldings("1", "a", held=100, reserve=20)]
+    assert told(plan(30, holders, {}, {}, 0, own=OwnCache(50, 0.0, 100.0))) == ["20 of a's reserve", "short 10"]
 
 
 def test_the_reserve_of_who_runs_is_left_alone_until_decodes_would_be_stopped():
     holders = [
-        Holder("1", "a", held=100, reserve=30, running=True),
-        Holder("2", "b", held=40, reserve=10, cached=((60.0, 20),)),
+        LeaseHoldings("1", "a", held=100, reserve=30, running=True),
+        LeaseHoldings("2", "b", held=40, reserve=10, cached=((60.0, 20),)),
     ]
     assert told(plan(30, holders, {}, {}, 0)) == ["10 of b's reserve", "20 of b's prefixes"]
     assert told(plan(70, holders, {}, {"b": 10}, 70)) == [
@@ -79,7 +88,7 @@ def test_the_reserve_of_who_runs_is_left_alone_until_decodes_would_be_stopped():
 
 
 def test_what_is_wanted_ahead_comes_from_nobody_who_runs():
-    holders = [Holder("1", "a", 50, 30, running=True), Holder("2", "b", 40, 10, ((60.0, 20),))]
+    holders = [LeaseHoldings("1", "a", 50, 30, running=True), LeaseHoldings("2", "b", 40, 10, ((60.0, 20),))]
     assert told(plan(20, holders, {}, {}, 20, ahead=5)) == ["10 of b's reserve", "15 of b's prefixes"]
     assert told(plan(29, holders, {}, {}, 29, ahead=5)) == ["10 of b's reserve", "20 of b's prefixes"]
     assert told(plan(31, holders, {}, {}, 31, ahead=5)) == [
@@ -90,36 +99,36 @@ def test_what_is_wanted_ahead_comes_from_nobody_who_runs():
 
 
 def test_running_decodes_are_left_alone_unless_they_may_be_stopped():
-    holders = [Holder("1", "a", held=100, reserve=10)]
+    holders = [LeaseHoldings("1", "a", held=100, reserve=10)]
     assert told(plan(50, holders, {}, {}, 0)) == ["10 of a's reserve", "short 40"]
     assert told(plan(50, holders, {}, {}, 50)) == ["10 of a's reserve", "a from 90 to 50"]
 
 
 def test_models_furthest_above_their_share_come_down_to_a_common_excess():
-    holders = [Holder("1", "a", held=100), Holder("2", "b", held=70), Holder("3", "c", held=30)]
+    holders = [LeaseHoldings("1", "a", held=100), LeaseHoldings("2", "b", held=70), LeaseHoldings("3", "c", held=30)]
     fair = {"a": 40.0, "b": 40.0, "c": 40.0}
     assert told(plan(30, holders, {}, fair, 30)) == ["a from 100 to 70"]
     assert told(plan(50, holders, {}, fair, 50)) == ["a from 100 to 60", "b from 70 to 60"]
 
 
 def test_a_model_below_its_share_still_gives_what_is_above_its_floor_when_nobody_else_can():
-    holders = [Holder("1", "a", held=30)]
+    holders = [LeaseHoldings("1", "a", held=30)]
     assert told(plan(25, holders, {"a": 10}, {"a": 100.0}, 25)) == ["a from 30 to 10", "short 5"]
 
 
 def test_decodes_are_stopped_only_as_far_as_somebody_may_have_them_stopped():
-    holders = [Holder("1", "a", held=100, reserve=10)]
+    holders = [LeaseHoldings("1", "a", held=100, reserve=10)]
     assert told(plan(50, holders, {}, {}, 30)) == ["10 of a's reserve", "a from 90 to 70", "short 20"]
     assert told(plan(50, holders, {}, {}, 5)) == ["10 of a's reserve", "short 40"]
 
 
 def test_no_step_goes_below_a_floor():
-    holders = [Holder("1", "a", held=30, reserve=20, cached=((1.0, 10),))]
+    holders = [LeaseHoldings("1", "a", held=30, reserve=20, cached=((1.0, 10),))]
     assert told(plan(100, holders, {"a": 25}, {}, 100)) == ["5 of a's reserve", "short 95"]
 
 
 def test_extents_are_given_back_whole():
-    holders = [Holder("1", "a", held=32, reserve=16, cached=((1.0, 3), (2.0, 3)), extent=8)]
+    holders = [LeaseHoldings("1", "a", held=32, reserve=16, cached=((1.0, 3), (2.0, 3)), extent=8)]
     assert told(plan(1, holders, {}, {}, 1)) == ["8 of a's reserve"]
     assert told(plan(17, holders, {}, {}, 17)) == ["16 of a's reserve", "8 of a's prefixes"]
     assert told(plan(25, holders, {}, {}, 25)) == ["16 of a's reserve", "8 of a's prefixes", "a from 8 to 0"]
@@ -144,7 +153,7 @@ def cases(draw):
             left -= nbytes
             cached.append((float(draw(st.integers(0, 9))), nbytes))
         model = draw(st.sampled_from("abc"))
-        holders.append(Holder(str(number), model, held, reserve, tuple(cached), extent, draw(st.booleans())))
+        holders.append(LeaseHoldings(str(number), model, held, reserve, tuple(cached), extent, draw(st.booleans())))
     floors = draw(st.dictionaries(st.sampled_from("abc"), st.integers(0, 60)))
     fair = draw(st.fixed_dictionaries({m: st.floats(0, 200) for m in "abc"}))
     return draw(st.integers(0, 400)), holders, floors, fair, draw(st.booleans()), draw(st.integers(0, 40))
@@ -213,7 +222,7 @@ def test_whatever_is_held_the_order_the_floors_and_the_need_are_respected(case):
 def test_prefixes_go_by_their_last_use_across_models(need, prefixes):
     """With extents of one byte the slow way is to throw away the oldest byte of the device, again and again."""
     holders = [
-        Holder(str(i), f"m{i}", sum(n for _, n in cached), cached=tuple((float(t), n) for t, n in cached))
+        LeaseHoldings(str(i), f"m{i}", sum(n for _, n in cached), cached=tuple((float(t), n) for t, n in cached))
         for i, cached in enumerate(prefixes)
     ]
     oldest = sorted((t, str(i)) for i, cached in enumerate(prefixes) for t, n in cached for _ in range(n))
@@ -230,7 +239,7 @@ def test_prefixes_go_by_their_last_use_across_models(need, prefixes):
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 10), st.integers(0, 20)), min_size=1, max_size=4),
 )
 def test_decodes_go_from_the_model_that_is_furthest_above_its_share_byte_by_byte(need, models):
-    holders = [Holder(str(i), f"m{i}", held) for i, (held, _, _) in enumerate(models)]
+    holders = [LeaseHoldings(str(i), f"m{i}", held) for i, (held, _, _) in enumerate(models)]
     floors = {f"m{i}": floor for i, (_, floor, _) in enumerate(models)}
     fair = {f"m{i}": float(share) for i, (_, _, share) in enumerate(models)}
     left = {holder.model: holder.held for holder in holders}

@@ -3,12 +3,12 @@ from dataclasses import replace
 import pytest
 
 from balloond.policy import capacity
-from balloond.policy.capacity import Hardware
+from balloond.policy.capacity import DeviceHardware
 from services.errors import Refused, Unmet
 
 GIB = 1 << 30
 PAGE = 2 << 20
-H200 = Hardware(
+H200 = DeviceHardware(
     model="NVIDIA H200",
     driver="580.1",
     total_bytes=140 * GIB,

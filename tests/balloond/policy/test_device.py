@@ -6,16 +6,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from balloond.policy.claims import AskBack, Freed, Grant, LimitChanged, Patience, Refuse, Report, RoomAnswer, Wanted
-from balloond.policy.device import Device
+from balloond.policy.claims import (
+    AskBack,
+    ClaimPatience,
+    Freed,
+    Grant,
+    LimitChanged,
+    RefuseClaim,
+    RoomAnswer,
+    UsageReport,
+    WantedExtents,
+)
+from balloond.policy.device import DevicePolicy
 from balloond.policy.ledger import Booking
 from services.errors import Invalid, NotFound, PrismError
 
-PATIENCE = Patience(reclaim_s=2, shrink_s=5, grow_s=10)
+PATIENCE = ClaimPatience(reclaim_s=2, shrink_s=5, grow_s=10)
 
 
 def make(capacity=100):
-    return Device("cpu:0", capacity, 1, itertools.count(1), itertools.count(1), PATIENCE)
+    return DevicePolicy("cpu:0", capacity, 1, itertools.count(1), itertools.count(1), PATIENCE)
 
 
 @pytest.fixture
@@ -35,7 +45,7 @@ def told(device, decisions):
         match decision:
             case Grant(lease, _, extents):
                 words.append(f"{lease} gets {sum(e.bytes for e in extents)}")
-            case Refuse(lease, _, why, short, _):
+            case RefuseClaim(lease, _, why, short, _):
                 words.append(f"{lease} refused: {why}, short {short}")
             case AskBack(lease, _, nbytes, deep):
                 words.append(f"{lease} asked for {nbytes}{' deep' if deep else ''}")
@@ -50,7 +60,7 @@ def told(device, decisions):
 
 
 def grow(device, now, lease, count, nbytes=1, least=0, kind="kv", reserve=False, behind=0, cached=0):
-    wanted = Wanted(kind, nbytes, count, least, reserve, behind, cached)
+    wanted = WantedExtents(kind, nbytes, count, least, reserve, behind, cached)
     return told(device, device.grow(now, lease, 1, wanted))
 
 
@@ -68,7 +78,7 @@ def report(device, now, lease, answers=None, returned=0, **of_kv):
     ask = 0
     if answers is not None:
         ask = [a.id for a in device.reclaims.asks.values() if a.lease_id == lease][answers]
-    return told(device, device.report(now, lease, Report(at=now, reclaim_id=ask, returned=returned, **of_kv)))
+    return told(device, device.report(now, lease, UsageReport(at=now, reclaim_id=ask, returned=returned, **of_kv)))
 
 
 # --- growth
@@ -99,12 +109,12 @@ def test_without_anything_to_take_the_device_is_exhausted_at_once(device):
 
 
 def test_a_growth_in_broken_pages_or_without_a_booking_is_refused():
-    device = Device("cpu:0", 100, 10, itertools.count(), itertools.count(1), PATIENCE)
+    device = DevicePolicy("cpu:0", 100, 10, itertools.count(), itertools.count(1), PATIENCE)
     device.book(0, "a", Booking())
     device.open("A", "a", "t")
     assert grow(device, 0, "A", 1, nbytes=15) == ["A refused: unknown, short 0"]
     with pytest.raises(NotFound):
-        device.grow(0, "Z", 1, Wanted("kv", 10, 1))
+        device.grow(0, "Z", 1, WantedExtents("kv", 10, 1))
 
 
 def test_the_reserve_of_another_is_asked_for_before_a_growth_is_refused(device):
@@ -250,7 +260,7 @@ def test_nobody_answers_what_another_was_asked(device):
     report(device, 0, "B", reserve=50)
     assert grow(device, 1, "A", 10) == ["B asked for 10"]
     (ask,) = device.reclaims.asks
-    assert told(device, device.report(1, "A", Report(reclaim_id=ask))) == []
+    assert told(device, device.report(1, "A", UsageReport(reclaim_id=ask))) == []
     assert list(device.reclaims.asks) == [ask]
 
 
@@ -580,7 +590,7 @@ def test_a_room_is_served_when_its_need_and_a_sixteenth_of_it_have_come_whoever_
         # At the end half of what is missing comes, and half of that, and the last ones one by one.
         match events.pop(0) if events else ("back", max((need + passed - came) // 2, 1)):
             case "grow", lease, count, least:
-                decisions = device.grow(1, lease, 1, Wanted("kv", 1, count, least))
+                decisions = device.grow(1, lease, 1, WantedExtents("kv", 1, count, least))
             case "back", nbytes:
                 decisions = device.give_back(1, "A", some_kv(device, "A", nbytes))
                 came += nbytes
@@ -616,7 +626,7 @@ class DeviceMachine(RuleBasedStateMachine):
                 case Grant(lease, request, extents):
                     assert self.waiting.pop(request) == lease
                     assert extents
-                case Refuse(lease, request):
+                case RefuseClaim(lease, request):
                     assert self.waiting.pop(request) == lease
                 case RoomAnswer(claim):
                     self.rooms.discard(claim)
@@ -645,7 +655,7 @@ class DeviceMachine(RuleBasedStateMachine):
             self.waiting[request] = lease
             kind = "kv" if kv else "weights"
             device, asked = self.device, self.asked()
-            asks = Wanted(kind, size, count, least, reserve, behind, cached)
+            asks = WantedExtents(kind, size, count, least, reserve, behind, cached)
             wanted = sum(claim.want + claim.behind for claim in device.claims) + count * size + behind
             wanted += sum(hold.bytes for hold in device.holds.values()) + max(0, -device.ledger.free)
             self.took(self.device.grow(self.now, lease, request, asks))
@@ -674,7 +684,7 @@ class DeviceMachine(RuleBasedStateMachine):
             ids = some_kv(self.device, lease, returned)
             self.took(self.device.give_back(self.now, lease, ids))
             told |= dict(reclaim_id=asks[0].id, returned=len(ids))
-        self.took(self.device.report(self.now, lease, Report(**told)))
+        self.took(self.device.report(self.now, lease, UsageReport(**told)))
 
     @rule(model=st.sampled_from("abc"))
     def obey_the_limit(self, model):

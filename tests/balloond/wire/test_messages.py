@@ -3,10 +3,10 @@ import itertools
 import pytest
 
 from balloond.node.events import Event
-from balloond.policy.claims import Patience, Report, RoomAnswer, Taken, Wanted
-from balloond.policy.device import Device
+from balloond.policy.claims import ClaimPatience, ClaimSources, RoomAnswer, UsageReport, WantedExtents
+from balloond.policy.device import DevicePolicy
 from balloond.policy.ledger import Booking
-from balloond.policy.limits import Limit, Outcome
+from balloond.policy.limits import Limit, LimitOutcome
 from balloond.wire import messages
 from protos import balloond_pb2, handoff_pb2
 from services.errors import Invalid
@@ -28,7 +28,7 @@ def test_ages_become_times_of_last_use():
         reclaim_id=6,
         returned_bytes=7,
     )
-    assert messages.report(message, 10.0) == Report(10.0, 1, 2, 3, 4, ((8.5, 5),), 6, 7)
+    assert messages.report(message, 10.0) == UsageReport(10.0, 1, 2, 3, 4, ((8.5, 5),), 6, 7)
 
 
 def test_nothing_was_last_used_in_times_to_come():
@@ -40,23 +40,23 @@ def test_limits_outcomes_rooms_and_events_keep_their_numbers():
     assert messages.handoff_limit(Limit(1, 2, 3), 4) == handoff_pb2.Limit(
         revision=1, bytes=2, deadline_ms=3, floor_bytes=4
     )
-    assert messages.outcome(Outcome("deferred", Limit(5, 10), 3, True), 13) == balloond_pb2.SetLimitResponse(
+    assert messages.outcome(LimitOutcome("deferred", Limit(5, 10), 3, True), 13) == balloond_pb2.SetLimitResponse(
         state=balloond_pb2.DEFERRED, revision=5, held_bytes=13, overage_bytes=3
     )
-    room = messages.room(RoomAnswer(1, 2, 3, (Taken("m", "reserve", 4),)))
+    room = messages.room(RoomAnswer(1, 2, 3, (ClaimSources("m", "reserve", 4),)))
     assert (room.free_bytes, room.short_bytes, room.taken[0].model, room.taken[0].what) == (2, 3, "m", "reserve")
     event = messages.events([Event(1, 2.0, "d", "m", "w", "x")], 5.0).events[0]
     assert (event.sequence, event.age_s, event.device, event.detail) == (1, 3.0, "d", "x")
 
 
 def test_a_devices_state_is_told_whole():
-    device = Device("cpu:0", 100, 1, itertools.count(1), itertools.count(1), Patience())
+    device = DevicePolicy("cpu:0", 100, 1, itertools.count(1), itertools.count(1), ClaimPatience())
     device.book(0, "m", Booking(10, 20, 5))
     device.open("a", "m", "t")
     device.set_demand({"m": 2.5})
-    device.grow(0, "a", 1, Wanted("kv", 4, 5))
-    device.grow(0, "a", 2, Wanted("weights", 8, 1))
-    device.report(0, "a", Report(used=8, reserve=4, cached=((0.0, 3), (1.0, 5))))
+    device.grow(0, "a", 1, WantedExtents("kv", 4, 5))
+    device.grow(0, "a", 2, WantedExtents("weights", 8, 1))
+    device.report(0, "a", UsageReport(used=8, reserve=4, cached=((0.0, 3), (1.0, 5))))
     device.set_limit(0, "m", 15, 0, 0)
     state = messages.node("n", 7, [device], lambda lease: 42)
     (told,) = state.devices

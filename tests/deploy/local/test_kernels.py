@@ -11,7 +11,7 @@ import pytest
 
 from deploy.local import kernels
 from deploy.local.kernels import Precompiled
-from deploy.local.processes import System
+from deploy.local.processes import LocalSystem
 from deploy.local.topology import Process
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,7 +33,7 @@ async def test_every_process_of_a_system_gets_them(tmp_path):
         pass
 
     process = Process("p", "json.tool", ("--help",), "unix:/none")
-    system = System([process], tmp_path, print, {"TVM_FFI_CACHE_DIR": "/kept"})
+    system = LocalSystem([process], tmp_path, print, {"TVM_FFI_CACHE_DIR": "/kept"})
     started = {}
 
     async def start(*command, env, **_):

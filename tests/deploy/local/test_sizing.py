@@ -1,8 +1,8 @@
 import pytest
 
 from deploy.local.sizing import SMALL, needed_mib, sized
-from loader.catalogue.catalogue import Listed
-from loader.catalogue.models import Model, Sizes
+from loader.catalogue.catalogue import CatalogueEntry
+from loader.catalogue.models import CatalogueModel, Sizes
 from loader.checkpoints.checkpoint import Checkpoint
 from services.errors import Unavailable
 
@@ -13,11 +13,11 @@ SIZES = Sizes(4, 256 << 10, MIB)
 def model(name, weights_mib, *, devices=1, context=1024, token_bytes=1024):
     """Needs its weights, two MiB at most of KV, and one of quota."""
     found = Checkpoint(1, "Llama", context, 1, 1, 1, 1, weights_mib * MIB, token_bytes)
-    return Model(Listed(name=name, path="/m", devices=devices), SIZES, found)
+    return CatalogueModel(CatalogueEntry(name=name, path="/m", devices=devices), SIZES, found)
 
 
 def broken(name):
-    return Model(Listed(name=name, path="/m"), SIZES, None, "no config.json")
+    return CatalogueModel(CatalogueEntry(name=name, path="/m"), SIZES, None, "no config.json")
 
 
 def test_a_model_needs_weights_the_kv_of_its_longest_request_and_a_quota():

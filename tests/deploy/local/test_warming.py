@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from deploy.local import warming
-from deploy.local.warming import Warming, Watched, doing
+from deploy.local.warming import Warming, WatchedGroup, doing
 from gpu_scheduler.server import NAME
 from protos import gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services.rpc import rpc
@@ -33,7 +33,7 @@ class Group(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
 
     @property
     def watched(self):
-        return Watched(self.name, self.server.address, self.log)
+        return WatchedGroup(self.name, self.server.address, self.log)
 
 
 @pytest.fixture

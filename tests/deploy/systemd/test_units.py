@@ -17,7 +17,7 @@ from gpu_scheduler.config import GpuSchedulerConfig
 from loader.catalogue import catalogue
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
-from prismctl.system.agreement import Given, disagreements
+from prismctl.system.agreement import ConfigFile, disagreements
 from services.runtime.config import parse
 from tests.deploy.system import complete, ledger
 from tests.deploy.systemd import machine as machines
@@ -90,7 +90,7 @@ def test_a_fleets_files_are_of_any_node_and_placement_reaches_what_they_listen_o
     group, placement = read["gpu-scheduler-0"], read["placement"]
     assert (read["balloond"].node, group.group) == ("node-a", "node-a/cuda:0")
     assert (group.balloond, group.loader) == ("127.0.0.1:7001", "127.0.0.1:7002")
-    assert not list(disagreements([Given(name, config) for name, config in read.items()]))
+    assert not list(disagreements([ConfigFile(name, config) for name, config in read.items()]))
     assert read["placement"].listen.removeprefix("0.0.0.0") == read["gateway"].placement.removeprefix("127.0.0.1")
     for name, listed in (("balloond", "balloond"), ("loader", "loaders"), ("gpu-scheduler-0", "groups")):
         port = read[name].listen.removeprefix("0.0.0.0:")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from gateway.errors import BadField, OtherEncoding, TooLarge
+from gateway.errors import BadField, BodyTooLarge, OtherEncoding
 from gateway.http import decompression, messages
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.test_app import refusal
@@ -89,7 +89,7 @@ async def test_what_is_cut_off_or_damaged_is_refused(name: str, pack: Callable[[
         try:
             await unpacked(name, damaged)
         except BadField as error:
-            assert error.field == "content-encoding" or isinstance(error, TooLarge)
+            assert error.field == "content-encoding" or isinstance(error, BodyTooLarge)
     if "gzip" not in name.lower():
         with pytest.raises(BadField, match="follows its end"):
             await unpacked(name, whole + b"more")
@@ -109,13 +109,13 @@ async def test_a_body_that_is_large_beyond_measure_ends_at_the_bound(name: str, 
     bomb = pack(bytes(50 << 20))
     assert len(bomb) < MOST
     tracemalloc.start()
-    with pytest.raises(TooLarge, match=f"{MOST} bytes"):
+    with pytest.raises(BodyTooLarge, match=f"{MOST} bytes"):
         await unpacked(name, bomb)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 << 20
     assert await unpacked(name, pack(b"a" * MOST)) == b"a" * MOST
-    with pytest.raises(TooLarge):
+    with pytest.raises(BodyTooLarge):
         await unpacked(name, pack(b"a" * (MOST + 1)))
 
 
@@ -124,9 +124,9 @@ async def test_nothing_is_unpacked_out_of_very_much() -> None:
     with pytest.raises(BadField, match="more than 1024 members"):
         await unpacked("gzip", empty * 1025)
     assert await unpacked("gzip", empty * 1024) == b""
-    with pytest.raises(TooLarge):  # empty blocks, without an end
+    with pytest.raises(BodyTooLarge):  # empty blocks, without an end
         await unpacked("deflate", zlib.compress(b"")[:2] + b"\0\0\0\xff\xff" * MOST)
-    with pytest.raises(TooLarge):  # what holds nothing, within what is small
+    with pytest.raises(BodyTooLarge):  # what holds nothing, within what is small
         await unpacked("gzip, gzip", gzip.compress(empty + bytes(50 << 20)))
     with pytest.raises(OtherEncoding, match="3 content-encodings"):
         await unpacked("gzip, gzip, gzip", b"")

@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from gateway.routing import relay
-from gateway.routing.relay import Patience
-from gateway.routing.routes import Place, Route, RouteTable
+from gateway.routing.relay import RelayPatience
+from gateway.routing.routes import Route, RoutePlace, RouteTable
 from protos import common_pb2, placement_pb2
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
@@ -334,7 +334,7 @@ async def test_a_model_that_placement_forgot_is_a_404(world: World) -> None:
 
 
 def test_pauses_between_attempts_grow_and_are_bounded() -> None:
-    patience = Patience(park_s=1, total_s=0, strikes=1, first_pause_s=0.05, longest_pause_s=1.0)
+    patience = RelayPatience(park_s=1, total_s=0, strikes=1, first_pause_s=0.05, longest_pause_s=1.0)
     assert [patience.pause_s(tries) for tries in range(9)] == [0, 0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
 
@@ -530,10 +530,10 @@ class TestCompiling:
 
     async def test_beside_an_active_place_nobody_waits_for_compilers(self, world: World) -> None:
         table = RouteTable()
-        compiles = Place("a", "unix:/a", common_pb2.WAKING, True)
+        compiles = RoutePlace("a", "unix:/a", common_pb2.WAKING, True)
         for places, expected in (
             ((compiles,), True),
-            ((compiles, Place("b", "unix:/b", common_pb2.ACTIVE)), False),
+            ((compiles, RoutePlace("b", "unix:/b", common_pb2.ACTIVE)), False),
             ((), False),
         ):
             table.set([Route(common_pb2.ModelSpec(name="m"), common_pb2.WAKING, places, "", 0, 0)])

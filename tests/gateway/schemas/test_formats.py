@@ -14,7 +14,7 @@ import pytest
 import regress
 
 from gateway.schemas import formats, languages, patterns
-from gateway.schemas.languages import Tree, Work
+from gateway.schemas.languages import LanguageWork, Tree
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "openai.md"
 FIT = {
@@ -58,7 +58,7 @@ def test_each_has_its_strings_and_no_others() -> None:
 
 
 def _walk(tree: Tree, draw: random.Random) -> str:
-    states, state, said = languages.states(tree, 1000, Work(100_000)), tree, ""
+    states, state, said = languages.states(tree, 1000, LanguageWork(100_000)), tree, ""
     while not state.nullable or (draw.random() < 0.9 and len(said) < 60 and states[state]):
         rest = draw.choice(list(states[state]))
         low, high = draw.choice(states[state][rest])
@@ -92,8 +92,8 @@ def test_of_a_bounded_one_no_string_is_longer(most: int) -> None:
             assert most < 40
             continue
         tree, draw = patterns.found_in(said), random.Random(0)
-        assert len(languages.states(tree, 300, Work(100_000))) < 300, "xgrammar looks at every token in each"
-        for _ in range(20 if languages.states(tree, 300, Work(100_000)) else 0):
+        assert len(languages.states(tree, 300, LanguageWork(100_000))) < 300, "xgrammar looks at every token in each"
+        for _ in range(20 if languages.states(tree, 300, LanguageWork(100_000)) else 0):
             text = _walk(tree, draw)
             assert len(text) <= most and whole.find(text), (name, text)
 

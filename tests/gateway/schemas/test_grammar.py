@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from gateway.schemas import grammar, terms
-from gateway.schemas.documents import Refused
+from gateway.schemas.documents import SchemaRefused
 from tests.fuzz.grammars import Words
 from tests.gateway.schemas.answers import Compiled
 
@@ -90,21 +90,21 @@ NO_ANSWER: list[Any] = [
 
 @pytest.mark.parametrize(("schema", "said"), UNKEPT)
 def test_what_is_not_kept_is_named_with_its_place(schema: Any, said: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(SchemaRefused) as refused:
         grammar.of(schema)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(("schema", "said"), WRONG)
 def test_what_is_no_schema_is_named_with_its_place(schema: Any, said: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(SchemaRefused) as refused:
         grammar.of(schema)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("schema", NO_ANSWER)
 def test_what_allows_no_answer_is_said_so(schema: Any) -> None:
-    with pytest.raises(Refused, match="it allows no answer"):
+    with pytest.raises(SchemaRefused, match="it allows no answer"):
         grammar.of(schema)
 
 
@@ -118,7 +118,7 @@ def test_what_allows_no_answer_is_told_by_what_nothing_fits() -> None:
         ({"enum": ["x"], "not": {"const": "x"}}, "nothing fits 'enum', 'not' at '#'"),
         ({"properties": {"next": {"$ref": "#"}}, "required": ["next"]}, "what '#' refers to has no end"),
     ):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(SchemaRefused) as refused:
             grammar.of(schema)
         assert said in str(refused.value)
 
@@ -212,12 +212,12 @@ def chain(count: int, last: Any, link: str) -> dict[str, Any]:
 def test_references_end(monkeypatch: pytest.MonkeyPatch) -> None:
     for link in ("allOf", "anyOf"):
         assert "integer" in grammar.of(chain(1000, {"type": "integer"}, link))
-        with pytest.raises(Refused, match="it allows no answer"):
+        with pytest.raises(SchemaRefused, match="it allows no answer"):
             grammar.of(chain(1000, {"$ref": "#/$defs/d7"}, link))
     assert grammar.of(chain(400, {"type": "integer"}, "prefixItems"))
     monkeypatch.setattr(terms, "MOST_STEPS", 1000)
     both = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 2}"}]} for n in range(90)}
-    with pytest.raises(Refused, match="too many ways"):
+    with pytest.raises(SchemaRefused, match="too many ways"):
         grammar.of({"$defs": {**both, "d90": {}, "d91": {"type": "null"}}, "$ref": "#/$defs/d0"})
 
 
@@ -238,7 +238,7 @@ def test_what_is_too_large_is_refused() -> None:
         (deep, "levels"),
         (told, "numbers and strings is too much"),
     ):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(SchemaRefused) as refused:
             grammar.of(schema)
         assert said in str(refused.value) and len(str(refused.value)) < 600
 
@@ -256,7 +256,7 @@ def test_nonsense_is_refused_and_nothing_else_comes_of_it() -> None:
         try:
             grammar.of(schema)
             kept += 1
-        except Refused as refused:
+        except SchemaRefused as refused:
             str(refused).encode()
     assert 300 < kept < 2700
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gateway.schemas import grammar
-from gateway.schemas.documents import Refused
+from gateway.schemas.documents import SchemaRefused
 from tests.gateway.schemas.answers import Compiled, Judge, endless, strict
 from tests.gateway.schemas.drawn import numbers, schemas, strings, unions, values
 
@@ -38,7 +38,7 @@ def kept(schema: Any) -> Compiled:
     assume(not endless(schema))
     try:
         return Compiled(grammar.of(schema))
-    except Refused:
+    except SchemaRefused:
         assume(False)
         raise
 
@@ -52,7 +52,7 @@ def test_numbers_and_strings_that_fit_are_allowed_and_no_others(data: st.DataObj
     told = [value for value in data.draw(st.lists(values(schema, schema), max_size=20)) if written_plainly(value)]
     try:
         made = Compiled(grammar.of(schema))
-    except Refused as error:
+    except SchemaRefused as error:
         assert "cannot be kept" in str(error) or not any(map(judge.is_valid, told)), error
         return
     for value in told:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.schemas import languages
-from gateway.schemas.languages import EMPTY, EVERYTHING, NOTHING, Tree, Work
+from gateway.schemas.languages import EMPTY, EVERYTHING, NOTHING, LanguageWork, Tree
 
 LETTERS = "abc"
 TEXTS = ["".join(letters) for size in range(5) for letters in itertools.product(LETTERS, repeat=size)]
@@ -71,7 +71,7 @@ def test_trees_are_the_languages_that_they_say(one: Tree, other: Tree, least: in
 @given(PLAIN, PLAIN)
 def test_an_automaton_goes_where_texts_go_and_nowhere_from_where_none_ends(one: Tree, other: Tree) -> None:
     tree = languages.both((one, languages.but(other)))
-    states = languages.states(tree, 500, Work(100_000))
+    states = languages.states(tree, 500, LanguageWork(100_000))
     for text in TEXTS:
         state: Tree | None = tree if tree in states else None
         for letter in text:
@@ -87,13 +87,13 @@ def test_what_has_too_many_states_is_said_so() -> None:
         languages.repeat(languages.ANY, 0, 100),
         languages.row((EVERYTHING, languages.text("a"), languages.repeat(languages.ANY, 12, 12))),
     ):
-        with pytest.raises(languages.TooLarge):
-            languages.states(tree, 100, Work(100_000))
-    work = Work(50)
-    with pytest.raises(languages.TooLarge):
+        with pytest.raises(languages.LanguageTooLarge):
+            languages.states(tree, 100, LanguageWork(100_000))
+    work = LanguageWork(50)
+    with pytest.raises(languages.LanguageTooLarge):
         languages.states(languages.text("abcabcabcabc"), 100, work)
     assert work.left == 0
-    assert languages.states(NOTHING, 100, Work(100_000)) == {}
+    assert languages.states(NOTHING, 100, LanguageWork(100_000)) == {}
 
 
 def test_ranges_of_characters() -> None:

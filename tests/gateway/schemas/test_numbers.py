@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.schemas import languages, numbers
-from gateway.schemas.numbers import Range, TooFar
+from gateway.schemas.numbers import NumberRange, TooFar
 
 BOUNDS = st.one_of(
     st.none(),
@@ -25,7 +25,7 @@ NOTHING_OF_JSON = ("-", "", "01", "1.", ".5", "-.5", "--1", "00", "-01", "1.5.5"
 def test_numbers_within_bounds_that_steps_divide_fit_and_no_others(
     low: Decimal | None, high: Decimal | None, steps: list[Decimal], beside: Decimal, whole: bool
 ) -> None:
-    tree = (numbers.integers if whole else numbers.decimals)(Range(low, high), steps)
+    tree = (numbers.integers if whole else numbers.decimals)(NumberRange(low, high), steps)
     for end in (low, high, Decimal(0), *steps):
         if end is None:
             continue
@@ -47,15 +47,15 @@ def test_what_is_beyond_a_bound_is_beyond_it_for_a_reader_of_floats_too(bound: i
 
 
 def test_numbers_far_away_are_left_out_or_refused() -> None:
-    assert languages.fits(numbers.integers(Range(Decimal(5), Decimal("1e308"))), "9" * 30)
-    assert not languages.fits(numbers.integers(Range(Decimal(5), Decimal("1e308"))), "9" * 31)
+    assert languages.fits(numbers.integers(NumberRange(Decimal(5), Decimal("1e308"))), "9" * 30)
+    assert not languages.fits(numbers.integers(NumberRange(Decimal(5), Decimal("1e308"))), "9" * 31)
     for low, steps in ((Decimal("1e40"), []), (Decimal(0), [Decimal(211)])):
         with pytest.raises(TooFar):
-            numbers.integers(Range(low), steps)
+            numbers.integers(NumberRange(low), steps)
     with pytest.raises(TooFar):
-        numbers.decimals(Range(Decimal(0)), [Decimal("1e-20")])
+        numbers.decimals(NumberRange(Decimal(0)), [Decimal("1e-20")])
 
 
 def test_few_multiples_are_listed_whatever_divides_them() -> None:
-    tree = numbers.integers(Range(Decimal(0), Decimal(100_000)), [Decimal(9973)])
+    tree = numbers.integers(NumberRange(Decimal(0), Decimal(100_000)), [Decimal(9973)])
     assert languages.plain(tree) and languages.fits(tree, "9973") and not languages.fits(tree, "9974")

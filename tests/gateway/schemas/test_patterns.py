@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.schemas import languages, patterns
-from gateway.schemas.patterns import Unknown
+from gateway.schemas.patterns import UnknownPattern
 
 FOUND = (
     *("^a", "a$", "a|b$", "^a|b$", "(^a|b)c", "a(b$|c)", "^(?=.*[A-C])(?=.*\\d).{2,}$", "^(?!a)b*", "^(?!.*bb)[ab0]+$"),
@@ -93,7 +93,7 @@ def test_a_pattern_is_found_in_what_ecmascript_finds_it_in(pattern: str) -> None
     ],
 )
 def test_what_cannot_be_kept_is_said(pattern: str, why: str) -> None:
-    with pytest.raises(Unknown) as refused:
+    with pytest.raises(UnknownPattern) as refused:
         patterns.found_in(pattern)
     assert why in str(refused.value)
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from gpu_scheduler.engines import processes, shared_board
-from gpu_scheduler.engines.engine import MODULES, CommandFailed, Engine, EngineDied, Spawn
+from gpu_scheduler.engines.engine import MODULES, CommandFailed, EngineDied, EngineProcess, Spawn
 from protos import common_pb2, engine_pb2
 from services.ipc.framing import FramedChannel
 
@@ -41,7 +41,7 @@ class Ear:
 
 @pytest.fixture
 async def engine():
-    engine = await Engine.start(Spawn("echo"), 1, None)
+    engine = await EngineProcess.start(Spawn("echo"), 1, None)
     engine.listener = Ear()
     hello = await engine.hello(START_S)
     assert (hello.pid, hello.engine) == (engine.pid, "echo")
@@ -104,13 +104,13 @@ async def test_hibernation_is_refused_while_requests_run_and_drain_hands_them_ba
 
 async def test_a_drain_lets_finish_what_runs_and_hands_back_at_once_what_waits():
     turn_fd = shared_board.create()
-    engine = await Engine.start(Spawn("echo"), 1, turn_fd)
+    engine = await EngineProcess.start(Spawn("echo"), 1, turn_fd)
     try:
         engine.listener = Ear()
         await engine.command(load(step_ms="1")).done()
         engine.generate(generate([1], 50))
         await engine.listener.began.wait()
-        shared_board.Turn(turn_fd).give(engine.index + 1)  # so the next one cannot start
+        shared_board.SharedBoard(turn_fd).give(engine.index + 1)  # so the next one cannot start
         engine.generate(generate([1], 50, "waits"))
         await engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=1_000_000))).done()
         ends = {chunk.request_id: chunk for chunk in engine.listener.chunks if chunk.finish}

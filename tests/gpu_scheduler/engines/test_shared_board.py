@@ -3,18 +3,18 @@ import subprocess
 import sys
 
 from gpu_scheduler.engines import shared_board
-from gpu_scheduler.engines.shared_board import Turn
+from gpu_scheduler.engines.shared_board import SharedBoard
 from gpu_scheduler.engines.sharing import decode_arbitration
-from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 
 
 def test_a_fresh_word_lets_anybody_prefill():
-    word = Turn(shared_board.create())
+    word = SharedBoard(shared_board.create())
     assert word.mine(1) and word.mine(2)
 
 
 def test_only_the_holder_may_prefill():
-    word = Turn(shared_board.create())
+    word = SharedBoard(shared_board.create())
     word.give(2)
     assert (word.mine(1), word.mine(2)) == (False, True)
     word.give(shared_board.ANYBODY)
@@ -23,37 +23,37 @@ def test_only_the_holder_may_prefill():
 
 def test_another_process_sees_the_holder():
     fd = shared_board.create()
-    Turn(fd).give(7)
-    code = f"from gpu_scheduler.engines.shared_board import Turn; print(Turn({fd}).holder)"
+    SharedBoard(fd).give(7)
+    code = f"from gpu_scheduler.engines.shared_board import SharedBoard; print(SharedBoard({fd}).holder)"
     out = subprocess.run([sys.executable, "-c", code], pass_fds=[fd], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "7"
     os.close(fd)
 
 
 def test_fresh_words_set_no_pace():
-    assert Turn(shared_board.create()).pace(1) == FREE
+    assert SharedBoard(shared_board.create()).pace(1) == FREE
 
 
 def test_each_engine_has_its_own_pace_to_the_last_index():
-    words = Turn(shared_board.create())
+    words = SharedBoard(shared_board.create())
     most = (1 << 32) - 1
     words.give(2)
-    words.set_pace(1, Pace(224, 0.0125, 0.045, True))
-    words.set_pace(shared_board.MOST_INDEX, Pace(1 << 40, 1e9, 1e9))  # as much as the words hold
-    assert words.pace(1) == Pace(224, 0.0125, 0.045, True) and words.pace(2) == FREE and words.holder == 2
-    assert words.pace(shared_board.MOST_INDEX) == Pace(most, most / 1e6, most / 1e6)
+    words.set_pace(1, PrefillThrottle(224, 0.0125, 0.045, True))
+    words.set_pace(shared_board.MOST_INDEX, PrefillThrottle(1 << 40, 1e9, 1e9))  # as much as the words hold
+    assert words.pace(1) == PrefillThrottle(224, 0.0125, 0.045, True) and words.pace(2) == FREE and words.holder == 2
+    assert words.pace(shared_board.MOST_INDEX) == PrefillThrottle(most, most / 1e6, most / 1e6)
     words.set_pace(1, FREE)
     assert words.pace(1) == FREE
 
 
 def test_a_pace_below_zero_is_none_at_all():
-    words = Turn(shared_board.create())
-    words.set_pace(1, Pace(224, 0.0, -1.0))
-    assert words.pace(1) == Pace(224, 0.0, 0.0)
+    words = SharedBoard(shared_board.create())
+    words.set_pace(1, PrefillThrottle(224, 0.0, -1.0))
+    assert words.pace(1) == PrefillThrottle(224, 0.0, 0.0)
 
 
 def test_a_claim_stops_all_others_until_it_is_released_or_ends_by_itself():
-    words = Turn(shared_board.create())
+    words = SharedBoard(shared_board.create())
     words.set_precedence(0.05, 0)
     words.claim(7, 100.0, 1)
     assert words.claimed(8, 100.04) and not words.claimed(7, 100.04)
@@ -67,7 +67,7 @@ def test_a_claim_stops_all_others_until_it_is_released_or_ends_by_itself():
 
 
 def test_claims_say_for_how_many_prompts_all_others_have_them_together():
-    words = Turn(shared_board.create())
+    words = SharedBoard(shared_board.create())
     words.set_precedence(0.05, 16)
     words.claim(7, 1e7, 3)
     words.claim(8, 1e7, 1 << 20)
@@ -77,13 +77,13 @@ def test_claims_say_for_how_many_prompts_all_others_have_them_together():
 
 
 def test_nobody_claims_where_prefills_have_no_precedence():
-    words = Turn(shared_board.create())
+    words = SharedBoard(shared_board.create())
     words.claim(7, 100.0, 1)
     assert words.precedence_s == 0 and not words.claimed(8, 100.0)
 
 
 def test_who_wants_to_decode_is_seen_by_all_others_until_it_does_not_or_says_no_more():
-    words = Turn(shared_board.create())
+    words = SharedBoard(shared_board.create())
     words.want(7, 0.25, 100.0)
     words.want(shared_board.MOST_INDEX, 70.0, 100.0)
     assert sorted(words.wanting(8, 100.04)) == [
@@ -96,7 +96,7 @@ def test_who_wants_to_decode_is_seen_by_all_others_until_it_does_not_or_says_no_
 
 
 def test_needs_are_told_to_a_hundredth_and_compared_as_they_are_told():
-    words = Turn(shared_board.create())
+    words = SharedBoard(shared_board.create())
     words.want(1, 0.3349, 1e7, 3)
     assert words.wanting(2, 1e7) == [shared_board.wanted(1, 0.3301, 3)] != [shared_board.wanted(1, 0.3301, 2)]
     assert shared_board.wanted(1, 0.33, 3) == decode_arbitration.want(0.33, 3, 1)
@@ -105,26 +105,28 @@ def test_needs_are_told_to_a_hundredth_and_compared_as_they_are_told():
 
 
 def test_wants_leave_everything_else_as_it_is():
-    words = Turn(shared_board.create())
+    words = SharedBoard(shared_board.create())
     words.give(3)
     words.set_precedence(0.02, 16)
     words.set_decode_turn(0.03)
-    words.set_pace(shared_board.MOST_INDEX, Pace(224))
+    words.set_pace(shared_board.MOST_INDEX, PrefillThrottle(224))
     words.claim(5, 100.0, 1)
     words.want(5, 1e9, 100.0)
     words.want(6, 0.0, 100.0)
-    assert words.claimed(6, 100.01) and words.holder == 3 and words.pace(shared_board.MOST_INDEX) == Pace(224)
+    assert (
+        words.claimed(6, 100.01) and words.holder == 3 and words.pace(shared_board.MOST_INDEX) == PrefillThrottle(224)
+    )
     assert (words.precedence_s, words.precedence_batch, words.decode_turn_s) == (0.02, 16, 0.03)
     words.release(5)
     assert not words.claimed(6, 100.01) and words.wanting(6, 100.01) == [shared_board.wanted(5, 1e9)]
 
 
 def test_precedence_leaves_the_turn_and_paces_as_they_are():
-    words = Turn(shared_board.create())
+    words = SharedBoard(shared_board.create())
     words.give(3)
-    words.set_pace(shared_board.MOST_INDEX, Pace(224))
+    words.set_pace(shared_board.MOST_INDEX, PrefillThrottle(224))
     words.set_precedence(1e9, 1 << 40)  # as much as the words hold
     words.claim(shared_board.MOST_INDEX, 1e6, 1)
-    assert words.holder == 3 and words.pace(shared_board.MOST_INDEX) == Pace(224) and words.pace(1) == FREE
+    assert words.holder == 3 and words.pace(shared_board.MOST_INDEX) == PrefillThrottle(224) and words.pace(1) == FREE
     assert (words.precedence_s, words.precedence_batch) == (((1 << 32) - 1) / 1e6, (1 << 32) - 1)
     assert words.decode_turn_s == 0

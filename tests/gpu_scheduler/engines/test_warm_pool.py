@@ -4,7 +4,7 @@ import re
 import pytest
 
 from gpu_scheduler.engines import warm_pool
-from gpu_scheduler.engines.engine import Engine, EngineDied, Spawn
+from gpu_scheduler.engines.engine import EngineDied, EngineProcess, Spawn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from services.errors import Refused
 from services.runtime import tasks
@@ -97,7 +97,7 @@ async def test_engines_for_all_who_wait_start_side_by_side():
 @pytest.mark.parametrize("has_process", [False, True])
 async def test_a_pool_that_closes_ends_engines_that_are_being_started(monkeypatch, has_process):
     started, processes = asyncio.Event(), []
-    start = Engine.start
+    start = EngineProcess.start
 
     async def recorded(*given):
         engine = await start(*given)
@@ -105,7 +105,7 @@ async def test_a_pool_that_closes_ends_engines_that_are_being_started(monkeypatc
         started.set()
         return engine
 
-    monkeypatch.setattr(Engine, "start", recorded)
+    monkeypatch.setattr(EngineProcess, "start", recorded)
     pool = WarmPool(Spawn("echo"), warm=1, limit=2)
     pool.fill()
     waiting = tasks.spawn(pool.take(START_S), "take")
@@ -175,14 +175,14 @@ async def warm_other_than(pool, before):
 @pytest.mark.parametrize("taken", [True, False])
 async def test_an_engine_for_which_there_is_no_process_is_tried_again(monkeypatch, taken):
     pool = WarmPool(Spawn("echo"), warm=1, limit=3)
-    start, failures = Engine.start, [BlockingIOError(11, "no process left")]
+    start, failures = EngineProcess.start, [BlockingIOError(11, "no process left")]
 
     async def started(*arguments):
         if failures:
             raise failures.pop()
         return await start(*arguments)
 
-    monkeypatch.setattr(Engine, "start", started)
+    monkeypatch.setattr(EngineProcess, "start", started)
     if taken:
         assert (await pool.take(START_S)).alive
     else:

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from gpu_scheduler.memory.memory_requests import RoomMaker
+from gpu_scheduler.memory.memory_requests import MemoryRequests
 from gpu_scheduler.policy.queue.decisions import NeedMemory
 from services.errors import Unavailable
 
@@ -32,7 +32,7 @@ class Queue:
     """Plans again whenever it is told of room, and may lack the same once more."""
 
     def __init__(self, devices, lacks, again_s):
-        self.maker = RoomMaker(devices, self.plan, again_s)
+        self.maker = MemoryRequests(devices, self.plan, again_s)
         self.lacks = lacks
         self.plans = 0
         self.planned = asyncio.Condition()
@@ -89,7 +89,7 @@ async def test_decodes_of_others_stop_only_for_a_request_with_a_target_and_where
     stop_decodes, slack, may_retract
 ):
     devices, planned = Devices(), asyncio.Event()
-    maker = RoomMaker(devices, planned.set, stop_decodes=stop_decodes)
+    maker = MemoryRequests(devices, planned.set, stop_decodes=stop_decodes)
     maker.need(NeedMemory("a", 100, "r", slack))
     await planned.wait()
     assert devices.asked == [("a", 100, may_retract)]

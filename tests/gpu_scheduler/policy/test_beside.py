@@ -7,15 +7,15 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.queue.admission import CANDIDATES, Memory, ModelMemory, Turn, admit
+from gpu_scheduler.policy.queue.admission import CANDIDATES, AdmissionMemory, ModelMemory, PrefillLimits, admit
 from gpu_scheduler.policy.queue.backlog import Backlog
 from gpu_scheduler.policy.queue.decisions import NeedMemory, Start, Why
-from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting
+from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
 
 SPEED = 1024.0
 MODELS = ("a", "b", "c", "d")
-TURN = Turn(chunk_tokens=512, joint_s=0.3)
-PLENTY = Memory({model: ModelMemory(limit=1 << 40, held=0) for model in MODELS})
+TURN = PrefillLimits(chunk_tokens=512, joint_s=0.3)
+PLENTY = AdmissionMemory({model: ModelMemory(limit=1 << 40, held=0) for model in MODELS})
 
 
 def backlog() -> Backlog:
@@ -27,7 +27,7 @@ def backlog() -> Backlog:
 
 
 def add(queue: Backlog, request_id: str, model: str, seconds: float, deadline: float = inf, now: float = 0.0) -> None:
-    queue.add(Waiting(request_id, model, now, now + deadline, round(seconds * SPEED)), now)
+    queue.add(WaitingRequest(request_id, model, now, now + deadline, round(seconds * SPEED)), now)
 
 
 def under_way(queue: Backlog, request_id: str, model: str, seconds: float, deadline: float = inf) -> None:
@@ -35,7 +35,7 @@ def under_way(queue: Backlog, request_id: str, model: str, seconds: float, deadl
     queue.start(Start(request_id, Why.ON_TIME), 0.0)
 
 
-def decide(queue: Backlog, memory: Memory = PLENTY, turn: Turn = TURN) -> list[Start | NeedMemory]:
+def decide(queue: Backlog, memory: AdmissionMemory = PLENTY, turn: PrefillLimits = TURN) -> list[Start | NeedMemory]:
     return admit(queue.plan(0.0), queue, memory, turn)
 
 
@@ -118,7 +118,7 @@ def test_who_lacks_memory_goes_beside_nobody() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "short", "b", 0.1, deadline=0.25)
-    memory = Memory({model: ModelMemory(limit=0, held=0) for model in MODELS})
+    memory = AdmissionMemory({model: ModelMemory(limit=0, held=0) for model in MODELS})
     assert not [decision for decision in decide(queue, memory) if isinstance(decision, Start)]
 
 
@@ -138,7 +138,7 @@ def test_memory_and_places_of_those_that_are_next_are_left_to_them() -> None:
     assert decide(queue) == [Start("short", Why.BESIDE)]
     for more, starts in ((0, []), (103, [Start("short", Why.BESIDE)])):
         models = {**PLENTY.models, "b": ModelMemory(limit=205 + more, held=0)}
-        assert decide(queue, Memory(models)) == starts
+        assert decide(queue, AdmissionMemory(models)) == starts
     for places, starts in ((1, []), (2, [Start("short", Why.BESIDE)])):
         assert admit(queue.plan(0.0), queue, PLENTY, TURN, {"b": places}) == starts
 
@@ -149,7 +149,7 @@ def test_an_old_request_that_lacks_memory_is_not_overtaken_by_one_of_its_model()
     add(queue, "old", "b", 1.0)
     add(queue, "short", "b", 0.1, deadline=0.25)
     models = {**PLENTY.models, "b": ModelMemory(limit=1000, held=0)}
-    assert not [decision for decision in decide(queue, Memory(models)) if isinstance(decision, Start)]
+    assert not [decision for decision in decide(queue, AdmissionMemory(models)) if isinstance(decision, Start)]
 
 
 def test_requests_of_the_engine_that_has_the_turn_hide_nobody() -> None:
@@ -165,7 +165,7 @@ def test_with_one_engine_at_a_time_nothing_goes_beside_it() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "short", "b", 0.1, deadline=0.25)
-    assert decide(queue, turn=Turn(chunk_tokens=512)) == []
+    assert decide(queue, turn=PrefillLimits(chunk_tokens=512)) == []
 
 
 def shared_equally(work: list[tuple[str, str, float]]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 import pytest
 
-from gpu_scheduler.policy.hang_detector import LOOK_S, SLOWER, Silence, Verdict
+from gpu_scheduler.policy.hang_detector import LOOK_S, SLOWER, HangDetector, HangVerdict
 
-NOTHING, ASK, GIVE_UP = Verdict.NOTHING, Verdict.ASK, Verdict.GIVE_UP
+NOTHING, ASK, GIVE_UP = HangVerdict.NOTHING, HangVerdict.ASK, HangVerdict.GIVE_UP
 
 
 def looks(silence, count, *, begin=0.0, works=True, heard=0, prefill_s=0.0):
@@ -11,33 +11,33 @@ def looks(silence, count, *, begin=0.0, works=True, heard=0, prefill_s=0.0):
 
 
 def test_an_engine_that_says_nothing_is_asked_once_and_then_given_up():
-    told = looks(Silence(9 * LOOK_S), 10)
+    told = looks(HangDetector(9 * LOOK_S), 10)
     assert told == [NOTHING] * 3 + [ASK] + [NOTHING] * 5 + [GIVE_UP]
 
 
 def test_what_it_says_counts_from_then_on():
-    silence = Silence(9 * LOOK_S)
+    silence = HangDetector(9 * LOOK_S)
     looks(silence, 9)
     assert looks(silence, 10, begin=9 * LOOK_S, heard=1) == [NOTHING] * 3 + [ASK] + [NOTHING] * 5 + [GIVE_UP]
 
 
 def test_one_without_work_may_be_silent_and_is_so_from_when_it_has_some():
-    silence = Silence(3 * LOOK_S)
+    silence = HangDetector(3 * LOOK_S)
     assert set(looks(silence, 100, works=False)) == {NOTHING}
     assert looks(silence, 3, begin=100 * LOOK_S) == [ASK, NOTHING, GIVE_UP]
 
 
 def test_none_is_given_up_unasked():
-    assert looks(Silence(LOOK_S / 100), 3) == [NOTHING, ASK, GIVE_UP]
+    assert looks(HangDetector(LOOK_S / 100), 3) == [NOTHING, ASK, GIVE_UP]
 
 
 def test_a_prompt_on_its_way_has_several_times_as_long_as_it_should_take():
-    told = looks(Silence(9 * LOOK_S), 10 + int(5 * SLOWER), prefill_s=5 * LOOK_S)
+    told = looks(HangDetector(9 * LOOK_S), 10 + int(5 * SLOWER), prefill_s=5 * LOOK_S)
     assert told.index(GIVE_UP) == 9 + 5 * SLOWER
 
 
 def test_time_in_which_nobody_listened_is_not_held_against_it():
-    silence = Silence(9 * LOOK_S)
+    silence = HangDetector(9 * LOOK_S)
     looks(silence, 2)
     assert silence.look(1000.0, works=True, heard=0, prefill_s=0.0) is ASK
     assert silence.silent_s == 3 * LOOK_S
@@ -48,4 +48,4 @@ def test_time_in_which_nobody_listened_is_not_held_against_it():
 
 @pytest.mark.parametrize("prefill_s", [0.0, 1.0])
 def test_without_a_time_none_is_given_up(prefill_s):
-    assert set(looks(Silence(0.0), 1000, prefill_s=prefill_s)) == {NOTHING}
+    assert set(looks(HangDetector(0.0), 1000, prefill_s=prefill_s)) == {NOTHING}

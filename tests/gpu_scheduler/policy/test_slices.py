@@ -12,8 +12,8 @@ from itertools import accumulate
 
 import pytest
 
-from gpu_scheduler.engines.sharing.throttle import FREE, Pace
-from gpu_scheduler.policy.throttle.throttling import Protection
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
+from gpu_scheduler.policy.throttle.throttling import ThrottleController
 
 TICK_S = 0.0001
 DECODE_SLICE_S, PREFILL_SLICE_S = 0.0020, 0.0024
@@ -27,7 +27,7 @@ LAUNCH_S = 0.004
 """Before the first work of a step that another one was not formed ahead of: kernels are launched one by one."""
 OUTPUT = 128
 """Tokens of a request."""
-SMALL = Pace(128, 0.6)
+SMALL = PrefillThrottle(128, 0.6)
 """128 tokens, and after them a pause of about a decode step."""
 
 
@@ -53,10 +53,10 @@ def p(ordered: list[float], q: float) -> float:
     return ordered[int(q * (len(ordered) - 1))]
 
 
-def simulate(step_s: float, target_s: float = 1.0, fixed: Pace | None = None, seconds: float = 8.0) -> Seen:
+def simulate(step_s: float, target_s: float = 1.0, fixed: PrefillThrottle | None = None, seconds: float = 8.0) -> Seen:
     """The second half of `seconds`, under the pace that protection gives or a `fixed` one."""
     chance = random.Random(1)
-    group = Protection()
+    group = ThrottleController()
     for model in "ab":
         group.measured(model, TOKENS_PER_S, step_s)
     group.decodes("a", "stream", target_s)

@@ -22,15 +22,15 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.queue.admission import Memory, ModelMemory, Turn, admit
+from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelMemory, PrefillLimits, admit
 from gpu_scheduler.policy.queue.backlog import Backlog, BacklogRules
 from gpu_scheduler.policy.queue.decisions import Start
-from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting
+from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
 
 SPEED = 1024.0
 """Tokens per second: sums are exact."""
 MODELS = ("a", "b")
-MEMORY = Memory({model: ModelMemory(limit=1 << 40, held=0) for model in MODELS})
+MEMORY = AdmissionMemory({model: ModelMemory(limit=1 << 40, held=0) for model in MODELS})
 CHUNK_S = 0.25
 LEAST, MOST = 0.25, 0.5
 """Seconds of prefill of a request."""
@@ -57,7 +57,7 @@ def arrivals(draw, rate, sigma, slacks, most=24):
         level = min(sigma, level + rate * gap) - cost
         slack = draw(slacks)
         model = draw(st.sampled_from(MODELS))
-        made.append(Waiting(f"r{i}", model, now, now + slack, round(cost * SPEED)))
+        made.append(WaitingRequest(f"r{i}", model, now, now + slack, round(cost * SPEED)))
     return made
 
 
@@ -86,9 +86,9 @@ def waits(requests, flood, share, joint_s=0.0):
             cost, spare = flood[number % len(flood)]
             busy = sum(queue.prefill_cost(request_id) for request_id in running)
             deadline = now + busy + cost + spare
-            queue.add(Waiting(f"s{number}", "b", now, deadline, round(cost * SPEED), drop_late=True), now)
+            queue.add(WaitingRequest(f"s{number}", "b", now, deadline, round(cost * SPEED), drop_late=True), now)
             number += 1
-        for decision in admit(queue.plan(now), queue, MEMORY, Turn(round(CHUNK_S * SPEED), joint_s=joint_s)):
+        for decision in admit(queue.plan(now), queue, MEMORY, PrefillLimits(round(CHUNK_S * SPEED), joint_s=joint_s)):
             if isinstance(decision, Start):
                 request = queue.start(decision, now)
                 running.append(request.request_id)
@@ -116,7 +116,7 @@ def test_late_and_best_effort_requests_start_within_the_bound_whatever_comes_in_
 
 def test_without_a_share_of_the_turn_they_would_starve():
     """The property above can fail: the flood alone is enough for that."""
-    hopeless = Waiting("r0", "a", 0.0, -1.0, round(LEAST * SPEED))
+    hopeless = WaitingRequest("r0", "a", 0.0, -1.0, round(LEAST * SPEED))
     assert waits([hopeless], [(LEAST, 0.0)], share=0.0) == {"r0": inf}
     assert waits([hopeless], [(LEAST, 0.0)], share=SHARE)["r0"] <= LEAST / SHARE + CHUNK_S + MOST
 

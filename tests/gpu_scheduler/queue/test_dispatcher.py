@@ -7,11 +7,11 @@ import pytest
 
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.engines import shared_board as turn_module
-from gpu_scheduler.engines.shared_board import Turn
-from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.shared_board import SharedBoard
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.policy.memory.kv_shortage import LASTING_S
-from gpu_scheduler.policy.memory.migrated_prefixes import Brought
+from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
 from gpu_scheduler.policy.throttle.interference import WINDOW
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.streams import PulledStream
@@ -47,8 +47,8 @@ class Desk:
         self.time = 100.0
         self.needs, self.deaths, self.turns = [], [], []
         self.memory = GroupMemory(["cpu:0"])
-        self.turn = Turn(turn_module.create())
-        self.brought = Brought()
+        self.turn = SharedBoard(turn_module.create())
+        self.brought = MigratedPrefixes()
         self.residents = Residents(lambda resident: self.dispatcher.residency_changed(resident))
         self.dispatcher = Dispatcher(
             Arbitration(**rules),
@@ -251,10 +251,10 @@ async def test_a_neighbours_prefill_is_paced_while_a_model_decodes_and_free_as_s
     await desk.settle()
     pace = desk.turn.pace(b.index)
     assert pace.pause_ratio > 0.2 and pace.chunk_tokens >= 128
-    assert desk.turn.pace(a.index) == Pace(step_s=0.0144), "nobody beside it decodes"
+    assert desk.turn.pace(a.index) == PrefillThrottle(step_s=0.0144), "nobody beside it decodes"
     desk.answer(a, finish=common_pb2.STOP)
     await desk.settle()
-    assert desk.turn.pace(b.index) == Pace(step_s=0.09), "what it has without a target has the default one"
+    assert desk.turn.pace(b.index) == PrefillThrottle(step_s=0.09), "what it has without a target has the default one"
     assert desk.turn.pace(a.index) == FREE
 
 

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from gpu_scheduler.queue import grammar_sandbox
-from gpu_scheduler.queue.grammar_sandbox import Trials
+from gpu_scheduler.queue.grammar_sandbox import GrammarSandbox
 from services.errors import Unavailable
 from services.runtime import tasks
 from tests.gpu_scheduler.engines.sglang.grammars import SLOW, large
@@ -22,20 +22,20 @@ GOOD = ("json_schema", '{"type": "integer"}')
 
 
 @pytest.fixture
-async def tried() -> AsyncIterator[Trials]:
-    made = Trials()
+async def tried() -> AsyncIterator[GrammarSandbox]:
+    made = GrammarSandbox()
     yield made
     await made.close()
 
 
-def pid(of: Trials) -> int:
+def pid(of: GrammarSandbox) -> int:
     assert of._process is not None
     return of._process.pid
 
 
 @pytest.mark.sglang
 async def test_what_ends_its_compiler_or_never_comes_to_an_end_is_refused_and_others_are_compiled(
-    tried: Trials,
+    tried: GrammarSandbox,
 ) -> None:
     assert await tried.verdict(*GOOD) == ""
     process = pid(tried)
@@ -58,7 +58,7 @@ async def test_what_ends_its_compiler_or_never_comes_to_an_end_is_refused_and_ot
 
 
 @pytest.mark.sglang
-async def test_after_its_process_has_died_the_next_grammar_has_another(tried: Trials) -> None:
+async def test_after_its_process_has_died_the_next_grammar_has_another(tried: GrammarSandbox) -> None:
     assert await tried.verdict(*GOOD) == ""
     os.kill(pid(tried), signal.SIGKILL)
     with pytest.raises(Unavailable, match="ask again"):
@@ -87,8 +87,8 @@ def test_after_its_process_has_died_while_nobody_asked_the_next_grammar_is_tried
     assert run(ask_kill_and_ask()) == "it is bad"
 
 
-def talking(program: str) -> Trials:
-    return Trials((sys.executable, "-c", program))
+def talking(program: str) -> GrammarSandbox:
+    return GrammarSandbox((sys.executable, "-c", program))
 
 
 ECHO = """

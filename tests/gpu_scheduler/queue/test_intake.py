@@ -9,7 +9,7 @@ import pytest
 
 from gpu_scheduler.engines.sglang.policy.grammar import MOST_CHARACTERS
 from gpu_scheduler.queue.dispatcher import Dispatcher
-from gpu_scheduler.queue.grammar_sandbox import Trials
+from gpu_scheduler.queue.grammar_sandbox import GrammarSandbox
 from gpu_scheduler.queue.intake import Intake
 from gpu_scheduler.queue.streams import GatewayStream
 from protos import common_pb2, gpu_scheduler_pb2
@@ -61,7 +61,7 @@ class Desk:
         self.queue, self.tried, self.time = Queue(), Tried(), 100.0
         self.stream = GatewayStream(1, lambda: None)
         self.intake = Intake(
-            cast(Dispatcher, self.queue), cast(Trials, self.tried), lambda model: compiles, lambda: self.time
+            cast(Dispatcher, self.queue), cast(GrammarSandbox, self.tried), lambda model: compiles, lambda: self.time
         )
 
     def ask(self, name: str, regex: str = "", **fields: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from gpu_scheduler.client import GpuSchedulerClient
 from gpu_scheduler.report.report_rate import least_s, telling
-from gpu_scheduler.residency.graceful_exit import Leaving
+from gpu_scheduler.residency.graceful_exit import GracefulExit
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
 from protos import common_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
@@ -98,7 +98,7 @@ def test_all_is_told_to_who_asks_for_nothing_and_once_a_second_to_who_asks_for_l
 async def test_a_follower_of_many_groups_gets_a_residency_at_once_and_no_figures_between(tmp_path):
     states = [state()]
     changes = Watched(None)
-    leaving = Leaving(Residents(lambda resident: None), lambda: 0, lambda: None)
+    leaving = GracefulExit(Residents(lambda resident: None), lambda: 0, lambda: None)
     report = SimpleNamespace(build=lambda: states[-1])
     server = rpc.Server(f"unix:{tmp_path}/g.sock")
     servicer = GpuSchedulerServicer(None, None, None, None, None, None, report, leaving, changes)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_scheduler.config import GpuSchedulerConfig
-from gpu_scheduler.residency.activation import Activation
+from gpu_scheduler.residency.activation import Activator
 from gpu_scheduler.residents import Resident, Residents
 from protos import common_pb2, engine_pb2
 from services.errors import Refused, TimedOut, Unmet
@@ -44,7 +44,7 @@ def activation(devices):
         balloond="",
         engines={"weights_extent_bytes": 64 * MIB},
     )
-    return Activation(config, Residents(lambda resident: None), {}, devices, None, {})
+    return Activator(config, Residents(lambda resident: None), {}, devices, None, {})
 
 
 def resident(**more):
@@ -146,7 +146,7 @@ class Loader:
 
 def on_two(devices, loader, images):
     config = GpuSchedulerConfig(name="g", listen="unix:/none", group="g", devices=["cpu:0", "cpu:1"], balloond="")
-    return Activation(config, Residents(lambda resident: None), {}, devices, loader, images)
+    return Activator(config, Residents(lambda resident: None), {}, devices, loader, images)
 
 
 async def test_an_image_that_is_not_made_whole_is_not_kept(devices):
@@ -189,7 +189,7 @@ async def saving(devices, loader):
     """(activation, resident, its engine's pauses), when the first attempt has been made."""
     sleeps, it = Sleeps(), resident()
     config = GpuSchedulerConfig(name="g", listen="unix:/none", group="g", devices=["cpu:0"], balloond="")
-    activation = Activation(config, Residents(lambda resident: None), {}, devices, loader, {}, sleep=sleeps)
+    activation = Activator(config, Residents(lambda resident: None), {}, devices, loader, {}, sleep=sleeps)
     it.engine, it.residency = engine(), common_pb2.ACTIVE
     activation._begin_saving(it, it.engine, [engine_pb2.WeightsMapped(checksum="sum")])
     await it.saving
@@ -248,7 +248,7 @@ async def test_a_fixed_limit_is_the_floor_unless_an_operator_set_one(devices, el
     residents = Residents(lambda resident: None)
     if operator_mib is not None:
         residents.operator_limits["m"] = operator_mib * MIB
-    await Activation(config, residents, {}, devices, None, {})._apply_limit(resident())
+    await Activator(config, residents, {}, devices, None, {})._apply_limit(resident())
     assert devices.limits == limits
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gpu_scheduler.residency.graceful_exit import Leaving
+from gpu_scheduler.residency.graceful_exit import GracefulExit
 from gpu_scheduler.residents import Residents
 
 
@@ -12,7 +12,7 @@ class World:
     def __init__(self, requests=1):
         self.residents = Residents(lambda resident: None)
         self.told = 0
-        self.leaving = Leaving(self.residents, lambda: requests, self._tell)
+        self.leaving = GracefulExit(self.residents, lambda: requests, self._tell)
 
     def _tell(self):
         assert self.residents.stopping

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_scheduler.policy.memory.migrated_prefixes import Brought
+from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
 from gpu_scheduler.residency import handover as module
 from gpu_scheduler.residency.handover import Handover
 from gpu_scheduler.residents import Residents
@@ -73,7 +73,7 @@ async def test_what_was_said_since_kv_went_ahead_is_sent_only_if_it_is_more_than
     residents = Residents(lambda resident: None)
     resident = residents.enter(common_pb2.ModelSpec(name="llama"))
     source = Source(places(a=800, b=1600), places(**stopped))
-    assert await Handover(residents, None, Brought()).give(resident, source, "unix:/other")
+    assert await Handover(residents, None, MigratedPrefixes()).give(resident, source, "unix:/other")
     assert source.asked == [True, False]
     assert len(Target.last.taken) == sent
 

@@ -12,8 +12,8 @@ from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.engines.engine import Spawn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.residency import preflight
-from gpu_scheduler.residency.activation import Activation
-from gpu_scheduler.residents import Change, Resident, Residents
+from gpu_scheduler.residency.activation import Activator
+from gpu_scheduler.residents import ResidencyChange, Resident, Residents
 from protos import balloond_pb2, common_pb2
 from services.errors import Refused, Unavailable, Unmet
 
@@ -42,7 +42,7 @@ class Devices:
 def activation(devices, images=("idle",), limit=3):
     config = GpuSchedulerConfig(name="g", listen="unix:/none", group="g", devices=["cpu:0"], balloond="")
     pools = {"sglang": WarmPool(Spawn("sglang"), warm=0, limit=limit)}
-    return Activation(config, Residents(lambda _: None), pools, devices, None, {name: ["sum"] for name in images})
+    return Activator(config, Residents(lambda _: None), pools, devices, None, {name: ["sum"] for name in images})
 
 
 def model(name, weights=40, engine=True, quota=2, floor=8, **facts):
@@ -74,7 +74,7 @@ async def test_who_has_no_image_keeps_nothing_because_it_goes_cold():
 
 async def test_who_is_on_its_way_elsewhere_does_not_make_way():
     devices = Devices(idle=(2, 40, 8))
-    change = Change(common_pb2.ACTIVE, 0.0, None)
+    change = ResidencyChange(common_pb2.ACTIVE, 0.0, None)
     with pytest.raises(Refused, match="when 0 of 1 have made way"):
         await preflight.check(
             activation(devices), model("new", engine=False, weights=50), leaving(model("idle", change=change))

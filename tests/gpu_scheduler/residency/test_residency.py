@@ -10,18 +10,18 @@ import pytest
 from gpu_scheduler.config import Arbitration, GpuSchedulerConfig
 from gpu_scheduler.engines import processes
 from gpu_scheduler.engines import shared_board as turn_module
-from gpu_scheduler.engines.engine import CommandFailed, Engine, Spawn
-from gpu_scheduler.engines.shared_board import Turn
+from gpu_scheduler.engines.engine import CommandFailed, EngineProcess, Spawn
+from gpu_scheduler.engines.shared_board import SharedBoard
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory.group_memory import GroupMemory
-from gpu_scheduler.policy.memory.migrated_prefixes import Brought
+from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.streams import PulledStream
 from gpu_scheduler.residency import activation, preflight
 from gpu_scheduler.residency import residency as residency_module
-from gpu_scheduler.residency.activation import Activation
+from gpu_scheduler.residency.activation import Activator
 from gpu_scheduler.residency.handover import Handover
-from gpu_scheduler.residency.residency import Residency
+from gpu_scheduler.residency.residency import ResidencyController
 from gpu_scheduler.residents import Residents
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services.errors import Conflict, Invalid, NotFound, Refused, TimedOut, Unavailable, Unmet
@@ -43,7 +43,7 @@ class Group:
             engines={"kind": "echo", "options": options},
         )  # fmt: skip
         self.residents = Residents(lambda resident: self.dispatcher.residency_changed(resident))
-        turn = Turn(turn_module.create())
+        turn = SharedBoard(turn_module.create())
         self.dispatcher = Dispatcher(
             Arbitration(), self.residents, GroupMemory(["cpu:0"]), turn, lambda need: None,
             lambda engine: self.residency.engine_died(engine),
@@ -51,11 +51,11 @@ class Group:
         self.pools = {"echo": WarmPool(Spawn("echo"), warm=1, limit=3)}
         images = {"m": ["sum"]} if loader else {}
         self.options = config.engines.options
-        activation = Activation(config, self.residents, self.pools, None, loader, images)
-        handover = Handover(self.residents, loader, Brought())
+        activation = Activator(config, self.residents, self.pools, None, loader, images)
+        handover = Handover(self.residents, loader, MigratedPrefixes())
         self.timers = []
         """(seconds, what is called then) of models that are in error for a time."""
-        self.residency = Residency(
+        self.residency = ResidencyController(
             config, self.residents, self.dispatcher, activation, handover, self.pools, later=self.later
         )
 
@@ -364,7 +364,7 @@ async def test_an_engine_that_neither_loads_nor_can_be_killed_is_given_up(group,
     stuck = await pool.take(START_S)
     pool.give_back(stuck)
     monkeypatch.setattr(processes, "kill", lambda ranks: None)  # in a driver that does not return
-    monkeypatch.setattr(Engine, "give_up", partialmethod(Engine.give_up, grace_s=0.05))
+    monkeypatch.setattr(EngineProcess, "give_up", partialmethod(EngineProcess.give_up, grace_s=0.05))
     monkeypatch.setitem(group.residency._config.engines.__dict__, "load_timeout_s", 0.2)
     os.kill(stuck.pid, signal.SIGSTOP)
     try:
@@ -539,7 +539,7 @@ async def test_a_sleeper_that_lost_its_image_and_cannot_be_loaded_anew_is_not_ta
 def refusals(monkeypatch):
     """How many times engines will say that weights do not verify."""
     left = []
-    verify = Engine.verify
+    verify = EngineProcess.verify
 
     def refuse(engine, command):
         if left:
@@ -547,7 +547,7 @@ def refusals(monkeypatch):
         else:
             verify(engine, command)
 
-    monkeypatch.setattr(Engine, "verify", refuse)
+    monkeypatch.setattr(EngineProcess, "verify", refuse)
     return left
 
 
@@ -555,7 +555,7 @@ def refusals(monkeypatch):
 def faults(monkeypatch):
     """What the next loads fail with."""
     left = []
-    command = Engine.command
+    command = EngineProcess.command
 
     def fail(engine, message, *told):
         made = command(engine, message, *told)
@@ -563,7 +563,7 @@ def faults(monkeypatch):
             made.fail(left.pop(0))
         return made
 
-    monkeypatch.setattr(Engine, "command", fail)
+    monkeypatch.setattr(EngineProcess, "command", fail)
     return left
 
 

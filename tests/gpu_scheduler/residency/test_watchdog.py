@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from gpu_scheduler.engines.engine import Engine
+from gpu_scheduler.engines.engine import EngineProcess
 from gpu_scheduler.policy import hang_detector
 from gpu_scheduler.residency import watchdog
 from gpu_scheduler.telemetry import counters
@@ -94,13 +94,13 @@ async def test_an_idle_one_that_stands_still_when_it_is_to_make_way_does_not_hol
 async def test_an_engine_in_a_long_step_answers_and_stays(group, monkeypatch):
     monkeypatch.setattr(hang_detector, "_ASK_AFTER", 0.001)
     asked = asyncio.Semaphore(0)
-    ping = Engine.ping
+    ping = EngineProcess.ping
 
     def counted(engine):
         ping(engine)
         asked.release()
 
-    monkeypatch.setattr(Engine, "ping", counted)
+    monkeypatch.setattr(EngineProcess, "ping", counted)
     await group.bring(common_pb2.ACTIVE)
     engine = group.residents.get("m").engine
     await first_token(group.submit("r"))

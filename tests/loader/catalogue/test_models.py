@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from loader.catalogue.catalogue import Listed
-from loader.catalogue.models import Models, Sizes, read_model
+from loader.catalogue.catalogue import CatalogueEntry
+from loader.catalogue.models import NodeModels, Sizes, read_model
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.policy.floor import BESIDE_TOKENS
 from protos import keeper_pb2
@@ -20,7 +20,7 @@ KV = 2 * 2 * 2 * 8 * 4
 
 
 def listed(folder, name="m", **keys):
-    return Listed(name=name, path=str(folder), **keys)
+    return CatalogueEntry(name=name, path=str(folder), **keys)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def folder(tmp_path):
 def models():
     changes = []
     keeper = FakeKeeper()
-    models = Models(SIZES, lambda: changes.append(None), keeper)
+    models = NodeModels(SIZES, lambda: changes.append(None), keeper)
     models.changes, models.keeper = changes, keeper
     return models
 
@@ -152,7 +152,7 @@ async def test_removing_takes_a_model_out_once(folder, models):
 
 def successor(models):
     """Another process, with the same keeper."""
-    return Models(SIZES, lambda: None, models.keeper)
+    return NodeModels(SIZES, lambda: None, models.keeper)
 
 
 async def test_what_was_added_by_a_call_is_there_again_in_the_next_process_as_it_was_asked_for(folder, models):

@@ -6,9 +6,9 @@ import os
 import pytest
 import structlog.testing
 
-from loader.catalogue.catalogue import Listed
-from loader.catalogue.models import Models, Sizes
-from loader.catalogue.relisting import Looking
+from loader.catalogue.catalogue import CatalogueEntry
+from loader.catalogue.models import NodeModels, Sizes
+from loader.catalogue.relisting import Relisting
 from loader.checkpoints import checkpoint
 from services.runtime import tasks
 from tests.loader import checkpoint_files
@@ -23,8 +23,8 @@ class Catalogue:
         self.now = 0.0
         self.told = []
         sizes = Sizes(dtype_bytes=4, kv_extent_bytes=10_000, quota_bytes=0)
-        self.models = Models(sizes, self.changed, FakeKeeper())
-        self.looking = Looking(self.models, lambda: self.now, self.changed)
+        self.models = NodeModels(sizes, self.changed, FakeKeeper())
+        self.looking = Relisting(self.models, lambda: self.now, self.changed)
 
     def changed(self):
         self.looking.catalogue_changed()
@@ -177,7 +177,7 @@ async def test_files_that_change_before_an_engine_has_refused_them_are_read_afre
 async def test_refused_files_that_were_added_again_are_looked_at_no_more(catalogue):
     await catalogue.list("m")
     await catalogue.models.look("m", thorough=True, refused=True)
-    await catalogue.models.add(Listed(name="m", path=str(catalogue.volume / "m")))
+    await catalogue.models.add(CatalogueEntry(name="m", path=str(catalogue.volume / "m")))
     assert not catalogue.models.is_refused("m")
     assert await asyncio.gather(*catalogue.looking.begin_due()) == []
     catalogue.now = 1000.0
@@ -200,7 +200,7 @@ async def test_adding_it_again_removing_it_and_reloading_end_the_looks_for_what_
     catalogue.away()
     await catalogue.list("m")
     catalogue.back()
-    await catalogue.models.add(Listed(name="m", path=str(catalogue.volume / "m")))
+    await catalogue.models.add(CatalogueEntry(name="m", path=str(catalogue.volume / "m")))
     assert catalogue.state() == ("", 0.0), "at once"
     catalogue.away()
     await catalogue.models.look("m")

@@ -5,10 +5,10 @@ from contextlib import aclosing
 
 import pytest
 
-from loader.copies.jobs import At, Jobs, Result, What
+from loader.copies.jobs import JobProgress, Jobs, JobTarget, Result
 from services.errors import Conflict, Unmet
 
-WHAT = What("load", "m", 1, lease_id="lease")
+WHAT = JobTarget("load", "m", 1, lease_id="lease")
 
 
 class Work:
@@ -28,7 +28,7 @@ class Work:
                     raise step
                 if step is None:
                     return
-                yield At("copying", step, 100)
+                yield JobProgress("copying", step, 100)
         finally:
             self.closed += 1
 
@@ -94,7 +94,7 @@ async def test_it_goes_on_until_the_last_has_gone_away(jobs, work):
 
 
 async def test_what_differs_is_done_for_itself(jobs, work):
-    tasks = [follow(jobs, work, [], what) for what in (WHAT, What("load", "m", 1, lease_id="other"))]
+    tasks = [follow(jobs, work, [], what) for what in (WHAT, JobTarget("load", "m", 1, lease_id="other"))]
     await until(lambda: work.started == 2)
     assert len(jobs.of("m")) == 2 and len(jobs.of("m", "other")) == 1 and not jobs.of("n")
     assert await jobs.cancel("m", "other") == 1
@@ -154,7 +154,7 @@ class Tidying:
 
     async def steps(self):
         self.started += 1
-        yield At("copying", 100, 100)
+        yield JobProgress("copying", 100, 100)
         yield Result(f"rows:{self.started}", 100)
         await self.may_end.wait()
         if self.fails:
@@ -198,8 +198,8 @@ async def test_what_fails_in_tidying_up_is_in_the_log_and_nobodys_failure(jobs, 
 
 async def test_the_end_is_told_also_when_it_comes_at_once(jobs):
     async def steps():
-        yield At("copying", 50, 100)
-        yield At("copying", 100, 100)
+        yield JobProgress("copying", 50, 100)
+        yield JobProgress("copying", 100, 100)
 
     async with aclosing(jobs.follow(WHAT, steps)) as told:
         assert [at.done async for at in told][-1] == 100

@@ -5,12 +5,12 @@ import os
 
 import pytest
 
-from loader.catalogue.catalogue import Listed
-from loader.catalogue.models import Models, Sizes
-from loader.images.copying import Copying
+from loader.catalogue.catalogue import CatalogueEntry
+from loader.catalogue.models import NodeModels, Sizes
+from loader.images.copying import ImageCopier
 from loader.images.image_memory import Image
 from loader.images.images import Images
-from loader.policy.sources import Content, Source
+from loader.policy.sources import Content, LeaseSource
 from services.errors import NotFound, Refused, Unavailable, Unmet
 from services.runtime.checksum import checksum
 from tests.loader import checkpoint_files
@@ -31,9 +31,9 @@ class World:
         self.handoff.lease("engine", CONTENT)
         self.handoff.lease("other", bytes(TOTAL))
         self.transfer = GatedTransfer()
-        self.models = Models(SIZES, lambda: None, FakeKeeper())
+        self.models = NodeModels(SIZES, lambda: None, FakeKeeper())
         self.images = Images(self.keeper, 10 * TOTAL, lambda: 0.0, self.describe, lambda: None)
-        self.copying = Copying(
+        self.copying = ImageCopier(
             self.models,
             self.images,
             self.handoff,
@@ -83,7 +83,7 @@ class World:
 @pytest.fixture
 async def world(tmp_path):
     world = World()
-    await world.models.add(Listed(name="m", path=str(checkpoint_files.write(tmp_path))))
+    await world.models.add(CatalogueEntry(name="m", path=str(checkpoint_files.write(tmp_path))))
     yield world
     world.transfer.gate.set()
     world.handoff.close()
@@ -376,10 +376,10 @@ async def test_a_copy_between_leases_that_fails_gives_both_back_and_the_next_may
     await open_world.save()
     size = os.fstat(open_world.handoff.leases["other"][1].fd).st_size
     os.ftruncate(open_world.handoff.leases["other"][1].fd, 10)
-    assert not any(isinstance(step, Source) for step in await open_world.load_from_device())
+    assert not any(isinstance(step, LeaseSource) for step in await open_world.load_from_device())
     assert open_world.nothing_left()
     os.ftruncate(open_world.handoff.leases["other"][1].fd, size)
-    assert isinstance((await open_world.load_from_device())[-1], Source)
+    assert isinstance((await open_world.load_from_device())[-1], LeaseSource)
 
 
 async def test_an_image_of_another_checksum_is_not_taken_from_a_lease(open_world):

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from loader.catalogue.catalogue import Listed
-from loader.catalogue.models import Model, Sizes
+from loader.catalogue.catalogue import CatalogueEntry
+from loader.catalogue.models import CatalogueModel, Sizes
 from loader.images.image_room import ImageRoom
 from services.errors import Refused
 
@@ -18,8 +18,8 @@ class World:
     def __init__(self, capacity_mib, pinned=(), images=(), devices=1, **weights_mib):
         sizes = Sizes(4, 1, 0)
         self.models = {
-            name: Model(
-                Listed(name=name, path="/m", devices=devices),
+            name: CatalogueModel(
+                CatalogueEntry(name=name, path="/m", devices=devices),
                 sizes,
                 SimpleNamespace(generation=7, weights_bytes=mib * MIB // devices),
             )
@@ -80,6 +80,6 @@ def test_more_than_fits_is_not_pinned_but_what_is_stays():
 
 def test_of_a_model_in_error_nothing_is_known():
     world = World(1, a=5)
-    world.models["a"] = Model(Listed(name="a", path="/m"), Sizes(4, 1, 0), None, "broken")
+    world.models["a"] = CatalogueModel(CatalogueEntry(name="a", path="/m"), Sizes(4, 1, 0), None, "broken")
     assert world.why("a") == ""
     world.pin("a")

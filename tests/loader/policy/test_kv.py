@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader.policy.kv import Piece, pairs
+from loader.policy.kv import KvPiece, pairs
 
-pieces = st.lists(st.builds(Piece, st.integers(0, 3), st.integers(0, 50), st.integers(1, 30)), max_size=8)
+pieces = st.lists(st.builds(KvPiece, st.integers(0, 3), st.integers(0, 50), st.integers(1, 30)), max_size=8)
 
 
 def bytes_of(pieces):

@@ -1,10 +1,10 @@
 from math import inf
 
-from loader.policy.looks import Looks
+from loader.policy.looks import LookSchedule
 
 
 def test_looks_come_ever_less_often_half_a_minute_apart_at_most():
-    looks, now, at = Looks(), 100.0, []
+    looks, now, at = LookSchedule(), 100.0, []
     for _ in range(8):
         looks.failed("m", now)
         assert looks.take_due(looks.next_at() - 0.01) == []
@@ -15,7 +15,7 @@ def test_looks_come_ever_less_often_half_a_minute_apart_at_most():
 
 
 def test_files_that_change_are_looked_at_soon_again():
-    looks = Looks()
+    looks = LookSchedule()
     for now in (0.0, 10.0, 20.0):
         looks.failed("m", now)
     assert looks.pause_s("m") == 4.0
@@ -24,7 +24,7 @@ def test_files_that_change_are_looked_at_soon_again():
 
 
 def test_what_can_be_served_is_not_looked_at():
-    looks = Looks()
+    looks = LookSchedule()
     looks.failed("m", 0.0)
     looks.failed("n", 5.0)
     looks.forget("m")

@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader.policy.rate import WINDOW_S, Pace
+from loader.policy.rate import WINDOW_S, TransferRate
 
 
 def seen(*samples):
-    pace = Pace()
+    pace = TransferRate()
     for now, done in samples:
         pace = pace.seen(now, done)
     return pace
 
 
 def test_nothing_is_known_before_time_has_passed():
-    assert Pace().per_s() is None and Pace().left_s(10) is None
+    assert TransferRate().per_s() is None and TransferRate().left_s(10) is None
     assert seen((5, 0)).per_s() is None and seen((5, 0)).left_s(10) is None
     assert seen((5, 0), (5, 3)).per_s() is None
 
@@ -44,7 +44,7 @@ def test_many_samples_keep_few():
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(0, 1 << 40)), max_size=60))
 def test_a_pace_is_never_negative_and_covers_about_the_window(steps):
     now = done = 0.0
-    pace = Pace()
+    pace = TransferRate()
     for dt, more in steps:
         now, done = now + dt, done + more
         pace = pace.seen(now, done)

@@ -5,11 +5,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader.policy.residency import Held, Room, make_room
+from loader.policy.residency import ImageFacts, Room, make_room
 
 
 def held(name, nbytes=10, last_used=0.0, **keys):
-    return Held(name, nbytes, last_used, **keys)
+    return ImageFacts(name, nbytes, last_used, **keys)
 
 
 def test_nothing_is_dropped_while_there_is_room():
@@ -45,7 +45,7 @@ def test_an_image_that_a_later_larger_one_made_unnecessary_stays():
 
 IMAGES = st.lists(
     st.builds(
-        Held,
+        ImageFacts,
         name=st.just("?"),
         nbytes=st.integers(1, 20),
         last_used=st.integers(0, 5).map(float),

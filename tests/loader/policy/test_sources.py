@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from loader.policy.sources import Content, Source, Sources
+from loader.policy.sources import Content, LeaseSource, Sources
 
 CONTENT = Content("m", 1, 0, b"manifest")
-SOURCE = Source("lease", "cuda:0", (1, 2), CONTENT, "rows:1")
+SOURCE = LeaseSource("lease", "cuda:0", (1, 2), CONTENT, "rows:1")
 
 
 def test_the_newest_that_holds_the_content_comes_first():

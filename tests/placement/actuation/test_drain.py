@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from placement.actuation.drain import Left
+from placement.actuation.drain import DrainedModel
 from protos import common_pb2, gpu_scheduler_pb2
 from services.errors import Conflict, NotFound, Unavailable
 from services.runtime import tasks
@@ -16,7 +16,7 @@ async def test_a_drained_group_is_empty_and_takes_nothing_until_that_is_undone()
     world.groups[0].put("asleep", common_pb2.HIBERNATING)
     world.groups[0].put("awake", running=1)
     world.tell()
-    assert await world.drain.begin("g0") == [Left("awake", "g1"), Left("asleep")]
+    assert await world.drain.begin("g0") == [DrainedModel("awake", "g1"), DrainedModel("asleep")]
     assert [r.model for r in world.groups[0].state.residents] == []
     assert [r.model for r in world.groups[1].state.residents] == ["awake"]
     # The emptier one is not chosen.
@@ -35,7 +35,7 @@ async def test_where_there_is_no_other_place_a_model_goes_cold_after_a_drain_and
     world.groups[0].put("pinned")
     world.tell()
     cold, stays = await world.drain.begin("g0")
-    assert cold == Left("m") and world.groups[0].drained == [700]
+    assert cold == DrainedModel("m") and world.groups[0].drained == [700]
     assert stays.model == "pinned" and "g0 has 1, but is drained" in stays.error
     assert [r.model for r in world.groups[0].state.residents] == ["pinned"]
     assert [(d.action, d.reason) for d in world.history.last("m", 1)] == [("go cold", "g0 is drained")]
@@ -59,7 +59,7 @@ async def test_a_model_on_its_way_up_is_moved_when_it_is_there():
     await world.heard(lambda: group.state.drained)
     assert not draining.done()
     up.set()
-    assert await draining == [Left("m", "g1")]
+    assert await draining == [DrainedModel("m", "g1")]
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["its group has said so", "nobody has said so yet"])
@@ -82,7 +82,7 @@ async def test_a_drain_waits_for_a_model_that_moves_there(told):
     await world.heard(lambda: target.state.drained)
     up.set()
     await move
-    assert await drain == [Left("m", "g0")]
+    assert await drain == [DrainedModel("m", "g0")]
     assert not target.state.residents
 
 
@@ -109,7 +109,7 @@ async def test_a_drain_goes_by_what_the_group_says_once_a_model_has_come_up_ther
     drain = tasks.spawn(world.drain.begin("g0"), "drain")
     await world.heard(lambda: first.state.drained)
     up.set()
-    assert await drain == [Left("m", "g1")]
+    assert await drain == [DrainedModel("m", "g1")]
 
 
 @pytest.mark.parametrize("meanwhile", ["moved", "evicted"])
@@ -149,7 +149,7 @@ async def test_what_a_group_refuses_is_told_and_the_others_leave():
     world.groups[0].put("m")
     world.groups[0].fail = Conflict("m is on its way to HIBERNATING")
     world.tell()
-    assert await world.drain.begin("g0") == [Left("m", error="m is on its way to HIBERNATING")]
+    assert await world.drain.begin("g0") == [DrainedModel("m", error="m is on its way to HIBERNATING")]
 
 
 async def test_a_group_that_is_unknown_or_away_cannot_be_drained():

@@ -1,13 +1,13 @@
 import asyncio
 
-from placement.actuation.evacuation import Stopping
+from placement.actuation.evacuation import Evacuation
 from protos import common_pb2
 from services.errors import Conflict
 from tests.placement.fakes import FakeCluster
 
 
 def stops(world, group):
-    stopping = Stopping(world.drain)
+    stopping = Evacuation(world.drain)
     group.state.stopping = group.state.drained = True
     world.tell()
     stopping.look(world.cluster.groups.values())

@@ -1,8 +1,8 @@
-from placement.actuation.history import KEPT, History
+from placement.actuation.history import KEPT, DecisionHistory
 
 
 def test_the_last_decisions_come_newest_first_with_their_outcome():
-    history = History(lambda: 5.0)
+    history = DecisionHistory(lambda: 5.0)
     history.add("a", "activate", "g0", "first").done(0.125)
     history.add("b", "activate", "g0", "second")
     assert [(d.model, d.outcome, d.took_s) for d in history.last("", 0)] == [
@@ -13,7 +13,7 @@ def test_the_last_decisions_come_newest_first_with_their_outcome():
 
 
 def test_it_is_bounded():
-    history = History()
+    history = DecisionHistory()
     for i in range(KEPT + 10):
         history.add("a", "activate", "g", str(i))
     decisions = history.last("a", 0)

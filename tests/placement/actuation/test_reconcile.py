@@ -4,7 +4,7 @@ from math import inf
 import pytest
 
 from placement.actuation import actuator, reconcile
-from placement.actuation.reconcile import Evicted
+from placement.actuation.reconcile import EvictionOutcome
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services.errors import Conflict, NotFound, Refused, Unmet
 from services.runtime import tasks
@@ -851,7 +851,7 @@ async def test_a_model_that_an_operator_sends_to_sleep_hibernates_or_is_cold_whe
     for target in (common_pb2.HIBERNATING, common_pb2.COLD):
         world.groups[0].put("m")
         world.tell()
-        assert await world.reconciler.evict("m", target) == Evicted(target)
+        assert await world.reconciler.evict("m", target) == EvictionOutcome(target)
 
 
 @pytest.mark.parametrize(
@@ -879,7 +879,7 @@ async def test_a_model_without_an_image_is_on_disk_and_it_is_said_why_and_what_c
         return gpu_scheduler_pb2.ResidencyProgress(residency=common_pb2.DRAINING, reason=told)
 
     world.groups[0].set_residency = leaves
-    assert await world.reconciler.evict("m", target) == Evicted(
+    assert await world.reconciler.evict("m", target) == EvictionOutcome(
         common_pb2.ON_DISK,
         f"it has no image {purpose}: {why}; its engine is given back, and the next start reads the checkpoint",
     )
@@ -892,7 +892,7 @@ async def test_a_model_whose_image_is_on_disk_alone_is_not_cold():
     world.groups[0].put("m")
     world.tell()
     evicted = await world.reconciler.evict("m", common_pb2.COLD)
-    assert evicted == Evicted(common_pb2.ON_DISK, "its image is on disk, and not in host memory")
+    assert evicted == EvictionOutcome(common_pb2.ON_DISK, "its image is on disk, and not in host memory")
 
 
 async def test_a_model_in_error_on_its_group_has_no_prospect_of_coming_up():

@@ -1,11 +1,11 @@
-from placement.actuation.reload_outdated import Renewal
+from placement.actuation.reload_outdated import OutdatedReloader
 from protos import common_pb2
 from services.errors import Conflict
 from tests.placement.fakes import FakeCluster
 
 
 def looks(world):
-    renewal = Renewal(world.cluster, world.actuator, world.drain)
+    renewal = OutdatedReloader(world.cluster, world.actuator, world.drain)
     world.tell()
     renewal.look(world.cluster.groups.values())
     renewal.look(world.cluster.groups.values())

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from placement.cluster.members import Kind, Members
+from placement.cluster.members import MemberKind, Members
 from services.runtime import tasks
 
 
@@ -21,7 +21,7 @@ class World:
     def __init__(self):
         self.names, self.there, self.followed, self.forgotten, self.tasks = FakeNames(), set(), [], [], []
         kinds = {
-            kind: Kind(
+            kind: MemberKind(
                 lambda address, kind=kind: self.follow(kind, address),
                 lambda address, kind=kind: (kind, address) in self.there,
                 lambda address, kind=kind: self.forgotten.append((kind, address)),

@@ -22,13 +22,13 @@ from benchmarks._optimum import (
     largest_pressure,
     optimum,
 )
-from placement.policy.assignment.assign import AssignRules, Candidate, Kind, assign
-from placement.policy.assignment.improve import Change, Placed, clearly_lower, improve, make_room
+from placement.policy.assignment.assign import AssignRules, Candidate, ModelKind, assign
+from placement.policy.assignment.improve import AssignmentChange, Placed, clearly_lower, improve, make_room
 from placement.policy.assignment.moves import MoveRules
 from placement.policy.assignment.rebalance import NONE, RebalanceRules, rebalance
 from placement.policy.field import Field
 from placement.policy.kvpr import Device, Group, Model, Place
-from placement.policy.lifecycle.decisions import Resident
+from placement.policy.lifecycle.decisions import PlacedModel
 
 SEED = 5
 SMALL = tuple(
@@ -239,7 +239,7 @@ def still_moves(instance, places, tau, *, finish=True, cool_down=60.0, period=10
         now = tick * period
         if now - last > cool_down + period:
             break  # nothing cools down, and nothing moved: the next round has the same to decide
-        residents = [Resident(model, places[model.name]) for model in instance.models]
+        residents = [PlacedModel(model, places[model.name]) for model in instance.models]
         wanted = rebalance(instance.groups, residents, moved_at, now, rules, wanted if finish else NONE)
         for move in [each.move for each in wanted.begin]:
             assert now - moved_at.get(move.model, -inf) >= cool_down
@@ -299,7 +299,7 @@ def test_two_change_places_where_no_move_alone_helps():
     searched = assign(groups, candidates, 0.0)
     assert searched.places == {"s": at("B"), "q": at("A"), "r": at("B"), "p": at("A")}
     reason = searched.reasons["q"]
-    assert (reason.kind, reason.stay_pressure, reason.pressure) == (Kind.IMPROVED, 10.0, 3.25)
+    assert (reason.kind, reason.stay_pressure, reason.pressure) == (ModelKind.IMPROVED, 10.0, 3.25)
     assert "from 10 to 3.25" in reason.text
 
 
@@ -439,7 +439,7 @@ def test_a_search_with_no_steps_or_nothing_to_search_changes_nothing():
     for p in placed:
         field.book(p.model, p.place.devices)
     assert improve(field, placed, 0, 0.2) == {}
-    assert list(improve(field, placed, 1, 0.2).values()) == [Change(at("B"), 10 / 80, 5 / 90)]
+    assert list(improve(field, placed, 1, 0.2).values()) == [AssignmentChange(at("B"), 10 / 80, 5 / 90)]
 
 
 @pytest.mark.parametrize(("least", "moves"), [(0.1, 1), (0.2, 0)])

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prismctl.__main__ import app
-from prismctl.commands.logs import Tail
+from prismctl.commands.logs import LogTail
 
 
 def line(second, event, level="info", **values):
@@ -79,7 +79,7 @@ def test_where_there_are_no_logs_it_is_said_where_they_may_be(tmp_path):
 def test_a_tail_gives_whole_lines_once_and_begins_anew_with_the_file(tmp_path):
     path = tmp_path / "a.log"
     path.write_text("one\ntw")
-    tail = Tail(path)
+    tail = LogTail(path)
     assert tail.read() == ["one"]
     with path.open("a") as file:
         file.write("o\nthree\n")
@@ -93,4 +93,4 @@ def test_of_a_long_file_only_the_end_is_read_from_a_whole_line_on(tmp_path, monk
     monkeypatch.setattr("prismctl.commands.logs._TAIL_BYTES", 10)
     path = tmp_path / "a.log"
     path.write_text("a long first line\nlast one\n")
-    assert Tail(path).read() == ["last one"]
+    assert LogTail(path).read() == ["last one"]

@@ -3,7 +3,7 @@ from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
-from prismctl.system.agreement import Given, disagreements
+from prismctl.system.agreement import ConfigFile, disagreements
 
 MIB = 1 << 20
 
@@ -11,22 +11,22 @@ MIB = 1 << 20
 def balloond(**keys):
     devices = [{"name": "cpu:0", "capacity_bytes": MIB}, {"name": "cpu:1", "capacity_bytes": MIB}]
     known = {"name": "b", "listen": "unix:/b", "node": "n", "handoff": "/h", "keeper": "/k", "devices": devices}
-    return Given("balloond.toml", BalloondConfig(**known | keys))
+    return ConfigFile("balloond.toml", BalloondConfig(**known | keys))
 
 
 def loader(**keys):
     known = {"name": "l", "listen": "unix:/l", "handoff": "/h", "keeper": "/k", "catalogue": "c.toml"}
-    return Given("loader.toml", LoaderConfig(**known | {"host_capacity_bytes": MIB} | keys))
+    return ConfigFile("loader.toml", LoaderConfig(**known | {"host_capacity_bytes": MIB} | keys))
 
 
 def group(number=0, **keys):
     known = {"name": "g", "listen": f"unix:/g{number}", "group": f"g{number}", "devices": [f"cpu:{number}"]}
     known |= {"balloond": "unix:/b", "balloond_handoff": "/h"}
-    return Given(f"group-{number}.toml", GpuSchedulerConfig(**known | keys))
+    return ConfigFile(f"group-{number}.toml", GpuSchedulerConfig(**known | keys))
 
 
 def placement(*groups):
-    return Given("placement.toml", PlacementConfig(name="p", listen="unix:/p", groups=groups, loaders=["unix:/l"]))
+    return ConfigFile("placement.toml", PlacementConfig(name="p", listen="unix:/p", groups=groups, loaders=["unix:/l"]))
 
 
 def found(*given):
@@ -50,7 +50,9 @@ def test_two_that_serve_metrics_on_one_port_unless_they_may_be_of_two_containers
 
 
 def test_a_socket_on_which_nobody_listens_who_is_asked_there():
-    gateway = Given("gateway.toml", GatewayConfig(name="w", listen="unix:/w", http="[::1]:80", placement="unix:/x"))
+    gateway = ConfigFile(
+        "gateway.toml", GatewayConfig(name="w", listen="unix:/w", http="[::1]:80", placement="unix:/x")
+    )
     lost = [balloond(listen="unix:/2"), loader(listen="127.0.0.1:2"), group(loader="unix:/l"), placement("unix:/g0")]
     assert found(gateway, *lost) == [
         ("gateway.toml", "placement", "no placement of these files listens on unix:/x"),

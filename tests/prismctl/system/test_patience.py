@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from prismctl.system import patience
-from prismctl.system.patience import Asked
+from prismctl.system.patience import RequiredProcess
 from services.errors import Unavailable
 
 
@@ -21,7 +21,7 @@ def asked(*problems, look=""):
     async def problem(wait_s):
         return left.pop(0) if len(left) > 1 else left[0]
 
-    return Asked("the loader", "unix:/l", problem, look)
+    return RequiredProcess("the loader", "unix:/l", problem, look)
 
 
 async def test_work_is_done_while_all_answer():
@@ -48,7 +48,7 @@ async def test_who_stays_silent_is_waited_for_twice_as_long_as_was_said_and_no_l
         return "it hangs"
 
     with pytest.raises(Unavailable):
-        async with patience.attending([Asked("the loader", "unix:/l", problem)], 3600.0):
+        async with patience.attending([RequiredProcess("the loader", "unix:/l", problem)], 3600.0):
             await asyncio.Event().wait()
     assert sum(waited) <= 2 * 3600.0 and waited[0] == 3600.0
 
@@ -64,7 +64,7 @@ async def test_who_answers_again_is_waited_for(capsys):
             heard.set()
         return why
 
-    async with asyncio.timeout(60), patience.attending([Asked("the loader", "unix:/l", problem)], 60.0):
+    async with asyncio.timeout(60), patience.attending([RequiredProcess("the loader", "unix:/l", problem)], 60.0):
         await heard.wait()
     assert capsys.readouterr().err.count("waiting for it") == 1
 

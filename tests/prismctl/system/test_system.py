@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from prismctl.__main__ import app
 from prismctl.system import system
-from prismctl.system.system import System
+from prismctl.system.system import SystemAddresses
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +41,9 @@ def test_a_system_that_is_deployed_is_pointed_to(tmp_path, deployed):
 def test_sockets_of_a_system_that_has_ended_are_told_from_none(tmp_path):
     (tmp_path / "loader.sock").touch()
     (tmp_path / "file").touch()
-    assert "of the processes whose sockets are there none answers" in System(tmp_path).nowhere()
-    assert "it is no folder" in System(tmp_path / "file").nowhere()
-    assert System(tmp_path, placement="127.0.0.1:1").nowhere() is None
+    assert "of the processes whose sockets are there none answers" in SystemAddresses(tmp_path).nowhere()
+    assert "it is no folder" in SystemAddresses(tmp_path / "file").nowhere()
+    assert SystemAddresses(tmp_path, placement="127.0.0.1:1").nowhere() is None
 
 
 def test_a_folder_of_another_user_is_told_as_that():
@@ -73,6 +73,6 @@ def test_a_service_is_looked_at_by_its_log_where_that_is_here(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "loader.log").touch()
-    loader, keeper = System(tmp_path).node()
+    loader, keeper = SystemAddresses(tmp_path).node()
     assert loader.look.startswith("its log is ") and loader.look.endswith("logs/loader.log")
     assert (keeper.name, keeper.address, keeper.look) == ("the keeper", f"{tmp_path}/keeper.sock", "")

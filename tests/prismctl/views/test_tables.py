@@ -1,8 +1,8 @@
-from prismctl.views.tables import Column, Row, Section, render
+from prismctl.views.tables import Column, Row, TableSection, render
 
 COLUMNS = (Column("model"), Column("state"), Column("held", 1, right=True), Column("path", 2))
 LINES = (
-    Section("cpu:0: 4 of 8 free"),
+    TableSection("cpu:0: 4 of 8 free"),
     Row(("meta-llama/Llama-3.1-8B-Instruct", "active", "1.0 GiB", "/models/llama")),
     Row(("tiny", "error", "0 B", "/models/tiny"), "tiny: its weights are 4,000 bytes too many for this group"),
 )

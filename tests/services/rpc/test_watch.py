@@ -4,7 +4,7 @@ import contextlib
 import grpc
 from structlog.testing import capture_logs
 
-from services.rpc.watch import Sparing, Watched, follow_sparingly, follow_stream
+from services.rpc.watch import ThrottledFollower, Watched, follow_sparingly, follow_stream
 
 
 async def test_a_follower_gets_the_present_value_first_and_then_the_latest_after_changes():
@@ -29,13 +29,13 @@ def facts(state):
 
 
 async def test_what_does_not_change_is_told_again_after_the_longest_interval():
-    told = follow_sparingly(Watched(None), lambda: ("same", 1), Sparing(facts, 0.0), 0.0, 0.01)
+    told = follow_sparingly(Watched(None), lambda: ("same", 1), ThrottledFollower(facts, 0.0), 0.0, 0.01)
     assert [await anext(told), await anext(told)] == [("same", 1)] * 2
 
 
 async def test_what_was_kept_back_is_told_when_its_time_is_over_though_nothing_happens_any_more():
     states, changes = [("a", 1)], Watched(None)
-    told = follow_sparingly(changes, lambda: states[-1], Sparing(facts, 0.2), 0.0, None)
+    told = follow_sparingly(changes, lambda: states[-1], ThrottledFollower(facts, 0.2), 0.0, None)
     assert await anext(told) == ("a", 1)
     states.append(("a", 2))
     changes.set(None)
@@ -44,7 +44,7 @@ async def test_what_was_kept_back_is_told_when_its_time_is_over_though_nothing_h
 
 async def test_other_facts_are_told_at_once_and_figures_are_left_out():
     states, changes = [("a", 1)], Watched(None)
-    told = follow_sparingly(changes, lambda: states[-1], Sparing(facts, 1000.0), 0.0, None)
+    told = follow_sparingly(changes, lambda: states[-1], ThrottledFollower(facts, 1000.0), 0.0, None)
     assert await anext(told) == ("a", 1)
     waiting = asyncio.get_running_loop().create_task(anext(told))
     for state in (("a", 2), ("a", 3), ("b", 4)):

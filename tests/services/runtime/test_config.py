@@ -1,10 +1,10 @@
 import pytest
 from pydantic import Field
 
-from services.runtime.config import Config, Section, load, parse, read
+from services.runtime.config import Config, ConfigSection, load, parse, read
 
 
-class Inner(Section):
+class Inner(ConfigSection):
     size: int = Field(gt=0)
 
 

@@ -8,7 +8,7 @@ import pytest
 from sim.clock import Clock
 from sim.engines.cost import Shape
 from sim.inputs.catalogue import Spec
-from sim.inputs.request import Request
+from sim.inputs.request import SimulatedRequest
 from sim.policies.static import Static
 from sim.system import World
 from tests.sim.worlds import GB, ROUND
@@ -31,7 +31,7 @@ def run(hardware, *requests, kv=1000):
     """Of (prompt, when it comes, output), alone on a device, to their end."""
     clock = Clock()
     spec = Spec("m", Shape(GB, kv), context_tokens=4000)
-    asked = [Request(str(i), "m", came, prompt, output) for i, (prompt, came, output) in enumerate(requests)]
+    asked = [SimulatedRequest(str(i), "m", came, prompt, output) for i, (prompt, came, output) in enumerate(requests)]
     static = Static(World(clock, replace(hardware, path_s=0.0), [1], [spec], {}), lambda request: None)
     for request in asked:
         clock.at(request.arrival, static.submit, request)

@@ -10,7 +10,7 @@ from protos import common_pb2
 
 
 @dataclass
-class Open:
+class LiveRequest:
     """One request that has not ended."""
 
     request_id: str
@@ -31,34 +31,34 @@ class Open:
     """Its end is not told yet: its KV goes elsewhere first."""
 
 
-class Book:
+class RequestTable:
     """All open requests."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._by_rid: dict[str, Open] = {}
-        self._by_id: dict[str, Open] = {}
+        self._by_rid: dict[str, LiveRequest] = {}
+        self._by_id: dict[str, LiveRequest] = {}
 
     def __len__(self) -> int:
         return len(self._by_rid)
 
-    def __iter__(self) -> Iterator[Open]:
+    def __iter__(self) -> Iterator[LiveRequest]:
         return iter(list(self._by_rid.values()))
 
-    def add(self, request_id: str, prompt_tokens: int, resumed_tokens: int = 0) -> Open:
+    def add(self, request_id: str, prompt_tokens: int, resumed_tokens: int = 0) -> LiveRequest:
         """Raises ValueError if the id is open already."""
         if request_id in self._by_id:
             raise ValueError(f"request {request_id} is here already")
-        entry = Open(request_id, f"{next(self._numbers)}:{request_id}", prompt_tokens, resumed_tokens)
+        entry = LiveRequest(request_id, f"{next(self._numbers)}:{request_id}", prompt_tokens, resumed_tokens)
         self._by_rid[entry.rid] = self._by_id[request_id] = entry
         return entry
 
-    def by_rid(self, rid: str) -> Open | None:
+    def by_rid(self, rid: str) -> LiveRequest | None:
         return self._by_rid.get(rid)
 
-    def by_id(self, request_id: str) -> Open | None:
+    def by_id(self, request_id: str) -> LiveRequest | None:
         return self._by_id.get(request_id)
 
-    def close(self, entry: Open) -> None:
+    def close(self, entry: LiveRequest) -> None:
         del self._by_rid[entry.rid]
         del self._by_id[entry.request_id]

@@ -7,7 +7,7 @@ from enum import Enum
 from gpu_scheduler.engines.sglang.base.errors import NotNow
 
 
-class State(Enum):
+class EngineState(Enum):
     WARM = "warm, no model"
     FILLING = "waiting for the weights"
     """Weights mapped after Load from an image or after Wake; Verify comes when they are filled."""
@@ -18,19 +18,19 @@ class State(Enum):
 
 
 _ALLOWED = {
-    "load": {State.WARM},
-    "verify": {State.FILLING},
-    "hibernate": {State.ACTIVE},
-    "wake": {State.HIBERNATING},
-    "unload": set(State),
-    "drain": set(State),
-    "export_kv": {State.ACTIVE},
-    "import_kv": {State.ACTIVE},
-    "imported_kv": {State.ACTIVE},
+    "load": {EngineState.WARM},
+    "verify": {EngineState.FILLING},
+    "hibernate": {EngineState.ACTIVE},
+    "wake": {EngineState.HIBERNATING},
+    "unload": set(EngineState),
+    "drain": set(EngineState),
+    "export_kv": {EngineState.ACTIVE},
+    "import_kv": {EngineState.ACTIVE},
+    "imported_kv": {EngineState.ACTIVE},
 }
 
 
-def check(command: str, state: State) -> None:
+def check(command: str, state: EngineState) -> None:
     """Raises NotNow, in one line, when `command` makes no sense in `state`."""
     if state not in _ALLOWED[command]:
         raise NotNow(f"{command} is refused: the engine is {state.value}")

@@ -25,7 +25,7 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from gpu_scheduler.engines.sglang.base.options import one_line
 from gpu_scheduler.engines.sglang.grammar import compiling
 from gpu_scheduler.engines.sglang.policy.grammar import MOST_SLOW_S, SLOW_S
-from gpu_scheduler.engines.sglang.policy.kept import Kept
+from gpu_scheduler.engines.sglang.policy.kept import BoundedCache
 
 Key = tuple[str, str]
 """SGLang's kind of grammar, and its text."""
@@ -107,7 +107,7 @@ class Grammars(BaseGrammarBackend):
         self._vocab_size = vocab_size
         self._alone = alone
         self._compiler: Any = None
-        self._kept: Kept[Key, BaseGrammarObject] = Kept(KEPT_BYTES)
+        self._kept: BoundedCache[Key, BaseGrammarObject] = BoundedCache(KEPT_BYTES)
         self._last: tuple[Key, BaseGrammarObject] | None = None
         """What the thread compiled last."""
 

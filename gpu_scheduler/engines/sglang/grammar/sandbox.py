@@ -37,7 +37,7 @@ def vocabulary() -> list[bytes]:
     return [bytes([byte]) for byte in range(256)] + [bytes([one, other]) for one in often for other in often]
 
 
-class Trial:
+class GrammarTrials:
     """Of any number of grammars, each in a child of its own."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ def _limit() -> None:
 
 def main() -> None:
     environment.die_with_parent()
-    trial = Trial()
+    trial = GrammarTrials()
     print(flush=True)
     for line in sys.stdin:
         kind, text = json.loads(line)

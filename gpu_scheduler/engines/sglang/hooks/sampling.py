@@ -71,14 +71,14 @@ def draw(
 ) -> Any:
     """Tokens by seeds, of which SGLang has none where all are greedy, and without sorting the vocabulary."""
     from gpu_scheduler.engines.sglang.sampling import sampling
-    from gpu_scheduler.engines.sglang.sampling.limits import Limits
+    from gpu_scheduler.engines.sglang.sampling.limits import SamplingLimits
 
     if sampling_info.sampling_seed is None:
         return original(sampler, probs, sampling_info, positions, unlimited)
     limits = None
     if not unlimited:
         min_ps = sampling_info.min_ps if sampling_info.need_min_p_sampling else None
-        limits = Limits(sampling_info.top_ks, sampling_info.top_ps, min_ps)
+        limits = SamplingLimits(sampling_info.top_ks, sampling_info.top_ps, min_ps)
     return sampling.draw(probs, sampling_info.sampling_seed, positions, limits)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Piece, coldest_first
+from gpu_scheduler.engines.sglang.policy.envelopes import EnvelopePiece, Envelopes, coldest_first
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
@@ -59,7 +59,7 @@ def empty_extents(tree: Any, kv: ElasticKv, wanted: int) -> int:
     nodes = list(unlocked_nodes(tree))
     places = envelopes_of([node for node, _ in nodes], kv.page_size)
     pieces = [
-        Piece(now - node.last_access_time, depth // kv.page_size, *touched(envelopes, some))
+        EnvelopePiece(now - node.last_access_time, depth // kv.page_size, *touched(envelopes, some))
         for (node, depth), some in zip(nodes, places, strict=True)
     ]
     chosen = coldest_first(pieces, envelopes.live_by_extent(), wanted, units)

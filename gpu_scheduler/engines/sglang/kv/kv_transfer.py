@@ -45,7 +45,7 @@ class _Coming:
     envelopes: Places
 
 
-class Moving:
+class KvTransfer:
     """One instance's. Between two steps only."""
 
     def __init__(self, kv: ElasticKv, admission: Admission, scheduler: Any, lease_id: str, on: torch.device) -> None:

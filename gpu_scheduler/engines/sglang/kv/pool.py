@@ -21,7 +21,7 @@ from gpu_scheduler.engines.sglang.kv.kv_rows import Rows
 from gpu_scheduler.engines.sglang.kv.slot_transfer import CudaIds, HostIds
 
 if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.memory.model_memory import Memory
+    from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
 
 _MAP_DUMMY_WAIT_S = 5.0
 
@@ -29,7 +29,7 @@ _MAP_DUMMY_WAIT_S = 5.0
 def _open(pool: Any) -> tuple[ElasticKv, torch.Tensor]:
     """The range of a pool and its bytes, of which only the dummy page is mapped: that one before anything can run."""
     instance = current.instance()
-    memory: Memory = instance.memory
+    memory: ModelMemory = instance.memory
     slot = pool.layer_num * pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
     envelope_bytes, count = slot * pool.page_size, pool.size // pool.page_size + 1
     on_host = torch.device(pool.device).type == "cpu"

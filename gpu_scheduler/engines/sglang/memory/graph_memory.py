@@ -22,7 +22,7 @@ import torch
 
 from gpu_scheduler.engines.sglang.base import collector
 from gpu_scheduler.engines.sglang.base.errors import NoMemory
-from gpu_scheduler.engines.sglang.memory.ranges import PieceRange
+from gpu_scheduler.engines.sglang.memory.ranges import PieceRangeDriver
 from services.telemetry import log
 
 _log = log.get(__name__)
@@ -34,12 +34,12 @@ AHEAD_BYTES = 64 << 20
 """The same before each of the others."""
 
 
-class Source:
+class GraphMemorySource:
     """The pair of C functions by which torch's allocator takes and returns memory of a range. There is one for the
     process, as torch may call them as long as it lives; the range is that of the model of the time."""
 
     def __init__(self) -> None:
-        self.pieces: PieceRange | None = None
+        self.pieces: PieceRangeDriver | None = None
         self._malloc, self._free = _MALLOC(self._take), _FREE(self._give)
         self.addresses = tuple(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in (self._malloc, self._free))
 
@@ -64,7 +64,7 @@ class Source:
 class GraphMemory:
     """Of one model. Between `captured` and `close` it may leave and come back any number of times."""
 
-    def __init__(self, pieces: PieceRange, memory: torch.Tensor) -> None:
+    def __init__(self, pieces: PieceRangeDriver, memory: torch.Tensor) -> None:
         """`memory`: the bytes of the whole range, mapped or not. Raises NoMemory when not even the first are there."""
         self._pieces = pieces
         self._memory = memory
@@ -226,13 +226,13 @@ def joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return whole
 
 
-_made: list[tuple[Source, Any]] = []
+_made: list[tuple[GraphMemorySource, Any]] = []
 _undead: list[Any] = []
 
 
-def _source() -> tuple[Source, Any]:
+def _source() -> tuple[GraphMemorySource, Any]:
     """The process's, with torch's object for it. Torch calls it in the capture mode in which memory may be mapped."""
     if not _made:
-        source = Source()
+        source = GraphMemorySource()
         _made.append((source, torch._C._cuda_customAllocator(*source.addresses)))
     return _made[0]

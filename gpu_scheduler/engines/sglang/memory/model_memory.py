@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.engines.sglang.memory.ranges import Driver, KvRange, PieceRange, WeightsRange
+from gpu_scheduler.engines.sglang.memory.ranges import Driver, KvRange, PieceRangeDriver, WeightsRangeDriver
 from gpu_scheduler.engines.sglang.memory.shared_range import SharedRange
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from protos import engine_pb2
 
 
-class Memory:
+class ModelMemory:
     """Opened by a Load, closed when the model leaves. Addresses stay in between."""
 
     def __init__(self, driver: Driver, ranks: Ranks) -> None:
@@ -24,8 +24,8 @@ class Memory:
         self._ranks = ranks
         self.kv: KvRange | None = None
         self._kv_span = 0
-        self._weights: WeightsRange | None = None
-        self._pieces: PieceRange | None = None
+        self._weights: WeightsRangeDriver | None = None
+        self._pieces: PieceRangeDriver | None = None
         self.weights_bytes = 0
         """Whole extents."""
 
@@ -81,7 +81,7 @@ class Memory:
         if self._weights is not None:
             self._weights.leave()
 
-    def open_pieces(self, span_bytes: int) -> tuple[PieceRange, torch.Tensor]:
+    def open_pieces(self, span_bytes: int) -> tuple[PieceRangeDriver, torch.Tensor]:
         """Reserves addresses for what CUDA graphs take, with a tensor of bytes over them; nothing is mapped."""
         assert self._pieces is None
         self._pieces = self._driver.piece_range(span_bytes)
@@ -96,4 +96,4 @@ class Memory:
         self._driver.close()
 
 
-OpenMemory = Callable[["engine_pb2.Load", "Options", "Ranks"], Memory]
+OpenMemory = Callable[["engine_pb2.Load", "Options", "Ranks"], ModelMemory]

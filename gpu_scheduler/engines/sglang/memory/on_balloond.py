@@ -15,7 +15,7 @@ from balloond.driver.tensor import tensor_over
 from balloond.driver.weights import WeightsRange
 from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.base.errors import NoMemory
-from gpu_scheduler.engines.sglang.memory.model_memory import Memory
+from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.base.options import Options
@@ -127,6 +127,6 @@ class LeaseDriver:
         self._lease.detach()
 
 
-def open_memory(load: engine_pb2.Load, options: Options, ranks: Ranks) -> Memory:
+def open_memory(load: engine_pb2.Load, options: Options, ranks: Ranks) -> ModelMemory:
     """Raises NoMemory."""
-    return Memory(LeaseDriver(load, options), ranks)
+    return ModelMemory(LeaseDriver(load, options), ranks)

@@ -71,7 +71,7 @@ class OfferingRange(KvRange, Protocol):
     def take(self, indices: Sequence[int]) -> None: ...
 
 
-class WeightsRange(Protocol):
+class WeightsRangeDriver(Protocol):
     """balloond.driver.weights.WeightsRange, as far as the engine uses it."""
 
     address: int
@@ -83,7 +83,7 @@ class WeightsRange(Protocol):
     def close(self) -> None: ...
 
 
-class PieceRange(Protocol):
+class PieceRangeDriver(Protocol):
     """balloond.driver.pieces.PieceRange, as far as the engine uses it. What maps raises NoMemory."""
 
     @property
@@ -128,9 +128,9 @@ class Driver(Protocol):
         extents."""
         ...
 
-    def weights_range(self, span_bytes: int) -> WeightsRange: ...
+    def weights_range(self, span_bytes: int) -> WeightsRangeDriver: ...
 
-    def piece_range(self, span_bytes: int) -> PieceRange: ...
+    def piece_range(self, span_bytes: int) -> PieceRangeDriver: ...
 
     def tensor(self, address: int, nbytes: int) -> torch.Tensor:
         """A tensor of bytes over addresses that need not be mapped yet."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.engines.sglang.policy.agreement import Facts, common
+from gpu_scheduler.engines.sglang.policy.agreement import RankFacts, common
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.memory.ranges import OfferingRange
@@ -33,10 +33,10 @@ class SharedRange:
         self.refused = False
         """On one of the ranks balloond had nothing for what was asked last."""
 
-    def facts(self) -> Facts:
+    def facts(self) -> RankFacts:
         """What is new with this rank; what balloond wants back counts as taken."""
         news = self._own.woken
-        return Facts(news, self._own.take_reclaims() if news else 0, self._limit())
+        return RankFacts(news, self._own.take_reclaims() if news else 0, self._limit())
 
     @property
     def limit_bytes(self) -> int:

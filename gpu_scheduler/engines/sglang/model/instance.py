@@ -22,21 +22,21 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from gpu_scheduler.engines.sglang.base import collector, current, device, options, stalls
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NoMemory, RejectedRequest, WrongWeights
-from gpu_scheduler.engines.sglang.base.request_table import Book
-from gpu_scheduler.engines.sglang.base.states import State
+from gpu_scheduler.engines.sglang.base.request_table import RequestTable
+from gpu_scheduler.engines.sglang.base.states import EngineState
 from gpu_scheduler.engines.sglang.kv.admission import Admission
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
-from gpu_scheduler.engines.sglang.kv.kv_transfer import Moving
+from gpu_scheduler.engines.sglang.kv.kv_transfer import KvTransfer
 from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemory
-from gpu_scheduler.engines.sglang.memory.model_memory import Memory
+from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
 from gpu_scheduler.engines.sglang.memory.shared_range import SharedRange
 from gpu_scheduler.engines.sglang.model import quota, teardown
 from gpu_scheduler.engines.sglang.model.outputs import Outputs
 from gpu_scheduler.engines.sglang.model.probe import PROMPT_TOKENS, Probe
 from gpu_scheduler.engines.sglang.model.requests import EosIds, to_embed, to_sglang
-from gpu_scheduler.engines.sglang.model.stats import Counters
+from gpu_scheduler.engines.sglang.model.stats import EngineCounters
 from gpu_scheduler.engines.sglang.policy import quota as policy
-from gpu_scheduler.engines.sglang.policy.agreement import Facts
+from gpu_scheduler.engines.sglang.policy.agreement import RankFacts
 from gpu_scheduler.engines.sglang.policy.grammar import slow_of
 from gpu_scheduler.engines.sglang.weights import weights_range
 from gpu_scheduler.engines.sglang.weights.loader import CheckpointLoader, ImageLoader, RandomLoader
@@ -66,12 +66,12 @@ class Instance:
     """SGLang's, of this model."""
     kv: ElasticKv
     admission: Admission
-    moving: Moving
+    moving: KvTransfer
 
     def __init__(
         self,
         load: engine_pb2.Load,
-        memory: Memory,
+        memory: ModelMemory,
         channel: Channel | FollowerChannel,
         ranks: Ranks,
     ) -> None:
@@ -79,12 +79,12 @@ class Instance:
         self.memory = memory
         self.ranks = ranks
         self.channel = channel
-        self.counters = Counters()
+        self.counters = EngineCounters()
         self.options = options.Options.parse(load.options, load.device, load.model)
         stalls.trace(self.options.stall_trace_ms)
         self.device = torch.device(load.device)
-        self.state = State.WARM
-        self.book = Book()
+        self.state = EngineState.WARM
+        self.book = RequestTable()
         self.probe: Probe | None = None
         self.outputs = Outputs(self.book, channel.send_message, self._heard_probe)
         self._measured: engine_pb2.Measured | None = None
@@ -100,7 +100,7 @@ class Instance:
         self.reader: ReadAhead | None = None
         """Of the checkpoint's files, while they are read."""
         self.checksum = load.expected_checksum
-        self._weights: weights_range.Range | None = None
+        self._weights: weights_range.MappedWeights | None = None
         self._manifest = b""
         self._progress_at = 0.0
         self._missing: CommandError | None = None
@@ -120,7 +120,7 @@ class Instance:
             failure = error
         self.ranks.settle(failure)
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> RankFacts:
         shared = self.memory.kv
         assert isinstance(shared, SharedRange)
         slow = slow_of(self.scheduler.running_batch)
@@ -198,8 +198,8 @@ class Instance:
         self.admission = Admission(
             self.kv, self.options.soft_wait_ms / 1e3, self.options.hard_wait_ms / 1e3, self._evict_tokens
         )
-        self.moving = Moving(self.kv, self.admission, scheduler, self.memory.lease_id, self.device)
-        self.state = State.FILLING if self.load.from_image else State.PROVING
+        self.moving = KvTransfer(self.kv, self.admission, scheduler, self.memory.lease_id, self.device)
+        self.state = EngineState.FILLING if self.load.from_image else EngineState.PROVING
         if not self.load.from_image:
             self._begin_probe()
 
@@ -231,7 +231,7 @@ class Instance:
         """For the loaders: inside, SGLang builds the model, and its parameters go where they stay; with the values that
         SGLang makes them with, if `copy`."""
         span = 2 * self.load.model.weights_bytes or _WEIGHTS_SPAN_BYTES
-        self._weights = weights_range.Range(self.memory.open_weights(span), self.memory.need_weights)
+        self._weights = weights_range.MappedWeights(self.memory.open_weights(span), self.memory.need_weights)
         with weights_range.born_in(self._weights, copy=copy):
             yield
 
@@ -301,9 +301,9 @@ class Instance:
             self.roll_back()
             raise
         if self._measured is not None:
-            self.state = State.ACTIVE
+            self.state = EngineState.ACTIVE
             return self._measured
-        self.state = State.PROVING
+        self.state = EngineState.PROVING
         self._begin_probe()
         return None
 
@@ -342,7 +342,7 @@ class Instance:
         gc.collect()
         private_bytes, booked = self._within_quota()
         collector.settle()
-        self.state = State.ACTIVE
+        self.state = EngineState.ACTIVE
         own = engine_pb2.Measured.Rank(
             lease_id=self.memory.lease_id, weights_bytes=self.memory.weights_bytes, private_bytes=private_bytes
         )
@@ -396,11 +396,11 @@ class Instance:
         teardown.prefixes(self.scheduler)
         self._unmap()
         self.counters.hibernations += 1
-        self.state = State.HIBERNATING
+        self.state = EngineState.HIBERNATING
 
     def tell_kept(self) -> None:
         """What stays on the device while the model sleeps. Done once its memory is back: nobody waits for it."""
-        if self.state is not State.HIBERNATING or self.device.type != "cuda":
+        if self.state is not EngineState.HIBERNATING or self.device.type != "cuda":
             return
         self._lower_stack()
         kinds = device.kept(self.device, self.graphs)
@@ -418,7 +418,7 @@ class Instance:
             self.memory.unmap_weights()
             self.ranks.gather(None)
             raise
-        self.state = State.FILLING
+        self.state = EngineState.FILLING
         self._tell_weights_mapped("")
         self._missing = None
         device.restore_stack(self.device)
@@ -433,7 +433,7 @@ class Instance:
         """A verification failed: nothing stays mapped, as in hibernation, on any device."""
         self._unmap()
         self._lower_stack()
-        self.state = State.HIBERNATING
+        self.state = EngineState.HIBERNATING
         self.ranks.gather(None)
 
     def _unmap(self) -> None:
@@ -456,7 +456,7 @@ class Instance:
         when something of the model stayed: torch would count it with the next one's; and the bytes that the process
         keeps of its device."""
         current.set_instance(None)
-        self.ranks.listen(Facts)
+        self.ranks.listen(RankFacts)
         if (scheduler := self.__dict__.pop("scheduler", None)) is not None:
             if (grammars := getattr(scheduler, "grammar_manager", None)) is not None:
                 grammars.grammar_backend.close()

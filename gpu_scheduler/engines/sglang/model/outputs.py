@@ -10,7 +10,7 @@ from typing import Any
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-from gpu_scheduler.engines.sglang.base.request_table import Book, Open
+from gpu_scheduler.engines.sglang.base.request_table import LiveRequest, RequestTable
 from protos import common_pb2, engine_pb2
 
 Logprobs = tuple[Sequence[float], Sequence[Any], Sequence[Any]]
@@ -24,7 +24,7 @@ class Outputs:
 
     def __init__(
         self,
-        book: Book,
+        book: RequestTable,
         send: Callable[[engine_pb2.FromEngine], None],
         on_probe: Callable[[str, list[int], list[float], bool], None],
     ) -> None:
@@ -163,7 +163,7 @@ class Outputs:
         self._send(message)
 
 
-def finish(chunk: common_pb2.TokenChunk, entry: Open, reason: dict[str, Any]) -> None:
+def finish(chunk: common_pb2.TokenChunk, entry: LiveRequest, reason: dict[str, Any]) -> None:
     """Maps SGLang's finish reason. An abort that we asked for ends as we meant it."""
     kind = reason.get("type")
     if kind == "stop":

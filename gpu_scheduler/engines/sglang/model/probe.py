@@ -24,7 +24,7 @@ _MEASURED = 1
 
 
 @dataclass
-class Trace:
+class ProbeTrace:
     """What the model said, and how fast."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Probe:
     ) -> None:
         """`prompt_tokens`: of the stage that counts. `together`: how many go on at once where that ended, after one
         that does it alone; 0: none does."""
-        self.trace = Trace()
+        self.trace = ProbeTrace()
         self.finished = False
         self.problem = ""
         """Why it did not run to its end."""

@@ -14,7 +14,7 @@ from gpu_scheduler.engines.sglang.base.errors import NoMemory
 from gpu_scheduler.engines.sglang.base.options import one_line
 from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemory
 from gpu_scheduler.engines.sglang.sampling import sampling
-from gpu_scheduler.engines.sglang.sampling.limits import Limits
+from gpu_scheduler.engines.sglang.sampling.limits import SamplingLimits
 from services.telemetry import log
 
 _log = log.get(__name__)
@@ -42,7 +42,7 @@ def _draw(rows: int, vocabulary: int, where: torch.device) -> None:
     seeds = torch.zeros(rows, dtype=torch.int64, device=where)
     ones = torch.ones(rows, device=where)
     # All kinds, because kernels are compiled when they are first launched.
-    for limits in (None, Limits(ones.int(), ones), Limits(ones.int(), ones, ones)):
+    for limits in (None, SamplingLimits(ones.int(), ones), SamplingLimits(ones.int(), ones, ones)):
         sampling.draw(logits, seeds, seeds, limits)
     del told
 

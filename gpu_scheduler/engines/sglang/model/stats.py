@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_scheduler.engines.sglang.base.request_table import Book
+from gpu_scheduler.engines.sglang.base.request_table import RequestTable
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 from protos import engine_pb2
 
@@ -15,7 +15,7 @@ EVERY_S = 0.1
 
 
 @dataclass
-class Counters:
+class EngineCounters:
     """Since the model was loaded, by their names in EngineStats."""
 
     retractions: int = 0
@@ -42,7 +42,7 @@ def running(scheduler: Any) -> int:
     return len(requests)
 
 
-def prefilled(requests: Sequence[Any], book: Book) -> list[engine_pb2.Prefilled.Prompt]:
+def prefilled(requests: Sequence[Any], book: RequestTable) -> list[engine_pb2.Prefilled.Prompt]:
     """How far the prompts are that SGLang is about to compute more of; those that begin are left out."""
     prompts = []
     for request in requests:
@@ -59,7 +59,7 @@ def prefilled(requests: Sequence[Any], book: Book) -> list[engine_pb2.Prefilled.
 
 
 def engine_stats(
-    scheduler: Any, kv: ElasticKv, limit_bytes: int, counters: Counters, decode_step_s: float
+    scheduler: Any, kv: ElasticKv, limit_bytes: int, counters: EngineCounters, decode_step_s: float
 ) -> engine_pb2.EngineStats:
     """`decode_step_s`: what a step of those that decode is thought to take alone."""
     mapped = kv.memory.mapped_bytes

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Facts:
+class RankFacts:
     """What one rank has to tell before a step."""
 
     news: bool = False
@@ -29,7 +29,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Agreed:
+class StepAgreement:
     """What holds for all in the step to come."""
 
     news: bool = False
@@ -39,17 +39,17 @@ class Agreed:
     slow: frozenset[str] = frozenset()
 
 
-class Parted(Exception):
+class RanksDisagree(Exception):
     """Ranks have decided differently: nothing that they compute together makes sense any more."""
 
 
-def agree(facts: Sequence[Facts]) -> Agreed:
+def agree(facts: Sequence[RankFacts]) -> StepAgreement:
     """The smallest rank decides what there is, the neediest what has to leave; what any of them finds slow is. Raises
     Parted."""
     marks = [one.mark for one in facts]
     if any(mark != marks[0] for mark in marks):
-        raise Parted(f"the ranks have parted: {marks}")
-    return Agreed(
+        raise RanksDisagree(f"the ranks have parted: {marks}")
+    return StepAgreement(
         news=any(one.news for one in facts),
         wanted=max(one.wanted for one in facts),
         limit=min((one.limit for one in facts if one.limit is not None), default=None),

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_scheduler.engines.sglang.policy.layout import BlockLayout
 from gpu_scheduler.engines.sglang.policy.layout import Indices as Indices
-from gpu_scheduler.engines.sglang.policy.layout import Layout
 
 _SORTED_AT_MOST = 512
 """Envelopes, beside those that are given, that `give` sorts."""
 
 
-class Envelopes(Layout):
+class Envelopes(BlockLayout):
     """Accounting of one range."""
 
     def __init__(self, *, envelope_bytes: int, extent_bytes: int, count: int) -> None:
@@ -184,7 +184,7 @@ class Envelopes(Layout):
 
 
 @dataclass(frozen=True)
-class Piece:
+class EnvelopePiece:
     """Cached tokens that may be evicted, from their end on: one node of the prefix tree."""
 
     age_s: float
@@ -197,7 +197,7 @@ class Piece:
     """For each entry of `touched`, which envelope of the piece it is."""
 
 
-def coldest_first(pieces: Sequence[Piece], live: NDArray[np.int64], wanted: int, units: Indices) -> Indices:
+def coldest_first(pieces: Sequence[EnvelopePiece], live: NDArray[np.int64], wanted: int, units: Indices) -> Indices:
     """The units to empty by eviction, so that `wanted` extents can leave, or as many as can. `units` names for each
     extent the first of those that leave with it.
 

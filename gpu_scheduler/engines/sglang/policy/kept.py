@@ -9,7 +9,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Kept(Generic[K, V]):
+class BoundedCache(Generic[K, V]):
     """Values by their keys, of so many bytes together. What was not asked for the longest leaves first; the last one
     stays, however large."""
 

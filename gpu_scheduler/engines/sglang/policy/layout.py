@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 
 
-class Layout:
+class BlockLayout:
     """Envelopes and extents are numbered from the start of the range."""
 
     def __init__(self, envelope_bytes: int, extent_bytes: int, count: int) -> None:

@@ -23,12 +23,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar
 
 from gpu_scheduler.engines.sglang.base.errors import CommandError
-from gpu_scheduler.engines.sglang.policy.agreement import Agreed, Facts, Parted, agree
-from gpu_scheduler.engines.shared_board import Turn, wanted
+from gpu_scheduler.engines.sglang.policy.agreement import RankFacts, RanksDisagree, StepAgreement, agree
+from gpu_scheduler.engines.shared_board import SharedBoard, wanted
 from gpu_scheduler.engines.sharing import decode_arbitration
-from gpu_scheduler.engines.sharing.prefill_priority import Precedence, worth
+from gpu_scheduler.engines.sharing.prefill_priority import PrefillPriority, worth
 from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep
-from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 
 T = TypeVar("T")
 
@@ -40,11 +40,11 @@ class Ranks(Protocol):
     size: int
 
     @property
-    def agreed(self) -> Agreed:
+    def agreed(self) -> StepAgreement:
         """What holds in this step."""
         ...
 
-    def listen(self, facts: Callable[[], Facts], wake_fd: int = -1) -> None:
+    def listen(self, facts: Callable[[], RankFacts], wake_fd: int = -1) -> None:
         """From now on `facts` says, once before every step, what this rank has to tell; `wake_fd` is readable when that
         is new."""
         ...
@@ -53,11 +53,11 @@ class Ranks(Protocol):
         """Monotonic seconds; of several ranks the same in all of them."""
         ...
 
-    def pace(self) -> Pace | None:
+    def pace(self) -> PrefillThrottle | None:
         """At what pace this engine may prefill; None: it is not its turn."""
         ...
 
-    def pace_now(self) -> Pace | None:
+    def pace_now(self) -> PrefillThrottle | None:
         """The same, for the rank that waits for it."""
         ...
 
@@ -115,10 +115,10 @@ class Ranks(Protocol):
 
 
 class _Turn:
-    def __init__(self, turn: Turn | None, index: int) -> None:
+    def __init__(self, turn: SharedBoard | None, index: int) -> None:
         self._turn = turn
         self._index = index
-        self._precedence = Precedence()
+        self._precedence = PrefillPriority()
         self._requests = 0
         self._need: float | None = None
         self._wanting = False
@@ -128,7 +128,7 @@ class _Turn:
         """Its decodes stand still for a prefill step of another engine."""
         self._alone = turn is None
 
-    def pace_now(self) -> Pace | None:
+    def pace_now(self) -> PrefillThrottle | None:
         if self._turn is None:
             return FREE
         return self._turn.pace(self._index) if self._turn.mine(self._index) else None
@@ -186,12 +186,12 @@ class Alone(_Turn):
     """An engine of one process: nothing to agree on, nothing to pay."""
 
     rank, size = 0, 1
-    agreed = Agreed()
+    agreed = StepAgreement()
     now = staticmethod(time.monotonic)
     pace = _Turn.pace_now
     gives_way = _Turn.gives_way_now
 
-    def listen(self, facts: Callable[[], Facts], wake_fd: int = -1) -> None:
+    def listen(self, facts: Callable[[], RankFacts], wake_fd: int = -1) -> None:
         pass
 
     def decode_step(self, own: DecodeStep) -> DecodeStep:
@@ -224,12 +224,12 @@ class _Step:
 
     number: int
     now: float
-    pace: Pace | None
+    pace: PrefillThrottle | None
     gives_way: bool
     decode_step: DecodeStep
     messages: tuple[bytes, ...]
     closed: bool
-    agreed: Agreed
+    agreed: StepAgreement
 
 
 class _Several(ABC):
@@ -239,24 +239,24 @@ class _Several(ABC):
     size: int
 
     def __init__(self) -> None:
-        self._facts: Callable[[], Facts] = Facts
+        self._facts: Callable[[], RankFacts] = RankFacts
         self._wake_fd = -1
-        self._step = _Step(0, time.monotonic(), None, False, DecodeStep(), (), False, Agreed())
+        self._step = _Step(0, time.monotonic(), None, False, DecodeStep(), (), False, StepAgreement())
         self._random = random.Random()
         self._decode_step = DecodeStep()
         """What a decode step takes alone, as this rank knows it."""
 
     @property
-    def agreed(self) -> Agreed:
+    def agreed(self) -> StepAgreement:
         return self._step.agreed
 
-    def listen(self, facts: Callable[[], Facts], wake_fd: int = -1) -> None:
+    def listen(self, facts: Callable[[], RankFacts], wake_fd: int = -1) -> None:
         self._facts, self._wake_fd = facts, wake_fd
 
     def now(self) -> float:
         return self._step.now
 
-    def pace(self) -> Pace | None:
+    def pace(self) -> PrefillThrottle | None:
         return self._step.pace
 
     def gives_way(self) -> bool:
@@ -293,13 +293,13 @@ class Leader(_Several, _Turn):
 
     rank = 0
 
-    def __init__(self, others: Sequence[int], turn: Turn | None, index: int) -> None:
+    def __init__(self, others: Sequence[int], turn: SharedBoard | None, index: int) -> None:
         """`others`: descriptors of the sockets to ranks 1, 2, ..."""
         _Several.__init__(self)
         _Turn.__init__(self, turn, index)
         self.size = 1 + len(others)
         self._others = [Connection(fd) for fd in others]
-        self._told: list[Facts | None] = [None] * len(others)
+        self._told: list[RankFacts | None] = [None] * len(others)
         """Of the step to come, as far as they have told."""
 
     def step(self, messages: Sequence[bytes], closed: bool) -> None:
@@ -310,7 +310,7 @@ class Leader(_Several, _Turn):
                 facts = self._hear(index)
         try:
             agreed = agree([self._facts(), *(facts for facts in self._told if facts is not None)])
-        except Parted as error:
+        except RanksDisagree as error:
             raise SystemExit(str(error)) from None
         now = time.monotonic()
         pace, gives_way = self.pace_now(), self.gives_way_now()
@@ -318,7 +318,7 @@ class Leader(_Several, _Turn):
         self._told = [None] * len(self._others)
         self._tell(self._step)
 
-    def _hear(self, index: int) -> Facts | None:
+    def _hear(self, index: int) -> RankFacts | None:
         """What one rank says next, if it is of the step to come. Waits for it."""
         number, facts = _receive(self._others[index])
         if number == _EXCHANGE:
@@ -367,7 +367,7 @@ class Follower(_Several):
         self.size = size
         self._leader = Connection(leader)
 
-    def pace_now(self) -> Pace | None:
+    def pace_now(self) -> PrefillThrottle | None:
         return self.pace()
 
     def gives_way_now(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SamplingLimits:
     """What each request may draw from; a value for each, on the device of the probabilities."""
 
     top_ks: torch.Tensor
@@ -18,10 +18,10 @@ class Limits:
     min_ps: torch.Tensor | None = None
     """float32, from 0 (all) to 1; None: all of everybody."""
 
-    def of(self, rows: slice) -> Limits:
+    def of(self, rows: slice) -> SamplingLimits:
         """Of some requests."""
-        return Limits(self.top_ks[rows], self.top_ps[rows], None if self.min_ps is None else self.min_ps[rows])
+        return SamplingLimits(self.top_ks[rows], self.top_ps[rows], None if self.min_ps is None else self.min_ps[rows])
 
-    def to(self, device: str) -> Limits:
+    def to(self, device: str) -> SamplingLimits:
         min_ps = None if self.min_ps is None else self.min_ps.to(device)
-        return Limits(self.top_ks.to(device), self.top_ps.to(device), min_ps)
+        return SamplingLimits(self.top_ks.to(device), self.top_ps.to(device), min_ps)

@@ -17,14 +17,16 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gpu_scheduler.engines.sglang.sampling.limits import Limits
+from gpu_scheduler.engines.sglang.sampling.limits import SamplingLimits
 from gpu_scheduler.engines.sglang.sampling.murmur import murmur3
 
 _ROWS = 32
 """Sorted at a time."""
 
 
-def draw(probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limits: Limits | None) -> torch.Tensor:
+def draw(
+    probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limits: SamplingLimits | None
+) -> torch.Tensor:
     """Tokens (int32, one for each row) by `probs` (float32, requests x vocabulary), `seeds` (int64, not negative) and
     `positions`. `limits`: None where nobody has any."""
     if probs.device.type == "cuda":
@@ -35,7 +37,7 @@ def draw(probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limi
 
 
 def by_sorting(
-    probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limits: Limits | None
+    probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limits: SamplingLimits | None
 ) -> torch.Tensor:
     """The same in the plainest way, on a CPU. It takes some dozen times the bytes of `_ROWS` rows."""
     drawn = []
@@ -47,7 +49,7 @@ def by_sorting(
 
 
 def _by_sorting(
-    probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limits: Limits | None
+    probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limits: SamplingLimits | None
 ) -> torch.Tensor:
     # The largest of log p - log(-log u) is the largest of p / -log u.
     scores = torch.where(probs > 0, probs / torch.log(_uniform(seeds, positions, probs.shape[1])).abs(), -1.0)
@@ -70,7 +72,7 @@ def _uniform(seeds: torch.Tensor, positions: torch.Tensor, vocabulary: int) -> t
     return torch.from_numpy(hashed.astype(np.float64) / (2**32 - 1))
 
 
-def _allowed(probs: torch.Tensor, limits: Limits) -> torch.Tensor:
+def _allowed(probs: torch.Tensor, limits: SamplingLimits) -> torch.Tensor:
     likely, tokens = probs.sort(dim=1, descending=True, stable=True)
     before = likely.to(torch.float64).cumsum(dim=1) - likely
     rank = torch.arange(probs.shape[1], device=probs.device)

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gpu_scheduler.engines.sglang.sampling.limits import Limits
+from gpu_scheduler.engines.sglang.sampling.limits import SamplingLimits
 
 _TOKENS = 8192
 """Looked at at once."""
@@ -117,7 +117,9 @@ def _draw(  # type: ignore[no-untyped-def]
     tl.store(drawn + row, token)
 
 
-def draw(probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limits: Limits | None) -> torch.Tensor:
+def draw(
+    probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limits: SamplingLimits | None
+) -> torch.Tensor:
     """See `drawing.draw`."""
     assert probs.dtype == torch.float32 and probs.stride(1) == 1
     rows, vocabulary = probs.shape

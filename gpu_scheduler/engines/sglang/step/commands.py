@@ -12,8 +12,8 @@ from sglang.srt.managers.io_struct import AbortReq
 
 from gpu_scheduler.engines.sglang.base import states
 from gpu_scheduler.engines.sglang.base.errors import CommandError, LeaveLoop, NotNow, RejectedRequest
-from gpu_scheduler.engines.sglang.base.request_table import Open
-from gpu_scheduler.engines.sglang.base.states import State
+from gpu_scheduler.engines.sglang.base.request_table import LiveRequest
+from gpu_scheduler.engines.sglang.base.states import EngineState
 from protos import common_pb2, engine_pb2
 from services.wording.paths import without_folders
 from services.wording.plurals import agreeing, counted
@@ -68,7 +68,7 @@ class Commands:
         """Nothing is started any more, until the next activation."""
         self._hibernate_id: int | None = None
         self._export_id: int | None = None
-        self._withheld: list[Open] = []
+        self._withheld: list[LiveRequest] = []
         """Requests that end with the drain that follows an export."""
 
     # --- dispatch
@@ -121,7 +121,7 @@ class Commands:
 
     def _generate(self, generate: engine_pb2.Generate) -> list[Any]:
         instance = self._instance
-        if instance.state is not State.ACTIVE or self._draining or self._hibernate_id is not None:
+        if instance.state is not EngineState.ACTIVE or self._draining or self._hibernate_id is not None:
             self._refuse(generate.request_id, common_pb2.FAILED, _NOT_SERVING)
             return []
         try:
@@ -138,7 +138,7 @@ class Commands:
     def _refuse(self, request_id: str, finish: common_pb2.Finish, error: str) -> None:
         self._instance.send_chunks([common_pb2.TokenChunk(request_id=request_id, finish=finish, error=error)])
 
-    def _end(self, entry: Open, finish: common_pb2.Finish, error: str = "") -> None:
+    def _end(self, entry: LiveRequest, finish: common_pb2.Finish, error: str = "") -> None:
         """Ends a request that SGLang does not have (any more)."""
         self._instance.book.close(entry)
         self._refuse(entry.request_id, finish, error)
@@ -296,7 +296,7 @@ class Commands:
         # Whoever waits for a command that this one overtakes hears of it.
         overtaken = [self._hibernate_id, None if self._drain_until is None else self._drain_until[0]]
         overtaken += self._instance.moving.imports
-        if self._instance.state in (State.FILLING, State.PROVING):
+        if self._instance.state in (EngineState.FILLING, EngineState.PROVING):
             overtaken.append(self._instance.command_id)
         for command_id in overtaken:
             if command_id is not None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpu_scheduler.engines.sglang.base import current
-from gpu_scheduler.engines.sglang.model.instance import Instance
-from gpu_scheduler.engines.sglang.step.loop import Loop
 
-_loop: Loop | None = None
+if TYPE_CHECKING:
+    from gpu_scheduler.engines.sglang.model.instance import Instance
+    from gpu_scheduler.engines.sglang.step.loop import StepLoop
+
+_loop: StepLoop | None = None
 
 
-def set_loop(loop: Loop | None) -> None:
+def set_loop(loop: StepLoop | None) -> None:
     """Makes this loop the current one; None: there is none any more."""
     global _loop
     _loop = loop
@@ -21,7 +25,7 @@ def instance() -> Instance:
     return found
 
 
-def loop() -> Loop:
+def loop() -> StepLoop:
     """The loop of the model that is being served. There is one whenever SGLang's event loop runs."""
     assert _loop is not None, "SGLang's event loop runs without ours"
     return _loop

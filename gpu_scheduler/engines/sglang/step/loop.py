@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.engines.sglang.base import stalls
 from gpu_scheduler.engines.sglang.base.errors import LeaveLoop
-from gpu_scheduler.engines.sglang.base.states import State
+from gpu_scheduler.engines.sglang.base.states import EngineState
 from gpu_scheduler.engines.sglang.kv.compaction import compact, is_scattered
 from gpu_scheduler.engines.sglang.model.stats import EVERY_S, engine_stats
 from gpu_scheduler.engines.sglang.step.commands import Commands
 from gpu_scheduler.engines.sglang.step.pacer import Pacer
-from gpu_scheduler.engines.sglang.step.reclaim import Giving
+from gpu_scheduler.engines.sglang.step.reclaim import Reclaim
 from gpu_scheduler.engines.sglang.step.retraction import retract_chunked, retract_one
-from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from gpu_scheduler.engines.sharing.tpot_slack import Stream
 from protos import engine_pb2
 from services.telemetry import log
@@ -36,14 +36,14 @@ _MEMORY_LOOK_S = 0.02
 _PROBE_PATIENCE_S = 5.0
 
 
-class Loop:
+class StepLoop:
     """The instance's side of SGLang's loop. Single-threaded."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
         self._ranks = instance.ranks
         self.pacer = Pacer()
-        self._giving = Giving(instance, self.changed)
+        self._giving = Reclaim(instance, self.changed)
         self._commands = Commands(instance, self.changed)
         self._gave_way = False
         """In the last step: it did nothing, because another engine went first."""
@@ -122,11 +122,11 @@ class Loop:
         """Whether a prefill step may begin."""
         return self._rest(self._pace(), self._ranks.now()) == 0
 
-    def _pace(self) -> Pace | None:
+    def _pace(self) -> PrefillThrottle | None:
         """The probe takes no turns: it is short, and nobody gives turns to an engine that is not active."""
-        return FREE if self._instance.state is State.PROVING else self._ranks.pace()
+        return FREE if self._instance.state is EngineState.PROVING else self._ranks.pace()
 
-    def _rest(self, pace: Pace | None, now: float) -> float:
+    def _rest(self, pace: PrefillThrottle | None, now: float) -> float:
         """Seconds until a prefill step may begin, as far as can be said now."""
         return inf if pace is None else self.pacer.rest(pace.pause_ratio, now)
 
@@ -257,7 +257,7 @@ class Loop:
         probe. Requests that are over, or told to end, are not kept for it."""
         if not self._decodes(batch, self._ranks.now()):
             return False
-        self._gave_way = self._instance.state is not State.PROVING and self._ranks.gives_way()
+        self._gave_way = self._instance.state is not EngineState.PROVING and self._ranks.gives_way()
         if self._gave_way:
             self.pacer.stood_still()
         return self._gave_way
@@ -284,7 +284,7 @@ class Loop:
 
     def _tell_want(self, requests: int, now: float) -> None:
         """What other engines are to know of its decodes, which are of so many requests."""
-        if self._instance.state is State.PROVING:
+        if self._instance.state is EngineState.PROVING:
             requests = 0
         need = self.pacer.need if requests else None
         self._wanting = need is not None and self.pacer.wants(now)
@@ -300,7 +300,7 @@ class Loop:
 
     def decode_begins(self) -> None:
         """A decode step goes to the device."""
-        if self._instance.state is State.PROVING:
+        if self._instance.state is EngineState.PROVING:
             self.pacer.forget_steps()
         counters = self._instance.counters
         counters.decode_steps += 1
@@ -347,7 +347,7 @@ class Loop:
         if self._expected and not expected_s:
             self.changed()
         self._expected = expected_s > 0
-        if instance.state is State.ACTIVE and not expected_s:
+        if instance.state is EngineState.ACTIVE and not expected_s:
             kv.settle()
             kv.give_up_empties()
             if not self._told_idle and is_scattered(kv):

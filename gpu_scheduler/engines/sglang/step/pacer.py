@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from math import inf
 
 from gpu_scheduler.engines.sharing import decode_arbitration
-from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep, StepAlone
-from gpu_scheduler.engines.sharing.throttle import FREE, Pace
-from gpu_scheduler.engines.sharing.tpot_slack import Hold, Stream, lead_s
+from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep, SoloStepTime
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
+from gpu_scheduler.engines.sharing.tpot_slack import DecodeWindow, Stream, lead_s
 
 _LOOK_S = 0.05
 """How long what was seen of each request is good for, while none has a first token: every step gives each one more."""
@@ -33,14 +33,14 @@ class Pacer:
         """When a step began whose end is the next `look`."""
         self._ended_at = -inf
         self._took_s = 0.0
-        self._hold = Hold()
+        self._hold = DecodeWindow()
         self._lead_s = inf
         """Of those that decode, as if it were `_lead_at` still: with what was begun since."""
         self._lead_at = -inf
         self.step = DecodeStep()
         """Of them alone."""
         self._pace = FREE
-        self._alone = StepAlone()
+        self._alone = SoloStepTime()
 
     def began(self) -> None:
         """A prefill step was given to the device."""
@@ -65,7 +65,7 @@ class Pacer:
         """Its results are here."""
         self._results = self._under_way.popleft()
 
-    def look(self, now: float, pace: Pace | None = None) -> None:
+    def look(self, now: float, pace: PrefillThrottle | None = None) -> None:
         """It is `now`, and that is the pace. None: another engine has the turn, and decode steps may take what they
         could."""
         self._now = now
@@ -87,7 +87,7 @@ class Pacer:
 
     @property
     def at_most_s(self) -> float:
-        """As of `StepAlone`."""
+        """As of `SoloStepTime`."""
         return self._alone.at_most_s
 
     def forget_steps(self) -> None:
@@ -95,7 +95,7 @@ class Pacer:
         self._alone.forget()
 
     def step_alone(self, least_s: float, now: float) -> DecodeStep:
-        """As of `StepAlone.seen`."""
+        """As of `SoloStepTime.seen`."""
         return self._alone.seen(least_s, now)
 
     def decoding(self, streams: Iterable[Stream], now: float, step: DecodeStep) -> None:

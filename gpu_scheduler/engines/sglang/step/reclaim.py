@@ -28,7 +28,7 @@ _REPORT_SHARE = 0.0025
 """Of the time, at most, for walks over the prefix cache that reports need."""
 
 
-class Giving:
+class Reclaim:
     """The loop's side of the engine's memory. Single-threaded."""
 
     def __init__(self, instance: Instance, changed: Callable[[], None]) -> None:

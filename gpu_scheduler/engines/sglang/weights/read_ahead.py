@@ -42,7 +42,7 @@ class OtherTypes(Exception):
 
 
 @dataclass(eq=False)
-class Wanted:
+class TensorRead:
     """One tensor of a file, and where it is read to."""
 
     name: str
@@ -106,16 +106,16 @@ class ReadAhead:
 class _Reading:
     """What the threads share. Who takes the tensors places them, in their order; the threads fill what has a place."""
 
-    def __init__(self, wanted: Sequence[Wanted], buffer: HostBuffer) -> None:
+    def __init__(self, wanted: Sequence[TensorRead], buffer: HostBuffer) -> None:
         self._buffer = buffer
         self._unplaced = deque(each for each in wanted if each.nbytes)
-        self._pieces: deque[tuple[Wanted, int, int]] = deque()
+        self._pieces: deque[tuple[TensorRead, int, int]] = deque()
         """(tensor, from, to) within the tensor, that nobody reads yet."""
         self._failure: Exception | None = None
         self._stopped = False
         self._changed = threading.Condition()
 
-    def wait_for(self, tensor: Wanted) -> None:
+    def wait_for(self, tensor: TensorRead) -> None:
         """Until it has been read; it is the next one. Raises what a thread raised."""
         with self._changed:
             while self._unplaced and (place := self._buffer.take(self._unplaced[0].nbytes)) is not None:
@@ -127,7 +127,7 @@ class _Reading:
             if self._failure is not None:
                 raise self._failure
 
-    def _place(self, tensor: Wanted, memory: Bytes) -> None:
+    def _place(self, tensor: TensorRead, memory: Bytes) -> None:
         tensor.memory = memory
         starts = range(0, tensor.nbytes, PIECE_BYTES)
         tensor.missing = len(starts)
@@ -153,13 +153,13 @@ class _Reading:
                 if failure is not None or not tensor.missing:
                     self._changed.notify_all()
 
-    def _next(self) -> tuple[Wanted, int, int] | None:
+    def _next(self) -> tuple[TensorRead, int, int] | None:
         with self._changed:
             self._changed.wait_for(lambda: bool(self._pieces) or self._stopped)
             return None if self._stopped else self._pieces.popleft()
 
 
-def _wanted(file: str, stack: ExitStack) -> list[Wanted]:
+def _wanted(file: str, stack: ExitStack) -> list[TensorRead]:
     """What a file holds, in the order of its bytes. It stays open as long as `stack`."""
     with safe_open(file, framework="pt") as whole:  # raises where the header is wrong or does not fit the file
         names = list(whole.offset_keys())
@@ -172,11 +172,11 @@ def _wanted(file: str, stack: ExitStack) -> list[Wanted]:
         if dtype not in _TYPES:
             raise OtherTypes(f"{os.path.basename(file)}: {name} is {dtype}")
         shape = tuple(header[name]["shape"])
-        found.append(Wanted(name, file, opened.fileno(), 8 + length + begin, end - begin, _TYPES[dtype], shape))
+        found.append(TensorRead(name, file, opened.fileno(), 8 + length + begin, end - begin, _TYPES[dtype], shape))
     return found
 
 
-def _read(tensor: Wanted, start: int, end: int) -> None:
+def _read(tensor: TensorRead, start: int, end: int) -> None:
     assert tensor.memory is not None
     target = tensor.memory.data
     while start < end:

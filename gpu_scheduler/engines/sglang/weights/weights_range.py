@@ -28,7 +28,7 @@ _MULTIPLIER = MULTIPLIER - (1 << 64)  # torch has signed words only, and the sam
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterPlace:
     """One named tensor within a range."""
 
     name: str
@@ -39,15 +39,15 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightsLayout:
     """All tensors of a model in a range."""
 
-    places: tuple[Place, ...]
+    places: tuple[ParameterPlace, ...]
     nbytes: int
     """Up to the end of the last."""
 
 
-class Range:
+class MappedWeights:
     """A weights range being filled from its start. `need(n)` makes sure that its first n bytes are mapped."""
 
     def __init__(self, memory: torch.Tensor, need: Callable[[int], None]) -> None:
@@ -74,11 +74,13 @@ class Range:
     def adopt(self, tensor: torch.Tensor, start: int) -> None:
         """Makes `tensor` a view of the range, where its storage now begins at `start`."""
         offset = start + int(tensor.storage_offset()) * tensor.element_size()
-        tensor.data = view(self.memory, Place("", offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype))
+        tensor.data = view(
+            self.memory, ParameterPlace("", offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+        )
 
 
 @contextmanager
-def born_in(range_: Range, *, copy: bool) -> Iterator[None]:
+def born_in(range_: MappedWeights, *, copy: bool) -> Iterator[None]:
     """Parameters that modules are given inside go into the range at once, with their first values if `copy`. One that
     shares its storage with another stays where it is (`bind` moves both)."""
     register = torch.nn.Module.register_parameter
@@ -119,7 +121,7 @@ def tables(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{prefix}.{_TABLE}", table
 
 
-def bind(model: torch.nn.Module, range_: Range, *, copy: bool) -> None:
+def bind(model: torch.nn.Module, range_: MappedWeights, *, copy: bool) -> None:
     """Moves what of the model's tensors is not in the range behind what is. With `copy` their values move along,
     without it they are whatever the range holds; tables keep their values, because nothing reads them from a
     checkpoint. One storage after the other, so that the second copy stays small."""
@@ -127,7 +129,7 @@ def bind(model: torch.nn.Module, range_: Range, *, copy: bool) -> None:
     _move(tables(model), range_, copy=True)
 
 
-def _move(tensors: Iterator[tuple[str, torch.Tensor]], range_: Range, copy: bool) -> None:
+def _move(tensors: Iterator[tuple[str, torch.Tensor]], range_: MappedWeights, copy: bool) -> None:
     elsewhere: dict[int, list[torch.Tensor]] = {}
     for _, tensor in tensors:
         if tensor.untyped_storage().nbytes() and range_.offset(tensor) is None:
@@ -139,17 +141,17 @@ def _move(tensors: Iterator[tuple[str, torch.Tensor]], range_: Range, copy: bool
                 range_.adopt(tensor, start)
 
 
-def lay_out(model: torch.nn.Module, range_: Range) -> Layout:
+def lay_out(model: torch.nn.Module, range_: MappedWeights) -> WeightsLayout:
     """What lies where, of a model that is bound: the same for every process that builds the same model."""
     places = []
     for name, tensor in chain(checkpoint_tensors(model), tables(model)):
         offset = range_.offset(tensor)
         if offset is not None and tensor.untyped_storage().nbytes():
-            places.append(Place(name, offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype))
-    return Layout(tuple(places), range_.used)
+            places.append(ParameterPlace(name, offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype))
+    return WeightsLayout(tuple(places), range_.used)
 
 
-def view(memory: torch.Tensor, place: Place) -> torch.Tensor:
+def view(memory: torch.Tensor, place: ParameterPlace) -> torch.Tensor:
     """The tensor at `place`."""
     start = place.offset_bytes
     item = place.dtype.itemsize
@@ -169,7 +171,7 @@ def python_scalars(model: torch.nn.Module) -> dict[str, str]:
     return found
 
 
-def manifest(layout: Layout, total_bytes: int, scalars: dict[str, str]) -> engine_pb2.Manifest:
+def manifest(layout: WeightsLayout, total_bytes: int, scalars: dict[str, str]) -> engine_pb2.Manifest:
     """`total_bytes`: of the range, whole extents."""
     return engine_pb2.Manifest(
         tensors=[

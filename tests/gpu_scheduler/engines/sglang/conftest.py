@@ -58,9 +58,9 @@ def word() -> Iterator[int]:
 
 
 @pytest.fixture
-def turns(word: int) -> Iterator[shared_board.Turn]:
+def turns(word: int) -> Iterator[shared_board.SharedBoard]:
     """Whatever is set there goes with the test."""
-    turns = shared_board.Turn(word)
+    turns = shared_board.SharedBoard(word)
     yield turns
     turns.give(shared_board.ANYBODY)
     turns.set_pace(INDEX, throttle.FREE)
@@ -72,7 +72,7 @@ class Motion:
     """How fast the engines of `engines` decode: as beside a neighbour that prefills for ever. They prefill as ever, act
     on commands at once, and what is told to end does not wait for a step."""
 
-    def __init__(self, turns: shared_board.Turn) -> None:
+    def __init__(self, turns: shared_board.SharedBoard) -> None:
         self._turns = turns
 
     def slow(self, step_s: float = 0.2) -> None:
@@ -90,7 +90,7 @@ class Motion:
 
 
 @pytest.fixture
-def motion(turns: shared_board.Turn) -> Iterator[Motion]:
+def motion(turns: shared_board.SharedBoard) -> Iterator[Motion]:
     """Free again when the test ends."""
     motion = Motion(turns)
     yield motion

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from gpu_scheduler.engines.sglang.sampling.limits import Limits
+from gpu_scheduler.engines.sglang.sampling.limits import SamplingLimits
 
 ALL = 1 << 30
 """SGLang's top_k of who has none."""
@@ -21,15 +21,17 @@ def probabilities(rows: int, vocabulary: int, chance: torch.Generator) -> Iterat
     yield torch.where(torch.arange(vocabulary) % 7 == 3, logits, -torch.inf).softmax(dim=1)
 
 
-def limits_of(rows: int, chance: torch.Generator) -> Iterator[Limits | None]:
+def limits_of(rows: int, chance: torch.Generator) -> Iterator[SamplingLimits | None]:
     yield None
     some = torch.tensor([1.0, 0.9, 0.5, 0.01, 1.0]).repeat(rows)[:rows]
-    yield Limits(torch.full((rows,), ALL, dtype=torch.int32), some)
-    yield Limits(torch.tensor([1, 2, 20, ALL], dtype=torch.int32).repeat(rows)[:rows], torch.ones(rows))
-    yield Limits(torch.randint(1, 50, (rows,), generator=chance).int(), torch.rand(rows, generator=chance).clamp(0.01))
+    yield SamplingLimits(torch.full((rows,), ALL, dtype=torch.int32), some)
+    yield SamplingLimits(torch.tensor([1, 2, 20, ALL], dtype=torch.int32).repeat(rows)[:rows], torch.ones(rows))
+    yield SamplingLimits(
+        torch.randint(1, 50, (rows,), generator=chance).int(), torch.rand(rows, generator=chance).clamp(0.01)
+    )
     everything = torch.full((rows,), ALL, dtype=torch.int32)
-    yield Limits(everything, torch.ones(rows), torch.tensor([0.0, 0.05, 0.5, 1.0]).repeat(rows)[:rows])
-    yield Limits(
+    yield SamplingLimits(everything, torch.ones(rows), torch.tensor([0.0, 0.05, 0.5, 1.0]).repeat(rows)[:rows])
+    yield SamplingLimits(
         torch.randint(1, 50, (rows,), generator=chance).int(),
         torch.rand(rows, generator=chance).clamp(0.01),
         torch.rand(rows, generator=chance) ** 3,

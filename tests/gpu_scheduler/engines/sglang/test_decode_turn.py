@@ -7,19 +7,19 @@ import time
 import pytest
 
 from gpu_scheduler.engines import shared_board
-from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from tests.gpu_scheduler.engines.sglang.conftest import INDEX, NEIGHBOUR
 from tests.gpu_scheduler.engines.sglang.harness import EngineEnd
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 
 LONG_S, SHORT_S = 1000.0, 0.02
-PACE = Pace(step_s=0.0001)
+PACE = PrefillThrottle(step_s=0.0001)
 """No machine keeps it: the engine wants nothing."""
 
 
 async def test_decodes_stand_still_for_a_neighbour_that_wants_to_be_first_and_not_where_they_have_no_target(
-    turns: shared_board.Turn,
+    turns: shared_board.SharedBoard,
     llama: EngineEnd,
     prompts: list[list[int]],
     said: dict[str, list[list[int]]],

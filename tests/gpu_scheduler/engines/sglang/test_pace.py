@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.engines import shared_board
-from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.conftest import INDEX
 from tests.gpu_scheduler.engines.sglang.harness import Answer, load, node
@@ -44,7 +44,7 @@ def long_llama(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
     as_on_a_gpu: bool,
     tmp_path: Path,
-    turns: shared_board.Turn,
+    turns: shared_board.SharedBoard,
     engines: Engines,
     long_llama: Path,
     prompts: list[list[int]],
@@ -56,11 +56,11 @@ async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
         # The model's first pass takes no notice.
-        turns.set_pace(INDEX, Pace(128, FOR_EVER))
+        turns.set_pace(INDEX, PrefillThrottle(128, FOR_EVER))
         model = load(at, "llama", long_llama, context_tokens=LONGEST, chunked_prefill_size=WHOLE, **options)
         await end.hold(model)
 
-        turns.set_pace(INDEX, Pace(135 if as_on_a_gpu else 128, 0.05))  # in whole pages
+        turns.set_pace(INDEX, PrefillThrottle(135 if as_on_a_gpu else 128, 0.05))  # in whole pages
         end.ask("paced", paced, 4, ignore_eos=True)
         answer = await end.answer("paced")
         assert answer.tokens == said[0]
@@ -73,7 +73,7 @@ async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
 
         end.ask("running", prompts[0], 120, ignore_eos=True)
         await end.until(lambda: len(end.answers["running"].tokens) > 0)
-        turns.set_pace(INDEX, Pace(128, FOR_EVER))
+        turns.set_pace(INDEX, PrefillThrottle(128, FOR_EVER))
         end.ask("held", held, 4, ignore_eos=True)
         assert len((await end.answer("running")).tokens) == 120, "decoding goes on in a pause"
         assert not end.answers["held"].tokens and not end.answers["held"].prefilled
@@ -86,7 +86,7 @@ async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
 async def test_what_an_engine_decodes_itself_goes_on_between_its_prefill_steps_where_its_target_wants_it(
     as_on_a_gpu: bool,
     tmp_path: Path,
-    turns: shared_board.Turn,
+    turns: shared_board.SharedBoard,
     engines: Engines,
     long_llama: Path,
     prompts: list[list[int]],
@@ -103,7 +103,7 @@ async def test_what_an_engine_decodes_itself_goes_on_between_its_prefill_steps_w
             """A long prompt beside a request with that target, and how long it took."""
             long = [chance.randrange(2, checkpoints.VOCABULARY) for _ in range(LONG)]
             (said,) = checkpoints.reference(long_llama, [long], 4)
-            turns.set_pace(INDEX, Pace(128, 0.0, step_s))
+            turns.set_pace(INDEX, PrefillThrottle(128, 0.0, step_s))
             beside = f"{name}: decodes"
             end.ask(beside, prompts[0], 400, ignore_eos=True)
             await end.until(lambda: len(end.answers[beside].tokens) > 0)

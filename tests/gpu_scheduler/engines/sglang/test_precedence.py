@@ -17,7 +17,7 @@ LONG_S, SHORT_S = 1000.0, 0.02
 
 
 async def test_decodes_stand_still_while_a_neighbour_prefills_unless_they_are_too_many_and_first_tokens_come(
-    turns: shared_board.Turn,
+    turns: shared_board.SharedBoard,
     llama: EngineEnd,
     prompts: list[list[int]],
     said: dict[str, list[list[int]]],

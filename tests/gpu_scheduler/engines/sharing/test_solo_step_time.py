@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.engines.sharing.solo_step_time import ENOUGH, LASTS_S, MOST, DecodeStep, StepAlone
+from gpu_scheduler.engines.sharing.solo_step_time import ENOUGH, LASTS_S, MOST, DecodeStep, SoloStepTime
 
 LEAST_S = 0.003
 
 
-def given_steps(*apart_s: float, undisturbed: bool = True, seen: StepAlone | None = None, at: float = 0.0) -> StepAlone:
+def given_steps(
+    *apart_s: float, undisturbed: bool = True, seen: SoloStepTime | None = None, at: float = 0.0
+) -> SoloStepTime:
     """One more step than these seconds lie between."""
-    seen = seen or StepAlone()
+    seen = seen or SoloStepTime()
     seen.given(at, undisturbed)
     for seconds in apart_s:
         at += seconds
@@ -24,7 +26,7 @@ def given_steps(*apart_s: float, undisturbed: bool = True, seen: StepAlone | Non
 
 
 def test_with_nothing_seen_it_is_what_one_request_takes() -> None:
-    assert StepAlone().seen(LEAST_S, 0.0) == DecodeStep(LEAST_S, False)
+    assert SoloStepTime().seen(LEAST_S, 0.0) == DecodeStep(LEAST_S, False)
     assert given_steps(*[0.005] * 20, undisturbed=False).seen(LEAST_S, 0.1) == DecodeStep(LEAST_S, False)
 
 
@@ -67,7 +69,7 @@ def test_what_was_seen_long_ago_is_forgotten_and_so_is_another_model() -> None:
 def test_whatever_was_seen_it_is_no_less_than_one_requests_and_no_more_than_the_mean_of_the_last(
     steps: list[tuple[float, bool, bool]], least_s: float
 ) -> None:
-    seen, now = StepAlone(), 0.0
+    seen, now = SoloStepTime(), 0.0
     for apart_s, undisturbed, prefill in steps:
         now += apart_s
         if prefill:

@@ -4,19 +4,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.engines.sharing.throttle import BESIDE, FREE, Decoding, Pace, PaceRules, Prefilling, pace
+from gpu_scheduler.engines.sharing.throttle import (
+    BESIDE,
+    FREE,
+    Decoding,
+    Prefilling,
+    PrefillThrottle,
+    ThrottleRules,
+    pace,
+)
 
 SECONDS = st.floats(1e-4, 1.0)
 LOSSES = st.floats(0.0, 0.9)
 NEIGHBOURS = st.lists(st.builds(Decoding, SECONDS, SECONDS, LOSSES), max_size=4)
 PREFILLS = st.builds(Prefilling, st.floats(100.0, 1e6), st.floats(0.0, 0.05))
-RULES = PaceRules()
+RULES = ThrottleRules()
 H200 = Prefilling(35_000.0, 0.005)
 MEASURED = 1 - 5.2 / 12.66
 """What the 8B model lost beside another one's prefill."""
 
 
-def mean_step_s(paces: list[Pace], one: Decoding) -> float:
+def mean_step_s(paces: list[PrefillThrottle], one: Decoding) -> float:
     """Beside engines whose steps never meet each other, which costs most."""
     return one.step_s / (1 - one.loss * sum(each.share for each in paces))
 
@@ -53,7 +61,7 @@ def test_engines_that_prefill_at_once_share_the_time():
 
 
 def test_steps_are_short_beside_quick_decodes_but_mostly_more_than_reading_the_weights():
-    quick, slow, any_length = Decoding(0.001, 0.002), Decoding(0.016, 0.032), PaceRules(least_step_s=0.0)
+    quick, slow, any_length = Decoding(0.001, 0.002), Decoding(0.016, 0.032), ThrottleRules(least_step_s=0.0)
     assert pace(H200, [quick], rules=any_length).chunk_tokens == 3 * 0.005 * 35_000
     assert pace(H200, [slow]).chunk_tokens > pace(H200, [slow, quick]).chunk_tokens
     assert pace(Prefilling(2000.0), [quick]).chunk_tokens == RULES.least_tokens

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.engines.sharing.throttle import PaceRules
-from gpu_scheduler.engines.sharing.tpot_slack import RECOVERY_RATIO, RECOVERY_TOKENS, Hold, Stream, lead_s
+from gpu_scheduler.engines.sharing.throttle import ThrottleRules
+from gpu_scheduler.engines.sharing.tpot_slack import RECOVERY_RATIO, RECOVERY_TOKENS, DecodeWindow, Stream, lead_s
 
 HALF = 0.5
 """Of the devices, that decodes need."""
-RULES = PaceRules()
+RULES = ThrottleRules()
 SECONDS = st.floats(1e-3, 1.0)
 
 
@@ -86,7 +86,7 @@ def test_whoever_counts_is_in_time_again_if_it_goes_on_for_long_enough(step_s, t
 
 
 def test_a_hold_is_a_ninth_of_the_prefill_step_before():
-    hold = Hold()
+    hold = DecodeWindow()
     assert hold.left_s(9.0, HALF) == 0
     hold.prefilled(10.0, 0.9)
     assert hold.left_s(10.0, HALF) == pytest.approx(0.1) and hold.left_s(10.06, HALF) == pytest.approx(0.04)
@@ -96,7 +96,7 @@ def test_a_hold_is_a_ninth_of_the_prefill_step_before():
 
 
 def test_decodes_that_need_little_get_a_third_of_the_time():
-    hold = Hold()
+    hold = DecodeWindow()
     hold.prefilled(10.0, 0.9)
     for need in (0.1, RULES.own_cheap):
         assert hold.left_s(10.0, need) == pytest.approx(0.45) and hold.left_s(10.44, need) == pytest.approx(0.01)
@@ -105,7 +105,7 @@ def test_decodes_that_need_little_get_a_third_of_the_time():
 
 @given(SECONDS, st.lists(SECONDS, min_size=1, max_size=40), st.sampled_from([0.1, HALF]))
 def test_prefills_have_their_least_share_but_for_the_step_under_way(step_s, took_s, need):
-    hold, now, decoded_s = Hold(), 0.0, 0.0
+    hold, now, decoded_s = DecodeWindow(), 0.0, 0.0
     for seconds in took_s:
         while hold.left_s(now, need) > 0:
             now, decoded_s = now + step_s, decoded_s + step_s

@@ -1,4 +1,4 @@
-from gpu_scheduler.policy.memory.kv_shortage import LASTING_S, Lack
+from gpu_scheduler.policy.memory.kv_shortage import LASTING_S, KvShortages
 from gpu_scheduler.policy.queue.decisions import NeedMemory
 
 WAIT = {"a": 3, "b": 1}
@@ -10,7 +10,7 @@ def need(model, lacking, nbytes=1000):
 
 
 def test_what_plan_after_plan_lacks_is_told_and_what_one_has_is_not():
-    lack = Lack()
+    lack = KvShortages()
     lack.look([need("a", 100)], WAIT, NOW)
     assert lack.of("a", NOW) == 0, "it may be there with the next report"
     lack.look([need("a", 60), need("b", 7)], WAIT, NOW + LASTING_S)
@@ -19,13 +19,13 @@ def test_what_plan_after_plan_lacks_is_told_and_what_one_has_is_not():
 
 
 def test_it_is_told_in_time_without_another_plan():
-    lack = Lack()
+    lack = KvShortages()
     lack.look([need("a", 100)], WAIT, NOW)
     assert lack.of("a", NOW + LASTING_S) == 100
 
 
 def test_a_plan_that_did_not_come_to_a_model_ends_nothing_and_several_do():
-    lack = Lack()
+    lack = KvShortages()
     lack.look([need("a", 100)], WAIT, NOW)
     lack.look([], WAIT, NOW + 0.09)
     assert lack.of("a", NOW + LASTING_S) == 0, "nobody has found it for so long"
@@ -40,7 +40,7 @@ def test_a_plan_that_did_not_come_to_a_model_ends_nothing_and_several_do():
 
 
 def test_nothing_is_lacking_where_nobody_waits():
-    lack = Lack()
+    lack = KvShortages()
     lack.look([need("a", 100)], WAIT, NOW)
     assert lack
     lack.look([], {"a": 0, "b": 1}, NOW + 0.01)
@@ -48,6 +48,6 @@ def test_nothing_is_lacking_where_nobody_waits():
 
 
 def test_what_its_own_limit_keeps_from_a_model_is_no_lack():
-    lack = Lack()
+    lack = KvShortages()
     lack.look([need("a", 0)], WAIT, NOW)
     assert not lack and lack.of("a", NOW + LASTING_S) == 0

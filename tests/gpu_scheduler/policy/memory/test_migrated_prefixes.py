@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.policy.memory.migrated_prefixes import KEPT_S, Brought
+from gpu_scheduler.policy.memory.migrated_prefixes import KEPT_S, MigratedPrefixes
 
 
 def test_a_request_that_begins_with_what_came_has_it_cached() -> None:
-    brought = Brought()
+    brought = MigratedPrefixes()
     brought.came("llama", [[1, 2, 3, 4], [1, 2], [9, 9, 9], []], now=10.0)
     assert brought.cached_tokens("llama", [1, 2, 3, 4, 5, 6], now=10.5) == 4
     assert brought.cached_tokens("llama", [1, 2, 7], now=10.5) == 2
@@ -16,7 +16,7 @@ def test_a_request_that_begins_with_what_came_has_it_cached() -> None:
 
 
 def test_what_came_is_forgotten_after_a_while_and_each_by_itself() -> None:
-    brought = Brought()
+    brought = MigratedPrefixes()
     brought.came("llama", [[1, 2, 3]], now=10.0)
     brought.came("llama", [[4, 5]], now=12.0)
     assert brought.cached_tokens("llama", [1, 2, 3, 4], now=10.0 + KEPT_S) == 0

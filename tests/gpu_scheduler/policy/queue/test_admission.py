@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.queue.admission import Memory, ModelMemory, Turn, admit
-from gpu_scheduler.policy.queue.backlog import Backlog, BacklogRules, State
+from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelMemory, PrefillLimits, admit
+from gpu_scheduler.policy.queue.backlog import Backlog, BacklogRules, RequestState
 from gpu_scheduler.policy.queue.decisions import NeedMemory, Start, Why
-from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting
+from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
 
 SPEED = 1024.0
 """Tokens per second; one token is one byte of KV in these tests."""
@@ -24,15 +24,15 @@ def backlog(*models, rules=None):
 
 
 def plenty(*models):
-    return Memory({model: ModelMemory(limit=1 << 40, held=0) for model in models or ("a", "b")})
+    return AdmissionMemory({model: ModelMemory(limit=1 << 40, held=0) for model in models or ("a", "b")})
 
 
 def add(queue, request_id, model, seconds, deadline=inf, arrival=0.0, decode=0, now=0.0):
-    queue.add(Waiting(request_id, model, arrival, deadline, round(seconds * SPEED), decode_tokens=decode), now)
+    queue.add(WaitingRequest(request_id, model, arrival, deadline, round(seconds * SPEED), decode_tokens=decode), now)
 
 
 def decide(queue, now=0.0, memory=None, chunk_tokens=1 << 30, room_share=0.5):
-    return admit(queue.plan(now), queue, memory or plenty(), Turn(chunk_tokens, room_share))
+    return admit(queue.plan(now), queue, memory or plenty(), PrefillLimits(chunk_tokens, room_share))
 
 
 def started(decisions):
@@ -85,7 +85,7 @@ def test_a_prompt_longer_than_a_chunk_goes_alone():
 
 
 def decide_jointly(queue, now=0.0):
-    return admit(queue.plan(now), queue, plenty("a", "b", "c"), Turn(512, 0.5, joint_s=0.75))
+    return admit(queue.plan(now), queue, plenty("a", "b", "c"), PrefillLimits(512, 0.5, joint_s=0.75))
 
 
 def test_short_prompts_of_several_models_go_side_by_side():
@@ -104,7 +104,7 @@ def test_short_prompts_of_one_model_join_beyond_a_chunk_as_those_of_several_do()
     queue = backlog()
     for i in range(4):
         add(queue, f"{i}", "a", 0.25, deadline=5.0 + i)
-    turn = Turn(100, 0.5, joint_s=0.75)
+    turn = PrefillLimits(100, 0.5, joint_s=0.75)
     assert started(carry_out(queue, admit(queue.plan(0.0), queue, plenty("a"), turn), 0.0)) == ["0", "1", "2"]
     queue.prefill_finished("0", 0.25)
     assert started(admit(queue.plan(0.25), queue, plenty("a"), turn)) == ["3"]
@@ -114,7 +114,7 @@ def test_an_engine_that_says_nothing_gets_no_more_however_long_it_takes():
     queue = backlog()
     for i in range(9):
         add(queue, f"{i}", "a", 0.25, deadline=90.0 + i)
-    turn = Turn(100, 0.5, joint_s=0.75)
+    turn = PrefillLimits(100, 0.5, joint_s=0.75)
     assert started(carry_out(queue, admit(queue.plan(0.0), queue, plenty("a"), turn), 0.0)) == ["0", "1", "2"]
     assert started(admit(queue.plan(60.0), queue, plenty("a"), turn)) == []
 
@@ -148,7 +148,7 @@ def test_without_a_turn_whatever_has_memory_starts():
     add(queue, "1", "a", 10.0, deadline=50.0)
     add(queue, "2", "b", 10.0, deadline=60.0)
     add(queue, "3", "a", 10.0, deadline=70.0)
-    decisions = admit(queue.plan(0.0), queue, plenty(), Turn(chunk_tokens=512, joint_s=inf))
+    decisions = admit(queue.plan(0.0), queue, plenty(), PrefillLimits(chunk_tokens=512, joint_s=inf))
     assert started(decisions) == ["1", "2", "3"]
 
 
@@ -167,7 +167,7 @@ def test_requests_of_a_model_that_is_not_active_do_not_start_and_hold_up_nobody(
 
 def test_prompt_and_forecast_of_the_decode_count():
     memory = ModelMemory(limit=0, held=0, token_bytes=100)
-    assert memory.bytes_for(Waiting("r", "a", 0.0, prompt_tokens=16, decode_tokens=2)) == 1800
+    assert memory.bytes_for(WaitingRequest("r", "a", 0.0, prompt_tokens=16, decode_tokens=2)) == 1800
 
 
 MEMORY_TABLE = """
@@ -191,7 +191,7 @@ def test_a_request_of_1024_bytes_that_lacks_some_asks_for_all_that_its_model_has
     facts, lacks = row.split("|")
     limit, held, reclaimable, growth, free = (None if f == "-" else int(f) for f in facts.split())
     model = ModelMemory(limit, held, reclaimable, growth, devices=("d0",))
-    memory = Memory({"a": model}, {} if free is None else {"d0": free})
+    memory = AdmissionMemory({"a": model}, {} if free is None else {"d0": free})
     queue = backlog("a")
     add(queue, "r", "a", 1.0, deadline=3.0)
     asked = 1024 - max(0, reclaimable - growth)
@@ -205,7 +205,7 @@ def test_a_request_of_s_without_memory_is_passed_over_and_later_ones_of_its_mode
     add(queue, "large", "a", 2.0, deadline=10.0)
     add(queue, "small", "a", 0.1, deadline=11.0)
     add(queue, "other", "b", 0.1, deadline=12.0)
-    memory = Memory({"a": ModelMemory(limit=1024, held=0), "b": ModelMemory(limit=1024, held=0)})
+    memory = AdmissionMemory({"a": ModelMemory(limit=1024, held=0), "b": ModelMemory(limit=1024, held=0)})
     decisions = decide(queue, memory=memory)
     assert decisions == [NeedMemory("a", 2048, "large", 8.0), Start("other", Why.ON_TIME)]
 
@@ -215,14 +215,14 @@ def test_a_claim_of_s_keeps_what_its_device_has_free():
     add(queue, "large", "a", 2.0, deadline=10.0)
     add(queue, "other", "b", 0.5, deadline=12.0)
     models = {model: ModelMemory(limit=1 << 20, held=0, devices=("d0",)) for model in "ab"}
-    decisions = decide(queue, memory=Memory(models, {"d0": 1024}))
+    decisions = decide(queue, memory=AdmissionMemory(models, {"d0": 1024}))
     assert decisions == [NeedMemory("a", 2048, "large", 8.0, 1024), NeedMemory("b", 512, "other", 11.5, 512)]
 
 
 def test_a_tensor_parallel_model_needs_room_on_all_of_its_devices():
     queue = backlog("a")
     add(queue, "r", "a", 1.0, deadline=10.0)
-    memory = Memory({"a": ModelMemory(limit=4096, held=0, devices=("d0", "d1"))}, {"d0": 4096, "d1": 1000})
+    memory = AdmissionMemory({"a": ModelMemory(limit=4096, held=0, devices=("d0", "d1"))}, {"d0": 4096, "d1": 1000})
     assert decide(queue, memory=memory) == [NeedMemory("a", 1024, "r", 9.0, 24)]
 
 
@@ -231,7 +231,7 @@ def test_memory_is_asked_for_while_the_turn_is_elsewhere():
     add(queue, "1", "a", 0.1, deadline=5.0)
     carry_out(queue, decide(queue), 0.0)
     add(queue, "2", "b", 1.0, deadline=6.0)
-    memory = Memory({"a": ModelMemory(limit=1 << 20, held=0), "b": ModelMemory(limit=0, held=0)})
+    memory = AdmissionMemory({"a": ModelMemory(limit=1 << 20, held=0), "b": ModelMemory(limit=0, held=0)})
     assert [type(d) for d in decide(queue, memory=memory)] == [NeedMemory]
 
 
@@ -254,7 +254,7 @@ def test_one_pass_never_grants_more_than_there_is(data):
         deadline = data.draw(st.one_of(st.just(inf), st.integers(0, 8).map(float)))
         add(queue, f"{i}", data.draw(st.sampled_from("ab")), data.draw(st.integers(1, 32)) / 16, deadline)
     granted = {"a": 0, "b": 0}
-    decisions = decide(queue, memory=Memory(models, {"d0": free}))
+    decisions = decide(queue, memory=AdmissionMemory(models, {"d0": free}))
     needs = [d.model for d in decisions if isinstance(d, NeedMemory)]
     for request_id in started(decisions):
         request = queue.request(request_id)
@@ -297,7 +297,7 @@ def test_two_late_requests_do_not_use_the_same_room():
 def test_memory_for_the_second_queue_is_asked_for_only_while_s_is_empty():
     queue = backlog()
     add(queue, "late", "a", 1.0, deadline=0.5)
-    memory = Memory({"a": ModelMemory(limit=0, held=0), "b": ModelMemory(limit=1 << 20, held=0)})
+    memory = AdmissionMemory({"a": ModelMemory(limit=0, held=0), "b": ModelMemory(limit=1 << 20, held=0)})
     assert decide(queue, memory=memory) == [NeedMemory("a", 1024, "late", inf)]
     add(queue, "s", "b", 1.0, deadline=9.0)
     assert decide(queue, memory=memory) == [Start("s", Why.ON_TIME)]
@@ -350,7 +350,7 @@ def test_no_request_of_the_second_queue_starves_under_a_flood_that_always_fills_
     now, number, starts = 0.0, 0, []
     while len(starts) < len(lates):
         cost = flood[number % len(flood)]
-        queue.add(Waiting(f"s{number}", "b", now, now + cost, round(cost * SPEED), drop_late=True), now)
+        queue.add(WaitingRequest(f"s{number}", "b", now, now + cost, round(cost * SPEED), drop_late=True), now)
         number += 1
         decisions = decide(queue, now)
         assert decisions
@@ -379,7 +379,7 @@ def test_admission_of_everything_in_the_end_leaves_nobody_waiting():
         for request in queue.in_flight():
             now += queue.prefill_cost(request.request_id)
             queue.prefill_finished(request.request_id, now)
-            assert queue.state(request.request_id) is State.RUNNING
+            assert queue.state(request.request_id) is RequestState.RUNNING
     assert len(queue) == 50
 
 
@@ -391,8 +391,10 @@ def test_by_arrival_each_model_is_served_in_order_and_what_one_lacks_keeps_nobod
     add(queue, "long", "a", 4.0, deadline=0.1, arrival=0.0)
     add(queue, "short", "a", 1.0, deadline=9.0, arrival=0.1, now=0.1)
     add(queue, "other", "b", 1.0, deadline=0.2, arrival=0.2, now=0.2)
-    memory = Memory({"a": ModelMemory(2 << 10, 0, devices=("d",)), "b": ModelMemory(2 << 10, 0, devices=("d",))})
-    decisions = admit(queue.plan(0.2), queue, memory, Turn(joint_s=inf))
+    memory = AdmissionMemory(
+        {"a": ModelMemory(2 << 10, 0, devices=("d",)), "b": ModelMemory(2 << 10, 0, devices=("d",))}
+    )
+    decisions = admit(queue.plan(0.2), queue, memory, PrefillLimits(joint_s=inf))
     assert started(decisions) == ["other"]
     # Nothing that runs is stopped for it: it has no slack.
     assert [(d.for_request, d.slack) for d in decisions if isinstance(d, NeedMemory)] == [("long", inf)]
@@ -406,7 +408,7 @@ def test_an_engine_gets_no_more_than_it_runs_and_who_waits_here_keeps_the_order(
     for number in range(4):
         add(queue, f"a{number}", "a", 0.1, deadline=9.0 - number)
     add(queue, "b0", "b", 0.1, deadline=20.0)
-    turn = Turn(1 << 30, 0.5, joint_s=inf)
+    turn = PrefillLimits(1 << 30, 0.5, joint_s=inf)
     decisions = admit(queue.plan(0.0), queue, plenty(), turn, {"a": 2})
     assert started(carry_out(queue, decisions, 0.0)) == ["a3", "a2", "b0"], "the first of a, and all of b"
     add(queue, "a4", "a", 0.1, deadline=1.0)
@@ -418,6 +420,6 @@ def test_nobody_asks_for_memory_who_has_no_place():
     queue = backlog()
     add(queue, "1", "a", 0.1, deadline=5.0)
     add(queue, "2", "a", 0.1)
-    none = Memory({name: ModelMemory(limit=0, held=0) for name in ("a", "b")})
-    assert any(isinstance(d, NeedMemory) for d in admit(queue.plan(0.0), queue, none, Turn()))
-    assert admit(queue.plan(0.0), queue, none, Turn(), {"a": 0}) == []
+    none = AdmissionMemory({name: ModelMemory(limit=0, held=0) for name in ("a", "b")})
+    assert any(isinstance(d, NeedMemory) for d in admit(queue.plan(0.0), queue, none, PrefillLimits()))
+    assert admit(queue.plan(0.0), queue, none, PrefillLimits(), {"a": 0}) == []

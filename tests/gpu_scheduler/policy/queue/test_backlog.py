@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpu_scheduler.policy.queue.backlog import PRESSED_S, TICK, Backlog, BacklogRules, State
+from gpu_scheduler.policy.queue.backlog import PRESSED_S, TICK, Backlog, BacklogRules, RequestState
 from gpu_scheduler.policy.queue.decisions import Drop, Expire, Start, Why
 from gpu_scheduler.policy.queue.moore_hodgson import Job, schedule
-from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting
+from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
 
 SPEED = 1024.0
 """Tokens per second of every model here, a power of two so that sums are exact: 1024 tokens are one second."""
@@ -26,7 +26,7 @@ def backlog(*models, rules=None):
 
 
 def request(request_id, seconds=1.0, deadline=inf, arrival=0.0, model="m", **facts):
-    return Waiting(request_id, model, arrival, deadline, prompt_tokens=round(seconds * SPEED), **facts)
+    return WaitingRequest(request_id, model, arrival, deadline, prompt_tokens=round(seconds * SPEED), **facts)
 
 
 def start(queue, request_id, now, why=Why.ON_TIME):
@@ -90,7 +90,7 @@ def test_by_arrival_targets_order_nothing_and_none_is_late():
     assert (tuple(agenda.on_time), tuple(agenda.second), agenda.decisions) == ((), ("0", "1", "2", "3"), ())
     start(queue, "0", 0.4)
     queue.requeue("0", 0.5, deadline=0.6)
-    assert next(iter(queue.plan(0.7).second)) == "0" and queue.state("0") is State.WAITING
+    assert next(iter(queue.plan(0.7).second)) == "0" and queue.state("0") is RequestState.WAITING
 
 
 def test_what_does_not_fit_is_late_and_kept():
@@ -99,8 +99,8 @@ def test_what_does_not_fit_is_late_and_kept():
     queue.add(request("short", 1.0, deadline=3.75), 0.0)
     agenda = queue.plan(0.0)
     assert (tuple(agenda.on_time), tuple(agenda.second), agenda.decisions) == (("short",), ("long",), ())
-    assert queue.state("long") is State.LATE
-    assert queue.state("short") is State.WAITING
+    assert queue.state("long") is RequestState.LATE
+    assert queue.state("short") is RequestState.WAITING
 
 
 def test_a_late_request_is_on_time_again_when_the_one_before_it_is_cancelled():
@@ -223,7 +223,7 @@ def test_a_passed_deadline_is_late_for_good_unless_it_is_given_a_new_one():
     queue.requeue("1", 4.5, deadline=6.0)
     agenda = queue.plan(4.5)
     assert (tuple(agenda.on_time), tuple(agenda.second), agenda.least) == (("1",), ("0",), 1.0)
-    assert (queue.state("0"), queue.state("1")) == (State.LATE, State.WAITING)
+    assert (queue.state("0"), queue.state("1")) == (RequestState.LATE, RequestState.WAITING)
 
 
 def test_a_request_that_its_wake_up_makes_late_is_late():
@@ -296,7 +296,7 @@ def test_a_request_expires_where_it_waits_but_not_once_it_runs():
     assert isinstance(decision, Expire)
     assert decision.request_id == "waits"
     assert "4.000 s" in decision.reason
-    assert queue.state("runs") is State.DISPATCHED
+    assert queue.state("runs") is RequestState.DISPATCHED
     queue.requeue("runs", 6.0)
     assert [d.request_id for d in queue.plan(6.0).decisions] == ["runs"]
 
@@ -319,7 +319,7 @@ def test_a_retracted_request_keeps_its_arrival():
     queue.add(request("young late", 1.0, deadline=2.0, arrival=1.0), 1.0)
     start(queue, "old", 1.0)
     queue.prefill_finished("old", 2.0)
-    assert queue.state("old") is State.RUNNING
+    assert queue.state("old") is RequestState.RUNNING
     queue.requeue("old", 5.0, prompt_tokens=2000)
     assert tuple(queue.plan(5.0).second) == ("old", "young late")
     assert queue.request("old").prompt_tokens == 2000
@@ -435,7 +435,7 @@ class Conservation(RuleBasedStateMachine):
         drop_late=st.booleans(),
     )
     def arrive(self, model, tokens, left, patience, drop_late):
-        added = Waiting(
+        added = WaitingRequest(
             f"r{next(self.numbers)}",
             model,
             self.now,
@@ -529,7 +529,7 @@ class Conservation(RuleBasedStateMachine):
         assert ages == sorted(ages)
         assert agenda.least <= min((self.queue.prefill_cost(r) for r in agenda.second), default=inf)
         for request_id in self.waiting:
-            assert self.queue.state(request_id) is (State.LATE if request_id in late else State.WAITING)
+            assert self.queue.state(request_id) is (RequestState.LATE if request_id in late else RequestState.WAITING)
 
     def job(self, waiting):
         cost = waiting.uncached_tokens / SPEED
@@ -547,11 +547,11 @@ class Conservation(RuleBasedStateMachine):
         assert [r.deadline for r in waiting] == sorted(r.deadline for r in waiting)
         assert [r.request_id for r in self.queue.in_flight()] == list(self.dispatched)
         for request_id in self.running:
-            assert self.queue.state(request_id) is State.RUNNING
+            assert self.queue.state(request_id) is RequestState.RUNNING
         for request_id in self.gone:
             assert self.queue.state(request_id) is None
         for request_id in self.waiting:
-            assert self.queue.state(request_id) in (State.WAITING, State.LATE)
+            assert self.queue.state(request_id) in (RequestState.WAITING, RequestState.LATE)
 
 
 TestConservation = Conservation.TestCase
@@ -564,17 +564,17 @@ def test_prompts_that_end_in_one_step_teach_what_each_took_of_it():
     queue.add_model("m", PrefillSpeed(1000.0, weight=1.0))
     queue.model_active("m")
     for i in range(4):
-        queue.add(Waiting(f"{i}", "m", 0.0, 50.0, 500), 0.0)
+        queue.add(WaitingRequest(f"{i}", "m", 0.0, 50.0, 500), 0.0)
         queue.start(Start(f"{i}", Why.ON_TIME), 0.0)
     for i in range(4):
         queue.observe("m", 500, queue.prefill_finished(f"{i}", 0.4))
     queue.plan(0.4)
-    queue.add(Waiting("next", "m", 0.4, 50.0, 500), 0.4)
+    queue.add(WaitingRequest("next", "m", 0.4, 50.0, 500), 0.4)
     assert queue.prefill_cost("next") == pytest.approx(0.1)
     queue.start(Start("next", Why.ON_TIME), 0.4)
     queue.observe("m", 500, queue.prefill_finished("next", 0.7))
     queue.plan(0.7)
-    queue.add(Waiting("last", "m", 0.7, 50.0, 500), 0.7)
+    queue.add(WaitingRequest("last", "m", 0.7, 50.0, 500), 0.7)
     assert queue.prefill_cost("last") == pytest.approx(0.3)
 
 
@@ -588,5 +588,5 @@ def test_a_short_prompt_that_ends_with_a_long_one_keeps_the_cost_that_it_has_alo
     queue.observe("m", 50, 0.0)
     queue.plan(0.0)
     queue.model_active("m")
-    queue.add(Waiting("short", "m", 0.0, 50.0, 50), 0.0)
+    queue.add(WaitingRequest("short", "m", 0.0, 50.0, 50), 0.0)
     assert queue.prefill_cost("short") == pytest.approx(0.02)

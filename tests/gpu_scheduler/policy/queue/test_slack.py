@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.policy.queue import slack
-from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting, bucket_of
+from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest, bucket_of
 
 
 def test_slack_is_what_is_left_before_the_latest_start():
-    request = Waiting("r", "m", arrival=100.0, deadline=102.0, prompt_tokens=1000)
+    request = WaitingRequest("r", "m", arrival=100.0, deadline=102.0, prompt_tokens=1000)
     e = slack.cost(request, PrefillSpeed(2000.0))
     assert e == pytest.approx(0.5)
     assert slack.latest_start(request, e) == pytest.approx(101.5)
@@ -20,18 +20,20 @@ def test_slack_is_what_is_left_before_the_latest_start():
 
 
 def test_the_rest_of_a_wake_up_is_part_of_the_cost():
-    request = Waiting("r", "m", arrival=0.0, deadline=5.0, prompt_tokens=1000)
+    request = WaitingRequest("r", "m", arrival=0.0, deadline=5.0, prompt_tokens=1000)
     assert slack.cost(request, PrefillSpeed(1000.0), wake_rest=2.0) == pytest.approx(3.0)
 
 
 def test_a_cached_prefix_costs_nothing_but_the_last_token_is_always_computed():
     speed = PrefillSpeed(1000.0)
-    assert slack.cost(Waiting("r", "m", 0.0, prompt_tokens=1000, cached_tokens=900), speed) == pytest.approx(0.1)
-    assert slack.cost(Waiting("r", "m", 0.0, prompt_tokens=1000, cached_tokens=1000), speed) == pytest.approx(0.001)
+    assert slack.cost(WaitingRequest("r", "m", 0.0, prompt_tokens=1000, cached_tokens=900), speed) == pytest.approx(0.1)
+    assert slack.cost(WaitingRequest("r", "m", 0.0, prompt_tokens=1000, cached_tokens=1000), speed) == pytest.approx(
+        0.001
+    )
 
 
 def test_a_best_effort_request_has_all_the_time():
-    request = Waiting("r", "m", arrival=0.0)
+    request = WaitingRequest("r", "m", arrival=0.0)
     assert request.deadline == inf
     assert slack.slack(request, 1.0, now=1e9) == inf
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.engines.sharing.throttle import LOSS, Decoding, PaceRules, Prefilling, pace
-from gpu_scheduler.policy.throttle.interference import FOLLOW, MOST_LOSS, WINDOW, Beat
+from gpu_scheduler.engines.sharing.throttle import LOSS, Decoding, Prefilling, ThrottleRules, pace
+from gpu_scheduler.policy.throttle.interference import FOLLOW, MOST_LOSS, WINDOW, DecodeInterference
 
 STEP_S = 0.008
 
@@ -12,7 +12,7 @@ class Clock:
     """Feeds steps of given lengths, and how much others prefill meanwhile."""
 
     def __init__(self, measured_s: float = STEP_S):
-        self.beat = Beat(measured_s)
+        self.beat = DecodeInterference(measured_s)
         self.now, self.others_s = 100.0, 0.0
         self.beat.step(self.now, self.others_s)
 
@@ -94,7 +94,7 @@ def test_the_loss_goes_straight_to_what_it_is_whatever_the_pace(loss, shares):
 @given(st.floats(0.1, 0.85), st.floats(1.2, 4.0), st.floats(1.0, 1.3))
 def test_pace_and_loss_come_to_rest_at_the_target_also_with_steps_that_have_grown(loss, times, grown):
     """The step alone is out of date: nothing of it was seen since contexts grew."""
-    clock, rules = Clock(), PaceRules()
+    clock, rules = Clock(), ThrottleRules()
     target_s = times * STEP_S
 
     def mean_s(share: float) -> float:

@@ -1,13 +1,13 @@
 import pytest
 
-from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from gpu_scheduler.policy.throttle.interference import WINDOW
-from gpu_scheduler.policy.throttle.throttling import Protection
+from gpu_scheduler.policy.throttle.throttling import ThrottleController
 
 
 @pytest.fixture
 def group():
-    group = Protection()
+    group = ThrottleController()
     for model in "abc":
         group.measured(model, 35_000.0, 0.008)
     return group
@@ -39,7 +39,7 @@ def test_an_engine_knows_the_tightest_target_of_all_that_it_has_before_anything_
     group.started("a", "r1", 0.050)
     group.started("a", "r2", 0.020)
     near = pytest.approx(0.018)
-    assert group.paces() == {"a": Pace(step_s=near), "b": FREE, "c": FREE}
+    assert group.paces() == {"a": PrefillThrottle(step_s=near), "b": FREE, "c": FREE}
     group.decodes("a", "r2", 0.020)
     assert group.paces()["a"].step_s == pytest.approx(0.018)
     group.ended("a", "r2")
@@ -171,6 +171,6 @@ def test_who_would_be_late_by_its_pauses_makes_none(group):
         return model == "b"
 
     found = group.paces(late_by=late_by)
-    assert found == {"a": FREE, "b": Pace(paced.chunk_tokens), "c": paced}
+    assert found == {"a": FREE, "b": PrefillThrottle(paced.chunk_tokens), "c": paced}
     assert asked == [("b", paced.stretch), ("c", paced.stretch)], "of the others there are none"
     assert group.paces()["b"] == paced

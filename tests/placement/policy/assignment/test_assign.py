@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.policy.assignment.assign import AssignRules, Candidate, Kind, assign
+from placement.policy.assignment.assign import AssignRules, Candidate, ModelKind, assign
 from placement.policy.kvpr import Books, Device, Group, Model, Place
 
 # --- against a slow obvious model -------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_the_arrays_choose_what_the_obvious_loop_chooses(cluster):
     groups, candidates, booked = cluster
     assignment = assign(groups, candidates, NOW, RULES, booked)
     expected = obvious(groups, candidates, booked)
-    if not any(reason.kind is Kind.PACKED for reason in assignment.reasons.values()):
+    if not any(reason.kind is ModelKind.PACKED for reason in assignment.reasons.values()):
         assert assignment.places == expected
     else:
         assert len(assignment.places) > len(expected)
@@ -138,7 +138,7 @@ def test_a_second_run_on_the_outcome_moves_only_for_the_gain(cluster):
     settled = [replace(c, current=first.places.get(c.model.name), moved_at=-inf) for c in candidates]
     second = assign(groups, settled, NOW, RULES, booked)
     for reason in second.reasons.values():
-        if reason.kind is Kind.MOVES:
+        if reason.kind is ModelKind.MOVES:
             assert reason.pressure < reason.stay_pressure * (1 - RULES.tau)
 
 
@@ -255,7 +255,7 @@ def test_a_model_that_moved_lately_stays_and_says_for_how_long():
     candidates = [Candidate(model, Place("A", ("A0",)), moved_at=50.0), other]
     groups = [group("A", 100), group("B", 100)]
     early = assign(groups, candidates, 70.0, AssignRules(cool_down_s=60.0))
-    assert early.reasons["m"].kind is Kind.COOLING
+    assert early.reasons["m"].kind is ModelKind.COOLING
     assert early.reasons["m"].cool_down_left_s == pytest.approx(40.0)
     assert early.places["other"].group == "B"
     later = assign(groups, candidates, 110.0, AssignRules(cool_down_s=60.0))
@@ -277,7 +277,7 @@ def test_tensor_parallel_parts_take_distinct_devices_of_one_group():
 def test_a_place_that_is_gone_counts_as_none():
     assignment = assign([group("B", 100)], [Candidate(Model("m", weights=10), Place("A", ("A0",)))], 0.0)
     assert assignment.places["m"] == Place("B", ("B0",))
-    assert assignment.reasons["m"].kind is Kind.DISPLACED
+    assert assignment.reasons["m"].kind is ModelKind.DISPLACED
 
 
 def test_without_groups_everybody_is_unplaced():
@@ -292,7 +292,7 @@ def test_a_reason_shows_the_numbers_that_were_compared():
         Candidate(Model("warm", demand=40.0, weights=20), Place("A", ("A0",))),
     ]
     reason = assign(groups, candidates, 0.0, AssignRules(tau=0.2, explain=2)).reasons["warm"]
-    assert reason.kind is Kind.MOVES
+    assert reason.kind is ModelKind.MOVES
     assert [option.place.group for option in reason.options] == ["B", "C"]
     assert reason.text == "moves to B: pressure 0.5 instead of 2, more than 20% less"
 
@@ -300,4 +300,4 @@ def test_a_reason_shows_the_numbers_that_were_compared():
 def test_of_a_model_that_stays_the_reason_names_the_best_place_alone():
     stays = Candidate(Model("m", demand=1.0, weights=20), Place("A", ("A0",)))
     reason = assign([group("A", 200), group("B", 100)], [stays], 0.0, AssignRules(explain=2)).reasons["m"]
-    assert reason.kind is Kind.STAYS and [option.place.group for option in reason.options] == ["A"]
+    assert reason.kind is ModelKind.STAYS and [option.place.group for option in reason.options] == ["A"]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.policy.assignment.moves import Held, Move, MoveRules, plan_moves
+from placement.policy.assignment.moves import DeferredMove, Move, MoveRules, plan_moves
 from placement.policy.kvpr import Books, Device, Group, Model, Place
 
 
@@ -43,7 +43,7 @@ def test_two_that_want_each_others_place_and_find_no_room_are_held_with_the_byte
     booked = [(model("a", 60), at("A")), (model("b", 60), at("B"))]
     plan = plan_moves(cluster(A=100, B=100), booked, {"a": at("B"), "b": at("A")}, 0.0)
     assert plan.waves == ()
-    assert plan.held[0] == Held("a", at("B"), "B has 40 bytes free, it needs 60, and no other move makes room")
+    assert plan.held[0] == DeferredMove("a", at("B"), "B has 40 bytes free, it needs 60, and no other move makes room")
 
 
 def test_no_more_run_side_by_side_than_allowed_and_the_most_wanted_go_first():

@@ -1,10 +1,10 @@
 import pytest
 
-from placement.policy.assignment.assign import Candidate, Kind, Reason, assign
+from placement.policy.assignment.assign import Candidate, ModelKind, Reason, assign
 from placement.policy.assignment.moves import Move
-from placement.policy.assignment.rebalance import NONE, RebalanceRules, Round, Wanted, rebalance
+from placement.policy.assignment.rebalance import NONE, RebalanceRules, Round, WantedMove, rebalance
 from placement.policy.kvpr import Device, Group, Model, Place
-from placement.policy.lifecycle.decisions import Resident
+from placement.policy.lifecycle.decisions import PlacedModel
 
 GROUPS = [Group(name, (Device(name, 1000),)) for name in "AB"]
 RULES = RebalanceRules(least_pressure=0.05)
@@ -16,7 +16,7 @@ def begin(*given):
 
 
 def resident(name, group, demand, hibernating=False):
-    return Resident(Model(name, demand, weights=200), Place(group, (group,)), hibernating=hibernating)
+    return PlacedModel(Model(name, demand, weights=200), Place(group, (group,)), hibernating=hibernating)
 
 
 def test_of_two_busy_models_on_one_group_one_moves_to_the_empty_one():
@@ -34,7 +34,7 @@ def test_a_model_that_would_bring_its_pressure_along_is_no_reason_to_look(monkey
     monkeypatch.setattr(
         "placement.policy.assignment.rebalance.assign", lambda *given: looked.append(given) or assign(*given)
     )
-    small = Resident(Model("b", 1.0, weights=20), Place("A", ("A",)))
+    small = PlacedModel(Model("b", 1.0, weights=20), Place("A", ("A",)))
     rebalance(GROUPS, [resident("a", "A", 90.0), small], {}, 100.0, RULES)
     assert not looked
     rebalance(GROUPS, [resident("a", "A", 90.0), resident("b", "A", 60.0)], {}, 100.0, RULES)
@@ -42,7 +42,7 @@ def test_a_model_that_would_bring_its_pressure_along_is_no_reason_to_look(monkey
 
 
 def test_a_device_that_holds_more_than_it_has_is_looked_at_whatever_the_pressure_comes_from():
-    floor = Resident(Model("b", 1.0, weights=200, floor=700), Place("A", ("A",)))
+    floor = PlacedModel(Model("b", 1.0, weights=200, floor=700), Place("A", ("A",)))
     (wanted,) = begin(GROUPS, [resident("a", "A", 90.0), floor], {}, 100.0, RULES)
     assert wanted.move.model in "ab"
 
@@ -68,10 +68,10 @@ def test_a_model_without_its_share_of_the_demand_is_not_worth_a_move():
 
 def test_a_model_that_nobody_asks_for_neither_moves_nor_is_in_the_way():
     busy = [resident("a", "A", 90.0), resident("b", "A", 60.0)]
-    quiet = Resident(Model("quiet", 1.0, weights=900), Place("B", ("B",)), idle_s=30.0)
+    quiet = PlacedModel(Model("quiet", 1.0, weights=900), Place("B", ("B",)), idle_s=30.0)
     (wanted,) = begin(GROUPS, [*busy, quiet], {}, 100.0, RULES)
     assert wanted.move.target.group == "B"
-    awake = Resident(quiet.model, quiet.place)
+    awake = PlacedModel(quiet.model, quiet.place)
     assert begin(GROUPS, [*busy, awake], {}, 100.0, RULES) == []
 
 
@@ -85,7 +85,7 @@ HALFWAY = BEFORE | {"a": "B"}
 def where(places, demands=None, asleep=()):
     facts = {name: ((demands or {}).get(name, demand), weights) for name, (demand, weights) in FACTS.items()}
     return [
-        Resident(Model(name, *facts[name]), Place(group, (group,)), hibernating=name in asleep)
+        PlacedModel(Model(name, *facts[name]), Place(group, (group,)), hibernating=name in asleep)
         for name, group in places.items()
     ]
 
@@ -140,7 +140,9 @@ def test_a_round_whose_target_is_gone_ends():
     three = [*GROUPS, Group("C", (Device("C", 1000),))]
     found = Round(
         tuple(
-            Wanted(Move(name, Place(source, (source,)), Place(target, (target,))), Reason(Kind.MOVES, name, None, 1.0))
+            WantedMove(
+                Move(name, Place(source, (source,)), Place(target, (target,))), Reason(ModelKind.MOVES, name, None, 1.0)
+            )
             for name, source, target in (("a", "A", "B"), ("b", "B", "C"))
         )
     )
@@ -151,7 +153,7 @@ def test_a_round_whose_target_is_gone_ends():
 def test_a_change_that_cannot_be_made_to_its_end_is_not_begun():
     """a and b of which neither finds room beside the other."""
     full = {"a": (60.0, 300), "b": (10.0, 300), "c": (60.0, 500), "d": (90.0, 600)}
-    residents = [Resident(Model(name, *full[name]), Place(BEFORE[name], (BEFORE[name],))) for name in full]
+    residents = [PlacedModel(Model(name, *full[name]), Place(BEFORE[name], (BEFORE[name],))) for name in full]
     target = assign(GROUPS, [Candidate(r.model, r.place) for r in residents], 100.0).places
     assert {name for name, place in target.items() if place.group != BEFORE[name]} == {"a", "b"}
     assert rebalance(GROUPS, residents, {}, 100.0, RULES) == NONE
@@ -164,9 +166,9 @@ def test_where_no_change_can_be_made_to_its_end_one_move_that_helps_is():
         for side, capacity, demand in (("A", 1000, 100.0), ("B", 1300, 99.0)):
             name = f"{side}{i}"
             groups.append(Group(name, (Device(name, capacity),)))
-            residents.append(Resident(Model(name.lower(), demand, 600), Place(name, (name,))))
+            residents.append(PlacedModel(Model(name.lower(), demand, 600), Place(name, (name,))))
     groups += [Group(name, (Device(name, 100),)) for name in "CD"]
-    residents += [Resident(Model(name, 10.0, 45), Place("C", ("C",))) for name in ("x", "y")]
+    residents += [PlacedModel(Model(name, 10.0, 45), Place("C", ("C",))) for name in ("x", "y")]
     rules = RebalanceRules(least_pressure=0.05, least_share=0.0)
     wanted = rebalance(groups, residents, {}, 100.0, rules)
     assert models(wanted.begin) in (["x"], ["y"])

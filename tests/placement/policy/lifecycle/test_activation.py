@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placement.policy.kvpr import Books, Device, Group, Model, Place
-from placement.policy.lifecycle.decisions import Activate, GoCold, Hibernate, LifecycleRules, Refuse, Resident, Wait
+from placement.policy.lifecycle.decisions import Activate, GoCold, Hibernate, LifecycleRules, PlacedModel, Refuse, Wait
 from placement.policy.lifecycle.group_index import standing
 
 GROUPS = [Group("A", (Device("a0", 100),)), Group("B", (Device("b0", 100),))]
@@ -19,7 +19,7 @@ def on(group, name, weights, demand=0.0, **facts):
         name, demand, weights, facts.pop("floor", 0), facts.pop("quota", 0), pinned=facts.pop("pinned", False)
     )
     devices = next(tuple(d.name for d in g.devices) for g in GROUPS if g.name == group)
-    return Resident(model, Place(group, devices), **facts)
+    return PlacedModel(model, Place(group, devices), **facts)
 
 
 def new(weights=20, demand=1.0, **facts):
@@ -96,7 +96,7 @@ def test_what_could_never_fit_is_refused():
 
 def test_a_tensor_parallel_model_has_its_parts_freed_on_the_devices_that_it_takes():
     group = Group("T", (Device("t0", 100), Device("t1", 100)))
-    idle = Resident(Model("idle", weights=80), Place("T", ("t1",)), idle_s=60.0)
+    idle = PlacedModel(Model("idle", weights=80), Place("T", ("t1",)), idle_s=60.0)
     activation = activate(Model("tp", 1.0, weights=100, parts=2), [group], [idle])
     assert activation.outcome.place == Place("T", ("t0", "t1"))
     assert [d.model for d in activation.evictions] == ["idle"]
@@ -127,7 +127,9 @@ def worlds(draw):
         devices = tuple(device.name for device in draw(st.permutations(group.devices))[:parts])
         asleep = draw(st.booleans())
         idle = float(draw(st.integers(0, 90)))
-        residents.append(Resident(model, Place(group.name, devices), asleep, idle, wake_s=draw(st.integers(1, 9)) / 8))
+        residents.append(
+            PlacedModel(model, Place(group.name, devices), asleep, idle, wake_s=draw(st.integers(1, 9)) / 8)
+        )
     model = Model(
         "new",
         float(draw(st.integers(0, 50))),

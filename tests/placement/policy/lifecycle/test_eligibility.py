@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placement.policy.kvpr import Device, Group, Model, Place
-from placement.policy.lifecycle.decisions import LifecycleRules, Resident
+from placement.policy.lifecycle.decisions import LifecycleRules, PlacedModel
 from placement.policy.lifecycle.eligibility import footing, holds_s
 
 GROUP = Group("g", (Device("d0", 100),))
@@ -18,7 +18,7 @@ SECONDS = st.one_of(st.just(0.0), st.floats(0.01, 30.0))
 
 def on(name="m", **facts):
     model = Model(name, facts.pop("demand", 1.0), 40, pinned=facts.pop("pinned", False))
-    return Resident(model, Place("g", ("d0",)), **facts)
+    return PlacedModel(model, Place("g", ("d0",)), **facts)
 
 
 def test_what_a_busy_model_tells_every_moment_is_nothing_to_those_that_wait():

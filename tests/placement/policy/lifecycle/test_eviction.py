@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placement.policy.kvpr import Model, Place
-from placement.policy.lifecycle.decisions import GoCold, Hibernate, LifecycleRules, Resident
+from placement.policy.lifecycle.decisions import GoCold, Hibernate, LifecycleRules, PlacedModel
 from placement.policy.lifecycle.eviction import evict
 
 PLACE = Place("g", ("d0",))
@@ -15,7 +15,7 @@ PLACE = Place("g", ("d0",))
 
 def resident(name, weights=40, quota=10, idle_s=60.0, **facts):
     model = Model(name, weights=weights, quota=quota, pinned=facts.pop("pinned", False))
-    return Resident(model, PLACE, idle_s=idle_s, **facts)
+    return PlacedModel(model, PLACE, idle_s=idle_s, **facts)
 
 
 def names(eviction):
@@ -142,12 +142,12 @@ def test_host_memory_is_freed_by_the_engines_that_sleep():
 
 
 def test_only_models_on_a_device_that_is_short_leave():
-    here, there = resident("here"), Resident(Model("there", weights=40), Place("g", ("d1",)), idle_s=99.0)
+    here, there = resident("here"), PlacedModel(Model("there", weights=40), Place("g", ("d1",)), idle_s=99.0)
     assert names(evict([here, there], {"d0": 10})) == [("Hibernate", "here")]
 
 
 def test_a_tensor_parallel_model_frees_a_part_on_each_device():
-    tp = Resident(Model("tp", weights=80, parts=2), Place("g", ("d0", "d1")), idle_s=60.0)
+    tp = PlacedModel(Model("tp", weights=80, parts=2), Place("g", ("d0", "d1")), idle_s=60.0)
     assert evict([tp], {"d0": 40, "d1": 40}).enough
     assert evict([tp], {"d0": 41}).short == {"d0": 1}
 

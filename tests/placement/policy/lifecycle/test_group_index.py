@@ -8,8 +8,8 @@ import pytest
 
 from placement.policy.kvpr import Device, Group, Model, Place
 from placement.policy.lifecycle.activation import attempt, chosen, lack
-from placement.policy.lifecycle.decisions import Activate, LifecycleRules, Resident, Wait
-from placement.policy.lifecycle.group_index import TRIES, Standing, standing
+from placement.policy.lifecycle.decisions import Activate, LifecycleRules, PlacedModel, Wait
+from placement.policy.lifecycle.group_index import TRIES, GroupIndex, standing
 from placement.policy.lifecycle.refusal import could_hold
 
 RULES = [
@@ -39,7 +39,7 @@ def on(group, name, draw):
     )
     names = tuple(device.name for device in group.devices)[: model.parts]
     facts = {"hibernating": draw.random() < 0.3, "idle_s": draw.choice([0.0, 50.0, draw.uniform(40.0, 900.0)])}
-    return Resident(model, Place(group.name, names), wake_s=draw.uniform(0.1, 2.0), **facts)
+    return PlacedModel(model, Place(group.name, names), wake_s=draw.uniform(0.1, 2.0), **facts)
 
 
 def cluster(draw, size):
@@ -90,7 +90,7 @@ def test_it_decides_as_if_every_group_were_tried(rules, size):
 
 def test_what_is_heard_bit_by_bit_decides_as_what_is_heard_at_once():
     draw = random.Random(7)
-    kept = Standing()
+    kept = GroupIndex()
     groups, there = {}, {}
     for step in range(400):
         name = f"g{draw.randrange(12)}"
@@ -111,7 +111,7 @@ def test_what_is_heard_bit_by_bit_decides_as_what_is_heard_at_once():
 
 def test_a_model_for_one_group_alone_comes_up_there_or_waits_for_it():
     groups = [Group(name, (Device(name, 100),)) for name in "AB"]
-    hot = Resident(Model("hot", 90.0, 60), Place("A", ("A",)))
+    hot = PlacedModel(Model("hot", 90.0, 60), Place("A", ("A",)))
     there = standing(groups, [hot])
     assert there.activate(Model("m", 1.0, 20), "A").outcome.place.group == "A"
     assert "the nearest is A" in there.activate(Model("m", 1.0, 50), "A").outcome.reason
@@ -120,7 +120,7 @@ def test_a_model_for_one_group_alone_comes_up_there_or_waits_for_it():
 
 def test_a_model_comes_up_where_an_engine_is_free_before_another_has_to_give_up_its_own():
     groups = [Group("full", (Device("full", 100),), 1), Group("free", (Device("free", 95),), 1)]
-    asleep = Resident(Model("asleep", 1.0, 20, quota=1), Place("full", ("full",)), hibernating=True, idle_s=90.0)
+    asleep = PlacedModel(Model("asleep", 1.0, 20, quota=1), Place("full", ("full",)), hibernating=True, idle_s=90.0)
     answer = standing(groups, [asleep]).activate(Model("new", 1.0, 20))
     assert (answer.outcome.place.group, answer.evictions) == ("free", ())
     answer = standing(groups[:1], [asleep]).activate(Model("new", 1.0, 20))
@@ -131,7 +131,7 @@ def test_a_model_comes_up_where_an_engine_is_free_before_another_has_to_give_up_
 
 def test_a_model_waits_for_an_engine_where_all_are_of_busy_models_and_is_told_so():
     groups = [Group("g", (Device("g", 100),), 2)]
-    busy = [Resident(Model(name, 1.0, 10), Place("g", ("g",)), idle_s=0.0) for name in "ab"]
+    busy = [PlacedModel(Model(name, 1.0, 10), Place("g", ("g",)), idle_s=0.0) for name in "ab"]
     answer = standing(groups, busy).activate(Model("new", 1.0, 20))
     assert "all its 2 engines have a model that is pinned or busy (engines.limit)" in answer.outcome.reason
     kept = standing(groups, [replace(r, stay_s=60.0) for r in busy]).keep(Model("new", 1.0, 20), 9.0, "g")
@@ -140,6 +140,8 @@ def test_a_model_waits_for_an_engine_where_all_are_of_busy_models_and_is_told_so
 
 def test_of_equal_groups_the_one_idle_the_longest_makes_way():
     groups = [Group(f"g{i}", (Device(f"g{i}", 100),)) for i in range(50)]
-    idle = [Resident(Model(f"m{i}", 1.0, 80), Place(f"g{i}", (f"g{i}",)), idle_s=50.0 + i * 7 % 50) for i in range(50)]
+    idle = [
+        PlacedModel(Model(f"m{i}", 1.0, 80), Place(f"g{i}", (f"g{i}",)), idle_s=50.0 + i * 7 % 50) for i in range(50)
+    ]
     (eviction,) = standing(groups, idle).activate(Model("new", 1.0, 80)).evictions
     assert eviction.model == max(idle, key=lambda r: r.idle_s).model.name

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placement.policy.kvpr import Device, Group, Model, Place
-from placement.policy.lifecycle.decisions import Hibernate, LifecycleRules, Resident
+from placement.policy.lifecycle.decisions import Hibernate, LifecycleRules, PlacedModel
 from placement.policy.lifecycle.kv_pressure import lacking, relieve
 
 GROUP = Group("g", (Device("d0", 1000),))
@@ -13,7 +13,7 @@ RULES = LifecycleRules(kv_idle_s=1.0, headroom=0.2, stay=0.0)
 
 def on(name, weights, **facts):
     model = Model(name, 1.0, weights, quota=10, kept=10, pinned=facts.pop("pinned", False))
-    return Resident(model, Place("g", ("d0",)), **facts)
+    return PlacedModel(model, Place("g", ("d0",)), **facts)
 
 
 def leave(*residents, rules=RULES):

@@ -54,7 +54,7 @@ from gpu_scheduler.engines.sglang.base import device
 from gpu_scheduler.engines.sglang.base.errors import NoMemory
 from gpu_scheduler.engines.sglang.model.instance import Instance
 from gpu_scheduler.engines.sglang.ranks.ranks import Alone
-from gpu_scheduler.engines.sglang.base.states import State
+from gpu_scheduler.engines.sglang.base.states import EngineState
 
 has = {"stack": 1024, "mapped": 0}
 
@@ -74,18 +74,18 @@ instance.device, instance.ranks = torch.device("cuda:0"), Alone(None, 0)
 instance.options = SimpleNamespace(small_stack=1)
 instance.memory = SimpleNamespace(map_weights=lambda: has.update(mapped=1), unmap_weights=lambda: has.update(mapped=0))
 graphs = SimpleNamespace(come_back=refuse, save=lambda: None, leave=lambda: None)
-instance.graphs, instance.state = graphs, State.HIBERNATING
+instance.graphs, instance.state = graphs, EngineState.HIBERNATING
 instance.kv = SimpleNamespace(give_up_everything=lambda: None)
 instance._tell_weights_mapped = told.append
 device.finish = lambda of: None
 device.lower_stack(instance.device)
 instance.wake()
-assert (instance.state, has, told) == (State.FILLING, {"stack": 1024, "mapped": 1}, [""]), has
+assert (instance.state, has, told) == (EngineState.FILLING, {"stack": 1024, "mapped": 1}, [""]), has
 try:
     instance.verify()
 except NoMemory:
     pass
-assert (instance.state, has) == (State.HIBERNATING, {"stack": 128, "mapped": 0}), has
+assert (instance.state, has) == (EngineState.HIBERNATING, {"stack": 128, "mapped": 0}), has
 
 def none_for_weights():
     raise NoMemory("none for the weights")
@@ -95,7 +95,7 @@ try:
     instance.wake()
 except NoMemory:
     pass
-assert (instance.state, has, told) == (State.HIBERNATING, {"stack": 128, "mapped": 0}, [""]), has
+assert (instance.state, has, told) == (EngineState.HIBERNATING, {"stack": 128, "mapped": 0}, [""]), has
 """
 
 

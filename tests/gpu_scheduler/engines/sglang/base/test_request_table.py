@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.engines.sglang.base.request_table import Book
+from gpu_scheduler.engines.sglang.base.request_table import RequestTable
 
 
 def test_no_rid_begins_with_another() -> None:
-    book = Book()
+    book = RequestTable()
     rids = [book.add(request_id, 1).rid for request_id in ("r", "r1", "r10", "1:r", "", *map(str, range(40)))]
     assert not any(a != b and b.startswith(a) for a in rids for b in rids)
 
 
 def test_a_request_is_found_by_both_names_until_it_is_closed() -> None:
-    book = Book()
+    book = RequestTable()
     entry = book.add("a", 3)
     assert book.by_id("a") is entry and book.by_rid(entry.rid) is entry and len(book) == 1
     with pytest.raises(ValueError, match="a is here already"):

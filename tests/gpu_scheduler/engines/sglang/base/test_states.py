@@ -3,22 +3,22 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.engines.sglang.base.errors import NotNow
-from gpu_scheduler.engines.sglang.base.states import State, check
+from gpu_scheduler.engines.sglang.base.states import EngineState, check
 
 LEGAL = [
-    ("load", State.WARM),
-    ("verify", State.FILLING),
-    ("hibernate", State.ACTIVE),
-    ("wake", State.HIBERNATING),
-    *(("unload", state) for state in State),
-    *(("drain", state) for state in State),
+    ("load", EngineState.WARM),
+    ("verify", EngineState.FILLING),
+    ("hibernate", EngineState.ACTIVE),
+    ("wake", EngineState.HIBERNATING),
+    *(("unload", state) for state in EngineState),
+    *(("drain", state) for state in EngineState),
 ]
 
 
-@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("state", list(EngineState))
 @pytest.mark.parametrize("command", ["load", "verify", "hibernate", "wake", "unload", "drain"])
 def test_each_command_is_taken_in_its_states_and_refused_with_the_state_in_all_others(
-    command: str, state: State
+    command: str, state: EngineState
 ) -> None:
     if (command, state) in LEGAL:
         check(command, state)

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 
 from balloond.backends.cpu import CpuMapper
-from gpu_scheduler.engines.sglang.memory.graph_memory import Source, joined, live
+from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemorySource, joined, live
 
 MIB = 1 << 20
 
@@ -30,7 +30,7 @@ class Pieces:
 
 @pytest.fixture
 def source():
-    source = Source()
+    source = GraphMemorySource()
     source.pieces = Pieces()
     return source
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from gpu_scheduler.engines.sglang.memory.model_memory import Memory
+from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
 from gpu_scheduler.engines.sglang.memory.shared_range import SharedRange
-from gpu_scheduler.engines.sglang.policy.agreement import Agreed
+from gpu_scheduler.engines.sglang.policy.agreement import StepAgreement
 
 
 class Ranks:
@@ -36,7 +36,7 @@ class Driver:
 def test_only_an_engine_of_one_rank_may_grow_in_large_extents(ranks):
     """Where one rank got large extents and another none, they would empty different ones."""
     driver = Driver()
-    kv = Memory(driver, Ranks(ranks)).open_kv(8 * 4096)
+    kv = ModelMemory(driver, Ranks(ranks)).open_kv(8 * 4096)
     assert driver.alone == [ranks == 1]
     assert isinstance(kv, SharedRange) == (ranks > 1)
 
@@ -60,7 +60,7 @@ class Refusing(Range):
 class OneRefused(Ranks):
     """Of which the others have all that is wanted."""
 
-    agreed = Agreed()
+    agreed = StepAgreement()
 
     def gather(self, mine):
         return [mine, ([0, 1, 2], False)] if isinstance(mine, tuple) else [mine] * self.size

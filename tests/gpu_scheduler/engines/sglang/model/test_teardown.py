@@ -82,12 +82,12 @@ for turn in range(2):
 
 STAYED = """
 from types import SimpleNamespace
-from gpu_scheduler.engines.sglang.engine import Engine
+from gpu_scheduler.engines.sglang.engine import ModelHost
 from protos import engine_pb2
 
 sent = []
 channel = SimpleNamespace(send=lambda **message: sent.append(message))
-engine = Engine(channel, SimpleNamespace(size=1, rank=0, gather=lambda one: [one]), None)
+engine = ModelHost(channel, SimpleNamespace(size=1, rank=0, gather=lambda one: [one]), None)
 engine._build = lambda instance: None
 engine._serve = lambda instance: 7
 for clean in (True, False):

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.engines.sglang.policy.agreement import Agreed, Facts, Parted, agree, common
+from gpu_scheduler.engines.sglang.policy.agreement import RankFacts, RanksDisagree, StepAgreement, agree, common
 
 facts = st.builds(
-    Facts,
+    RankFacts,
     news=st.booleans(),
     wanted=st.integers(0, 1 << 40),
     limit=st.one_of(st.none(), st.integers(0, 1 << 40)),
@@ -44,13 +44,13 @@ def test_no_rank_counts_more_than_another(told, random):
 
 
 def test_one_rank_agrees_with_itself():
-    assert agree([Facts(True, 5, 100, 3)]) == Agreed(True, 5, 100, 3)
+    assert agree([RankFacts(True, 5, 100, 3)]) == StepAgreement(True, 5, 100, 3)
 
 
 def test_ranks_that_decided_differently_are_found_out():
-    agree([Facts(mark=("a", 1)), Facts(mark=("a", 1))])
-    with pytest.raises(Parted, match="parted"):
-        agree([Facts(mark=("a", 1)), Facts(mark=("a", 2))])
+    agree([RankFacts(mark=("a", 1)), RankFacts(mark=("a", 1))])
+    with pytest.raises(RanksDisagree, match="parted"):
+        agree([RankFacts(mark=("a", 1)), RankFacts(mark=("a", 2))])
 
 
 @given(offers, st.integers(0, 70))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
-from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Piece, coldest_first
+from gpu_scheduler.engines.sglang.policy.envelopes import EnvelopePiece, Envelopes, coldest_first
 
 Taken = NDArray[np.int64]
 
@@ -278,7 +278,7 @@ def test_only_units_of_cached_pieces_alone_are_chosen_oldest_and_deepest_first(
     for extent in [e for _, _, touched in pieces for e in touched] + [e for e in running if e < n]:
         live[extent] += 1
     chosen = coldest_first(
-        [Piece(a, d, np.array(t, dtype=np.int64), np.arange(len(t))) for a, d, t in pieces], live, wanted, units
+        [EnvelopePiece(a, d, np.array(t, dtype=np.int64), np.arange(len(t))) for a, d, t in pieces], live, wanted, units
     ).tolist()
     on = {u: [(a, d, [int(units[e]) for e in t]) for a, d, t in pieces] for u in units.tolist()}
     ages = {u: min((a for a, _, t in some if u in t), default=None) for u, some in on.items()}

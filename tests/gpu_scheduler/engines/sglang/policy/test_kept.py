@@ -1,8 +1,8 @@
-from gpu_scheduler.engines.sglang.policy.kept import Kept
+from gpu_scheduler.engines.sglang.policy.kept import BoundedCache
 
 
 def test_what_was_not_asked_for_the_longest_leaves_first() -> None:
-    kept: Kept[str, int] = Kept(10)
+    kept: BoundedCache[str, int] = BoundedCache(10)
     kept.put("a", 1, 4)
     kept.put("b", 2, 4)
     assert kept.get("a") == 1
@@ -12,7 +12,7 @@ def test_what_was_not_asked_for_the_longest_leaves_first() -> None:
 
 
 def test_one_that_is_too_large_is_kept_alone() -> None:
-    kept: Kept[str, int] = Kept(10)
+    kept: BoundedCache[str, int] = BoundedCache(10)
     kept.put("a", 1, 4)
     kept.put("b", 2, 40)
     assert (kept.get("a"), kept.get("b"), kept.nbytes) == (None, 2, 40)
@@ -21,7 +21,7 @@ def test_one_that_is_too_large_is_kept_alone() -> None:
 
 
 def test_the_same_key_counts_once_and_nothing_is_left_of_what_is_cleared() -> None:
-    kept: Kept[str, int] = Kept(10)
+    kept: BoundedCache[str, int] = BoundedCache(10)
     kept.put("a", 1, 4)
     kept.put("a", 2, 5)
     assert (kept.get("a"), len(kept), kept.nbytes) == (2, 1, 5)

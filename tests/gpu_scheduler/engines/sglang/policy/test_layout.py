@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.engines.sglang.policy.layout import Layout
+from gpu_scheduler.engines.sglang.policy.layout import BlockLayout
 
-layouts = st.builds(Layout, st.integers(1, 40), st.sampled_from([1, 7, 16, 24, 32]), st.integers(1, 40))
+layouts = st.builds(BlockLayout, st.integers(1, 40), st.sampled_from([1, 7, 16, 24, 32]), st.integers(1, 40))
 
 
 @given(layouts)
-def test_all_that_is_said_agrees_with_the_bytes(layout: Layout) -> None:
+def test_all_that_is_said_agrees_with_the_bytes(layout: BlockLayout) -> None:
     touching: dict[int, list[int]] = {extent: [] for extent in range(layout.n_extents)}
     for envelope in range(layout.total):
         start = envelope * layout.envelope_bytes
@@ -31,7 +31,7 @@ def test_all_that_is_said_agrees_with_the_bytes(layout: Layout) -> None:
 
 
 @given(layouts, st.data())
-def test_what_touches_several_extents_is_named_once(layout: Layout, data: st.DataObject) -> None:
+def test_what_touches_several_extents_is_named_once(layout: BlockLayout, data: st.DataObject) -> None:
     extents = data.draw(st.lists(st.integers(0, layout.n_extents - 1)))
     expected = {e for e in range(layout.total) if set(layout.extents_of(e)) & set(extents)}
     assert layout.touching(np.array(extents, dtype=np.int64)).tolist() == sorted(expected)
@@ -40,4 +40,4 @@ def test_what_touches_several_extents_is_named_once(layout: Layout, data: st.Dat
 @pytest.mark.parametrize("sizes", [(0, 16, 4), (4, 0, 4), (4, 16, 0)])
 def test_a_range_without_envelopes_is_refused(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="envelopes of"):
-        Layout(*sizes)
+        BlockLayout(*sizes)

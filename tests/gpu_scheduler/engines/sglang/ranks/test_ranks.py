@@ -13,7 +13,7 @@ import pytest
 
 from gpu_scheduler.engines import shared_board
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NoMemory
-from gpu_scheduler.engines.sglang.policy.agreement import Facts
+from gpu_scheduler.engines.sglang.policy.agreement import RankFacts
 from gpu_scheduler.engines.sglang.ranks.channel import FollowerChannel, LeaderChannel
 from gpu_scheduler.engines.sglang.ranks.ranks import Alone, Follower, Leader
 from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep
@@ -26,7 +26,7 @@ WAIT_S = 60.0
 class Three:
     """A leader, its two followers, and the gpu_scheduler's end of the socket."""
 
-    def __init__(self, words: shared_board.Turn | None = None) -> None:
+    def __init__(self, words: shared_board.SharedBoard | None = None) -> None:
         pairs = [socket.socketpair() for _ in range(2)]
         self.parent, channel = socket.socketpair()
         self.leader = Leader([first.detach() for first, _ in pairs], words, 1)
@@ -75,14 +75,14 @@ def test_what_the_first_receives_all_act_on_at_the_same_step_and_time() -> None:
 def test_the_worst_off_decides_for_all() -> None:
     three = Three()
     for rank, (limit, wanted) in zip(three.ranks, [(300, 0), (100, 7), (200, 5)], strict=True):
-        rank.listen(lambda limit=limit, wanted=wanted: Facts(wanted=wanted, limit=limit))
+        rank.listen(lambda limit=limit, wanted=wanted: RankFacts(wanted=wanted, limit=limit))
     three.all(lambda rank: three.channels[rank].receive())
     assert {(rank.agreed.limit, rank.agreed.wanted) for rank in three.ranks} == {(100, 7)}
 
 
 def test_all_ranks_give_way_in_the_same_step_and_the_first_one_claims_for_all() -> None:
     fd = shared_board.create()
-    words, three = shared_board.Turn(fd), Three(shared_board.Turn(fd))
+    words, three = shared_board.SharedBoard(fd), Three(shared_board.SharedBoard(fd))
     words.set_precedence(1000.0, 0)
     words.claim(2, time.monotonic(), 1)
     three.all(lambda rank: three.channels[rank].receive())
@@ -103,7 +103,7 @@ def test_all_ranks_give_way_in_the_same_step_and_the_first_one_claims_for_all() 
 
 def test_who_decodes_for_many_requests_waits_for_as_many_more_prompts_and_has_no_device_for_itself_without() -> None:
     fd = shared_board.create()
-    words, three = shared_board.Turn(fd), Three(shared_board.Turn(fd))
+    words, three = shared_board.SharedBoard(fd), Three(shared_board.SharedBoard(fd))
     words.set_precedence(1000.0, 16)
 
     def give_way(requests: int, prompts: int) -> list[bool]:
@@ -129,7 +129,7 @@ def wants_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("wants_for_ever")
 def test_who_stands_still_for_a_prefill_or_prefills_itself_wants_nothing_meanwhile() -> None:
     fd = shared_board.create()
-    words, own = shared_board.Turn(fd), Alone(shared_board.Turn(fd), 1)
+    words, own = shared_board.SharedBoard(fd), Alone(shared_board.SharedBoard(fd), 1)
     words.set_precedence(1000.0, 16)
     words.set_decode_turn(1000.0)
 
@@ -153,10 +153,10 @@ def test_who_stands_still_for_a_prefill_or_prefills_itself_wants_nothing_meanwhi
 @pytest.mark.usefixtures("wants_for_ever")
 def test_who_decodes_for_too_many_requests_goes_on_beside_one_that_stands_still_for_the_same_prefill() -> None:
     fd = shared_board.create()
-    words = shared_board.Turn(fd)
+    words = shared_board.SharedBoard(fd)
     words.set_precedence(1000.0, 16)
     words.set_decode_turn(1000.0)
-    few, many = Alone(shared_board.Turn(fd), 1), Alone(shared_board.Turn(fd), 2)
+    few, many = Alone(shared_board.SharedBoard(fd), 1), Alone(shared_board.SharedBoard(fd), 2)
 
     def look() -> tuple[bool, bool]:
         few.decodes(1, 0.04, True)
@@ -173,7 +173,7 @@ def test_who_decodes_for_too_many_requests_goes_on_beside_one_that_stands_still_
 @pytest.mark.usefixtures("wants_for_ever")
 def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_and_the_first_one_tells() -> None:
     fd = shared_board.create()
-    words, three = shared_board.Turn(fd), Three(shared_board.Turn(fd))
+    words, three = shared_board.SharedBoard(fd), Three(shared_board.SharedBoard(fd))
     words.set_decode_turn(1000.0)
 
     def give_way(need: float | None, wanting: bool) -> list[bool]:
@@ -212,7 +212,7 @@ def test_all_ranks_go_by_what_the_first_one_knew_of_decode_steps_before_this_ste
 def test_an_idle_engine_goes_on_when_any_rank_has_news() -> None:
     three = Three()
     doorbell = os.eventfd(0)
-    three.followers[1].listen(Facts, doorbell)
+    three.followers[1].listen(RankFacts, doorbell)
     steps = three.start(lambda rank: three.channels[rank].wait(None) and three.channels[rank].receive())
     assert not any(step.done() for step in steps)
     os.eventfd_write(doorbell, 1)
@@ -299,7 +299,7 @@ def test_a_rank_that_is_gone_ends_those_who_wait_for_it_or_tell_it() -> None:
 def test_ranks_that_parted_end() -> None:
     three = Three()
     for number, rank in enumerate(three.ranks):
-        rank.listen(lambda number=number: Facts(mark=number))
+        rank.listen(lambda number=number: RankFacts(mark=number))
     steps = three.start(lambda rank: three.channels[rank].receive() if rank else three.leader.step([], False))
     with pytest.raises(SystemExit, match="parted"):
         steps[0].result(WAIT_S)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_scheduler.engines.sglang.sampling.sampling import Limits, draw
+from gpu_scheduler.engines.sglang.sampling.limits import SamplingLimits
+from gpu_scheduler.engines.sglang.sampling.sampling import draw
 from tests.gpu_scheduler.engines.sglang.drawn import ALL, limits_of, probabilities, seeds_and_places
 
 
@@ -46,17 +47,17 @@ def test_only_the_most_likely_are_drawn_and_as_often_as_among_themselves(chance:
                 assert token in allowed(probs[row].tolist(), top_k, top_p + 1e-6, min_p - 1e-6)
     rows = 20_000
     probs = torch.tensor([0.1, 0.4, 0.2, 0.3]).repeat(rows, 1)
-    two = Limits(torch.full((rows,), 2, dtype=torch.int32), torch.ones(rows))
+    two = SamplingLimits(torch.full((rows,), 2, dtype=torch.int32), torch.ones(rows))
     often = draw(probs, torch.full((rows,), 3), torch.arange(rows), two).bincount(minlength=4) / rows
     assert often[0] == often[2] == 0 and abs(float(often[1]) - 4 / 7) < 0.02
-    half = Limits(torch.full((rows,), ALL, dtype=torch.int32), torch.ones(rows), torch.full((rows,), 0.5))
+    half = SamplingLimits(torch.full((rows,), ALL, dtype=torch.int32), torch.ones(rows), torch.full((rows,), 0.5))
     often = draw(probs, torch.full((rows,), 3), torch.arange(rows), half).bincount(minlength=4) / rows
     assert often[0] == 0 and abs(float(often[2]) - 2 / 9) < 0.02
 
 
 def test_who_may_draw_one_draws_the_most_likely_and_of_equals_the_first(chance: torch.Generator) -> None:
     for probs in probabilities(8, 500, chance):
-        one = Limits(torch.ones(8, dtype=torch.int32), torch.ones(8))
+        one = SamplingLimits(torch.ones(8, dtype=torch.int32), torch.ones(8))
         assert draw(probs, *seeds_and_places(8, chance), one).tolist() == probs.max(dim=1).indices.tolist()
 
 
@@ -67,7 +68,7 @@ def test_a_seed_draws_the_same_whatever_is_beside_it_and_whoever_else_has_limits
     for row in range(9):
         alone = slice(row, row + 1)
         assert draw(probs[alone], seeds[alone], places[alone], None).equal(together[alone])
-    beside = Limits(torch.tensor([ALL, 3, ALL, 1, 5, ALL, 2, 2, ALL], dtype=torch.int32), torch.ones(9))
+    beside = SamplingLimits(torch.tensor([ALL, 3, ALL, 1, 5, ALL, 2, 2, ALL], dtype=torch.int32), torch.ones(9))
     free = beside.top_ks == ALL
     assert draw(probs, seeds, places, beside)[free].equal(together[free])
 
@@ -83,5 +84,5 @@ def test_another_seed_and_another_place_draw_another_token(chance: torch.Generat
 def test_where_nothing_may_be_drawn_it_is_some_token() -> None:
     none = torch.zeros(2, 10)
     two = torch.tensor([2, ALL], dtype=torch.int32), torch.tensor([1.0, 0.5])
-    for limits in (None, Limits(*two), Limits(*two, torch.tensor([0.5, 1.0]))):
+    for limits in (None, SamplingLimits(*two), SamplingLimits(*two, torch.tensor([0.5, 1.0]))):
         assert draw(none, torch.tensor([1, 2]), torch.tensor([3, 4]), limits).tolist() == [0, 0]

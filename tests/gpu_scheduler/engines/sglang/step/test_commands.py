@@ -220,7 +220,7 @@ async def test_the_queue_is_in_the_order_of_priority_and_prefill_waits_for_the_t
     models: dict[str, Path],
     prompts: list[list[int]],
     said: dict[str, list[list[int]]],
-    turns: shared_board.Turn,
+    turns: shared_board.SharedBoard,
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")

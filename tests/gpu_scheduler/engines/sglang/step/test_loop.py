@@ -9,13 +9,13 @@ from tests.gpu_scheduler.engines.sglang.forks import Imported
 pytestmark = pytest.mark.sglang
 SCRIPT = """
 from unittest.mock import MagicMock
-from gpu_scheduler.engines.sglang.step.loop import Loop
-from gpu_scheduler.engines.sglang.policy.agreement import Agreed
-from gpu_scheduler.engines.sglang.model.stats import Counters
+from gpu_scheduler.engines.sglang.step.loop import StepLoop
+from gpu_scheduler.engines.sglang.policy.agreement import StepAgreement
+from gpu_scheduler.engines.sglang.model.stats import EngineCounters
 
 class Ranks:
     # Of several: what was agreed on holds until the next messages are received.
-    rank, size, agreed = 0, 2, Agreed()
+    rank, size, agreed = 0, 2, StepAgreement()
     def now(self):
         return 100.0
     def pace(self):
@@ -27,7 +27,7 @@ class Ranks:
         return own_s
 
 ranks, instance = Ranks(), MagicMock()
-agreements = [Agreed(news=True, wanted=7), Agreed()]
+agreements = [StepAgreement(news=True, wanted=7), StepAgreement()]
 
 def receive():
     ranks.agreed = agreements.pop(0)
@@ -42,9 +42,9 @@ type(memory).woken = property(lambda _: ranks.agreed.news)
 memory.take_reclaims = lambda: ranks.agreed.wanted
 memory.overage_bytes.return_value, memory.extent_bytes, kv.leaving.return_value, kv.used = 0, 1, 7, 0
 kv.give_up_empties.return_value = 7
-instance.counters = Counters()
+instance.counters = EngineCounters()
 
-Loop(instance).pull()
+StepLoop(instance).pull()
 memory.reclaimed.assert_called_once()
 kv.give_up_empties.assert_called()
 instance.channel.wait.assert_not_called()
@@ -59,8 +59,8 @@ def test_what_others_want_is_seen_to_before_a_stalled_engine_waits_for_its_turn(
 PAUSES = """
 from unittest.mock import MagicMock
 from gpu_scheduler.engines.sglang.step import loop as module
-from gpu_scheduler.engines.sglang.policy.agreement import Agreed
-from gpu_scheduler.engines.sharing.throttle import Pace
+from gpu_scheduler.engines.sglang.policy.agreement import StepAgreement
+from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 
 class Clock:
     now = 100.0
@@ -70,11 +70,11 @@ class Clock:
         self.now += seconds
 
 class Ranks:
-    rank, size, agreed = 0, 1, Agreed()
+    rank, size, agreed = 0, 1, StepAgreement()
     def now(self):
         return clock.now
     def pace(self):
-        return Pace(128, 2.0)
+        return PrefillThrottle(128, 2.0)
     pace_now = pace
     told = None
     def decodes(self, requests, need, wanting):
@@ -174,8 +174,8 @@ def test_no_step_is_begun_whose_requests_all_end_with_the_results_of_the_last(im
 
 PING = """
 from unittest.mock import MagicMock
-from gpu_scheduler.engines.sglang.step.loop import Loop
-from gpu_scheduler.engines.sglang.model.stats import Counters
+from gpu_scheduler.engines.sglang.step.loop import StepLoop
+from gpu_scheduler.engines.sglang.model.stats import EngineCounters
 from gpu_scheduler.engines.sharing.throttle import FREE
 from protos import engine_pb2
 
@@ -183,9 +183,9 @@ instance = MagicMock()
 instance.probe, instance.ranks.size, instance.channel.closed, instance.decode_step_s = None, 1, False, 0.0
 instance.ranks.now.return_value, instance.ranks.pace.return_value = 100.0, FREE
 instance.channel.receive.return_value = [engine_pb2.ToEngine(ping=engine_pb2.Ping())]
-instance.memory.kv, instance.counters = None, Counters()
+instance.memory.kv, instance.counters = None, EngineCounters()
 
-assert Loop(instance).pull() == []
+assert StepLoop(instance).pull() == []
 instance.channel.send.assert_any_call(pong=engine_pb2.Pong())
 """
 
@@ -279,11 +279,11 @@ from unittest.mock import MagicMock, call, patch
 from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.hooks import loop as hooks_loop
 from gpu_scheduler.engines.sglang.step.current import set_loop
-from gpu_scheduler.engines.sglang.step.loop import Loop
+from gpu_scheduler.engines.sglang.step.loop import StepLoop
 
 instance = MagicMock()
 instance.ranks.size, instance.ranks.now.return_value = 1, 100.0
-loop = Loop(instance)
+loop = StepLoop(instance)
 set_loop(loop)
 ranks = instance.ranks
 
@@ -332,15 +332,15 @@ SLOW_PROBE = """
 from unittest.mock import MagicMock
 from gpu_scheduler.engines.sglang.step import loop as module
 from gpu_scheduler.engines.sglang.model.instance import Instance
-from gpu_scheduler.engines.sglang.base.states import State
-from gpu_scheduler.engines.sharing.throttle import Pace
+from gpu_scheduler.engines.sglang.base.states import EngineState
+from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 from protos import engine_pb2
 
 # What it was measured with does not matter here; what it thinks a step takes does.
-instance = MagicMock(_measured=engine_pb2.Measured(decode_step_ms=40.0), probe=None, state=State.PROVING)
+instance = MagicMock(_measured=engine_pb2.Measured(decode_step_ms=40.0), probe=None, state=EngineState.PROVING)
 type(instance).decode_step_s = Instance.decode_step_s
 instance.decodes_within = lambda seconds: Instance.decodes_within(instance, seconds)
-now, pace, told = 100.0, Pace(step_s=0.020), []
+now, pace, told = 100.0, PrefillThrottle(step_s=0.020), []
 ranks = instance.ranks
 ranks.size, ranks.now, ranks.pace, ranks.decode_step = 1, lambda: now, lambda: pace, lambda own: own
 ranks.decodes = lambda requests, need, wanting: told.append((need, wanting))
@@ -362,7 +362,7 @@ def steps(count, seconds):
 
 steps(20, 0.001)
 assert instance.decode_step_s == 0.040, "that was the probe, or of another model"
-instance.state = State.ACTIVE
+instance.state = EngineState.ACTIVE
 steps(10, 0.012)
 assert told[-1] == (2.0, False), "its target seems out of reach"
 steps(20, 0.012)

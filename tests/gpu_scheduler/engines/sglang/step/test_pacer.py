@@ -4,7 +4,7 @@ import pytest
 
 from gpu_scheduler.engines.sglang.step.pacer import Pacer
 from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep
-from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from gpu_scheduler.engines.sharing.tpot_slack import Stream
 
 
@@ -55,7 +55,7 @@ def decoding(pacer, now, *streams, step=STEP):
 
 
 def test_decodes_want_to_be_first_until_they_have_a_step_in_hand_and_again_when_it_is_gone(pacer):
-    pacer.look(100.0, Pace(step_s=0.009))
+    pacer.look(100.0, PrefillThrottle(step_s=0.009))
     assert not decoding(pacer, 100.0), "nothing has a first token"
     assert decoding(pacer, 100.0, (100.0, 0))
     assert not decoding(pacer, 100.010, (100.0, 2)), "12 ms"
@@ -64,7 +64,7 @@ def test_decodes_want_to_be_first_until_they_have_a_step_in_hand_and_again_when_
 
 
 def test_tokens_that_are_on_their_way_count_and_so_does_the_time_until_they_are_there(pacer):
-    pacer.look(100.0, Pace(step_s=0.014))
+    pacer.look(100.0, PrefillThrottle(step_s=0.014))
     pacer.decodes(True)
     assert not decoding(pacer, 100.0, (100.0, 0)), "23 ms, and a step under way of 5"
     assert not pacer.wants(100.012) and pacer.wants(100.014)
@@ -74,7 +74,7 @@ def test_tokens_that_are_on_their_way_count_and_so_does_the_time_until_they_are_
 
 
 def test_an_engine_of_whose_model_late_requests_wait_wants_more_whatever_it_has_in_hand(pacer):
-    pacer.look(100.0, Pace(step_s=0.014, hurries=True))
+    pacer.look(100.0, PrefillThrottle(step_s=0.014, hurries=True))
     assert decoding(pacer, 100.0, (100.0, 50)) and not pacer.holds
 
 
@@ -121,7 +121,7 @@ def test_steps_of_another_model_say_nothing(pacer):
 
 
 def test_what_was_seen_of_each_request_is_good_for_a_while_with_a_token_more_for_each_step(pacer):
-    pacer.look(100.0, Pace(step_s=0.009))
+    pacer.look(100.0, PrefillThrottle(step_s=0.009))
     assert pacer.is_blind(100.0)
     assert decoding(pacer, 100.0, (100.0, 0)) and not pacer.is_blind(100.049) and pacer.is_blind(100.051)
     pacer.decodes(True)
@@ -130,16 +130,16 @@ def test_what_was_seen_of_each_request_is_good_for_a_while_with_a_token_more_for
 
 
 def test_it_is_seen_anew_when_a_prefill_step_has_ended_or_the_target_changed(pacer):
-    pacer.look(100.0, Pace(step_s=0.009))
+    pacer.look(100.0, PrefillThrottle(step_s=0.009))
     decoding(pacer, 100.0, (100.0, 0))
     pacer.began()
     pacer.ended()
     pacer.look(100.001)
     assert pacer.is_blind(100.001)
     decoding(pacer, 100.001, (100.0, 0))
-    pacer.look(100.002, Pace(step_s=0.009))
+    pacer.look(100.002, PrefillThrottle(step_s=0.009))
     assert not pacer.is_blind(100.002)
-    pacer.look(100.003, Pace(step_s=0.010))
+    pacer.look(100.003, PrefillThrottle(step_s=0.010))
     assert pacer.is_blind(100.003)
 
 
@@ -154,7 +154,7 @@ def need(pacer, now):
 
 def test_a_need_is_of_the_quickest_of_the_last_steps_and_at_least_what_one_request_takes(pacer):
     assert need(pacer, 101.0) is None, "no target"
-    pace = Pace(step_s=0.010)
+    pace = PrefillThrottle(step_s=0.010)
 
     def step(now):
         pacer.look(now, pace)
@@ -171,7 +171,7 @@ def test_a_need_is_of_the_quickest_of_the_last_steps_and_at_least_what_one_reque
 
 
 def test_what_it_stood_still_or_prefilled_before_a_step_says_nothing_of_its_need(pacer):
-    pace = Pace(step_s=0.010)
+    pace = PrefillThrottle(step_s=0.010)
     for number in range(20):
         pacer.look(101.0 + 0.05 * number, pace)
         pacer.decodes(True)
@@ -195,7 +195,7 @@ def test_what_it_stood_still_or_prefilled_before_a_step_says_nothing_of_its_need
 @pytest.fixture
 def behind(pacer):
     """Something decodes, with 10 ms for each step, and stood still for a prefill step of 60 ms."""
-    pacer.look(100.0, Pace(step_s=0.010))
+    pacer.look(100.0, PrefillThrottle(step_s=0.010))
     pacer.began()
     pacer.ended()
     pacer.look(100.060)
@@ -220,7 +220,7 @@ def test_what_stood_still_for_too_long_decodes_first_and_what_has_just_its_first
     ],
 )
 def test_decodes_that_are_known_to_need_a_third_or_less_come_first_for_half_of_the_step_before(pacer, step, longest_s):
-    pacer.look(100.0, Pace(step_s=0.010))
+    pacer.look(100.0, PrefillThrottle(step_s=0.010))
     pacer.began()
     pacer.ended()
     pacer.look(100.060)

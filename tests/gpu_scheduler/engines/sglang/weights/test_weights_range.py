@@ -26,11 +26,11 @@ class Small(torch.nn.Module):
             tensor.data.copy_(torch.rand(tensor.shape, generator=generator))
 
 
-def empty_range() -> weights_range.Range:
-    return weights_range.Range(torch.zeros(4096, dtype=torch.uint8), lambda nbytes: None)
+def empty_range() -> weights_range.MappedWeights:
+    return weights_range.MappedWeights(torch.zeros(4096, dtype=torch.uint8), lambda nbytes: None)
 
 
-def bound(model: torch.nn.Module, copy: bool = True) -> tuple[weights_range.Layout, torch.Tensor]:
+def bound(model: torch.nn.Module, copy: bool = True) -> tuple[weights_range.WeightsLayout, torch.Tensor]:
     range_ = empty_range()
     weights_range.bind(model, range_, copy=copy)
     return weights_range.lay_out(model, range_), range_.memory
@@ -91,7 +91,7 @@ def test_tied_weights_are_laid_out_once_and_stay_tied() -> None:
 
 def test_parameters_go_into_the_range_as_they_are_made_and_shared_ones_follow() -> None:
     needed: list[int] = []
-    range_ = weights_range.Range(torch.zeros(4096, dtype=torch.uint8), needed.append)
+    range_ = weights_range.MappedWeights(torch.zeros(4096, dtype=torch.uint8), needed.append)
     with weights_range.born_in(range_, copy=True):
         model = Small()
     assert within(model.embed.weight, range_.memory) and within(model.turned, range_.memory)
