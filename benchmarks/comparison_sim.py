@@ -35,7 +35,7 @@ from benchmarks._pool import pool, results
 from sim import report
 from sim.inputs.catalogue import ModelSet, Spec
 from sim.inputs.request import SimulatedRequest
-from sim.inputs.trace import RequestTrace
+from sim.inputs.trace import Workload
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 from sim.system import FleetError, System, World
@@ -135,7 +135,7 @@ def alone(fleet: Fleet, name: str, gpus: int, traces: Path) -> Targets:
     for model, spec in given.specs.items():
         mine = [request for request in given.requests if request.model == model]
         if mine:
-            _replay(RequestTrace(mine, given.seconds), [spec], (spec.parts,), SYSTEMS["static"], {})
+            _replay(Workload(mine, given.seconds), [spec], (spec.parts,), SYSTEMS["static"], {})
         ttfts = sorted(request.ttft for request in mine)
         tpots = sorted(request.tpot for request in mine if not isnan(request.tpot))
         found[model] = (report.quantile(ttfts, 0.95), report.quantile(tpots, 0.95))
@@ -182,7 +182,7 @@ def run(point: Point, targets: Targets, traces: Path, times: int = 2) -> dict[st
 
     try:
         outcome = _replay(
-            RequestTrace(every, begins_s + given.seconds),
+            Workload(every, begins_s + given.seconds),
             list(specs.values()),
             fleet.groups[point.gpus],
             build,
@@ -205,9 +205,7 @@ def run(point: Point, targets: Targets, traces: Path, times: int = 2) -> dict[st
     }
 
 
-def _replay(
-    trace: RequestTrace, specs: list[Spec], sizes: tuple[int, ...], build: Any, settings: dict[str, str]
-) -> Any:
+def _replay(trace: Workload, specs: list[Spec], sizes: tuple[int, ...], build: Any, settings: dict[str, str]) -> Any:
     return Replay(trace, ModelSet(specs), sizes, build, settings, HARDWARE, progress=lambda line: None).run()
 
 

@@ -48,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from benchmarks import _report
-from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelMemory, PrefillLimits, admit
+from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelKv, PrefillLimits, admit
 from gpu_scheduler.policy.queue.backlog import Backlog
 from gpu_scheduler.policy.queue.decisions import Start
 from gpu_scheduler.policy.queue.moore_hodgson import Job, late_indices, schedule
@@ -122,7 +122,7 @@ def filled(waiting: list[WaitingRequest]) -> Backlog:
 
 
 def arbitration(n: int, runs: int) -> Iterator[dict[str, Any]]:
-    memory = AdmissionMemory({f"model-{i}": ModelMemory(1 << 50, 0, token_bytes=GIB >> 13) for i in range(MODELS)})
+    memory = AdmissionMemory({f"model-{i}": ModelKv(1 << 50, 0, token_bytes=GIB >> 13) for i in range(MODELS)})
     for load in LOADS:
         waiting = requests(n, load)
         jobs = [Job(r.request_id, r.deadline, r.prompt_tokens / 25_000) for r in waiting]

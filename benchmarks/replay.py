@@ -61,7 +61,7 @@ def target_s(slos: dict[str, Any], model: str, name: str, scale: float) -> float
     return scale * value / 1e3
 
 
-def read(given: argparse.Namespace, served: dict[str, int | None]) -> trace.RequestTrace:
+def read(given: argparse.Namespace, served: dict[str, int | None]) -> trace.Workload:
     """The slice, with served models' names. Raises ReplayError, trace.TraceError, OSError."""
     names = objects(given.models) or {name: name for name in served}
     slos = objects(given.slos)

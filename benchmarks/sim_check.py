@@ -31,7 +31,7 @@ from sim import report
 from sim.engines.cost import GPUS, H200, GpuModel
 from sim.inputs.catalogue import SHAPES, ModelSet, Spec
 from sim.inputs.request import SimulatedRequest
-from sim.inputs.trace import RequestTrace
+from sim.inputs.trace import Workload
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 from sim.system import FleetError
@@ -94,7 +94,7 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
     hardware = replace(
         kind, capacity_bytes=min(devices.values()), quota_bytes=max(quotas, default=0) or kind.quota_bytes
     )
-    trace = RequestTrace(every, begins_s - BETWEEN_S)
+    trace = Workload(every, begins_s - BETWEEN_S)
     outcome = Replay(
         trace,
         ModelSet(specs),

@@ -33,7 +33,7 @@ from sim.engines.cost import H200
 from sim.inputs import trace
 from sim.inputs.catalogue import SHAPES, ModelSet, Spec
 from sim.inputs.request import SimulatedRequest
-from sim.inputs.trace import RequestTrace
+from sim.inputs.trace import Workload
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 from sim.system import FleetError
@@ -90,7 +90,7 @@ def targets(part: Part, traces: Path) -> dict[str, tuple[float, float]]:
             before = request.arrival
             mine.append(SimulatedRequest(request.id, name, due, request.prompt_tokens, request.output_tokens))
         if mine:
-            _replay(RequestTrace(mine, due + ALONE_GAP_S), [spec], 1, "static", {})
+            _replay(Workload(mine, due + ALONE_GAP_S), [spec], 1, "static", {})
             ttft_s = report.quantile(sorted(request.ttft for request in mine), 0.95)
             tpot_s = report.quantile(sorted(r.tpot for r in mine if not isnan(r.tpot)), 0.95)
             found[name] = TTFT_SCALE * (ttft_s or inf), TPOT_SCALE * (tpot_s or inf)
@@ -108,13 +108,13 @@ def run(part: Part, system: str, settings: dict[str, str], traces: Path) -> dict
         SimulatedRequest(r.id, r.model, warm_s + r.arrival, r.prompt_tokens, r.output_tokens, *slos[r.model])
         for r in asked(part, part.rate, traces)
     ]
-    outcome = _replay(RequestTrace(warm + given, warm_s + part.seconds), specs, 2, system, settings)
+    outcome = _replay(Workload(warm + given, warm_s + part.seconds), specs, 2, system, settings)
     outcome.trace.requests, outcome.trace.seconds = given, part.seconds
     total: dict[str, Any] = report.build(outcome)["all"]
     return {**total, "cpu_s": outcome.cpu_s}
 
 
-def _replay(given: RequestTrace, specs: list[Spec], gpus: int, system: str, settings: dict[str, str]) -> Any:
+def _replay(given: Workload, specs: list[Spec], gpus: int, system: str, settings: dict[str, str]) -> Any:
     catalogue, build = ModelSet(specs), SYSTEMS[system]
     return Replay(given, catalogue, (1,) * gpus, build, settings, HARDWARE, progress=lambda line: None).run()
 

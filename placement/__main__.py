@@ -54,10 +54,10 @@ async def build(path: str, service: Service) -> None:
     loaders = Loaders(cluster)
     history = DecisionHistory()
     actuator = Actuator(cluster, config.drain_ms, move_kv=config.move_kv)
-    judge = Planner(config, cluster, time.monotonic, actuator.on_their_way)
-    reconciler = Reconciler(config, cluster, actuator, judge, history)
+    planner = Planner(config, cluster, time.monotonic, actuator.on_their_way)
+    reconciler = Reconciler(config, cluster, actuator, planner, history)
     routes = Routes(cluster, reconciler.refusal, actuator.leaving, actuator.removing)
-    drain = Drain(cluster, reconciler, actuator, judge, history, config.drain_ms)
+    drain = Drain(cluster, reconciler, actuator, planner, history, config.drain_ms)
     stopping = Evacuation(drain)
     renewal = OutdatedReloader(cluster, actuator, drain)
     service.add(

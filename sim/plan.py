@@ -13,7 +13,7 @@ from typing import Any
 from sim.engines.cost import H200, GpuModel
 from sim.inputs.catalogue import ModelSet
 from sim.inputs.request import SimulatedRequest
-from sim.inputs.trace import RequestTrace
+from sim.inputs.trace import Workload
 from sim.replay import Replay
 from sim.report import build
 from sim.system import Build, FleetError
@@ -26,9 +26,9 @@ _WARM_GAP_S = 10.0
 class PlannedLoad:
     """A trace that can be replayed again and again: a replay writes into its requests."""
 
-    trace: RequestTrace
+    trace: Workload
 
-    def again(self) -> tuple[RequestTrace, list[SimulatedRequest]]:
+    def again(self) -> tuple[Workload, list[SimulatedRequest]]:
         """With what comes before it, and the requests that count."""
         names = sorted({request.model for request in self.trace.requests})
         warm = [SimulatedRequest(f"warm-{name}", name, i * _WARM_GAP_S, 16, 1) for i, name in enumerate(names)]
@@ -37,7 +37,7 @@ class PlannedLoad:
             SimulatedRequest(r.id, r.model, begin + r.arrival, r.prompt_tokens, r.output_tokens, r.ttft_s, r.tpot_s)
             for r in self.trace.requests
         ]
-        return RequestTrace([*warm, *counted], begin + self.trace.seconds, self.trace.clipped), counted
+        return Workload([*warm, *counted], begin + self.trace.seconds, self.trace.clipped), counted
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FleetAttempt:
 
 
 @dataclass
-class Planner:
+class FleetPlanner:
     """`groups` are always there; what is varied is the number of groups of one GPU beside them."""
 
     load: PlannedLoad

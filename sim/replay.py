@@ -11,7 +11,7 @@ from sim.clock import Clock
 from sim.engines.cost import H200, GpuModel
 from sim.inputs.catalogue import ModelSet, Spec
 from sim.inputs.request import SimulatedRequest
-from sim.inputs.trace import RequestTrace
+from sim.inputs.trace import Workload
 from sim.system import Build, System, World
 
 _PROGRESS_EVERY_S = 10.0
@@ -22,7 +22,7 @@ _PROGRESS_EVERY_S = 10.0
 class ReplayOutcome:
     """What came of a replay."""
 
-    trace: RequestTrace
+    trace: Workload
     system: System
     specs: Sequence[Spec]
     clock: Clock
@@ -36,7 +36,7 @@ class ReplayOutcome:
 class Replay:
     """`progress` gets a line from time to time."""
 
-    trace: RequestTrace
+    trace: Workload
     catalogue: ModelSet
     sizes: Sequence[int]
     build: Build

@@ -121,7 +121,7 @@ class Granularity:
         await asyncio.sleep(SETTLE_S)
         self._now("after", first)
         stats["after"] = neighbours.stats_of([first, second])
-        self._judge(replies, others, first)
+        self._planner(replies, others, first)
         self._report(replies, others, stats)
 
     def _phase(self, name: str, client: Client) -> Any:
@@ -163,7 +163,7 @@ class Granularity:
         await second.quiet(240.0)
         return replies
 
-    def _judge(self, replies: Sequence[Reply], others: Sequence[Reply], first: Client) -> None:
+    def _planner(self, replies: Sequence[Reply], others: Sequence[Reply], first: Client) -> None:
         ended = (common_pb2.LENGTH, common_pb2.ABORTED)
         failed = [reply for reply in replies if reply.finish not in ended] + neighbours.broken(others)
         if failed:

@@ -91,7 +91,7 @@ class AddsUp:
             except Exception as error:  # what was found so far is written all the same
                 self._problems.append(f"{type(error).__name__}: {error}")
             await self._hear()
-            self._judge(load, full)
+            self._planner(load, full)
             self._report(load, full)
         return self._problems
 
@@ -179,7 +179,7 @@ class AddsUp:
 
     # --- what came of it
 
-    def _judge(self, load: Sequence[Reply], full: Sequence[Reply]) -> None:
+    def _planner(self, load: Sequence[Reply], full: Sequence[Reply]) -> None:
         failed = [*neighbours.broken(load), *neighbours.broken(full)]
         if failed:
             self._problems.append(f"{len(failed)} requests failed, the first: {failed[0].finish} {failed[0].error!r}")

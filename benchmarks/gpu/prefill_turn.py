@@ -230,7 +230,7 @@ class Side:
         finally:
             for caller in (decoding, *prefilling):
                 await caller.stop()
-        self._judge(decoding, prefilling)
+        self._planner(decoding, prefilling)
 
     async def _alone(self, name: str) -> None:
         begun = time.monotonic()
@@ -256,7 +256,7 @@ class Side:
             self.ttft_s += [one.ttft_s for one in caller.answers if one.arrived_s and one.arrived_s[0] >= begun]
         self.windows["beside"] = (begun, now)
 
-    def _judge(self, decoding: Caller, prefilling: Sequence[Caller]) -> None:
+    def _planner(self, decoding: Caller, prefilling: Sequence[Caller]) -> None:
         streams = [one.arrived_s for one in decoding.answers]
         for name, span in self.windows.items():
             self.gaps_s[name] = gaps_of(streams, *span)

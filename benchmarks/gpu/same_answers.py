@@ -212,13 +212,13 @@ class Comparison:
         except Exception as error:  # what was found so far is written all the same
             self._problems.append(f"run {len(found)}: {type(error).__name__}: {error}")
         await tasks.cancel(moving)
-        self._judge(found, bound, elastic)
+        self._planner(found, bound, elastic)
         self._report(own, bound, found, mover, naps, [elastic, reference, little], base)
 
     def _run(self, client: Client) -> Run:
         return Run(client, self._prompts, self._given.new)
 
-    def _judge(self, found: list[list[Parting]], bound: float, elastic: Client) -> None:
+    def _planner(self, found: list[list[Parting]], bound: float, elastic: Client) -> None:
         for number, differing in enumerate(found):
             wide = [each for each in differing if each.gap > bound]
             if wide:

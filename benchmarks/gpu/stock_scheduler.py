@@ -78,9 +78,9 @@ class Front:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.book = RequestTable()
+        self.request_table = RequestTable()
         self.counters = stats.EngineCounters()
-        self.outputs = StockOutputs(self.book, channel.send_message, lambda *_: None)
+        self.outputs = StockOutputs(self.request_table, channel.send_message, lambda *_: None)
         self._told_at = 0.0
 
     def build(self, load: engine_pb2.Load) -> None:
@@ -130,18 +130,18 @@ class Front:
     # --- requests
 
     def _generate(self, generate: engine_pb2.Generate) -> list[Any]:
-        entry = self.book.add(generate.request_id, len(generate.token_ids), generate.resumed_tokens)
+        entry = self.request_table.add(generate.request_id, len(generate.token_ids), generate.resumed_tokens)
         try:
             vocabulary = int(self.scheduler.model_config.vocab_size)
             return [to_sglang(generate, entry.rid, self._context_tokens, vocabulary)]
         except RejectedRequest as error:
-            self.book.close(entry)
+            self.request_table.close(entry)
             rejected = common_pb2.TokenChunk(request_id=entry.request_id, finish=common_pb2.REJECTED, error=str(error))
             self._send_chunks([rejected])
             return []
 
     def _abort(self, request_id: str) -> list[Any]:
-        entry = self.book.by_id(request_id)
+        entry = self.request_table.by_id(request_id)
         if entry is None:
             return []
         entry.ending = common_pb2.ABORTED

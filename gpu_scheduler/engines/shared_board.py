@@ -30,7 +30,7 @@ _PRECEDENCE = struct.Struct("<I")
 _PACE = struct.Struct("<Q")
 """Tokens, 0 for no bound, in the lower half; the ratio of the pause, in millionths, in the upper one."""
 _STEP = struct.Struct("<Q")
-"""Microseconds in the lower half, 0 for no bound; in the upper one whether it hurries."""
+"""Microseconds in the lower half, 0 for no bound; in the upper one whether it is urgent."""
 _EACH = _PACE.size + _STEP.size
 _HALF = (1 << 32) - 1
 _PLACES = 64
@@ -78,7 +78,7 @@ class SharedBoard:
         millionths = min(_HALF, round(1e6 * pace.pause_ratio))
         _PACE.pack_into(self._words, _EACH * index, millionths << 32 | min(_HALF, pace.chunk_tokens))
         step_us = max(0, min(_HALF, round(1e6 * pace.step_s)))
-        _STEP.pack_into(self._words, _EACH * index + _PACE.size, pace.hurries << 32 | step_us)
+        _STEP.pack_into(self._words, _EACH * index + _PACE.size, pace.urgent << 32 | step_us)
 
     def pace(self, index: int) -> PrefillThrottle:
         """What holds for the engine with `index` now."""

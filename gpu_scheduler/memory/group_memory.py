@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gpu_scheduler.policy.memory import holdings
 from gpu_scheduler.policy.memory.holdings import DeviceMemory, Holding
-from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelMemory
+from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelKv
 from protos import balloond_pb2
 
 UNBOUNDED = 1 << 60
@@ -47,7 +47,7 @@ class GroupMemory:
         one's started requests were admitted with, on a device."""
         if not self.known:
             return AdmissionMemory(
-                {model: ModelMemory(UNBOUNDED, 0, token_bytes=n) for model, n in kv_bytes_per_token.items()}
+                {model: ModelKv(UNBOUNDED, 0, token_bytes=n) for model, n in kv_bytes_per_token.items()}
             )
         return holdings.for_admission([_device(state) for state in self.states], kv_bytes_per_token, committed)
 

@@ -85,10 +85,10 @@ class Dispatcher:
         self._on_engine_death = on_engine_death
         self._on_idle_or_busy = on_idle_or_busy
         self._now = now
-        self._brought = brought or MigratedPrefixes()
+        self._migrated_prefixes = brought or MigratedPrefixes()
         self._backlog = Backlog(rules.backlog)
         self._protection = ThrottleController()
-        self._lack = KvShortages()
+        self._kv_shortages = KvShortages()
         self._paces: dict[int, PrefillThrottle] = {}
         """By index of the engine, as written."""
         self._agenda = self._backlog.plan(now())
@@ -136,7 +136,7 @@ class Dispatcher:
         self._by_gateway_id[stream, request.gateway_id] = request
         self._know(request.model)
         if request.resumed_tokens:
-            request.cached_tokens = self._brought.cached_tokens(request.model, request.token_ids, now)
+            request.cached_tokens = self._migrated_prefixes.cached_tokens(request.model, request.token_ids, now)
         self._backlog.add(request.waiting(counters.forecast.tokens), now)
         self._tally(request.model, 1)
         if submit.traceparent:
@@ -381,7 +381,7 @@ class Dispatcher:
             self._end(request, common_pb2.LATE if dropped else common_pb2.FAILED, decision.reason)
         active = {r.spec.name: r for r in self._residents if r.residency == common_pb2.ACTIVE}
         if not (agenda.on_time or agenda.second) or not active:
-            self._lack.look((), {}, now)
+            self._kv_shortages.look((), {}, now)
             self._tell_engines()
             return
         memory = self._memory.for_admission(
@@ -394,7 +394,7 @@ class Dispatcher:
             else:
                 needs.append(step)
                 self._on_need_memory(step)
-        self._lack.look(needs, self._backlog.waiting_by_model(), now)
+        self._kv_shortages.look(needs, self._backlog.waiting_by_model(), now)
         # Before the requests: else their first steps would not know whose turn it is, and at what pace.
         self._tell_engines()
         for engine, message in started:
@@ -428,7 +428,7 @@ class Dispatcher:
             for model, pace in self._protection.paces(
                 self._backlog.pressed, self._backlog.late_models(), partial(self._backlog.late_by_pauses, now=now)
             ).items():
-                self._backlog.model_paced(model, pace.stretch, pace.chunk_tokens, now)
+                self._backlog.model_paced(model, pace.slowdown, pace.chunk_tokens, now)
                 resident = self._residents.get(model)
                 if resident is not None and resident.engine is not None:
                     self._set_pace(resident.engine.index, pace)
@@ -516,7 +516,7 @@ class Dispatcher:
 
     def lacking_bytes(self, model: str) -> int:
         """KV on each device that the model's waiting requests lack."""
-        return self._lack.of(model, self._now())
+        return self._kv_shortages.of(model, self._now())
 
     def idle_s(self, model: str) -> float:
         """Seconds since the model's last request arrived or ended; 0 while one is here."""

@@ -31,7 +31,7 @@ class Intake:
     ) -> None:
         """`compiles`: whether a model's engine compiles grammars; one that does not refuses them itself."""
         self._dispatcher = dispatcher
-        self._trials = trials
+        self._grammar_sandbox = trials
         self._compiles = compiles
         self._now = now
         self._waiting: dict[_Key, asyncio.Task[None]] = {}
@@ -46,7 +46,7 @@ class Intake:
             self._dispatcher.submit(submit, stream)
         else:
             text = getattr(submit.sampling, kind)
-            why = grammar.problem(kind, text) or self._trials.known(kind, text)
+            why = grammar.problem(kind, text) or self._grammar_sandbox.known(kind, text)
             if why is not None:
                 self._pass(submit, stream, why)
             else:
@@ -72,12 +72,12 @@ class Intake:
     async def close(self) -> None:
         """What waits is not answered: the group has ended."""
         await tasks.cancel(*self._waiting.values())
-        await self._trials.close()
+        await self._grammar_sandbox.close()
 
     async def _try(self, submit: gpu_scheduler_pb2.Submit, stream: GatewayStream, kind: str, text: str) -> None:
         began = self._now()
         try:
-            why = await self._trials.verdict(kind, text)
+            why = await self._grammar_sandbox.verdict(kind, text)
             del self._waiting[stream, submit.request_id]  # whoever cancels it now means the queue's
         except Unavailable as error:
             _end(submit, stream, common_pb2.FAILED, str(error))

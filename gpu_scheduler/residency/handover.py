@@ -40,7 +40,7 @@ class Handover:
     def __init__(self, residents: Residents, loader: LoaderClient | None, brought: MigratedPrefixes) -> None:
         self._residents = residents
         self._loader = loader
-        self._brought = brought
+        self._migrated_prefixes = brought
 
     async def give(self, resident: Resident, engine: EngineProcess, successor: str) -> bool:
         """Has the group at `successor` take the KV of what runs: most of it while it runs, then it is stopped, and the
@@ -130,7 +130,7 @@ class Handover:
         await command.done()
         ended = time.monotonic()
         if not gone.is_set():
-            self._brought.came(model, _cached(places, room), ended)
+            self._migrated_prefixes.came(model, _cached(places, room), ended)
         _log.info(
             "KV taken",
             bytes=copied,

@@ -41,7 +41,7 @@ class Drain:
         cluster: Cluster,
         reconciler: Reconciler,
         actuator: Actuator,
-        judge: Planner,
+        planner: Planner,
         history: DecisionHistory,
         drain_ms: int,
     ) -> None:
@@ -49,7 +49,7 @@ class Drain:
         self._cluster = cluster
         self._reconciler = reconciler
         self._actuator = actuator
-        self._judge = judge
+        self._planner = planner
         self._history = history
         self._drain_ms = drain_ms
 
@@ -137,7 +137,7 @@ class Drain:
         model, entry = resident.model, self._cluster.entry(resident.model)
         if resident.residency != common_pb2.ACTIVE or entry is None or entry.error:
             return None
-        verdict = self._judge.prospect(entry.model)
+        verdict = self._planner.prospect(entry.model)
         if verdict.group is group:
             return replace(verdict, group=None)
         if verdict.group is not None:
@@ -145,5 +145,5 @@ class Drain:
             record = self._history.add(model, "migrate", verdict.group.name, reason, verdict.candidates)
             yields = self._reconciler.yields(verdict, f"part of moving {model}")
             await self._actuator.migrate(model, group, verdict.group, record, yields)
-            self._judge.moved(model)
+            self._planner.moved(model)
         return verdict

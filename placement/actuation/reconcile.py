@@ -53,12 +53,12 @@ class Reconciler:
     """One for the cluster."""
 
     def __init__(
-        self, config: PlacementConfig, cluster: Cluster, actuator: Actuator, judge: Planner, history: DecisionHistory
+        self, config: PlacementConfig, cluster: Cluster, actuator: Actuator, planner: Planner, history: DecisionHistory
     ) -> None:
         self._config = config
         self._cluster = cluster
         self._actuator = actuator
-        self._judge = judge
+        self._planner = planner
         self._history = history
         self._choosing: dict[str, asyncio.Task[HeardGroup]] = {}
         self._asked_at: dict[str, float] = {}
@@ -116,7 +116,7 @@ class Reconciler:
         spec = self._actuator.spec(model)
         if not self._cluster.reachable():
             raise Unavailable("no group is reachable")
-        refused = self._judge.refused(spec)
+        refused = self._planner.refused(spec)
         if refused:
             self._history.add(model, "refuse", "", refused, outcome="refused")
             raise Unmet(f"{model}: {refused}")
@@ -127,7 +127,7 @@ class Reconciler:
         record = self._history.add(model, "activate", verdict.group.name, verdict.reason, verdict.candidates)
         yields = self.yields(verdict, f"part of activating {model}")
         await self._actuator.activate(model, verdict.group, record, yields)
-        self._judge.served(spec)
+        self._planner.served(spec)
         self._changed.set()
         return verdict.group
 
@@ -159,27 +159,27 @@ class Reconciler:
         """The judge's verdict; where that is to wait, the one that it comes to while the asker does, up to `until` on
         the loop's clock. It is asked again only when it may say something else."""
         loop = asyncio.get_running_loop()
-        verdict, asked_at = self._judge.activation(spec, max(0.0, until - loop.time())), self._judge.changes
+        verdict, asked_at = self._planner.activation(spec, max(0.0, until - loop.time())), self._planner.changes
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 while verdict.group is None:
                     self._changed.set()  # who waits now may hold others up, or be held up for so long and no longer
                     while self._looked.value <= asked_at:
                         await self._looked.changed(self._looked.revision)
-                    verdict = self._judge.activation(spec, max(0.0, until - loop.time()))
-                    asked_at = self._judge.changes
+                    verdict = self._planner.activation(spec, max(0.0, until - loop.time()))
+                    asked_at = self._planner.changes
         return verdict
 
     def check_fits(self, spec: common_pb2.ModelSpec) -> None:
         """Raises Unmet with the arithmetic for a model that no group could hold even alone."""
-        refused = self._judge.refused(spec)
+        refused = self._planner.refused(spec)
         if refused:
             raise Unmet(f"{spec.name}: {refused}")
 
     def refusal(self, entry: loader_pb2.Entry) -> str:
         """Why a model of the catalogue fits nowhere, with the arithmetic; empty where it does. Empty while a group is
         still unheard: it may be larger."""
-        return "" if entry.error or not self._heard_all else self._judge.refused(entry.model)
+        return "" if entry.error or not self._heard_all else self._planner.refused(entry.model)
 
     @property
     def premises(self) -> Hashable:
@@ -200,7 +200,7 @@ class Reconciler:
         if self.refusal(entry):
             return None
         now = asyncio.get_running_loop().time()
-        return self._judge.prospect(entry.model), now - self._asked_at.get(model, now)
+        return self._planner.prospect(entry.model), now - self._asked_at.get(model, now)
 
     async def evict(self, model: str, target: common_pb2.Residency) -> EvictionOutcome:
         """Brings the model down wherever it is; what it has then, once its image is gone too where that is asked for.
@@ -292,13 +292,13 @@ class Reconciler:
         ever."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(self._config.period_s, self._judge.rest_s())):
+                async with asyncio.timeout(min(self._config.period_s, self._planner.rest_s())):
                     await self._changed.wait()
             self._changed.clear()
             began = asyncio.get_running_loop().time()
-            self._judge.observe()
-            if self._looked.value != self._judge.changes:
-                self._looked.set(self._judge.changes)
+            self._planner.observe()
+            if self._looked.value != self._planner.changes:
+                self._looked.set(self._planner.changes)
             if self._config.relieve:
                 self.relieve()
             if self._informed.is_set():
@@ -311,7 +311,7 @@ class Reconciler:
 
     def relieve(self) -> None:
         """Sends idle models to sleep where requests lack memory for KV; one group's at a time."""
-        for group, yields in self._judge.reliefs():
+        for group, yields in self._planner.reliefs():
             if group not in self._relieving:
                 self._relieving.add(group)
                 tasks.spawn(self._relieve(group, yields), f"memory for KV on {group.name}")
@@ -338,7 +338,7 @@ class Reconciler:
         await self._actuator.bring_down(spec, group, yielding.target, record)
 
     def _rebalance(self) -> None:
-        if self._judge.waits():  # what moves would be in its way
+        if self._planner.waits():  # what moves would be in its way
             return
         if self._actuator.activating or len(self._actuator.moving) >= self._config.migrations_at_once:
             return
@@ -346,7 +346,7 @@ class Reconciler:
         began = loop.time()
         if began < self._moves_after:
             return
-        moves = self._judge.moves()[: self._config.migrations_at_once]
+        moves = self._planner.moves()[: self._config.migrations_at_once]
         took = loop.time() - began
         self._moves_after = began + took + min(_LONGEST_REST_AFTER_MOVES_S, _REST_AFTER_MOVES * took)
         for verdict in moves:
@@ -360,9 +360,9 @@ class Reconciler:
         try:
             await self._actuator.migrate(verdict.model, verdict.source, verdict.group, record, yields)
         except PrismError:
-            self._judge.not_moved(verdict.model)
+            self._planner.not_moved(verdict.model)
             raise
-        self._judge.moved(verdict.model)
+        self._planner.moved(verdict.model)
 
     @staticmethod
     async def _quietly(work: Awaitable[object]) -> None:
@@ -377,10 +377,10 @@ class Reconciler:
         return self._config.load_weight
 
     def demands(self) -> dict[str, float]:
-        return self._judge.demands()
+        return self._planner.demands()
 
     def rates(self) -> dict[str, float]:
-        return self._judge.rates()
+        return self._planner.rates()
 
 
 def rest_s(took_s: float) -> float:

@@ -56,56 +56,56 @@ class Planner:
         self._config = config
         self._cluster = cluster
         self._now = now
-        self._standings = GroupIndexes(config, cluster, now, on_their_way)
+        self._group_indexes = GroupIndexes(config, cluster, now, on_their_way)
         self._cool_downs = CoolDowns(config.cool_down_s)
         self._rounds: dict[int, Round] = {}
         """Of moves, the last that were wanted, by the size of groups."""
-        self._promises: dict[int, Reservations] = {}
+        self._reservations: dict[int, Reservations] = {}
         """By the number of devices of a group."""
 
     def observe(self) -> None:
         """Takes in what was heard of the groups, and what follows from it and from the time."""
-        self._standings.observe()
-        for promises in self._promises.values():
-            promises.look(self._now())
+        self._group_indexes.observe()
+        for reservations in self._reservations.values():
+            reservations.look(self._now())
 
     @property
     def changes(self) -> int:
         """Rises when a model that waits for room may be told something else than the last time."""
-        return self._standings.changes + sum(promises.changes for promises in self._promises.values())
+        return self._group_indexes.changes + sum(reservations.changes for reservations in self._reservations.values())
 
     def rest_s(self) -> float:
         """Seconds until it may without anything being heard: somebody has been idle or awake, or has waited, for long
         enough. +inf: never."""
         now = self._now()
-        waits = (promises.next_at(now) - now for promises in self._promises.values())
-        return max(0.0, min([self._standings.rest_s(), *waits]))
+        waits = (reservations.next_at(now) - now for reservations in self._reservations.values())
+        return max(0.0, min([self._group_indexes.rest_s(), *waits]))
 
     def rates(self) -> dict[str, float]:
         """Tokens per second of every model that has had any."""
-        return self._standings.rates()
+        return self._group_indexes.rates()
 
     def demands(self) -> dict[str, float]:
         """w of every model."""
-        return {name: self._standings.demand(entry.model) for name, entry in self._cluster.catalogue.items()}
+        return {name: self._group_indexes.demand(entry.model) for name, entry in self._cluster.catalogue.items()}
 
     # --- verdicts
 
     def refused(self, spec: common_pb2.ModelSpec) -> str:
         """Why no group could hold the model even alone; empty if one could."""
-        self._standings.listen()
-        if not self._standings.any:
+        self._group_indexes.listen()
+        if not self._group_indexes.any:
             return ""
         there = self._suitable(spec)
         if there is None:
             return self._unsuitable(spec)
-        answer = there.refused(self._standings.model(spec), self._config.places.get(spec.name))
+        answer = there.refused(self._group_indexes.model(spec), self._config.places.get(spec.name))
         return answer.reason if answer is not None else ""
 
     def _suitable(self, spec: common_pb2.ModelSpec) -> GroupIndex | None:
         """A group's engines have a process on each of its devices: it serves models on exactly so many. A model that
         has its place is for that one alone. None: no such group is here."""
-        there = self._standings.by_size.get(max(1, spec.devices))
+        there = self._group_indexes.by_size.get(max(1, spec.devices))
         place = self._config.places.get(spec.name)
         if there is None or not (len(there) if place is None else place in there):
             return None
@@ -123,24 +123,24 @@ class Planner:
     def activation(self, spec: common_pb2.ModelSpec, holds_s: float = 0.0) -> PlacementPlan:
         """Where a model that is nowhere comes up, and who makes way. `holds_s`: for how long whoever asks waits for
         another answer than that there is no room."""
-        self._standings.listen()
+        self._group_indexes.listen()
         there = self._suitable(spec)
         if there is None:
             return PlacementPlan(spec.name, None, self._unsuitable(spec))
-        promises = self._promises.setdefault(max(1, spec.devices), Reservations(self._config.patience_s))
+        reservations = self._reservations.setdefault(max(1, spec.devices), Reservations(self._config.patience_s))
         place = self._config.places.get(spec.name)
-        return self._verdict(spec, promises.ask(self._wanted(spec), there, self._now(), place, holds_s))
+        return self._verdict(spec, reservations.ask(self._wanted(spec), there, self._now(), place, holds_s))
 
     def prospect(self, spec: common_pb2.ModelSpec) -> PlacementPlan:
         """Where it would come up if that were asked now, and who would make way. Nothing is promised to it."""
-        self._standings.listen()
+        self._group_indexes.listen()
         there = self._suitable(spec)
         if there is None:
             return PlacementPlan(spec.name, None, self._unsuitable(spec))
         return self._verdict(spec, there.activate(self._wanted(spec), self._config.places.get(spec.name)))
 
     def _wanted(self, spec: common_pb2.ModelSpec) -> Model:
-        return replace(self._standings.model(spec), demand=self._standings.demand(spec))
+        return replace(self._group_indexes.model(spec), demand=self._group_indexes.demand(spec))
 
     def _verdict(self, spec: common_pb2.ModelSpec, answer: ActivationPlan) -> PlacementPlan:
         candidates = [
@@ -153,20 +153,20 @@ class Planner:
 
     def served(self, spec: common_pb2.ModelSpec) -> None:
         """It is where it was to be. Until then it keeps its place among those who wait: its group may refuse it."""
-        if (promises := self._promises.get(max(1, spec.devices))) is not None:
-            promises.served(spec.name)
+        if (reservations := self._reservations.get(max(1, spec.devices))) is not None:
+            reservations.served(spec.name)
 
     def waits(self) -> bool:
         """Whether a model waits for a place."""
-        return any(promises.any(self._now()) for promises in self._promises.values())
+        return any(reservations.any(self._now()) for reservations in self._reservations.values())
 
     def reliefs(self) -> list[tuple[HeardGroup, list[DepartingModel]]]:
         """Groups that lack memory for KV, of those heard since this was asked last, and the idle models that are to
         make way for it."""
-        self._standings.listen()
+        self._group_indexes.listen()
         found = []
-        for group in self._standings.news():
-            there = self._standings.of(group)
+        for group in self._group_indexes.news():
+            there = self._group_indexes.of(group)
             if there is not None:
                 decisions = there.relieve(group.name).decisions
                 yields = [DepartingModel(d.model, common_pb2.HIBERNATING, d.reason) for d in decisions]
@@ -177,8 +177,10 @@ class Planner:
     def moves(self) -> list[PlacementPlan]:
         """Migrations that Algorithm 1 wants and that can begin now: among groups of one size at a time, since no model
         moves to one of another."""
-        self._standings.listen()
-        return [move for size, there in sorted(self._standings.by_size.items()) for move in self._moves(size, there)]
+        self._group_indexes.listen()
+        return [
+            move for size, there in sorted(self._group_indexes.by_size.items()) for move in self._moves(size, there)
+        ]
 
     def _moves(self, size: int, there: GroupIndex) -> list[PlacementPlan]:
         wanted = self._rounds[size] = rebalance(
@@ -203,7 +205,7 @@ class Planner:
         entry = self._cluster.entry(move.model)
         if entry is None:
             return None
-        answer = there.activate(self._standings.model(entry.model), move.target.group)
+        answer = there.activate(self._group_indexes.model(entry.model), move.target.group)
         if not isinstance(answer.outcome, Activate):
             return None
         return PlacementPlan(

@@ -22,7 +22,7 @@ from sim.inputs import catalogue as catalogues
 from sim.inputs import rates as drawn
 from sim.inputs import trace as traces
 from sim.inputs.catalogue import ModelSet
-from sim.plan import FleetAttempt, PlannedLoad, Planner
+from sim.plan import FleetAttempt, FleetPlanner, PlannedLoad
 from sim.policies import SYSTEMS
 from sim.system import Build
 
@@ -54,7 +54,7 @@ def plan(
     try:
         known = catalogues.read(catalogue, _positive("--slo-scale", slo_scale))
         load = PlannedLoad(_load(known, trace, rates, from_s, seconds, _positive("--rate", rate), seed))
-        planner = Planner(
+        planner = FleetPlanner(
             load,
             known,
             _system(policy),
@@ -87,7 +87,7 @@ def _load(
     seconds: float | None,
     rate: float,
     seed: int,
-) -> traces.RequestTrace:
+) -> traces.Workload:
     if (trace is None) == (rates is None):
         raise ValueError("name a --trace or --rates")
     if trace is not None:

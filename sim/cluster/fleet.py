@@ -1,11 +1,11 @@
 """Placement on a fleet, by placement's policy: what `reconcile.py`, `planner.py` and `actuator.py` do, without their
 I/O.
 
-A request for a model that has no place brings it up at once where `Standing.activate` says; where that says that there
-is no room now it waits, and is looked at again every 0.03 s, until idle models make way or busy ones have to, on the
-group that is promised to it (`promises`). Where KV lacks memory idle models leave (`relief`). Every `period_s` the
-token rates are taken and `rebalance` is asked which models should move. The source of a move serves until the target
-is up, and then finishes what it runs.
+A request for a model that has no place brings it up at once where `GroupIndex.activate` says; where that says that
+there is no room now it waits, and is looked at again every 0.03 s, until idle models make way or busy ones have to, on
+the group that is promised to it (`promises`). Where KV lacks memory idle models leave (`relief`). Every `period_s` the
+token rates are taken and `rebalance` is asked which models should move. The source of a move serves until the target is
+up, and then finishes what it runs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Fleet:
             self.groups.append(group)
             arbiters[group.name] = group, group.queue
         self._by_name = {group.name: group for group in self.groups}
-        self._standings = SimulatedIndexes(clock, specs, arbiters, config)
+        self._group_indexes = SimulatedIndexes(clock, specs, arbiters, config)
         self._rebalance = RebalanceRules(
             AssignRules(tau=config.tau, cool_down_s=config.cool_down_s),
             MoveRules(at_once=config.migrations_at_once, cool_down_s=config.cool_down_s),
@@ -82,7 +82,7 @@ class Fleet:
         self._rests_until: dict[str, float] = {}
         """Models whose activation came to nothing a moment ago."""
         self._parked: dict[str, deque[SimulatedRequest]] = {}
-        self._promises = {size: Reservations(config.patience_s) for size in self._standings.sizes}
+        self._reservations = {size: Reservations(config.patience_s) for size in self._group_indexes.sizes}
         self.migrations = 0
         self.reliefs = 0
         self.refused_for_now = 0
@@ -118,8 +118,8 @@ class Fleet:
             self._clock.after(until - now, self._activate, name)
             return
         spec = self.specs[name]
-        only, there = self._only(spec), self._standings.of(spec.parts)
-        answer = self._promises[spec.parts].ask(self._standings.models[name], there, self._clock.now, only)
+        only, there = self._only(spec), self._group_indexes.of(spec.parts)
+        answer = self._reservations[spec.parts].ask(self._group_indexes.models[name], there, self._clock.now, only)
         if not isinstance(answer.outcome, Activate):
             self.refused_for_now += 1
             self._clock.after(_LOOK_S, self._activate, name)
@@ -129,7 +129,7 @@ class Fleet:
         if present is not None and present.residency is not SimulatedResidency.HIBERNATING:
             self._clock.after(_LOOK_S, self._activate, name)  # it is on its way down there: a Conflict
             return
-        self._promises[spec.parts].served(name)
+        self._reservations[spec.parts].served(name)
         yields = self._yields(group, answer)
         self._home[name] = group
         self._began.add(name)
@@ -167,9 +167,9 @@ class Fleet:
     def _relieve(self) -> None:
         self._clock.after(_LOOK_S, self._relieve)
         for group in self.groups:
-            if not self._standings.tight(group.name):
+            if not self._group_indexes.tight(group.name):
                 continue
-            for eviction in self._standings.heard_now(group.name).relieve(group.name).decisions:
+            for eviction in self._group_indexes.heard_now(group.name).relieve(group.name).decisions:
                 self.reliefs += 1
                 if self._home.get(eviction.model) is group:
                     del self._home[eviction.model]
@@ -177,7 +177,7 @@ class Fleet:
 
     def _period(self) -> None:
         self._clock.after(self._config.period_s, self._period)
-        if self._standings.observe() and self._config.rebalance:
+        if self._group_indexes.observe() and self._config.rebalance:
             self._move()
 
     def _move(self) -> None:
@@ -186,8 +186,8 @@ class Fleet:
             return
         moves: list[Move] = []
         moved_at, now = self._cool_downs.moved_at(), self._clock.now
-        for size in self._standings.sizes:
-            there, last = self._standings.of(size), self._rounds.get(size, NONE)
+        for size in self._group_indexes.sizes:
+            there, last = self._group_indexes.of(size), self._rounds.get(size, NONE)
             wanted = rebalance(there.groups, there.residents, moved_at, now, self._rebalance, last)
             self._rounds[size] = wanted
             moves += [each.move for each in wanted.begin]
@@ -196,13 +196,13 @@ class Fleet:
 
     def _wait(self) -> bool:
         """Whether a model waits: what moves then would be in its way."""
-        return any(promises.any(self._clock.now) for promises in self._promises.values())
+        return any(promises.any(self._clock.now) for promises in self._reservations.values())
 
     def _migrate(self, name: str, source: SimulatedGroup, target: SimulatedGroup) -> None:
         if name in self._moving:
             return
         spec = self.specs[name]
-        answer = self._standings.of(spec.parts).activate(self._standings.models[name], target.name)
+        answer = self._group_indexes.of(spec.parts).activate(self._group_indexes.models[name], target.name)
         if not isinstance(answer.outcome, Activate):
             return
         self._moving.add(name)

@@ -104,7 +104,7 @@ class DecodeOrder:
             return False
         if engine.prefills:
             return False
-        return engine.pace.hurries or decode_arbitration.wants(engine.lead_s, engine.believed_s)
+        return engine.pace.urgent or decode_arbitration.wants(engine.lead_s, engine.believed_s)
 
     def joined(self) -> None:
         if self._turn_s > 0:

@@ -304,7 +304,7 @@ class Arbiter:
             if pace == self._paces.get(name):
                 continue
             self._paces[name] = pace
-            self._backlog.model_paced(name, pace.stretch, pace.chunk_tokens, now)
+            self._backlog.model_paced(name, pace.slowdown, pace.chunk_tokens, now)
             resident = engines.get(name)
             if resident is not None and resident.engine is not None:
                 resident.engine.set_pace(pace)

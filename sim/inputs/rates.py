@@ -17,7 +17,7 @@ from typing import TextIO
 
 from sim.inputs.catalogue import ModelSet, Spec
 from sim.inputs.request import SimulatedRequest
-from sim.inputs.trace import RequestTrace, TraceError
+from sim.inputs.trace import TraceError, Workload
 
 COLUMNS = ["model", "requests_per_s", "prompt_tokens", "output_tokens"]
 _SPREADS = (1.0, 1.4)
@@ -65,7 +65,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
         raise TraceError(f"{path}, after line {rows.line_num}: {error}") from None
 
 
-def draw(rates: list[Rate], seconds: float, scale: float = 1.0, seed: int = 0) -> RequestTrace:
+def draw(rates: list[Rate], seconds: float, scale: float = 1.0, seed: int = 0) -> Workload:
     """`scale` multiplies the rates. Raises TraceError when not one request comes."""
     rows = sorted(
         (at, number, rest) for number, rate in enumerate(rates) for at, *rest in _of(rate, seconds, scale, seed)
@@ -76,7 +76,7 @@ def draw(rates: list[Rate], seconds: float, scale: float = 1.0, seed: int = 0) -
     for at, number, (prompt, output) in rows:
         spec = rates[number].spec
         requests.append(SimulatedRequest(str(len(requests)), spec.name, at, prompt, output, spec.ttft_s, spec.tpot_s))
-    return RequestTrace(requests, seconds)
+    return Workload(requests, seconds)
 
 
 def _of(rate: Rate, seconds: float, scale: float, seed: int) -> Iterator[tuple[float, int, int]]:

@@ -42,7 +42,7 @@ class Slice:
 
 
 @dataclass(slots=True)
-class RequestTrace:
+class Workload:
     """The requests of a slice; times count from its start."""
 
     requests: list[SimulatedRequest]
@@ -51,10 +51,10 @@ class RequestTrace:
     """Requests that were longer than their model's context."""
 
 
-def read(path: Path, catalogue: ModelSet, part: Slice) -> RequestTrace:
+def read(path: Path, catalogue: ModelSet, part: Slice) -> Workload:
     """Raises TraceError, OSError. The whole file is checked, not the slice alone."""
     draw = random.Random(part.seed)
-    trace = RequestTrace([], part.seconds)
+    trace = Workload([], part.seconds)
     last = 0.0
     for line, row in _rows(path):
         where = f"{path}, line {line}"

@@ -104,9 +104,9 @@ class FakeCluster:
             group.tell = self.tell
         self.history = DecisionHistory(lambda: self.time)
         self.actuator = Actuator(self.cluster, settings.drain_ms)
-        self.judge = Planner(settings, self.cluster, lambda: self.time, self.actuator.on_their_way)
-        self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.judge, self.history)
-        self.drain = Drain(self.cluster, self.reconciler, self.actuator, self.judge, self.history, settings.drain_ms)
+        self.planner = Planner(settings, self.cluster, lambda: self.time, self.actuator.on_their_way)
+        self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.planner, self.history)
+        self.drain = Drain(self.cluster, self.reconciler, self.actuator, self.planner, self.history, settings.drain_ms)
         self.table = self.new_table(self.actuator.leaving)
         self.cluster.heard_catalogue([])
         self.tell()

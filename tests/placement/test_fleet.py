@@ -146,25 +146,25 @@ async def test_whoever_takes_the_name_of_a_group_that_is_gone_is_used_in_the_sam
     world = FakeCluster(groups=2)
     spec = world.model("m", weights=80 * MIB)
     world.tell()
-    world.judge.observe()
+    world.planner.observe()
     first, second = world.groups
     second.state.group = "g0"
     world.cluster.heard_group("unix:/g1", second.state)  # refused: the other has that name
     world.cluster.heard_group("unix:/g0", None)
     world.cluster.heard_group("unix:/g1", second.state)
-    assert not world.judge.refused(spec)
-    assert world.judge.activation(spec).group.client is second
+    assert not world.planner.refused(spec)
+    assert world.planner.activation(spec).group.client is second
 
 
 async def test_a_group_that_was_forgotten_and_whose_address_joins_again_is_no_place_until_it_speaks():
     world = FakeCluster(groups=1)
     spec = world.model("m")
-    world.judge.observe()
+    world.planner.observe()
     world.cluster.forget_group("unix:/g0")
     world.cluster.add_group(world.groups[0])
-    assert world.judge.activation(spec).group is None
+    assert world.planner.activation(spec).group is None
     world.cluster.heard_group("unix:/g0", world.groups[0].state)
-    assert world.judge.activation(spec).group.name == "g0"
+    assert world.planner.activation(spec).group.name == "g0"
 
 
 async def test_what_is_on_its_way_is_booked_as_the_catalogue_says_by_now():
@@ -172,11 +172,11 @@ async def test_what_is_on_its_way_is_booked_as_the_catalogue_says_by_now():
     world.model("coming", weights=10 * MIB)
     group = world.cluster.group("g0")
     world.actuator.on_their_way = lambda: {"coming": group}
-    world.judge._standings._on_their_way = world.actuator.on_their_way
+    world.planner._group_indexes._on_their_way = world.actuator.on_their_way
     other = world.model("other", weights=40 * MIB)
-    assert world.judge.activation(other).group is group
+    assert world.planner.activation(other).group is group
     world.model("coming", weights=60 * MIB)
-    assert world.judge.activation(other).group is None
+    assert world.planner.activation(other).group is None
 
 
 def test_nothing_is_kept_of_groups_that_were_forgotten():
@@ -190,10 +190,10 @@ def test_nothing_is_kept_of_groups_that_were_forgotten():
         stopping._seen |= set(world.cluster.news().groups.values())
         world.cluster.forget_group(client.address)
         stopping.look(world.cluster.news().groups.values())
-    world.judge.observe()
+    world.planner.observe()
     assert not stopping._seen
     assert not [node for node in world.cluster._of_node if node.startswith("node")]
-    assert [*world.judge._standings._stood] == ["unix:/g0"]
+    assert [*world.planner._group_indexes._stood] == ["unix:/g0"]
 
 
 def test_a_ledger_is_looked_at_again_where_a_booking_is_another_not_with_every_page():
@@ -299,7 +299,7 @@ async def test_a_model_that_moves_is_left_to_its_move():
     world = await back_with()
     world.actuator.moving.add("m")
     looked = []
-    world.judge.observe = lambda: looked.append(1)
+    world.planner.observe = lambda: looked.append(1)
     await run(world, lambda: len(looked) > 2 or world.reconciler.changed())
     assert world.groups[1].calls == []
 
@@ -684,7 +684,7 @@ async def test_what_no_loader_has_told_of_yet_is_left_alone():
     world.cluster.heard_group("unix:/g0", world.groups[0].state)
     world.cluster.heard_catalogue([])
     looked = []
-    world.judge.observe = lambda: looked.append(1)
+    world.planner.observe = lambda: looked.append(1)
     await run(world, lambda: len(looked) > 2 or world.reconciler.changed())
     assert world.groups[1].calls == []
 
@@ -735,8 +735,8 @@ async def test_a_group_that_joins_is_used_and_one_that_is_forgotten_leaves_nothi
     assert places(world, "n") == [] and world.cluster.residents("n") == []
     assert world.cluster.group("g1") is None and world.cluster.group(joined.address) is None
     world.model("o")
-    world.judge.observe()
-    assert world.judge.activation(world.cluster.entry("o").model).group is None, "there is no room on g0"
+    world.planner.observe()
+    assert world.planner.activation(world.cluster.entry("o").model).group is None, "there is no room on g0"
 
 
 async def test_a_group_may_come_back_at_another_address_under_its_name():
@@ -776,10 +776,10 @@ async def test_a_group_that_comes_back_is_used_though_an_activation_on_what_it_w
     world.tell()
     never = asyncio.get_running_loop().create_future()
     world.actuator.activating["lost"] = (world.cluster.group("g1"), never)
-    world.judge.observe()
+    world.planner.observe()
     world.cluster.forget_group("unix:/g1")
     world.cluster.add_group(world.groups[1])
     world.tell()
     for _ in range(2):
-        world.judge.observe()
-        assert world.judge.activation(new).group is world.cluster.group("g1")
+        world.planner.observe()
+        assert world.planner.activation(new).group is world.cluster.group("g1")

@@ -12,12 +12,12 @@ def test_a_group_shows_its_pressure_and_what_each_of_its_models_does():
     world.model("busy", floor=0)
     world.groups[0].put("busy", weights_bytes=60 * MIB, running=2)
     world.tell()
-    world.judge.observe()
+    world.planner.observe()
     world.groups[0].put("busy", weights_bytes=60 * MIB, running=2, decode_tokens=600)
     world.tell()
-    world.judge.observe()
+    world.planner.observe()
     world.time += 5.0
-    (group,) = cluster_view(world.cluster, {"busy": 80.0}, world.judge.rates()).groups
+    (group,) = cluster_view(world.cluster, {"busy": 80.0}, world.planner.rates()).groups
     assert (group.group, group.reachable, group.free_bytes) == ("g0", True, 100 * MIB)
     assert group.pressure == 80.0 / (40 * MIB)
     (loaded,) = cluster_view(world.cluster, {"busy": 80.0}, load_weight=4.0).groups

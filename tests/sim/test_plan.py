@@ -3,8 +3,8 @@
 import pytest
 
 from sim.inputs.request import SimulatedRequest
-from sim.inputs.trace import RequestTrace
-from sim.plan import PlannedLoad, Planner
+from sim.inputs.trace import Workload
+from sim.plan import FleetPlanner, PlannedLoad
 from sim.policies import SYSTEMS
 from tests.sim import worlds
 
@@ -15,11 +15,11 @@ def load(count=60, every_s=0.2, models=("a", "b"), ttft_s=1.0):
         SimulatedRequest(str(i), models[i % len(models)], i * every_s, prompt_tokens=10, output_tokens=2, ttft_s=ttft_s)
         for i in range(count)
     ]
-    return PlannedLoad(RequestTrace(requests, count * every_s))
+    return PlannedLoad(Workload(requests, count * every_s))
 
 
 def planner(load, known, **options):
-    return Planner(load, known, SYSTEMS["prism"], hardware=worlds.ROUND, **options)
+    return FleetPlanner(load, known, SYSTEMS["prism"], hardware=worlds.ROUND, **options)
 
 
 def test_what_comes_before_the_load_does_not_count_and_a_load_can_be_tried_again():
@@ -62,5 +62,5 @@ def test_groups_stay_while_single_gpus_are_varied():
 
 @pytest.mark.parametrize("policy", sorted(SYSTEMS))
 def test_every_system_can_be_planned_for(policy):
-    of = Planner(load(count=10, every_s=1.0), worlds.models("a", "b"), SYSTEMS[policy], hardware=worlds.ROUND)
+    of = FleetPlanner(load(count=10, every_s=1.0), worlds.models("a", "b"), SYSTEMS[policy], hardware=worlds.ROUND)
     assert of.tried(2).report["all"]["served"] == 10

@@ -7,7 +7,7 @@ from math import inf
 from sim.engines.cost import H200, Shape
 from sim.inputs import catalogue
 from sim.inputs.request import SimulatedRequest
-from sim.inputs.trace import RequestTrace
+from sim.inputs.trace import Workload
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 
@@ -63,7 +63,7 @@ def models(*names, weights=GB, kv=1000, large=None, **facts):
 def replay(requests, known, policy="prism", sizes=(1,), hardware=ROUND, **options):
     seconds = max(request.arrival for request in requests) + 1.0
     run = Replay(
-        RequestTrace(requests, seconds),
+        Workload(requests, seconds),
         known,
         sizes,
         SYSTEMS[policy],

@@ -6,15 +6,16 @@ half of the device thus get 0.45 of it, and both miss their targets by a tenth; 
 Moore-Hodgson makes of first tokens: with not enough for all, leave out who costs the most.
 
 **The need** of an engine is the share of the devices that keeps its tightest target: a decode step alone over the mean
-that the target allows (`Pace.step_s`). Where all that want something need more than `ENOUGH` together, whoever needs
-less for each of its requests goes before. Else they have equal slices: who goes first would take more than it needs,
-as it can hardly know when it has enough for a request of a few tokens.
+that the target allows (`PrefillThrottle.step_s`). Where all that want something need more than `ENOUGH` together,
+whoever needs less for each of its requests goes before. Else they have equal slices: who goes first would take more
+than it needs, as it can hardly know when it has enough for a request of a few tokens.
 
 **What it wants** is bounded by what its requests have in hand (`tpot_slack.py`): an engine that need not begin a step
 within the time of one wants nothing more than others, and stands still while somebody does. So it goes at the pace of
 its target while neighbours need the rest, and as fast as it can while they do not. One that nobody could bring in time
 wants nothing, either, and has what the others leave. But while late requests of its model wait, which is for those that
-decode to end, an engine wants more whatever is in hand (`Pace.hurries`): at its target's pace a queue may never end.
+decode to end, an engine wants more whatever is in hand (`PrefillThrottle.urgent`): at its target's pace a queue may
+never end.
 
 Whoever prefills, or stands still for who does (`prefill_priority.py`), wants nothing meanwhile: others would wait for
 steps that are not made.

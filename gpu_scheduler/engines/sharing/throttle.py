@@ -55,17 +55,17 @@ class PrefillThrottle:
     step_s: float = 0.0
     """The mean that decode steps of the engine itself may take, its own prefills included (`tpot_slack.py`); 0: no
     bound."""
-    hurries: bool = False
+    urgent: bool = False
     """Requests of the model wait that are late, for those that decode to end: these want more of the devices, whatever
     they have in hand (`decode_arbitration.py`)."""
 
     @property
     def share(self) -> float:
         """Of the time, that goes into steps: f."""
-        return 1 / self.stretch
+        return 1 / self.slowdown
 
     @property
-    def stretch(self) -> float:
+    def slowdown(self) -> float:
         """How many times as long a prefill of many steps takes as without pauses. At least 1."""
         return 1 + self.pause_ratio
 
@@ -84,7 +84,7 @@ class ThrottleRules:
     """Of the time, that prefills get together whatever the targets are."""
     own_least_share: float = 0.9
     """The same, of an engine's prefills before its own decodes; but these get their share where it is small:"""
-    own_cheap: float = 1 / 3
+    decode_first_max_share: float = 1 / 3
     """Of the time, that decodes may have before prefills of their own engine if they need no more of the devices than
     that to keep their target."""
     cycle_steps: int = 16

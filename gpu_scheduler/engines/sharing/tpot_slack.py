@@ -75,5 +75,5 @@ class DecodeWindow:
         """Decode steps are not broken off: one that began in time runs to its end. `need`: a decode step alone over the
         mean that is allowed."""
         rules = self._rules
-        share = rules.own_cheap if need <= rules.own_cheap else 1 - rules.own_least_share
+        share = rules.decode_first_max_share if need <= rules.decode_first_max_share else 1 - rules.own_least_share
         return max(0.0, self._ended_at + share / (1 - share) * self._took_s - now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelMemory
+from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelKv
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def _on_one(
         used[holding.model] = holding.used
         kept[holding.model] = holding.idle - offered
     models = {
-        model: ModelMemory(
+        model: ModelKv(
             limit=device.limits.get(model, device.capacity),
             held=used.get(model, 0) + kept.get(model, 0),
             reclaimable=kept.get(model, 0),
@@ -74,7 +74,7 @@ def _on_one(
     return AdmissionMemory(models, {device.device: free})
 
 
-def _smallest(parts: Sequence[ModelMemory]) -> ModelMemory:
+def _smallest(parts: Sequence[ModelKv]) -> ModelKv:
     """One model on all of its devices: what holds on each of them."""
     if len(parts) == 1:
         return parts[0]

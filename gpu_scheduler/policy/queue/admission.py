@@ -44,7 +44,7 @@ _LOOKED_AT = 512
 
 
 @dataclass(frozen=True, slots=True)
-class ModelMemory:
+class ModelKv:
     """KV memory of one active model, on each of its devices."""
 
     limit: int
@@ -69,7 +69,7 @@ class AdmissionMemory:
     """What there is: each active model's, and the bytes that nobody leases on each device (a device not named here is
     bound by limits alone)."""
 
-    models: Mapping[str, ModelMemory]
+    models: Mapping[str, ModelKv]
     free: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -93,7 +93,7 @@ class Backlog:
         self._expiries: list[tuple[float, str]] = []
         self._droppable = 0
         self._next_seq = 0
-        self._credit = Ageing(self.rules.late_share)
+        self._ageing = Ageing(self.rules.late_share)
         self._wake_at = inf
         self._by_arrival = self.rules.order == "arrival"
         self._ended: dict[str, list[tuple[int, float, float]]] = {}
@@ -102,7 +102,7 @@ class Backlog:
     def __repr__(self) -> str:
         return (
             f"Backlog(waiting={len(self._lines)}, late={self._lines.late}, "
-            f"in_flight={len(self._in_flight)}, all={len(self)}, {self._credit!r})"
+            f"in_flight={len(self._in_flight)}, all={len(self)}, {self._ageing!r})"
         )
 
     def __len__(self) -> int:
@@ -131,14 +131,14 @@ class Backlog:
         known = self._models[model]
         known.active, known.ready_at = False, ready_at
 
-    def model_paced(self, model: str, stretch: float, step_tokens: int, now: float) -> None:
-        """From now on its prefills of more than `step_tokens` take `stretch` times as long as its speed says
+    def model_paced(self, model: str, slowdown: float, step_tokens: int, now: float) -> None:
+        """From now on its prefills of more than `step_tokens` take `slowdown` times as long as its speed says
         (`throttle.py`)."""
         known = self._models[model]
-        if (known.stretch, known.step_tokens) == (stretch, step_tokens):
+        if (known.slowdown, known.step_tokens) == (slowdown, step_tokens):
             return
         before = sum(self.seconds_in_flight().values())
-        known.stretch, known.step_tokens = stretch, step_tokens
+        known.slowdown, known.step_tokens = slowdown, step_tokens
         if before > 0 and self._busy_until > now:
             # In proportion: engines have said nothing of the steps that are under way.
             self._busy_until = now + (self._busy_until - now) * sum(self.seconds_in_flight().values()) / before
@@ -152,8 +152,8 @@ class Backlog:
         for model, ended in self._ended.items():
             speed = self._models[model].speed
             # What its pace added is no property of the model.
-            _, _, stretch = max(ended)
-            took_s = sum(seconds for _, seconds, _ in ended) / stretch
+            _, _, slowdown = max(ended)
+            took_s = sum(seconds for _, seconds, _ in ended) / slowdown
             costs = {speed.bucket(tokens): (tokens, speed.cost(tokens)) for tokens, *_ in ended}
             part = took_s / sum(speed.cost(tokens) for tokens, *_ in ended)
             for tokens, cost in costs.values():
@@ -186,7 +186,7 @@ class Backlog:
         self._account(now)
         cost = self._cost(entry)
         if decision.why is Why.AGED:
-            self._credit.pay(cost)
+            self._ageing.pay(cost)
         self._dequeue(entry)
         entry.state, entry.done_tokens = RequestState.DISPATCHED, 0
         self._busy_until = max(self._busy_until, now) + cost
@@ -314,18 +314,18 @@ class Backlog:
                 left = min(left, request.deadline - ends)
         return left
 
-    def late_by_pauses(self, model: str, stretch: float, now: float) -> bool:
+    def late_by_pauses(self, model: str, slowdown: float, now: float) -> bool:
         """Whether one of the model's prompts in flight would be late if they took so many times as long as alone. An
         engine does its own one after the other, in a step each at worst, and the first may come into the pause behind
         the last of before."""
         known, alone = self._models[model], 0.0
-        resting = max(0.0, known.prefilled_at + (stretch - 1) * known.prefilled_s - now)
+        resting = max(0.0, known.prefilled_at + (slowdown - 1) * known.prefilled_s - now)
         for entry in self._in_flight.values():
             request = entry.request
             if request.model == model:
                 cost = known.speed.cost(request.uncached_tokens)
                 alone += max(_LEAST_STEP_S, cost * entry.tokens_left / request.uncached_tokens)
-                if now <= request.deadline < now + resting + stretch * alone:
+                if now <= request.deadline < now + resting + slowdown * alone:
                     return True
         return False
 
@@ -379,9 +379,9 @@ class Backlog:
             of_missed, best_effort = self._lines.costs_of_missed(rates), self._lines.best_effort.costs(rates)
             of_second = np.concatenate((costs[left_out], of_missed, best_effort))
             least, most = float(of_second.min()), float(of_second.max())
-        self._credit.cap(most)
+        self._ageing.cap(most)
         self._wake_at = min(start + room + TICK, self._credit_suffices(second, now))
-        credit, thrown = self._credit.seconds, tuple(decisions)
+        credit, thrown = self._ageing.seconds, tuple(decisions)
         return Agenda(now, start, on_time, second, room, credit, thrown, least, of_s, late, of_dropped)
 
     def next_deadline(self) -> float:
@@ -397,8 +397,8 @@ class Backlog:
         self._late_of, self._wake_at = {}, inf
         nobody = self._lines.in_order(np.zeros(0, np.int64))
         self._press(now, nobody)
-        self._credit.cap(0.0)
-        return Agenda(now, start, nobody, nobody, inf, self._credit.seconds, decisions)
+        self._ageing.cap(0.0)
+        return Agenda(now, start, nobody, nobody, inf, self._ageing.seconds, decisions)
 
     def _in_state(self, request_id: str, *allowed: RequestState) -> QueueEntry:
         entry = self._entries[request_id]
@@ -409,7 +409,7 @@ class Backlog:
 
     def _account(self, now: float) -> None:
         waiting = bool(self._lines.late or self._lines.best_effort)
-        self._credit.earn(now, waiting=waiting, busy=bool(self._in_flight))
+        self._ageing.earn(now, waiting=waiting, busy=bool(self._in_flight))
 
     def _cost(self, entry: QueueEntry) -> float:
         return self._models[entry.request.model].prefill_cost(entry.request)
@@ -476,7 +476,7 @@ class Backlog:
             for entry in second.entries():
                 request = entry.request
                 if (model := self._models[request.model]).active:
-                    missing = model.prefill_cost(request) - self._credit.seconds
+                    missing = model.prefill_cost(request) - self._ageing.seconds
                     return now + missing + TICK if missing > 0 else inf
         return inf
 

@@ -30,10 +30,10 @@ class QueuedModel:
     """Requests in the backlog, in any state."""
     waiting: int = 0
     """Of them, those that wait."""
-    stretch: float = 1.0
+    slowdown: float = 1.0
     """How many times as long its prefills take now (`throttle.py`), those that a single step is too small for."""
     step_tokens: int = 0
-    """Prompt tokens of a step, where `stretch` is not 1."""
+    """Prompt tokens of a step, where `slowdown` is not 1."""
     prefilled_at: float = -inf
     prefilled_s: float = 0.0
     """When a prompt of it ended last, and what it had taken alone."""
@@ -51,17 +51,17 @@ class QueuedModel:
 
     def stretched(self, tokens: int) -> float:
         """How many times as long a prefill of so many tokens takes now. One number for each bucket."""
-        return self.stretch if 1 << self.speed.bucket(tokens) > self.step_tokens else 1.0
+        return self.slowdown if 1 << self.speed.bucket(tokens) > self.step_tokens else 1.0
 
     def rates(self) -> tuple[float, ...]:
         """Seconds per token by bucket."""
         alone = self.speed.seconds_per_token
-        if self.stretch == 1.0:
+        if self.slowdown == 1.0:
             return alone
-        of = (alone, self.stretch, self.step_tokens)
+        of = (alone, self.slowdown, self.step_tokens)
         if self._stretched is None or self._stretched[0] != of:
             rates = [
-                rate * (self.stretch if 1 << bucket > self.step_tokens else 1.0) for bucket, rate in enumerate(alone)
+                rate * (self.slowdown if 1 << bucket > self.step_tokens else 1.0) for bucket, rate in enumerate(alone)
             ]
             self._stretched = of, tuple(rates)
         return self._stretched[1]

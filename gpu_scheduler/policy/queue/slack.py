@@ -102,10 +102,10 @@ def _distance(a: int, b: int) -> int:
     return abs(a - b)
 
 
-def cost(request: WaitingRequest, speed: PrefillSpeed, wake_rest: float = 0.0, stretch: float = 1.0) -> float:
+def cost(request: WaitingRequest, speed: PrefillSpeed, wake_rest: float = 0.0, slowdown: float = 1.0) -> float:
     """e in seconds. `wake_rest` is what is left of the model's wake-up (0 for an active model); its prefill takes
-    `stretch` times as long as `speed` says."""
-    return speed.cost(request.uncached_tokens) * stretch + wake_rest
+    `slowdown` times as long as `speed` says."""
+    return speed.cost(request.uncached_tokens) * slowdown + wake_rest
 
 
 def latest_start(request: WaitingRequest, e: float) -> float:

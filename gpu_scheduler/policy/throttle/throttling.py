@@ -161,7 +161,7 @@ class ThrottleController:
             others = [bound for other, bound in bounds.items() if other != name] if name in bounds else bounds.values()
             at_once = len(self._prefilling) + (name not in self._prefilling)
             known.pace = throttle.within(known.prefilling, others, at_once, self._rules) if others else FREE
-            if known.pace.pause_ratio > 0 and late_by is not None and late_by(name, known.pace.stretch):
+            if known.pace.pause_ratio > 0 and late_by is not None and late_by(name, known.pace.slowdown):
                 known.pace = PrefillThrottle(known.pace.chunk_tokens)
             if known.own_targets:
                 # What no step alone keeps is lost; its engine goes by what the others' clients asked for.

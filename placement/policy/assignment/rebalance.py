@@ -3,7 +3,7 @@ many of them it takes until the cluster is better off. For half a minute after e
 is wanted, as long as that is still for the better.
 
 A model that nobody has asked for lately neither moves nor is in the way: it sleeps where its memory is wanted. So it
-counts as asleep, and who moves to where it is has it make way (`Standing.activate`).
+counts as asleep, and who moves to where it is has it make way (`GroupIndex.activate`).
 """
 
 from __future__ import annotations

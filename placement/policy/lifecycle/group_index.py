@@ -167,7 +167,7 @@ class GroupIndex:
         found = preempt(model, group, self._on[only], waited_s, self._rules)
         return None if found is None else chosen(model, [found], 1, self._rules)
 
-    def to_promise(self, model: Model, only: str | None = None, closed: Collection[str] = ()) -> str | None:
+    def to_reserve(self, model: Model, only: str | None = None, closed: Collection[str] = ()) -> str | None:
         """The group to be promised to a model that found no room on any: of those that could hold it without their
         pinned models the one where those awake have the fewest requests that can still be on time."""
         at = self._at()

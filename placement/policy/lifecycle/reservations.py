@@ -86,8 +86,8 @@ class Reservations:
         if wait.group not in there:
             wait.group = ""  # it is lost
         if self._is_next(model.name, now):
-            wait.group = there.to_promise(model, only, self._closed(model.name)) or ""
-            wait.hopeless = not wait.group and there.to_promise(model, only) is None
+            wait.group = there.to_reserve(model, only, self._closed(model.name)) or ""
+            wait.hopeless = not wait.group and there.to_reserve(model, only) is None
         if (wait.group, wait.hopeless) != before:
             self.changes += 1
         if not wait.group:

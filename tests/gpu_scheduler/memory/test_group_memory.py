@@ -1,7 +1,7 @@
 import pytest
 
 from gpu_scheduler.memory.group_memory import UNBOUNDED, GroupMemory
-from gpu_scheduler.policy.queue.admission import ModelMemory
+from gpu_scheduler.policy.queue.admission import ModelKv
 from protos import balloond_pb2
 
 TOKEN_BYTES = {"a": 10, "b": 10}
@@ -41,10 +41,10 @@ def test_idle_memory_is_free_for_all_above_the_floor_and_the_models_own_under_it
     told.leases.add(model="a", kv_bytes=held, kv_used_bytes=used, kv_cached_bytes=cached, kv_reserve_bytes=reserve)
     memory = known(told)
     assert memory.free == {"d": free}
-    assert memory.models["a"] == ModelMemory(
+    assert memory.models["a"] == ModelKv(
         limit=900, held=used + kept, reclaimable=kept, growth=max(0, 150 - used), token_bytes=10, devices=("d",)
     )
-    assert memory.models["b"] == ModelMemory(limit=1000, held=0, token_bytes=10, devices=("d",))
+    assert memory.models["b"] == ModelKv(limit=1000, held=0, token_bytes=10, devices=("d",))
 
 
 def test_on_several_devices_the_smallest_decides():
@@ -57,7 +57,7 @@ def test_on_several_devices_the_smallest_decides():
     memory.update([one, two, balloond_pb2.DeviceState(device="of another group")])
     known = memory.for_admission({"a": 10}, {"a": 150})
     assert known.free == {"d": 600, "e": 150}
-    assert known.models["a"] == ModelMemory(
+    assert known.models["a"] == ModelKv(
         limit=700, held=300, reclaimable=180, growth=50, token_bytes=10, devices=("d", "e")
     )
     assert memory.limit_bytes("a") == 1600 and memory.free_bytes == 600

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.queue.admission import CANDIDATES, AdmissionMemory, ModelMemory, PrefillLimits, admit
+from gpu_scheduler.policy.queue.admission import CANDIDATES, AdmissionMemory, ModelKv, PrefillLimits, admit
 from gpu_scheduler.policy.queue.backlog import Backlog
 from gpu_scheduler.policy.queue.decisions import NeedMemory, Start, Why
 from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
@@ -15,7 +15,7 @@ from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
 SPEED = 1024.0
 MODELS = ("a", "b", "c", "d")
 TURN = PrefillLimits(chunk_tokens=512, joint_s=0.3)
-PLENTY = AdmissionMemory({model: ModelMemory(limit=1 << 40, held=0) for model in MODELS})
+PLENTY = AdmissionMemory({model: ModelKv(limit=1 << 40, held=0) for model in MODELS})
 
 
 def backlog() -> Backlog:
@@ -118,7 +118,7 @@ def test_who_lacks_memory_goes_beside_nobody() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "short", "b", 0.1, deadline=0.25)
-    memory = AdmissionMemory({model: ModelMemory(limit=0, held=0) for model in MODELS})
+    memory = AdmissionMemory({model: ModelKv(limit=0, held=0) for model in MODELS})
     assert not [decision for decision in decide(queue, memory) if isinstance(decision, Start)]
 
 
@@ -137,7 +137,7 @@ def test_memory_and_places_of_those_that_are_next_are_left_to_them() -> None:
     add(queue, "short", "b", 0.1, deadline=0.25)
     assert decide(queue) == [Start("short", Why.BESIDE)]
     for more, starts in ((0, []), (103, [Start("short", Why.BESIDE)])):
-        models = {**PLENTY.models, "b": ModelMemory(limit=205 + more, held=0)}
+        models = {**PLENTY.models, "b": ModelKv(limit=205 + more, held=0)}
         assert decide(queue, AdmissionMemory(models)) == starts
     for places, starts in ((1, []), (2, [Start("short", Why.BESIDE)])):
         assert admit(queue.plan(0.0), queue, PLENTY, TURN, {"b": places}) == starts
@@ -148,7 +148,7 @@ def test_an_old_request_that_lacks_memory_is_not_overtaken_by_one_of_its_model()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "old", "b", 1.0)
     add(queue, "short", "b", 0.1, deadline=0.25)
-    models = {**PLENTY.models, "b": ModelMemory(limit=1000, held=0)}
+    models = {**PLENTY.models, "b": ModelKv(limit=1000, held=0)}
     assert not [decision for decision in decide(queue, AdmissionMemory(models)) if isinstance(decision, Start)]
 
 

@@ -22,7 +22,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelMemory, PrefillLimits, admit
+from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelKv, PrefillLimits, admit
 from gpu_scheduler.policy.queue.backlog import Backlog, BacklogRules
 from gpu_scheduler.policy.queue.decisions import Start
 from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
@@ -30,7 +30,7 @@ from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
 SPEED = 1024.0
 """Tokens per second: sums are exact."""
 MODELS = ("a", "b")
-MEMORY = AdmissionMemory({model: ModelMemory(limit=1 << 40, held=0) for model in MODELS})
+MEMORY = AdmissionMemory({model: ModelKv(limit=1 << 40, held=0) for model in MODELS})
 CHUNK_S = 0.25
 LEAST, MOST = 0.25, 0.5
 """Seconds of prefill of a request."""

@@ -279,9 +279,9 @@ async def test_a_prefill_makes_no_pauses_for_neighbours_that_its_own_prompts_hav
     desk.submit("patient", "b", tokens=100)
     await desk.settle()
     paced = desk.turn.pace(b.index)
-    assert paced.stretch > 1.2 and paced.chunk_tokens > 100, "neither is counted as longer by its pauses"
+    assert paced.slowdown > 1.2 and paced.chunk_tokens > 100, "neither is counted as longer by its pauses"
     alone_s = (100 + 100) / 2000
-    desk.submit("in a hurry", "b", tokens=100, ttft_ms=round(1000 * alone_s * (1 + paced.stretch) / 2))
+    desk.submit("in a hurry", "b", tokens=100, ttft_ms=round(1000 * alone_s * (1 + paced.slowdown) / 2))
     await desk.settle()
     assert len(b.started) == 2
     assert desk.turn.pace(b.index) == replace(paced, pause_ratio=0.0)

@@ -17,10 +17,10 @@ async def test_a_first_request_activates_at_once_on_the_group_with_the_least_pre
     world.model("new")
     world.groups[0].put("busy", weights_bytes=30 * MIB)
     world.tell()
-    world.judge.observe()
+    world.planner.observe()
     world.groups[0].put("busy", weights_bytes=30 * MIB, decode_tokens=10_000)
     world.tell()
-    world.judge.observe()
+    world.planner.observe()
     assert (await world.reconciler.activate("new")).name == "g1"
     assert world.groups[1].calls == [("new", "ACTIVE", [])]
     decision = world.history.last("new", 1)[0]
@@ -197,8 +197,8 @@ async def test_where_memory_is_not_scarce_nothing_moves():
         world.model(name)
         world.groups[0].put(name, weights_bytes=30 * MIB, decode_tokens=20)
     world.tell()
-    world.judge.observe()
-    assert world.judge.moves() == []
+    world.planner.observe()
+    assert world.planner.moves() == []
 
 
 async def test_pressure_on_one_group_moves_a_model_to_the_other_and_cools_down():
@@ -207,17 +207,17 @@ async def test_pressure_on_one_group_moves_a_model_to_the_other_and_cools_down()
         world.model(name)
         world.groups[0].put(name, weights_bytes=30 * MIB)
     world.tell()
-    world.judge.observe()
+    world.planner.observe()
     for name in "ab":
         world.groups[0].put(name, weights_bytes=30 * MIB, decode_tokens=10_000)
     world.tell()
     world.time += 1
-    world.judge.observe()
-    moves = world.judge.moves()
+    world.planner.observe()
+    moves = world.planner.moves()
     assert len(moves) == 1 and moves[0].group.name == "g1" and "instead of" in moves[0].reason
-    world.judge.moved("a")
-    world.judge.moved("b")
-    assert world.judge.moves() == []
+    world.planner.moved("a")
+    world.planner.moved("b")
+    assert world.planner.moves() == []
 
 
 @pytest.mark.parametrize("room", [True, False])
@@ -237,8 +237,8 @@ async def test_a_change_of_two_moves_is_finished_also_if_there_is_no_room_for_a_
             group.put(name, weights_bytes=weights[name] * MIB, decode_tokens=told + tokens[name])
         world.tell()
         world.time += 1
-        world.judge.observe()
-        return [(move.model, move.group.name) for move in world.judge.moves()]
+        world.planner.observe()
+        return [(move.model, move.group.name) for move in world.planner.moves()]
 
     wanted()
     assert wanted() == [("a", "g1")]
@@ -246,9 +246,9 @@ async def test_a_change_of_two_moves_is_finished_also_if_there_is_no_room_for_a_
     world.groups[0].remove("a")
     on["a"] = 1
     world.groups[1].put("a", weights_bytes=200 * MIB, decode_tokens=told)
-    world.judge.moved("a")
+    world.planner.moved("a")
     if not room:
-        monkeypatch.setattr(world.judge, "_move", lambda there, wanted: None)
+        monkeypatch.setattr(world.planner, "_move", lambda there, wanted: None)
         assert wanted() == []
         monkeypatch.undo()
     assert wanted() == [("b", "g0")]
@@ -260,7 +260,7 @@ async def test_a_move_that_failed_is_tried_again_after_twice_as_long_each_time_a
         world.model(name, weights=28 * MIB)
         world.groups[0].put(name, weights_bytes=28 * MIB)
     world.tell()
-    world.judge.observe()
+    world.planner.observe()
 
     def wanted():
         for name in "ab":
@@ -268,17 +268,17 @@ async def test_a_move_that_failed_is_tried_again_after_twice_as_long_each_time_a
             world.groups[0].put(name, weights_bytes=28 * MIB, decode_tokens=before + 10_000)
         world.tell()
         world.time += 1
-        world.judge.observe()
-        return {move.model for move in world.judge.moves()}
+        world.planner.observe()
+        return {move.model for move in world.planner.moves()}
 
     (moved,) = wanted()
     rests = []
     for _ in range(4):
-        world.judge.not_moved(moved)
+        world.planner.not_moved(moved)
         began = world.time
         while moved not in wanted():
             other = {"a": "b", "b": "a"}[moved]
-            world.judge.moved(other)  # or it would go instead
+            world.planner.moved(other)  # or it would go instead
         rests.append(world.time - began)
     assert rests == [5, 10, 12, 12]
 
@@ -343,7 +343,7 @@ async def test_a_prospect_says_what_a_request_would_wait_for():
     world.tell()
     verdict, _ = world.reconciler.prospect("new")
     assert verdict.group is None and "the nearest is g0" in verdict.reason
-    assert not world.judge.waits()
+    assert not world.planner.waits()
 
 
 async def test_there_is_no_prospect_for_what_takes_requests_or_cannot_be_served():
@@ -481,7 +481,7 @@ async def test_an_idle_model_sleeps_where_requests_lack_memory_for_kv_and_explai
     assert decision.action == "hibernate" and "for KV of busy" in decision.reason
     assert decision.outcome.startswith("done")
     world.reconciler.relieve()
-    assert not world.judge.reliefs()
+    assert not world.planner.reliefs()
 
 
 async def test_who_has_waited_takes_the_place_of_a_busy_model_that_has_had_its_quantum():
@@ -493,12 +493,12 @@ async def test_who_has_waited_takes_the_place_of_a_busy_model_that_has_had_its_q
     world.tell()
     with pytest.raises(Refused, match="no group has room now"):
         await world.reconciler.activate("new")
-    assert world.judge.waits()
+    assert world.planner.waits()
     world.time += 2
     await world.reconciler.activate("new")
     assert world.groups[0].calls == [("new", "ACTIVE", ["long"])] and world.groups[0].yield_drains == [300]
     assert "awake for 62 s while another waited for 2.0 s" in world.history.last("long", 1)[0].reason
-    assert not world.judge.waits()
+    assert not world.planner.waits()
 
 
 async def test_who_was_promised_a_place_and_refused_it_keeps_waiting_where_it_was(monkeypatch):
@@ -518,9 +518,9 @@ async def test_who_was_promised_a_place_and_refused_it_keeps_waiting_where_it_wa
         meanwhile.setattr(world.actuator, "activate", refused)
         with pytest.raises(Refused, match="did not fit"):
             await world.reconciler.activate("new")
-    assert world.judge.waits()
+    assert world.planner.waits()
     await world.reconciler.activate("new")  # at once: it has waited already
-    assert world.groups[0].calls == [("new", "ACTIVE", ["long"])] and not world.judge.waits()
+    assert world.groups[0].calls == [("new", "ACTIVE", ["long"])] and not world.planner.waits()
 
 
 async def test_who_asks_is_answered_as_soon_as_there_is_room():
@@ -531,7 +531,7 @@ async def test_who_asks_is_answered_as_soon_as_there_is_room():
     world.tell()
     running = asyncio.get_running_loop().create_task(world.reconciler.run())
     asked = asyncio.get_running_loop().create_task(world.reconciler.activate("new"))
-    await world.heard(lambda: world.judge.waits())
+    await world.heard(lambda: world.planner.waits())
     assert not asked.done()
     world.groups[0].put("busy", weights_bytes=60 * MIB, active_s=9, idle_s=5)
     world.tell()
@@ -547,9 +547,9 @@ async def test_who_waits_is_judged_once_for_each_change_that_matters_and_not_for
     for name in ("busy", "new"):
         world.model(name, weights=60 * MIB)
     judged, looks = [], []
-    activation, observe = world.judge.activation, world.judge.observe
-    monkeypatch.setattr(world.judge, "activation", lambda *given: judged.append(given) or activation(*given))
-    monkeypatch.setattr(world.judge, "observe", lambda: looks.append(observe()))
+    activation, observe = world.planner.activation, world.planner.observe
+    monkeypatch.setattr(world.planner, "activation", lambda *given: judged.append(given) or activation(*given))
+    monkeypatch.setattr(world.planner, "observe", lambda: looks.append(observe()))
 
     async def looked():
         before = len(looks)
@@ -586,16 +586,16 @@ async def test_a_promise_is_kept_when_a_quantum_is_over_though_nobody_reports_it
         world.model(name, weights=60 * MIB)
     world.groups[0].put("busy", weights_bytes=60 * MIB, active_s=0.5, waiting=1, wake_s=0.1)
     world.tell()
-    assert world.judge.rest_s() == inf, "it was not looked at yet"
+    assert world.planner.rest_s() == inf, "it was not looked at yet"
     running = asyncio.get_running_loop().create_task(world.reconciler.run())
     asked = asyncio.get_running_loop().create_task(world.reconciler.activate("new"))
-    await world.heard(world.judge.waits)
+    await world.heard(world.planner.waits)
     for seconds in (2.0, 1.5):
-        assert world.judge.rest_s() == pytest.approx(seconds), "its patience, then the quantum of the other"
+        assert world.planner.rest_s() == pytest.approx(seconds), "its patience, then the quantum of the other"
         assert not asked.done()
         world.time += seconds
         world.reconciler.changed()
-        await world.heard(lambda: world.judge.rest_s() > 0 or asked.done())
+        await world.heard(lambda: world.planner.rest_s() > 0 or asked.done())
     assert (await asyncio.wait_for(asked, 20)).name == "g0"
     assert world.groups[0].calls == [("new", "ACTIVE", ["busy"])]
     running.cancel()
@@ -653,12 +653,12 @@ async def test_who_makes_way_for_a_model_that_comes_up_or_moves_there_is_not_tol
 async def test_who_has_just_gone_to_sleep_for_kv_is_not_told_so_again_by_a_report_from_before(monkeypatch, silent_s):
     monkeypatch.setattr(actuator, "_SILENT_S", silent_s)
     world = relieved()
-    ((group, yields),) = world.judge.reliefs()
+    ((group, yields),) = world.planner.reliefs()
     await world.reconciler._relieve(group, yields)
     world.groups[0].put("bad", weights_bytes=20 * MIB, idle_s=60)
     world.groups[0].put("idle", weights_bytes=20 * MIB, idle_s=40)
     world.tell()  # what it said before either slept, or after both came back
-    ((group, yields),) = world.judge.reliefs()
+    ((group, yields),) = world.planner.reliefs()
     await world.reconciler._relieve(group, yields)
     twice = 1 if silent_s else 2
     assert world.groups[0].calls == [("bad", "HIBERNATING", []), ("idle", "HIBERNATING", [])] * twice
@@ -677,7 +677,7 @@ async def test_who_is_asked_for_again_while_another_makes_way_for_kv_stays():
         return last
 
     world.groups[0].set_residency = meanwhile
-    relieving = world.judge.reliefs()
+    relieving = world.planner.reliefs()
     assert [[y.model for y in yields] for _, yields in relieving] == [["bad", "idle"]]
     ((group, yields),) = relieving
     await world.reconciler._relieve(group, yields)
@@ -710,7 +710,7 @@ async def test_who_has_no_image_of_its_weights_makes_way_for_kv_last_and_explain
         world.groups[0].put("bare", weights_bytes=20 * MIB, idle_s=60, wake_s=0.1, cold_s=12.0)
         world.groups[0].put("imaged", weights_bytes=20 * MIB, idle_s=2, wake_s=0.3)
         world.tell()
-        return [y.model for _, yields in world.judge.reliefs() for y in yields]
+        return [y.model for _, yields in world.planner.reliefs() for y in yields]
 
     assert lack(15 * MIB) == ["imaged"]
     assert lack(60 * MIB) == ["imaged", "bare"]
@@ -729,7 +729,7 @@ async def test_who_moves_brings_along_what_was_measured_of_it_and_has_others_mak
     world.model("quiet", weights=50 * MIB, floor=4 * MIB)  # 45 are free: enough but for the graphs
     world.groups[1].put("quiet", weights_bytes=50 * MIB, idle_s=60)
     world.tell()
-    world.judge.observe()
+    world.planner.observe()
     for name in "ab":
         world.groups[0].put(name, weights_bytes=30 * MIB, graph_bytes=9 * MIB, decode_tokens=10_000)
     world.tell()
@@ -768,7 +768,7 @@ async def test_a_model_that_came_up_has_its_place_though_its_groups_report_is_st
     monkeypatch.setattr(world.groups[0], "tell", lambda: None)
     await world.reconciler.activate("quick")
     await asyncio.wait_for(world.heard(lambda: not world.actuator.activating), 20)
-    assert world.judge.activation(world.cluster.entry("other").model).group is None
+    assert world.planner.activation(world.cluster.entry("other").model).group is None
 
 
 async def test_the_target_of_a_move_is_taken_before_its_group_says_so(monkeypatch):
@@ -785,13 +785,13 @@ async def test_the_target_of_a_move_is_taken_before_its_group_says_so(monkeypatc
         return await prepare(*args, **keys)
 
     monkeypatch.setattr(client, "set_residency", slowly)
-    assert world.judge.activation(world.cluster.entry("other").model).group.name == "g1"
+    assert world.planner.activation(world.cluster.entry("other").model).group.name == "g1"
     move = asyncio.get_running_loop().create_task(world.reconciler.migrate("moving", "g1"))
     await asyncio.wait_for(world.heard(lambda: world.actuator.moving), 20)
-    assert world.judge.activation(world.cluster.entry("other").model).group is None
+    assert world.planner.activation(world.cluster.entry("other").model).group is None
     ready.set()
     await move
-    assert world.judge.activation(world.cluster.entry("other").model).group.name == "g0"
+    assert world.planner.activation(world.cluster.entry("other").model).group.name == "g0"
 
 
 async def test_a_move_that_came_to_nothing_is_not_tried_at_every_turn(monkeypatch):
@@ -800,10 +800,10 @@ async def test_a_move_that_came_to_nothing_is_not_tried_at_every_turn(monkeypatc
         world.model(name, weights=28 * MIB)
         world.groups[0].put(name, weights_bytes=28 * MIB)
     world.tell()
-    world.judge.observe()
+    world.planner.observe()
     world.groups[1].fail = Refused("no room for its graphs")
-    moves, turns = world.judge.moves, []
-    monkeypatch.setattr(world.judge, "moves", lambda: turns.append(moves()) or turns[-1])
+    moves, turns = world.planner.moves, []
+    monkeypatch.setattr(world.planner, "moves", lambda: turns.append(moves()) or turns[-1])
     running = asyncio.get_running_loop().create_task(world.reconciler.run())
     for turn in range(1, 4):
         for name in "ab":
@@ -827,7 +827,7 @@ async def test_who_moves_has_an_idle_model_make_way_at_its_target():
     world.model("quiet", weights=80 * MIB)
     world.groups[1].put("quiet", weights_bytes=80 * MIB, idle_s=60)
     world.tell()
-    world.judge.observe()
+    world.planner.observe()
     for name in "ab":
         world.groups[0].put(name, weights_bytes=30 * MIB, decode_tokens=10_000)
     world.tell()
@@ -910,9 +910,9 @@ async def test_who_needs_long_to_look_for_moves_rests_before_the_next_time(monke
     monkeypatch.setattr(reconcile, "_LONGEST_REST_AFTER_MOVES_S", 1e12)
     world = FakeCluster()
     looks, searches = [], []
-    observe = world.judge.observe
-    world.judge.observe = lambda: looks.append(observe())
-    world.judge.moves = lambda: searches.append(1) or []
+    observe = world.planner.observe
+    world.planner.observe = lambda: looks.append(observe())
+    world.planner.moves = lambda: searches.append(1) or []
     world.reconciler.changed()
     await world.reconciler.informed(0.0)
     running = asyncio.get_running_loop().create_task(world.reconciler.run())

@@ -11,7 +11,7 @@ def asleep_in_the_way(**measured):
     new = world.model("new", weights=70 * MIB, floor=MIB)
     world.groups[0].put("asleep", common_pb2.HIBERNATING, **measured)
     world.tell()
-    (yielding,) = world.judge.activation(new).yields
+    (yielding,) = world.planner.activation(new).yields
     assert yielding.target == common_pb2.COLD
     return yielding.reason
 
@@ -29,16 +29,16 @@ def test_a_model_comes_up_on_a_group_of_as_many_devices_and_no_other():
     world.groups[1].state.memory.add(device="second", capacity_bytes=100 * MIB, free_bytes=100 * MIB)
     wide, narrow = world.model("wide", weights=120 * MIB, devices=2), world.model("narrow")
     world.tell()
-    assert world.judge.activation(wide).group.name == "g1" and not world.judge.refused(wide)
-    assert world.judge.activation(narrow).group.name == "g0"
+    assert world.planner.activation(wide).group.name == "g1" and not world.planner.refused(wide)
+    assert world.planner.activation(narrow).group.name == "g0"
 
 
 def test_where_no_group_has_as_many_devices_the_reason_says_how_many_they_have():
     world = FakeCluster(groups=1)
     wide = world.model("wide", devices=4)
     world.tell()
-    assert world.judge.refused(wide) == "it is for a group of 4 devices: g0 has 1"
-    assert world.judge.activation(wide).group is None
+    assert world.planner.refused(wide) == "it is for a group of 4 devices: g0 has 1"
+    assert world.planner.activation(wide).group is None
 
 
 def test_every_device_of_a_group_has_to_hold_its_part():
@@ -46,7 +46,7 @@ def test_every_device_of_a_group_has_to_hold_its_part():
     world.groups[0].state.memory.add(device="small", capacity_bytes=50 * MIB, free_bytes=50 * MIB)
     wide = world.model("wide", weights=120 * MIB, floor=2 * MIB, quota=2 * MIB, devices=2)
     world.tell()
-    assert "on each of 2 devices" in world.judge.refused(wide)
+    assert "on each of 2 devices" in world.planner.refused(wide)
 
 
 def test_a_sleeper_counts_with_what_its_engine_keeps_and_not_with_its_quota():
@@ -56,7 +56,7 @@ def test_a_sleeper_counts_with_what_its_engine_keeps_and_not_with_its_quota():
     measured = {"quota_bytes": 50 * MIB, "kept_bytes": 5 * MIB}
     world.groups[0].put("asleep", common_pb2.HIBERNATING, **measured)
     world.tell()
-    verdict = world.judge.activation(new)
+    verdict = world.planner.activation(new)
     assert verdict.group is not None and not verdict.yields
 
 
@@ -66,8 +66,8 @@ def test_a_model_that_was_measured_counts_with_its_graphs_and_the_quota_that_it_
     small, large = (world.model(name, weights=nbytes * MIB, floor=MIB) for name, nbytes in (("s", 45), ("l", 50)))
     world.groups[0].put("awake", quota_bytes=12 * MIB, graph_bytes=8 * MIB)
     world.tell()
-    assert world.judge.activation(small).group is not None
-    assert world.judge.activation(large).group is None
+    assert world.planner.activation(small).group is not None
+    assert world.planner.activation(large).group is None
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_a_group_measured_of_a_model_counts_elsewhere_too(is_default, free,
     world.groups[0].remove("there")
     world.groups[0].state.drained = True
     world.tell()
-    assert (world.judge.activation(there).group is not None) == fits
+    assert (world.planner.activation(there).group is not None) == fits
 
 
 def test_what_was_measured_of_a_checkpoint_says_nothing_of_another_under_its_name():
@@ -127,7 +127,7 @@ def test_a_model_that_is_being_built_is_booked_with_its_graphs_once():
     world.groups[0].state.drained = True
     world.groups[1].put("m", common_pb2.WAKING)
     world.tell()
-    assert world.judge.activation(other).group is not None
+    assert world.planner.activation(other).group is not None
 
 
 def test_a_sleeper_wakes_at_home_with_the_quota_that_was_measured():
@@ -137,7 +137,7 @@ def test_a_sleeper_wakes_at_home_with_the_quota_that_was_measured():
     world.groups[0].put("awake")
     world.groups[0].put("asleep", common_pb2.HIBERNATING, quota_bytes=20 * MIB, kept_bytes=5 * MIB)
     world.tell()
-    assert world.judge.activation(asleep).group is not None
+    assert world.planner.activation(asleep).group is not None
 
 
 def test_a_sleeper_that_was_told_to_wake_is_in_its_place_before_its_group_says_so():
@@ -146,13 +146,13 @@ def test_a_sleeper_that_was_told_to_wake_is_in_its_place_before_its_group_says_s
     for name in ("waking", "other"):
         world.groups[0].put(name, common_pb2.HIBERNATING, kept_bytes=MIB, idle_s=9.0)
     world.tell()
-    assert world.judge.activation(other).group is not None
+    assert world.planner.activation(other).group is not None
     world.actuator.activating["waking"] = (world.cluster.group("g0"), None)
     world.tell()
-    assert world.judge.activation(other).group is None
+    assert world.planner.activation(other).group is None
     del world.actuator.activating["waking"]
     world.tell()
-    assert world.judge.activation(other).group is not None
+    assert world.planner.activation(other).group is not None
 
 
 def test_a_model_with_a_place_comes_up_there_and_nowhere_else():
@@ -161,15 +161,15 @@ def test_a_model_with_a_place_comes_up_there_and_nowhere_else():
     world.model("there", weights=50 * MIB)
     world.groups[0].put("there")
     world.tell()
-    assert world.judge.activation(fixed).group is None
+    assert world.planner.activation(fixed).group is None
     world.groups[0].remove("there")
     world.tell()
-    assert world.judge.activation(fixed).group.name == "g0"
+    assert world.planner.activation(fixed).group.name == "g0"
 
 
 def test_a_place_that_is_no_group_is_named():
     world = FakeCluster(groups=1, places={"lost": "g7"}, rebalance=False)
-    assert world.judge.refused(world.model("lost")) == "it is for g7, a group of 1 device: g0 has 1"
+    assert world.planner.refused(world.model("lost")) == "it is for g7, a group of 1 device: g0 has 1"
 
 
 def test_places_and_moves_exclude_each_other():
@@ -183,7 +183,7 @@ def test_who_is_on_its_way_has_not_had_its_turn():
     new = world.model("new", weights=60 * MIB)
     world.tell()
     world.actuator.activating["coming"] = (world.cluster.group("g0"), None)
-    verdict = world.judge.activation(new)
+    verdict = world.planner.activation(new)
     assert verdict.group is None and "g0 is promised to it" in verdict.reason
 
 
@@ -192,7 +192,7 @@ def test_what_is_left_of_an_engine_makes_way_for_nobody_before_it_is_buried():
     new = world.model("new", weights=60 * MIB)
     world.groups[0].state.memory[0].bookings.add(model="dead", weights_bytes=60 * MIB)
     world.tell()
-    verdict = world.judge.activation(new)
+    verdict = world.planner.activation(new)
     assert verdict.group is None and "g0 is promised to it" in verdict.reason
 
 
@@ -202,11 +202,11 @@ def test_a_model_is_as_idle_as_its_group_said_and_as_long_longer_as_nothing_was_
     new = world.model("new", weights=60 * MIB)
     world.groups[0].put("idle", idle_s=0.5, active_s=60)
     world.tell()
-    assert world.judge.activation(new).group is None
+    assert world.planner.activation(new).group is None
     world.time += 0.4
-    assert world.judge.activation(new).group is None
+    assert world.planner.activation(new).group is None
     world.time += 0.2
-    (yielding,) = world.judge.activation(new).yields
+    (yielding,) = world.planner.activation(new).yields
     assert yielding.reason.startswith("idle for 1 s")
 
 
@@ -217,7 +217,7 @@ def test_who_is_busy_is_not_idle_because_nothing_was_heard():
     world.groups[0].put("busy", idle_s=0.0, active_s=60)
     world.tell()
     world.time += 9.0
-    assert world.judge.activation(new).group is None
+    assert world.planner.activation(new).group is None
 
 
 def test_a_quantum_is_over_though_the_report_that_says_so_is_not_here_yet():
@@ -226,9 +226,9 @@ def test_a_quantum_is_over_though_the_report_that_says_so_is_not_here_yet():
     new = world.model("new", weights=60 * MIB)
     world.groups[0].put("busy", active_s=3.0, waiting=1)
     world.tell()
-    assert world.judge.activation(new).group is None
+    assert world.planner.activation(new).group is None
     world.time += 1.5
-    assert [y.model for y in world.judge.activation(new).yields] == ["busy"]
+    assert [y.model for y in world.planner.activation(new).yields] == ["busy"]
 
 
 def test_relief_is_looked_for_again_when_somebody_has_been_idle_for_long_enough():
@@ -238,9 +238,9 @@ def test_relief_is_looked_for_again_when_somebody_has_been_idle_for_long_enough(
     world.groups[0].put("busy", weights_bytes=30 * MIB, waiting=3, kv_used_bytes=20 * MIB, kv_lacking_bytes=15 * MIB)
     world.groups[0].put("idle", weights_bytes=30 * MIB, idle_s=4.0, active_s=60)
     world.tell()
-    assert world.judge.reliefs() == []
+    assert world.planner.reliefs() == []
     world.time += 1.5
-    ((_, (yielding,)),) = world.judge.reliefs()
+    ((_, (yielding,)),) = world.planner.reliefs()
     assert yielding.model == "idle"
 
 
@@ -250,9 +250,9 @@ def test_what_a_cold_start_took_is_what_who_would_come_back_cold_stays_for():
     new = world.model("new", weights=60 * MIB)
     world.groups[0].put("came", idle_s=9.0, active_s=20.0, wake_s=0.3, cold_s=10.0, came_s=10.0)
     world.tell()
-    assert world.judge.activation(new).group is None
+    assert world.planner.activation(new).group is None
     world.time += 20.5
-    assert [y.model for y in world.judge.activation(new).yields] == ["came"]
+    assert [y.model for y in world.planner.activation(new).yields] == ["came"]
 
 
 def test_what_a_group_counted_before_it_was_found_is_no_rate():
@@ -263,19 +263,19 @@ def test_what_a_group_counted_before_it_was_found_is_no_rate():
     def counted(tokens):
         group.put("a", decode_tokens=tokens)
         world.tell()
-        world.judge.observe()
-        return world.judge.rates().get("a", 0.0)
+        world.planner.observe()
+        return world.planner.rates().get("a", 0.0)
 
     assert counted(100_000) == 0.0  # placement has just started
     rate = counted(100_200)
     assert 0.0 < rate <= 200
     world.cluster.forget_group(group.address)
-    world.judge.observe()
+    world.planner.observe()
     world.cluster.add_group(group)
     assert counted(100_400) == rate
     group.remove("a")
     world.tell()
-    world.judge.observe()
+    world.planner.observe()
     assert counted(200) > rate  # it left, and came anew
 
 
@@ -302,7 +302,7 @@ def test_nothing_is_kept_of_models_that_came_served_and_went(monkeypatch):
     monkeypatch.setattr("placement.cluster.cluster._VANISHED", 4)
     world = FakeCluster(groups=2)
     world.model("stays")
-    world.judge.observe()
+    world.planner.observe()
     world.groups[0].put("stays", decode_tokens=5)
     for number in range(5):
         spec = world.model(f"gone-{number}", default_slo=common_pb2.Slo(tpot_ms=50))
@@ -310,17 +310,17 @@ def test_nothing_is_kept_of_models_that_came_served_and_went(monkeypatch):
         world.groups[1].put(f"{spec.name}-unused", tpot_target_ms=9.0)
         world.model(f"{spec.name}-unused")
         world.tell()
-        world.judge.observe()
-        assert world.judge.activation(spec).group is not None and world.judge.rates()[spec.name] > 0
-        world.judge.moved(spec.name)
+        world.planner.observe()
+        assert world.planner.activation(spec).group is not None and world.planner.rates()[spec.name] > 0
+        world.planner.moved(spec.name)
         world.time += 200.0
         world.groups[1].remove(spec.name)
         world.groups[1].remove(f"{spec.name}-unused")
         world.cluster.heard_catalogue([world.cluster.catalogue["stays"]])
         world.tell()
-        world.judge.observe()
-    assert world.judge.rates().keys() == {"stays"}
-    world.judge.moved("stays")
+        world.planner.observe()
+    assert world.planner.rates().keys() == {"stays"}
+    world.planner.moved("stays")
     kept = ["gone-3", "gone-3-unused", "gone-4", "gone-4-unused"]
-    assert {name for name in names_within(world.judge) if name.startswith("gone")} == set(kept)
+    assert {name for name in names_within(world.planner) if name.startswith("gone")} == set(kept)
     assert list(world.cluster.vanished) == kept

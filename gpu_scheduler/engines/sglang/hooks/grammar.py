@@ -53,7 +53,7 @@ def ready(original: Callable[[Any], list[Any]], manager: Any) -> list[Any]:
 def _advance(request: Any) -> None:
     from gpu_scheduler.engines.sglang.grammar.grammars import advance
 
-    entry = current.instance().book.by_rid(request.rid)
+    entry = current.instance().request_table.by_rid(request.rid)
     if entry is not None and entry.resumed_tokens:
         advance(request, list(request.origin_input_ids[-entry.resumed_tokens :]))
 

@@ -166,7 +166,7 @@ def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Non
     elif batch.forward_mode.is_extend():
         current.loop().prefill_begins(len(batch.reqs))
         counters.prefill_tokens += batch.extend_num_tokens
-        if prompts := prefilled(batch.reqs, instance.book):
+        if prompts := prefilled(batch.reqs, instance.request_table):
             instance.channel.send(prefilled=engine_pb2.Prefilled(prompts=prompts))
 
 

@@ -93,7 +93,7 @@ def held_elsewhere(result: int, _observer: Any) -> int:
     engine, and a page that a prompt half computed has begun: SGLang expects such a prompt in the last batch, and here
     it may have to wait."""
     instance = current.instance()
-    held = instance.kv.balloon + instance.moving.held_tokens
+    held = instance.kv.balloon + instance.kv_transfer.held_tokens
     return result + held + _begun_by_a_waiting_chunk(instance.scheduler, instance.kv.page_size)
 
 

@@ -40,9 +40,9 @@ def penalties(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) 
 
     orchestrator = result.penalizer_orchestrator
     if orchestrator.is_required:
-        book = current.instance().book
+        request_table = current.instance().request_table
         for row, request in enumerate(batch.reqs):
-            entry = book.by_rid(request.rid)
+            entry = request_table.by_rid(request.rid)
             resumed = entry.resumed_tokens if entry is not None else 0
             elsewhere = request.origin_input_ids[len(request.origin_input_ids) - resumed :]
             count(orchestrator, row, list(elsewhere), list(request.output_ids))

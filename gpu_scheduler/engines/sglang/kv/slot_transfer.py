@@ -129,14 +129,14 @@ class CudaIds:
 
     def poll(self, most: int | None = None) -> None:
         while self._coming and (most is None or self._booked < most) and self._coming[0][0].query():
-            self._book()
+            self._request_table()
 
     def settle(self) -> None:
         while self._coming:
             self._coming[0][0].synchronize()
-            self._book()
+            self._request_table()
 
-    def _book(self) -> None:
+    def _request_table(self) -> None:
         event, buffer, count, arrived = self._coming.popleft()
         self._booked += 1
         numbers = buffer.numpy()[:count].copy()

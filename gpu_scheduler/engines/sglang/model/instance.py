@@ -66,7 +66,7 @@ class Instance:
     """SGLang's, of this model."""
     kv: ElasticKv
     admission: Admission
-    moving: KvTransfer
+    kv_transfer: KvTransfer
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class Instance:
         stalls.trace(self.options.stall_trace_ms)
         self.device = torch.device(load.device)
         self.state = EngineState.WARM
-        self.book = RequestTable()
+        self.request_table = RequestTable()
         self.probe: Probe | None = None
-        self.outputs = Outputs(self.book, channel.send_message, self._heard_probe)
+        self.outputs = Outputs(self.request_table, channel.send_message, self._heard_probe)
         self._measured: engine_pb2.Measured | None = None
         """Of the model, once it was proven in this process."""
         self.graphs: GraphMemory | None = None
@@ -142,7 +142,7 @@ class Instance:
         """Requests whose prompts are computed, all their tokens so far, and how many they may say yet."""
         found = []
         for request in self.scheduler.running_batch.reqs:
-            entry = self.book.by_rid(request.rid)
+            entry = self.request_table.by_rid(request.rid)
             if entry is not None and not request.finished():
                 left = request.sampling_params.max_new_tokens - len(request.output_ids)
                 found.append((entry.request_id, [*request.origin_input_ids, *request.output_ids], max(0, left)))
@@ -198,7 +198,7 @@ class Instance:
         self.admission = Admission(
             self.kv, self.options.soft_wait_ms / 1e3, self.options.hard_wait_ms / 1e3, self._evict_tokens
         )
-        self.moving = KvTransfer(self.kv, self.admission, scheduler, self.memory.lease_id, self.device)
+        self.kv_transfer = KvTransfer(self.kv, self.admission, scheduler, self.memory.lease_id, self.device)
         self.state = EngineState.FILLING if self.load.from_image else EngineState.PROVING
         if not self.load.from_image:
             self._begin_probe()

@@ -24,11 +24,11 @@ class Outputs:
 
     def __init__(
         self,
-        book: RequestTable,
+        request_table: RequestTable,
         send: Callable[[engine_pb2.FromEngine], None],
         on_probe: Callable[[str, list[int], list[float], bool], None],
     ) -> None:
-        self._book = book
+        self._request_table = request_table
         self._send = send
         self._on_probe = on_probe
         """Tokens of a request that is not in the book: the engine's own."""
@@ -49,7 +49,7 @@ class Outputs:
                 if request.finished_len is None:
                     request.finished_len = end
                 end = min(end, request.finished_len)
-                entry = self._book.by_rid(request.rid)
+                entry = self._request_table.by_rid(request.rid)
                 if entry is not None and entry.withheld and isinstance(reason, FINISH_ABORT):
                     if _impossible(reason.to_json()):
                         entry.withheld = False  # it has no prompt any more, so that there is nothing to wait for
@@ -74,7 +74,7 @@ class Outputs:
             if reason is None or request.finished_output:  # its prompt takes several steps, or was told
                 continue
             request.finished_output = True
-            aborted, entry = isinstance(reason, FINISH_ABORT), self._book.by_rid(request.rid)
+            aborted, entry = isinstance(reason, FINISH_ABORT), self._request_table.by_rid(request.rid)
             vector: Sequence[float] = () if aborted else request.embedding
             if entry is None:
                 self._on_probe(request.rid, [], list(vector), True)
@@ -85,7 +85,7 @@ class Outputs:
             else:
                 chunk.finish = common_pb2.STOP
                 chunk.prompt_tokens, chunk.cached_tokens = entry.prompt_tokens, request.cached_tokens
-            self._book.close(entry)
+            self._request_table.close(entry)
         self.send(message)
 
     def add(
@@ -98,13 +98,13 @@ class Outputs:
         logprobs: Logprobs | None,
     ) -> None:
         """One request's tokens of this step; `reason` is SGLang's, if it has ended."""
-        entry = self._book.by_rid(rid)
+        entry = self._request_table.by_rid(rid)
         if entry is None:
             values = [float(value) for value in logprobs[0]] if logprobs is not None else []
             self._on_probe(rid, list(token_ids), values, reason is not None)
             return
         if reason is not None and entry.withheld and reason["type"] == "abort":
-            self._book.close(entry)
+            self._request_table.close(entry)
             reason = None
         if reason is not None and _impossible(reason):
             # SGLang has drawn one, of a prompt that was none: what waits for its grammar ends so too, whoever ends it.
@@ -125,12 +125,12 @@ class Outputs:
             _add_logprobs(chunk.logprobs, own[: len(chunk.token_ids)], *best)
         if reason is not None:
             finish(chunk, entry, reason)
-            self._book.close(entry)
+            self._request_table.close(entry)
 
     def prompt_scored(self, rid: str, logprobs: Logprobs) -> None:
         """The next tokens of a request's prompt. They leave before the end of the step that computed them, as they are
         many: of a whole prompt with 20 for each token it would be tens of megabytes."""
-        entry = self._book.by_rid(rid)
+        entry = self._request_table.by_rid(rid)
         if entry is None:
             return
         for begin in range(0, len(logprobs[0]), _SCORED_TOGETHER):
@@ -152,14 +152,14 @@ class Outputs:
 
     def _aborted(self, output: AbortReq) -> None:
         """A request that never ran, or whose prefill was stopped."""
-        entry = self._book.by_rid(output.rid or "")
+        entry = self._request_table.by_rid(output.rid or "")
         if entry is None:
             return
         message = engine_pb2.FromEngine()
         chunk = message.tokens.chunks.add(request_id=entry.request_id)
         reason = output.finished_reason
         finish(chunk, entry, dict(reason) if reason else {"type": "abort", "message": "aborted"})
-        self._book.close(entry)
+        self._request_table.close(entry)
         self._send(message)
 
 

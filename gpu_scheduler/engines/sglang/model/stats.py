@@ -42,11 +42,11 @@ def running(scheduler: Any) -> int:
     return len(requests)
 
 
-def prefilled(requests: Sequence[Any], book: RequestTable) -> list[engine_pb2.Prefilled.Prompt]:
+def prefilled(requests: Sequence[Any], request_table: RequestTable) -> list[engine_pb2.Prefilled.Prompt]:
     """How far the prompts are that SGLang is about to compute more of; those that begin are left out."""
     prompts = []
     for request in requests:
-        entry, done = book.by_rid(request.rid), len(request.prefix_indices)
+        entry, done = request_table.by_rid(request.rid), len(request.prefix_indices)
         # What was retracted after its first token computes its prompt again: the shared queue counts it no more.
         if entry is not None and not entry.told and done:
             cached = min(request.cached_tokens, done)

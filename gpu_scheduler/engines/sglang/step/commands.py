@@ -125,7 +125,7 @@ class Commands:
             self._refuse(generate.request_id, common_pb2.FAILED, _NOT_SERVING)
             return []
         try:
-            entry = instance.book.add(generate.request_id, len(generate.token_ids), generate.resumed_tokens)
+            entry = instance.request_table.add(generate.request_id, len(generate.token_ids), generate.resumed_tokens)
         except ValueError as error:
             self._refuse(generate.request_id, common_pb2.REJECTED, str(error))
             return []
@@ -140,11 +140,11 @@ class Commands:
 
     def _end(self, entry: LiveRequest, finish: common_pb2.Finish, error: str = "") -> None:
         """Ends a request that SGLang does not have (any more)."""
-        self._instance.book.close(entry)
+        self._instance.request_table.close(entry)
         self._refuse(entry.request_id, finish, error)
 
     def _abort(self, request_id: str) -> list[Any]:
-        entry = self._instance.book.by_id(request_id)
+        entry = self._instance.request_table.by_id(request_id)
         if entry is None:
             return []
         if not entry.ending:
@@ -156,7 +156,7 @@ class Commands:
     def _hand_back_all(self) -> list[Any]:
         """Hands back everything that is left; SGLang lets go of what runs after its next step."""
         aborts: list[Any] = []
-        for entry in self._instance.book:
+        for entry in self._instance.request_table:
             if not entry.ending:
                 entry.ending, entry.error = common_pb2.FAILED, _HANDED_BACK
                 aborts.append(AbortReq(rid=entry.rid))
@@ -166,7 +166,7 @@ class Commands:
         """Hands back what has not started, or was retracted: it would have to start again."""
         aborts: list[Any] = []
         for request in self._instance.scheduler.waiting_queue:
-            entry = self._instance.book.by_rid(request.rid)
+            entry = self._instance.request_table.by_rid(request.rid)
             if entry is not None and not entry.ending:
                 entry.ending, entry.error = common_pb2.FAILED, _HANDED_BACK
                 aborts.append(AbortReq(rid=entry.rid))
@@ -184,12 +184,12 @@ class Commands:
 
     def tick(self, now: float) -> list[Any]:
         """Work that is due by the clock or by what has ended."""
-        if self._export_id is not None and not len(self._instance.book):
+        if self._export_id is not None and not len(self._instance.request_table):
             self._exported()
         if self._drain_until is None:
             return []
         command_id, until = self._drain_until
-        if not len(self._instance.book):
+        if not len(self._instance.request_table):
             self._drain_until = None
             self._done(command_id)
             return []
@@ -203,13 +203,13 @@ class Commands:
         if self._draining:
             raise NotNow("a drain is under way")
         if command.live:
-            self._instance.moving.keep()
+            self._instance.kv_transfer.keep()
             self._export(command.command_id, self._instance.running())
             return []
         self._draining = True
         self._export_id = command.command_id
         aborts = self._hand_back_waiting()
-        for entry in self._instance.book:
+        for entry in self._instance.request_table:
             if not entry.ending:
                 entry.withheld = True
                 self._withheld.append(entry)
@@ -228,7 +228,7 @@ class Commands:
 
     def _export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int], int]]) -> None:
         instance = self._instance
-        instance.channel.send(kv_places=instance.moving.export(command_id, requests))
+        instance.channel.send(kv_places=instance.kv_transfer.export(command_id, requests))
         self._done(command_id)
 
     def _end_withheld(self) -> None:
@@ -241,17 +241,17 @@ class Commands:
             for entry in self._withheld:
                 entry.withheld = False
             self._withheld = [entry for entry in self._withheld if entry.rid in stopped]
-        self._instance.moving.let_go()
+        self._instance.kv_transfer.let_go()
         for entry in self._withheld:
             self._refuse(entry.request_id, common_pb2.FAILED, _HANDED_BACK)
         self._withheld.clear()
 
     def _import_kv(self, command: engine_pb2.ImportKv) -> None:
         self._only_alone()
-        self._instance.channel.send(kv_places=self._instance.moving.begin_import(command))
+        self._instance.channel.send(kv_places=self._instance.kv_transfer.begin_import(command))
 
     def _imported_kv(self, command: engine_pb2.ImportedKv) -> None:
-        self._instance.moving.end_import(command.command_id, command.failed)
+        self._instance.kv_transfer.end_import(command.command_id, command.failed)
         self._done(command.command_id)
 
     def _only_alone(self) -> None:
@@ -278,11 +278,11 @@ class Commands:
         self._done(self._instance.command_id, measured)
 
     def _hibernate(self, command: engine_pb2.Hibernate) -> None:
-        if running := len(self._instance.book):
+        if running := len(self._instance.request_table):
             runs = f"{counted(running, 'request')} {agreeing(running, 'runs', 'run')}"
             raise NotNow(f"hibernate is refused: {runs}; drain first")
         self._end_withheld()
-        self._instance.moving.abandon()
+        self._instance.kv_transfer.abandon()
         self._hibernate_id = command.command_id
 
     def _wake(self, command: engine_pb2.Wake) -> None:
@@ -291,11 +291,11 @@ class Commands:
 
     def _unload(self, command: engine_pb2.Unload) -> None:
         self._end_withheld()
-        for entry in self._instance.book:
+        for entry in self._instance.request_table:
             self._end(entry, entry.ending or common_pb2.FAILED, entry.error or _HANDED_BACK)
         # Whoever waits for a command that this one overtakes hears of it.
         overtaken = [self._hibernate_id, None if self._drain_until is None else self._drain_until[0]]
-        overtaken += self._instance.moving.imports
+        overtaken += self._instance.kv_transfer.imports
         if self._instance.state in (EngineState.FILLING, EngineState.PROVING):
             overtaken.append(self._instance.command_id)
         for command_id in overtaken:

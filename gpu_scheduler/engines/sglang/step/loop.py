@@ -43,7 +43,7 @@ class StepLoop:
         self._instance = instance
         self._ranks = instance.ranks
         self.pacer = Pacer()
-        self._giving = Reclaim(instance, self.changed)
+        self._reclaim = Reclaim(instance, self.changed)
         self._commands = Commands(instance, self.changed)
         self._gave_way = False
         """In the last step: it did nothing, because another engine went first."""
@@ -98,7 +98,7 @@ class StepLoop:
         self._decodes(self._instance.scheduler.running_batch, now)
         inputs += self._commands.tick(now)
         self._probe(inputs)
-        self._giving.attend(now)
+        self._reclaim.attend(now)
         self._tell(now)
         if messages or inputs:
             self._told_idle = False
@@ -206,9 +206,9 @@ class StepLoop:
         if probe is not None and probe.has(request.rid):
             probe.stop(f"no KV memory for a pass of {len(request.origin_input_ids)} tokens under the present limit")
             return
-        entry = self._instance.book.by_rid(request.rid)
+        entry = self._instance.request_table.by_rid(request.rid)
         if entry is not None:
-            self._instance.book.close(entry)
+            self._instance.request_table.close(entry)
             self._instance.channel.send(parked=engine_pb2.Parked(request_id=entry.request_id))
 
     # --- before SGLang forms a prefill batch
@@ -222,9 +222,9 @@ class StepLoop:
         # Nothing is held for decodes that stand still themselves.
         if self.pacer.holds and _going_on(running) and not self._ranks.gives_way():
             return False
-        if self._giving.over_limit():
+        if self._reclaim.over_limit():
             if running.is_empty():
-                self._giving.shrink(retract_chunked, scheduler)
+                self._reclaim.shrink(retract_chunked, scheduler)
             return False
         request = scheduler.chunked_req
         if request is not None:
@@ -250,7 +250,7 @@ class StepLoop:
 
     def before_decode(self, batch: Any) -> None:
         """Over the limit with nothing left to evict: running requests leave, one by one."""
-        self._giving.shrink(retract_one, self._instance.scheduler, batch)
+        self._reclaim.shrink(retract_one, self._instance.scheduler, batch)
 
     def gives_way(self, batch: Any) -> bool:
         """Whether the decode step of this batch, which is due, waits: another engine goes first. Never that of a
@@ -276,7 +276,7 @@ class StepLoop:
         """Of those that have their first token. Its time is when it is seen here, which is right behind the step."""
         for request in requests:
             tokens = len(request.output_ids)
-            entry = self._instance.book.by_rid(request.rid) if tokens else None
+            entry = self._instance.request_table.by_rid(request.rid) if tokens else None
             if entry is not None:
                 if entry.first_at is None:
                     entry.first_at = now
@@ -343,7 +343,7 @@ class StepLoop:
         if self._commands.when_idle():
             return
         kv = instance.kv
-        expected_s = instance.moving.expected_s(time.monotonic())
+        expected_s = instance.kv_transfer.expected_s(time.monotonic())
         if self._expected and not expected_s:
             self.changed()
         self._expected = expected_s > 0
@@ -355,7 +355,7 @@ class StepLoop:
                 kv.give_up_empties()
         now = time.monotonic()
         if not self._told_idle:
-            self._giving.report()
+            self._reclaim.report()
             self._looks = list(_IDLE_LOOKS_S)
         if not self._told_idle or kv.memory.mapped_bytes != self._told_mapped:
             self._send_stats(now)
@@ -370,7 +370,7 @@ class StepLoop:
 
     def _tell(self, now: float) -> None:
         if now - self._stats_at >= EVERY_S and not self._told_idle:
-            self._giving.report(if_due_at=now)
+            self._reclaim.report(if_due_at=now)
             self._send_stats(now)
 
     def _send_stats(self, now: float) -> None:

@@ -127,7 +127,7 @@ class Pacer:
 
     def wants(self, now: float) -> bool:
         """Whether decode steps, where there are any, are to be made before those of neighbours."""
-        return self._pace.hurries or decode_arbitration.wants(self._lead(now), self.step.seconds)
+        return self._pace.urgent or decode_arbitration.wants(self._lead(now), self.step.seconds)
 
     @property
     def need(self) -> float | None:

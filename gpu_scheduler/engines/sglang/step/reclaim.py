@@ -70,7 +70,7 @@ class Reclaim:
             self._changed()
             return
         instance.admission.ahead(instance.scheduler.tree_cache, now)
-        kept = instance.admission.evicts(now) or instance.moving.expected_s(now) > 0
+        kept = instance.admission.evicts(now) or instance.kv_transfer.expected_s(now) > 0
         if now >= self._empties_at and not kept and not instance.scheduler.is_fully_idle():
             self._empties_at = now + _EMPTIES_LOOK_S
             kv.give_up_empties(older_than_s=instance.options.linger_ms / 1e3)
@@ -169,7 +169,7 @@ class Reclaim:
 
     def _moves_later(self) -> bool:
         """Others go by where KV is, for a moment: by place nearly all would have to go."""
-        if not self._instance.moving.busy:
+        if not self._instance.kv_transfer.busy:
             self._busy_since = None
             return False
         now = time.monotonic()
@@ -178,7 +178,7 @@ class Reclaim:
 
     def _may_move(self) -> bool:
         """Nobody else goes by where things are."""
-        return self._ranks.size == 1 and not self._instance.moving.busy
+        return self._ranks.size == 1 and not self._instance.kv_transfer.busy
 
     def _move_together(self, extents: int) -> None:
         """So that so many leave. Only what `_may_move`, with the device at rest."""

@@ -110,7 +110,7 @@ def test_a_cycle_is_short_or_its_step_the_least(prefilling, neighbours, at_once)
         return
     bound = [one for one in neighbours if one.bears(RULES) < at_once]
     alone_s = answer.chunk_tokens / prefilling.tokens_per_s
-    cycle_s = BESIDE * alone_s * answer.stretch
+    cycle_s = BESIDE * alone_s * answer.slowdown
     assert (
         cycle_s <= RULES.cycle_steps * min(one.step_s for one in bound) * (1 + 1e-9)
         or alone_s <= max(RULES.fixed_costs * prefilling.least_s, RULES.least_step_s) * (1 + 1e-9)
@@ -154,6 +154,6 @@ def test_every_prompt_is_done_after_a_stated_number_of_steps(prefilling, neighbo
 @given(PREFILLS, NEIGHBOURS)
 def test_a_pace_never_counts_as_faster_than_none(prefilling, neighbours):
     answer = pace(prefilling, neighbours)
-    assert answer.stretch >= 1.0
-    assert answer != FREE or answer.stretch == 1.0
-    assert answer.share * answer.stretch == pytest.approx(1.0)
+    assert answer.slowdown >= 1.0
+    assert answer != FREE or answer.slowdown == 1.0
+    assert answer.share * answer.slowdown == pytest.approx(1.0)

@@ -98,9 +98,9 @@ def test_a_hold_is_a_ninth_of_the_prefill_step_before():
 def test_decodes_that_need_little_get_a_third_of_the_time():
     hold = DecodeWindow()
     hold.prefilled(10.0, 0.9)
-    for need in (0.1, RULES.own_cheap):
+    for need in (0.1, RULES.decode_first_max_share):
         assert hold.left_s(10.0, need) == pytest.approx(0.45) and hold.left_s(10.44, need) == pytest.approx(0.01)
-    assert hold.left_s(10.0, RULES.own_cheap + 0.01) == pytest.approx(0.1)
+    assert hold.left_s(10.0, RULES.decode_first_max_share + 0.01) == pytest.approx(0.1)
 
 
 @given(SECONDS, st.lists(SECONDS, min_size=1, max_size=40), st.sampled_from([0.1, HALF]))
@@ -111,5 +111,5 @@ def test_prefills_have_their_least_share_but_for_the_step_under_way(step_s, took
             now, decoded_s = now + step_s, decoded_s + step_s
         now += seconds
         hold.prefilled(now, seconds)
-    least = RULES.own_least_share if need == HALF else 1 - RULES.own_cheap
+    least = RULES.own_least_share if need == HALF else 1 - RULES.decode_first_max_share
     assert decoded_s <= sum(took_s) * (1 / least - 1) + len(took_s) * step_s + 1e-9

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelMemory, PrefillLimits, admit
+from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelKv, PrefillLimits, admit
 from gpu_scheduler.policy.queue.backlog import Backlog, BacklogRules, RequestState
 from gpu_scheduler.policy.queue.decisions import NeedMemory, Start, Why
 from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
@@ -24,7 +24,7 @@ def backlog(*models, rules=None):
 
 
 def plenty(*models):
-    return AdmissionMemory({model: ModelMemory(limit=1 << 40, held=0) for model in models or ("a", "b")})
+    return AdmissionMemory({model: ModelKv(limit=1 << 40, held=0) for model in models or ("a", "b")})
 
 
 def add(queue, request_id, model, seconds, deadline=inf, arrival=0.0, decode=0, now=0.0):
@@ -166,7 +166,7 @@ def test_requests_of_a_model_that_is_not_active_do_not_start_and_hold_up_nobody(
 
 
 def test_prompt_and_forecast_of_the_decode_count():
-    memory = ModelMemory(limit=0, held=0, token_bytes=100)
+    memory = ModelKv(limit=0, held=0, token_bytes=100)
     assert memory.bytes_for(WaitingRequest("r", "a", 0.0, prompt_tokens=16, decode_tokens=2)) == 1800
 
 
@@ -190,7 +190,7 @@ MEMORY_TABLE = """
 def test_a_request_of_1024_bytes_that_lacks_some_asks_for_all_that_its_model_has_not_got(row):
     facts, lacks = row.split("|")
     limit, held, reclaimable, growth, free = (None if f == "-" else int(f) for f in facts.split())
-    model = ModelMemory(limit, held, reclaimable, growth, devices=("d0",))
+    model = ModelKv(limit, held, reclaimable, growth, devices=("d0",))
     memory = AdmissionMemory({"a": model}, {} if free is None else {"d0": free})
     queue = backlog("a")
     add(queue, "r", "a", 1.0, deadline=3.0)
@@ -205,7 +205,7 @@ def test_a_request_of_s_without_memory_is_passed_over_and_later_ones_of_its_mode
     add(queue, "large", "a", 2.0, deadline=10.0)
     add(queue, "small", "a", 0.1, deadline=11.0)
     add(queue, "other", "b", 0.1, deadline=12.0)
-    memory = AdmissionMemory({"a": ModelMemory(limit=1024, held=0), "b": ModelMemory(limit=1024, held=0)})
+    memory = AdmissionMemory({"a": ModelKv(limit=1024, held=0), "b": ModelKv(limit=1024, held=0)})
     decisions = decide(queue, memory=memory)
     assert decisions == [NeedMemory("a", 2048, "large", 8.0), Start("other", Why.ON_TIME)]
 
@@ -214,7 +214,7 @@ def test_a_claim_of_s_keeps_what_its_device_has_free():
     queue = backlog()
     add(queue, "large", "a", 2.0, deadline=10.0)
     add(queue, "other", "b", 0.5, deadline=12.0)
-    models = {model: ModelMemory(limit=1 << 20, held=0, devices=("d0",)) for model in "ab"}
+    models = {model: ModelKv(limit=1 << 20, held=0, devices=("d0",)) for model in "ab"}
     decisions = decide(queue, memory=AdmissionMemory(models, {"d0": 1024}))
     assert decisions == [NeedMemory("a", 2048, "large", 8.0, 1024), NeedMemory("b", 512, "other", 11.5, 512)]
 
@@ -222,7 +222,7 @@ def test_a_claim_of_s_keeps_what_its_device_has_free():
 def test_a_tensor_parallel_model_needs_room_on_all_of_its_devices():
     queue = backlog("a")
     add(queue, "r", "a", 1.0, deadline=10.0)
-    memory = AdmissionMemory({"a": ModelMemory(limit=4096, held=0, devices=("d0", "d1"))}, {"d0": 4096, "d1": 1000})
+    memory = AdmissionMemory({"a": ModelKv(limit=4096, held=0, devices=("d0", "d1"))}, {"d0": 4096, "d1": 1000})
     assert decide(queue, memory=memory) == [NeedMemory("a", 1024, "r", 9.0, 24)]
 
 
@@ -231,7 +231,7 @@ def test_memory_is_asked_for_while_the_turn_is_elsewhere():
     add(queue, "1", "a", 0.1, deadline=5.0)
     carry_out(queue, decide(queue), 0.0)
     add(queue, "2", "b", 1.0, deadline=6.0)
-    memory = AdmissionMemory({"a": ModelMemory(limit=1 << 20, held=0), "b": ModelMemory(limit=0, held=0)})
+    memory = AdmissionMemory({"a": ModelKv(limit=1 << 20, held=0), "b": ModelKv(limit=0, held=0)})
     assert [type(d) for d in decide(queue, memory=memory)] == [NeedMemory]
 
 
@@ -240,7 +240,7 @@ def test_one_pass_never_grants_more_than_there_is(data):
     queue = backlog("a", "b")
     number = st.integers(0, 4096)
     models = {
-        name: ModelMemory(
+        name: ModelKv(
             limit=data.draw(number),
             held=(held := data.draw(number)),
             reclaimable=data.draw(st.integers(0, held)),
@@ -297,7 +297,7 @@ def test_two_late_requests_do_not_use_the_same_room():
 def test_memory_for_the_second_queue_is_asked_for_only_while_s_is_empty():
     queue = backlog()
     add(queue, "late", "a", 1.0, deadline=0.5)
-    memory = AdmissionMemory({"a": ModelMemory(limit=0, held=0), "b": ModelMemory(limit=1 << 20, held=0)})
+    memory = AdmissionMemory({"a": ModelKv(limit=0, held=0), "b": ModelKv(limit=1 << 20, held=0)})
     assert decide(queue, memory=memory) == [NeedMemory("a", 1024, "late", inf)]
     add(queue, "s", "b", 1.0, deadline=9.0)
     assert decide(queue, memory=memory) == [Start("s", Why.ON_TIME)]
@@ -391,9 +391,7 @@ def test_by_arrival_each_model_is_served_in_order_and_what_one_lacks_keeps_nobod
     add(queue, "long", "a", 4.0, deadline=0.1, arrival=0.0)
     add(queue, "short", "a", 1.0, deadline=9.0, arrival=0.1, now=0.1)
     add(queue, "other", "b", 1.0, deadline=0.2, arrival=0.2, now=0.2)
-    memory = AdmissionMemory(
-        {"a": ModelMemory(2 << 10, 0, devices=("d",)), "b": ModelMemory(2 << 10, 0, devices=("d",))}
-    )
+    memory = AdmissionMemory({"a": ModelKv(2 << 10, 0, devices=("d",)), "b": ModelKv(2 << 10, 0, devices=("d",))})
     decisions = admit(queue.plan(0.2), queue, memory, PrefillLimits(joint_s=inf))
     assert started(decisions) == ["other"]
     # Nothing that runs is stopped for it: it has no slack.
@@ -420,6 +418,6 @@ def test_nobody_asks_for_memory_who_has_no_place():
     queue = backlog()
     add(queue, "1", "a", 0.1, deadline=5.0)
     add(queue, "2", "a", 0.1)
-    none = AdmissionMemory({name: ModelMemory(limit=0, held=0) for name in ("a", "b")})
+    none = AdmissionMemory({name: ModelKv(limit=0, held=0) for name in ("a", "b")})
     assert any(isinstance(d, NeedMemory) for d in admit(queue.plan(0.0), queue, none, PrefillLimits()))
     assert admit(queue.plan(0.0), queue, none, PrefillLimits(), {"a": 0}) == []

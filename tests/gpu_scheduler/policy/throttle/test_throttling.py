@@ -71,7 +71,7 @@ def test_a_step_that_is_seen_to_be_quicker_than_it_was_measured_keeps_the_target
 def test_engines_hurry_of_whose_models_late_requests_wait(group):
     group.started("a", "r1", 0.050)
     group.started("b", "r2", 0.050)
-    assert [group.paces(late=["a", "c"])[name].hurries for name in "abc"] == [True, False, False]
+    assert [group.paces(late=["a", "c"])[name].urgent for name in "abc"] == [True, False, False]
 
 
 def test_an_engine_is_held_for_its_neighbours_and_for_its_own_decodes_at_once(group):
@@ -166,11 +166,11 @@ def test_who_would_be_late_by_its_pauses_makes_none(group):
     group.decodes("a", "r1", 0.016)
     paced, asked = group.paces()["b"], []
 
-    def late_by(model, stretch):
-        asked.append((model, stretch))
+    def late_by(model, slowdown):
+        asked.append((model, slowdown))
         return model == "b"
 
     found = group.paces(late_by=late_by)
     assert found == {"a": FREE, "b": PrefillThrottle(paced.chunk_tokens), "c": paced}
-    assert asked == [("b", paced.stretch), ("c", paced.stretch)], "of the others there are none"
+    assert asked == [("b", paced.slowdown), ("c", paced.slowdown)], "of the others there are none"
     assert group.paces()["b"] == paced

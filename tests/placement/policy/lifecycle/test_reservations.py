@@ -28,10 +28,10 @@ def new(name="new", weights=40):
 
 
 def test_before_its_patience_is_over_it_waits_and_then_the_one_with_the_least_claim_makes_way():
-    g, promises = group(), Reservations(PATIENCE_S)
+    g, reservations = group(), Reservations(PATIENCE_S)
     there = standing([g], [on(g, "much", stay_s=60.0, claims=5), on(g, "little", stay_s=9.0, claims=1)], RULES)
-    assert isinstance(promises.ask(new(), there, 0.0).outcome, Wait)
-    answer = promises.ask(new(), there, 2.0)
+    assert isinstance(reservations.ask(new(), there, 0.0).outcome, Wait)
+    answer = reservations.ask(new(), there, 2.0)
     assert isinstance(answer.outcome, Activate)
     (eviction,) = answer.evictions
     assert (type(eviction), eviction.model) == (Hibernate, "little")
@@ -39,64 +39,64 @@ def test_before_its_patience_is_over_it_waits_and_then_the_one_with_the_least_cl
 
 
 def test_of_equal_claims_the_one_that_has_been_awake_longest_makes_way():
-    g, promises = group(), Reservations(0.0)
+    g, reservations = group(), Reservations(0.0)
     there = standing([g], [on(g, "a", stay_s=9.0), on(g, "b", stay_s=60.0)], RULES)
-    assert [e.model for e in promises.ask(new(), there, 0.0).evictions] == ["b"]
+    assert [e.model for e in reservations.ask(new(), there, 0.0).evictions] == ["b"]
 
 
 def test_nobody_makes_way_before_its_quantum_and_pinned_ones_never_do():
-    g, promises = group(), Reservations(0.0)
+    g, reservations = group(), Reservations(0.0)
     there = standing([g], [on(g, "came", stay_s=3.9), on(g, "pinned", stay_s=99.0, pinned=True)], RULES)
-    answer = promises.ask(new(), there, 0.0)
+    answer = reservations.ask(new(), there, 0.0)
     assert answer.outcome.reason.endswith("g is promised to it, which has waited for 0.0 s")
     there = standing([g], [on(g, "a", stay_s=99.0, pinned=True), on(g, "b", stay_s=99.0, pinned=True)], RULES)
     assert "promised" not in Reservations(0.0).ask(new(), there, 0.0).outcome.reason
 
 
 def test_nobody_else_comes_up_where_a_group_is_promised():
-    g, promises = group(), Reservations(0.0)
+    g, reservations = group(), Reservations(0.0)
     there = standing([g], [on(g, "small", 30, stay_s=0.0)], RULES)
-    assert isinstance(promises.ask(new("large", 90), there, 0.0).outcome, Wait)
-    assert isinstance(promises.ask(new("fits", 20), there, 0.0).outcome, Wait)
+    assert isinstance(reservations.ask(new("large", 90), there, 0.0).outcome, Wait)
+    assert isinstance(reservations.ask(new("fits", 20), there, 0.0).outcome, Wait)
     there = standing([g], [], RULES)
-    assert isinstance(promises.ask(new("large", 90), there, 0.1).outcome, Activate)
-    promises.served("large")
-    assert isinstance(promises.ask(new("fits", 20), there, 0.1).outcome, Activate)
+    assert isinstance(reservations.ask(new("large", 90), there, 0.1).outcome, Activate)
+    reservations.served("large")
+    assert isinstance(reservations.ask(new("fits", 20), there, 0.1).outcome, Activate)
 
 
 def test_who_can_be_promised_none_beside_pinned_models_holds_nobody_up():
-    g, promises = group(), Reservations(0.0)
+    g, reservations = group(), Reservations(0.0)
     pinned, busy = on(g, "pinned", 40, stay_s=99.0, pinned=True), on(g, "busy", 40, stay_s=99.0)
     there = standing([g], [pinned, busy], RULES)
-    assert isinstance(promises.ask(new("large", 90), there, 0.0).outcome, Wait)
-    assert not promises.any(0.0)
-    assert [e.model for e in promises.ask(new("small", 50), there, 0.0).evictions] == ["busy"]
-    promises.served("small")
+    assert isinstance(reservations.ask(new("large", 90), there, 0.0).outcome, Wait)
+    assert not reservations.any(0.0)
+    assert [e.model for e in reservations.ask(new("small", 50), there, 0.0).evictions] == ["busy"]
+    reservations.served("small")
     there = standing([g], [busy], RULES)
-    assert isinstance(promises.ask(new("large", 90), there, 0.1).outcome, Activate), "the pinned one is gone"
+    assert isinstance(reservations.ask(new("large", 90), there, 0.1).outcome, Activate), "the pinned one is gone"
 
 
 def test_who_has_stopped_asking_holds_nobody_up():
-    g, promises = group(), Reservations(0.0)
+    g, reservations = group(), Reservations(0.0)
     there = standing([g], [on(g, "small", 30, stay_s=0.0)], RULES)
-    promises.ask(new("large", 90), there, 0.0)
-    assert promises.any(FORGOTTEN_S) and not promises.any(FORGOTTEN_S + 0.1)
-    assert isinstance(promises.ask(new("fits", 20), there, FORGOTTEN_S + 0.1).outcome, Activate)
+    reservations.ask(new("large", 90), there, 0.0)
+    assert reservations.any(FORGOTTEN_S) and not reservations.any(FORGOTTEN_S + 0.1)
+    assert isinstance(reservations.ask(new("fits", 20), there, FORGOTTEN_S + 0.1).outcome, Activate)
 
 
 def test_who_was_given_its_group_and_does_not_come_holds_it_no_longer_than_who_stops_asking():
-    g, promises = group(), Reservations(0.0)
+    g, reservations = group(), Reservations(0.0)
     there = standing([g], [on(g, "idle", 60, stay_s=99.0)], RULES)
-    assert isinstance(promises.ask(new("large", 90), there, 0.0, holds_s=5.0).outcome, Activate)
-    assert promises.any(FORGOTTEN_S) and not promises.any(FORGOTTEN_S + 0.1)
+    assert isinstance(reservations.ask(new("large", 90), there, 0.0, holds_s=5.0).outcome, Activate)
+    assert reservations.any(FORGOTTEN_S) and not reservations.any(FORGOTTEN_S + 0.1)
 
 
 def test_a_group_that_is_lost_is_promised_no_more():
-    g, h, promises = group("g"), group("h"), Reservations(0.0)
+    g, h, reservations = group("g"), group("h"), Reservations(0.0)
     there = standing([g, h], [on(g, "a", 90, claims=1, stay_s=0.0), on(h, "b", 90, claims=2, stay_s=0.0)], RULES)
-    assert "g is promised" in promises.ask(new(), there, 0.0).outcome.reason
+    assert "g is promised" in reservations.ask(new(), there, 0.0).outcome.reason
     there.lose("g")
-    assert "h is promised" in promises.ask(new(), there, 0.1).outcome.reason
+    assert "h is promised" in reservations.ask(new(), there, 0.1).outcome.reason
 
 
 class Rotation:
@@ -106,7 +106,7 @@ class Rotation:
     def __init__(self, weights):
         self.group = group()
         self.models = {f"m{i}": Model(f"m{i}", 1.0, each) for i, each in enumerate(weights)}
-        self.promises = Reservations(PATIENCE_S)
+        self.reservations = Reservations(PATIENCE_S)
         self.active_at = {}
         self.waits_since = dict.fromkeys(self.models, 0.0)
         self.longest = 0.0
@@ -115,9 +115,9 @@ class Rotation:
         now = 0.0
         while now < seconds:
             for name in [n for n in self.models if n not in self.active_at]:
-                answer = self.promises.ask(self.models[name], self.standing(now, claims), now)
+                answer = self.reservations.ask(self.models[name], self.standing(now, claims), now)
                 if isinstance(answer.outcome, Activate):
-                    self.promises.served(name)
+                    self.reservations.served(name)
                     for eviction in answer.evictions:
                         assert not isinstance(eviction, GoCold)
                         assert now - self.active_at.pop(eviction.model) >= RULES.quantum_s
@@ -152,6 +152,6 @@ def test_however_large_they_are_each_is_served_within_the_bound(weights, claims)
 
 def test_without_patience_those_that_came_first_keep_their_places():
     rotation = Rotation([40] * 4)
-    rotation.promises = Reservations(inf)
+    rotation.reservations = Reservations(inf)
     assert rotation.run(50.0, [0]) >= 50.0
     assert set(rotation.active_at) == {"m0", "m1"}

@@ -240,7 +240,7 @@ instance.decode_step_s = 0.005
 loop.pacer.look(clock.now, Pace(step_s=0.008))
 module.Loop._pace = lambda loop: Pace(step_s=0.008)
 runs, over = MagicMock(to_finish=None, output_ids=[7]), MagicMock(to_finish=None, output_ids=[7])
-instance.book.by_rid.return_value.first_at = None
+instance.request_table.by_rid.return_value.first_at = None
 runs.finished.return_value, over.finished.return_value = False, True
 scheduler.running_batch.reqs = [over, runs]
 way_is_free, loop._gave_way = clock.now + 1.0, True
@@ -251,7 +251,7 @@ seen = clock.now
 loop.pull()
 assert clock.now >= way_is_free and instance.ranks.told[0] == 0.625, instance.ranks.told
 assert told[0] == (0.625, True), "its first token is seen before it stands still"
-assert instance.book.by_rid.return_value.first_at == seen
+assert instance.request_table.by_rid.return_value.first_at == seen
 
 scheduler.running_batch.reqs = [over]
 began, way_is_free, loop._gave_way = clock.now, clock.now + 1.0, True
@@ -348,7 +348,7 @@ ranks.alone.return_value = ranks.gives_way.return_value = False
 loop = module.Loop(instance)
 request = MagicMock(to_finish=None, output_ids=[7])
 request.finished.return_value = False
-instance.book.by_rid.return_value.first_at = None
+instance.request_table.by_rid.return_value.first_at = None
 batch = MagicMock(reqs=[request])
 
 def steps(count, seconds):
@@ -366,7 +366,7 @@ instance.state = EngineState.ACTIVE
 steps(10, 0.012)
 assert told[-1] == (2.0, False), "its target seems out of reach"
 steps(20, 0.012)
-instance.book.by_rid.return_value.first_at = None
+instance.request_table.by_rid.return_value.first_at = None
 now += 0.1
 loop.gives_way(batch)
 assert 0.012 <= instance.decode_step_s < 0.013, instance.decode_step_s

@@ -74,7 +74,7 @@ def test_tokens_that_are_on_their_way_count_and_so_does_the_time_until_they_are_
 
 
 def test_an_engine_of_whose_model_late_requests_wait_wants_more_whatever_it_has_in_hand(pacer):
-    pacer.look(100.0, PrefillThrottle(step_s=0.014, hurries=True))
+    pacer.look(100.0, PrefillThrottle(step_s=0.014, urgent=True))
     assert decoding(pacer, 100.0, (100.0, 50)) and not pacer.holds
 
 
