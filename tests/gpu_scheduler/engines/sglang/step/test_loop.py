@@ -91,7 +91,7 @@ scheduler.waiting_queue, scheduler.last_batch = ["a long prompt"], None
 memory.woken, memory.overage_bytes.return_value = False, 0
 instance.options.park_after_ms = 1e9
 
-loop = module.Loop(instance)
+loop = module.StepLoop(instance)
 loop._commands, loop._giving, loop._tell = MagicMock(), MagicMock(), MagicMock()
 loop._commands.tick.return_value, loop._commands.next_deadline_s.return_value = [], None
 began = []
@@ -111,12 +111,12 @@ def test_a_pause_is_as_long_as_the_step_before_asks_for_and_not_what_was_waited_
 
 
 PATIENCE = (
-    PAUSES.split("loop = module.Loop(instance)")[0]
+    PAUSES.split("loop = module.StepLoop(instance)")[0]
     + """
 instance.options.park_after_ms = 200
 
 def parked_after(probe, headroom):
-    loop = module.Loop(instance)
+    loop = module.StepLoop(instance)
     loop._commands, loop._giving, loop._tell, loop._park = MagicMock(), MagicMock(), MagicMock(), MagicMock()
     loop._commands.tick.return_value, loop._commands.next_deadline_s.return_value = [], None
     instance.ranks.pace = instance.ranks.pace_now = lambda: module.FREE
@@ -195,14 +195,14 @@ def test_an_engine_answers_where_it_reads_its_socket(imported: Imported) -> None
 
 
 WAY = (
-    PAUSES.split("loop = module.Loop(instance)")[0]
+    PAUSES.split("loop = module.StepLoop(instance)")[0]
     .replace("Pace(128, 2.0)", "Pace(128, 1.0)")
     .replace(
         "    pace_now = pace\n",
         "    pace_now = pace\n    def gives_way_now(self):\n        return clock.now < way_is_free\n",
     )
     + """
-loop = module.Loop(instance)
+loop = module.StepLoop(instance)
 loop._commands, loop._giving, loop._tell = MagicMock(), MagicMock(), MagicMock()
 loop._commands.tick.return_value, loop._commands.next_deadline_s.return_value = [], None
 way_is_free, scheduler.chunked_req = 200.0, None
@@ -345,7 +345,7 @@ ranks = instance.ranks
 ranks.size, ranks.now, ranks.pace, ranks.decode_step = 1, lambda: now, lambda: pace, lambda own: own
 ranks.decodes = lambda requests, need, wanting: told.append((need, wanting))
 ranks.alone.return_value = ranks.gives_way.return_value = False
-loop = module.Loop(instance)
+loop = module.StepLoop(instance)
 request = MagicMock(to_finish=None, output_ids=[7])
 request.finished.return_value = False
 instance.request_table.by_rid.return_value.first_at = None
