@@ -196,7 +196,7 @@ def test_an_engine_answers_where_it_reads_its_socket(imported: Imported) -> None
 
 WAY = (
     PAUSES.split("loop = module.StepLoop(instance)")[0]
-    .replace("Pace(128, 2.0)", "Pace(128, 1.0)")
+    .replace("PrefillThrottle(128, 2.0)", "PrefillThrottle(128, 1.0)")
     .replace(
         "    pace_now = pace\n",
         "    pace_now = pace\n    def gives_way_now(self):\n        return clock.now < way_is_free\n",
@@ -237,8 +237,8 @@ OVER = (
     + """
 way_is_free, scheduler.chunked_req, scheduler.waiting_queue = 200.0, None, []
 instance.decode_step_s = 0.005
-loop.pacer.look(clock.now, Pace(step_s=0.008))
-module.Loop._pace = lambda loop: Pace(step_s=0.008)
+loop.pacer.look(clock.now, PrefillThrottle(step_s=0.008))
+module.StepLoop._pace = lambda loop: PrefillThrottle(step_s=0.008)
 runs, over = MagicMock(to_finish=None, output_ids=[7]), MagicMock(to_finish=None, output_ids=[7])
 instance.request_table.by_rid.return_value.first_at = None
 runs.finished.return_value, over.finished.return_value = False, True
