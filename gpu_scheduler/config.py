@@ -8,9 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from gpu_scheduler.engines import echo
-from gpu_scheduler.engines.sglang.base.errors import CommandError
-from gpu_scheduler.engines.sglang.base.options import Options
+from gpu_scheduler.engines import kinds
 from gpu_scheduler.policy.memory.forecast import ForecastRules
 from gpu_scheduler.policy.queue import admission
 from gpu_scheduler.policy.queue.backlog import BacklogRules
@@ -68,11 +66,7 @@ class Engines(ConfigSection):
     @field_validator("options")
     @classmethod
     def _some_engine_has_them(cls, options: dict[str, str]) -> dict[str, str]:
-        """A group may have engines of either kind, each of which looks at its own."""
-        try:
-            Options.parse({name: value for name, value in options.items() if name not in echo.OPTIONS}, "cpu:0")
-        except CommandError as error:
-            raise ValueError(str(error)) from None
+        kinds.check_options(options)
         return options
 
 
