@@ -422,7 +422,7 @@ class Dispatcher:
         """Each has its pace. Where one engine prefills at a time, that whose prefill is under way has the turn; while
         there is none, anybody."""
         in_flight = self._backlog.in_flight()
-        if self._rules.protect_decodes:
+        if self._rules.experiments.protect_decodes:
             now = self._now()
             self._protection.prefills({waiting.model for waiting in in_flight}, now)
             for model, pace in self._protection.paces(
