@@ -14,7 +14,7 @@ GENERATED := $(PROTOS:.proto=_pb2.py)
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help env protos serve test test-fast test-gpu check bench fuzz figures clean
+.PHONY: help env protos serve test test-fast test-benchmarks test-gpu check bench fuzz figures clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -43,6 +43,9 @@ test: env protos ## all tests that need no GPU
 
 test-fast: env protos ## the tests that start no SGLang
 	@$(PYTEST) -m "not sglang and not gpu"
+
+test-benchmarks: env protos ## the tests of benchmarks/
+	@$(PYTEST) benchmarks/tests
 
 test-gpu: env protos ## the tests that need a GPU
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu

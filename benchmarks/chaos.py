@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import _report  # noqa: E402
-from tests import faketime  # noqa: E402
-from tests.chaos import clients, faults, scarcity  # noqa: E402
-from tests.chaos.world import STEP_MS, Chaos, chaos  # noqa: E402
+from testing import faketime  # noqa: E402
+from testing.chaos import clients, faults, scarcity  # noqa: E402
+from testing.chaos.world import STEP_MS, Chaos, chaos  # noqa: E402
 
 STREAMS = 50
 FAULTS: dict[str, faults.Fault] = {

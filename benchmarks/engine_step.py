@@ -31,7 +31,7 @@ from gpu_scheduler.engines.engine import EngineProcess, Spawn
 from gpu_scheduler.engines.kinds import KINDS
 from protos import common_pb2, engine_pb2
 from services.runtime import tasks
-from tests.gpu_scheduler.engines.sglang import harness
+from testing.engines import harness
 
 KINDS["step"] = replace(KINDS["echo"], module="benchmarks.engine_step_process")
 MODEL = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2} | {

@@ -28,9 +28,9 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import _report  # noqa: E402
 from protos import common_pb2  # noqa: E402
 from services.errors import PrismError  # noqa: E402
-from tests.end_to_end.world import MODELS  # noqa: E402
-from tests.fleet.network import missing  # noqa: E402
-from tests.fleet.world import PROMPT, Fleet, fleet, group_name  # noqa: E402
+from testing.fleet.network import missing  # noqa: E402
+from testing.fleet.world import PROMPT, Fleet, fleet, group_name  # noqa: E402
+from testing.systems.local import MODELS  # noqa: E402
 
 MODEL, OTHER, THIRD = MODELS
 TOKENS = 100

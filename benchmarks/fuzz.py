@@ -23,10 +23,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import _report  # noqa: E402
-from tests.fuzz import decoders, grammars, schemas  # noqa: E402
-from tests.fuzz.outcome import Outcome  # noqa: E402
-from tests.fuzz.surfaces import SURFACES  # noqa: E402
-from tests.fuzz.system import attack, fuzzed  # noqa: E402
+from testing.fuzz import decoders, grammars, schemas  # noqa: E402
+from testing.fuzz.outcome import Outcome  # noqa: E402
+from testing.fuzz.surfaces import SURFACES  # noqa: E402
+from testing.fuzz.system import attack, fuzzed  # noqa: E402
 
 
 async def over_the_wire(cases: int, described: int, seed: int, only: list[str]) -> dict[str, Outcome]:

@@ -3,7 +3,7 @@
     python benchmarks/placement_optimum.py                  # 500 instances of each family, some ten minutes
     python benchmarks/placement_optimum.py --instances 50
 
-For each family of instances (`_optimum.py`), for Algorithm 1 with first-fit-decreasing alone and with local search
+For each family of instances (`testing/optimum.py`), for Algorithm 1 with first-fit-decreasing alone and with local search
 behind it: the largest pressure over the least that any placement has (mean, p99, worst), and the share of the
 instances, all of which have a placement, for which none was found. Every 25th optimum is proved by HiGHS.
 
@@ -26,9 +26,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _report
-from benchmarks._optimum import FAMILIES, Undecided, draw_instance, exists_below, largest_pressure, optimum
 from placement.policy.assignment.assign import AssignRules, Candidate, assign
-from tests.placement.policy.test_optimum import LOOSE, bound, elsewhere, still_moves
+from testing.optimum import FAMILIES, Undecided, draw_instance, exists_below, largest_pressure, optimum
+from testing.placements import LOOSE, bound, elsewhere, still_moves
 
 SEED = 20260731
 STEPS = (0, AssignRules().improve_steps)

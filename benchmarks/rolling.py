@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import _report  # noqa: E402
-from tests.chaos import faults  # noqa: E402
-from tests.chaos.world import STEP_MS, chaos  # noqa: E402
+from testing.chaos import faults  # noqa: E402
+from testing.chaos.world import STEP_MS, chaos  # noqa: E402
 
 STREAMS = 50
 PROCESSES = ("gateway", "gateway-2", "gpu_scheduler", "placement", "loader", "balloond", "keeper")

@@ -1,5 +1,5 @@
 """A long run: does anything grow? Echo engines on two groups of CPU pages, two gateways, ten models and one more that
-the catalogue's file keeps changing; ten streams all the time, and everything of tests/chaos/bustle.py beside them.
+the catalogue's file keeps changing; ten streams all the time, and everything of testing/chaos/bustle.py beside them.
 Before that models of new names come and go, so that what is kept of the last so many is full.
 
     python -m benchmarks.soak --minutes 60 --out benchmarks/results/soak.json
@@ -30,12 +30,12 @@ import aiohttp  # noqa: E402
 
 from benchmarks import _report  # noqa: E402
 from services.errors import PrismError  # noqa: E402
-from tests.chaos import curves  # noqa: E402
-from tests.chaos.books import Books, held  # noqa: E402
-from tests.chaos.bustle import Bustle  # noqa: E402
-from tests.chaos.load import steady  # noqa: E402
-from tests.chaos.world import Chaos, Keys, chaos, watched  # noqa: E402
-from tests.end_to_end.world import FOLDER, MODELS  # noqa: E402
+from testing.chaos import curves  # noqa: E402
+from testing.chaos.books import Books, held  # noqa: E402
+from testing.chaos.bustle import Bustle  # noqa: E402
+from testing.chaos.load import steady  # noqa: E402
+from testing.chaos.world import Chaos, Keys, chaos, watched  # noqa: E402
+from testing.systems.local import FOLDER, MODELS  # noqa: E402
 
 STREAMS = 10
 STEP_MS = 200

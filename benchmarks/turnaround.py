@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import _report
 from benchmarks.systems import SYSTEMS
 from services.runtime import tasks
-from tests.end_to_end.world import World, world
+from testing.systems.local import World, world
 
 MODELS = ("llama-debian", "qwen2-python")
 STEP_MS = 10

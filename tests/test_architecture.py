@@ -229,6 +229,16 @@ def test_the_scheduler_imports_no_engine_but_their_kinds():
             assert not name.startswith(("gpu_scheduler.engines.sglang", "gpu_scheduler.engines.echo")), path
 
 
+def test_tests_and_benchmarks_share_a_library_and_not_each_other():
+    apart = {"tests": "benchmarks", "benchmarks": "tests", "testing": "tests|benchmarks"}
+    for own, others in apart.items():
+        for path in (ROOT / own).rglob("*.py"):
+            found = {name.split(".")[0] for name in imports(path)}
+            assert not found & set(others.split("|")), path
+    for path in FILES:
+        assert not {name.split(".")[0] for name in imports(path)} & {"testing", "tests", "benchmarks"}, path
+
+
 def test_no_two_public_classes_have_one_name():
     found: dict[str, list[str]] = {}
     for path in FILES:

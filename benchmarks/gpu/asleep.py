@@ -23,7 +23,7 @@ from benchmarks.gpu import asleep_engine, fleet, report, shapes
 from benchmarks.gpu.fleet import Client, Model, say
 from gpu_scheduler.engines.kinds import KINDS
 from protos import engine_pb2
-from tests.gpu_scheduler.engines.sglang import harness
+from testing.engines import harness
 
 VARIANTS: dict[str, dict[str, str]] = {
     "plain": {},

@@ -36,7 +36,7 @@ from benchmarks.gpu.series import gaps_of
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.engines import shared_board as turn_module
 from gpu_scheduler.engines.shared_board import SharedBoard
-from tests.gpu_scheduler.engines.sglang import harness
+from testing.engines import harness
 
 REFERENCE = "reference"
 RECORDED = "nothing, recorded"

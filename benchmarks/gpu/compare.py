@@ -70,7 +70,7 @@ from services.telemetry import log
 from sim.inputs.catalogue import SHAPES
 from sim.inputs.request import SimulatedRequest
 from sim.report import quantile
-from tests.end_to_end.world import World
+from testing.systems.local import World
 
 _ALONE_CAPACITY = 1.5
 """Times the capacity, for them."""

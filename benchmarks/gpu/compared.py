@@ -22,7 +22,7 @@ from benchmarks.gpu.stack import Site, Timeline, decisions, quiet
 from benchmarks.host_pulse import HostPulse
 from benchmarks.systems import CPU, GPU, Model
 from sim.inputs import trace
-from tests.end_to_end.world import World
+from testing.systems.local import World
 
 GIB, MIB = 1 << 30, 1 << 20
 REHEARSALS = ("echo", "sglang")

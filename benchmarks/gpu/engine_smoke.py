@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import shapes
-from tests.gpu_scheduler.engines.sglang import harness
+from testing.engines import harness
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

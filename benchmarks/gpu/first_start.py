@@ -40,8 +40,8 @@ from gpu_scheduler.client import GpuSchedulerClient
 from protos import common_pb2
 from services.runtime import tasks
 from services.telemetry import log
-from tests.end_to_end.world import FOLDER
-from tests.ports import free_port
+from testing.ports import free_port
+from testing.systems.local import FOLDER
 
 _STOP_S = 20.0
 _RETRY_S = 1.0

@@ -18,7 +18,7 @@ from gpu_scheduler.engines.kinds import KINDS
 from gpu_scheduler.engines.shared_board import ANYBODY, SharedBoard
 from protos import common_pb2, engine_pb2
 from services.telemetry import log
-from tests.gpu_scheduler.engines.sglang import harness
+from testing.engines import harness
 
 KINDS["stock"] = replace(KINDS["sglang"], module="benchmarks.gpu.stock")
 START_S = 300.0

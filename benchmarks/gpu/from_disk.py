@@ -41,7 +41,7 @@ from typing import Any
 from benchmarks.gpu import report, shapes
 from benchmarks.gpu.residency import PROMPT, first_token, sleep, told, warm
 from protos import common_pb2
-from tests.end_to_end.world import World, world
+from testing.systems.local import World, world
 
 FILE_BYTES = 5_000_000_000
 READ_BYTES = 8 << 20

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.gpu import fleet, pairs, report, shapes, turns, windows
 from benchmarks.gpu.fleet import Client, Model, say
 from benchmarks.gpu.windows import Load, Shape, Side
-from tests.gpu_scheduler.engines.sglang import harness
+from testing.engines import harness
 
 NAMES = ("first", "second")
 MODES = ("halves", "shared")

@@ -57,8 +57,8 @@ from gpu_scheduler.engines.sglang.base.options import kind_of
 from loader.checkpoints import checkpoint
 from protos import common_pb2
 from services.telemetry import log
-from tests.end_to_end.world import FOLDER, World, world
-from tests.ports import free_port
+from testing.ports import free_port
+from testing.systems.local import FOLDER, World, world
 
 GIB, MIB = 1 << 30, 1 << 20
 PRISM, SGLANG = "prism", "sglang"

@@ -32,7 +32,7 @@ from benchmarks.gpu.fleet import Client, Reply, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import Account, drift
 from services.runtime import tasks
-from tests.gpu_scheduler.engines.sglang import harness
+from testing.engines import harness
 
 AIM = 0.01
 

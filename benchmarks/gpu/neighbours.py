@@ -17,7 +17,7 @@ from benchmarks.gpu import fleet, shapes
 from benchmarks.gpu.fleet import Client, Model, Reply
 from benchmarks.gpu.series import Held
 from services.runtime import tasks
-from tests.gpu_scheduler.engines.sglang import harness
+from testing.engines import harness
 
 _AS_ON_A_GPU = {"page_size": 16, "overlap": 1}
 RESERVE_BYTES = 1 << 30

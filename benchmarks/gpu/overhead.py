@@ -43,7 +43,7 @@ from benchmarks.gpu.fleet import Client, Model, say
 from benchmarks.gpu.windows import Load, Shape, Side, Window
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.engines import shared_board
-from tests.gpu_scheduler.engines.sglang import harness
+from testing.engines import harness
 
 PARTS = {"one": (1, "scheduler", 40.0), "two": (2, "scheduler", 24.0), "users": (1, "engine", 40.0)}
 """How many engines on each side, which front the reference has, and how many GiB of KV a side has."""

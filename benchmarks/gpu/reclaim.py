@@ -34,7 +34,7 @@ from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import fastest, gaps_of
 from benchmarks.gpu.taker import Taken, Taker, taker
 from protos import balloond_pb2
-from tests.gpu_scheduler.engines.sglang import harness
+from testing.engines import harness
 
 AIM_MS = 150.0
 AIM_RATIO = 1.10

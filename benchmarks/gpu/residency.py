@@ -37,7 +37,7 @@ from benchmarks.gpu import report, shapes
 from gpu_scheduler.client import GpuSchedulerClient
 from protos import common_pb2
 from services.telemetry import log
-from tests.end_to_end.world import FOLDER, World, world
+from testing.systems.local import FOLDER, World, world
 
 TOKENS = 16
 PROMPT = 64

@@ -32,7 +32,7 @@ from benchmarks.gpu.answers import Answer, Parting, partings, widest
 from benchmarks.gpu.fleet import Client, Model, Reply, say
 from benchmarks.gpu.images import Image
 from services.runtime import tasks
-from tests.gpu_scheduler.engines.sglang import harness
+from testing.engines import harness
 
 LEAST = 0.2
 """Of what the run needs: the lowest limit, and the memory of the reference that has little."""

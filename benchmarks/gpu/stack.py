@@ -20,7 +20,7 @@ from placement.policy.assignment.partition import Part
 from protos import common_pb2, gpu_scheduler_pb2
 from services.errors import PrismError
 from services.runtime import tasks
-from tests.end_to_end.world import World, world
+from testing.systems.local import World, world
 
 _WARM_S = 400.0
 """Kernels are compiled when a machine first sees them: 73 to 190 s of eight engines on each of two pairs of GPUs."""

@@ -39,7 +39,7 @@ from benchmarks.gpu.stack import Site, stack
 from benchmarks.systems import SYSTEMS, Model, System
 from services.telemetry import log
 from sim.inputs.request import SimulatedRequest
-from tests.end_to_end.world import World
+from testing.systems.local import World
 
 NAMES = ("first", "second")
 MODELS = dict.fromkeys(NAMES, "8b")

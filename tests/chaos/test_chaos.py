@@ -4,9 +4,9 @@ with figures, is `python -m benchmarks.chaos`."""
 import pytest
 import pytest_asyncio
 
-from tests import faketime
-from tests.chaos import faults
-from tests.chaos.world import chaos
+from testing import faketime
+from testing.chaos import faults
+from testing.chaos.world import chaos
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STREAMS = 50

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 
 from services.errors import PrismError
-from tests.chaos.load import steady
-from tests.chaos.world import SPARE, Chaos, chaos, watched
+from testing.chaos.load import steady
+from testing.chaos.world import SPARE, Chaos, chaos, watched
+from testing.systems.local import MODELS
 from tests.contracts import older
-from tests.end_to_end.world import MODELS
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -6,8 +6,8 @@ import pytest
 
 from services.ipc import seqpacket
 from services.rpc import rpc
-from tests.end_to_end.world import ROOT
-from tests.ports import free_port
+from testing.ports import free_port
+from testing.systems.local import ROOT
 
 
 def ask(*arguments):

@@ -18,7 +18,7 @@ from loader.copies.handoff_client import HandoffClient
 from prismctl.__main__ import app
 from protos import common_pb2
 from services.runtime import tasks
-from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, world
+from testing.systems.local import FOLDER, MODELS, PATIENCE_S, world
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT = list(range(20, 60))

@@ -14,8 +14,8 @@ from loader.client import LoaderClient
 from protos import common_pb2
 from services.errors import Conflict, Refused, Unmet
 from services.runtime import tasks
-from tests import descriptors
-from tests.end_to_end.world import MODELS, PATIENCE_S, world
+from testing import descriptors
+from testing.systems.local import MODELS, PATIENCE_S, world
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL = MODELS[0]

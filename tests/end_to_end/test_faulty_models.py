@@ -7,7 +7,7 @@ import pytest
 
 from protos import common_pb2, placement_pb2
 from services.errors import PrismError
-from tests.end_to_end.world import FOLDER, MODELS, world
+from testing.systems.local import FOLDER, MODELS, world
 
 GOOD = MODELS[1]
 

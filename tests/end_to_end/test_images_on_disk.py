@@ -4,7 +4,7 @@ import pytest
 
 from loader.client import LoaderClient
 from protos import common_pb2
-from tests.end_to_end.world import MODELS, world
+from testing.systems.local import MODELS, world
 
 MODEL = MODELS[0]
 PROMPT = list(range(20, 60))

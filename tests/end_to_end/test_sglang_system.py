@@ -12,8 +12,8 @@ from openai import AsyncOpenAI, BadRequestError
 from transformers import AutoTokenizer
 
 from protos import common_pb2
+from testing.systems.local import FOLDER, MODELS, PATIENCE_S, world
 from tests.end_to_end.reference import everything
-from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, world
 
 pytestmark = pytest.mark.sglang
 TEXTS = (

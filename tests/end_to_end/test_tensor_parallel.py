@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from protos import common_pb2
+from testing.systems.local import world
 from tests.end_to_end.reference import greedy
 from tests.end_to_end.test_sglang_system import path, prompts, text_of
-from tests.end_to_end.world import world
 
 pytestmark = pytest.mark.sglang
 MIB = 1 << 20

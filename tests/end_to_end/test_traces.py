@@ -12,8 +12,8 @@ import pytest_asyncio
 from loader.client import LoaderClient
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.rpc import rpc
+from testing.systems.local import MODELS, ROOT, world
 from tests.collector import Collector
-from tests.end_to_end.world import MODELS, ROOT, world
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT = list(range(20, 60))

@@ -9,9 +9,9 @@ import pytest_asyncio
 from loader.client import LoaderClient
 from protos import common_pb2
 from services.rpc import rpc
-from tests.end_to_end.world import MODELS
-from tests.fleet.network import missing
-from tests.fleet.world import PROMPT, fleet, group_name
+from testing.fleet.network import missing
+from testing.fleet.world import PROMPT, fleet, group_name
+from testing.systems.local import MODELS
 
 _MISSING = missing()
 pytestmark = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fuzz import decoders
+from testing.fuzz import decoders
 
 CASES = 500
 

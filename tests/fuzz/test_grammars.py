@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz import grammars, schemas
+from testing.fuzz import grammars, schemas
 
 
 @pytest.mark.sglang

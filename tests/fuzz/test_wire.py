@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import pytest_asyncio
 
-from tests.fuzz.outcome import Outcome
-from tests.fuzz.surfaces import SURFACES
-from tests.fuzz.system import attack, fuzzed
+from testing.fuzz.outcome import Outcome
+from testing.fuzz.surfaces import SURFACES
+from testing.fuzz.system import attack, fuzzed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CASES = 300

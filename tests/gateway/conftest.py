@@ -16,9 +16,9 @@ from gateway.__main__ import build
 from gateway.config import GatewayConfig
 from protos import placement_pb2
 from services.service import Service
+from testing.ports import free_port
 from tests.gateway import fakes, tokenizers
 from tests.gateway.fakes import FakeGroup, FakePlacement, Output
-from tests.ports import free_port
 
 MODEL = "org/tiny"
 

@@ -12,10 +12,10 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.http import messages
 from gateway.http.server import HttpServer
+from testing.ports import free_port
 from tests.gateway.browser import Tab, browser, empty_tab
 from tests.gateway.conftest import World
 from tests.gateway.test_keys_wire import entry
-from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")

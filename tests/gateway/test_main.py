@@ -12,11 +12,11 @@ import pytest
 
 from gateway.config import GatewayConfig
 from services.runtime.config import parse
+from testing.ports import free_port
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL
 from tests.gateway.fakes import FakeGroup, FakePlacement, Output
 from tests.gateway.tokenizers import tiny
-from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

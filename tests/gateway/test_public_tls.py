@@ -20,11 +20,11 @@ from gateway.http.server import HttpServer
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.rpc.tls import Identity
 from services.service import Service
+from testing.ports import free_port
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL
 from tests.gateway.fakes import FakeGroup, FakePlacement, Running
 from tests.gateway.tokenizers import tiny
-from tests.ports import free_port
 from tests.services.certificates import Files, issued
 
 

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from protos import common_pb2
-from tests.end_to_end.world import MODELS, World, world
+from testing.systems.local import MODELS, World, world
 from tests.gateway.browser import browser, empty_tab
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -16,11 +16,11 @@ import pytest
 
 from balloond.client import BalloondClient
 from protos import common_pb2
+from testing.engines import harness
+from testing.engines.harness import EngineEnd
+from testing.systems.local import FOLDER
 from tests.balloond.conftest import Node
-from tests.end_to_end.world import FOLDER
 from tests.gpu.conftest import DEVICE, GIVEN_OUT, MIB
-from tests.gpu_scheduler.engines.sglang import harness
-from tests.gpu_scheduler.engines.sglang.harness import EngineEnd
 
 MODEL = "llama-debian"
 EXTENT = 2 * MIB

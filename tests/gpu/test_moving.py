@@ -15,12 +15,12 @@ from loader.copies.kv_copies import KvCopies
 from loader.transfers import Transfers
 from protos import common_pb2, engine_pb2
 from services.runtime import tasks
+from testing.engines import harness
+from testing.engines.harness import EngineEnd
+from testing.systems.local import FOLDER
 from tests.balloond.conftest import Node
-from tests.end_to_end.world import FOLDER
 from tests.gpu.conftest import DEVICE, MIB
 from tests.gpu.test_engine import EXTENT, FLOOR, MODEL, OPTIONS, WEIGHTS, make_prompts, one_by_one
-from tests.gpu_scheduler.engines.sglang import harness
-from tests.gpu_scheduler.engines.sglang.harness import EngineEnd
 from tests.gpu_scheduler.engines.sglang.kv.test_kv_transfer import wanted
 
 TOKENS = 400

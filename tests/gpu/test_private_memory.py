@@ -17,12 +17,12 @@ from typing import Any
 
 from balloond.client import BalloondClient
 from protos import common_pb2, engine_pb2
+from testing.engines import harness
+from testing.engines.harness import EngineEnd
+from testing.systems.local import FOLDER, World, world
 from tests.balloond.conftest import Node
-from tests.end_to_end.world import FOLDER, World, world
 from tests.gpu.conftest import DEVICE, MIB
 from tests.gpu.test_engine import FLOOR, MODEL, OPTIONS, WEIGHTS, answers, ask_all, make_prompts, one_by_one
-from tests.gpu_scheduler.engines.sglang import harness
-from tests.gpu_scheduler.engines.sglang.harness import EngineEnd
 
 PROMPTS = make_prompts(6, 300, seed=7)
 AIM_BYTES = 700 * MIB

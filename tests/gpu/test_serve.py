@@ -18,9 +18,9 @@ from pathlib import Path
 
 import aiohttp
 
-from tests.end_to_end.world import FOLDER, MODELS, ROOT
+from testing.ports import free_port
+from testing.systems.local import FOLDER, MODELS, ROOT
 from tests.gpu.conftest import DEVICE, free_bytes, until_free
-from tests.ports import free_port
 
 START_S = float(os.environ.get("PRISM_TEST_START_S", "120"))
 CHAT = {"messages": [{"role": "user", "content": "What is a list?"}], "temperature": 0, "max_tokens": 24}

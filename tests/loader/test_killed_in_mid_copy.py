@@ -11,7 +11,7 @@ import pytest
 from loader.client import LoaderClient
 from services.errors import Unavailable
 from services.runtime.checksum import checksum
-from tests import descriptors
+from testing import descriptors
 from tests.balloond.conftest import Child
 from tests.loader.conftest import ROOT, Node
 from tests.loader.fakes import manifest

@@ -18,10 +18,10 @@ from deploy.local.topology import to_toml
 from protos import common_pb2
 from services.rpc import rpc
 from services.runtime import tasks
-from tests.chaos import faults
-from tests.chaos.load import Load, prompt, steady
-from tests.chaos.world import SPARE, Chaos, chaos, watched
-from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, catalogue
+from testing.chaos import faults
+from testing.chaos.load import Load, prompt, steady
+from testing.chaos.world import SPARE, Chaos, chaos, watched
+from testing.systems.local import FOLDER, MODELS, PATIENCE_S, catalogue
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STREAMS = 18

@@ -11,7 +11,7 @@ from balloond.backends.cpu import PAGE_BYTES, CpuMapper
 from balloond.driver import range as driver_range
 from balloond.driver import watermarks
 from balloond.driver.range import ElasticRange, _runs
-from tests import descriptors
+from testing import descriptors
 from tests.balloond.conftest import TIMEOUT_S
 from tests.balloond.driver.fakes import FakeLease, GatedMapper, readable
 

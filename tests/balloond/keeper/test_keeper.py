@@ -7,7 +7,7 @@ import pytest
 from balloond.keeper.keeper import Keeper
 from protos import keeper_pb2
 from services.ipc import seqpacket
-from tests import descriptors
+from testing import descriptors
 from tests.balloond.conftest import ROOT, TIMEOUT_S
 
 

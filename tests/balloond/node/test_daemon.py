@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from services.runtime import tasks
-from tests import descriptors
+from testing import descriptors
 from tests.balloond.child import EXTENT
 from tests.balloond.conftest import MIB
 

@@ -8,7 +8,7 @@ from balloond.node import records
 from balloond.node.extent_store import ExtentStore
 from balloond.policy.ledger import Extent
 from services.runtime import tasks
-from tests import descriptors
+from testing import descriptors
 
 
 class Keeper:

@@ -9,7 +9,7 @@ import pytest
 
 from balloond.node import processes
 from balloond.node.processes import ProcessIdentity
-from tests import descriptors
+from testing import descriptors
 
 
 def test_a_process_is_its_pid_and_its_start():

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from tests.ports import free_port
+from testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "compose"

@@ -18,10 +18,10 @@ from loader.config import LoaderConfig
 from placement.cluster import names
 from placement.config import PlacementConfig
 from services.runtime.config import parse
+from testing.ports import free_port
+from testing.systems.local import FOLDER as MODELS
 from tests.deploy.compose.composed import ROOT, Container
 from tests.deploy.system import complete
-from tests.end_to_end.world import FOLDER as MODELS
-from tests.ports import free_port
 
 MANIFESTS = [
     document

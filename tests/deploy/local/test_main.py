@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from testing.ports import free_port
 from tests.loader import checkpoint_files
-from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 

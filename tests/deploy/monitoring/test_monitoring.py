@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy import monitoring
 from protos import common_pb2
-from tests.end_to_end.world import world
-from tests.ports import free_ports
+from testing.ports import free_ports
+from testing.systems.local import world
 
 NAME = re.compile(r"\b(prism_[a-z_]+|vllm:[a-z_]+)(\{[^}]*\})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")

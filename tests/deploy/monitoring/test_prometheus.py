@@ -13,10 +13,10 @@ import pytest
 import pytest_asyncio
 
 from deploy import monitoring
+from testing.ports import free_port, free_ports
+from testing.systems.local import MODELS, world
 from tests.deploy.monitoring.prometheus import PROMETHEUS, PROMTOOL, configure, prometheus
 from tests.deploy.monitoring.test_monitoring import expressions, plain
-from tests.end_to_end.world import MODELS, world
-from tests.ports import free_port, free_ports
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

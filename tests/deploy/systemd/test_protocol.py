@@ -8,10 +8,10 @@ import pytest
 
 from deploy.local.topology import Local
 from services.rpc import rpc
+from testing.ports import free_port
+from testing.systems.local import MODELS, catalogue
 from tests.deploy.system import complete, ledger
 from tests.deploy.systemd.manager import PATIENCE_S, Unit
-from tests.end_to_end.world import MODELS, catalogue
-from tests.ports import free_port
 
 WATCHDOG_US = 200_000
 

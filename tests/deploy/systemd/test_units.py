@@ -19,9 +19,9 @@ from loader.config import LoaderConfig
 from placement.config import PlacementConfig
 from prismctl.system.agreement import ConfigFile, disagreements
 from services.runtime.config import parse
+from testing.ports import free_port
 from tests.deploy.system import complete, ledger
 from tests.deploy.systemd import machine as machines
-from tests.ports import free_port
 
 FOLDER = machines.ROOT / "deploy" / "systemd"
 KINDS = {

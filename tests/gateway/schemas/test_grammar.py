@@ -10,8 +10,8 @@ import pytest
 
 from gateway.schemas import grammar, terms
 from gateway.schemas.documents import SchemaRefused
-from tests.fuzz.grammars import Words
-from tests.gateway.schemas.answers import Compiled
+from testing.fuzz.grammars import Words
+from testing.schemas.answers import Compiled
 
 STRINGS = {"type": "array", "items": {"type": "string"}}
 UNKEPT: list[tuple[dict[str, Any], str]] = [

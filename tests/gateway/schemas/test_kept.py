@@ -1,6 +1,6 @@
 """What a grammar allows is what its schema says: by answers that xgrammar allows, values that may fit, and a judge.
 
-`make fuzz` tries more of them (`tests/fuzz/schemas.py`).
+`make fuzz` tries more of them (`testing/fuzz/schemas.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from gateway.schemas import grammar
 from gateway.schemas.documents import SchemaRefused
-from tests.gateway.schemas.answers import Compiled, Judge, endless, strict
-from tests.gateway.schemas.drawn import numbers, schemas, strings, unions, values
+from testing.schemas.answers import Compiled, Judge, endless, strict
+from testing.schemas.drawn import numbers, schemas, strings, unions, values
 
 pytestmark = pytest.mark.sglang
 

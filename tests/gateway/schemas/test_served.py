@@ -17,7 +17,7 @@ from openai.lib._pydantic import to_strict_json_schema
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.schemas import grammar
-from tests.gateway.schemas.answers import Compiled, Judge, strict
+from testing.schemas.answers import Compiled, Judge, strict
 
 pytestmark = pytest.mark.sglang
 

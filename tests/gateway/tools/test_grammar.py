@@ -12,7 +12,7 @@ import pytest
 from gateway.tools import grammar
 from gateway.tools.formats import ENFORCED, FORMATS, CallFinder, Format
 from gateway.tools.request import Tool, Tools
-from tests.gateway.schemas.answers import Compiled
+from testing.schemas.answers import Compiled
 
 pytestmark = pytest.mark.sglang
 NODE = {

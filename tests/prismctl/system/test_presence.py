@@ -14,7 +14,7 @@ import pytest
 from prismctl.system import presence
 from services.ipc import seqpacket
 from services.rpc import rpc
-from tests.ports import free_port
+from testing.ports import free_port
 
 SERVER = """
 import asyncio, sys

@@ -9,7 +9,7 @@ import pytest
 
 from services.errors import Unavailable
 from services.ipc import seqpacket
-from tests import descriptors
+from testing import descriptors
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import pytest_asyncio
 
 from gpu_scheduler.engines import shared_board
 from gpu_scheduler.engines.sharing import throttle
-from tests.gpu_scheduler.engines.sglang import checkpoints, forks, harness
-from tests.gpu_scheduler.engines.sglang.harness import EngineEnd, load, node
+from testing.engines import harness
+from testing.engines.harness import EngineEnd, load, node
+from tests.gpu_scheduler.engines.sglang import checkpoints, forks
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 NEW_TOKENS = 40

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from protos import common_pb2, engine_pb2
+from testing.engines.harness import KV_EXTENT, EngineEnd, Images, Node, load
 from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Images, Node, load
 
 DIMENSIONS = 96
 LONG = [2 + 7 * number % 1000 for number in range(CONTEXT)]

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from protos import engine_pb2
-from tests.gpu_scheduler.engines.sglang.harness import EngineEnd, engine
+from testing.engines.harness import EngineEnd, engine
 
 
 class Engines:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from protos import common_pb2, engine_pb2
+from testing.engines.harness import KV_EXTENT, EngineEnd, Images, Node, load, node, open_to_others
 from tests.gpu_scheduler.engines.sglang import checkpoints, embedded
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS, Motion
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Images, Node, load, node, open_to_others
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]

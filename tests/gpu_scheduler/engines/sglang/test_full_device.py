@@ -12,8 +12,8 @@ from balloond.backends.cpu import CpuMapper
 from balloond.driver.lease import Lease
 from balloond.driver.range import ElasticRange
 from protos import engine_pb2
+from testing.engines.harness import KV_EXTENT, STEP_S, EngineEnd, Node, load, node
 from tests.gpu_scheduler.engines.sglang import checkpoints
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, STEP_S, EngineEnd, Node, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from protos import common_pb2, engine_pb2
+from testing.engines.harness import KV_EXTENT, load, node
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]

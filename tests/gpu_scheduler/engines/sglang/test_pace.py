@@ -12,9 +12,9 @@ import pytest
 
 from gpu_scheduler.engines import shared_board
 from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
+from testing.engines.harness import Answer, load, node
 from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.conftest import INDEX
-from tests.gpu_scheduler.engines.sglang.harness import Answer, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_scheduler.engines.sglang import plugin
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
-from tests.gpu_scheduler.engines.sglang.harness import START_S
+from testing.engines.harness import START_S
 
 pytestmark = pytest.mark.sglang
 

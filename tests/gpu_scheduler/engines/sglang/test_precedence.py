@@ -8,8 +8,8 @@ import pytest
 
 from gpu_scheduler.engines import shared_board
 from gpu_scheduler.engines.sharing.throttle import FREE
+from testing.engines.harness import EngineEnd
 from tests.gpu_scheduler.engines.sglang.conftest import INDEX, NEIGHBOUR
-from tests.gpu_scheduler.engines.sglang.harness import EngineEnd
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 

@@ -12,10 +12,10 @@ import torch
 
 from gpu_scheduler.engines.sglang.hooks import logprobs as hooks_logprobs
 from protos import common_pb2
+from testing.engines.harness import Answer, EngineEnd, load, node
 from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
-from tests.gpu_scheduler.engines.sglang.harness import Answer, EngineEnd, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 from tests.gpu_scheduler.engines.sglang.test_engine import FLOOR, move_limit
 

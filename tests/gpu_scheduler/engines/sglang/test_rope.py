@@ -13,8 +13,8 @@ import torch
 
 from loader.checkpoints.checkpoint import read
 from protos import common_pb2, engine_pb2
+from testing.engines.harness import EngineEnd, Node, load, node
 from tests.gpu_scheduler.engines.sglang import checkpoints
-from tests.gpu_scheduler.engines.sglang.harness import EngineEnd, Node, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]

@@ -14,10 +14,7 @@ import pytest
 import pytest_asyncio
 
 from protos import common_pb2, engine_pb2
-from tests.gateway import tokenizers
-from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
-from tests.gpu_scheduler.engines.sglang.grammars import SLOW
-from tests.gpu_scheduler.engines.sglang.harness import (
+from testing.engines.harness import (
     KV_EXTENT,
     STEP_S,
     EngineEnd,
@@ -27,6 +24,9 @@ from tests.gpu_scheduler.engines.sglang.harness import (
     node,
     open_to_others,
 )
+from tests.gateway import tokenizers
+from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
+from tests.gpu_scheduler.engines.sglang.grammars import SLOW
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 from tests.gpu_scheduler.engines.sglang.test_engine import STEPS, burst
 from tests.gpu_scheduler.engines.sglang.test_prompt_logprobs import Right, together

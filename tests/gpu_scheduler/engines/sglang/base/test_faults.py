@@ -13,9 +13,9 @@ import pytest
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel, HostFault
 from gpu_scheduler.engines.sglang.base.faults import check_folder, fault
 from protos import common_pb2, engine_pb2
+from testing.engines.harness import load, node
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
-from tests.gpu_scheduler.engines.sglang.harness import load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 PATH = "/srv/models/m"

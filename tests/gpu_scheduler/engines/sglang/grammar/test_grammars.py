@@ -14,10 +14,10 @@ import pytest
 
 from gateway.schemas import grammar
 from protos import common_pb2, engine_pb2
+from testing.engines.harness import KV_EXTENT, Answer, EngineEnd, Images, load, node
 from tests.gateway import tokenizers
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.grammars import SLOW, large
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, Answer, EngineEnd, Images, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]

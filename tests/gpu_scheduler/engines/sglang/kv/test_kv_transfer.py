@@ -15,9 +15,9 @@ import pytest
 from loader.copies.handoff_client import HandoffClient
 from protos import common_pb2, engine_pb2
 from services.runtime import tasks
+from testing.engines.harness import KV_EXTENT, STEP_S, EngineEnd, Node, load, node, taken_bytes
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS, Motion
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, STEP_S, EngineEnd, Node, load, node, taken_bytes
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]

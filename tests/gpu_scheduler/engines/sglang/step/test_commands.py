@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from gpu_scheduler.engines import shared_board
 from loader.policy.floor import floor_bytes
 from protos import common_pb2, engine_pb2
+from testing.engines.harness import KV_EXTENT, EngineEnd, load, node
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT, VOCABULARY
 from tests.gpu_scheduler.engines.sglang.conftest import INDEX, NEW_TOKENS, Motion
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]

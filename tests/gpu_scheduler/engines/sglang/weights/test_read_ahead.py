@@ -22,8 +22,8 @@ from gpu_scheduler.engines.sglang.memory.host_buffer import HostBuffer
 from gpu_scheduler.engines.sglang.weights import read_ahead
 from gpu_scheduler.engines.sglang.weights.read_ahead import OtherTypes, ReadAhead, or_as_ever
 from protos import engine_pb2
+from testing.engines.harness import Node, load, node
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
-from tests.gpu_scheduler.engines.sglang.harness import Node, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 CPU = torch.device("cpu")

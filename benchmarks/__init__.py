@@ -1,0 +1,1 @@
+"""Measurements, each a program of its own: `python -m benchmarks.NAME`."""

@@ -1,0 +1,1 @@
+"""Systems, clients and faults that tests and benchmarks share."""

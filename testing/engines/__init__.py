@@ -1,0 +1,1 @@
+"""Real engines without a scheduler."""

@@ -1,0 +1,1 @@
+"""Several nodes on one machine, with networks between them that can be cut."""

@@ -1,0 +1,1 @@
+"""JSON schemas and answers, drawn, and judges of them."""

@@ -1,0 +1,1 @@
+"""Whole local systems: real processes, real sockets."""
