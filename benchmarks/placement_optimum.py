@@ -3,8 +3,8 @@
     python benchmarks/placement_optimum.py                  # 500 instances of each family, some ten minutes
     python benchmarks/placement_optimum.py --instances 50
 
-For each family of instances (`testing/optimum.py`), for Algorithm 1 with first-fit-decreasing alone and with local search
-behind it: the largest pressure over the least that any placement has (mean, p99, worst), and the share of the
+For each family of instances (`testing/optimum.py`), for Algorithm 1 with first-fit-decreasing alone and with local
+search behind it: the largest pressure over the least that any placement has (mean, p99, worst), and the share of the
 instances, all of which have a placement, for which none was found. Every 25th optimum is proved by HiGHS.
 
 Then the paper's bound at tau = 0, on equal devices and models of one part: the bound over what Algorithm 1 came to.
