@@ -1,4 +1,4 @@
-"""What the echo engine "generates", and its "embeddings": pure."""
+"""The tokens that the echo engine "generates", and its "embeddings": pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import hypot
 
 PERIOD = 8
-"""The next token is the one this many before; with a shorter context, its first."""
+"""The next token is the one this many tokens before; with a shorter context, its first."""
 
 
 def next_token(context: Sequence[int]) -> int:
