@@ -130,7 +130,7 @@ class WarmPool:
             self.has_started_one = True
             tasks.spawn(self._replace_idle(engine), f"engine {engine.pid} while it is warm")
             _log.info("engine warm", engine=engine.pid, kind=hello.engine, version=hello.version)
-        except (EngineDied, TimedOut, OSError) as error:  # the last: no process, memory or descriptor left for it
+        except (EngineDied, TimedOut, OSError) as error:  # OSError: no process, memory or descriptor left
             self._failures += 1
             self._last_failure = str(error)
             if not self._closed:

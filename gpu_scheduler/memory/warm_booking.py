@@ -77,7 +77,7 @@ class WarmBooking:
     async def lower(self) -> None:
         """Lowers the booking after engines were taken, so that what they keep is not booked twice when this returns.
         Raises PrismError while balloond is away."""
-        with contextlib.suppress(Refused):  # another has come back at the same time, and `keep` sees to it
+        with contextlib.suppress(Refused):  # another engine came back at the same time; `keep` handles it
             await self._renew()
 
     async def give_way(self) -> bool:

@@ -252,8 +252,8 @@ class Dispatcher:
         for chunk in chunks:
             request = self._requests.get(chunk.request_id)
             if request is None or request.engine is not engine:
-                continue  # cancelled, or of an earlier attempt
-            ends = chunk.finish == common_pb2.LENGTH  # one of a prompt alone has no token
+                continue  # the request was cancelled, or the chunk is of an earlier attempt
+            ends = chunk.finish == common_pb2.LENGTH  # a request with `prompt_only` ends without a token
             if (chunk.token_ids or chunk.embedding or ends) and self._backlog.state(
                 request.id
             ) is RequestState.DISPATCHED:
@@ -275,7 +275,7 @@ class Dispatcher:
             request.trace.first_token(now, chunk.cached_tokens)
         if request.first_token_at == 0.0:
             request.first_token_at = now
-            if request.resumed_tokens:  # it says what its client waited for in the middle of an answer
+            if request.resumed_tokens:  # this line shows why its client waited in the middle of an answer
                 _log.info(
                     "request went on",
                     request=request.gateway_id,
@@ -356,7 +356,7 @@ class Dispatcher:
             # Requests that the plan itself ends or starts need no other plan.
             self._plan()
             wait = self._backlog.next_deadline() - self._now()
-        except Exception as failure:  # told to `run`, which ends the process
+        except Exception as failure:  # `run` raises it, which ends the process
             self._failed.set_exception(failure)
             return
         self._planning = False

@@ -68,7 +68,7 @@ class GrammarSandbox:
     async def _tried(self, kind: str, text: str) -> str:
         try:
             if self._process is not None and not self._process.alive:
-                await self._stop()  # it died while nobody asked
+                await self._stop()  # it died while it was idle
             process = self._process or await self._started()
             return str(json.loads(await process.ask(json.dumps([kind, text]).encode(), ANSWER_S)))
         except (OSError, ValueError, TimeoutError) as error:

@@ -78,11 +78,11 @@ class Intake:
         began = self._now()
         try:
             why = await self._grammar_sandbox.verdict(kind, text)
-            del self._waiting[stream, submit.request_id]  # whoever cancels it now means the queue's
+            del self._waiting[stream, submit.request_id]  # a cancellation from now on is the queue's matter
         except Unavailable as error:
             _end(submit, stream, common_pb2.FAILED, str(error))
             return
-        except Exception:  # a fault of ours, which the log has; whoever waits is answered all the same
+        except Exception:  # our own fault, which is logged; the client gets an answer all the same
             _end(submit, stream, common_pb2.FAILED, "its grammar could not be tried")
             raise
         took_ms = round(1e3 * (self._now() - began))

@@ -93,7 +93,7 @@ class GroupRequest:
         if self.embed != spec.HasField("embedding"):
             makes = "text and no embeddings" if self.embed else "embeddings and no text"
             return f"model '{self.model}' makes {makes}"
-        room = spec.context_tokens - self.decodes  # a token of an answer has to fit too
+        room = spec.context_tokens - self.decodes  # one token of the answer has to fit too
         if self.prompt_tokens == 0 or (self.prompt_tokens > room and spec.context_tokens > 0):
             return f"{self.prompt_tokens} prompt tokens do not fit a context of {spec.context_tokens}"
         if min(self.ttft_ms, self.tpot_ms) < 0:
@@ -123,7 +123,7 @@ class GroupRequest:
             sampling.max_new_tokens = self.most_new_tokens
             if self.scored:
                 sampling.prompt_logprobs_from += self.scored
-            if sampling.prompt_logprobs_from >= len(self.token_ids):  # all are told
+            if sampling.prompt_logprobs_from >= len(self.token_ids):  # all were passed on
                 sampling.ClearField("prompt_logprobs_from")
         return engine_pb2.Generate(
             request_id=self.id,

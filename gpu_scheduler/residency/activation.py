@@ -124,7 +124,7 @@ class Activator:
             return
         try:
             looked = await self._loader.look(resident.spec.name, thorough=thorough, refused=refused, timeout_s=_LOOK_S)
-        except PrismError as error:  # an older loader, or one that is away, or does not list it
+        except PrismError as error:  # the loader is older, away, or does not list the model
             _log.info("files not looked at", model=resident.spec.name, why=str(error))
             return
         if looked.entry.error:
@@ -147,7 +147,7 @@ class Activator:
                 self._step(resident, "taking an engine")
                 taken = self.pool(resident).take_idle()
             if taken is not None:
-                await self.warm.lower()  # what it keeps is the model's from now on
+                await self.warm.lower()  # what the engine keeps counts as the model's from now on
             await self._make_room(resident)
             asleep = asleep and await self._wake(resident)
             if not asleep:
@@ -407,7 +407,7 @@ class Activator:
             pool = self.pool(resident)
             if not pool.has_started_one and not resident.compiling:
                 resident.compiling = True
-                self._residents.set(resident, common_pb2.WAKING)  # so that placement hears of it now
+                self._residents.set(resident, common_pb2.WAKING)  # so that placement learns of it now
             engine = await pool.take(self._config.engines.start_timeout_s)
         resident.engine, resident.loaded = engine, (resident.spec, resident.listed or resident.spec)
         from_image = self._loader is not None and self.has_image(resident)
@@ -466,14 +466,14 @@ class Activator:
         resident.kernels_compiled += told.done
         if not resident.compiling:
             resident.compiling = True
-            self._residents.set(resident, common_pb2.WAKING)  # so that placement hears of it now
+            self._residents.set(resident, common_pb2.WAKING)  # so that placement learns of it now
         steps, now = resident.steps, time.monotonic()
         within, began = steps[-1]
         if not told.done:
             steps.append((_COMPILING, now))
         elif within == _COMPILING:
             steps.append((steps[-2][0], now))
-        else:  # of which nothing was heard before
+        else:  # its beginning was not reported
             steps += [(_COMPILING, max(began, now - told.seconds)), (within, now)]
         progress = common_pb2.Progress(step=_COMPILING, done=resident.kernels_compiled, unit="kernels")
         self._residents.tell(resident, progress)
@@ -559,7 +559,7 @@ class Activator:
             resident.no_image = str(error)
             if len(weights) > 1:
                 await self._drop_image(resident)
-            if isinstance(error, (Refused, Unavailable, TimedOut)):  # else it is of other weights by now
+            if isinstance(error, (Refused, Unavailable, TimedOut)):  # else its weights are others by now
                 tasks.spawn(self._save_later(resident, engine, weights), f"image of {name}, later")
         finally:
             resident.saving = None

@@ -129,7 +129,7 @@ class ResidencyController:
         is_up = resident is not None and resident.residency == common_pb2.ACTIVE
         if target == common_pb2.ACTIVE and not is_up:
             for so, what in ((self._residents.drained, "drained"), (self._residents.stopping, "stopping")):
-                if so:  # placement will hear of it in a moment, and choose another
+                if so:  # placement will learn of it in a moment, and choose another group
                     raise Conflict(f"the group {self._config.group} is {what}: no model comes up there")
         is_told = resident is None or spec is not resident.spec
         resident = self._residents.enter(self._residents.of_this_node(spec))
@@ -158,7 +158,7 @@ class ResidencyController:
         """Yields the progress of a change until it has ended. Raises the error that it failed with, unless it ended in
         ERROR (then the last message says so)."""
         async for message in change.progress.follow():
-            last = change.ended  # now: it may end while the message is on its way, and then one more follows
+            last = change.ended  # read before the yield: if it ends meanwhile, one more message follows
             if message.ByteSize():
                 yield message
             if last:
@@ -401,7 +401,7 @@ class ResidencyController:
         else:
             try:
                 self.begin(resident.spec, common_pb2.ACTIVE, "its engine died")
-            except PrismError as error:  # it may not come back by what holds now
+            except PrismError as error:  # the model may not come up here any more
                 self._give_up(resident, str(error))
 
     def _give_up(self, resident: Resident, reason: str) -> None:

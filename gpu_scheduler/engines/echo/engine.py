@@ -88,7 +88,7 @@ class EchoEngine:
         if self._running:
             until_step = max(0.0, self._next_step - now)
             timeout = until_step if timeout is None else min(timeout, until_step)
-        if self._drain is not None and self._drain[0]:  # one that is over waits for nothing
+        if self._drain is not None and self._drain[0]:  # a finished drain has nothing to wait for
             until_end = max(0.0, self._drain[1] - now)
             timeout = until_end if timeout is None else min(timeout, until_end)
         if self._stats_due:
@@ -290,7 +290,7 @@ class EchoEngine:
             started.append(self._waiting.pop(0))
             tokens += len(running.context)
         if self._prefill_s_per_token:
-            time.sleep(tokens * self._prefill_s_per_token)  # the forward pass: this process does nothing else meanwhile
+            time.sleep(tokens * self._prefill_s_per_token)  # the forward pass: the process is busy meanwhile
         now = time.monotonic()
         if not self._running:
             self._next_step = now + self._step_s
@@ -359,7 +359,8 @@ class EchoEngine:
         assert self._drain is not None
         command_id, until = self._drain
         over = list(self._running) if now >= until else []
-        for request_id in [r.request.request_id for r in self._waiting] + over:  # nothing is started any more
+        # Waiting requests are not started any more.
+        for request_id in [r.request.request_id for r in self._waiting] + over:
             self._end(request_id, common_pb2.FAILED, "handed back")
         if not self._running and not self._waiting and command_id:
             self._send(done=engine_pb2.Done(command_id=command_id))
