@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,13 @@ from numpy.typing import NDArray
 from benchmarks import _report, engine_step_process
 from benchmarks.gpu import fleet, shapes
 from benchmarks.gpu.fleet import Client, say
-from gpu_scheduler.engines.engine import MODULES, EngineProcess, Spawn
+from gpu_scheduler.engines.engine import EngineProcess, Spawn
+from gpu_scheduler.engines.kinds import KINDS
 from protos import common_pb2, engine_pb2
 from services.runtime import tasks
 from tests.gpu_scheduler.engines.sglang import harness
 
-MODULES["step"] = "benchmarks.engine_step_process"
+KINDS["step"] = replace(KINDS["echo"], module="benchmarks.engine_step_process")
 MODEL = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2} | {
     "num_key_value_heads": 2,
     "head_dim": 64,

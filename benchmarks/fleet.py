@@ -75,7 +75,7 @@ async def blip(it: Fleet) -> Samples:
 
     def taken() -> int:
         """Streams that were in the middle: a request may first find the model's old place."""
-        return sum(line["emitted"] > 0 for line in it.said("gateway", "request goes on elsewhere"))
+        return sum(line["emitted"] > 0 for line in it.said("gateway", "stream paused"))
 
     before = taken()
     pause, wrong = await disturbed(it, cut)

@@ -44,7 +44,7 @@ POLICIES: dict[str, tuple[str, dict[str, str]]] = {
     "no-placement": ("prism", {"rebalance": "false"}),
     "no-arbitration": (
         "prism",
-        {name: str(value).lower() for name, value in systems.SYSTEMS["no-arbitration"].arbitration.items()},
+        systems.flat(systems.SYSTEMS["no-arbitration"].arbitration),
     ),
     "no-decode-turn": ("prism", {"decode_turn_ms": "0"}),
     "no-hibernation": ("prism", {"hibernate": "false"}),

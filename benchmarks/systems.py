@@ -35,12 +35,16 @@ from sim.inputs.request import SimulatedRequest
 
 DEFAULT_TPOT_S = 0.1
 _BY_ARRIVAL = {
-    "order": "arrival",
-    "prefill_turn": False,
-    "protect_decodes": False,
+    "experiments": {"order": "arrival", "prefill_turn": False, "protect_decodes": False},
     "precedence_ms": 0.0,
     "decode_turn_ms": 0.0,
 }
+
+
+def flat(arbitration: Mapping[str, Any]) -> dict[str, str]:
+    """The same settings as `--set` of the simulator takes them: names without sections, values as text."""
+    named = {**arbitration, **arbitration.get("experiments", {})}
+    return {name: str(value).lower() for name, value in named.items() if name != "experiments"}
 
 
 @dataclass(frozen=True)

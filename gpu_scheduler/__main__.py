@@ -6,6 +6,7 @@ from functools import partial
 
 from balloond.client import BalloondClient
 from gpu_scheduler.config import GpuSchedulerConfig
+from gpu_scheduler.engines import kinds
 from gpu_scheduler.engines import shared_board as turn_module
 from gpu_scheduler.engines.engine import Spawn
 from gpu_scheduler.engines.shared_board import SharedBoard
@@ -93,7 +94,7 @@ async def build(service: Service) -> None:
             # stay.
             one_model=len(config.devices) > 1 and config.devices[0].startswith("cuda:"),
         )
-        for number, kind in enumerate(("sglang", "echo") if len(config.devices) == 1 else ("sglang",))
+        for number, kind in enumerate(kinds.of_group(config.devices))
     }
     activation = Activator(config, residents, pools, devices, loader, images)
     handover = Handover(residents, loader, brought)
@@ -103,7 +104,7 @@ async def build(service: Service) -> None:
 
     def compiles(model: str) -> bool:
         resident = residents.get(model)
-        return resident is not None and activation.kind_of(resident) == "sglang"
+        return resident is not None and bool(kinds.KINDS[activation.kind_of(resident)].grammar_sandbox)
 
     intake = Intake(dispatcher, GrammarSandbox(), compiles)
     servicer = GpuSchedulerServicer(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from math import inf
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from gpu_scheduler.engines import echo
-from gpu_scheduler.engines.sglang.base.errors import CommandError
-from gpu_scheduler.engines.sglang.base.options import Options
+from gpu_scheduler.engines import kinds
 from gpu_scheduler.policy.memory.forecast import ForecastRules
 from gpu_scheduler.policy.queue import admission
 from gpu_scheduler.policy.queue.backlog import BacklogRules
@@ -68,35 +66,37 @@ class Engines(ConfigSection):
     @field_validator("options")
     @classmethod
     def _some_engine_has_them(cls, options: dict[str, str]) -> dict[str, str]:
-        """A group may have engines of either kind, each of which looks at its own."""
-        try:
-            Options.parse({name: value for name, value in options.items() if name not in echo.OPTIONS}, "cpu:0")
-        except CommandError as error:
-            raise ValueError(str(error)) from None
+        kinds.check_options(options)
         return options
+
+
+class Experiments(ConfigSection):
+    """Switches that take a rule away, to measure what it is worth. A group that serves needs none of them, and the
+    reference of settings leaves them out."""
+
+    IN_REFERENCE: ClassVar[bool] = False
+
+    order: Literal["moore_hodgson", "arrival"] = "moore_hodgson"
+    """"arrival": each model's requests are served in the order in which they came, whatever their targets."""
+    prefill_turn: bool = True
+    """False: prompts start as soon as there is memory for them, however many engines of the group prefill."""
+    protect_decodes: bool = True
+    """False: no prefill is throttled for the TPOT targets of neighbours (engines/sharing/throttle.py)."""
 
 
 class Arbitration(ConfigSection):
     """The shared queue; see gpu_scheduler/policy."""
 
-    order: Literal["moore_hodgson", "arrival"] = "moore_hodgson"
-    """"arrival": first come, first served for each model, whatever the targets; there to measure what the order is
-    worth."""
     chunk_tokens: int = Field(default=2048, gt=0)
     """Prompt tokens of one model that may be on their way to be prefilled at a time, more if that takes no longer than
     `joint_s`."""
     late_share: float = Field(default=0.05, ge=0, le=1)
     """Of the time of prefills, what requests that are late already and those without a target may claim while others
     can still be on time (gpu_scheduler/policy/queue/ageing.py). 0: they wait until none can."""
-    prefill_turn: bool = True
-    """Long prompts of several engines prefill one after another. False: whatever has memory starts, and engines get in
-    each other's way; there to measure what the turn is worth."""
     joint_s: float = Field(default=0.1, ge=0)
-    """Under the turn: prefills may be under way together that would take so long one after another
-    (policy/queue/admission.py). 0: strictly one engine at a time, and of that `chunk_tokens`."""
-    protect_decodes: bool = True
-    """A model prefills with such pauses that its neighbours' decodes keep their TPOT targets
-    (gpu_scheduler/engines/sharing/throttle.py). False: without any."""
+    """Prefills of several engines may be under way together if they would take no longer than this one after another;
+    longer prompts are prefilled one after another (policy/queue/admission.py). 0: strictly one engine at a time, with
+    `chunk_tokens` of its prompts."""
     precedence_ms: float = Field(default=50.0, ge=0, le=10_000)
     """How long decode steps wait at most while another engine prefills (engines/sharing/prefill_priority.py). 0: they
     share the devices with it."""
@@ -121,15 +121,27 @@ class Arbitration(ConfigSection):
     """Until an engine has measured its model."""
     wake_estimate_s: float = Field(default=5.0, gt=0)
     """Rest of a wake-up of a model that was never woken here."""
+    experiments: Experiments = Experiments()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _switches_that_have_moved(cls, given: Any) -> Any:
+        """Until 1.1 the switches of `experiments` stood among the settings of arbitration; there they still work."""
+        if not isinstance(given, dict) or not (moved := given.keys() & Experiments.model_fields.keys()):
+            return given
+        kept = {name: value for name, value in given.items() if name not in moved}
+        return {**kept, "experiments": {**given.get("experiments", {}), **{name: given[name] for name in moved}}}
 
     @property
     def turn(self) -> admission.PrefillLimits:
-        return admission.PrefillLimits(self.chunk_tokens, joint_s=self.joint_s if self.prefill_turn else inf)
+        return admission.PrefillLimits(
+            self.chunk_tokens, joint_s=self.joint_s if self.experiments.prefill_turn else inf
+        )
 
     @property
     def backlog(self) -> BacklogRules:
         """Of the queue."""
-        return BacklogRules(order=self.order, late_share=self.late_share)
+        return BacklogRules(order=self.experiments.order, late_share=self.late_share)
 
     @property
     def forecast(self) -> ForecastRules:

@@ -219,6 +219,25 @@ def test_a_service_imports_another_only_through_its_client():
                 assert through_client or in_engine or in_copy, f"{module(path)} imports {name}"
 
 
+def test_the_scheduler_imports_no_engine_but_their_kinds():
+    for path in FILES:
+        own = path.relative_to(ROOT).parts
+        engine = own[:2] == ("gpu_scheduler", "engines") and own[2:3] in (("sglang",), ("echo",), ("kinds.py",))
+        if own[0] != "gpu_scheduler" or engine:
+            continue
+        for name in imported_modules(path):
+            assert not name.startswith(("gpu_scheduler.engines.sglang", "gpu_scheduler.engines.echo")), path
+
+
+def test_no_two_public_classes_have_one_name():
+    found: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module(path))
+    assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
+
+
 def test_the_simulator_has_no_clock_but_its_own_and_of_the_services_only_what_decides_and_its_settings():
     for path in FILES:
         if path.relative_to(ROOT).parts[0] != "sim":

@@ -15,12 +15,13 @@ import argparse
 import asyncio
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import asleep_engine, fleet, report, shapes
 from benchmarks.gpu.fleet import Client, Model, say
-from gpu_scheduler.engines import engine
+from gpu_scheduler.engines.kinds import KINDS
 from protos import engine_pb2
 from tests.gpu_scheduler.engines.sglang import harness
 
@@ -65,7 +66,7 @@ async def one(client: Client, path: Path) -> dict[str, Any]:
 
 
 async def run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    engine.MODULES["sglang"] = "benchmarks.gpu.asleep_engine"
+    KINDS["sglang"] = replace(KINDS["sglang"], module="benchmarks.gpu.asleep_engine")
     names = given.variants.split(",")
     path = shapes.write(folder / given.shape, given.shape)
     weights = -(-shapes.weights_bytes(json.loads((path / "config.json").read_text())) // (64 << 20)) * (64 << 20)

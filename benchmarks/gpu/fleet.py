@@ -7,19 +7,20 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import services.ipc.forking  # noqa: F401  (before grpc: engines are started)
 from benchmarks.gpu import shapes, stock
-from gpu_scheduler.engines.engine import MODULES, EngineProcess, Spawn
+from gpu_scheduler.engines.engine import EngineProcess, Spawn
+from gpu_scheduler.engines.kinds import KINDS
 from gpu_scheduler.engines.shared_board import ANYBODY, SharedBoard
 from protos import common_pb2, engine_pb2
 from services.telemetry import log
 from tests.gpu_scheduler.engines.sglang import harness
 
-MODULES["stock"] = "benchmarks.gpu.stock"
+KINDS["stock"] = replace(KINDS["sglang"], module="benchmarks.gpu.stock")
 START_S = 300.0
 """Kernels are compiled when a machine first sees them."""
 

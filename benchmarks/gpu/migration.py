@@ -29,7 +29,7 @@ from benchmarks.gpu import report, shapes
 from protos import common_pb2
 from tests.end_to_end.world import FOLDER, World, world
 
-TELLING = ("KV handed over", "KV taken", "request went on", "the collector stopped the engine")
+TELLING = ("KV handed over", "KV taken", "stream resumed", "the collector stopped the engine")
 MODES = {"KV goes along": True, "computed again": False}
 
 

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.gpu import fleet, profiled
+from benchmarks.gpu import profiled
 from benchmarks.gpu.fleet import Client
+from gpu_scheduler.engines.kinds import KINDS
 
 _WRITTEN_S = 120.0
 
@@ -17,7 +19,7 @@ _WRITTEN_S = 120.0
 def possible() -> None:
     """Engines started from now on are able to, if their environment says so."""
     for kind in profiled.MAINS:
-        fleet.MODULES[kind] = "benchmarks.gpu.profiled"
+        KINDS[kind] = replace(KINDS[kind], module="benchmarks.gpu.profiled")
 
 
 def environment(kind: str, path: Path, recorders: Sequence[str]) -> Mapping[str, str]:

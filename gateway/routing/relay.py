@@ -146,6 +146,11 @@ class Tokens:
         self._strikes = 0
         self._asked = False
         self._stranded_at: float | None = job.arrival_s  # since when no place has given it tokens
+        self._paused_at: float | None = None
+        """When its place failed, while no tokens have come since."""
+        self._pause_reason = ""
+        self._emitted_before = 0
+        """Tokens that it had by then."""
         self._attempts = 0
         self._why = ""
         self._failed_address = ""
@@ -199,6 +204,8 @@ class Tokens:
             if self._stranded_at is not None:
                 self._stranded_at = None
                 attempt.span.event("first token")
+            if self._paused_at is not None:
+                self._tell_pause("resumed")
         finish = chunk.finish
         if finish in (common_pb2.FINISH_UNSPECIFIED, common_pb2.STOP, common_pb2.LENGTH):
             self._ready.append(chunk)
@@ -238,20 +245,33 @@ class Tokens:
         self._strikes += strike
         if self._stranded_at is None:
             self._stranded_at = time.monotonic()
-        _log.info(
-            "request goes on elsewhere",
-            request_id=self._job.request_id,
-            emitted=len(self._emitted),
-            why=why,
-            **self._job.span.log_fields,
-        )
+        if self._paused_at is None:
+            self._paused_at, self._pause_reason = time.monotonic(), why
+            self._emitted_before = len(self._emitted)
         if self._strikes > self._relay.patience.strikes_of(self._job):
             self._end(Unavailable(f"given up after {counted(self._strikes, 'failure')} in a row, the last: {why}"))
         else:
             self._wake()
 
+    def _tell_pause(self, outcome: str) -> None:
+        """One line for each pause of a stream: from its place failing until tokens come again, or it is given up."""
+        assert self._paused_at is not None
+        _log.info(
+            "stream paused",
+            request_id=self._job.request_id,
+            model=self._job.model,
+            reason=self._pause_reason,
+            ms=round(1e3 * (time.monotonic() - self._paused_at), 1),
+            emitted=self._emitted_before,
+            outcome=outcome,
+            **self._job.span.log_fields,
+        )
+        self._paused_at = None
+
     def _end(self, fate: PrismError) -> None:
         self._fate = fate
+        if self._paused_at is not None:
+            self._tell_pause("given up")
         if self._attempt is not None:
             self._attempt.span.fail(type(fate).__name__, str(fate))
         self._abandon()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_scheduler.engines import processes
+from gpu_scheduler.engines.kinds import KINDS
 from gpu_scheduler.telemetry import counters
 from protos import common_pb2, engine_pb2
 from services.errors import PrismError, TimedOut
@@ -27,7 +28,6 @@ from services.telemetry import log
 _log = log.get(__name__)
 _BETWEEN_STEPS = ("drain", "export_kv", "import_kv")
 """Commands during which an engine goes on with its steps."""
-MODULES = {"sglang": "gpu_scheduler.engines.sglang", "echo": "gpu_scheduler.engines.echo"}
 
 
 class EngineDied(PrismError):
@@ -174,7 +174,7 @@ class EngineProcess:
             arguments += ["--turn-fd", str(turn_fd), "--turn-index", str(index)]
         try:
             ranks = await processes.start(
-                MODULES[spawn.kind],
+                KINDS[spawn.kind].module,
                 arguments,
                 theirs,
                 ranks=spawn.ranks,

@@ -14,14 +14,13 @@ import time
 from collections.abc import Callable
 
 from gpu_scheduler.engines.engine import EngineDied, EngineProcess, Spawn
+from gpu_scheduler.engines.kinds import KINDS
 from services.errors import Refused, TimedOut
 from services.runtime import tasks
 from services.telemetry import log
 
 _log = log.get(__name__)
 _MOST_START_FAILURES = 3
-_FIRST_STEPS = {"sglang": "importing SGLang", "echo": "starting"}
-"""By kind of engine, what it does before it reports that it is warm."""
 _STEADY_S = 60.0
 """Seconds after which the death of a warm engine starts a new count of failures in a row."""
 _UNSETTLED_S = 20.0
@@ -83,7 +82,7 @@ class WarmPool:
     @property
     def starting(self) -> list[str]:
         """For each engine that is starting, what it is doing."""
-        return [_FIRST_STEPS[self.spawn.kind]] * len(self._starting)
+        return [KINDS[self.spawn.kind].first_step] * len(self._starting)
 
     @property
     def error(self) -> str:

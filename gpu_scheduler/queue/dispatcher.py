@@ -32,7 +32,7 @@ from gpu_scheduler.policy.throttle.throttling import ThrottleController
 from gpu_scheduler.queue.requests import RESUME_S, GroupRequest
 from gpu_scheduler.queue.streams import GatewayStream
 from gpu_scheduler.residents import Resident, Residents
-from gpu_scheduler.telemetry.counters import STARTED, TTFT, forget
+from gpu_scheduler.telemetry.counters import STARTED, TTFT_TARGETS, forget
 from gpu_scheduler.telemetry.traces import RequestTrace
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.telemetry import log
@@ -273,12 +273,14 @@ class Dispatcher:
         self._backlog.observe(request.model, max(1, request.prompt_tokens - chunk.cached_tokens), seconds)
         if request.trace is not None:
             request.trace.first_token(now, chunk.cached_tokens)
+        if request.parked_at:
+            self._tell_pause(request, now)
         if request.first_token_at == 0.0:
             request.first_token_at = now
             if request.resumed_tokens:  # this line shows why its client waited in the middle of an answer
                 _log.info(
-                    "request went on",
-                    request=request.gateway_id,
+                    "stream resumed",
+                    request_id=request.logged_id,
                     model=request.model,
                     tokens=request.prompt_tokens,
                     brought=request.cached_tokens,
@@ -291,8 +293,21 @@ class Dispatcher:
                 counters = self.counters[request.model]
                 counters.ttft_met += met
                 counters.ttft_missed += not met
-                TTFT.labels(request.model, str(met).lower()).inc()
+                TTFT_TARGETS.labels(request.model, str(met).lower()).inc()
         self.changed()
+
+    def _tell_pause(self, request: GroupRequest, now: float) -> None:
+        """One line for each pause of a stream in this group, as the gateway has one for pauses between groups."""
+        _log.info(
+            "stream paused",
+            request_id=request.logged_id,
+            model=request.model,
+            reason="no KV memory",
+            ms=round(1e3 * (now - request.parked_at), 1),
+            emitted=len(request.emitted),
+            outcome="resumed",
+        )
+        request.parked_at = 0.0
 
     def on_prefilled(self, engine: EngineProcess, prompts: list[engine_pb2.Prefilled.Prompt]) -> None:
         now = self._now()
@@ -312,7 +327,7 @@ class Dispatcher:
             return
         request.engine = None
         del self._at_engines[request_id]
-        now = self._now()
+        now = request.parked_at = self._now()
         deadline = now + RESUME_S if request.deadline < inf else inf
         if request.trace is not None:
             request.trace.parked(now)
@@ -425,7 +440,7 @@ class Dispatcher:
         """Writes each engine's prefill throttle to the shared board. If only one engine may prefill at a time
         (`joint_s` is 0), the one whose prefill is under way has the turn; while there is none, any engine may start."""
         in_flight = self._backlog.in_flight()
-        if self._rules.protect_decodes:
+        if self._rules.experiments.protect_decodes:
             now = self._now()
             self._protection.prefills({waiting.model for waiting in in_flight}, now)
             for model, pace in self._protection.paces(

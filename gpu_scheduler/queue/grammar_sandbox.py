@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from hashlib import sha256
 
+from gpu_scheduler.engines.kinds import KINDS
 from services.errors import Unavailable
 from services.ipc.line_process import LineProcess
 from services.runtime import tasks
 from services.telemetry import log
 
 _log = log.get(__name__)
-MODULE = "gpu_scheduler.engines.sglang.grammar.sandbox"
 START_S = 120.0
 """Seconds until the process has to be ready: imports of torch and xgrammar take two seconds, on a cold and busy disk a
 minute."""
@@ -28,7 +28,7 @@ KNOWN = 4096
 class GrammarSandbox:
     """One compiling process for all models of a group. It is started by the first grammar, which waits for it."""
 
-    def __init__(self, command: Sequence[str] = (sys.executable, "-m", MODULE)) -> None:
+    def __init__(self, command: Sequence[str] = (sys.executable, "-m", KINDS["sglang"].grammar_sandbox)) -> None:
         self._command = command
         self._process: LineProcess | None = None
         self._turn = asyncio.Lock()

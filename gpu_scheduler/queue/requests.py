@@ -41,6 +41,9 @@ class GroupRequest:
     sent_at: float = 0.0
     """When it was sent to the engine."""
     first_token_at: float = 0.0
+    parked_at: float = 0.0
+    """When its engine had no KV memory for its next token and put it back into the queue; 0: it is not waiting for
+    that."""
     emitted: list[int] = field(default_factory=list)
     scored: int = 0
     """Prompt tokens whose log-probabilities were passed on."""
@@ -72,6 +75,11 @@ class GroupRequest:
             resumed_tokens=submit.resumed_tokens,
             embed=submit.embed,
         )
+
+    @property
+    def logged_id(self) -> str:
+        """The request's id in logs of all processes: the gateway's, which numbers its attempts behind a slash."""
+        return self.gateway_id.partition("/")[0]
 
     @property
     def prompt_tokens(self) -> int:

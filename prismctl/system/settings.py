@@ -70,6 +70,8 @@ def _rows(kind: type[Any], within: str) -> Iterator[SettingRow]:
     for field in _fields(kind):
         key = within + field.name
         section, listed = _section(field.annotation)
+        if not getattr(section, "IN_REFERENCE", True):
+            continue
         description = docs.get(field.name, "") or (_own_doc(section) if section is not None else "")
         yield SettingRow(key, _type(field), _default(field.default), _aside(field), description)
         if section is not None:

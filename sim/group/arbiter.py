@@ -292,7 +292,7 @@ class Arbiter:
         return request.tpot_s if request.tpot_s < inf else self._rules.default_tpot_ms / 1e3
 
     def _tell_engines(self) -> None:
-        if not self._rules.protect_decodes:
+        if not self._rules.experiments.protect_decodes:
             return
         in_flight = self._backlog.in_flight()
         now = self._clock.now

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpu_scheduler.config import Arbitration
+from gpu_scheduler.config import Arbitration, Experiments
 from placement.config import PlacementConfig
 from services.runtime.config import Config
 from sim.cluster.fleet import Fleet
@@ -22,10 +22,11 @@ from sim.system import FleetError, World
 
 def build(world: World, finished: Callable[[SimulatedRequest], None], settings: dict[str, str]) -> Fleet:
     known = set(PlacementConfig.model_fields) - set(Config.model_fields) - {"groups", "loaders", "balloond"}
-    arbitration = {name: text for name, text in settings.items() if name in Arbitration.model_fields}
+    of_arbitration = Arbitration.model_fields.keys() - {"experiments"} | Experiments.model_fields.keys()
+    arbitration = {name: text for name, text in settings.items() if name in of_arbitration}
     placement: dict[str, Any] = {name: text for name, text in settings.items() if name in known}
     if unknown := set(settings) - set(arbitration) - set(placement):
-        names = ", ".join(sorted(known | set(Arbitration.model_fields)))
+        names = ", ".join(sorted(known | of_arbitration))
         raise FleetError(f"prism has no setting {', '.join(sorted(unknown))}; it has {names}")
     if "places" in placement:
         try:

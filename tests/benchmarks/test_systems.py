@@ -52,7 +52,8 @@ def test_the_services_take_the_settings_of_every_system(name, models, tmp_path):
     assert set(placement.places.values()) <= set(stack.group_names)
     assert placement.rebalance == (name in ("prism", "no-arbitration", "no-decode-turn", "no-hibernation"))
     assert group.elastic_kv == (name not in ("static", "no-ballooning"))
-    assert (group.arbitration.order == "moore_hodgson") == group.arbitration.prefill_turn
+    experiments = group.arbitration.experiments
+    assert (experiments.order == "moore_hodgson") == experiments.prefill_turn
     decode_turn = name in ("prism", "no-placement", "no-ballooning", "no-hibernation")
     assert (group.arbitration.decode_turn_ms > 0) == decode_turn
     assert all(entry["pinned"] == (name in ("static", "muxserve")) for entry in entries.values())

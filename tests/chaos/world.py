@@ -107,7 +107,7 @@ class Chaos(World):
         # A line that is being written would count now and, whole, no more.
         whole = [log.read_text(errors="replace").rpartition("\n")[0] for log in logs]
         lines = [line for text in whole for line in text.splitlines()]
-        return sum("request goes on elsewhere" in line and '"emitted": 0,' not in line for line in lines)
+        return sum('"stream paused"' in line and '"emitted": 0,' not in line for line in lines)
 
     async def prepare(self) -> None:
         """All models under load are up, and the spare one is away with an image in host memory."""

@@ -51,7 +51,7 @@ async def test_models_of_both_nodes_serve_and_one_moves_between_them_while_it_st
         assert await texts(streams) == expected
         assert await nodes.places(MODEL) == [target]
     assert await nodes.places(OTHER) == ["b"], "nobody touched it"
-    assert nodes.said("gateway", "request goes on elsewhere"), "the streams were handed over, not finished"
+    assert nodes.said("gateway", "stream paused"), "the streams were handed over, not finished"
 
 
 async def test_a_node_with_files_and_clocks_of_its_own_makes_images_and_wakes_from_them(nodes):

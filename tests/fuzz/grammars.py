@@ -13,7 +13,8 @@ from typing import Any
 
 from gpu_scheduler.engines.sglang.grammar import compiling
 from gpu_scheduler.engines.sglang.grammar.sandbox import GrammarTrials
-from gpu_scheduler.engines.sglang.policy.grammar import MOST_SLOW_S, SLOW_S, problem
+from gpu_scheduler.engines.sglang.policy.grammar import MOST_SLOW_S, SLOW_S
+from gpu_scheduler.policy.grammars import problem
 from tests.fuzz.outcome import Outcome
 
 _NUMBERS = (0, 1, -1, 2, 10, 129, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 63, 1e308, 1e-300, 0.5, 10**30)

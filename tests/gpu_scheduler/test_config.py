@@ -71,6 +71,14 @@ def test_the_share_of_late_requests_is_a_setting_with_the_policy_s_default():
         Arbitration(late_share=1.5)
 
 
+def test_switches_that_take_a_rule_away_are_experiments_and_work_where_they_stood_before():
+    switches = {"order": "arrival", "prefill_turn": False, "protect_decodes": False}
+    assert Arbitration(**switches) == Arbitration(experiments=switches)
+    assert Arbitration(**switches).experiments.model_dump() == switches
+    with pytest.raises(ValueError, match="order"):
+        Arbitration(order="random")
+
+
 def test_the_forecast_of_output_lengths_is_a_setting_with_the_policy_s_defaults():
     assert Arbitration().forecast == ForecastRules()
     assert Arbitration(forecast_tokens=512, forecast_weight=0.5).forecast == ForecastRules(first=512, weight=0.5)

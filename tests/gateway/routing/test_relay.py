@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.routing import relay
 from gateway.routing.relay import RelayPatience
@@ -144,9 +145,15 @@ async def test_tokens_that_come_with_the_failure_count(world: World) -> None:
 
     world.groups[0].script = gives_back
     await both_places(world)
-    answer = (await world.chat()).json()
+    with capture_logs() as lines:
+        answer = (await world.chat()).json()
     assert answer["choices"][0]["message"]["content"] == TEXT
-    assert world.groups[1].requests[0].submit.resumed_tokens == 4
+    submitted = world.groups[1].requests[0].submit
+    assert submitted.resumed_tokens == 4
+    (line,) = (line for line in lines if line["event"] == "stream paused")
+    assert submitted.request_id.startswith(line["request_id"] + "/")
+    assert (line["model"], line["reason"]) == (submitted.model, "handed back")
+    assert (line["emitted"], line["outcome"], line["log_level"]) == (4, "resumed", "info") and line["ms"] >= 0
 
 
 async def test_a_place_that_dies_after_the_last_token_ends_the_answer(world: World) -> None:

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from gpu_scheduler.engines import processes, shared_board
-from gpu_scheduler.engines.engine import MODULES, CommandFailed, EngineDied, EngineProcess, Spawn
+from gpu_scheduler.engines.engine import CommandFailed, EngineDied, EngineProcess, Spawn
+from gpu_scheduler.engines.kinds import KINDS
 from protos import common_pb2, engine_pb2
 from services.ipc.framing import FramedChannel
 
@@ -142,7 +143,7 @@ async def test_the_death_of_an_engine_is_heard_and_fails_its_commands(engine):
 async def test_an_engine_ends_when_its_gpu_scheduler_is_gone():
     ours, theirs = socket.socketpair()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", MODULES["echo"], "--channel-fd", str(theirs.fileno()), pass_fds=[theirs.fileno()]
+        sys.executable, "-m", KINDS["echo"].module, "--channel-fd", str(theirs.fileno()), pass_fds=[theirs.fileno()]
     )
     theirs.close()
     channel = await FramedChannel(engine_pb2.FromEngine).open(ours)

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.engines import shared_board as turn_module
@@ -452,6 +453,11 @@ async def test_a_parked_request_starts_again_with_what_it_had_generated(desk):
     again = engine.started[1]
     assert list(again.token_ids) == [*range(10), 50, 51] and again.resumed_tokens == 2
     assert again.sampling.max_new_tokens == 3
+    with capture_logs() as lines:
+        desk.answer(engine, tokens=[52])
+    (line,) = (line for line in lines if line["event"] == "stream paused")
+    assert (line["request_id"], line["model"], line["reason"]) == ("r1", "a", "no KV memory")
+    assert (line["emitted"], line["outcome"], line["log_level"]) == (2, "resumed", "info") and line["ms"] >= 0
 
 
 async def test_a_stream_that_met_its_target_is_not_dropped_for_being_late_when_it_was_parked(desk):

@@ -176,7 +176,7 @@ def test_options_of_engines_say_what_differs_on_a_gpu():
 
 
 def test_what_markdown_would_not_print_is_escaped_outside_of_code():
-    row = reference.Row("a", "text", REQUIRED, "", "*all* of <a> and `*b*`, x * y <= z")
+    row = reference.SettingRow("a", "text", REQUIRED, "", "*all* of <a> and `*b*`, x * y <= z")
     (_, text) = reference.as_markdown([reference.ReferenceSection("s", "", [row])]).rstrip().splitlines()[-2:]
     assert text == r"  \*all\* of \<a> and `*b*`, x * y <= z"
 

@@ -12,7 +12,7 @@ from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
 from gpu_scheduler.engines.sglang.base.errors import RejectedRequest
-from gpu_scheduler.engines.sglang.policy import grammar
+from gpu_scheduler.policy import grammars
 from protos import common_pb2, engine_pb2
 
 
@@ -36,7 +36,7 @@ def sampling_params(
     max_new = min(sampling.max_new_tokens, room) if sampling.max_new_tokens > 0 else room
     kind = sampling.WhichOneof("grammar")
     if kind is not None:
-        if problem := grammar.problem(kind, getattr(sampling, kind)):
+        if problem := grammars.problem(kind, getattr(sampling, kind)):
             raise RejectedRequest(problem)
         if sampling.min_new_tokens or sampling.ignore_eos:
             raise RejectedRequest("a grammar says itself where the answer ends: no min_tokens, no ignore_eos beside it")

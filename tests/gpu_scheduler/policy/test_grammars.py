@@ -1,4 +1,4 @@
-from gpu_scheduler.engines.sglang.policy.grammar import MOST_CHARACTERS, MOST_LEVELS, problem
+from gpu_scheduler.policy.grammars import MOST_CHARACTERS, MOST_LEVELS, problem
 
 
 def nested(levels: int) -> str:

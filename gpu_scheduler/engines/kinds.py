@@ -1,0 +1,63 @@
+"""The kinds of engines: how each is started, and what the scheduler has to know of it. Nothing of an engine is imported
+before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from gpu_scheduler.engines import echo
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """One kind of engine."""
+
+    module: str
+    """Module that `python -m` starts as the engine's process."""
+    first_step: str
+    """What a process of it does before it is warm, for people who wait for that."""
+    has_options: Callable[[Mapping[str, str]], None]
+    """Raises ValueError, in one line, for options of a Load that the engine would refuse on any model."""
+    several_devices: bool
+    """Whether one engine can be spread over the devices of a group."""
+    grammar_sandbox: str = ""
+    """Module that `python -m` starts to try grammars where it does no harm; empty where it compiles none."""
+
+
+def _sglang_has_options(options: Mapping[str, str]) -> None:
+    from gpu_scheduler.engines.sglang.base.errors import CommandError
+    from gpu_scheduler.engines.sglang.base.options import Options
+
+    try:
+        Options.parse(options, "cpu:0")
+    except CommandError as error:
+        raise ValueError(str(error)) from None
+
+
+def _echo_has_options(options: Mapping[str, str]) -> None:
+    if unknown := sorted(options.keys() - echo.OPTIONS):
+        raise ValueError(f"unknown options {', '.join(unknown)}; there are {', '.join(sorted(echo.OPTIONS))}")
+
+
+KINDS = {
+    "sglang": EngineKind(
+        "gpu_scheduler.engines.sglang",
+        "importing SGLang",
+        _sglang_has_options,
+        several_devices=True,
+        grammar_sandbox="gpu_scheduler.engines.sglang.grammar.sandbox",
+    ),
+    "echo": EngineKind("gpu_scheduler.engines.echo", "starting", _echo_has_options, several_devices=False),
+}
+
+
+def check_options(options: Mapping[str, str]) -> None:
+    """Options that a group hands to all of its engines, of whatever kind; each looks at its own. Raises ValueError, in
+    one line, for options that none has."""
+    KINDS["sglang"].has_options({name: value for name, value in options.items() if name not in echo.OPTIONS})
+
+
+def of_group(devices: Collection[str]) -> list[str]:
+    """The kinds of engines that a group of these devices can have."""
+    return [name for name, kind in KINDS.items() if kind.several_devices or len(devices) == 1]
