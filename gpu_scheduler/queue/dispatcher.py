@@ -297,7 +297,7 @@ class Dispatcher:
         self.changed()
 
     def _tell_pause(self, request: GroupRequest, now: float) -> None:
-        """One line for each pause of a stream in this group, as the gateway has one for pauses between groups."""
+        """Logs one line for each pause of a stream in this group, as the gateway does for pauses between groups."""
         _log.info(
             "stream paused",
             request_id=request.logged_id,
@@ -523,7 +523,7 @@ class Dispatcher:
         return waiting, self._of_models[model] - waiting, late
 
     def work_of(self, engine: EngineProcess) -> tuple[int, float]:
-        """(requests that the engine has, expected seconds of prefill of those that have no token yet)."""
+        """(number of the engine's requests, expected seconds of prefill of those that have no token yet)."""
         its = [request for request in self._at_engines.values() if request.engine is engine]
         prompts = [request.id for request in its if self._backlog.state(request.id) is RequestState.DISPATCHED]
         return len(its), sum(map(self._backlog.prefill_cost, prompts))

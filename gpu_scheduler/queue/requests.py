@@ -42,7 +42,7 @@ class GroupRequest:
     """When it was sent to the engine."""
     first_token_at: float = 0.0
     parked_at: float = 0.0
-    """When its engine had no KV memory for its next token and put it back into the queue; 0: it is not waiting for
+    """When its engine had no KV memory for its next token and put it back into the queue; 0: it does not wait for
     that."""
     emitted: list[int] = field(default_factory=list)
     scored: int = 0

@@ -22,7 +22,8 @@ Leaving = Mapping[str, tuple[Resident, common_pb2.Residency]]
 
 
 async def check(activation: Activator, resident: Resident, leaving: Leaving) -> None:
-    """Raises Refused with the arithmetic, Unmet, and Unavailable while balloond is away."""
+    """Checks that `resident` could be activated after the models in `leaving` made way. Raises Refused with the
+    arithmetic, Unmet, and Unavailable while balloond is away."""
     able = {name: each for name, each in leaving.items() if _obeys(*each)}
     pool = activation.pool(resident)
     if resident.engine is None or not resident.engine.alive:

@@ -22,7 +22,7 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _TURN_LOOK_S = 0.001
-"""Seconds between two looks of a waiting prefill at the turn word."""
+"""Seconds between two looks of a waiting prefill at the shared board."""
 _STATS_EVERY_S = 0.1
 _AGAIN_S = 0.2
 """Seconds after which a prompt that found no memory is tried again, if no request has ended before."""
@@ -37,7 +37,7 @@ class _Running:
 
 
 class EchoEngine:
-    """One model at a time; see the package docstring."""
+    """Serves one model at a time; see the package docstring."""
 
     def __init__(self, channel: BlockingChannel[engine_pb2.ToEngine], turn: SharedBoard | None, index: int) -> None:
         self._channel = channel
@@ -54,7 +54,7 @@ class EchoEngine:
         self._next_step = 0.0
         self._next_prefill = 0.0
         self._drain: tuple[int, float] | None = None
-        """(command_id, until) while draining."""
+        """(command_id, end in monotonic seconds) of the Drain under way; (0, +inf) once it is over."""
         self._stop = False
         self._stats = engine_pb2.EngineStats()
         self._stats_at = 0.0
@@ -271,7 +271,7 @@ class EchoEngine:
             self._tell_stats(now)
 
     def _prefill(self) -> list[common_pb2.TokenChunk]:
-        """Starts every waiting request that fits; one forward pass for all of them."""
+        """Starts every waiting request that fits, in one forward pass for all of them."""
         assert self._memory is not None
         chunks: list[common_pb2.TokenChunk] = []
         started: list[_Running] = []

@@ -44,7 +44,7 @@ class EchoMemory(Protocol):
 
 
 def open_memory(load: engine_pb2.Load) -> EchoMemory:
-    """Leased memory, or none at all for a group without a balloond."""
+    """Memory leased from balloond, or none at all for a group without a balloond."""
     if not load.balloond_socket:
         return UnaccountedMemory(load)
     from gpu_scheduler.engines.echo.leased import LeasedMemory
@@ -53,7 +53,7 @@ def open_memory(load: engine_pb2.Load) -> EchoMemory:
 
 
 class UnaccountedMemory:
-    """Holds nothing; everything fits."""
+    """Memory of a group without a balloond: holds nothing, and everything fits."""
 
     lease_id = ""
     weights_bytes = 0

@@ -15,7 +15,8 @@ def next_token(context: Sequence[int]) -> int:
 
 
 def embedding(token_ids: Sequence[int], dimensions: int) -> list[float]:
-    """A vector of length 1: each token counts with its position, from 1, where its id says."""
+    """A vector of `dimensions` numbers and length 1: each token adds its position, counted from 1, at its id modulo
+    `dimensions`."""
     vector = [0.0] * dimensions
     for position, token in enumerate(token_ids, start=1):
         vector[token % dimensions] += position

@@ -1,13 +1,14 @@
 """Moore-Hodgson: the largest set of requests that all meet their deadlines on one machine (the group's prefill turn).
 
 Moore 1968, in Hodgson's form; Algorithm 2 of the Prism paper. Take the requests by deadline; whenever one would end
-after its deadline, drop the longest of those taken so far. What is kept is a largest possible set S, and running S in
-order of deadline makes all of it on time.
+after its deadline, drop the longest of those taken so far. The requests kept are a largest possible set S, and running
+S in order of deadline makes all of it on time.
 
 O(n log n) with a heap. `late_indices` works on arrays that are sorted already, so that a queue that keeps itself in
-order pays neither for sorting nor for objects. Where few of many requests have to go, as in a queue that becomes too
-long, it looks at no others: how much has to be gone by each deadline is a running maximum, so that the next request
-that would be late is found by bisection, and the longest before it by one pass in numpy. The heap is for many.
+order pays neither for sorting nor for objects. If few of many requests have to be dropped, as in a queue that grows too
+long, it looks at no others: the work that has to be dropped by each deadline is a running maximum, so that the next
+request that would be late is found by bisection, and the longest before it by one pass in numpy. The heap is used if
+many have to be dropped.
 
 Ties are settled the same way every time: equal deadlines by the order given; of equally long requests the one with the
 earliest deadline is dropped, because that leaves the others the most slack.

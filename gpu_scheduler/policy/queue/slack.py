@@ -29,7 +29,7 @@ class WaitingRequest:
     arrival: float
     """When the request entered the system; kept when it is retracted or replayed."""
     deadline: float = inf
-    """arrival + TTFT target, or +inf for best effort."""
+    """When the first token is due: arrival + TTFT target; +inf for best effort."""
     prompt_tokens: int = 1
     cached_tokens: int = 0
     """Tokens of the prompt that the engine reported as a prefix hit, once it runs."""

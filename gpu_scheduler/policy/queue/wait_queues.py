@@ -50,7 +50,7 @@ class QueueEntry:
 
 
 ClassOf = Callable[[WaitingRequest], int]
-"""The index of a request's rate (`models.py`)."""
+"""A function from a request to its class, the index of its rate (`models.py`)."""
 
 
 class Order:

@@ -108,11 +108,11 @@ class ThrottleController:
         self._prefilling -= {model}
 
     def started(self, model: str, request_id: str, target_s: float) -> None:
-        """The model's engine gets the request."""
+        """The model's engine gets the request. `target_s`: the request's TPOT target."""
         self._models[model].own_targets.put(request_id, target_s)
 
     def decodes(self, model: str, request_id: str, target_s: float) -> None:
-        """The request's first token is out."""
+        """The request's first token is out: it decodes from now on. `target_s`: its TPOT target."""
         self._models[model].targets.put(request_id, target_s)
 
     def ended(self, model: str, request_id: str) -> None:
