@@ -21,11 +21,11 @@ lost.
 **At most** a ninth of the duration of the prefill step before it is spent on decode steps
 (`ThrottleRules.own_least_share`), and more than one step only if they fit into it. Neighbours' decodes get three
 quarters, their prefills one quarter. That share would cost more than it brings here: if even an engine that did nothing
-else could not keep the target, because its neighbours decode too, every first token would wait for nothing; and
-standing still for neighbours alone uses an engine's slack up. But decodes that need no more than a third of the devices
-for their target get up to a third of the time (`ThrottleRules.decode_first_max_share`): with a target of 50 ms and
-steps of 5 a ninth is a single step behind a prefill step of 60, and every request is late in the end, to save a tenth
-of the first tokens' time.
+else could not keep the target, because its neighbours decode too, every first token would wait for nothing; and an
+engine that stands still for its neighbours loses its slack by that alone. But decodes that need no more than a third of
+the devices for their target get up to a third of the time (`ThrottleRules.decode_first_max_share`): with a target of 50
+ms and steps of 5 a ninth is a single step behind a prefill step of 60, and every request is late in the end, to save a
+tenth of the first tokens' time.
 """
 
 from __future__ import annotations
