@@ -37,7 +37,7 @@ from services.service import Service, read_arguments, run
 from services.telemetry import log, tracing
 
 _LAST_ANSWERS_S = 0.2
-"""For calls that end by themselves."""
+"""Seconds that calls under way may take to end by themselves when the process stops."""
 
 
 async def build(service: Service) -> None:
@@ -60,7 +60,7 @@ async def build(service: Service) -> None:
         changes.set(None)
 
     residents = Residents(resident_changed)
-    # Where limits are fixed, no memory of others helps a request.
+    # If limits are fixed, no memory of others helps a request.
     room = MemoryRequests(
         devices if config.elastic_kv else None,
         lambda: dispatcher.changed(),
@@ -90,7 +90,8 @@ async def build(service: Service) -> None:
             limit=engines.limit,
             turn_fd=turn_fd,
             first_index=1 + 10_000 * number,
-            # What ranks opened of each other's graphs by CUDA IPC is never closed: memory of a model that left stays.
+            # Memory that ranks open of each other's graphs by CUDA IPC is never closed: that of a model that left would
+            # stay.
             one_model=len(config.devices) > 1 and config.devices[0].startswith("cuda:"),
         )
         for number, kind in enumerate(kinds.of_group(config.devices))
@@ -126,14 +127,14 @@ async def build(service: Service) -> None:
         service.spawn(follow_loader(loader, images, residents, residency.files_read, changes), "follow loader")
 
     async def leave() -> None:
-        if not service.failed:  # else nobody plans any more, and there is nothing to wait for
+        if not service.failed:  # after a failure no plan is made any more, and there is nothing to wait for
             await leaving.leave()
 
     service.on_drain(leave)
     for pool in pools.values():
         pool.fill()
         service.on_stop(pool.close)
-    # The last one is the first: who sends requests here hears that the group ends, and not that its engines died.
+    # They run in reverse order: senders of requests learn that the group ends, and not that its engines died.
     service.on_stop(residency.close)
     service.on_stop(intake.close)
     service.on_stop(local.stop)

@@ -1,4 +1,4 @@
-"""gpu_schedulers as other services see them."""
+"""The client of a gpu_scheduler, for other services."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Progressed = Callable[[gpu_scheduler_pb2.ResidencyProgress], None]
 
 
 class GpuSchedulerClient:
-    """One group. Errors are services.errors."""
+    """The gpu_scheduler of one group. Errors are those of services.errors."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -36,7 +36,8 @@ class GpuSchedulerClient:
         successor: str = "",
         elsewhere: gpu_scheduler_pb2.Elsewhere | None = None,
     ) -> gpu_scheduler_pb2.ResidencyProgress:
-        """Returns the last message of the change: the target reached, or ERROR. Raises what refused it."""
+        """Changes a model's residency. Returns the last message of the change: the target reached, or ERROR. Raises the
+        error that refused it."""
         last = gpu_scheduler_pb2.ResidencyProgress()
         request = gpu_scheduler_pb2.SetResidencyRequest(
             model=model,
@@ -56,7 +57,7 @@ class GpuSchedulerClient:
         return last
 
     async def hold(self) -> AsyncGenerator[None, None]:
-        """Keeps a group that is stopping, until the iterator is closed. Raises what refused it, or lost it."""
+        """Holds a group that is stopping, until the iterator is closed. Raises the error that refused or ended it."""
         call = self._stub.Hold(gpu_scheduler_pb2.HoldRequest())
         try:
             async for _ in call:
@@ -69,8 +70,8 @@ class GpuSchedulerClient:
     def watch(
         self, figures_ms: Callable[[], int] = lambda: 0, heard: bool = False
     ) -> AsyncGenerator[gpu_scheduler_pb2.GroupState | None, None]:
-        """The group's state for ever; None each time the group was lost. `figures_ms`: how far apart reports may be
-        that differ in figures alone; asked when a stream is opened. `heard`: as of `follow_stream`."""
+        """Yields the group's state for ever; None each time the group was lost. `figures_ms`: least milliseconds
+        between reports that differ in figures alone; called when a stream is opened. `heard`: as in `follow_stream`."""
         request = gpu_scheduler_pb2.WatchRequest
         return follow_stream(
             lambda: self._stub.Watch(request(figures_ms=figures_ms())), f"group at {self.address}", heard=heard
@@ -92,14 +93,14 @@ class GpuSchedulerClient:
             raise from_rpc(error) from None
 
     async def set_drained(self, drained: bool) -> None:
-        """Whether models may come up there."""
+        """Sets whether the group is drained: no model comes up there."""
         try:
             await self._stub.SetDrained(gpu_scheduler_pb2.SetDrainedRequest(drained=drained))
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
 
     async def state(self) -> gpu_scheduler_pb2.GroupState:
-        """The group's state now."""
+        """Returns the group's state now."""
         call = self._stub.Watch(gpu_scheduler_pb2.WatchRequest())
         try:
             state: gpu_scheduler_pb2.GroupState = await call.read()

@@ -1,7 +1,7 @@
 """The stream of `GpuScheduler.Serve` over a plain Unix socket, for gateways of the same node.
 
-The messages are the same, each with its length in front (`services/ipc/framing.py`). gRPC's asyncio server hands each
-message through a thread of its own: without it a first token comes 0.1 ms (quick cores) to 0.4 ms (slow ones) sooner,
+The messages are the same, each with its length in front (`services/ipc/framing.py`). gRPC's asyncio server passes each
+message through a thread of its own: without that a first token comes 0.1 ms (quick cores) to 0.4 ms (slow ones) sooner,
 and gateway and gpu_scheduler together take a quarter less processor time for each token.
 """
 
@@ -20,7 +20,7 @@ from services.ipc.framing import FramedChannel
 
 
 class LocalStream:
-    """One gateway's connection."""
+    """The connection of one gateway."""
 
     def __init__(self, number: int, intake: Intake, gone: Callable[[LocalStream], None]) -> None:
         self._intake = intake
@@ -36,7 +36,7 @@ class LocalStream:
             self._intake.cancel(self._stream, message.cancel.request_id)
 
     def _soon(self) -> None:
-        """Chunks that come in the same turn of the loop share a message."""
+        """Sends in the next iteration of the event loop, so that chunks that come in one iteration share a message."""
         self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
@@ -49,7 +49,7 @@ class LocalStream:
 
 
 class LocalServer:
-    """Listens beside the gRPC server of `address`; nothing where that is not a Unix socket."""
+    """Listens beside the gRPC server of `address`; does nothing if that is not a Unix socket."""
 
     def __init__(self, address: str, intake: Intake, socket_mode: int) -> None:
         self._path = sockets.stream_path(address)
@@ -60,7 +60,7 @@ class LocalServer:
         self._numbers = 0
 
     async def start(self) -> None:
-        """Raises Unavailable when it cannot listen there."""
+        """Starts to listen. Raises Unavailable if that fails."""
         if self._path is None:
             return
         here = sockets.bound(partial(socket.socket, socket.AF_UNIX), self._path, self._socket_mode)

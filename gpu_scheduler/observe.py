@@ -1,4 +1,4 @@
-"""Following the streams that a group decides from: balloond's ledger and the loader's images."""
+"""Follows the streams that a group's decisions rest on: balloond's ledger and the loader's catalogue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ async def follow_balloond(
     changes: Watched[None],
     on_return: Callable[[], None],
 ) -> None:
-    """Keeps `memory` fresh, for ever. `on_return`: a balloond is there again, and may know less than the one before."""
+    """Keeps `memory` up to date, for ever. `on_return`: called when a balloond is there again, which may know less than
+    the one before."""
     async for state in balloond.watch():
         if state is None:
             memory.lost("balloond is away")
@@ -41,13 +42,13 @@ async def follow_balloond(
 
 
 async def tell_demand(devices: Devices, memory: GroupMemory, demand: Callable[[], dict[str, float]]) -> None:
-    """Tells balloond how the models' shares of demand have changed, for ever. It takes decodes from those who are above
-    theirs."""
+    """Reports the models' shares of demand to balloond whenever they have changed, for ever. balloond takes memory of
+    decodes from models that hold more than their share."""
     told: dict[str, float] = {}
     while True:
         await asyncio.sleep(_DEMAND_EVERY_S)
         if memory.away:
-            told = {}  # the next one knows nothing of it
+            told = {}  # the next balloond does not know it
             continue
         now = demand()
         if changed(told, now):
@@ -61,8 +62,8 @@ async def tell_demand(devices: Devices, memory: GroupMemory, demand: Callable[[]
 async def drop_left_over(
     devices: Devices, memory: GroupMemory, ours: Callable[[str], bool], catch_up: Callable[[], None]
 ) -> None:
-    """Drops bookings that are not `ours`, for ever: nobody else knows that they are not needed. Before that `catch_up`:
-    what balloond did not take while it stood still it can take now."""
+    """Drops bookings that are not `ours`, for ever: no other process knows that they are not needed. Calls `catch_up`
+    before that: balloond can take now what it did not take while it was away."""
     while True:
         await asyncio.sleep(_LEFT_OVER_EVERY_S)
         if not memory.away:
@@ -77,9 +78,9 @@ async def follow_loader(
     on_read: Callable[[], None],
     changes: Watched[None],
 ) -> None:
-    """Keeps `images` and what `residents` know of the catalogue fresh, for ever: images in host memory, and those on
-    disk, which the loader reads when they are loaded. While it is away the last is kept. `on_read` is called when files
-    may have been read afresh."""
+    """Keeps `images` and what `residents` know of the catalogue up to date, for ever: images in host memory, and those
+    on disk, which the loader reads when they are loaded. While the loader is away the last state is kept. `on_read` is
+    called when files may have been read afresh."""
     async for catalogue in loader.watch():
         if catalogue is None:
             continue

@@ -1,6 +1,7 @@
-"""The models of a group and their residencies: who is here, in what state, and the one change that each may be in.
+"""The models of a group and their residencies: which models are here, in what state, and the one change that each may
+be in.
 
-This file keeps the record; `residency` carries changes out, and brings models up by way of `activation`.
+This file keeps the record; `residency` carries changes out, and brings models up with `activation`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from services.rpc.watch import Watched
 from services.telemetry.spans import UNTRACED, Span
 
 Images = dict[str, list[str]]
-"""Models whose weights the loader holds: the checksums of their parts, by rank."""
+"""By model whose weights the loader holds: the checksums of their parts, by rank."""
 
 
 @dataclass(eq=False)
 class ResidencyChange:
-    """A change of residency under way, followed by any number of callers."""
+    """A change of residency under way, followed by any number of callers. `began`: monotonic seconds."""
 
     target: common_pb2.Residency
     began: float
@@ -31,92 +32,96 @@ class ResidencyChange:
     task: asyncio.Task[None] | None = None
     failure: Exception | None = None
     note: str = ""
-    """Why it did not come to its target, and is no failure."""
+    """Why the change did not reach its target, if that is not a failure."""
     ended: bool = False
 
 
 @dataclass(eq=False)
 class Resident:
-    """One model on this group. It stays recorded while its engine is replaced; a model that left is forgotten."""
+    """One model on this group. Its record stays while its engine is replaced; a model that left is forgotten.
+    `measured`, `stats` and `kept_bytes` count bytes of one device, `spec` and `elsewhere` those of all its devices
+    together."""
 
     spec: common_pb2.ModelSpec
     residency: common_pb2.Residency
     reason: str = ""
     engine: EngineProcess | None = None
     listed: common_pb2.ModelSpec | None = None
-    """What the node's catalogue said when placement told `spec`; None: nothing."""
+    """The node's catalogue entry when placement sent `spec`; None: it had none."""
     loaded: tuple[common_pb2.ModelSpec, common_pb2.ModelSpec] | None = None
-    """`spec` and `listed` when its engine was given it to read; the catalogue may say otherwise by now."""
+    """`spec` and `listed` when the engine was given the model to load; the catalogue may have changed since."""
     measured: engine_pb2.Measured = field(default_factory=engine_pb2.Measured)
     elsewhere: gpu_scheduler_pb2.Elsewhere = field(default_factory=gpu_scheduler_pb2.Elsewhere)
-    """What placement said that other groups had measured; counts until its engine here has."""
+    """Other groups' measurements of the model, from placement; they count until the engine here has measured itself."""
     image_checksums: list[str] = field(default_factory=list)
-    """Of the image that was made of this engine's weights, by rank; empty: none, or not by us."""
+    """Checksums, by rank, of the image that was made of this engine's weights; empty: none was made, or not by this
+    group."""
     kept_bytes: int = 0
-    """To be booked of each device for its sleeping engine, which was found to keep a little less; 0: not known."""
+    """Bytes to book on each device for the sleeping engine, which keeps a little less; 0: unknown."""
     asking: asyncio.Task[None] | None = None
-    """Waiting to hear that, after it fell asleep."""
+    """Task that waits for the engine to report `kept_bytes` after it fell asleep."""
     change: ResidencyChange | None = None
     saving: asyncio.Task[None] | None = None
-    """The image being made after a first load."""
+    """Task that has an image made after a load from the checkpoint."""
     no_image: str = ""
-    """Why none could be made of this engine's weights, the last time that it was tried."""
+    """Why the last attempt to make an image of this engine's weights failed; empty: none failed."""
     wake_s: float = 0.0
-    """What its last wake-up from hibernation took; 0: none yet."""
+    """Seconds that its last wake-up from hibernation took; 0: none yet."""
     cold_s: float = 0.0
-    """What its last start in a fresh engine took; 0: none yet."""
+    """Seconds that its last start in an engine without the model took; 0: none yet."""
     came_s: float = 0.0
-    """The later one of these two."""
+    """Seconds that its last activation took, of either kind."""
     steps: list[tuple[str, float]] = field(default_factory=list)
-    """Of the activation under way, or the last: each step and when it began (monotonic seconds), with an empty name
-    behind the last one. A step that was interrupted by another is there again."""
+    """Steps of the activation under way, or the last: each with its begin (monotonic seconds), and an empty name behind
+    the last one. A step that was interrupted by another appears again."""
     weights_from: list[str] = field(default_factory=list)
-    """By rank, at the activation under way, or the last: "checkpoint", "image", or a device."""
+    """Source of the weights, by rank, at the activation under way, or the last: "checkpoint", "image", or a device."""
     activation: Span = UNTRACED
-    """Of the activation under way, or the last."""
+    """Span of the activation under way, or the last."""
     compiling: bool = False
-    """Kernels were compiled, or are being, since it began to come up; false when it is up."""
+    """True if kernels were compiled since the activation under way began; false once the model is up."""
     kernels_compiled: int = 0
-    """Since it began to come up the last time."""
+    """Kernels compiled since the last activation began."""
     image_only: bool = False
-    """What a device gave did not do: the next activation takes the image."""
+    """True if weights from another device did not verify: the next activation takes the image."""
     active_at: float = 0.0
-    """When it became active last (monotonic seconds)."""
+    """When it last became active (monotonic seconds)."""
     rest: asyncio.TimerHandle | None = None
-    """While it is in ERROR for a time."""
+    """Timer that ends an ERROR of limited time."""
     retry_s: float = 0.0
-    """Of ERROR: how long it lasts, before a request brings it up again; 0: until its files are read afresh."""
+    """Seconds that ERROR lasts before a request may bring the model up again; 0: until its files are read afresh."""
     reading: int = 0
-    """Of ERROR: the loader's reading of its files by then."""
+    """Number of the loader's reading of the model's files when it went into ERROR."""
     deaths: int = 0
-    """Of its engines, in a row."""
+    """Deaths of its engines in a row."""
     stats: engine_pb2.EngineStats = field(default_factory=engine_pb2.EngineStats)
     past: engine_pb2.EngineStats = field(default_factory=engine_pb2.EngineStats)
     """Counters of engines that are gone; `total` adds them."""
 
     @property
     def up_s(self) -> float:
-        """What bringing it up took the last time that it began as now, with or without an engine; 0: never done."""
+        """Seconds that the last activation of the kind now due took, from sleep or in an engine without the model; 0:
+        never done."""
         return self.wake_s if self.engine is not None else self.cold_s
 
     @property
     def active_s(self) -> float:
-        """Since it became active; 0 while it is not."""
+        """Seconds since it became active; 0 while it is not."""
         return time.monotonic() - self.active_at if self.residency == common_pb2.ACTIVE else 0.0
 
     def step_seconds(self) -> dict[str, float]:
-        """How long each step of the last activation took."""
+        """Seconds that each step of the last activation took, by name."""
         seconds: dict[str, float] = {}
         for (name, began), (_, after) in pairwise(self.steps):
             seconds[name] = seconds.get(name, 0.0) + after - began
         return seconds
 
     def total(self, name: str) -> Any:
-        """A counter of EngineStats, whole or of seconds, over all engines that the model had here."""
+        """A counter of EngineStats (a count, or seconds) over all engines that the model had here."""
         return getattr(self.past, name) + getattr(self.stats, name)
 
     def engine_gone(self) -> None:
-        """Its engine died or was given back: keep what it counted."""
+        """Its engine died or was given back: keeps what it counted."""
         for name in (
             "retractions",
             "evicted_tokens",
@@ -141,18 +146,18 @@ class Residents:
     def __init__(self, on_change: Callable[[Resident], None]) -> None:
         self._by_name: dict[str, Resident] = {}
         self.operator_limits: dict[str, int] = {}
-        """Bytes of KV by model, as operators set them; kept while this process lives, also when the model leaves and
-        returns."""
+        """KV limits in bytes, by model, as operators set them; kept while this process lives, also when the model
+        leaves and returns."""
         self.listed: dict[str, common_pb2.ModelSpec] = {}
-        """Models of this node's catalogue without a fault, as its loader told last. Placement's generations are those
-        of one node, and files that were copied to another are of another generation there."""
+        """Entries without a fault of this node's catalogue, as its loader last reported. Placement's generations are
+        those of one node; files that were copied to another node have another generation there."""
         self.readings: dict[str, int] = {}
-        """Of all models of this node's catalogue, as its loader told last: another number each time that the files were
-        read afresh."""
+        """Number of the last reading of a model's files, by model of this node's catalogue: it changes each time that
+        the files were read afresh."""
         self.drained = False
-        """Placement keeps the group empty: no model comes up here."""
+        """True while placement keeps the group empty: no model comes up here."""
         self.stopping = False
-        """The process ends soon."""
+        """True once the process is about to end."""
         self._on_change = on_change
 
     def __iter__(self):  # type: ignore[no-untyped-def]
@@ -162,7 +167,7 @@ class Residents:
         return self._by_name.get(name)
 
     def of_this_node(self, spec: common_pb2.ModelSpec) -> common_pb2.ModelSpec:
-        """With the generation that the checkpoint has here, where that is known."""
+        """`spec` with the generation that the checkpoint has on this node, if that is known."""
         here = self.listed.get(spec.name, spec).generation
         if not spec.generation or here == spec.generation:
             return spec
@@ -172,9 +177,8 @@ class Residents:
         return own
 
     def is_outdated(self, resident: Resident) -> bool:
-        """Whether the catalogue of this node says now that its engine read something else. Nodes may list a model with
-        different contexts, and placement tells each of them what one says: that alone is no reason to read it
-        again."""
+        """Whether the model's engine read something else than this node's catalogue lists now. Nodes may list a model
+        with different contexts, and placement sends one node's to all: that alone is no reason to load it again."""
         now = self.listed.get(resident.spec.name)
         if resident.engine is None or resident.loaded is None or now is None:
             return False
@@ -188,8 +192,8 @@ class Residents:
         return next((resident for resident in self._by_name.values() if resident.engine is engine), None)
 
     def enter(self, spec: common_pb2.ModelSpec) -> Resident:
-        """The record of a model, made if there is none, with this spec from now on; one that tells no more than a name,
-        of a model that is not listed any more, changes nothing."""
+        """The record of a model, made if there is none, with `spec` from now on. A spec that is no more than a name, of
+        a model that is not listed any more, does not replace a known one."""
         resident = self._by_name.get(spec.name)
         if resident is None:
             resident = self._by_name[spec.name] = Resident(spec, common_pb2.COLD)
@@ -211,7 +215,7 @@ class Residents:
             self.tell(resident)
 
     def tell(self, resident: Resident, progress: common_pb2.Progress | None = None) -> None:
-        """Tells those who follow the change under way."""
+        """Reports progress to the followers of the change under way."""
         change = resident.change
         if change is None:
             return

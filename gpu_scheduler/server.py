@@ -1,4 +1,4 @@
-"""gRPC of a gpu_scheduler: decode, await, encode."""
+"""The gRPC methods of a gpu_scheduler: decode, await, encode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAME = "prism.gpu_scheduler.v1.GpuScheduler"
 
 
 class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
-    """See protos/gpu_scheduler.proto."""
+    """The service of protos/gpu_scheduler.proto, which describes the methods."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
 
     async def Serve(self, requests: AsyncIterator[gpu_scheduler_pb2.FromGateway], context: Any) -> Any:
         stream = PulledStream(next(self._numbers))
-        # What cannot be read ends the stream, whose requests nobody could cancel any more.
+        # A message that cannot be read ends the stream: its requests could not be cancelled any more.
         reading = tasks.spawn(
             self._read(requests, stream), f"gateway stream {stream.number}", lambda failure: stream.close()
         )

@@ -1,8 +1,8 @@
-"""One engine process from the outside: start it, give it commands, hear its tokens, notice its death.
+"""One engine process from the outside: start it, send it commands, receive its tokens, notice its death.
 
 The engine inherits one end of a socket pair; the closing of the other end is its death (protos/engine.proto). It is
-started by the main thread of a process that outlives it: engines ask the kernel to die with the thread that started
-them.
+started by the main thread of a process that outlives it: engines have the kernel kill them when the thread that started
+them ends.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _BETWEEN_STEPS = ("drain", "export_kv", "import_kv")
-"""Commands beside which an engine goes on with its steps."""
+"""Commands during which an engine goes on with its steps."""
 
 
 class EngineDied(PrismError):
-    """The process is gone. What it ran can run elsewhere."""
+    """The engine process is gone. Its requests can run elsewhere."""
 
 
 class CommandFailed(PrismError):
-    """The engine could not do it and says why. `model_at_fault`: the checkpoint is broken, trying again cannot help.
-    `weights_differ`: its weights range was not filled with what was announced. `may_pass`: the host was at fault, and
-    may not be for long."""
+    """The engine could not carry out a command; the message is its reason. `model_at_fault`: the checkpoint is broken,
+    trying again cannot help. `weights_differ`: its weights range was not filled with what was announced. `may_pass`:
+    the host was at fault, and may recover soon."""
 
     def __init__(self, reason: str, model_at_fault: bool, weights_differ: bool = False, may_pass: bool = False) -> None:
         super().__init__(reason)
@@ -47,7 +47,7 @@ class CommandFailed(PrismError):
 
 
 class Listener(Protocol):
-    """Who hears an engine. Called in the loop, never re-entered."""
+    """Receiver of an engine's messages. Called in the event loop, never re-entered."""
 
     def on_tokens(self, engine: EngineProcess, chunks: list[common_pb2.TokenChunk]) -> None: ...
 
@@ -70,7 +70,8 @@ class Spawn:
     ranks: int = 1
     """Processes of one engine: as many as its group has devices."""
     start_timeout_s: float = 180.0
-    """Imports of SGLang take seconds on a fast disk, a minute on a cold and busy one."""
+    """Seconds until an engine has to be warm: imports of SGLang take seconds on a fast disk, a minute on a cold and
+    busy one."""
 
 
 class Command:
@@ -82,23 +83,23 @@ class Command:
         loop = asyncio.get_running_loop()
         self.number = number
         self.steps = steps
-        """Whether its engine goes on with steps meanwhile, and reads its socket between them."""
+        """Whether the engine goes on with steps meanwhile, and reads its socket between them."""
         self._ranks = ranks
         self._on_progress = on_progress
         self._parts: list[engine_pb2.WeightsMapped] = []
         self._mapped: asyncio.Future[list[engine_pb2.WeightsMapped]] = loop.create_future()
         self._places: asyncio.Future[engine_pb2.KvPlaces] = loop.create_future()
         self._done: asyncio.Future[engine_pb2.Measured] = loop.create_future()
-        # Any may fail while nobody waits for it yet; whoever waits later still gets the error.
+        # Each may fail before it is awaited; a later await still raises the error.
         for future in (self._mapped, self._places, self._done):
             future.add_done_callback(lambda f: f.cancelled() or f.exception())
 
     async def mapped(self) -> list[engine_pb2.WeightsMapped]:
-        """Of all ranks, in their order."""
+        """The mapped weights of all ranks, in their order. Raises EngineDied or CommandFailed."""
         return await asyncio.shield(self._mapped)
 
     async def places(self) -> engine_pb2.KvPlaces:
-        """Of commands that move KV."""
+        """The places of KV blocks, for commands that move KV. Raises EngineDied or CommandFailed."""
         return await asyncio.shield(self._places)
 
     async def done(self) -> engine_pb2.Measured:
@@ -139,19 +140,20 @@ class EngineProcess:
 
     def __init__(self, ranks: Sequence[children.Process], index: int) -> None:
         self.ranks = ranks
-        """Its processes, in their order."""
+        """The engine's processes by rank."""
         self.index = index
-        """Its number on the turn word: 1 or above, not shared with another engine of the group that lives."""
+        """The engine's number on the shared board: 1 or above, not shared with another living engine of the group."""
         self.pid = ranks[0].pid
         self.stats = engine_pb2.EngineStats()
         self.heard = 0
-        """Messages that came from it."""
+        """Messages received from the engine."""
         self.kept_bytes = 0
-        """Of each of its devices, since its model fell asleep or left last, leases aside; 0: not told."""
+        """Bytes that the engine has kept on each of its devices since its model last fell asleep or left, leases aside;
+        0: not reported."""
         self.told_kept = asyncio.Event()
         self.listener: Listener | None = None
         self.on_compiling: Callable[[engine_pb2.Compiling], None] | None = None
-        """Called for each kernel that it begins to compile, or has compiled."""
+        """Called for each kernel that the engine begins to compile or has compiled."""
         self._compiling_since: float | None = None
         self.dead = asyncio.Event()
         self._channel = FramedChannel(engine_pb2.FromEngine, self._take, self._ended)
@@ -165,7 +167,7 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, spawn: Spawn, index: int, turn_fd: int | None) -> EngineProcess:
-        """Starts the process; `hello()` tells when it is warm."""
+        """Starts the processes; `hello()` returns once they are warm."""
         ours, theirs = socket.socketpair()
         arguments = ["--log-level", spawn.log_level]
         if turn_fd is not None:
@@ -202,23 +204,23 @@ class EngineProcess:
 
     @property
     def compiling_s(self) -> float:
-        """For how long it has been compiling the kernel that it told of last; 0 when that is done."""
+        """Seconds for which the engine has been compiling the kernel that it last reported; 0 if that is done."""
         return 0.0 if self._compiling_since is None else time.monotonic() - self._compiling_since
 
     @property
     def commanded(self) -> bool:
-        """Whether it has commands that it has not answered and that keep it from its steps."""
+        """Whether the engine has unanswered commands that keep it from its steps."""
         return not all(command.steps for command in self._commands.values())
 
     @property
     def owes(self) -> bool:
-        """Whether it has commands that it has not answered."""
+        """Whether the engine has unanswered commands."""
         return bool(self._commands)
 
     def command(
         self, message: engine_pb2.ToEngine, on_progress: Callable[[common_pb2.Progress], None] | None = None
     ) -> Command:
-        """Gives a command that is answered by Done or Failed; its command_id is filled in."""
+        """Sends a command that is answered by Done or Failed; fills its command_id in."""
         steps = message.WhichOneof("message") in _BETWEEN_STEPS
         command = Command(next(self._numbers), len(self.ranks), on_progress, steps=steps)
         getattr(message, str(message.WhichOneof("message"))).command_id = command.number
@@ -245,7 +247,8 @@ class EngineProcess:
         self._channel.send(engine_pb2.ToEngine(abort=engine_pb2.Abort(request_id=request_id)))
 
     def ping(self) -> None:
-        """It answers when it reads its socket next, between two steps: what counts is that it is heard."""
+        """Sends a ping. The engine answers when it next reads its socket, between two steps; the answer counts in
+        `heard`."""
         self._channel.send(engine_pb2.ToEngine(ping=engine_pb2.Ping()))
 
     async def stop(self, grace_s: float = 3.0) -> None:
@@ -264,8 +267,8 @@ class EngineProcess:
         processes.kill(self.ranks)
 
     async def give_up(self, grace_s: float = 5.0) -> None:
-        """Kills it. A process that not even that ends, in a driver that does not return, counts as dead after
-        `grace_s`."""
+        """Kills the engine. A process that survives even that, in a driver call that does not return, counts as dead
+        after `grace_s`."""
         self.kill()
         try:
             async with asyncio.timeout(grace_s):
@@ -283,7 +286,7 @@ class EngineProcess:
         _log.info("engine ended", engine=self.pid, status=status)
 
     async def _watch(self, rank: children.Process, number: int) -> None:
-        """One that dies takes the others with it: they would wait for it for ever."""
+        """Kills the engine when one of its ranks dies: the others would wait for it for ever."""
         status = await rank.wait()
         if not self._stopping and self.alive:
             _log.warning("a rank died, its engine ends", engine=self.pid, rank=number, process=rank.pid, status=status)

@@ -1,5 +1,5 @@
-"""The kinds of engines: how each is started, and what the scheduler has to know of it. Nothing of an engine is imported
-before it is used."""
+"""The kinds of engines: how each is started, and what the gpu_scheduler has to know of it. Nothing of an engine is
+imported before it is used."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class EngineKind:
     module: str
     """Module that `python -m` starts as the engine's process."""
     first_step: str
-    """What a process of it does before it is warm, for people who wait for that."""
+    """What its process does before it is warm, for people who wait for that."""
     has_options: Callable[[Mapping[str, str]], None]
     """Raises ValueError, in one line, for options of a Load that the engine would refuse on any model."""
     several_devices: bool
     """Whether one engine can be spread over the devices of a group."""
     grammar_sandbox: str = ""
-    """Module that `python -m` starts to try grammars where it does no harm; empty where it compiles none."""
+    """Module that `python -m` starts to try grammars where they can do no harm; empty: engines of this kind compile
+    none."""
 
 
 def _sglang_has_options(options: Mapping[str, str]) -> None:
@@ -53,8 +54,8 @@ KINDS = {
 
 
 def check_options(options: Mapping[str, str]) -> None:
-    """Options that a group hands to all of its engines, of whatever kind; each looks at its own. Raises ValueError, in
-    one line, for options that none has."""
+    """Checks options that a group passes to all of its engines, of whatever kind; each kind reads its own. Raises
+    ValueError, in one line, for options that no kind has."""
     KINDS["sglang"].has_options({name: value for name, value in options.items() if name not in echo.OPTIONS})
 
 

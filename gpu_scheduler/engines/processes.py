@@ -1,5 +1,5 @@
-"""Starting the processes of one engine: one, or one for each of its devices, which find each other through what they
-inherit."""
+"""Starts the processes of one engine: one, or one for each of its devices, which find each other through descriptors
+that they inherit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ async def start(
     shared_fds: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> list[children.Process]:
-    """The processes by rank. The first gets `channel`, which stays the caller's to close; all get `shared_fds`."""
+    """Starts the processes and returns them by rank. The first gets `channel`, which stays the caller's to close; all
+    get `shared_fds`. If one does not start, the others are killed and its error is raised."""
     command = [sys.executable, "-m", module, *arguments]
     with contextlib.ExitStack() as stack:
         if ranks > 1:
@@ -50,7 +51,7 @@ async def start(
                     pass_fds=[*fds, *shared_fds],
                     stdin=asyncio.subprocess.DEVNULL,
                     env={**os.environ, **(environment or {})},
-                    # Ctrl-C at a terminal goes to the gpu_scheduler, which ends its engines in order
+                    # Ctrl-C at a terminal goes to the gpu_scheduler, which ends its engines in order.
                     start_new_session=True,
                 )
                 processes.append(process)

@@ -1,14 +1,16 @@
-"""The prefill turn and the pace: words of shared memory between a gpu_scheduler and its engines.
+"""The shared board: words of shared memory between a gpu_scheduler and its engines.
 
-The first word is whose turn it is: 0 means that anybody may prefill; otherwise only the engine with that index may
-start a prefill step. Then come two words for each engine: the most prompt tokens of its next prefill steps with how
-long the pause after each is, for each second that it took; and the mean that its own decode steps may take,
-and whether they hurry. Engines read them between two steps, which costs nothing; a message would wait for the step.
+The first word is the prefill turn: 0 means that any engine may prefill; otherwise only the engine with that index may
+start a prefill step. The next three are how long decode steps wait for others' prefill steps at most, how long for
+others' decode steps, and the batch of the first (`engines/sharing/prefill_priority.py`). Then come two words for each
+engine, its prefill throttle: the most prompt tokens of its next prefill steps, with the pause after each for each
+second that it took; and the mean that its own decode steps may take, and whether they are urgent. Engines read them
+between two steps, which costs nothing; a message would wait for the step.
 
-At the end engines write themselves what the gpu_scheduler would hear of too late: until when a prefill step of theirs
-goes before decode steps of the others, and for how many prompts (`engines/sharing/prefill_priority.py`); and until when
-they want to decode, with how much of the devices they need for it, for how many requests
-(`engines/sharing/decode_arbitration.py`).
+At the end are words that engines write themselves, because a message through the gpu_scheduler would come too late:
+until when a prefill step of theirs goes before decode steps of the others, and for how many prompts
+(`engines/sharing/prefill_priority.py`); and their decode bids: until when they bid, what share of the devices they
+need, and for how many requests (`engines/sharing/decode_arbitration.py`).
 """
 
 from __future__ import annotations
@@ -23,46 +25,51 @@ from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 
 ANYBODY = 0
 MOST_INDEX = 20_000
-"""Of an engine."""
+"""Greatest index of an engine."""
 _TURN = struct.Struct("<I")
 _PRECEDENCE = struct.Struct("<I")
-"""Behind the turn: microseconds. Behind that the same for the decode turn, and then the precedence's batch."""
+"""Words behind the turn: most microseconds that decode steps wait for prefill steps; the same for others' decode steps;
+and `precedence_batch`."""
 _PACE = struct.Struct("<Q")
-"""Tokens, 0 for no bound, in the lower half; the ratio of the pause, in millionths, in the upper one."""
+"""First throttle word of an engine: most tokens of a step in the lower half, 0 for no bound; the ratio of the pause, in
+millionths, in the upper one."""
 _STEP = struct.Struct("<Q")
-"""Microseconds in the lower half, 0 for no bound; in the upper one whether it is urgent."""
+"""Second throttle word of an engine: microseconds of its own mean decode step in the lower half, 0 for no bound; in the
+upper one whether it is urgent."""
 _EACH = _PACE.size + _STEP.size
 _HALF = (1 << 32) - 1
 _PLACES = 64
-"""For claims: engines whose numbers differ by a multiple share one, and may end each other's."""
+"""Slots for claims and bids: engines whose indices differ by a multiple of this share one, and may end each other's."""
 _CLAIM = struct.Struct("<Q")
-"""How many prompts, in the lowest 16 bits, and above them the end, in microseconds of the monotonic clock; 0: none."""
+"""A claim: the number of prompts in the lowest 16 bits, above them the end in microseconds of the monotonic clock; 0:
+no claim."""
 _CLAIMS = struct.Struct(f"<{_PLACES}Q")
 _CLAIMS_AT = _EACH * (1 + MOST_INDEX)
 _WANTS_AT = _CLAIMS_AT + _CLAIMS.size
-"""As claims are, with the need, in hundredths, in the lowest 8 bits, and the requests in the next ones."""
+"""Offset of the bids. Their layout is that of claims, with the need, in hundredths, in the lowest 8 bits, and the
+requests in the next 8."""
 _MOST_BYTE = (1 << 8) - 1
 _MOST_LOW = (1 << 16) - 1
 _WANTED_S = 0.05
-"""How long an engine wants without saying so again: it does with every step."""
+"""Seconds for which a bid holds unless it is repeated, which happens with every step."""
 _BYTES = _WANTS_AT + _CLAIMS.size
 
 
 def create() -> int:
-    """A descriptor of fresh words that let anybody prefill as it likes; engines inherit it."""
+    """A descriptor of a new board on which any engine may prefill as it likes; engines inherit it."""
     fd = os.memfd_create("prism-turn")
     os.ftruncate(fd, _BYTES)
     return fd
 
 
 class SharedBoard:
-    """The words, mapped. An aligned store of one is seen whole."""
+    """The mapped board. An aligned store of one word is seen whole by the other processes."""
 
     def __init__(self, fd: int) -> None:
         self._words = mmap.mmap(fd, _BYTES)
 
     def give(self, index: int) -> None:
-        """Lets only the engine with `index` prefill (ANYBODY: everyone)."""
+        """Lets only the engine with `index` prefill (ANYBODY: every engine)."""
         _TURN.pack_into(self._words, 0, index)
 
     @property
@@ -74,70 +81,70 @@ class SharedBoard:
         return self.holder in (ANYBODY, index)
 
     def set_pace(self, index: int, pace: PrefillThrottle) -> None:
-        """For the engine with `index`, until the next one."""
+        """Sets the prefill throttle of the engine with `index`, until the next call."""
         millionths = min(_HALF, round(1e6 * pace.pause_ratio))
         _PACE.pack_into(self._words, _EACH * index, millionths << 32 | min(_HALF, pace.chunk_tokens))
         step_us = max(0, min(_HALF, round(1e6 * pace.step_s)))
         _STEP.pack_into(self._words, _EACH * index + _PACE.size, pace.urgent << 32 | step_us)
 
     def pace(self, index: int) -> PrefillThrottle:
-        """What holds for the engine with `index` now."""
+        """The prefill throttle of the engine with `index`."""
         (word,) = _PACE.unpack_from(self._words, _EACH * index)
         (own,) = _STEP.unpack_from(self._words, _EACH * index + _PACE.size)
         return PrefillThrottle(word & _HALF, (word >> 32) / 1e6, (own & _HALF) / 1e6, bool(own >> 32))
 
     @property
     def precedence_s(self) -> float:
-        """How long decode steps of an engine wait at most for prefill steps of others; 0: not at all."""
+        """Most seconds that decode steps of an engine wait for prefill steps of others; 0: they do not wait."""
         return int(_PRECEDENCE.unpack_from(self._words, _TURN.size)[0]) / 1e6
 
     @property
     def precedence_batch(self) -> int:
-        """For how many requests, for each prompt, an engine decodes at most that waits for prefill steps of others; 0:
-        however many."""
+        """Most requests, for each waiting prompt, of an engine that decodes and waits for prefill steps of others; 0:
+        any number."""
         return int(_PRECEDENCE.unpack_from(self._words, _TURN.size + 2 * _PRECEDENCE.size)[0])
 
     def set_precedence(self, seconds: float, batch: int) -> None:
-        """For all engines."""
+        """Sets `precedence_s` and `precedence_batch`, for all engines."""
         _PRECEDENCE.pack_into(self._words, _TURN.size, min(_HALF, round(1e6 * seconds)))
         _PRECEDENCE.pack_into(self._words, _TURN.size + 2 * _PRECEDENCE.size, min(_HALF, batch))
 
     def claim(self, index: int, now: float, prompts: int) -> None:
-        """A prefill step of the engine with `index` goes to the device, which so many prompts wait for. `now`:
-        monotonic seconds."""
+        """Claims priority for a prefill step of the engine with `index` that goes to the device and that `prompts`
+        prompts wait for. `now`: monotonic seconds."""
         if (seconds := self.precedence_s) > 0:
             word = int(1e6 * (now + seconds)) << 16 | min(_MOST_LOW, prompts)
             _CLAIM.pack_into(self._words, _place(index), word)
 
     def release(self, index: int) -> None:
-        """It has ended."""
+        """Ends the claim of the engine with `index`."""
         _CLAIM.pack_into(self._words, _place(index), 0)
 
     def claimed(self, index: int, now: float) -> int:
-        """For how many prompts engines other than that with `index` have claims; 0: there is none."""
+        """Number of prompts for which engines other than that with `index` have claims; 0: no claims."""
         words, own = _CLAIMS.unpack_from(self._words, _CLAIMS_AT), index % _PLACES
-        # Before each decode step, and mostly there is none.
+        # This runs before each decode step, and mostly there is no claim.
         if not any(words):
             return 0
         return sum(word & _MOST_LOW for place, word in enumerate(words) if word >> 16 > 1e6 * now and place != own)
 
     @property
     def decode_turn_s(self) -> float:
-        """How long decode steps of an engine wait at most for those of others; 0: not at all."""
+        """Most seconds that decode steps of an engine wait for decode steps of others; 0: they do not wait."""
         return int(_PRECEDENCE.unpack_from(self._words, _TURN.size + _PRECEDENCE.size)[0]) / 1e6
 
     def set_decode_turn(self, seconds: float) -> None:
-        """For all engines."""
+        """Sets `decode_turn_s`, for all engines."""
         _PRECEDENCE.pack_into(self._words, _TURN.size + _PRECEDENCE.size, min(_HALF, round(1e6 * seconds)))
 
     def want(self, index: int, need: float | None, now: float, requests: int = 1) -> None:
-        """The engine with `index` wants to decode so many requests, for a moment from now on (monotonic seconds). None:
-        it does not."""
+        """Makes a bid for the engine with `index`, which holds for 50 ms from `now` (monotonic seconds). `need`: share
+        of the devices that its `requests` decoding requests need; None: takes the bid back."""
         word = 0 if need is None else int(1e6 * (now + _WANTED_S)) << 16 | _told(need, requests)
         _CLAIM.pack_into(self._words, _place(index, _WANTS_AT), word)
 
     def wanting(self, index: int, now: float) -> list[DecodeBid]:
-        """Engines other than that with `index` which want to decode."""
+        """The bids of engines other than that with `index`."""
         words, own = _CLAIMS.unpack_from(self._words, _WANTS_AT), index % _PLACES
         if not any(words):
             return []
@@ -149,7 +156,7 @@ class SharedBoard:
 
 
 def wanted(index: int, need: float, requests: int = 1) -> DecodeBid:
-    """What others see if the engine with `index` wants to decode so many requests."""
+    """The bid that others see if the engine with `index` makes one for that many requests."""
     return _heard(_told(need, requests), index % _PLACES)
 
 

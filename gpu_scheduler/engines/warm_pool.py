@@ -1,10 +1,10 @@
-"""Engines that have done their imports and wait for a model (paper, section 6: engine pool).
+"""Warm engines, which have done their imports and wait for a model (paper, section 6: engine pool).
 
-A taken engine is replaced in the background, so that the next activation finds one too: once its model is up, since
-importing beside it would cost that model a second. An engine whose model left comes back and takes another model, in
-the same process; one in which something of it stayed is dead by then. Those that had a model go first, and stay when
-there are too many: their kernels are loaded. They keep memory of the devices for that, which is booked
-(`gpu_scheduler/memory/warm_booking.py`). `limit` bounds engine processes of the group, taken ones included.
+A taken engine is replaced in the background, so that the next activation finds one too: but only once its model is up,
+since importing beside it would cost that model a second. An engine whose model left comes back and takes another model
+in the same process; one in which something of the model stayed is dead by then. Engines that had a model are taken
+first, and kept if there are too many: their kernels are loaded. They keep memory of the devices for that, which is
+booked (`gpu_scheduler/memory/warm_booking.py`). `limit` bounds engine processes of the group, taken ones included.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from services.telemetry import log
 _log = log.get(__name__)
 _MOST_START_FAILURES = 3
 _STEADY_S = 60.0
-"""An engine that lived for so long starts a new count of engines that died one after the other."""
+"""Seconds after which the death of a warm engine starts a new count of failures in a row."""
 _UNSETTLED_S = 20.0
-"""A model that takes longer (a cold checkpoint, kernels to compile) does not keep the pool empty."""
+"""Seconds after which a model that is still coming up (from a cold checkpoint, with kernels to compile) no longer keeps
+the pool from being filled."""
 
 
 class WarmPool:
@@ -40,8 +41,8 @@ class WarmPool:
         first_index: int = 1,
         one_model: bool = False,
     ) -> None:
-        """Keeps `warm` idle engines while fewer than `limit` engines exist. `one_model`: one that had a model takes no
-        other."""
+        """Keeps `warm` idle engines while fewer than `limit` engines exist. `one_model`: an engine that had a model
+        takes no other."""
         self.spawn = spawn
         self.warm = warm
         self.limit = limit
@@ -53,21 +54,21 @@ class WarmPool:
         self._starting: dict[int, asyncio.Task[None]] = {}
         """Starts under way, by the indices of their engines."""
         self._importing: set[EngineProcess] = set()
-        """Engines whose processes exist, and that are not warm yet."""
+        """Engines whose processes exist but are not warm yet."""
         self._waiting = 0
-        """Callers of `take` for whom there is none."""
+        """Number of callers of `take` for which there is no engine yet."""
         self._unsettled: dict[EngineProcess, asyncio.TimerHandle] = {}
-        """Taken ones whose models are not up yet."""
+        """Taken engines whose models are not up yet, with the timers that end the wait for them."""
         self.idle_changed: Callable[[], None] = lambda: None
         """Called when idle engines came or went."""
         self.has_started_one = False
         """Whether an engine was ever warm. The first one of a machine reads its libraries from a cold disk, for a
         minute or two."""
         self._failures = 0
-        """Engines that did not start, or died before they had a model, since one was taken."""
+        """Engines that did not start, or died before they had a model, since the last one was taken."""
         self._last_failure = ""
         self.changed = asyncio.Condition()
-        """Engines came, or did not start."""
+        """Notified when engines came or did not start."""
         self._closed = False
 
     def __repr__(self) -> str:
@@ -80,17 +81,17 @@ class WarmPool:
 
     @property
     def starting(self) -> list[str]:
-        """What each engine that is on its way to being warm is at."""
+        """For each engine that is starting, what it is doing."""
         return [KINDS[self.spawn.kind].first_step] * len(self._starting)
 
     @property
     def error(self) -> str:
-        """Why the last engine without a model did not start, or died; empty where one is warm, or none did."""
+        """Why the last engine without a model did not start, or died; empty if one is warm, or none failed."""
         return self._last_failure if self._failures and not self._idle else ""
 
     @property
     def given_up(self) -> bool:
-        """Whether so many did in a row that no other is started before a model needs one."""
+        """Whether so many engines failed in a row that no other is started before a model needs one."""
         return bool(self.error) and self._failures >= _MOST_START_FAILURES
 
     @property
@@ -99,11 +100,11 @@ class WarmPool:
 
     @property
     def kept_bytes(self) -> int:
-        """What idle engines keep of each device, of the models that they had."""
+        """Bytes that idle engines keep on each device for the models that they had."""
         return sum(engine.kept_bytes for engine in self._idle)
 
     def fill(self) -> None:
-        """Starts as many engines as are missing, unless models are on their way."""
+        """Starts as many engines as are missing, unless models are coming up."""
         while (
             not self._closed
             and not self._unsettled
@@ -128,7 +129,7 @@ class WarmPool:
             self.has_started_one = True
             tasks.spawn(self._replace_idle(engine), f"engine {engine.pid} while it is warm")
             _log.info("engine warm", engine=engine.pid, kind=hello.engine, version=hello.version)
-        except (EngineDied, TimedOut, OSError) as error:  # the last: no process, memory or descriptor left for it
+        except (EngineDied, TimedOut, OSError) as error:  # OSError: no process, memory or descriptor left
             self._failures += 1
             self._last_failure = str(error)
             if not self._closed:
@@ -154,8 +155,8 @@ class WarmPool:
             self.fill()
 
     async def _replace_idle(self, engine: EngineProcess) -> None:
-        """One that dies while it waits for a model has nobody else to notice it. Where they die one after the other,
-        the next `take` finds out why."""
+        """Replaces an engine that dies while it waits for a model: nothing else would notice. If engines die one after
+        the other, the next `take` reports why."""
         began = time.monotonic()
         await engine.dead.wait()
         if engine in self._idle and not self._closed:
@@ -168,14 +169,14 @@ class WarmPool:
                 self.fill()
 
     def check_limit(self, returning: int = 0) -> None:
-        """Raises Refused where `take` could not give an engine, even if so many more were given back."""
+        """Raises Refused if `take` could not give an engine, even if `returning` taken engines were given back."""
         warm = self._starting or any(engine.alive for engine in self._idle)
         if not warm and len(self._taken) - returning >= self.limit:
             raise Refused(f"all {self.limit} engines of this group are taken (engines.limit)")
 
     def take_idle(self) -> EngineProcess | None:
-        """A warm engine, now the caller's, one that had a model if there is one; None if there is none. `settled` has
-        to follow, or `give_back`."""
+        """A warm engine, now the caller's, preferably one that had a model; None if there is none. `settled` or
+        `give_back` has to follow."""
         self._idle = [engine for engine in self._idle if engine.alive]
         if not self._idle:
             return None
@@ -189,8 +190,8 @@ class WarmPool:
         return engine
 
     async def take(self, timeout_s: float) -> EngineProcess:
-        """A warm engine, as of `take_idle`; one is started if there is none. Raises Refused when the limit is reached,
-        TimedOut, and EngineDied when engines do not start or the pool has been closed."""
+        """A warm engine, as from `take_idle`; starts one if there is none. Raises Refused if the limit is reached,
+        TimedOut, and EngineDied if engines do not start or the pool has been closed."""
         self._failures = 0
         self._waiting += 1
         try:
@@ -212,15 +213,15 @@ class WarmPool:
         return engine
 
     def settled(self, engine: EngineProcess) -> None:
-        """The model of a taken engine is up, or takes too long: what was taken may be replaced."""
+        """The model of a taken engine is up, or takes too long: the pool may be filled again."""
         timer = self._unsettled.pop(engine, None)
         if timer is not None:
             timer.cancel()
             self.fill()
 
     def give_back(self, engine: EngineProcess) -> None:
-        """An engine without a model returns. One too many ends, rather one that never had a model; a dead one is
-        replaced."""
+        """Takes an engine without a model back. If that is one too many, one ends, preferably one that never had a
+        model; a dead one is replaced."""
         self._taken.discard(engine)
         engine.listener = None
         if engine.alive and not (self._closed or self._one_model):
@@ -239,7 +240,8 @@ class WarmPool:
         tasks.spawn(engine.stop(), f"stop engine {engine.pid}")
 
     async def end_used(self) -> bool:
-        """Ends idle engines that keep memory of the devices; false if none did. New ones, which keep none, follow."""
+        """Ends idle engines that keep memory of the devices, and starts new ones, which keep none. False if there were
+        none to end."""
         used = [engine for engine in self._idle if engine.kept_bytes]
         self._idle = [engine for engine in self._idle if not engine.kept_bytes]
         await asyncio.gather(*(engine.stop() for engine in used))
@@ -252,7 +254,7 @@ class WarmPool:
             self.changed.notify_all()
 
     async def close(self) -> None:
-        """Ends every engine, taken ones and those that are being started too."""
+        """Ends every engine, taken and starting ones included."""
         self._closed = True
         for timer in self._unsettled.values():
             timer.cancel()

@@ -1,1 +1,1 @@
-"""What a group knows and asks of the memory of its devices: balloond's ledger, bookings, requests for room."""
+"""What a group knows of its devices' memory and requests of balloond: the ledger, bookings, room for requests."""

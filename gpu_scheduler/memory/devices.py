@@ -1,5 +1,5 @@
-"""balloond's calls for all devices of a group at once. Bytes are of one device, each of which holds an equal part of a
-model."""
+"""balloond's calls for all devices of a group at once. Byte counts are of one device, each of which holds an equal part
+of a model."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _UNTIL_BURIED_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def count(spec: common_pb2.ModelSpec) -> int:
-    """Devices that the model is spread over."""
+    """Number of devices that the model is spread over."""
     return max(1, spec.devices)
 
 
 def share(total_bytes: int, spec: common_pb2.ModelSpec) -> int:
-    """One device's part of what the whole model has."""
+    """One device's part of a byte count of the whole model, rounded up."""
     return -(-total_bytes // count(spec))
 
 
 async def all_of(parts: Iterable[Awaitable[T]]) -> list[T]:
-    """Their results. When one's error is raised, all have ended."""
+    """The results of all parts, in order. Raises the first error, once all parts have ended."""
     results = await asyncio.gather(*parts, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -38,19 +38,20 @@ async def all_of(parts: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class Devices:
-    """Those of one group, with the balloond of their node."""
+    """The devices of one group, with the balloond of their node."""
 
     def __init__(self, names: Sequence[str], balloond: BalloondClient) -> None:
         self.names = names
         self._balloond = balloond
 
     async def inspect(self) -> list[balloond_pb2.DeviceState]:
-        """What is booked on them now."""
+        """The state of each device of the group now, with its bookings."""
         states = {state.device: state for state in (await self._balloond.inspect()).devices}
         return [states[name] for name in self.names if name in states]
 
     async def book(self, model: str, *, quota_bytes: int, weights_bytes: int, floor_bytes: int) -> None:
-        """On every device. Raises Refused with the arithmetic; then some may be booked: `drop`, or book what was."""
+        """Books on every device. Raises Refused with the arithmetic; some devices may be booked by then: call `drop`,
+        or book the old values."""
         await self._on_each(
             lambda device: self._balloond.set_booking(
                 device, model, quota_bytes=quota_bytes, weights_bytes=weights_bytes, floor_bytes=floor_bytes
@@ -58,13 +59,13 @@ class Devices:
         )
 
     async def drop(self, model: str, unless: Callable[[], bool] = lambda: False) -> None:
-        """The lease of an engine that was just killed lives until the kernel has buried it: then it is tried again,
-        `unless` there is a reason against it by then."""
+        """Drops the model's booking on every device. The lease of an engine that was just killed lives until the kernel
+        has ended the process: until then it is tried again, `unless` there is a reason against it by then."""
         await self._on_each(lambda device: self._drop(device, model, unless))
 
     async def drop_left_over(self, states: Iterable[balloond_pb2.DeviceState], ours: Callable[[str], bool]) -> None:
-        """Drops what is booked for models that are not `ours`: by a killed predecessor, whose engines died with it, or
-        by us, where balloond did not answer when it was to be dropped. It would count against everybody."""
+        """Drops bookings for models that are not `ours`: a killed predecessor's, whose engines died with it, or our own
+        that balloond did not answer to drop. They would count against every model."""
         left = sorted({booking.model for state in states for booking in state.bookings if not ours(booking.model)})
         await all_of(self.drop(model, unless=functools.partial(ours, model)) for model in left)
 
@@ -86,8 +87,8 @@ class Devices:
     async def make_room(
         self, model: str, *, bytes: int, may_retract: bool, hold_ms: int, timeout_s: float
     ) -> tuple[int, str]:
-        """On all devices or none: how much lacks on the device that lacks most, and which one that is. What was made
-        on others is given up then."""
+        """Makes room on all devices or on none. Returns (bytes missing on the device that lacks most, that device). If
+        one lacks any, the room made on the others is given up."""
         rooms = await self._on_each(
             lambda device: self._balloond.make_room(
                 device, model, bytes=bytes, may_retract=may_retract, hold_ms=hold_ms, timeout_s=timeout_s
@@ -106,7 +107,8 @@ class Devices:
         )
 
     async def set_limit(self, model: str, bytes: int) -> balloond_pb2.SetLimitResponse:
-        """-1: the whole devices. Answers for all together: bytes of all, APPLIED where every device has applied it."""
+        """Sets the model's limit in bytes on each device; -1: the whole device. Answers for all devices together: sums
+        of bytes, and APPLIED once every device has applied it."""
         answers = await self._on_each(lambda device: self._balloond.set_limit(device, model, bytes))
         return balloond_pb2.SetLimitResponse(
             state=max(answer.state for answer in answers),

@@ -1,4 +1,4 @@
-"""What a group knows of its devices' memory, from balloond's stream, in the terms of admission."""
+"""What a group knows of its devices' memory, from balloond's stream, converted into the terms of admission."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ UNBOUNDED = 1 << 60
 
 
 class GroupMemory:
-    """The newest state of each device of a group. Until balloond was heard, or without one, memory binds nobody."""
+    """The newest state of each device of a group. Until balloond's first report, or without a balloond, memory is
+    unbounded."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._states = {device: balloond_pb2.DeviceState(device=device) for device in devices}
         self.node = ""
         self.known = False
         self.away = ""
-        """Not empty while balloond is away: what is known is old."""
+        """Why balloond is away; empty while it is there. What is known is old meanwhile."""
 
     @property
     def states(self) -> list[balloond_pb2.DeviceState]:
         return list(self._states.values())
 
     def update(self, states: Sequence[balloond_pb2.DeviceState], node: str = "") -> None:
-        """Of a node's devices; those of other groups are passed over."""
+        """Takes the states of a node's devices; those of other groups are ignored."""
         self._states.update({state.device: state for state in states if state.device in self._states})
         self.node, self.known, self.away = node, True, ""
 
@@ -35,7 +36,7 @@ class GroupMemory:
         self.away = why
 
     def limit_bytes(self, model: str) -> int:
-        """Of all devices; 0 where it is not booked."""
+        """The model's KV limit in bytes, over all devices; 0 if it is not booked."""
         return sum(b.limit_bytes for state in self.states for b in state.bookings if b.model == model)
 
     @property
@@ -43,8 +44,8 @@ class GroupMemory:
         return sum(state.free_bytes for state in self.states)
 
     def for_admission(self, kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]) -> AdmissionMemory:
-        """For models with these envelopes on each device (`policy/memory/holdings.py`). `committed`: bytes that each
-        one's started requests were admitted with, on a device."""
+        """Memory for admission (`policy/memory/holdings.py`). `kv_bytes_per_token`: by model, on each device.
+        `committed`: bytes on a device by model that its started requests were admitted with."""
         if not self.known:
             return AdmissionMemory(
                 {model: ModelKv(UNBOUNDED, 0, token_bytes=n) for model, n in kv_bytes_per_token.items()}

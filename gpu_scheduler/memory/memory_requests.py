@@ -1,4 +1,4 @@
-"""Asking balloond for room when a request could go but its model lacks memory."""
+"""Requests to balloond for memory when a request could start but its model lacks memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from services.telemetry import log
 _log = log.get(__name__)
 _TIMEOUT_S = 5.0
 _HELD_S = 1.0
-"""Long enough for the engine to grow into the room once its request is there."""
+"""Seconds for which balloond holds the room: long enough for the engine to grow into it once its request is there."""
 _AGAIN_S = 0.05
-"""Where there was room for a request and it lacks memory all the same (what others were promised, or its model's limit,
-is in the way), the question is put again only after this: nothing else would hold the questions up."""
+"""Seconds until memory is requested again for a request that lacks it although there was room (reservations for running
+requests, or its model's limit, are in the way): without this pause the calls would follow one another without end."""
 
 
 class MemoryRequests:
-    """One question at a time for each model; the queue looks again when it is answered."""
+    """One memory request at a time for each model; the queue plans again when it is answered."""
 
     def __init__(
         self,
@@ -32,20 +32,21 @@ class MemoryRequests:
         *,
         stop_decodes: bool = False,
     ) -> None:
-        """`stop_decodes`: those of others stop for a request with a target; otherwise only up to its model's floor,
-        as balloond sees to. Whoever stops has its prompt, and what it has said, computed again: more than is gained."""
+        """`stop_decodes`: for a request with a target, other models' decodes may be stopped; otherwise only up to its
+        model's floor, which balloond enforces. A stopped request has its prompt and its output so far computed again,
+        which costs more than is gained."""
         self._devices = devices
         self._on_room = on_room
         self._stop_decodes = stop_decodes
         self._again_s = again_s
         self._asking: set[str] = set()
         self._answered: dict[str, str] = {}
-        """Model -> the request that there was room for a moment ago."""
+        """By model: the request for which room was made a moment ago."""
         self._again: set[str] = set()
-        """Models whose request of that moment lacked memory once more."""
+        """Models whose request in `_answered` lacked memory once more."""
 
     def need(self, need: NeedMemory) -> None:
-        """Asks, unless that is being done already."""
+        """Requests memory, unless a request for the model is under way."""
         if self._devices is None or need.model in self._asking:
             return
         if self._answered.get(need.model) == need.for_request:

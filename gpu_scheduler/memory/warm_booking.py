@@ -1,7 +1,7 @@
-"""What idle engines of the warm pool keep of the devices is booked as well: contexts and loaded kernels of those that
-had a model. Without that the ledger would give out memory that is not there.
+"""Books what idle engines of the warm pool keep of the devices: contexts and loaded kernels of engines that had a
+model. Without that the ledger would grant memory that is not there.
 
-It gives way to any model: an engine that had one only comes up faster than one that had not.
+The booking gives way to any model: an engine that had a model only comes up faster than one that had none.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _AGAIN_S = 1.0
-"""After balloond was away, or the model that has just left was still booked."""
+"""Seconds until another attempt, after balloond was away or the model that has just left was still booked."""
 
 
 class WarmBooking:
-    """One group's, of all its pools. `keep` runs as long as the group does."""
+    """The booking for all warm pools of one group. `keep` runs as long as the group does."""
 
     def __init__(self, pools: Collection[WarmPool], devices: Devices | None) -> None:
-        """Without `devices` engines hold no memory of ours."""
+        """Without `devices` engines hold no managed memory."""
         self._pools = pools
         self._devices = devices
         self._booked: int | None = 0
-        """Bytes of each device; None: not known."""
+        """Bytes booked on each device; None: unknown."""
         self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
         for pool in pools:
             pool.idle_changed = self._changed.set
 
     async def keep(self) -> None:
-        """Books what idle engines keep as it changes, for ever. Those for which there is no room end."""
+        """Books what idle engines keep as it changes, for ever. If it cannot be booked, those engines end."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -63,26 +63,25 @@ class WarmBooking:
         self._changed.set()
 
     def books(self, name: str) -> bool:
-        """Whether something is to be booked under this name: what a killed predecessor of this process had booked is
-        not."""
+        """Whether this process books under this name; what a killed predecessor had booked under it does not count."""
         return name == WARM_ENGINES and self._kept() > 0
 
     def _kept(self) -> int:
         return sum(pool.kept_bytes for pool in self._pools)
 
     def forget(self) -> None:
-        """balloond is another one, and may not know what was booked."""
+        """Notes that balloond is a new process, which may not know what was booked."""
         self._booked = None
         self._changed.set()
 
     async def lower(self) -> None:
-        """Engines were taken: what they keep is not booked twice when this returns. Raises PrismError while balloond is
-        away."""
-        with contextlib.suppress(Refused):  # another has come back at the same time, and `keep` sees to it
+        """Lowers the booking after engines were taken, so that what they keep is not booked twice when this returns.
+        Raises PrismError while balloond is away."""
+        with contextlib.suppress(Refused):  # another engine came back at the same time; `keep` handles it
             await self._renew()
 
     async def give_way(self) -> bool:
-        """Ends the idle engines that keep something, for a model; false if there were none."""
+        """Ends the idle engines that keep memory, for a model that needs it. False if there were none."""
         ended = await self._end_used()
         if ended:
             await self.lower()
@@ -92,7 +91,8 @@ class WarmBooking:
         return any([await pool.end_used() for pool in self._pools])
 
     async def _renew(self) -> None:
-        """Raises Refused with what was booked before still booked, and PrismError."""
+        """Books what idle engines keep now. Raises Refused, with the former booking still in force, and other
+        PrismErrors."""
         if self._devices is None:
             return
         async with self._lock:

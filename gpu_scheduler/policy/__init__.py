@@ -1,14 +1,14 @@
 """What a gpu_scheduler decides, without I/O or a clock: times are arguments, decisions are values.
 
 queue/              the shared queue
-    slack           facts about a request, what it costs, the time it has left
+    slack           facts about a request, its cost, and the time it has left
     moore_hodgson   the largest set of requests that all meet their deadlines
-    backlog         every request that waits; `plan(now)` orders it
+    backlog         every waiting request; `plan(now)` orders them
     wait_queues     requests with a deadline, those that missed it, best effort (their columns: request_columns)
-    ageing          how much of the time the requests without a deadline in reach get
-    models          how fast each model prefills, and since when it is active (measured by service_time)
+    ageing          how much prefill time the requests without a deadline in reach get
+    models          how fast each model prefills (measured by service_time), and since when it is active
     admission       which of the ordered requests may start now, given memory and prefill limits
-    decisions       what arbitration decides, as values
+    decisions       decisions of the queue's policy, as values
 memory/
     holdings        what devices hold, as admission counts it
     forecast        tokens that a model's next request will generate
@@ -16,9 +16,9 @@ memory/
     kv_shortage     models whose waiting requests lack KV memory
     migrated_prefixes   KV that came with a model that moved
 throttle/
-    interference    decode steps of a model that are lost beside a neighbour's prefills
-    throttling      which models prefill more slowly for it
-hang_detector       when an engine that says nothing is asked whether it goes on, and when it is given up
+    interference    share of a model's decode steps that is lost beside a neighbour's prefills
+    throttling      which models prefill more slowly to keep their neighbours' TPOT targets
+hang_detector       when a silent engine is pinged, and when it is given up
 
 agenda = backlog.plan(now)                      # agenda.decisions: Drop, Expire, already carried out in the queue
 for decision in admit(agenda, backlog, memory, turn):

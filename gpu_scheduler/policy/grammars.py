@@ -1,7 +1,7 @@
-"""Which grammars are compiled at all.
+"""Which grammars may be compiled at all.
 
 xgrammar recurses without a bound into schemas: some ten thousand levels end the process, some hundred take minutes, and
-nothing can stop it. Text in parentheses it bounds itself.
+nothing can stop it. It does bound nested parentheses itself.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import json
 import re
 
 MOST_CHARACTERS = 1 << 18
-"""Clients send a quarter of it at most; a gateway makes grammars of their schemas, which may be longer."""
+"""Most characters of a grammar. Clients send a quarter of that at most; gateways turn their schemas into grammars,
+which may be longer."""
 MOST_LEVELS = 64
-"""Of objects and arrays of a schema in one another. With 60 it is compiled in a tenth of a second."""
+"""Most levels of objects and arrays of a schema in one another. One with 60 is compiled in a tenth of a second."""
 _TOKEN = re.compile(r"\b(Exclude)?Token(TagDispatch)?\s*\(")
-"""Rules of xgrammar's own about numbers of tokens. With one that the model has not it writes outside of its mask."""
+"""Rules of xgrammar's own that name token numbers. For a number that the model does not have it writes outside of its
+mask."""
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET = re.compile(r"[\[\]{}]")
 

@@ -1,12 +1,12 @@
-"""When an engine that says nothing is asked whether it goes on, and when it is given up.
+"""When a silent engine is pinged, and when it is given up.
 
-An engine with requests says something with each step: tokens, statistics, how far a prompt is. One that may not step
-(others have the turn, memory is awaited) still reads its socket, and answers when it is asked. So one that has work and
-neither says nor answers anything stands still: stopped, in a lock, or in a kernel that never ends. What keeps it from
-its socket with good reason is a forward pass, and the longest is that of a prompt: it has as many times longer as it
-may be slower than was thought.
+An engine with requests sends a message with each step: tokens, statistics, or how far a prompt is. An engine that may
+not step (other engines have the prefill turn, or it waits for memory) still reads its socket and answers a ping. So an
+engine that has work but neither sends nor answers anything hangs: it is stopped, deadlocked, or in a kernel that never
+ends. The one good reason not to read its socket is a forward pass, and the longest is a prompt's: the timeout grows by
+the expected prefill time, times the factor by which that estimate may be too short.
 
-Only time in which somebody listened counts: when the listener itself stood still, what the engine said lies unread.
+Only time in which the gpu_scheduler was listening counts: if it stood still itself, the engine's messages lie unread.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from __future__ import annotations
 from enum import Enum
 
 LOOK_S = 1.0
-"""How often an engine is looked at."""
+"""Seconds between two looks at an engine."""
 SLOWER = 4.0
-"""So many times as long as expected may prompts on their way take: beside prefills of others, or at a new length."""
+"""Factor by which prompts under way may take longer than expected: beside other engines' prefills, or at a length not
+seen before."""
 _ASK_AFTER = 1 / 3
-"""Of the time after which it is given up."""
+"""Share of the timeout after which a silent engine is pinged."""
 
 
 class HangVerdict(Enum):
-    """What to do about an engine."""
+    """What the caller has to do about an engine."""
 
     NOTHING = "nothing"
     ASK = "ask"
@@ -30,10 +31,10 @@ class HangVerdict(Enum):
 
 
 class HangDetector:
-    """Of one engine. Seconds, on the caller's clock."""
+    """How long one engine has been silent, in seconds on the caller's clock."""
 
     def __init__(self, timeout_s: float) -> None:
-        """`timeout_s`: 0: it is never given up."""
+        """`timeout_s`: seconds of silence after which the engine is given up; 0: never."""
         self.silent_s = 0.0
         self._timeout_s = timeout_s
         self._looked_at: float | None = None
@@ -44,8 +45,9 @@ class HangDetector:
         return f"Silence({self.silent_s:.1f} of {self._timeout_s:.1f} s{', asked' if self._asked else ''})"
 
     def look(self, now: float, *, works: bool, heard: int, prefill_s: float) -> HangVerdict:
-        """`works`: it has requests, and no command that keeps it from its steps and has a time of its own. `heard`: how
-        many messages came from it ever. `prefill_s`: what the prompts on their way to it should take."""
+        """What to do now. `works`: the engine has requests, and no command with a timeout of its own that keeps it from
+        its steps. `heard`: messages that the engine has sent since it started. `prefill_s`: expected seconds of prefill
+        of the prompts sent to it."""
         since = 0.0 if self._looked_at is None else max(0.0, now - self._looked_at)
         self._looked_at = now
         if not works or heard != self._heard or not self._timeout_s:

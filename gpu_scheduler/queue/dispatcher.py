@@ -1,8 +1,8 @@
 """The shared queue of a group, carried out: requests come in, the policy orders them, engines run them, their tokens go
 back.
 
-Every event (a request, a cancellation, tokens, memory, a residency) marks the queue as changed; `_run` plans once for
-all that came together; the policy's next deadline is a timer. Nothing polls.
+Every event (a request, a cancellation, tokens, a change of memory or of a residency) marks the queue as changed; one
+plan follows for all events that came together; the policy's next deadline is a timer. Nothing polls.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 NOT_HERE = "not here"
-"""How an answer begins that means: ask for another place. Nothing failed under the request."""
+"""First words of an error after which the gateway asks for another place: nothing failed while the request ran."""
 _SERVABLE = (common_pb2.ACTIVE, common_pb2.WAKING)
 _KEPT_MODELS = 64
-"""Of those that are not here any more, how many are known still: how fast they prefill, how long their answers are."""
+"""Models that have left of which the speed of prefills and the length of answers are still remembered."""
 _TOGETHER_S = 0.002
-"""In which streams arrive whose model moved: those that start together go on after one step, the others after two."""
+"""Seconds that a plan waits for more streams of a model that moved here: streams that start together go on after one
+step, later ones after two."""
 
 
 class ModelCounters:
-    """What one model's requests did here, for the group's report."""
+    """What one model's requests did on this group, for the report."""
 
     def __init__(self, forecast: ForecastRules) -> None:
         self.ttft_met = 0
@@ -60,7 +61,7 @@ class ModelCounters:
 
 
 class Dispatcher:
-    """Owns the requests of a group; the listener of its engines' tokens."""
+    """Owns the requests of a group, and receives its engines' tokens."""
 
     def __init__(
         self,
@@ -74,7 +75,9 @@ class Dispatcher:
         brought: MigratedPrefixes | None = None,
         on_idle_or_busy: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_idle_or_busy`: a model has its first request now, or its last has left."""
+        """`on_need_memory` is called for each request that lacks memory, at each plan; `on_engine_death` after the
+        requests of a dead engine were failed; `on_idle_or_busy` when a model gets its first request or its last one has
+        left."""
         self._rules = rules
         self._residents = residents
         self._memory = memory
@@ -90,27 +93,27 @@ class Dispatcher:
         self._protection = ThrottleController()
         self._kv_shortages = KvShortages()
         self._paces: dict[int, PrefillThrottle] = {}
-        """By index of the engine, as written."""
+        """The throttles last written to the shared board, by index of the engine."""
         self._agenda = self._backlog.plan(now())
         self._speeds: dict[str, PrefillSpeed] = {}
         self._requests: dict[str, GroupRequest] = {}
         self._of_models: Counter[str] = Counter()
-        """How many of them each has."""
+        """Number of requests here by model."""
         self._at_engines: dict[str, GroupRequest] = {}
-        """Of them those that an engine has: a plan looks at these, however many wait."""
+        """Requests that an engine has, by id: a plan looks at these, however many wait."""
         self._by_gateway_id: dict[tuple[GatewayStream, str], GroupRequest] = {}
         self._numbers = 0
         self._order = 0
         self._loop = asyncio.get_running_loop()
         self._planning = True
-        """Whether a plan is due; also before and after `run`."""
+        """True while a plan is due, and before and after `run`, when none is made."""
         self._timer: asyncio.TimerHandle | None = None
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self.counters: defaultdict[str, ModelCounters] = defaultdict(lambda: ModelCounters(rules.forecast))
         self._cold_s: dict[str, float] = {}
-        """What the last cold start of a model took."""
+        """Seconds that a model's last cold start took, by model."""
         self._away: dict[str, None] = {}
-        """Models that are known and not here, the one that left last at the end."""
+        """Models that are remembered but not here, in the order in which they left."""
 
     # --- requests
 
@@ -149,7 +152,7 @@ class Dispatcher:
             self.changed()
 
     def cancel(self, stream: GatewayStream, gateway_id: str) -> None:
-        """The gateway gave it up. No further chunk is sent."""
+        """Cancels a request that its gateway gave up. No further chunk is sent."""
         request = self._by_gateway_id.get((stream, gateway_id))
         if request is not None:
             if request.engine is not None:
@@ -157,7 +160,7 @@ class Dispatcher:
             self._forget(request, common_pb2.ABORTED)
 
     def cancel_stream(self, stream: GatewayStream) -> None:
-        """The gateway is gone."""
+        """Cancels all requests of a gateway that is gone."""
         stream.close()
         for of_stream, gateway_id in [key for key in self._by_gateway_id if key[0] is stream]:
             self.cancel(of_stream, gateway_id)
@@ -177,7 +180,7 @@ class Dispatcher:
             self._protection.measured(model, self._rules.default_prefill_tokens_per_s, 0.0)
 
     def _forget_models(self) -> None:
-        """What is known of those that left long ago: their names may never come again."""
+        """Forgets the models that left longest ago: their names may never come again."""
         for model in list(self._away)[:-_KEPT_MODELS]:
             if model not in self._of_models:
                 del self._away[model], self._speeds[model]
@@ -217,7 +220,7 @@ class Dispatcher:
     # --- residencies
 
     def residency_changed(self, resident: Resident) -> None:
-        """Called by Residents after every change."""
+        """Called by Residents after every change of a residency."""
         model = resident.spec.name
         self._know(model)
         self._away.pop(model, None)
@@ -234,7 +237,7 @@ class Dispatcher:
                 self._protection.measured(model, measured.prefill_tokens_per_s, measured.decode_step_ms / 1e3)
             self._backlog.model_active(model)
         else:
-            # Who went cold comes back as somebody new.
+            # A model that went cold comes back as a new record.
             estimate = resident.up_s or self._cold_s.get(model) or self._rules.wake_estimate_s
             waking = resident.residency == common_pb2.WAKING
             self._backlog.model_waking(model, self._now() + estimate if waking else inf)
@@ -249,8 +252,8 @@ class Dispatcher:
         for chunk in chunks:
             request = self._requests.get(chunk.request_id)
             if request is None or request.engine is not engine:
-                continue  # cancelled, or of an earlier attempt
-            ends = chunk.finish == common_pb2.LENGTH  # one of a prompt alone has no token
+                continue  # the request was cancelled, or the chunk is of an earlier attempt
+            ends = chunk.finish == common_pb2.LENGTH  # a request with `prompt_only` ends without a token
             if (chunk.token_ids or chunk.embedding or ends) and self._backlog.state(
                 request.id
             ) is RequestState.DISPATCHED:
@@ -274,7 +277,7 @@ class Dispatcher:
             self._tell_pause(request, now)
         if request.first_token_at == 0.0:
             request.first_token_at = now
-            if request.resumed_tokens:  # it says what its client waited for in the middle of an answer
+            if request.resumed_tokens:  # this line shows why its client waited in the middle of an answer
                 _log.info(
                     "stream resumed",
                     request_id=request.logged_id,
@@ -294,7 +297,7 @@ class Dispatcher:
         self.changed()
 
     def _tell_pause(self, request: GroupRequest, now: float) -> None:
-        """One line for each pause of a stream in this group, as the gateway has one for pauses between groups."""
+        """Logs one line for each pause of a stream in this group, as the gateway does for pauses between groups."""
         _log.info(
             "stream paused",
             request_id=request.logged_id,
@@ -330,11 +333,11 @@ class Dispatcher:
             request.trace.parked(now)
         resident = self._residents.get(request.model)
         if resident is None or resident.residency not in _SERVABLE:
-            # It leaves, and what waited was handed back already: here nobody would start it any more.
+            # The model is leaving and its waiting requests were handed back already: nothing would start this one here.
             self._end(request, common_pb2.FAILED, NOT_HERE)
             return
         self._protection.ended(request.model, request.id)
-        # The target that it may be dropped for is that of its first token.
+        # A request may be dropped only for the target of its first token.
         drop_late = False if request.first_token_at else None
         self._backlog.requeue(
             request.id, now, prompt_tokens=request.prompt_tokens, deadline=deadline, drop_late=drop_late
@@ -355,7 +358,7 @@ class Dispatcher:
     # --- the loop
 
     def changed(self) -> None:
-        """Something the plan depends on is new: plan once for all that comes in this turn of the loop."""
+        """Has one plan made for all events that come in this iteration of the event loop."""
         if not self._planning:
             self._planning = True
             self._loop.call_soon(self._wake)
@@ -365,10 +368,10 @@ class Dispatcher:
             self._timer.cancel()
             self._timer = None
         try:
-            # What the plan itself ends or starts needs no other plan.
+            # Requests that the plan itself ends or starts need no other plan.
             self._plan()
             wait = self._backlog.next_deadline() - self._now()
-        except Exception as failure:  # told to `run`, which ends the process
+        except Exception as failure:  # `run` raises it, which ends the process
             self._failed.set_exception(failure)
             return
         self._planning = False
@@ -376,8 +379,8 @@ class Dispatcher:
             self._timer = self._loop.call_later(max(0.0, wait), self.changed)
 
     async def run(self) -> None:
-        """Plans whenever something changed or the policy's next deadline is here, in callbacks: a task in between
-        would cost every first token its switch. Runs for ever; raises what a plan raised."""
+        """Plans whenever something changed or the policy's next deadline is here, in callbacks: a task in between would
+        cost every first token a task switch. Runs for ever; raises what a plan raised."""
         self._planning = False
         self.changed()
         try:
@@ -410,7 +413,7 @@ class Dispatcher:
                 needs.append(step)
                 self._on_need_memory(step)
         self._kv_shortages.look(needs, self._backlog.waiting_by_model(), now)
-        # Before the requests: else their first steps would not know whose turn it is, and at what pace.
+        # This comes before the requests are sent: else their first steps would not know the turn and the throttle.
         self._tell_engines()
         for engine, message in started:
             engine.generate(message)
@@ -434,8 +437,8 @@ class Dispatcher:
         return resident.engine, request.generate(self._order)
 
     def _tell_engines(self) -> None:
-        """Each has its pace. Where one engine prefills at a time, that whose prefill is under way has the turn; while
-        there is none, anybody."""
+        """Writes each engine's prefill throttle to the shared board. If only one engine may prefill at a time
+        (`joint_s` is 0), the one whose prefill is under way has the turn; while there is none, any engine may start."""
         in_flight = self._backlog.in_flight()
         if self._rules.experiments.protect_decodes:
             now = self._now()
@@ -461,12 +464,12 @@ class Dispatcher:
 
     @staticmethod
     def _kv_bytes_per_token(resident: Resident) -> int:
-        """On each device."""
+        """KV bytes per token of the model on each device."""
         spec = resident.spec
         return int(resident.measured.kv_bytes_per_token or share(spec.kv_bytes_per_token, spec) or 1)
 
     def _places(self, active: Mapping[str, Resident]) -> dict[str, int]:
-        """How many more requests each engine runs, of those that said how many they do."""
+        """How many more requests each engine can run, by model; models whose engines gave no bound are left out."""
         running = Counter(id(request.engine) for request in self._at_engines.values())
         most = {name: (resident.measured.most_running, id(resident.engine)) for name, resident in active.items()}
         return {name: count - running[engine] for name, (count, engine) in most.items() if count}
@@ -502,7 +505,7 @@ class Dispatcher:
         return state
 
     def demand(self) -> dict[str, float]:
-        """w of every resident."""
+        """The demand w (`policy/memory/demand.py`) of every resident model."""
         now = self._now()
         return {
             resident.spec.name: weight(
@@ -514,23 +517,23 @@ class Dispatcher:
         }
 
     def count(self, model: str) -> tuple[int, int, int]:
-        """(waiting, running, late of waiting) requests of a model; late by the last plan. Asked for of every model
-        many times a second, so that it looks at none of them."""
+        """(waiting, running, late among the waiting) requests of a model; late by the last plan. It looks at no
+        request, because it is called for every model many times a second."""
         waiting, late = self._backlog.waiting_of(model)
         return waiting, self._of_models[model] - waiting, late
 
     def work_of(self, engine: EngineProcess) -> tuple[int, float]:
-        """(requests that it has, seconds that the prompts among them should take that have no token yet)."""
+        """(number of the engine's requests, expected seconds of prefill of those that have no token yet)."""
         its = [request for request in self._at_engines.values() if request.engine is engine]
         prompts = [request.id for request in its if self._backlog.state(request.id) is RequestState.DISPATCHED]
         return len(its), sum(map(self._backlog.prefill_cost, prompts))
 
     def all_requests(self) -> int:
-        """That wait or run, of all models."""
+        """Number of requests of all models that wait or run."""
         return len(self._requests)
 
     def lacking_bytes(self, model: str) -> int:
-        """KV on each device that the model's waiting requests lack."""
+        """KV bytes on each device that the model's waiting requests lack; 0: none."""
         return self._kv_shortages.of(model, self._now())
 
     def idle_s(self, model: str) -> float:

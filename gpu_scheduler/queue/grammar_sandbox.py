@@ -1,5 +1,5 @@
-"""Grammars that nobody has compiled here yet are compiled where it does no harm, before an engine sees them
-(`engines/sglang/grammar/sandbox.py`). Which ones can be is remembered."""
+"""Compiles each new grammar in a process where it can do no harm, before an engine sees it
+(`engines/sglang/grammar/sandbox.py`), and remembers which ones can be compiled."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 START_S = 120.0
-"""Imports of torch and xgrammar: two seconds, on a cold and busy disk a minute."""
+"""Seconds until the process has to be ready: imports of torch and xgrammar take two seconds, on a cold and busy disk a
+minute."""
 ANSWER_S = 60.0
-"""A grammar has seconds of the processor; this long nobody waits who is not stopped with it."""
+"""Seconds until an answer is given up. The process bounds a grammar to a few seconds of processor time, so that an
+answer takes this long only if the process itself is stopped."""
 KNOWN = 4096
 
 
 class GrammarSandbox:
-    """One process for all models of a group. It is started by the first grammar, which waits for it."""
+    """One compiling process for all models of a group. It is started by the first grammar, which waits for it."""
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", KINDS["sglang"].grammar_sandbox)) -> None:
         self._command = command
@@ -32,10 +34,10 @@ class GrammarSandbox:
         self._turn = asyncio.Lock()
         self._closed = False
         self._known: dict[bytes, str] = {}
-        """Verdicts by digest; that of the longest ago at the front."""
+        """Verdicts by digest of the grammar, the least recently used first."""
 
     def known(self, kind: str, text: str) -> str | None:
-        """Why it cannot be compiled, empty: it can; None: nobody has tried."""
+        """Why a grammar cannot be compiled; empty: it can be; None: it was not tried yet."""
         digest = _digest(kind, text)
         verdict = self._known.pop(digest, None)
         if verdict is not None:
@@ -43,12 +45,13 @@ class GrammarSandbox:
         return verdict
 
     async def verdict(self, kind: str, text: str) -> str:
-        """As `known`, tried if need be, one after the other. Raises Unavailable: it could not be tried."""
-        # Who waits may be cancelled; what was begun is somebody else's next answer.
+        """Why a grammar cannot be compiled; empty: it can be. Tries it if that is not known yet, one grammar after the
+        other. Raises Unavailable if it could not be tried."""
+        # The caller may be cancelled; a trial that has begun goes on, for the next request with this grammar.
         return await asyncio.shield(tasks.spawn(self._in_turn(kind, text), "try a grammar"))
 
     async def close(self) -> None:
-        """For good."""
+        """Stops the process; later grammars raise Unavailable."""
         self._closed = True
         await self._stop()
 
@@ -65,7 +68,7 @@ class GrammarSandbox:
     async def _tried(self, kind: str, text: str) -> str:
         try:
             if self._process is not None and not self._process.alive:
-                await self._stop()  # it died while nobody asked
+                await self._stop()  # it died while it was idle
             process = self._process or await self._started()
             return str(json.loads(await process.ask(json.dumps([kind, text]).encode(), ANSWER_S)))
         except (OSError, ValueError, TimeoutError) as error:
@@ -82,7 +85,7 @@ class GrammarSandbox:
         return process
 
     async def _stop(self) -> None:
-        """The next grammar starts another process."""
+        """Stops the process; the next grammar starts another one."""
         process, self._process = self._process, None
         if process is not None:
             await process.stop()

@@ -1,5 +1,5 @@
-"""What gateways send, on its way into the queue: a request whose grammar nobody has compiled yet waits until that was
-tried (`grammar_sandbox.py`), others pass."""
+"""Requests on their way from gateways into the queue: one whose grammar has not been compiled yet waits until that was
+tried (`grammar_sandbox.py`), the others pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Key = tuple[GatewayStream, str]
 
 
 class Intake:
-    """In front of a dispatcher; the same calls."""
+    """Stands in front of a dispatcher and has the same methods for requests."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Intake:
         self._waiting: dict[_Key, asyncio.Task[None]] = {}
 
     def submit(self, submit: gpu_scheduler_pb2.Submit, stream: GatewayStream) -> None:
-        """Into the queue, now or once its grammar was tried; or refused."""
+        """Puts a request into the queue, at once or after its grammar was tried; or refuses it."""
         key = stream, submit.request_id
         kind = submit.sampling.WhichOneof("grammar")
         if key in self._waiting:
@@ -55,7 +55,7 @@ class Intake:
                 waiting.add_done_callback(partial(self._through, key))
 
     def cancel(self, stream: GatewayStream, gateway_id: str) -> None:
-        """The gateway gave it up. No further chunk is sent."""
+        """Cancels a request that its gateway gave up. No further chunk is sent."""
         waiting = self._waiting.get((stream, gateway_id))
         if waiting is not None:
             waiting.cancel()
@@ -63,14 +63,14 @@ class Intake:
             self._dispatcher.cancel(stream, gateway_id)
 
     def cancel_stream(self, stream: GatewayStream) -> None:
-        """The gateway is gone."""
+        """Cancels all requests of a gateway that is gone."""
         for (of_stream, _), waiting in list(self._waiting.items()):
             if of_stream is stream:
                 waiting.cancel()
         self._dispatcher.cancel_stream(stream)
 
     async def close(self) -> None:
-        """What waits is not answered: the group has ended."""
+        """Cancels the requests that still wait, without an answer: the group has ended."""
         await tasks.cancel(*self._waiting.values())
         await self._grammar_sandbox.close()
 
@@ -78,11 +78,11 @@ class Intake:
         began = self._now()
         try:
             why = await self._grammar_sandbox.verdict(kind, text)
-            del self._waiting[stream, submit.request_id]  # whoever cancels it now means the queue's
+            del self._waiting[stream, submit.request_id]  # a cancellation from now on is the queue's matter
         except Unavailable as error:
             _end(submit, stream, common_pb2.FAILED, str(error))
             return
-        except Exception:  # a fault of ours, which the log has; whoever waits is answered all the same
+        except Exception:  # our own fault, which is logged; the client gets an answer all the same
             _end(submit, stream, common_pb2.FAILED, "its grammar could not be tried")
             raise
         took_ms = round(1e3 * (self._now() - began))

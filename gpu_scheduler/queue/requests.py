@@ -12,13 +12,15 @@ from gpu_scheduler.telemetry.traces import RequestTrace
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 
 RESUME_S = 1.0
-"""A stream that was interrupted has shown its first token, so its target is met; what is left to meet is its reader's
-patience. It gets this much again, so that it counts among those that can be on time."""
+"""Seconds until the deadline of an interrupted stream that goes on here. It has shown its first token, so that its
+target is met; what is left is its reader's patience. With this deadline it counts among the requests that can be on
+time."""
 
 
 @dataclass(slots=True, eq=False)
 class GroupRequest:
-    """`id` is ours (unique for the life of the process), `gateway_id` the gateway's."""
+    """One request. `id` is the gpu_scheduler's (unique for the life of the process), `gateway_id` the gateway's. Times
+    are seconds on the dispatcher's clock."""
 
     id: str
     gateway_id: str
@@ -34,21 +36,21 @@ class GroupRequest:
     tpot_ms: int
     resumed_tokens: int
     embed: bool
-    """Its prompt's embedding is wanted: nothing is decoded."""
+    """True if the prompt's embedding is wanted: nothing is decoded."""
     engine: EngineProcess | None = None
     sent_at: float = 0.0
-    """To it."""
+    """When it was sent to the engine."""
     first_token_at: float = 0.0
     parked_at: float = 0.0
-    """When its engine had no KV memory for its next token and put it back into the queue; 0: it is not waiting for
+    """When its engine had no KV memory for its next token and put it back into the queue; 0: it does not wait for
     that."""
     emitted: list[int] = field(default_factory=list)
     scored: int = 0
-    """Tokens of its prompt whose log-probabilities were passed on."""
+    """Prompt tokens whose log-probabilities were passed on."""
     cached_tokens: int = 0
-    """Of its first tokens, whose KV came here before it."""
+    """Number of its first tokens whose KV came here before it, with a model that moved."""
     kv_bytes: int = 0
-    """What it was admitted with: its prompt and the forecast of its decode."""
+    """KV bytes on each device that it was admitted with: its prompt and the forecast of its output."""
     trace: RequestTrace | None = None
 
     @classmethod
@@ -81,12 +83,13 @@ class GroupRequest:
 
     @property
     def prompt_tokens(self) -> int:
-        """What an engine has to prefill if it starts now: the prompt and what was generated before a retraction."""
+        """Tokens that an engine has to prefill if it starts now: the prompt and the tokens generated before a
+        retraction."""
         return len(self.token_ids) + len(self.emitted)
 
     @property
     def decodes(self) -> bool:
-        """Whether anything is drawn after its prompt."""
+        """Whether tokens are generated after the prompt."""
         return not (self.embed or self.sampling.prompt_only)
 
     @property
@@ -94,11 +97,11 @@ class GroupRequest:
         return max(0, self.sampling.max_new_tokens - len(self.emitted)) if self.decodes else 0
 
     def impossible(self, spec: common_pb2.ModelSpec) -> str:
-        """Why this model can never answer it; empty: it can."""
+        """Why this model can never answer the request; empty: it can."""
         if self.embed != spec.HasField("embedding"):
             makes = "text and no embeddings" if self.embed else "embeddings and no text"
             return f"model '{self.model}' makes {makes}"
-        room = spec.context_tokens - self.decodes  # a token of an answer has to fit too
+        room = spec.context_tokens - self.decodes  # one token of the answer has to fit too
         if self.prompt_tokens == 0 or (self.prompt_tokens > room and spec.context_tokens > 0):
             return f"{self.prompt_tokens} prompt tokens do not fit a context of {spec.context_tokens}"
         if min(self.ttft_ms, self.tpot_ms) < 0:
@@ -106,7 +109,7 @@ class GroupRequest:
         return ""
 
     def waiting(self, decode_forecast: int) -> WaitingRequest:
-        """The facts that the queue orders by."""
+        """The facts by which the queue orders the request."""
         return WaitingRequest(
             request_id=self.id,
             model=self.model,
@@ -120,7 +123,7 @@ class GroupRequest:
         )
 
     def generate(self, priority: int) -> engine_pb2.Generate:
-        """The command for an engine; after a retraction it goes on where it was."""
+        """The command for an engine; after a retraction it continues behind the tokens generated so far."""
         sampling = self.sampling
         if self.emitted or self.scored:
             sampling = common_pb2.Sampling()
@@ -128,7 +131,7 @@ class GroupRequest:
             sampling.max_new_tokens = self.most_new_tokens
             if self.scored:
                 sampling.prompt_logprobs_from += self.scored
-            if sampling.prompt_logprobs_from >= len(self.token_ids):  # all are told
+            if sampling.prompt_logprobs_from >= len(self.token_ids):  # all were passed on
                 sampling.ClearField("prompt_logprobs_from")
         return engine_pb2.Generate(
             request_id=self.id,
@@ -140,7 +143,7 @@ class GroupRequest:
         )
 
     def end(self, finish: common_pb2.Finish, error: str = "") -> None:
-        """The last chunk, without tokens."""
+        """Sends the last chunk, without tokens."""
         self.stream.push(common_pb2.TokenChunk(request_id=self.gateway_id, finish=finish, error=error))
 
     def end_trace(self, now: float, finish: common_pb2.Finish, error: str) -> None:

@@ -1,4 +1,4 @@
-"""One gateway's stream: its requests come in, chunks of all of them go out, as many as are ready in one message."""
+"""One gateway's stream: its requests come in, chunks of all of them go out, all that are ready in one message."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from protos import common_pb2, gpu_scheduler_pb2
 
 MOST_SCORED = 4096
-"""Tokens of prompts whose log-probabilities share a message: with 20 of each it has 1 MB. A message has at most 64, and
-those of a long prompt alone are tens."""
+"""Prompt tokens whose log-probabilities share a message: with 20 alternatives each it has 1 MB. A message may have at
+most 64 MB, and those of a long prompt alone are tens."""
 
 
 class GatewayStream:
-    """The outgoing side. `push` never waits; a gateway that reads slowly gets larger messages, not more of them, unless
-    they are log-probabilities of prompts.
+    """The outgoing side of a gateway's stream. `push` never waits; a gateway that reads slowly gets larger messages,
+    not more of them, except for log-probabilities of prompts.
 
-    `ready` is called when there is something to `take` or the stream was closed, once until the next `take`.
+    `ready` is called when there is a message to `take` or the stream was closed, once until the next `take`.
     """
 
     def __init__(self, number: int, ready: Callable[[], None]) -> None:
@@ -36,8 +36,8 @@ class GatewayStream:
         self._ready()
 
     def take(self) -> gpu_scheduler_pb2.ToGateway | None:
-        """What is ready, in one message; None if nothing is. Of many log-probabilities of prompts some: then there is
-        something to take again."""
+        """All ready chunks in one message; None if there are none. Many log-probabilities of prompts are split: then
+        `ready` is called again for the rest."""
         if self.closed or not self._chunks:
             return None
         chunks, self._chunks = self._chunks, []
@@ -52,14 +52,14 @@ class GatewayStream:
 
 
 class PulledStream(GatewayStream):
-    """One whose transport asks for the next message when it has sent the last: gRPC."""
+    """A stream whose transport pulls the next message when it has sent the last: gRPC."""
 
     def __init__(self, number: int) -> None:
         self._something = asyncio.Event()
         super().__init__(number, self._something.set)
 
     async def messages(self) -> AsyncIterator[gpu_scheduler_pb2.ToGateway]:
-        """Until `close`."""
+        """Yields messages until `close`."""
         while not self.closed:
             self._something.clear()
             if (message := self.take()) is not None:

@@ -1,1 +1,1 @@
-"""What a group tells of itself: its state for placement and operators, and that as metrics for Prometheus."""
+"""What a group reports of itself: its state for placement and operators, and the same as metrics for Prometheus."""

@@ -1,5 +1,5 @@
-"""A group for Prometheus, brought up to date once a second from the same report that placement gets; what happens only
-once is in `counters.py`."""
+"""Metrics of a group for Prometheus, updated once a second from the same report that placement gets; events are counted
+in `counters.py`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GAUGES = {
     "cold_s": ("prism_last_cold_start_seconds", "What the last start in a fresh engine took"),
     "decode_step_s": ("prism_decode_step_alone_seconds", "What its engine thinks a decode step takes alone"),
 }
-"""Of a resident, by its field."""
+"""Gauges of a resident: (metric, help text) by field of the report."""
 _COUNTERS = {
     "retractions": ("prism_retractions", "Running requests put back"),
     "evicted_tokens": ("prism_evicted_tokens", "Cached tokens dropped"),
@@ -45,11 +45,11 @@ _FIELD_STANDARD = {
     "waiting": ("vllm:num_requests_waiting", "In the shared queue"),
     "running": ("vllm:num_requests_running", "Sent to the engine"),
 }
-"""The names that llm-d and Kubernetes' inference gateway read of a model server; with the use of KV."""
+"""Gauges under the names that llm-d and Kubernetes' inference gateway read of a model server; KV usage is the third."""
 
 
 async def keep(report: GroupReport) -> None:
-    """For ever."""
+    """Publishes the group's metrics once a second, for ever."""
     published = Published()
     while True:
         published.publish(_families(report.build()))

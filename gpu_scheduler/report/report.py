@@ -14,7 +14,7 @@ from protos import common_pb2, gpu_scheduler_pb2
 
 
 class GroupReport:
-    """Builds GroupState."""
+    """Builds GroupState messages (protos/gpu_scheduler.proto)."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class GroupReport:
         pools: dict[str, WarmPool],
         why_no_image: Callable[[Resident], str] = lambda resident: "",
     ) -> None:
-        """`why_no_image`: of a model that has an engine; empty where it has an image."""
+        """`why_no_image`: why there is no image of a model that has an engine; empty if there is one."""
         self._config = config
         self._residents = residents
         self._dispatcher = dispatcher
@@ -57,14 +57,15 @@ class GroupReport:
         )
 
     def _lacking(self, model: str) -> int:
-        """Where KV is fixed no other model's memory helps."""
+        """KV bytes that the model's requests lack on each device; 0 if limits are fixed, because then no other model's
+        memory helps."""
         return self._dispatcher.lacking_bytes(model) if self._config.elastic_kv else 0
 
     def _resident(self, resident: Resident) -> gpu_scheduler_pb2.Resident:
         name = resident.spec.name
         waiting, running, late = self._dispatcher.count(name)
         counters = self._dispatcher.counters[name]
-        devices = count(resident.spec)  # engines count the bytes of one
+        devices = count(resident.spec)  # engines count the bytes of one device
         return gpu_scheduler_pb2.Resident(
             model=name,
             residency=resident.residency,

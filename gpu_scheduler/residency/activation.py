@@ -1,17 +1,17 @@
-"""Bringing a model up on a group: room, engine, weights, proof.
+"""Bringing a model up on a group: memory, engine, weights, verification.
 
-    1. an engine: the model's own, asleep, or one of the warm pool; if none is warm, one that is started after 3
-    2. book what the model is entitled to (quota, weights with CUDA graphs, floor): refused with the arithmetic, nothing
-       has changed. Idle engines of the warm pool give way
-    3. have balloond make the room for weights, graphs and floor
-    4. weights: copied by the loader, from another device that has them or from the image, or read from the checkpoint
-       by the engine (then an image is made of them)
+    1. take an engine: the model's own, asleep, or one of the warm pool; if none is warm, one is started after 3
+    2. book what the model is entitled to (quota, weights with CUDA graphs, floor). A refusal carries the arithmetic
+       and changes nothing. Idle engines of the warm pool give way
+    3. have balloond make room for weights, graphs and floor
+    4. get the weights: copied by the loader, from another device that has them or from the image, or read from the
+       checkpoint by the engine (then an image is made of them)
     5. the engine verifies; only then does the model become active and its route known
-    6. what the engine measured of itself is booked, where the catalogue says nothing
+    6. book what the engine measured of itself, where the catalogue states nothing
 
-A step that fails undoes those before it and says why. A manifest that does not match the image's falls back to the
-checkpoint. Weights of another device that do not verify are asked for again, from the image; those of an image too, and
-the loader drops it: the next ones are the disk's or the checkpoint's.
+A step that fails undoes those before it and raises its reason. If the manifest does not match the image's, the
+checkpoint is read instead. Weights from another device that do not verify are requested again, from the image; if those
+of the image do not verify either, the loader drops the image, and the next ones come from disk or from the checkpoint.
 """
 
 from __future__ import annotations
@@ -41,28 +41,31 @@ from services.telemetry import log
 T = TypeVar("T")
 _log = log.get(__name__)
 _CHECKPOINT, _IMAGE = "checkpoint", "image"
-"""Where weights came from, if not from a device."""
+"""Sources of weights, apart from devices."""
 _COMPILING = "compiling kernels"
 _ROOM_TIMEOUT_S = 20.0
 _KEPT_SPARE_BYTES = 16 << 20
-"""The driver's own tables come and go."""
+"""Bytes booked on top of what a sleeping engine reports to keep: the driver's own tables grow and shrink."""
 _DEATH_HEARD_S = 1.0
 _UNTIL_LOADER_IS_BACK_S = (0.5, 1.0, 2.0, 4.0)
-"""Between attempts to have an image made: a loader that died is replaced in a second or two."""
+"""Seconds between attempts to have an image made: a loader that died is replaced in a second or two."""
 _LOOK_S = 10.0
-"""How long the loader may take to look at a model's files; an engine finds out, too."""
+"""Seconds that the loader may take to look at a model's files; without its answer an engine finds faults too."""
 _FIRST_SAVE_PAUSE_S, _LONGEST_SAVE_PAUSE_S = 30.0, 600.0
-"""Before an image is made again that could not be made: host memory may have room by then."""
+"""Seconds before another attempt to make an image that could not be made: host memory may have room by then."""
 _ROOM_HELD_S = 60.0
-"""An ordinary load maps its last weights long after the room was made."""
+"""Seconds for which balloond holds the room that it made: a load from the checkpoint maps its last weights long after
+that."""
 
 
 class WeightsDoubted(PrismError):
-    """An engine could not come up with weights that another device gave, or an image that is dropped now."""
+    """An engine could not come up with the weights that another device gave it, or with an image that is now
+    dropped."""
 
 
 class Activator:
-    """Carries activations out for one group. Concurrent calls are for different models; `residents` sees to that."""
+    """Carries out activations for one group. Concurrent calls have to be for different models; `residents` sees to
+    that."""
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class Activator:
         images: Images,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Without `devices` engines hold no memory of ours."""
+        """Without `devices` engines hold no managed memory."""
         self._config = config
         self._residents = residents
         self._pools = pools
@@ -83,13 +86,13 @@ class Activator:
         self._images = images
         self.warm = WarmBooking(pools.values(), devices)
         self._behind: dict[str, Resident] = {}
-        """Models whose booking balloond did not take."""
+        """Models whose booking balloond did not take, by name."""
         self._sleep = sleep
         self._save_pauses = Pauses(_FIRST_SAVE_PAUSE_S, _LONGEST_SAVE_PAUSE_S)
 
     def has_image(self, resident: Resident) -> bool:
-        """Whether the loader holds the model's weights, in host memory or on disk: it said so in its catalogue, or in
-        answer to our own saving, which the catalogue's stream may not have caught up with."""
+        """Whether the loader holds the model's weights, in host memory or on disk, according to its catalogue or to its
+        answer to this group's own saving, with which the catalogue's stream may not have caught up."""
         return bool(self._image_checksums(resident))
 
     def _image_checksums(self, resident: Resident) -> list[str]:
@@ -102,7 +105,7 @@ class Activator:
         resident.image_checksums = []
 
     def why_no_image(self, resident: Resident) -> str:
-        """Why there is no image of a model that has an engine, in one line; empty where there is one."""
+        """Why there is no image of a model that has an engine, in one line; empty if there is one."""
         if self.has_image(resident):
             return ""
         if self._loader is None:
@@ -112,15 +115,16 @@ class Activator:
         return resident.no_image or "none was made of its weights yet"
 
     async def check_files(self, resident: Resident, failure: PrismError | None = None) -> None:
-        """Before an engine is given a checkpoint, and, thoroughly, after it could not use one. Raises Unmet with what
-        the loader finds wrong with the files: it has that in its catalogue then, and looks at them again by itself.
-        Raises CommandFailed for files that have changed while the engine read them."""
+        """Has the loader check the model's files: before an engine is given a checkpoint, and, thoroughly, after an
+        engine failed with one. Raises Unmet with the fault that the loader finds: it is in the loader's catalogue then,
+        and the loader looks at the files again by itself. Raises CommandFailed if the files changed while the engine
+        read them."""
         thorough, refused = failure is not None, failure is not None and at_fault(failure)
         if self._loader is None:
             return
         try:
             looked = await self._loader.look(resident.spec.name, thorough=thorough, refused=refused, timeout_s=_LOOK_S)
-        except PrismError as error:  # an older loader, or one that is away, or does not list it
+        except PrismError as error:  # the loader is older, away, or does not list the model
             _log.info("files not looked at", model=resident.spec.name, why=str(error))
             return
         if looked.entry.error:
@@ -129,8 +133,8 @@ class Activator:
             raise CommandFailed("its files have changed while they were read", model_at_fault=False, may_pass=True)
 
     async def bring_up(self, resident: Resident) -> None:
-        """To ACTIVE; `release_room` follows, for which requests do not wait. Raises PrismError; the resident then is as
-        it was, hibernating or without an engine and a booking."""
+        """Brings the model to ACTIVE. The caller has to call `release_room` afterwards, for which requests do not wait.
+        Raises PrismError; the resident is then as it was, hibernating or without an engine and a booking."""
         began = time.monotonic()
         resident.steps, resident.weights_from = [], []
         resident.compiling, resident.kernels_compiled = False, 0
@@ -143,7 +147,7 @@ class Activator:
                 self._step(resident, "taking an engine")
                 taken = self.pool(resident).take_idle()
             if taken is not None:
-                await self.warm.lower()  # what it keeps is the model's from now on
+                await self.warm.lower()  # what the engine keeps counts as the model's from now on
             await self._make_room(resident)
             asleep = asleep and await self._wake(resident)
             if not asleep:
@@ -213,7 +217,8 @@ class Activator:
             )
 
     async def release_room(self, resident: Resident) -> None:
-        """The weights are there; from now on the floor is a claim like any other's, not memory kept empty."""
+        """Ends the hold on the room once the weights are there: from now on the floor is a claim like any other
+        model's, not memory kept empty."""
         if self.devices is None:
             return
         try:
@@ -234,15 +239,16 @@ class Activator:
             _log.warning("limit not set", model=resident.spec.name, why=str(error))
 
     def weights_room(self, resident: Resident) -> int:
-        """Bytes of weights extents on each device: the measured or declared size in whole extents."""
+        """Bytes of weights extents on each device: the measured or declared size, whichever is larger, in whole
+        extents."""
         extent = self._config.weights_extent_bytes
         found = resident.measured.weights_bytes or share(resident.elsewhere.weights_bytes, resident.spec)
         weights = max(share(resident.spec.weights_bytes, resident.spec), found)
         return -(-weights // extent) * extent
 
     def own_room(self, resident: Resident) -> int:
-        """With what its CUDA graphs take, as far as that was measured, here or elsewhere: the first time they take what
-        is free."""
+        """Bytes of weights and CUDA graphs on each device. Graphs count as far as they were measured, here or
+        elsewhere: the first time they take what is free."""
         return self.weights_room(resident) + self._graphs(resident)
 
     def _graphs(self, resident: Resident) -> int:
@@ -251,10 +257,11 @@ class Activator:
         return share(resident.elsewhere.graph_bytes, resident.spec)
 
     def quota(self, resident: Resident, awake: bool) -> int:
-        """What an engine takes of each device for itself. Asleep, what it was found to keep. Awake, what it measured,
-        unless the catalogue says something; one that has yet to build the model may take more for a moment, but not
-        less than the last one needed: that would be found out when all of the model is there. The default has room for
-        graphs that nobody knows of, so those that are known, and booked, are not booked twice."""
+        """Bytes that an engine takes of each device for itself. Asleep: what it was found to keep. Awake: what it
+        measured, unless the catalogue states a quota. An engine that has yet to build the model may take more for a
+        moment, but is booked no less than the last one needed: a shortage would be found only once all of the model is
+        there. The default quota includes room for unknown graphs, so that known graphs, which are booked themselves,
+        are taken off it."""
         spec, engine = resident.spec, resident.engine
         stated = share(spec.quota_bytes, spec)
         measured = resident.measured.quota_bytes if spec.quota_is_default else 0
@@ -268,10 +275,10 @@ class Activator:
         return measured or stated
 
     async def undo(self, resident: Resident, asleep: bool) -> None:
-        """It did not come up, and is as it was before, asleep or not there."""
+        """Puts a model that did not come up back as it was before, asleep or without an engine."""
         engine = resident.engine
         if asleep and engine is not None and engine.alive:
-            # Still asleep: its failed wake-up rolled its mappings back.
+            # The engine is still asleep: its failed wake-up rolled its mappings back.
             await self.rebook(resident, awake=False)
             self._residents.set(resident, common_pb2.HIBERNATING)
             return
@@ -280,7 +287,8 @@ class Activator:
         await self.drop_booking(resident)
 
     async def entitle(self, resident: Resident, awake: bool) -> None:
-        """Books for a model that has, or gets, an engine: weights and floor only while it is awake."""
+        """Books for a model that has, or gets, an engine: weights and floor only while it is awake. Raises Refused, and
+        other PrismErrors."""
         if self.devices is None:
             return
         spec = resident.spec
@@ -292,7 +300,8 @@ class Activator:
         )
 
     def book_kept(self, resident: Resident, engine: EngineProcess) -> None:
-        """It fell asleep: what it keeps is booked once it has said it. On a CPU it never does."""
+        """Books what a model that fell asleep keeps of the devices, once its engine has reported it. On a CPU engines
+        never do."""
         if self._config.devices[0].startswith("cuda"):
             work = self._book_kept(resident, engine)
             resident.asking = tasks.spawn(work, f"what {resident.spec.name} keeps")
@@ -303,14 +312,15 @@ class Activator:
         await self.rebook(resident, awake=False)
 
     def book_again(self) -> None:
-        """A balloond whose keeper died as well knows of our models only what their engines showed: tell it the rest."""
+        """Books everything again: a balloond whose keeper died as well knows of the models only what their engines
+        showed."""
         self.warm.forget()
         for resident in self._residents:
             if resident.engine is not None and resident.change is None:
                 self._rebook_soon(resident)
 
     async def rebook(self, resident: Resident, awake: bool) -> None:
-        """Books what nothing depends on: balloond may be away, and is told again when it is back."""
+        """Books where no caller depends on the result: if balloond is away, the booking is repeated when it is back."""
         try:
             await self.entitle(resident, awake)
         except PrismError as error:
@@ -318,7 +328,7 @@ class Activator:
             self._behind[resident.spec.name] = resident
 
     def catch_up(self) -> None:
-        """Books again what balloond did not take, where no change does so."""
+        """Repeats the bookings that balloond did not take, of models for which no change under way does so."""
         behind, self._behind = self._behind, {}
         for name, resident in behind.items():
             if self._residents.get(name) is resident and resident.engine is not None:
@@ -332,7 +342,7 @@ class Activator:
         tasks.spawn(self.rebook(resident, awake), f"book {resident.spec.name} again")
 
     def books(self, name: str) -> bool:
-        """Whether something is, or may be, booked under this name: a model's, or that of idle engines."""
+        """Whether this group books, or may book, under this name: a model's, or that of idle engines."""
         resident = self._residents.get(name)
         in_use = resident is not None and (resident.engine is not None or resident.change is not None)
         return in_use or self.warm.books(name)
@@ -346,7 +356,7 @@ class Activator:
     # --- engine and weights
 
     async def release_engine(self, resident: Resident, engine: EngineProcess) -> None:
-        """Takes the model off an engine and gives it back to the pool; one that does not obey is killed."""
+        """Takes the model off its engine and gives the engine back to the pool; one that does not obey is killed."""
         resident.engine_gone()
         if engine.alive:
             command = engine.command(engine_pb2.ToEngine(unload=engine_pb2.Unload()))
@@ -359,7 +369,7 @@ class Activator:
         self.pool(resident).give_back(engine)
 
     def kind_of(self, resident: Resident) -> str:
-        """Of its engine."""
+        """The kind of the model's engine."""
         return resident.spec.engine or self._config.engines.kind
 
     def pool(self, resident: Resident) -> WarmPool:
@@ -369,8 +379,9 @@ class Activator:
         return self._pools[kind]
 
     async def _wake(self, resident: Resident) -> bool:
-        """False: its image was dropped meanwhile; the engine has let go of the model, which has to be loaded. So it has
-        when its weights do not come for another reason. One that could not wake sleeps on."""
+        """Wakes the model's engine. False if the image was dropped meanwhile: the engine has let go of the model, which
+        has to be loaded. The engine lets go too if the weights do not come for another reason. An engine that refuses
+        to wake stays asleep, and its error is raised."""
         engine = resident.engine
         assert engine is not None
         self._step(resident, "mapping weights")
@@ -390,13 +401,13 @@ class Activator:
         return True
 
     async def _load(self, resident: Resident, engine: EngineProcess | None) -> None:
-        """Into this engine of the pool, or into one that is started."""
+        """Loads the model into this engine of the pool, or into one that is started."""
         if engine is None:
             self._step(resident, "taking an engine")
             pool = self.pool(resident)
             if not pool.has_started_one and not resident.compiling:
                 resident.compiling = True
-                self._residents.set(resident, common_pb2.WAKING)  # so that placement hears of it now
+                self._residents.set(resident, common_pb2.WAKING)  # so that placement learns of it now
             engine = await pool.take(self._config.engines.start_timeout_s)
         resident.engine, resident.loaded = engine, (resident.spec, resident.listed or resident.spec)
         from_image = self._loader is not None and self.has_image(resident)
@@ -405,7 +416,7 @@ class Activator:
         except (Unmet, NotFound) as error:
             if not from_image:
                 raise
-            # The image is gone or of another shape: the ordinary way, and say so.
+            # The image is gone or has another shape: log it and read the checkpoint.
             _log.warning("image not used", model=resident.spec.name, why=str(error))
             self._image_gone(resident)
             await self.release_engine(resident, engine)
@@ -448,20 +459,21 @@ class Activator:
         return engine.command(message, lambda progress: self._residents.tell(resident, progress))
 
     def _compiles(self, resident: Resident, engine: EngineProcess, told: engine_pb2.Compiling) -> None:
-        """Its engine begins to compile a kernel, or has: a step within the one under way, which goes on behind it."""
+        """Notes that the model's engine begins to compile a kernel, or has compiled it: a step within the one under
+        way, which continues after it."""
         if resident.engine is not engine or resident.residency != common_pb2.WAKING or not resident.steps:
             return
         resident.kernels_compiled += told.done
         if not resident.compiling:
             resident.compiling = True
-            self._residents.set(resident, common_pb2.WAKING)  # so that placement hears of it now
+            self._residents.set(resident, common_pb2.WAKING)  # so that placement learns of it now
         steps, now = resident.steps, time.monotonic()
         within, began = steps[-1]
         if not told.done:
             steps.append((_COMPILING, now))
         elif within == _COMPILING:
             steps.append((steps[-2][0], now))
-        else:  # of which nothing was heard before
+        else:  # its beginning was not reported
             steps += [(_COMPILING, max(began, now - told.seconds)), (within, now)]
         progress = common_pb2.Progress(step=_COMPILING, done=resident.kernels_compiled, unit="kernels")
         self._residents.tell(resident, progress)
@@ -485,7 +497,7 @@ class Activator:
         try:
             resident.weights_from = [loaded.source for loaded in await self.within(all_of(copies))]
         except NotFound:
-            # A lease that is gone: the kernel tells balloond of an engine's end, and us, in any order.
+            # A lease is gone: the kernel reports an engine's end to balloond and to this process, in any order.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DEATH_HEARD_S):
                     await engine.dead.wait()
@@ -500,7 +512,7 @@ class Activator:
         except CommandFailed as error:
             sources = set(resident.weights_from)
             if error.weights_differ and sources.difference((_CHECKPOINT, _IMAGE)):
-                # Of several parts any may be it, but the image is more likely to be right.
+                # Any of several parts may be wrong, but the image is more likely to be right.
                 resident.image_only = True
             elif error.weights_differ and _IMAGE in sources:
                 _log.warning("image dropped: its weights do not verify", model=resident.spec.name, why=str(error))
@@ -511,7 +523,7 @@ class Activator:
             raise WeightsDoubted(str(error)) from None
 
     async def within(self, work: Awaitable[T], extra_s: float = 0.0) -> T:
-        """`work` within the time of one residency command. Raises TimedOut."""
+        """Awaits `work` within the time of one residency command. Raises TimedOut."""
         limit_s = self._config.engines.load_timeout_s + extra_s
         try:
             async with asyncio.timeout(limit_s):
@@ -547,7 +559,7 @@ class Activator:
             resident.no_image = str(error)
             if len(weights) > 1:
                 await self._drop_image(resident)
-            if isinstance(error, (Refused, Unavailable, TimedOut)):  # else it is of other weights by now
+            if isinstance(error, (Refused, Unavailable, TimedOut)):  # else its weights are others by now
                 tasks.spawn(self._save_later(resident, engine, weights), f"image of {name}, later")
         finally:
             resident.saving = None
@@ -555,7 +567,7 @@ class Activator:
     async def _save_later(
         self, resident: Resident, engine: EngineProcess, weights: list[engine_pb2.WeightsMapped]
     ) -> None:
-        """Tries again, as long as the engine has them."""
+        """Tries again to make an image, as long as the engine has the weights."""
         while resident.engine is engine and not self.has_image(resident):
             await self._sleep(self._save_pauses.failed(resident.spec.name))
             is_there = resident.engine is engine and resident.residency == common_pb2.ACTIVE
@@ -564,7 +576,7 @@ class Activator:
                 return
 
     async def _save_parts(self, resident: Resident, weights: list[engine_pb2.WeightsMapped]) -> None:
-        """Those that are there are kept as they are."""
+        """Has the loader save the parts of all ranks. Parts that it has already are kept as they are."""
         assert self._loader is not None
         copies = (
             self._loader.save_image(
@@ -581,7 +593,7 @@ class Activator:
         await all_of(copies)
 
     async def _drop_image(self, resident: Resident) -> None:
-        """One that is not whole is of no use."""
+        """Drops an image that is not whole, and so of no use."""
         assert self._loader is not None
         try:
             await self._loader.drop_image(resident.spec.name)
@@ -599,10 +611,11 @@ def at_fault(error: Exception) -> bool:
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether an activation failed because of something of the host that may be over in a moment."""
+    """Whether an activation failed because of the host, for a reason that may be gone in a moment."""
     return isinstance(error, CommandFailed) and error.may_pass
 
 
 def worth_another_try(error: Exception) -> bool:
-    """Whether the engine was to blame, or a device that gave the weights: the next one, or the image, may do better."""
+    """Whether the engine was at fault, or a device that gave the weights: another engine, or the image, may do
+    better."""
     return isinstance(error, (EngineDied, WeightsDoubted))

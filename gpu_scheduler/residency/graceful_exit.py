@@ -1,7 +1,8 @@
-"""A group that is stopped on purpose lets what runs go first: it says that it is stopping, and placement, which knows
-where there is room, moves models with requests away and holds it until that is done.
+"""Graceful exit: a group that is stopped on purpose lets its running requests leave first. It reports that it is
+stopping, and placement, which knows where there is room, moves models with requests away and holds the group until that
+is done.
 
-What could not be moved goes on in the next process, or elsewhere, as after a death: gateways send it again.
+Requests that could not be moved continue in the next process, or elsewhere, as after a death: gateways send them again.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _HEARD_S = 1.0
-"""How long whoever watches the group has to begin to hold it. A placement of protocol 1.0 never does."""
+"""Seconds that a watcher of the group has to begin to hold it. A placement of protocol 1.0 never does."""
 
 
 class GracefulExit:
-    """One group's. Its drain is `leave`."""
+    """The graceful exit of one group. The service's drain is `leave`."""
 
     def __init__(self, residents: Residents, requests: Callable[[], int], changed: Callable[[], None]) -> None:
-        """`requests`: how many are here; `changed` has the group's state told."""
+        """`requests`: returns the number of requests here; `changed`: has the group's state reported."""
         self._residents = residents
         self._requests = requests
         self._changed = changed
@@ -33,7 +34,8 @@ class GracefulExit:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """While somebody follows the group's state: nobody else can hear that it is stopping."""
+        """Counts a watcher of the group's state for the time of the context: without one nothing learns that it is
+        stopping."""
         self._watchers += 1
         try:
             yield
@@ -42,7 +44,7 @@ class GracefulExit:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """While placement moves models away."""
+        """Counts a holder for the time of the context, in which placement moves models away."""
         self._holders += 1
         self._held.set()
         self._let_go.clear()
@@ -54,7 +56,7 @@ class GracefulExit:
                 self._let_go.set()
 
     async def leave(self) -> None:
-        """Returns when there is nothing to wait for any more."""
+        """Reports that the group is stopping, and returns when there is nothing to wait for any more."""
         self._residents.stopping = True
         self._changed()
         if not (self._requests() and self._watchers):

@@ -1,9 +1,9 @@
-"""A model moves to another group of the node, and what runs goes along with its KV: both sides of it.
+"""A model moves to another group of the node together with the KV of its running requests: both sides of the move.
 
-The group that is left has its engine say where the KV of what runs lies; the other one's engine makes room for it in
-its prefix cache, and the loader copies from device to device. Then the requests stop, what they have computed meanwhile
-follows, and only then are they handed back. Their gateways send them to the other group, which finds all but the last
-page of each. When any of it fails they are computed again there, as they would be without it.
+The group that the model leaves asks its engine where the KV of the running requests lies; the other group's engine
+makes room for it in its prefix cache, and the loader copies from device to device. Then the requests stop, the KV that
+they have computed meanwhile follows, and only then are they handed back. Their gateways send them to the other group,
+which finds all but the last page of each. If any of it fails, the KV is computed again there, as without a handover.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _WITHIN_S = 5.0
-"""Clients wait meanwhile: computing again is better than more of it."""
+"""Seconds that a handover may take: clients wait meanwhile, and beyond that computing the KV again is better."""
 _COMPUTED_TOKENS = 512
-"""What is left behind by then is computed with the last page of each, in the same step and hardly longer; to fetch it
-takes 30 ms in which clients wait."""
+"""Most tokens whose KV is left behind when the requests stop: they are computed together with the last page of each
+request, in the same step and hardly longer; to fetch their KV takes 30 ms in which clients wait."""
 _HEARD_S = 0.2
-"""Until the other group has heard that nobody waits: after that the places may hold something else."""
+"""Seconds after a timeout until the other group knows that its caller has gone: after that the places may hold
+something else."""
 _SETTLES_S = 2.0
-"""A loader that died may have given its device copies that are still under way."""
+"""Seconds after a failed copy until the places are given up: a loader that died may have started device copies that are
+still under way."""
 
 
 class Handover:
-    """One group's."""
+    """Both sides of a handover, for one group."""
 
     def __init__(self, residents: Residents, loader: LoaderClient | None, brought: MigratedPrefixes) -> None:
         self._residents = residents
@@ -43,8 +45,9 @@ class Handover:
         self._migrated_prefixes = brought
 
     async def give(self, resident: Resident, engine: EngineProcess, successor: str) -> bool:
-        """Has the group at `successor` take the KV of what runs: most of it while it runs, then it is stopped, and the
-        rest follows. False when that failed. What was stopped ends with the Drain that has to follow in either case."""
+        """Has the group at `successor` take the KV of the engine's running requests: most of it while they run, then
+        they are stopped, and the rest follows. False if that failed. Stopped requests end with the Drain that has to
+        follow in either case."""
         client = GpuSchedulerClient(successor)
         try:
             async with asyncio.timeout(_WITHIN_S):
@@ -85,15 +88,16 @@ class Handover:
         return places
 
     async def _send(self, client: GpuSchedulerClient, resident: Resident, places: engine_pb2.KvPlaces) -> int:
-        """Bytes that were not there yet."""
+        """Has the other group take the KV. Returns the bytes that it did not have yet."""
         if not places.sequences:
             return 0
         return (await client.take_kv(resident.spec.name, resident.spec.generation, places)).bytes
 
     async def take(self, request: gpu_scheduler_pb2.TakeKvRequest) -> gpu_scheduler_pb2.TakeKvResponse:
-        """Raises NotFound, Unmet, and what an engine or the loader refused it with. When the caller goes away the copy
-        goes on to its end, because what is being written to is nobody else's meanwhile, and is of no use: the places
-        that it came from are not kept any more."""
+        """Takes the KV of another group's running requests into this group's engine. Raises NotFound, Unmet, and the
+        errors of the engine and the loader. If the caller goes away the copy goes on to its end, because the memory
+        being written to is used for nothing else meanwhile, but its result is not used: the places that it came from
+        are not kept any more."""
         engine = self._engine(request.model, request.generation)
         if self._loader is None:
             raise Unmet("this group has no loader to copy KV")
@@ -158,13 +162,13 @@ class Handover:
 
 
 def _tokens_behind(ahead: engine_pb2.KvPlaces, places: engine_pb2.KvPlaces) -> int:
-    """Tokens whose KV is in `places` and did not go ahead."""
+    """Tokens whose KV is in `places` and was not sent ahead."""
     sent = {one.request_id: len(one.token_ids) for one in ahead.sequences}
     return sum(max(0, len(one.token_ids) - sent.get(one.request_id, 0)) for one in places.sequences)
 
 
 def _cached(places: engine_pb2.KvPlaces, room: engine_pb2.KvPlaces) -> Iterator[Sequence[int]]:
-    """Of each sequence the tokens that this group's engine has now: there may not have been room for all."""
+    """For each sequence, the tokens whose KV this group's engine has now: there may not have been room for all."""
     for one, taken in zip(places.sequences, room.sequences, strict=True):
         pages = sum(piece.bytes for piece in taken.pieces) // room.page_bytes
         yield one.token_ids[: taken.first_token + pages * room.page_tokens]

@@ -1,8 +1,8 @@
-"""What can be known of an activation before others make way for it, so that nobody does in vain.
+"""Checks before an activation for which other models make way, so that none makes way in vain.
 
-What balloond has booked now, less what those that make way will give up, is the arithmetic by which it will book or
-refuse; engines are counted likewise. What only shows later (an engine that dies, a checkpoint that cannot be read) is
-found out later.
+The arithmetic is that by which balloond will book or refuse: what it has booked now, less what the models that make way
+will give up; engines are counted likewise. Faults that only show later (an engine that dies, a checkpoint that cannot
+be read) are not found here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from services.errors import Refused
 from services.wording.plurals import agreeing
 
 Leaving = Mapping[str, tuple[Resident, common_pb2.Residency]]
-"""Who makes way, by name, and what each is brought to."""
+"""Models that make way, by name, and the residency that each is brought to."""
 
 
 async def check(activation: Activator, resident: Resident, leaving: Leaving) -> None:
-    """Raises Refused with the arithmetic, Unmet, and Unavailable while balloond is away."""
+    """Checks that `resident` could be activated after the models in `leaving` made way. Raises Refused with the
+    arithmetic, Unmet, and Unavailable while balloond is away."""
     able = {name: each for name, each in leaving.items() if _obeys(*each)}
     pool = activation.pool(resident)
     if resident.engine is None or not resident.engine.alive:
@@ -55,7 +56,7 @@ def _obeys(resident: Resident, target: common_pb2.Residency) -> bool:
 
 
 def _sleeps(activation: Activator, resident: Resident, target: common_pb2.Residency) -> bool:
-    """Whether its engine stays."""
+    """Whether the model's engine stays, asleep."""
     has_image = activation.has_image(resident) or resident.saving is not None
     return target == common_pb2.HIBERNATING and (has_image or resident.residency == common_pb2.HIBERNATING)
 

@@ -1,9 +1,9 @@
-"""Changes of residency: one at a time for each model, joined by whoever asks for the same, followed by any number of
+"""Changes of residency: one at a time for each model, joined by callers that want the same, followed by any number of
 callers.
 
-Up is `activation`. Down: nothing new starts, what runs may finish for a while, the rest is handed back; then the engine
-lets go of the device's memory (HIBERNATING) or of the model (COLD, ON_DISK).
-An engine that died is replaced here: its model is brought up again at once, because somebody was using it.
+Up is `activation`. Down: no request starts any more, running ones may finish for a while, the rest is handed back; then
+the engine lets go of the device's memory (HIBERNATING) or of the model (COLD, ON_DISK). An engine that died is replaced
+here: its model is brought up again at once, because it was in use.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from services.wording.plurals import counted
 
 _log = log.get(__name__)
 _TRIES = 3
-"""Of an activation whose engine died under it, or could not use what it was given: by a device, then by the image. The
-checkpoint is the last."""
+"""Attempts at an activation whose engine died, or could not use the weights that it was given: by a device, then by the
+image. The checkpoint is the last source."""
 _DOWN = (common_pb2.HIBERNATING, common_pb2.COLD, common_pb2.ON_DISK)
 _MOST_DEATHS = 8
-"""Engines of one model that may die in a row: more than one request kills, which is taken up again four times at most.
-Then the model is in error, until somebody brings it up or _ERROR_REST_S have passed."""
+"""Engines of one model that may die in a row: more than one fatal request can cause, because a request is resumed four
+times at most. Then the model is in ERROR, until it is brought up or _ERROR_REST_S have passed."""
 _STEADY_S = 60.0
-"""An engine that served for so long is in no row."""
+"""Seconds of service after which an engine's death starts a new row."""
 _ERROR_REST_S = 300.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-"""How long a model is in error for a fault of the host's that may pass. A request that comes then brings it up, for
-which others may have to make way."""
+"""Shortest and longest seconds that a model is in ERROR for a fault of the host that may pass. A request that comes
+after that brings it up, for which other models may have to make way."""
 _UNKNOWN = gpu_scheduler_pb2.Elsewhere()
 _MOST_BYTES = 1 << 48
-"""Of anything of a model: an engine plans its addresses by these numbers."""
+"""Bound of any byte count of a model: an engine plans its addresses by these numbers."""
 
 
 def _check_sizes(spec: common_pb2.ModelSpec, elsewhere: gpu_scheduler_pb2.Elsewhere) -> None:
-    """Raises Invalid."""
+    """Raises Invalid if a byte count of the model is negative or too large."""
     sizes = {
         "weights_bytes": spec.weights_bytes,
         "quota_bytes": spec.quota_bytes,
@@ -77,7 +77,7 @@ class ResidencyController:
         pools: dict[str, WarmPool],
         later: Callable[..., asyncio.TimerHandle] | None = None,
     ) -> None:
-        """`later`: calls a function when so many seconds are over; left out: the loop's."""
+        """`later`: calls a function after that many seconds; None: the event loop's `call_later`."""
         self._config = config
         self._residents = residents
         self._dispatcher = dispatcher
@@ -89,7 +89,7 @@ class ResidencyController:
         self._closing = False
 
     async def close(self) -> None:
-        """The process ends: engines that end now are not replaced."""
+        """Called when the process ends: engines that end from now on are not replaced."""
         self._closing = True
 
     # --- asking for a change
@@ -104,7 +104,7 @@ class ResidencyController:
         successor: str = "",
         elsewhere: gpu_scheduler_pb2.Elsewhere = _UNKNOWN,
     ) -> ResidencyChange:
-        """Starts a change or joins the one under way. Raises Invalid for a model of no possible size, Conflict when the
+        """Starts a change or joins the one under way. Raises Invalid for a model of no possible size, Conflict if the
         one under way has another target or no model comes up here any more, Unmet for an impossible target."""
         _check_sizes(spec, elsewhere)
         if target != common_pb2.ACTIVE and target not in _DOWN:
@@ -129,7 +129,7 @@ class ResidencyController:
         is_up = resident is not None and resident.residency == common_pb2.ACTIVE
         if target == common_pb2.ACTIVE and not is_up:
             for so, what in ((self._residents.drained, "drained"), (self._residents.stopping, "stopping")):
-                if so:  # placement will hear of it in a moment, and choose another
+                if so:  # placement will learn of it in a moment, and choose another group
                     raise Conflict(f"the group {self._config.group} is {what}: no model comes up there")
         is_told = resident is None or spec is not resident.spec
         resident = self._residents.enter(self._residents.of_this_node(spec))
@@ -140,8 +140,8 @@ class ResidencyController:
             resident.elsewhere = elsewhere
         now = gpu_scheduler_pb2.ResidencyProgress(residency=resident.residency)
         change = resident.change = ResidencyChange(target, time.monotonic(), Watched(now))
-        # Its route exists from now on: requests may come while it wakes. One whose engine has just died is not active
-        # either: the next plan comes before the work below begins.
+        # The route exists from now on: requests may come while the model wakes. A model whose engine has just died is
+        # not active either: the next plan comes before the work below begins.
         if target == common_pb2.ACTIVE and (resident.residency != common_pb2.ACTIVE or resident.engine is None):
             self._residents.set(resident, common_pb2.WAKING)
         work = self._carry_out(resident, change, reason, drain_ms, yields, successor)
@@ -149,16 +149,16 @@ class ResidencyController:
         return change
 
     def _has_kv(self, spec: common_pb2.ModelSpec) -> bool:
-        """Whether it may ever have any."""
+        """Whether the model may ever have KV memory here."""
         if self._config.elastic_kv or not self._config.balloond:
             return True
         return bool(spec.floor_bytes or self._residents.operator_limits.get(spec.name))
 
     async def follow(self, change: ResidencyChange) -> AsyncIterator[gpu_scheduler_pb2.ResidencyProgress]:
-        """What happens until the change has ended. Raises what it failed with, unless it ended in ERROR (then the
-        last message says so)."""
+        """Yields the progress of a change until it has ended. Raises the error that it failed with, unless it ended in
+        ERROR (then the last message says so)."""
         async for message in change.progress.follow():
-            last = change.ended  # now: it may end while the message is on its way, and then one more follows
+            last = change.ended  # read before the yield: if it ends meanwhile, one more message follows
             if message.ByteSize():
                 yield message
             if last:
@@ -199,14 +199,14 @@ class ResidencyController:
                 )
             )
             if (engine := resident.engine) is not None and not engine.alive:
-                # It died while its change was ending: requests may have been sent to it meanwhile.
+                # The engine died while the change was ending: requests may have been sent to it meanwhile.
                 self._dispatcher.on_death(engine)
 
     # --- up
 
     async def _make_way(self, resident: Resident, yields: Sequence[gpu_scheduler_pb2.Yield]) -> None:
-        """Brings others down first. One that cannot is no reason to stop here: the booking will tell whether there is
-        room."""
+        """Brings other models down first. If one does not come down, go on: the booking shows whether there is enough
+        memory."""
         for yielding in yields:
             other = self._residents.get(yielding.model)
             if other is None or other is resident:
@@ -244,12 +244,13 @@ class ResidencyController:
         self._pauses.forget(resident.spec.name)
         engine = resident.engine
         assert engine is not None
-        # Nothing was awaited since it became active: no request can have reached it yet.
+        # Nothing was awaited since the model became active: no request can have reached the engine yet.
         engine.listener = self._dispatcher
         await self._release_room(resident, engine)
 
     async def _release_room(self, resident: Resident, engine: EngineProcess) -> None:
-        """Not beyond the engine's death: it is replaced when the change has ended, and requests wait for that."""
+        """Releases the activation's room; stops waiting when the engine dies, because it is replaced only when the
+        change has ended, and requests wait for that."""
         release = tasks.spawn(self._activation.release_room(resident), f"release room of {resident.spec.name}")
         death = tasks.spawn(engine.dead.wait(), f"death of the engine of {resident.spec.name}")
         try:
@@ -258,8 +259,8 @@ class ResidencyController:
             await tasks.cancel(release, death)
 
     async def _check_files(self, resident: Resident, failure: PrismError | None = None) -> None:
-        """Raises what the loader finds wrong with the model's files, after an engine failed if there is a `failure`.
-        The resident then is as it was."""
+        """Raises the fault that the loader finds in the model's files, thoroughly if an engine failed with them
+        (`failure`). The resident is then as it was."""
         try:
             await self._activation.check_files(resident, failure)
         except PrismError as error:
@@ -268,7 +269,8 @@ class ResidencyController:
             raise
 
     async def _check(self, resident: Resident, yields: Sequence[gpu_scheduler_pb2.Yield]) -> None:
-        """Before anybody makes way: raises what would refuse it all the same. The resident then is as it was."""
+        """Called before any model makes way: raises the error that would refuse the activation all the same. The
+        resident is then as it was."""
         others = ((self._residents.get(each.model), each.target) for each in yields)
         leaving = {
             other.spec.name: (other, target) for other, target in others if other is not None and other is not resident
@@ -281,7 +283,7 @@ class ResidencyController:
             raise
 
     def _could_not(self, resident: Resident, error: PrismError) -> None:
-        # Nothing is wrong with the requests: their gateways try elsewhere, or here again when there is room.
+        # Nothing is wrong with the requests: their gateways try elsewhere, or here again when there is memory.
         self._dispatcher.hand_back(resident.spec.name, f"{NOT_HERE}: {error}")
         if may_pass(error):
             self._in_error(resident, str(error), self._pauses.failed(resident.spec.name))
@@ -291,7 +293,8 @@ class ResidencyController:
             self._residents.leave(resident)
 
     def _in_error(self, resident: Resident, reason: str, for_s: float = 0.0) -> None:
-        """For so long; 0: until its files are read afresh, or somebody brings it up or down."""
+        """Puts the model in ERROR for `for_s` seconds; 0: until its files are read afresh, or it is brought up or
+        down."""
         if resident.rest is not None:
             resident.rest.cancel()
             resident.rest = None
@@ -302,7 +305,7 @@ class ResidencyController:
             resident.rest = later(for_s, self._rested, resident)
 
     def files_read(self) -> None:
-        """The loader has read files afresh: what failed with them as they were is no error any more."""
+        """The loader has read files afresh: models in ERROR because of their old files are in it no longer."""
         for resident in self._residents:
             name = resident.spec.name
             if self._residents.readings.get(name, resident.reading) != resident.reading:
@@ -323,7 +326,7 @@ class ResidencyController:
             try:
                 await self._drain(resident, engine, drain_ms, successor)
             except (EngineDied, TimedOut):
-                # It runs nothing any more, or does not even say so: the model has left.
+                # The engine runs nothing any more, or does not even answer: the model has left.
                 await engine.give_up()
                 await self._let_go(resident, engine)
                 if target == common_pb2.HIBERNATING:
@@ -368,7 +371,7 @@ class ResidencyController:
         try:
             await self._activation.within(command.done())
         except PrismError:
-            # It is awake and drained; only a fresh start makes it serve again.
+            # The engine is awake and drained; only a fresh start makes it serve again.
             await self._let_go(resident, engine)
             raise
         await self._activation.rebook(resident, awake=False)
@@ -378,8 +381,8 @@ class ResidencyController:
     # --- engines that die
 
     def engine_died(self, engine: EngineProcess) -> None:
-        """Its requests were failed already. The model is brought up again in another engine, unless a change is under
-        way, which fails by itself or looks at its engine when it has ended."""
+        """Replaces a dead engine, whose requests were failed already: its model is brought up again in another engine,
+        unless a change is under way, which fails by itself or looks at its engine when it has ended."""
         resident = self._residents.of_engine(engine)
         for pool in self._pools.values():
             pool.give_back(engine)
@@ -390,7 +393,7 @@ class ResidencyController:
         resident.engine_gone()
         _log.warning("engine died", model=resident.spec.name, engine=engine.pid, deaths=resident.deaths)
         if not was_awake:
-            # At once: whoever asks for it from now on begins afresh.
+            # At once: a change that is requested from now on begins afresh.
             self._residents.leave(resident)
             self._drop_booking(resident)
         elif resident.deaths >= _MOST_DEATHS:
@@ -398,7 +401,7 @@ class ResidencyController:
         else:
             try:
                 self.begin(resident.spec, common_pb2.ACTIVE, "its engine died")
-            except PrismError as error:  # it may not come back by what holds now
+            except PrismError as error:  # the model may not come up here any more
                 self._give_up(resident, str(error))
 
     def _give_up(self, resident: Resident, reason: str) -> None:
@@ -411,7 +414,7 @@ class ResidencyController:
             self._residents.leave(resident)
 
     def _drop_booking(self, resident: Resident) -> None:
-        """Of a model without an engine, unless it gets one meanwhile."""
+        """Drops the booking of a model without an engine, unless it gets one meanwhile."""
 
         def has_use() -> bool:
             now = self._residents.get(resident.spec.name)

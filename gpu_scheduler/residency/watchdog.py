@@ -1,4 +1,4 @@
-"""Engines that stand still are killed, and then replaced like others that died."""
+"""Kills engines that hang; they are then replaced like others that died."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _COMPILES_S = 300.0
-"""How long an engine may compile one kernel, which it does between two steps; nvcc takes 7 to 25 s on an idle host."""
+"""Seconds that an engine may compile one kernel, which it does between two steps; nvcc takes 7 to 25 s on an idle
+host."""
 
 
 async def watch_engines(residents: Residents, dispatcher: Dispatcher, stall_timeout_s: float) -> None:
-    """For ever. `stall_timeout_s`: as of policy/hang_detector.py. Loads, wakes and
-    compilers have times of their own."""
+    """Looks at all engines every second, for ever, and kills those that hang. `stall_timeout_s`: the timeout of
+    policy/hang_detector.py. Loads, wake-ups and compilations have timeouts of their own."""
     silences: dict[EngineProcess, HangDetector] = {}
     while True:
         await asyncio.sleep(LOOK_S)

@@ -1,1 +1,1 @@
-"""What a group counts as it happens, and the spans of its requests and activations."""
+"""Counters of a group's events, and the spans of its requests and activations."""

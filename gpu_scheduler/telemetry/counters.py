@@ -1,4 +1,4 @@
-"""What a group counts as it happens, nearly all of it by model; the rest of its metrics are read from its report
+"""Counters of a group's events, nearly all of them by model; its other metrics are read from its report
 (`metrics.py`)."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COMPILED = Counter(
 )
 COMPILING_S = Counter("prism_kernel_compile_seconds_total", "What compiling these took", ["compiler"])
 COMPILERS = ("nvcc", "triton")
-for _compiler in COMPILERS:  # told from the beginning: that nothing was compiled is news, too
+for _compiler in COMPILERS:  # exported from the start: zero compilations are a result too
     COMPILED.labels(_compiler)
     COMPILING_S.labels(_compiler)
 ACTIVATION = Histogram(
@@ -27,6 +27,6 @@ ACTIVATION = Histogram(
 
 
 def forget(model: str) -> None:
-    """Its series: names may come and go for ever."""
+    """Removes the model's series: names may come and go for ever."""
     for metric in (STARTED, TTFT_TARGETS, STALLED, ACTIVATION):
         metric.remove_by_labels({"model": model})

@@ -1,5 +1,5 @@
-"""Spans of requests and of activations. A request's are made when it has ended, out of times that were noted on its
-way: a step costs them nothing. Names as in gateway/traces.py; `gen_ai.latency.*` are vLLM's."""
+"""Spans of requests and of activations. A request's spans are made when it has ended, from times that were noted on its
+way, so that they cost its steps nothing. Names are those of gateway/traces.py; `gen_ai.latency.*` are vLLM's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.telemetry.spans import UNTRACED, Span
 
 
 class RequestTrace:
-    """One sending of a request to this group. Times are the dispatcher's."""
+    """One sending of a request to this group. Times are seconds on the dispatcher's clock."""
 
     def __init__(self, traceparent: str, arrived_s: float, slack_s: float, waking: bool) -> None:
         self.cached_tokens = 0
@@ -27,13 +27,14 @@ class RequestTrace:
 
     @classmethod
     def of(cls, traceparent: str, arrived_s: float, slack_s: float, waking: bool) -> RequestTrace | None:
-        """None when its gateway does not trace it, or we trace nothing. `waking`: it waits for a model to come up."""
+        """The trace of a request; None if its gateway does not trace it, or tracing is off here. `waking`: the request
+        waits for a model to come up."""
         return cls(traceparent, arrived_s, slack_s, waking) if traceparent and tracing.on() else None
 
     def sent(self, now: float, why: str, resident: Resident) -> None:
-        """To the engine, by the right that `why` names."""
+        """The request was sent to its engine, by the rule that `why` names."""
         self._why = self._why or why
-        if self._waking:  # for the first time: what it waited for is known now
+        if self._waking:  # the first time: the activation that it waited for is known now
             self._waking = False
             self._phases[0] = ("queue", self._arrived_s, resident.activation)
         self._phases.append(("prefill", now, UNTRACED))
@@ -44,7 +45,7 @@ class RequestTrace:
         self._phases.append(("decode", now, UNTRACED))
 
     def parked(self, now: float) -> None:
-        """It lost its memory and is back in the queue."""
+        """The request lost its memory and is back in the queue."""
         self._phases.append(("queue", now, UNTRACED))
 
     def end(
@@ -59,7 +60,7 @@ class RequestTrace:
         resumed_tokens: int,
         deadline: float,
     ) -> None:
-        """It has ended at `now`: makes and ends all its spans. `deadline`: of the first token; +inf: none."""
+        """The request has ended at `now`: makes and ends all its spans. `deadline`: of the first token; +inf: none."""
         span = tracing.begin("llm_request", "server", traceparent=self._traceparent, at_s=self._arrived_s)
         if not span.recorded:
             return
@@ -98,7 +99,8 @@ class RequestTrace:
 
 
 def activation(resident: Resident, asleep: bool, began_s: float) -> Span:
-    """A tree of its own: many requests may wait for it, and theirs link to it."""
+    """Begins the span of an activation, a trace of its own: many requests may wait for one activation, and their spans
+    link to it."""
     span = tracing.begin("activate", at_s=began_s)
     if span.recorded:
         source = "hibernation" if asleep else "engine"
@@ -107,7 +109,7 @@ def activation(resident: Resident, asleep: bool, began_s: float) -> Span:
 
 
 def activated(resident: Resident, now: float, error: BaseException | None = None) -> None:
-    """The activation has ended; its steps become spans too."""
+    """Ends the span of an activation; its steps become child spans."""
     span = resident.activation
     if not span.recorded:
         return

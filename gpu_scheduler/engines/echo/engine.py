@@ -1,7 +1,8 @@
 """The echo engine's loop: read commands, take a step, send the step's tokens.
 
-Options of Load, all numbers as text: `step_ms` (time of one decode step, default 1), `prefill_tokens_per_s` (default:
-prefill takes no time), `kept_bytes` (what it says that it keeps of its device once the model has left, default 0).
+Options of Load, all numbers as text: `step_ms` (milliseconds of one decode step, default 1), `prefill_tokens_per_s`
+(default: prefill takes no time), `kept_bytes` (bytes that it reports to keep on its device once the model has left,
+default 0).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _TURN_LOOK_S = 0.001
-"""How often a waiting prefill looks at the turn word."""
+"""Seconds between two looks of a waiting prefill at the shared board."""
 _STATS_EVERY_S = 0.1
 _AGAIN_S = 0.2
-"""After which a prompt that found no memory is tried again, if nothing has ended before."""
+"""Seconds after which a prompt that found no memory is tried again, if no request has ended before."""
 
 
 @dataclass
@@ -36,7 +37,7 @@ class _Running:
 
 
 class EchoEngine:
-    """One model at a time; see the package docstring."""
+    """Serves one model at a time; see the package docstring."""
 
     def __init__(self, channel: BlockingChannel[engine_pb2.ToEngine], turn: SharedBoard | None, index: int) -> None:
         self._channel = channel
@@ -47,13 +48,13 @@ class EchoEngine:
         self._prefill_s_per_token = 0.0
         self._kept_bytes = 0
         self._dimensions = 0
-        """Of its embeddings; 0: it makes text."""
+        """Dimensions of the model's embeddings; 0: it makes text."""
         self._waiting: list[_Running] = []
         self._running: dict[str, _Running] = {}
         self._next_step = 0.0
         self._next_prefill = 0.0
         self._drain: tuple[int, float] | None = None
-        """(command_id, until) while draining."""
+        """(command_id, end in monotonic seconds) of the Drain under way; (0, +inf) once it is over."""
         self._stop = False
         self._stats = engine_pb2.EngineStats()
         self._stats_at = 0.0
@@ -74,7 +75,7 @@ class EchoEngine:
     # --- waiting
 
     def _wait(self) -> None:
-        """Until a command comes, memory wants something, or the next step is due; for ever when there is nothing to
+        """Waits until a command comes, memory has work to do, or the next step is due; for ever if there is nothing to
         do."""
         reads = [self._channel.fileno()]
         if self._memory is not None and self._memory.wake_fd is not None:
@@ -87,7 +88,7 @@ class EchoEngine:
         if self._running:
             until_step = max(0.0, self._next_step - now)
             timeout = until_step if timeout is None else min(timeout, until_step)
-        if self._drain is not None and self._drain[0]:  # one that is over waits for nothing
+        if self._drain is not None and self._drain[0]:  # a finished drain has nothing to wait for
             until_end = max(0.0, self._drain[1] - now)
             timeout = until_end if timeout is None else min(timeout, until_end)
         if self._stats_due:
@@ -256,12 +257,12 @@ class EchoEngine:
         chunks: list[common_pb2.TokenChunk] = []
         if self._waiting and self._drain is None and self._may_prefill() and now >= self._next_prefill:
             chunks += self._prefill()
-        # Where a prompt finds no memory what runs goes on: its end is what the prompt waits for.
+        # If a prompt finds no memory, running requests go on: the prompt waits for their end.
         if not chunks and self._running and now >= self._next_step:
             chunks += [chunk for running in list(self._running.values()) if (chunk := self._advance(running))]
             self._stats.forward_steps += 1
             self._stats.decode_tokens += len(chunks)
-            # Steps keep their beat; after a stall it starts anew instead of catching up.
+            # Steps keep their interval; after a stall it starts anew instead of catching up.
             self._next_step = max(self._next_step + self._step_s, now)
         self._send_chunks(chunks)
         if self._drain is not None:
@@ -270,7 +271,7 @@ class EchoEngine:
             self._tell_stats(now)
 
     def _prefill(self) -> list[common_pb2.TokenChunk]:
-        """Starts every waiting request that fits; one forward pass for all of them."""
+        """Starts every waiting request that fits, in one forward pass for all of them."""
         assert self._memory is not None
         chunks: list[common_pb2.TokenChunk] = []
         started: list[_Running] = []
@@ -279,7 +280,7 @@ class EchoEngine:
             running = self._waiting[0]
             if not self._memory.fit(running.request.request_id, len(running.context)):
                 if not self._running and not started:
-                    # Nothing of ours can ever make room: back into the shared queue.
+                    # This engine can never make room for it: back into the shared queue.
                     self._waiting.pop(0)
                     self._free(running.request.request_id)
                     self._send(parked=engine_pb2.Parked(request_id=running.request.request_id))
@@ -289,7 +290,7 @@ class EchoEngine:
             started.append(self._waiting.pop(0))
             tokens += len(running.context)
         if self._prefill_s_per_token:
-            time.sleep(tokens * self._prefill_s_per_token)  # the forward pass: this process does nothing else meanwhile
+            time.sleep(tokens * self._prefill_s_per_token)  # the forward pass: the process is busy meanwhile
         now = time.monotonic()
         if not self._running:
             self._next_step = now + self._step_s
@@ -323,12 +324,12 @@ class EchoEngine:
 
     @staticmethod
     def _scored_prompt(request: engine_pb2.Generate) -> common_pb2.TokenChunk:
-        """All its tokens are certain, as those of answers are."""
+        """Log-probabilities of the prompt: all its tokens are certain, as those of answers are."""
         scores = [common_pb2.TokenLogprob()] * (len(request.token_ids) - request.sampling.prompt_logprobs_from)
         return common_pb2.TokenChunk(request_id=request.request_id, prompt_logprobs=scores)
 
     def _advance(self, running: _Running) -> common_pb2.TokenChunk | None:
-        """One token of one request; None when it had to be parked for want of memory."""
+        """Generates one token of one request. None if the request had to be parked for want of memory."""
         assert self._memory is not None
         request = running.request
         if not self._memory.fit(request.request_id, len(running.context) + 1):
@@ -358,7 +359,8 @@ class EchoEngine:
         assert self._drain is not None
         command_id, until = self._drain
         over = list(self._running) if now >= until else []
-        for request_id in [r.request.request_id for r in self._waiting] + over:  # nothing is started any more
+        # Waiting requests are not started any more.
+        for request_id in [r.request.request_id for r in self._waiting] + over:
             self._end(request_id, common_pb2.FAILED, "handed back")
         if not self._running and not self._waiting and command_id:
             self._send(done=engine_pb2.Done(command_id=command_id))

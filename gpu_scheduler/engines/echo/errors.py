@@ -1,11 +1,11 @@
-"""What can be wrong with an echo engine's memory."""
+"""Errors of an echo engine's memory."""
 
 from __future__ import annotations
 
 
 class OutOfMemory(Exception):
-    """The ledger did not grant it; the message says what."""
+    """balloond did not grant the memory; the message says what."""
 
 
 class WrongPattern(Exception):
-    """The weights are not the model's."""
+    """The content of the weights range is not the model's."""

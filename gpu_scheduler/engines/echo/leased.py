@@ -1,8 +1,8 @@
 """The echo engine's memory under a balloond: a lease, weights and KV held through the driver like a real engine's,
 without tensors.
 
-KV is held by whole extents: a request takes what its tokens need, beside the others'. Nothing is cached: a finished
-request's extents go back to the reserve.
+KV is held in whole extents, and no two requests share one. Nothing is cached: a finished request's extents go back to
+the reserve.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PATTERN = 1 << 16
 
 
 class LeasedMemory:
-    """Extents of balloond."""
+    """Weights and KV in extents of balloond."""
 
     def __init__(self, load: engine_pb2.Load) -> None:
         model = load.model
@@ -56,7 +56,7 @@ class LeasedMemory:
         return self._kv.wake_fd if self._kv is not None else None
 
     def _pattern(self) -> bytes:
-        """The model's "weights": depends on its name alone."""
+        """The model's "weights", which depend on its name and size alone."""
         seed = zlib.crc32(self._name.encode()) or 1
         block = bytearray(_PATTERN)
         for i in range(0, _PATTERN, 4):

@@ -1,4 +1,4 @@
-"""What the echo engine needs of memory, and the engine that needs none (a group without a balloond)."""
+"""The interface of the echo engine's memory, and an implementation without any (for a group without a balloond)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from protos import engine_pb2
 
 
 class EchoMemory(Protocol):
-    """What the engine needs of memory."""
+    """The memory operations that the echo engine needs."""
 
     lease_id: str
     weights_bytes: int
@@ -19,32 +19,32 @@ class EchoMemory(Protocol):
     def wake_fd(self) -> int | None: ...
 
     def map_weights(self, fill: bool) -> tuple[bytes, str]:
-        """Maps the weights range, filled with the model's pattern or empty. (manifest, checksum). Raises
+        """Maps the weights range, filled with the model's pattern or empty. Returns (manifest, checksum). Raises
         OutOfMemory."""
 
     def verify(self) -> None:
-        """Raises WrongWeights."""
+        """Checks the content of the weights range. Raises WrongPattern."""
 
     def start_kv(self) -> None: ...
 
     def fit(self, request_id: str, tokens: int) -> bool:
-        """Makes the request hold what `tokens` tokens need; False when that cannot be had now."""
+        """Makes the request hold KV for `tokens` tokens. False if that cannot be had now."""
 
     def free(self, request_id: str) -> None: ...
 
     def attend(self, idle: bool) -> None:
-        """Does what the driver asks for between two steps."""
+        """Carries out the driver's requests, between two steps."""
 
     def describe(self, stats: engine_pb2.EngineStats) -> None: ...
 
     def leave(self) -> None:
-        """Gives everything back but the lease and the addresses."""
+        """Gives back everything except the lease and the addresses."""
 
     def close(self) -> None: ...
 
 
 def open_memory(load: engine_pb2.Load) -> EchoMemory:
-    """Leased memory, or none at all for a group without a balloond."""
+    """Memory leased from balloond, or none at all for a group without a balloond."""
     if not load.balloond_socket:
         return UnaccountedMemory(load)
     from gpu_scheduler.engines.echo.leased import LeasedMemory
@@ -53,7 +53,7 @@ def open_memory(load: engine_pb2.Load) -> EchoMemory:
 
 
 class UnaccountedMemory:
-    """Holds nothing; everything fits."""
+    """Memory of a group without a balloond: holds nothing, and everything fits."""
 
     lease_id = ""
     weights_bytes = 0

@@ -1,4 +1,4 @@
-"""What the echo engine "generates", and its "embeddings": pure."""
+"""The tokens that the echo engine "generates", and its "embeddings": pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import hypot
 
 PERIOD = 8
-"""The next token is the one this many before; with a shorter context, its first."""
+"""The next token is the one this many tokens before; with a shorter context, its first."""
 
 
 def next_token(context: Sequence[int]) -> int:
@@ -15,7 +15,8 @@ def next_token(context: Sequence[int]) -> int:
 
 
 def embedding(token_ids: Sequence[int], dimensions: int) -> list[float]:
-    """A vector of length 1: each token counts with its position, from 1, where its id says."""
+    """A vector of `dimensions` numbers and length 1: each token adds its position, counted from 1, at its id modulo
+    `dimensions`."""
     vector = [0.0] * dimensions
     for position, token in enumerate(token_ids, start=1):
         vector[token % dimensions] += position

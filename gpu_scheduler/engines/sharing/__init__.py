@@ -2,8 +2,8 @@
 
 throttle            how fast a model may prefill beside neighbours that decode
 tpot_slack          how long the next decode step of an engine can wait
-solo_step_time      what a decode step takes alone
-prefill_priority    prefill steps go before the decode steps of neighbours
-decode_arbitration  whose decode steps go first
+solo_step_time      how long a decode step takes alone
+prefill_priority    when decode steps wait for neighbours' prefill steps
+decode_arbitration  which engine's decode steps go first
 prefill_graphs      which prefill steps run as CUDA graphs
 """

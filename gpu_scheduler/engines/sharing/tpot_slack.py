@@ -1,28 +1,31 @@
-"""How long the next decode step of an engine can wait: of each request that decodes, what it has had so far.
+"""TPOT slack: how long the next decode step of an engine can wait, from what each of its decoding requests has
+received.
 
 A TPOT target is a mean, (last - first) / (n - 1), so that a request is on time as long as its k-th token after the
-first comes k times the target after that one. What comes faster is in hand, however much, until the request ends;
-nobody needs to know when that is. **The lead** of an engine is the least that any of its requests has in hand: the next
-step must begin within it for every next token to be in time. Two choices are made by it:
+first comes within k times the target after the first. Time gained by faster tokens is kept, however much, until the
+request ends; when that is need not be known. **The TPOT slack** of an engine is the least of its requests' slacks: the
+next step must begin within it for every next token to be in time. Two choices depend on it:
 
 - An engine prefills or decodes, never both, and SGLang prefills as long as there is something to prefill: behind a
-  queue that does not end, what has its first token never gets the second. While there is a lead everything is as
-  without it, prefill first. Without one decode steps come first (`DecodeWindow`).
-- Engines that have a lead of a step and more stand still for the decode steps of those that have not
-  (`decode_arbitration.py`). What has just got its first token has nothing in hand, and what ran alone for a second half
-  of it.
+  queue that does not end, a request that has its first token never gets its second. While there is slack everything is
+  as SGLang does it, prefill first. Without slack decode steps come first (`DecodeWindow`).
+- Engines that have a slack of a step or more stand still for the decode steps of engines that have less
+  (`decode_arbitration.py`). A request that has just got its first token has no slack, and one that ran alone for a
+  second has half a second.
 
-**Who is lost does not count.** A request that is behind by more than it can make good, if it goes on for twice as long
-as it has already and `RECOVERY_TOKENS` more, would keep its engine in a hurry, its first tokens waiting, and neighbours
-standing still, for nothing. Where the target is below a step alone that is everybody with nothing in hand.
+**Lost requests do not count.** A request is lost if it is behind by more than it can make good while it goes on for
+twice as many tokens as it has already and `RECOVERY_TOKENS` more. It would keep its engine in a hurry, first tokens
+waiting, and neighbours standing still, for nothing. If the target is below a step alone, every request without slack is
+lost.
 
-**At most** a ninth of what the prefill step before took is spent on decode steps (`ThrottleRules.own_least_share`),
-more than one step only within it. Neighbours get three quarters, their prefills one. Here that costs more than it
-brings: where even an engine that did nothing else could not keep the target, because its neighbours decode too, every
-first token would wait for nothing; and one that stands still for neighbours is without a lead by that alone. But
-decodes that need no more than a third of the devices for their target get up to a third of the time
-(`ThrottleRules.own_cheap`): with a target of 50 ms and steps of 5 a ninth is a single step behind a prefill step of 60,
-and everybody is late in the end, for a tenth of the first tokens' time.
+**At most** a ninth of the duration of the prefill step before it is spent on decode steps
+(`ThrottleRules.own_least_share`), and more than one step only if they fit into it. Neighbours' decodes get three
+quarters, their prefills one quarter. That share would cost more than it brings here: if even an engine that did nothing
+else could not keep the target, because its neighbours decode too, every first token would wait for nothing; and an
+engine that stands still for its neighbours loses its slack by that alone. But decodes that need no more than a third of
+the devices for their target get up to a third of the time (`ThrottleRules.decode_first_max_share`): with a target of 50
+ms and steps of 5 a ninth is a single step behind a prefill step of 60, and every request is late in the end, to save a
+tenth of the first tokens' time.
 """
 
 from __future__ import annotations
@@ -35,22 +38,23 @@ from gpu_scheduler.engines.sharing.throttle import ThrottleRules
 
 RECOVERY_RATIO = 2
 RECOVERY_TOKENS = 12
-"""Tokens in which a request has to be able to make good what it is behind: so many for each that it has, and so many
-more. With a ratio of 1 or a half less is met (docs/policies.md)."""
+"""A request has to be able to catch up within `RECOVERY_RATIO` tokens for each that it has, and `RECOVERY_TOKENS` more.
+With a ratio of 1 or a half fewer targets are met (docs/policies.md)."""
 
 
 class Stream(NamedTuple):
-    """A request that decodes."""
+    """The progress of a request that decodes."""
 
     first_at: float
-    """When its first token was out. Seconds."""
+    """When the first token was out, in seconds."""
     tokens: int
-    """After that one, those on their way included."""
+    """Tokens after the first, those on their way included."""
 
 
 def lead_s(streams: Iterable[Stream], now: float, step_s: float, target_s: float) -> float:
-    """Seconds until the next decode step has to begin; below 0: some next token is late already. +inf if nobody can be
-    brought in time, or nobody decodes. `step_s`: a step alone; `target_s`: the mean that is allowed."""
+    """The TPOT slack: seconds until the next decode step has to begin; below 0: some next token is late already; +inf:
+    no request decodes, or none can be brought on time. `step_s`: seconds of a step alone; `target_s`: mean seconds per
+    step that the target allows."""
     spare_s = target_s - step_s
     least = inf
     for first_at, tokens in streams:
@@ -61,19 +65,19 @@ def lead_s(streams: Iterable[Stream], now: float, step_s: float, target_s: float
 
 
 class DecodeWindow:
-    """For how long an engine's decode steps may come before its next prefill step. Seconds, on the caller's clock."""
+    """How long an engine's decode steps may come before its next prefill step. Seconds, on the caller's clock."""
 
     def __init__(self, rules: ThrottleRules | None = None) -> None:
         self._rules = rules or ThrottleRules()
         self._ended_at = self._took_s = 0.0
 
     def prefilled(self, now: float, took_s: float) -> None:
-        """A prefill step ended."""
+        """A prefill step that took `took_s` ended at `now`."""
         self._ended_at, self._took_s = now, took_s
 
     def left_s(self, now: float, need: float) -> float:
-        """Decode steps are not broken off: one that began in time runs to its end. `need`: a decode step alone over the
-        mean that is allowed."""
+        """Seconds left in which a decode step may begin; one that began in time runs to its end. `need`: seconds of a
+        decode step alone over the mean that the target allows."""
         rules = self._rules
         share = rules.decode_first_max_share if need <= rules.decode_first_max_share else 1 - rules.own_least_share
         return max(0.0, self._ended_at + share / (1 - share) * self._took_s - now)

@@ -1,1 +1,1 @@
-"""KV memory as the queue's policy sees it: what devices hold, what models want, what requests will need."""
+"""KV memory as the queue's policy sees it: what devices hold, what each model demands, what requests will need."""

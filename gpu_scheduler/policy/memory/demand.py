@@ -1,8 +1,9 @@
-"""Each model's share of demand on a group: what the balloon policy compares when running decodes have to give way.
+"""Each model's share of the demand on a group, by which the balloon policy compares models when running decodes have to
+give up memory.
 
-    w = tokens/s * KV bytes per token / TPOT target        (bytes/s^2, as placement's demand)
+    w = tokens/s * KV bytes per token / TPOT target        (bytes/s^2, the same measure as placement's demand)
 
-Tokens per second decay exponentially, so that a burst counts at once and is forgotten within the half-life.
+Tokens per second decay exponentially, so that a burst counts at once and its weight halves every `HALF_LIFE_S` seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ HALF_LIFE_S = 10.0
 
 
 class TokenRate:
-    """Tokens per second of one model."""
+    """Tokens per second of one model, as an exponentially decaying average."""
 
     def __init__(self, half_life_s: float = HALF_LIFE_S) -> None:
         self._decay = log(2) / half_life_s
@@ -21,7 +22,7 @@ class TokenRate:
         self._at = 0.0
 
     def observe(self, tokens: int, now: float) -> None:
-        """`tokens` were processed by `now` (seconds; never earlier than before)."""
+        """Records that `tokens` were processed by `now` (seconds; never earlier than before)."""
         self._mass = self._left(now) + tokens
         self._at = now
 
@@ -34,12 +35,13 @@ class TokenRate:
 
 
 def weight(tokens_per_s: float, kv_bytes_per_token: int, tpot_ms: float, default_tpot_ms: float = 100.0) -> float:
-    """w of one model."""
+    """The demand w of one model, in bytes/s^2. `tpot_ms`: its TPOT target; 0: `default_tpot_ms`."""
     return tokens_per_s * kv_bytes_per_token / ((tpot_ms or default_tpot_ms) / 1e3)
 
 
 def changed(old: dict[str, float], new: dict[str, float], share: float = 0.1) -> bool:
-    """Whether the shares differ by more than `share` of all demand: smaller changes are not worth telling."""
+    """Whether a model came or went, or any model's share of demand differs by more than `share` of all demand. Smaller
+    changes are not worth a report."""
     total_old, total_new = sum(old.values()), sum(new.values())
     names = old.keys() | new.keys()
     part = {n: old.get(n, 0.0) / total_old if total_old else 0.0 for n in names}

@@ -1,7 +1,7 @@
-"""How many tokens the next request of a model will generate: a moving average of what its last ones did.
+"""How many tokens the next request of a model will generate: a moving average over its last requests.
 
-A request starts only if its prompt and so many tokens fit (admission.py). The paper leaves open what stands there; what
-the choice is worth is in docs/policies.md.
+A request starts only if its prompt and that many tokens fit (admission.py). The paper does not say what this number is;
+docs/policies.md measures what the choice is worth.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ class ForecastRules:
     first: int = 128
     """Output tokens expected of a model's request before any of its requests has ended."""
     weight: float = 0.1
-    """Of one request that ended, from 0 to 1. 0: `first` stays; 1: the last one alone counts."""
+    """Weight of one ended request in the average, from 0 to 1. 0: `first` stays; 1: only the last request counts."""
 
 
 class OutputForecast:
-    """Of one model."""
+    """Forecast of the output tokens of one model's requests."""
 
     def __init__(self, rules: ForecastRules | None = None) -> None:
         self._rules = rules or ForecastRules()
         self._tokens = float(self._rules.first)
 
     def observe(self, tokens: int) -> None:
-        """A request ended after so many."""
+        """Records that a request ended after `tokens` output tokens."""
         self._tokens += self._rules.weight * (tokens - self._tokens)
 
     @property

@@ -1,8 +1,8 @@
-"""What the devices of a group hold, in the terms of admission.
+"""What the devices of a group hold, converted into the terms of admission.
 
-What models hold and nobody runs on (reserves, cached prefixes) counts as free: a model's own gives way to its requests,
-and others' balloond takes back before a growth beyond that is refused. What of it is under a floor only the model
-itself may use.
+Memory that models hold and no running request uses (reserves, cached prefixes) counts as free: a model's own is evicted
+for its own requests, and balloond reclaims other models' before it refuses a growth. The part of it under a model's
+floor only that model may use.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelKv
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """KV that a model's lease has on a device. Bytes."""
+    """KV that a model's lease holds on one device, in bytes."""
 
     model: str
     held: int
     used: int = 0
-    """Of running requests."""
+    """Bytes used by running requests."""
     idle: int = 0
-    """Reserve and cached prefixes."""
+    """Bytes of reserve and cached prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One device. Bytes."""
+    """The memory of one device, in bytes."""
 
     device: str
     capacity: int
     free: int
-    """Leased to nobody."""
+    """Bytes that no lease holds."""
     holdings: Sequence[Holding] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
-    """By model; one that is not named may have the whole device."""
+    """KV limits by model; a model that is not named may have the whole device."""
     floors: Mapping[str, int] = field(default_factory=dict)
 
 
 def for_admission(
     devices: Sequence[DeviceMemory], kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]
 ) -> AdmissionMemory:
-    """For models with these envelopes on each device. `committed`: bytes that each one's started requests were
-    admitted with, on a device."""
+    """Memory for admission, over all devices of the group. `kv_bytes_per_token`: by model, on each device. `committed`:
+    bytes on a device by model that its started requests were admitted with."""
     by_device = [_on_one(device, kv_bytes_per_token, committed) for device in devices]
     models = {model: _smallest([on.models[model] for on in by_device]) for model in kv_bytes_per_token}
     return AdmissionMemory(models, {name: bytes for on in by_device for name, bytes in on.free.items()})
@@ -75,7 +75,7 @@ def _on_one(
 
 
 def _smallest(parts: Sequence[ModelKv]) -> ModelKv:
-    """One model on all of its devices: what holds on each of them."""
+    """One model's memory over all of its devices: the values that hold on each of them."""
     if len(parts) == 1:
         return parts[0]
     return replace(

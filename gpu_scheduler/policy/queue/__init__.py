@@ -1,1 +1,1 @@
-"""The shared queue as the policy sees it: what waits, how long it can, and what may start now."""
+"""The shared queue as the policy sees it: which requests wait, how long each can, and which may start now."""

@@ -1,26 +1,28 @@
-"""Which of the ordered requests may start now, given memory and the prefill turn.
+"""Which of the ordered requests may start now, given memory and the prefill limits.
 
-The order is: the oldest of the second queue while its credit covers them, then what of the second queue fits into the
-room that S leaves, then S by deadline. Before them all goes what the wait for the turn alone would make late and a
-share of the devices would not: a short prompt beside a long one. Four things keep a request from starting:
+`Backlog.plan` splits the waiting requests into S, the on-time set by deadline, and the second queue: late and
+best-effort requests, oldest first. They are tried in this order: the oldest of the second queue, while its ageing
+credit covers them; then requests of the second queue that fit into the slack that S leaves; then S by deadline. Before
+all of these go short prompts that would be late only because they wait for the turn of a long one, and would be on time
+with a share of the devices. Four things keep a request from starting:
 
-- *Its model is not active.* It stays in the plan and is looked at again when the model is.
-- *The turn.* While prompts are under way, more may join if all of them together take no more than `joint_s`, or until
-  one chunk is full if they are all of one model: short prefills of several engines go side by side, a long one has the
-  device for itself. Only who is next in order joins, so that the turn passes when the prefills in flight end. Of one
-  model a chunk is too little where it takes a few milliseconds: an engine says that a prompt is through once the step
-  behind it is launched, so who waits for that comes too late for that step, and too late to fill the one behind it.
-  Between two that follow one another the next engine has to hear of it and to end a step, which is longer than a
-  short prefill: two 8B engines with prompts of 256 tokens had mean TTFTs of 74 to 80 ms one at a time, and 46 side
-  by side, with 4 to 6 % more TPOT (docs/policies.md).
-- *Memory.* A request starts only if the pages of its prompt and of the forecast of its decode can be granted. If not, a
+- *Its model is not active.* The request stays in the plan and is looked at again when the model is active.
+- *The prefill turn.* While prompts are being prefilled, more may join if all of them together take no more than
+  `joint_s`, or, if they are all of one model, until one chunk is full: short prefills of several engines run side by
+  side, a long one has the device to itself. Only the next request in order may join, so that the turn passes on when
+  the prefills in flight end. The chunk bound alone would be too little for models whose chunk takes a few milliseconds:
+  an engine reports a prompt as finished once the following step is launched, so a request that waits for the report
+  misses that step, and is too late to fill the one after it. Between two prefills in sequence the next engine has to
+  read the message and to end a step, which takes longer than a short prefill: two 8B engines with prompts of 256 tokens
+  had mean TTFTs of 74 to 80 ms one at a time, and 46 side by side, with 4 to 6 % more TPOT (docs/policies.md).
+- *Memory.* A request starts only if the pages of its prompt and of its forecast output can be granted. If not, a
   `NeedMemory` asks for a limit to be moved. A request of S that lacks memory is passed over and keeps its claim: no
-  later request of its model starts before it, and what its devices have free is not given to requests after it. An aged
-  request claims its model's memory alone, so that it cannot hold up what other models have in S.
-- *A place.* An engine runs so many requests at a time; whom it had beyond that would wait there in the order in which
-  they were sent, late ones before those that can be on time.
+  later request of its model starts before it, and the free bytes of its devices are not given to requests after it. An
+  aged request claims only its own model's memory, so that it cannot hold up other models' requests in S.
+- *A slot.* An engine runs a limited number of requests at a time; any more would wait in the engine in the order in
+  which they were sent, late ones before those that can still be on time.
 
-Bytes are bytes on each device of the model: a tensor-parallel model holds the same on all of them.
+Byte counts are per device of the model: a tensor-parallel model holds the same on all of its devices.
 """
 
 from __future__ import annotations
@@ -37,37 +39,38 @@ from gpu_scheduler.policy.queue.decisions import Agenda, NeedMemory, Start, Why
 from gpu_scheduler.policy.queue.slack import WaitingRequest
 
 CANDIDATES = 64
-"""How many requests of the second queue are tried for the room in S at a time, and how many to start beside the turn:
-bounds one admission, not the queue."""
+"""Requests of the second queue tried per pass for the slack of S, and requests tried per pass to start beside the
+current prefills. Bounds the cost of one pass, not the queue."""
 _LOOKED_AT = 512
-"""Of what was dropped, for the latter: models that are not active may have thousands."""
+"""Late requests looked at per pass to start beside the current prefills: models that are not active may have
+thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelKv:
-    """KV memory of one active model, on each of its devices."""
+    """KV memory of one active model, in bytes on each of its devices."""
 
     limit: int
     held: int
-    """Bytes that are its own: of running requests, and those of `reclaimable`."""
+    """Bytes that only this model can use: those of its running requests, and `reclaimable`."""
     reclaimable: int = 0
-    """Bytes of `held` that nobody runs on and only a new request of this model may take."""
+    """Bytes of `held` that no running request uses and that only a new request of this model may take."""
     growth: int = 0
-    """Bytes beyond `held` that requests which were started are still expected to take, those in prefill included."""
+    """Bytes beyond `held` that started requests are still expected to take, those in prefill included."""
     token_bytes: int = 1
-    """Of one token on one device."""
+    """KV bytes of one token on one device."""
     devices: tuple[str, ...] = ()
 
     def bytes_for(self, request: WaitingRequest) -> int:
-        """What the prompt and the forecast of the decode take. A cached prefix counts in full: while nobody uses it,
-        it counts as free too."""
+        """Bytes for the prompt and the forecast output of `request`. A cached prefix counts in full: while no request
+        uses it, it is counted as free too."""
         return (request.prompt_tokens + request.decode_tokens) * self.token_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionMemory:
-    """What there is: each active model's, and the bytes that nobody leases on each device (a device not named here is
-    bound by limits alone)."""
+    """Memory that admission can grant: each active model's, and by device the bytes that no lease holds (a device that
+    is not named is bound by the limits alone)."""
 
     models: Mapping[str, ModelKv]
     free: Mapping[str, int] = field(default_factory=dict)
@@ -75,17 +78,18 @@ class AdmissionMemory:
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """The prefill turn."""
+    """How much prefill work may be under way at once."""
 
     chunk_tokens: int = 8192
-    """More prefills of the same model may join those in flight while these have fewer tokens left."""
+    """Prompt tokens left to prefill below which more prefills of the same model may join those in flight."""
     room_share: float = 0.1
-    """Share of S's slack that the second queue may use. Costs are estimates and the next arrival may be tight: under
-    overload every larger share makes more of those late that come. A late request still goes before S where S has
-    minutes."""
+    """Share of S's slack that the second queue may use. Costs are estimates, and the next arrival may have little
+    slack: under overload every larger share makes more of the arriving requests late. A late request still goes before
+    S where S has minutes of slack."""
     joint_s: float = 0.0
-    """Seconds, alone, of all prefills in flight with one that joins them; of one that would be late if it did not, of
-    all but the longest's engine. 0: one engine at a time, and of that a chunk; +inf: what has memory starts."""
+    """Most seconds of prefill, measured alone, that may be in flight together with a request that joins. For a request
+    that only waiting would make late, the prefills of the engine with the most are not counted. 0: one engine prefills
+    at a time, at most a chunk; +inf: every request that has memory starts."""
 
 
 def admit(
@@ -95,11 +99,11 @@ def admit(
     turn: PrefillLimits,
     places: Mapping[str, int] | None = None,
 ) -> list[Start | NeedMemory]:
-    """Starts, in order, and the memory that requests before them lack (at most one for each model). `places`: how many
-    more requests the engine of a model can run; of one that is not named, any number.
+    """The requests to start, in order, and the memory that requests before them lack (at most one `NeedMemory` per
+    model). `places`: by model, how many more requests its engine can run; an unnamed model has no bound.
 
-    Reads `backlog` and changes nothing; the agenda must be of its present state. KeyError if `memory` lacks an active
-    model.
+    Reads `backlog` and changes nothing; the agenda must be of its present state. Raises KeyError if `memory` lacks an
+    active model.
     """
     admission = _Admission(agenda, backlog, memory, turn, places or {})
     admission.beside()
@@ -110,7 +114,7 @@ def admit(
 
 
 class _Books:
-    """What can still be granted in this pass."""
+    """Bytes that can still be granted in this pass, by model and by device."""
 
     def __init__(self, memory: AdmissionMemory) -> None:
         self._models = memory.models
@@ -126,27 +130,28 @@ class _Books:
         return other
 
     def wants(self, request: WaitingRequest) -> int:
-        """Bytes of each device of its model that it needs beyond what the model has already."""
+        """Bytes on each of the model's devices that `request` needs beyond the model's reclaimable bytes."""
         return max(0, self._models[request.model].bytes_for(request) - self._reclaimable[request.model])
 
     def lacks(self, request: WaitingRequest) -> int:
-        """Bytes that are missing on some device of its model; 0 if it can be granted."""
+        """Most bytes missing on any device of the model, its limit included; 0 if the request can be granted."""
         need = self._models[request.model].bytes_for(request)
         return max(need - self._left[request.model], self.lacks_on_devices(request))
 
     def lacks_on_devices(self, request: WaitingRequest) -> int:
-        """The same if it had no limit."""
+        """Most bytes missing on any device of the model if the model had no limit."""
         new, devices = self.wants(request), self._models[request.model].devices
         return max([0, *(new - self._free[device] for device in devices if device in self._free)])
 
     def take(self, request: WaitingRequest) -> None:
-        """Grant it."""
+        """Grants the request's memory."""
         need = self._models[request.model].bytes_for(request)
         self._left[request.model] -= need
         self._use(request.model, need)
 
     def claim(self, request: WaitingRequest) -> None:
-        """Keep from later requests what its devices have free; its own model is passed over as a whole anyway."""
+        """Keeps the free bytes of the request's devices from later requests; its own model is passed over as a whole
+        anyway."""
         self._use(request.model, self._models[request.model].bytes_for(request))
 
     def _use(self, name: str, need: int) -> None:
@@ -158,7 +163,7 @@ class _Books:
 
 
 class _Admission:
-    """One pass over an agenda."""
+    """One pass over an agenda; collects `decisions`."""
 
     def __init__(
         self, agenda: Agenda, backlog: Backlog, memory: AdmissionMemory, turn: PrefillLimits, places: Mapping[str, int]
@@ -174,7 +179,8 @@ class _Admission:
         self._tokens = backlog.tokens_in_flight()
         self._seconds = agenda.start - agenda.now
         self._unfinished = backlog.seconds_in_flight()
-        """Seconds by model, whatever time has passed: an engine that says nothing gets no more."""
+        """Seconds of prefill left by model. Elapsed time does not reduce it: an engine that reports no progress gets no
+        more."""
         self._of_second = Counter(backlog.waiting_by_model())
         """Requests of the second queue by model."""
         self._of_second.subtract(agenda.of_s)
@@ -182,8 +188,8 @@ class _Admission:
         self._passed_over: set[str] = set()
 
     def beside(self) -> None:
-        """Start what only the wait for the turn would make late, beside what has the turn, if neither that nor S gets
-        late by it. Engines that prefill at once share the devices in equal parts."""
+        """Starts requests that only waiting for the turn would make late, beside the prefills that have it, if that
+        makes neither the started request nor S late. Engines that prefill at once share the devices in equal parts."""
         if not self._holders or not self._agenda.dropped or not 0 < self._turn.joint_s < inf:
             return
         now = self._agenda.now
@@ -191,7 +197,8 @@ class _Admission:
         beside = sum(self._unfinished.values()) - max(self._unfinished.values())
         books: _Books | None = None
         dropped = islice(self._agenda.dropped, _LOOKED_AT)
-        # Not of the holders: their own engines would do it behind what they are at.
+        # Models that are prefilling are left out: their own engines would run the request behind their current
+        # prefills.
         for request in islice(self._able(dropped, self._agenda.of_dropped, self._holders), CANDIDATES):
             cost = self._backlog.prefill_cost(request.request_id)
             shared = sum(min(cost, seconds) for seconds in self._unfinished.values())
@@ -208,7 +215,8 @@ class _Admission:
                 beside += cost
 
     def _books_for_others(self) -> _Books:
-        """What is left when those have theirs that are next: S, and the oldest that no haste makes on time."""
+        """The memory left once the next requests in order have theirs: S, and the oldest request of the second queue
+        that cannot be made on time by hurrying."""
         books, now = self._books.copy(), self._agenda.now
         oldest = islice(self._able(self._agenda.second, self._of_second), CANDIDATES)
         patient = islice((request for request in oldest if not now < request.deadline < inf), 1)
@@ -218,7 +226,8 @@ class _Admission:
         return books
 
     def aged(self) -> bool:
-        """Start what the second queue's credit covers. False if one of these has to wait for the turn: it is next."""
+        """Starts the oldest of the second queue while the ageing credit covers them. False if one of these has to wait
+        for the turn: it is the next to start."""
         credit = self._agenda.credit
         for request in self._able(self._agenda.second, self._of_second):
             cost = self._backlog.prefill_cost(request.request_id)
@@ -234,8 +243,8 @@ class _Admission:
         return True
 
     def within_room(self) -> None:
-        """Start what of the second queue delays nothing in S past its deadline. What lacks memory claims none from
-        S, and places are S's first."""
+        """Starts requests of the second queue that delay nothing in S past its deadline. One that lacks memory claims
+        none of S's, and engines' slots go to S first."""
         room = self._agenda.room * self._turn.room_share
         if room <= 0 or room < self._agenda.least:
             return
@@ -259,7 +268,7 @@ class _Admission:
                 break
 
     def on_time(self) -> None:
-        """Start S in order."""
+        """Starts the requests of S in order of deadline."""
         for request in self._able(self._agenda.on_time, self._agenda.of_s):
             if lacking := self._books.lacks(request):
                 self._pass_over(request, lacking, self._backlog.slack(request.request_id, self._agenda.now))
@@ -272,9 +281,9 @@ class _Admission:
     def _able(
         self, request_ids: Iterable[str], counts: Mapping[str, int], without: Collection[str] = ()
     ) -> Iterator[WaitingRequest]:
-        """Requests of active models that nobody before them keeps from starting, and that are not in `without` by then.
-        `counts`: how many there are of each model; with the last that could start it ends, as behind a model that
-        lacks memory a thousand of its own may wait."""
+        """Yields the requests of active models that no earlier request of their model holds back and whose models are
+        not in `without` at that moment. `counts`: requests by model; the walk ends after the last that could start,
+        because behind a model that lacks memory a thousand of its own may wait."""
         left = {name: count for name, count in counts.items() if count and self._backlog.is_active(name)}
         for request_id in request_ids:
             if not left:

@@ -1,4 +1,4 @@
-"""The shared queue: every request of every model of a group that waits for its prefill, and what is under way.
+"""The shared queue: every request of every model of a group, those that wait for their prefill and those under way.
 
 A request is in exactly one state, from `add` until `finish`, `cancel`, or a decision that throws it away:
 
@@ -11,20 +11,22 @@ A request is in exactly one state, from `add` until `finish`, `cancel`, or a dec
     prefill_finished: DISPATCHED -> RUNNING       requeue: DISPATCHED | RUNNING -> WAITING (arrival kept)
     finish, cancel: any -> gone                   Drop, Expire: WAITING | LATE -> gone
 
-`plan(now)` throws away what expired, runs Moore-Hodgson over all waiting requests that have a deadline, and returns an
-`Agenda`; `admission.admit` turns that into starts. Run both when a request arrived or was cancelled, a prefill ended,
-a prefill went on, memory or a residency changed, or at `next_deadline()`; nothing else changes the answer.
+`plan(now)` throws away expired requests, runs Moore-Hodgson over all waiting requests that have a deadline, and returns
+an `Agenda` with the set S that can be on time; `admission.admit` turns that into starts. Run both when a request
+arrives or is cancelled, a prefill makes progress or ends, memory or a residency changes, or at `next_deadline()`;
+nothing else changes the answer.
 
-**The second queue** holds what Moore-Hodgson dropped from S (*late*, never thrown away unasked) and best effort, oldest
-first. A best-effort request counts as `best_effort_yield_s` younger than it is: a late one goes before it, but not
-every later one. There are two ways to run from it: *room*, the slack that S as a whole has (all of the time while S is
-empty), and *credit*, which grows while the second queue waits and bounds its starvation (`ageing.py` states the bound).
+**The second queue** holds the requests that Moore-Hodgson left out of S (*late*, thrown away only if their clients ask
+for that) and best effort, oldest first. A best-effort request counts as `best_effort_yield_s` younger than it is: an
+older late request goes before it, but not every later one. A request of the second queue starts in one of two ways: in
+the *room*, the slack that S as a whole has (unbounded while S is empty), or on *credit*, which grows while the second
+queue waits and bounds its starvation (`ageing.py` states the bound).
 
 A request of a waking model counts as late if `now + rest of the wake-up + prefill` passes its deadline. The sum over S
 holds its prefill alone: a wake-up does not occupy the prefill turn, and charging it to each of the requests that wait
 for the same wake-up would drop most of them, and others, for nothing.
 
-Not thread-safe. Times are seconds on the caller's clock; an earlier `now` than the last counts as that.
+Not thread-safe. Times are seconds on the caller's clock; a `now` earlier than the last counts as the last.
 """
 
 from __future__ import annotations
@@ -52,30 +54,32 @@ from gpu_scheduler.policy.queue.wait_queues import RequestState as RequestState
 TICK = 0.001
 """Seconds after a deadline at which `next_deadline` wakes the caller: at the deadline itself nothing is late yet."""
 PRESSED_S = 1.0
-"""How long a queue is pressed by one plan: without its pauses the next one may leave nothing out."""
+"""Seconds for which one plan that found a request late for want of speed keeps `pressed` true: without the throttle's
+pauses the next plan may leave nothing out."""
 _PRESSING = 64
-"""How many of those left out are looked at for that."""
+"""Requests left out of S that one plan looks at to set `pressed`."""
 _LEAST_STEP_S = 0.01
-"""What launching a prefill step takes (6 to 17 ms on an H200). Of a model that is seldom asked for, short prompts cost
-what long ones made its speed, which may be a fiftieth of that."""
+"""Least seconds of one prefill step: launching it takes 6 to 17 ms on an H200. A rarely used model's speed was learned
+from long prompts, which may underestimate short ones by a factor of fifty."""
 
 
 @dataclass(frozen=True, slots=True)
 class BacklogRules:
-    """The order of the queue, and numbers of the second one."""
+    """The order of the queue, and the parameters of the second queue."""
 
     order: Literal["moore_hodgson", "arrival"] = "moore_hodgson"
-    """"arrival": deadlines order nothing. Every request counts as best effort, so that each model's requests start
-    first come, first served, and none takes memory from what runs."""
+    """With "arrival", deadlines do not order anything: every request counts as best effort, so that each model's
+    requests start first come, first served, and none takes memory from running requests."""
     late_share: float = 0.05
-    """Share of the prefill time that the second queue may claim while S is never empty: what S loses under overload,
-    and the reciprocal of how many times its cost a late request may have to wait."""
+    """Share of the prefill time that the second queue may claim while S is never empty: what S loses under overload. A
+    late request may have to wait for its cost divided by this share."""
     best_effort_yield_s: float = 10.0
     """Seconds by which a best-effort request lets late ones go first."""
 
 
 class Backlog:
-    """The queue itself. Unknown request ids and models raise KeyError, a call that the state forbids ValueError."""
+    """The shared queue. Unknown request ids and models raise KeyError, a call that the request's state forbids
+    ValueError."""
 
     def __init__(self, rules: BacklogRules | None = None) -> None:
         self.rules = rules or BacklogRules()
@@ -83,9 +87,10 @@ class Backlog:
         self._entries: dict[str, QueueEntry] = {}
         self._lines = WaitQueues()
         self._late_of: dict[str, int] = {}
-        """By model, those that missed their deadlines included."""
+        """Late requests by model, those whose deadlines have passed included."""
         self.pressed = False
-        """Whether lately (`PRESSED_S`) a plan left out a request that can be on time if prefills go faster."""
+        """True if within the last `PRESSED_S` a plan left out a request that could be on time if prefills were not
+        throttled."""
         self._pressed_until = -inf
         self._in_flight: dict[str, QueueEntry] = {}
         self._service = ServiceTime()
@@ -97,7 +102,7 @@ class Backlog:
         self._wake_at = inf
         self._by_arrival = self.rules.order == "arrival"
         self._ended: dict[str, list[tuple[int, float, float]]] = {}
-        """Since the last plan, by model: tokens, seconds, and how its pace stretched them."""
+        """Prompts that ended since the last plan, by model: (tokens, seconds, slowdown by the throttle)."""
 
     def __repr__(self) -> str:
         return (
@@ -112,27 +117,28 @@ class Backlog:
     # --- models -------------------------------------------------------------------------------------------------------
 
     def add_model(self, model: str, speed: PrefillSpeed) -> None:
-        """Make a model known, not active yet. `speed` stays the caller's: it observes chunks, the queue reads it."""
+        """Adds a model that is not active yet. The caller keeps `speed` and feeds it observations; the queue reads
+        it."""
         self._models.add(model, speed)
 
     def remove_model(self, model: str) -> None:
-        """Forget a model; ValueError while it has requests here."""
+        """Removes a model. Raises ValueError while it has requests here."""
         self._models.remove(model)
         self._ended.pop(model, None)
 
     def model_active(self, model: str) -> None:
-        """Its requests may start from now on."""
+        """The model is active: its requests may start from now on."""
         known = self._models[model]
         known.active, known.ready_at = True, -inf
 
     def model_waking(self, model: str, ready_at: float) -> None:
-        """It is not active; `ready_at` estimates when it will be, also when its wake-up has not begun. +inf: not in
-        sight, so that whatever of it has a deadline is late."""
+        """The model is not active. `ready_at`: when it is expected to be, also if its wake-up has not begun; +inf: not
+        in sight, so that every request of it with a deadline is late."""
         known = self._models[model]
         known.active, known.ready_at = False, ready_at
 
     def model_paced(self, model: str, slowdown: float, step_tokens: int, now: float) -> None:
-        """From now on its prefills of more than `step_tokens` take `slowdown` times as long as its speed says
+        """From now on the model's prefills of more than `step_tokens` take `slowdown` times as long as its speed says
         (`throttle.py`)."""
         known = self._models[model]
         if (known.slowdown, known.step_tokens) == (slowdown, step_tokens):
@@ -140,18 +146,20 @@ class Backlog:
         before = sum(self.seconds_in_flight().values())
         known.slowdown, known.step_tokens = slowdown, step_tokens
         if before > 0 and self._busy_until > now:
-            # In proportion: engines have said nothing of the steps that are under way.
+            # The rest of the turn is scaled in proportion: engines have reported nothing of the steps that are under
+            # way.
             self._busy_until = now + (self._busy_until - now) * sum(self.seconds_in_flight().values()) / before
 
     def observe(self, model: str, tokens: int, seconds: float) -> None:
-        """A prompt of `tokens` uncached tokens took `seconds`, 0 if they were another's that ended in the same step.
-        The next plan knows: what ended by then was done together, each part as it would have been by itself."""
+        """Records that a prompt of `tokens` uncached tokens took `seconds`, or 0 if it ended in the same step as
+        another prompt. The next plan learns from it: prompts that ended by then count as one batch, its time divided
+        among them by their costs alone."""
         self._ended.setdefault(model, []).append((tokens, seconds, self._models[model].stretched(tokens)))
 
     def _learn(self) -> None:
         for model, ended in self._ended.items():
             speed = self._models[model].speed
-            # What its pace added is no property of the model.
+            # The time that the throttle's pauses added is no property of the model.
             _, _, slowdown = max(ended)
             took_s = sum(seconds for _, seconds, _ in ended) / slowdown
             costs = {speed.bucket(tokens): (tokens, speed.cost(tokens)) for tokens, *_ in ended}
@@ -167,7 +175,8 @@ class Backlog:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def add(self, request: WaitingRequest, now: float) -> None:
-        """A new request, or one replayed from elsewhere with the arrival it had there."""
+        """Adds a new request, or one replayed from another group with the arrival time that it had there. Raises
+        ValueError if its id is queued already."""
         if request.request_id in self._entries:
             raise ValueError(f"request {request.request_id} is queued already")
         model = self._models[request.model]
@@ -181,7 +190,7 @@ class Backlog:
         self._enqueue(entry)
 
     def start(self, decision: Start, now: float) -> WaitingRequest:
-        """The request goes to its engine; it counts as dispatched work until its prefill has finished."""
+        """Marks the request as sent to its engine; it counts as dispatched work until its prefill has finished."""
         entry = self._in_state(decision.request_id, RequestState.WAITING)
         self._account(now)
         cost = self._cost(entry)
@@ -195,15 +204,16 @@ class Backlog:
         return entry.request
 
     def progress(self, request_id: str, now: float, *, computed_tokens: int, cached_tokens: int = 0) -> None:
-        """Its engine found `cached_tokens` of its prompt in a cached prefix, and has computed `computed_tokens` of the
-        rest by now."""
+        """Records that the engine found `cached_tokens` of the prompt in a cached prefix, and has computed
+        `computed_tokens` of the rest."""
         entry = self._in_state(request_id, RequestState.DISPATCHED)
         entry.request = replace(entry.request, cached_tokens=cached_tokens)
         entry.done_tokens = computed_tokens
         self._recount(now)
 
     def prefill_finished(self, request_id: str, now: float) -> float:
-        """Its first token is out. Returns the seconds that its prefill would have taken alone (`service_time`)."""
+        """Records that the request's first token is out. Returns the seconds that its prefill would have taken alone
+        (`service_time`)."""
         entry = self._in_state(request_id, RequestState.DISPATCHED)
         self._account(now)
         entry.state = RequestState.RUNNING
@@ -222,11 +232,13 @@ class Backlog:
         deadline: float | None = None,
         drop_late: bool | None = None,
     ) -> None:
-        """Retracted, or its engine died: it waits again with the arrival it had.
+        """Puts a request that was retracted, or whose engine died, back into the queue with the arrival time that it
+        had.
 
-        `prompt_tokens` then counts what it had generated too. `deadline` may give it a new one: its first token may be
-        out already, and with a passed deadline it is late: first in the second queue, being old, but behind S.
-        `drop_late` says whether it is still dropped for being late."""
+        `prompt_tokens` then includes the tokens generated so far. `deadline` may replace the old one: the first token
+        may be out already, and a request whose deadline has passed is late: first in the second queue, being old, but
+        behind S. `drop_late`: whether it is still thrown away if it is late.
+        """
         entry = self._in_state(request_id, RequestState.DISPATCHED, RequestState.RUNNING)
         self._account(now)
         self._land(request_id, now)
@@ -242,7 +254,8 @@ class Backlog:
         self._enqueue(entry)
 
     def cancel(self, request_id: str, now: float) -> bool:
-        """The client went away. False if the request is not here (any more): that is a race, not an error."""
+        """Removes a request whose client went away. False if the request is not (or no longer) here: that is a race,
+        not an error."""
         entry = self._entries.get(request_id)
         if entry is None:
             return False
@@ -251,34 +264,35 @@ class Backlog:
         return True
 
     def finish(self, request_id: str, now: float) -> bool:
-        """Its last token is out. To the queue the same as `cancel`; its callers mean two things."""
+        """Removes a request whose last token is out. The queue treats it as `cancel`; the two names tell a caller's
+        reasons apart."""
         return self.cancel(request_id, now)
 
     def request(self, request_id: str) -> WaitingRequest:
-        """Its facts as they are now."""
+        """The facts of a request as they are now."""
         return self._entries[request_id].request
 
     def state(self, request_id: str) -> RequestState | None:
-        """None once it is gone."""
+        """The state of a request; None once it is gone."""
         entry = self._entries.get(request_id)
         if entry is None:
             return None
         return RequestState.LATE if self._lines.is_late(entry) else entry.state
 
     def waiting(self) -> Iterator[WaitingRequest]:
-        """All that wait, by deadline, best effort last; for inspection and for handing a queue over."""
+        """All waiting requests by deadline, best effort last; for inspection and for handing a queue over."""
         return self._lines.by_deadline()
 
     def waiting_by_model(self) -> dict[str, int]:
-        """How many wait of each model."""
+        """Waiting requests by model."""
         return self._models.waiting()
 
     def late_models(self) -> Collection[str]:
-        """Models of which requests wait that are late, by the last plan."""
+        """Models with waiting requests that are late by the last plan."""
         return [model for model, count in self._late_of.items() if count]
 
     def waiting_of(self, model: str) -> tuple[int, int]:
-        """How many wait of a model, and how many of them are late by the last plan; none of one that is not known."""
+        """(waiting requests, those of them that are late by the last plan) of a model; zeros for an unknown model."""
         waiting = self._models.waiting_of(model)
         return waiting, min(waiting, self._late_of.get(model, 0))
 
@@ -291,7 +305,8 @@ class Backlog:
         return sum(entry.tokens_left for entry in self._in_flight.values())
 
     def seconds_in_flight(self) -> dict[str, float]:
-        """Seconds of prefill of them, by model, by what engines have said that they are through with."""
+        """Seconds of prefill left of the dispatched requests, by model, going by the progress that engines have
+        reported."""
         seconds: dict[str, float] = {}
         for entry in self._in_flight.values():
             model = entry.request.model
@@ -299,10 +314,11 @@ class Backlog:
         return seconds
 
     def slack_in_flight(self, now: float) -> float:
-        """Seconds of another engine's prefill that none in flight is late by, of those that are in time now; +inf: any
-        number. Engines share the devices equally, and each does its own one after the other."""
+        """How many seconds another engine may prefill without making any on-time request in flight late; +inf: any
+        number. Engines that prefill at once share the devices equally, and each runs its own requests one after the
+        other."""
         of_model = self.seconds_in_flight()
-        # A step says nothing before it has ended: what it has done by now is known by the clock.
+        # A step reports nothing before it has ended: what it has done by now is estimated from the clock.
         part = max(0.0, self._busy_until - now) / (sum(of_model.values()) or 1.0)
         through: dict[str, float] = {}
         left = inf
@@ -315,9 +331,9 @@ class Backlog:
         return left
 
     def late_by_pauses(self, model: str, slowdown: float, now: float) -> bool:
-        """Whether one of the model's prompts in flight would be late if they took so many times as long as alone. An
-        engine does its own one after the other, in a step each at worst, and the first may come into the pause behind
-        the last of before."""
+        """Whether one of the model's on-time prompts in flight would be late if prefills took `slowdown` times as long
+        as alone. The engine runs them one after the other, at worst in a step each, and the first may fall into the
+        pause behind the last prompt before it."""
         known, alone = self._models[model], 0.0
         resting = max(0.0, known.prefilled_at + (slowdown - 1) * known.prefilled_s - now)
         for entry in self._in_flight.values():
@@ -334,7 +350,7 @@ class Backlog:
         return self._cost(self._entries[request_id])
 
     def slack(self, request_id: str, now: float) -> float:
-        """Seconds until its latest start: deadline - e - now, with the rest of the wake-up in e."""
+        """Seconds until the request's latest start: deadline - e - now, with the rest of the model's wake-up in e."""
         request = self._entries[request_id].request
         model = self._models[request.model]
         e = slack.cost(request, model.speed, model.wake_rest(now), model.stretched(request.uncached_tokens))
@@ -343,7 +359,8 @@ class Backlog:
     # --- decisions ----------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Agenda:
-        """Throw away what is to be, then order what waits. For 10,000 waiting requests 1 ms, 4 if many are late."""
+        """Throws away expired and droppable requests, then orders those that wait. Takes 1 ms for 10,000 waiting
+        requests, 4 ms if many are late."""
         self._account(now)
         self._learn()
         decisions: list[Drop | Expire] = list(self._expire(now))
@@ -385,8 +402,9 @@ class Backlog:
         return Agenda(now, start, on_time, second, room, credit, thrown, least, of_s, late, of_dropped)
 
     def next_deadline(self) -> float:
-        """When `plan` wants to be called again if nothing else happens: the next time-out, the moment at which S, as
-        last planned, could no longer be met, or the one at which the second queue's credit suffices; +inf: never."""
+        """When to call `plan` again if nothing else happens: at the next time-out, at the moment at which S, as last
+        planned, could no longer be met, or when the second queue's credit suffices for its oldest request; +inf:
+        never."""
         while self._expiries and not self._stands(*self._expiries[0]):
             heappop(self._expiries)
         return min(self._wake_at, self._expiries[0][0] if self._expiries else inf)
@@ -415,7 +433,7 @@ class Backlog:
         return self._models[entry.request.model].prefill_cost(entry.request)
 
     def _left_s(self, entry: QueueEntry) -> float:
-        """Of its prefill, by what its engine has said that it is through with."""
+        """Seconds of prefill left of a dispatched request, going by the progress that its engine has reported."""
         return self._cost(entry) * entry.tokens_left / entry.request.uncached_tokens
 
     def _class_of(self, request: WaitingRequest) -> int:
@@ -436,13 +454,13 @@ class Backlog:
         self._droppable -= entry.request.drop_late
 
     def _land(self, request_id: str, now: float) -> None:
-        """The request is no longer dispatched work (if it was)."""
+        """Takes the request out of the dispatched work, if it is there."""
         if self._in_flight.pop(request_id, None) is not None:
             self._service.give_up(request_id, now)
             self._recount(now)
 
     def _recount(self, now: float) -> None:
-        """From now on the turn is busy with what is not prefilled of the dispatched requests."""
+        """Sets the time until which the turn is busy: now + what is not prefilled of the dispatched requests."""
         self._busy_until = now + sum(self.seconds_in_flight().values())
 
     def _forget(self, entry: QueueEntry, now: float) -> None:
@@ -471,7 +489,8 @@ class Backlog:
         return np.where(ready[classes] + costs > times, inf, costs)
 
     def _credit_suffices(self, second: Order, now: float) -> float:
-        """When the idle turn will have earned enough for the oldest request of the second queue that may start."""
+        """When the idle turn will have earned enough credit for the oldest request of the second queue that may
+        start."""
         if not self._in_flight:
             for entry in second.entries():
                 request = entry.request
@@ -481,7 +500,7 @@ class Backlog:
         return inf
 
     def _stands(self, expires: float, request_id: str) -> bool:
-        """Whether an item of the heap of time-outs is still true: the request waits, and with that time-out."""
+        """Whether an item of the heap of time-outs still holds: the request waits, and has that time-out."""
         entry = self._entries.get(request_id)
         return entry is not None and entry.state is RequestState.WAITING and entry.request.expires == expires
 
@@ -494,7 +513,7 @@ class Backlog:
                 yield Expire(request_id, f"its time-out passed after it had waited {now - entry.request.arrival:.3f} s")
 
     def _drop(self, late: list[QueueEntry], now: float) -> list[Drop]:
-        """Throw away those late requests whose clients asked for it."""
+        """Throws away the late requests whose clients asked for that."""
         drops: list[Drop] = []
         for entry in late:
             if entry.request.drop_late:

@@ -1,4 +1,4 @@
-"""What arbitration decides, as values: the dispatcher carries them out and never decides itself."""
+"""Decisions of the shared queue's policy, as values: the dispatcher carries them out and decides nothing itself."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from gpu_scheduler.policy.queue.wait_queues import Order
 
 
 class Why(Enum):
-    """By which right a request starts; `explain` and the metrics show it."""
+    """By which rule a request starts; the metrics show it."""
 
     ON_TIME = "on_time"
-    """It is the next of S."""
+    """The next request of S, the on-time set."""
     AGED = "aged"
-    """The oldest of the second queue, on the credit that this queue earned."""
+    """The oldest request of the second queue (late and best effort), on the credit that this queue has earned."""
     ROOM = "room"
-    """From the second queue, within the slack that S leaves (all of it while S is empty)."""
+    """A request of the second queue within the slack that S leaves (all of it while S is empty)."""
     BESIDE = "beside"
-    """From the second queue, where waiting for the turn is all that would make it late: beside what has the turn."""
+    """A late request that only waiting for the prefill turn would make late; it starts beside the prefills that have
+    the turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class NeedMemory:
-    """A request could go, but its model lacks memory on some of its devices: move a limit before it waits, so that it
-    has `bytes` on each, in all, beyond what it holds.
+    """A request could start, but its model lacks memory on some of its devices: the model has to have `bytes` in all on
+    each device, beyond what it holds. Move a limit before the request has to wait.
 
-    Said again at each admission until the memory is there; the limits' policy compares `slack` (seconds, +inf for best
-    effort) with that of the holders.
+    Repeated at each admission until the memory is there. The policy of limits compares `slack` (seconds; +inf for best
+    effort) with that of the models that hold the memory.
     """
 
     model: str
@@ -45,12 +46,13 @@ class NeedMemory:
     for_request: str
     slack: float
     lacking: int = 0
-    """Bytes that a device has not for it, whatever its limit: what that alone keeps from it nobody else can give."""
+    """Bytes that a device lacks for the request whatever the model's limit is. Bytes that only the limit keeps from it
+    cannot be freed by any other model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Thrown away because it is late and its client asked for that."""
+    """The request is thrown away because it is late and its client asked for that."""
 
     request_id: str
     reason: str
@@ -58,7 +60,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Thrown away because its own time-out passed while it waited."""
+    """The request is thrown away because its own time-out passed while it waited."""
 
     request_id: str
     reason: str
@@ -66,27 +68,28 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """What one run of the plan says about all that waits. It is of the queue's state then, but its orders have only
-    those that wait when they are read."""
+    """The result of one plan over all waiting requests. Its numbers are of the queue's state then, but its orders yield
+    only requests that still wait when they are read."""
 
     now: float
     start: float
-    """When the prefill turn is free: now + what is dispatched and unfinished."""
+    """When the prefill turn is free: now + the prefill that is dispatched and unfinished. Seconds on the caller's
+    clock."""
     on_time: Order
-    """S, by deadline."""
+    """S, the largest set of requests that can all be on time, by deadline."""
     second: Order
-    """The second queue: late and best effort, oldest first."""
+    """The second queue: late and best-effort requests, oldest first."""
     room: float
     """Seconds by which the whole of S can be put off with none of it late; +inf if S is empty."""
     credit: float
-    """Seconds of work that the second queue has earned."""
+    """Seconds of prefill that the second queue has earned."""
     decisions: tuple[Drop | Expire, ...]
-    """Already carried out in the queue; the caller tells the clients."""
+    """Requests thrown away, already removed from the queue; the caller tells the clients."""
     least: float = inf
-    """Seconds of prefill of the cheapest request of the second queue; +inf: it is empty."""
+    """Seconds of prefill of the cheapest request of the second queue; +inf if it is empty."""
     of_s: Mapping[str, int] = field(default_factory=dict)
-    """Requests of S by model; who has none is left out."""
+    """Requests of S by model; models without any are left out."""
     dropped: Order | None = None
-    """Those of the second queue whose deadlines are still to come, by deadline; None: there is nothing that waits."""
+    """Requests of the second queue whose deadlines are still to come, by deadline; None if no request waits."""
     of_dropped: Mapping[str, int] = field(default_factory=dict)
-    """How many they are, by model."""
+    """Number of the requests of `dropped` by model."""

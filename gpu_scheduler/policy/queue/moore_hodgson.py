@@ -1,13 +1,14 @@
 """Moore-Hodgson: the largest set of requests that all meet their deadlines on one machine (the group's prefill turn).
 
 Moore 1968, in Hodgson's form; Algorithm 2 of the Prism paper. Take the requests by deadline; whenever one would end
-after its deadline, drop the longest of those taken so far. What is kept is a largest possible set S, and running S in
-order of deadline makes all of it on time.
+after its deadline, drop the longest of those taken so far. The requests kept are a largest possible set S, and running
+S in order of deadline makes all of it on time.
 
 O(n log n) with a heap. `late_indices` works on arrays that are sorted already, so that a queue that keeps itself in
-order pays neither for sorting nor for objects. Where few of many requests have to go, as in a queue that becomes too
-long, it looks at no others: how much has to be gone by each deadline is a running maximum, so that the next request
-that would be late is found by bisection, and the longest before it by one pass in numpy. The heap is for many.
+order pays neither for sorting nor for objects. If few of many requests have to be dropped, as in a queue that grows too
+long, it looks at no others: the work that has to be dropped by each deadline is a running maximum, so that the next
+request that would be late is found by bisection, and the longest before it by one pass in numpy. The heap is used if
+many have to be dropped.
 
 Ties are settled the same way every time: equal deadlines by the order given; of equally long requests the one with the
 earliest deadline is dropped, because that leaves the others the most slack.
@@ -28,9 +29,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 _FEW = 96
-"""So many passes over 10,000 requests cost a fifth of a heap of them."""
+"""Most passes that `few_late` makes: over 10,000 requests so many cost a fifth of a heap."""
 _MANY = 256
-"""Requests for which a pass in numpy is worth its calls."""
+"""Least number of requests for which a pass in numpy is worth the cost of its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """S in order of deadline, and what does not fit into it, by deadline too."""
+    """The on-time set S and the requests that do not fit into it, each in order of deadline."""
 
     on_time: tuple[str, ...]
     late: tuple[str, ...]
@@ -62,15 +63,16 @@ def schedule(jobs: Iterable[Job], start: float) -> Plan:
 
 
 def late_indices(deadlines: Array, costs: Array, start: float) -> Indices:
-    """Indices that are not in S, ascending. `deadlines` ascend and are finite where a cost is
+    """Indices, ascending, of requests that are not in S. `deadlines` (seconds) ascend, and are finite where a cost is
     +inf: such a request is always late."""
     late = few_late(deadlines, costs, start) if len(costs) >= _MANY else None
     return many_late(deadlines, costs, start) if late is None else late
 
 
 def few_late(deadlines: Array, costs: Array, start: float, most: int = _FEW) -> Indices | None:
-    """The same; None if more than `most` have to go, of those that could be on time by themselves."""
-    # With a deadline before the start a request is late whoever goes, and must not make others go.
+    """Indices, ascending, of requests that are not in S; None if more than `most` have to be dropped of those that
+    could be on time by themselves."""
+    # A request whose deadline is before the start is late whatever is dropped, and must not cause others to be dropped.
     able = np.isfinite(costs) & (deadlines >= start)
     if not able.all():
         inside = np.flatnonzero(able)
@@ -82,7 +84,7 @@ def few_late(deadlines: Array, costs: Array, start: float, most: int = _FEW) -> 
     if not len(costs):
         return np.zeros(0, np.intp)
     needed = np.maximum.accumulate(ends(costs, start) - deadlines)
-    """Seconds of work that have to be gone by then, of what comes before."""
+    """Seconds of work that have to be dropped by each deadline, out of what comes before it."""
     if needed[-1] > most * costs.max():
         return None
     left, gone = costs.copy(), 0.0
@@ -92,23 +94,25 @@ def few_late(deadlines: Array, costs: Array, start: float, most: int = _FEW) -> 
             return None
         longest = int(left[: i + 1].argmax())
         late.append(longest)
-        # All before it was in time, so that without its longest this one is too: sums are not asked, they are rounded.
+        # All requests before it were on time, so that without its longest this one is too. This is not read off the
+        # sums, which are rounded.
         gone = max(gone + float(left[longest]), float(needed[i]))
         left[longest] = -inf
     return np.array(sorted(late), np.intp)
 
 
 def ends(costs: Array, start: float) -> Array:
-    """When each would end if all of them ran in this order."""
+    """The end of each request if all of them ran in this order."""
     return start + costs.cumsum()
 
 
 def many_late(deadlines: Array, costs: Array, start: float) -> Indices:
-    """The same, however many have to go."""
+    """Indices, ascending, of requests that are not in S, however many there are."""
     gone = np.array(dropped(deadlines.tolist(), costs.tolist(), start))
     if not len(gone):
         return np.zeros(0, np.intp)
-    # The heap knows costs only. Of equally long ones it dropped the earliest first, so they are the first ones.
+    # The heap holds costs only. Of equally long requests it dropped the earliest first, so the dropped ones are the
+    # first.
     gone.sort()
     by_cost = ascending(costs)
     number, _ = runs(gone)
@@ -118,12 +122,12 @@ def many_late(deadlines: Array, costs: Array, start: float) -> Indices:
 
 
 def ascending(values: Array) -> Indices:
-    """`argsort(kind="stable")`, of many in half of its time: for the other kind numpy uses vectors."""
+    """`argsort(kind="stable")`, for many values in half its time: for the other kind numpy uses vector instructions."""
     if len(values) < _MANY:
         return values.argsort(kind="stable")
     order = values.argsort()
     _, run = runs(values[order])
-    # Equal ones by index.
+    # Equal values are put in order of their indices.
     run *= len(run)
     run += order
     run.sort()
@@ -132,7 +136,7 @@ def ascending(values: Array) -> Indices:
 
 
 def runs(ordered: Array) -> tuple[Indices, Indices]:
-    """Of each of `ordered` which one of its equals it is, and where the first of these is."""
+    """For each element of `ordered`: its number among the elements equal to it, and the index of the first of these."""
     index = np.arange(len(ordered))
     first = np.zeros_like(index)
     np.multiply(ordered[1:] != ordered[:-1], index[1:], out=first[1:])
@@ -141,12 +145,12 @@ def runs(ordered: Array) -> tuple[Indices, Indices]:
 
 
 def dropped(deadlines: Sequence[float], costs: Sequence[float], start: float) -> list[float]:
-    """The costs of those that have to go, as a heap finds them."""
+    """The costs of the requests that are dropped, as a heap finds them."""
     starts = list(accumulate(costs, initial=start))
     begin = next(compress(count(), map(gt, islice(starts, 1, None), deadlines)), None)
     if begin is None:
         return []
-    # Bare numbers: a heap of pairs, which would tell which of equally long ones it is, takes longer.
+    # The heap holds bare numbers: a heap of pairs, which would tell equally long requests apart, takes longer.
     end, longest_first = starts[begin], list(map(neg, costs))
     heap = longest_first[:begin]
     heapify(heap)

@@ -1,8 +1,8 @@
-"""A line of waiting requests by deadline, or by arrival, kept in parallel.
+"""Waiting requests in order of deadline or of arrival, kept as parallel columns of numbers.
 
-What a plan computes with are machine numbers, the sequence numbers among them that say who it is: of 10,000 requests
-it touches no object, numpy sees the numbers without a copy of each. An insertion moves at most n numbers or pointers in
-each list (a few microseconds at 10,000), a search is a bisection.
+A plan computes with machine numbers alone, the sequence numbers that identify the requests included: for 10,000
+requests it touches no object, and numpy reads each column in one block. An insertion moves at most n numbers or
+pointers in each column (a few microseconds at 10,000), a search is a bisection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Key = tuple[float, float, int]
-"""(deadline, arrival, sequence number), or arrival first: unique, and its order is that of the line."""
+"""(deadline, arrival, sequence number), or arrival before deadline: unique, and the order of the requests."""
 Array = NDArray[np.float64]
 Classes = NDArray[np.int64]
 Seqs = NDArray[np.int64]
@@ -22,14 +22,14 @@ Seqs = NDArray[np.int64]
 
 
 class RequestColumns:
-    """Requests by key."""
+    """Columns of requests in order of their keys."""
 
     __slots__ = ("_classes", "_left_out", "_seconds", "_seqs", "_times", "_tokens", "keys", "left_out")
 
     def __init__(self) -> None:
         self.keys: list[Key] = []
         self.left_out = 0
-        """Of how many `leave_out` was said."""
+        """Number of requests that the last `leave_out` marked."""
         self._times = array("d")
         self._seconds = array("d")
         self._tokens = array("d")
@@ -41,7 +41,7 @@ class RequestColumns:
         return len(self.keys)
 
     def insert(self, key: Key, tokens: int, class_: int) -> None:
-        """Add a request of `tokens` uncached tokens; `class_` indexes the rates that `costs` gets."""
+        """Adds a request of `tokens` uncached tokens; `class_` is its index into the rates that `costs` gets."""
         i = bisect_left(self.keys, key)
         self.keys.insert(i, key)
         self._times.insert(i, key[0])
@@ -52,23 +52,23 @@ class RequestColumns:
         self._left_out.insert(i, False)
 
     def remove(self, key: Key) -> None:
-        """Take out the request with that key; KeyError if there is none."""
+        """Removes the request with that key. Raises KeyError if there is none."""
         i = self._index(key)
         self.left_out -= self._left_out[i]
         del self.keys[i], self._times[i], self._seconds[i], self._seqs[i]
         del self._tokens[i], self._classes[i], self._left_out[i]
 
     def before(self, time: float) -> list[int]:
-        """Those whose times are earlier."""
+        """Sequence numbers of requests whose deadline (or arrival, where that leads the key) is before `time`."""
         return self._seqs[: bisect_left(self._times, time)].tolist()
 
     def leave_out(self, mask: NDArray[np.bool_]) -> None:
-        """These, and no others, are left out of S from now on, for as long as they are here."""
+        """Marks the requests of `mask`, and no others, as left out of S from now on, for as long as they are here."""
         self._left_out = array("b", mask.tobytes())
         self.left_out = int(np.count_nonzero(mask))
 
     def is_left_out(self, key: Key) -> bool:
-        """KeyError if there is none with that key."""
+        """Whether the request with that key is marked as left out of S. Raises KeyError if there is none."""
         return bool(self._left_out[self._index(key)])
 
     def _index(self, key: Key) -> int:
@@ -77,18 +77,18 @@ class RequestColumns:
             raise KeyError(key)
         return i
 
-    # Copies: an array that somebody looks into cannot grow.
+    # These return copies: an array that numpy has a view of cannot grow.
 
     def times(self) -> Array:
-        """The first part of each key."""
+        """The first part of each key: deadlines, or arrivals."""
         return np.array(self._times)
 
     def seconds(self) -> Array:
-        """The second part of each key."""
+        """The second part of each key: arrivals, or deadlines."""
         return np.array(self._seconds)
 
     def seqs(self) -> Seqs:
-        """Who it is: the third part of each key."""
+        """The third part of each key: sequence numbers, which identify the requests."""
         return np.array(self._seqs)
 
     def classes(self) -> Classes:

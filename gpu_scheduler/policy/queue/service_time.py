@@ -1,10 +1,10 @@
 """How long prefills would have taken alone, from when they began and ended among others.
 
-Engines that prefill at the same time share the device, so each goes at a part of its speed; requests of one engine go
-one after the other. What a request took since its dispatch holds the time of those before and beside it too, and a
-queue that adds such times up counts them twice. Here a clock runs that is divided among the models that have prefills
-under way, as under processor sharing; a request's part is what passed on it since the request, or its turn in its
-engine, began.
+Engines that prefill at the same time share the device, so each runs at a part of its speed; requests of one engine run
+one after the other. The time from a request's dispatch to its first token therefore contains time of the requests
+before it and beside it, and a queue that adds such times up counts them twice. This module runs a clock that is divided
+among the models that have prefills under way, as under processor sharing; a request's service time is what passed on
+that clock since the request was dispatched or, if that is later, since its engine finished the request before it.
 
 Times are seconds on the caller's clock.
 """
@@ -16,27 +16,27 @@ from math import inf
 
 
 class ServiceTime:
-    """Of the prefills under way on one group."""
+    """Service times of the prefills under way on one group."""
 
     def __init__(self) -> None:
         self._now = -inf
         self._shared = 0.0
-        """The divided clock."""
+        """The divided clock, in seconds."""
         self._under_way: dict[str, tuple[str, float]] = {}
-        """Request -> its model, and the divided clock when it began."""
+        """By request id: its model, and the divided clock when it began."""
         self._of_model: Counter[str] = Counter()
         self._last: dict[str, float] = {}
-        """The divided clock when a request of the model, of those that have some under way, ended."""
+        """By model with prefills under way: the divided clock when its last request ended."""
 
     def begin(self, request_id: str, model: str, now: float) -> None:
-        """It goes to its engine."""
+        """The request is sent to its engine."""
         self._pass(now)
         self._under_way[request_id] = model, self._shared
         self._of_model[model] += 1
 
     def end(self, request_id: str, now: float) -> float:
-        """Its first token is out: its seconds. 0 for one that ended in the same step as another of its model, never
-        began, or began nobody knows when (`give_up`)."""
+        """The request's first token is out. Returns its service time in seconds; 0 if it ended in the same step as
+        another of its model, never began, or began at an unknown time (`give_up`)."""
         self._pass(now)
         if request_id not in self._under_way:
             return 0.0
@@ -47,8 +47,9 @@ class ServiceTime:
         return seconds
 
     def give_up(self, request_id: str, now: float) -> None:
-        """It goes without a token: cancelled, or parked. Behind others of its engine it took nothing of their time;
-        if it was the first, its engine may have been at the next one for any time already."""
+        """The request leaves without a token: it was cancelled or parked. A request that is behind others of its engine
+        has taken none of their time; if it was the first, its engine may have been at the next one for any time
+        already."""
         self._pass(now)
         if request_id not in self._under_way:
             return

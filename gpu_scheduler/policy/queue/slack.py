@@ -1,7 +1,7 @@
-"""What a request costs, and how much time it has left.
+"""The prefill cost of a request, and the time it has left.
 
-    e     = uncached prompt tokens / prefill speed * stretch + the rest of the model's wake-up      (seconds)
-    slack = deadline - e - now                                                            (seconds)
+    e     = uncached prompt tokens / prefill speed * slowdown + the rest of the model's wake-up    (seconds)
+    slack = deadline - e - now                                                                     (seconds)
 
 The *latest start* of a request is `deadline - e`: slack reaches zero there. A request without a target is best effort
 and has the deadline +inf. The cost follows the Prism paper's request arbitration (e_r = p_r / c_r); the paper takes one
@@ -27,18 +27,18 @@ class WaitingRequest:
     request_id: str
     model: str
     arrival: float
-    """When it entered the system; kept when it is retracted or replayed."""
+    """When the request entered the system; kept when it is retracted or replayed."""
     deadline: float = inf
-    """arrival + TTFT target, or +inf for best effort."""
+    """When the first token is due: arrival + TTFT target; +inf for best effort."""
     prompt_tokens: int = 1
     cached_tokens: int = 0
     """Tokens of the prompt that the engine reported as a prefix hit, once it runs."""
     decode_tokens: int = 0
-    """Forecast of the tokens that it will generate; only memory counts them, not time."""
+    """Forecast of the tokens that the request will generate; counted for memory alone, not for time."""
     expires: float = inf
-    """Its own time-out: it is thrown away if it still waits then."""
+    """When the request times out: it is thrown away if it still waits then; +inf: never."""
     drop_late: bool = False
-    """The client asked (`x-slo-drop: late`) that it be thrown away instead of served late."""
+    """True if the client asked (`x-slo-drop: late`) that the request be thrown away instead of served late."""
 
     @property
     def uncached_tokens(self) -> int:
@@ -54,22 +54,24 @@ def bucket_of(tokens: int) -> int:
 class PrefillSpeed:
     """How fast one model prefills on this group: a calibrated start value, then a moving average for each chunk size.
 
-    A bucket that was never observed borrows the value of the nearest one that was (the larger of two equally near), and
+    A bucket that was never observed borrows the value of the nearest one that was (the larger of two equally near), or
     the calibrated value while there is none.
     """
 
     def __init__(self, tokens_per_s: float, *, chunk_tokens: int = 8192, weight: float = 0.25) -> None:
-        """`tokens_per_s` is the calibrated speed; a prompt is cut into chunks of at most `chunk_tokens`; `weight` is
-        how much a new observation counts in the moving average (0.25: the last 8 chunks make 90 % of it)."""
+        """`tokens_per_s`: the calibrated speed; `chunk_tokens`: most tokens of a chunk that a prompt is cut into;
+        `weight`: how much a new observation counts in the moving average (0.25: the last 8 chunks make 90 % of it).
+        Raises ValueError if a number is out of its range."""
         if not tokens_per_s > 0 or not chunk_tokens > 0 or not 0 < weight <= 1:
             raise ValueError(f"bad prefill speed: {tokens_per_s=} {chunk_tokens=} {weight=}")
         self.chunk_tokens = chunk_tokens
         self._weight = weight
         self._observed: dict[int, float] = {}
         self._nearest: list[int] = []
-        """Of each bucket, the observed one that it borrows from."""
+        """For each bucket, the observed bucket that it borrows from."""
         self.seconds_per_token: tuple[float, ...] = (1.0 / tokens_per_s,) * BUCKETS
-        """By bucket; always complete, so that a queue can cost all its requests without a call for each."""
+        """Seconds per token by bucket; always complete, so that a queue can cost all its requests without a call for
+        each."""
 
     def __repr__(self) -> str:
         seen = {1 << b: round(1 / s) for b, s in sorted(self._observed.items())}
@@ -85,7 +87,7 @@ class PrefillSpeed:
         return tokens * self.seconds_per_token[self.bucket(tokens)]
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A chunk of `tokens` tokens took `seconds`. Ignores what cannot be a measurement."""
+        """Records that a chunk of `tokens` tokens took `seconds`. Ignores values that cannot be a measurement."""
         if tokens <= 0 or not 0 < seconds < inf:
             return
         b = self.bucket(tokens)
@@ -103,8 +105,8 @@ def _distance(a: int, b: int) -> int:
 
 
 def cost(request: WaitingRequest, speed: PrefillSpeed, wake_rest: float = 0.0, slowdown: float = 1.0) -> float:
-    """e in seconds. `wake_rest` is what is left of the model's wake-up (0 for an active model); its prefill takes
-    `slowdown` times as long as `speed` says."""
+    """The cost e in seconds. `wake_rest`: what is left of the model's wake-up (0 for an active model); `slowdown`:
+    factor by which its prefill takes longer than `speed` says."""
     return speed.cost(request.uncached_tokens) * slowdown + wake_rest
 
 

@@ -1,4 +1,5 @@
-"""Where the requests of the shared queue wait: those with a deadline, those that missed it, best effort."""
+"""The three queues in which requests of the shared queue wait: those with a deadline, those that missed it, best
+effort."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from gpu_scheduler.policy.queue.request_columns import Array, Key, RequestColumn
 from gpu_scheduler.policy.queue.slack import WaitingRequest
 
 _AT_ONCE = 256
-"""Requests of an order whose numbers are taken out of numpy together."""
+"""Requests of an order whose sequence numbers are taken out of numpy at a time."""
 
 
 class RequestState(Enum):
-    """Where a request is; `backlog.py` has the transitions."""
+    """The state of a request; `backlog.py` has the transitions."""
 
     WAITING = "waiting"
     LATE = "late"
@@ -28,14 +29,14 @@ class RequestState(Enum):
 
 @dataclass(slots=True)
 class QueueEntry:
-    """One request, in any state. `seq` tells those apart that are equal in all else."""
+    """One request, in any state. `seq` tells apart requests that are equal in all else."""
 
     request: WaitingRequest
     seq: int
     state: RequestState = RequestState.WAITING
     done_tokens: int = 0
     missed: bool = False
-    """It waits, and its deadline has passed."""
+    """True if the request waits and its deadline has passed."""
 
     @property
     def key(self) -> Key:
@@ -49,14 +50,14 @@ class QueueEntry:
 
 
 ClassOf = Callable[[WaitingRequest], int]
-"""The index of a request's rate (`models.py`)."""
+"""A function from a request to its class, the index of its rate (`models.py`)."""
 
 
 class Order:
-    """Requests in the order of a plan, looked up as somebody asks for them: of 10,000 the first few matter.
+    """Requests in the order of a plan, looked up only as they are read: of 10,000 the first few matter.
 
-    It stays true: who does not wait, by the time that it is asked, is left out of it, and who came back meanwhile is
-    where it was.
+    An order stays valid: a request that no longer waits when it is read is skipped, and one that was put back meanwhile
+    is where it was.
     """
 
     __slots__ = ("_entries", "_seqs")
@@ -66,11 +67,11 @@ class Order:
         self._entries = entries
 
     def __len__(self) -> int:
-        """As they were when it was made."""
+        """The number of requests when the order was made."""
         return len(self._seqs)
 
     def __iter__(self) -> Iterator[str]:
-        """Their ids."""
+        """The ids of those requests that still wait."""
         return (entry.request.request_id for entry in self.entries())
 
     def entries(self) -> Iterator[QueueEntry]:
@@ -82,29 +83,30 @@ class Order:
 
 
 class WaitQueues:
-    """The three of them. A request is in one from `insert` to `remove`."""
+    """The three wait queues. A request is in one of them from `insert` to `remove`."""
 
     def __init__(self) -> None:
         self.timed = RequestColumns()
         self.missed = RequestColumns()
-        """By arrival: those whose deadlines have passed. They are late whatever else waits, so that no plan has to find
-        that out again."""
+        """Requests whose deadlines have passed, by arrival. They are late whatever else waits, so that no plan has to
+        find that out again."""
         self.best_effort = RequestColumns()
         self._entries: dict[int, QueueEntry] = {}
-        """By sequence number."""
+        """Waiting requests by sequence number."""
         self._missed_costs: tuple[Array, Array] | None = None
-        """The rates that these were last costed by, and their least and most; None: they are others since."""
+        """The rates by which the missed requests were last costed, and their least and greatest cost; None if the queue
+        of missed requests has changed since."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
     def late(self) -> int:
-        """How many missed their deadlines, or were left out of S."""
+        """Number of requests that missed their deadlines or were left out of S, the on-time set."""
         return len(self.missed) + self.timed.left_out
 
     def is_late(self, entry: QueueEntry) -> bool:
-        """Whether it waits, and is one of these."""
+        """Whether the request waits, and has missed its deadline or was left out of S."""
         if entry.seq not in self._entries or entry.request.deadline == inf:
             return False
         return entry.missed or self.timed.is_left_out(entry.key)
@@ -120,7 +122,8 @@ class WaitQueues:
             entry.missed, self._missed_costs = False, None
 
     def miss(self, now: float, class_of: ClassOf) -> list[QueueEntry]:
-        """Puts those whose deadlines have passed where no plan looks for S any more. Returns them, by deadline."""
+        """Moves the requests whose deadlines have passed to `missed`, where no plan considers them for S. Returns them,
+        by deadline."""
         passed = [self._entries[seq] for seq in self.timed.before(now)]
         if passed:
             self._missed_costs = None
@@ -131,28 +134,29 @@ class WaitQueues:
         return passed
 
     def in_order(self, seqs: Seqs) -> Order:
-        """Those of these numbers that wait."""
+        """An order over the requests with these sequence numbers; yields those that wait."""
         return Order(seqs, self._entries)
 
     def costs_of_missed(self, rates: Array) -> Array:
-        """The least and the most of them; nothing of none. Other rates are another array."""
+        """The least and the greatest prefill cost of the missed requests; empty if there are none. Different rates have
+        to be a different array object."""
         if self._missed_costs is None or self._missed_costs[0] is not rates:
             costs = self.missed.costs(rates)
             self._missed_costs = rates, np.array([costs.min(), costs.max()]) if len(costs) else costs
         return self._missed_costs[1]
 
     def by_deadline(self) -> Iterator[WaitingRequest]:
-        """All of them, best effort last."""
+        """All waiting requests by deadline, best effort last."""
         missed = sorted(self.in_order(self.missed.seqs()).entries(), key=_by_deadline)
-        # One that came late is among those in time until the next plan.
+        # A request that was late when it came is in `timed` until the next plan.
         for entry in merge(missed, self.in_order(self.timed.seqs()).entries(), key=_by_deadline):
             yield entry.request
         for entry in self.in_order(self.best_effort.seqs()).entries():
             yield entry.request
 
     def by_age(self, late: Seqs, arrivals: Array, yield_s: float) -> Order:
-        """Those that are `late` (`arrivals` are theirs), missed and best effort, oldest first; of equals the late one
-        with the earlier deadline. Best effort counts as younger by `yield_s`."""
+        """An order over the requests `late` (whose arrivals are `arrivals`), the missed ones and best effort, oldest
+        first; of equals, the late one with the earlier deadline. Best effort counts as `yield_s` seconds younger."""
         seqs = self.missed.seqs()
         if len(late) or len(self.best_effort):
             came = np.concatenate((self.missed.times(), arrivals, self.best_effort.seconds() + yield_s))

@@ -1,1 +1,1 @@
-"""Which models are to prefill more slowly, because neighbours that decode would miss their TPOT targets."""
+"""Which models prefill more slowly because neighbours that decode would miss their TPOT targets."""

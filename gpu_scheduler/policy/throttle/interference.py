@@ -1,11 +1,11 @@
-"""What is seen of a decoding model's steps: how long they take alone, and how many of them are lost beside a
+"""Decode interference as observed: how long a model's decode steps take alone, and what share of them is lost beside a
 neighbour's prefill.
 
-The second is the `loss` of `throttle.py`: N steps that took W seconds, of which a neighbour prefilled M, would have
-taken N s alone, so that loss = (W - N s) / M. It is a property of the two models and the device, not of the pace, so
-observing it while the pace follows it makes no loop that could swing. An s that is out of date (contexts grow while a
-neighbour prefills all the time) is made good too: the loss that then seems to be is the one under which the mean step
-comes out at what the pace aims for.
+That share is the `loss` of `throttle.py`: N steps that took W seconds, of which a neighbour prefilled M, would have
+taken N s alone (s: seconds of a step alone), so that loss = (W - N s) / M. It is a property of the two models and the
+device, not of the throttle, so that observing it while the throttle follows it makes no loop that could oscillate. An
+outdated s (contexts grow while a neighbour prefills all the time) is compensated too: the loss then computed is the one
+at which the mean step comes out at what the throttle aims for.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ from collections import deque
 from gpu_scheduler.engines.sharing.throttle import LOSS
 
 WINDOW = 64
-"""Steps beside a prefill that are looked at together: several cycles of prefill step and pause."""
+"""Steps beside a prefill that make one observation of the loss: several cycles of prefill step and pause."""
 FOLLOW = 0.25
-"""How far the loss moves towards what a window says: a window may hold one prefill step more or less than its share."""
+"""Share of the way that the loss moves towards a window's observation: a window may hold one prefill step more or less
+than its share."""
 MOST_LOSS = 2.0
-"""More than all of the steps can only seem to be lost: with an s that is too short by now."""
+"""Greatest loss that an observation counts as. More than 1 is an artefact of an s that is too short by now."""
 MOST_SLOWDOWN = 8.0
-"""A step that takes longer than so many alone had another reason, and counts as that."""
+"""Multiple of a step alone that a step counts as at most: one that takes longer had another reason."""
 _ALONE = 32
-"""Steps alone that are remembered."""
+"""Durations of steps alone that are remembered."""
 _FEW = 8
-"""Of them, that have to be seen before they count more than what was measured."""
+"""Number of observed steps alone from which on their median replaces the measured duration."""
 
 
 class DecodeInterference:
-    """The steps of one model. Seconds, on the caller's clock."""
+    """Decode steps of one model beside its neighbours' prefills. Seconds, on the caller's clock."""
 
     def __init__(self, measured_s: float) -> None:
         self.loss = LOSS
         self.measured_s = measured_s
-        """A step alone with one request; 0 if it is not known."""
+        """Seconds of a step alone with one request, as measured at activation; 0 if unknown."""
         self._alone: deque[float] = deque(maxlen=_ALONE)
         self._median_s: float | None = None
-        """Of these, once it was asked for."""
+        """Median of `_alone`, cached; None if it has to be computed again."""
         self._last: tuple[float, float] | None = None
-        """The last step's end, and what others had prefilled by then."""
+        """End of the last step, and seconds that other models had prefilled by then."""
         self._own = self._own_seen = False
-        """Whether the model itself prefills now, and did at any time since the last step."""
+        """Whether the model itself prefills now, and whether it did at any time since the last step."""
         self._forget()
 
     def __repr__(self) -> str:
@@ -49,7 +50,7 @@ class DecodeInterference:
 
     @property
     def step_s(self) -> float:
-        """A step alone: the median of those seen lately, and the one measured before there are any."""
+        """Seconds of a step alone: the median of those seen lately, or the measured one until enough were seen."""
         if len(self._alone) < _FEW:
             return self.measured_s
         if self._median_s is None:
@@ -57,17 +58,17 @@ class DecodeInterference:
         return self._median_s
 
     def prefills(self, own: bool) -> None:
-        """Whether the model itself prefills from now on. Its own steps are held up by that as on any server."""
+        """Notes whether the model itself prefills from now on: its own prefills hold its steps up as on any server."""
         self._own = own
         self._own_seen = own or self._own_seen
 
     def stopped(self) -> None:
-        """Nothing of it decodes any more: the next step is the first of another load."""
+        """The model decodes nothing any more: its next step will be the first of another load."""
         self._last = None
 
     def step(self, now: float, others_s: float, steps: int = 1) -> None:
-        """Tokens came, of so many steps since the last call. `others_s`: seconds that others have prefilled, ever, each
-        counted."""
+        """Notes that tokens of `steps` steps came since the last call. `others_s`: seconds that other models have
+        prefilled ever, summed over the models."""
         last, self._last = self._last, (now, others_s)
         own, self._own_seen = self._own_seen, self._own
         if last is None or own:
