@@ -71,7 +71,7 @@ class DevicePolicy:
 
     def __repr__(self) -> str:
         waiting = f"{len(self.claims)} claims, {len(self.reclaims.asks)} asks"
-        return f"Device({self.name}, {self.ledger!r}, {waiting}, {self.holds})"
+        return f"DevicePolicy({self.name}, {self.ledger!r}, {waiting}, {self.holds})"
 
     # --- leases
 

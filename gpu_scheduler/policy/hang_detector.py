@@ -42,7 +42,7 @@ class HangDetector:
         self._asked = False
 
     def __repr__(self) -> str:
-        return f"Silence({self.silent_s:.1f} of {self._timeout_s:.1f} s{', asked' if self._asked else ''})"
+        return f"HangDetector({self.silent_s:.1f} of {self._timeout_s:.1f} s{', asked' if self._asked else ''})"
 
     def look(self, now: float, *, works: bool, heard: int, prefill_s: float) -> HangVerdict:
         """What to do now. `works`: the engine has requests, and no command with a timeout of its own that keeps it from

@@ -123,9 +123,7 @@ class SimulatedEngine:
         self._order = DecodeOrder(clock, name, self, processor, precedence_s, decode_turn_s)
 
     def __repr__(self) -> str:
-        return (
-            f"Engine({self.name}, {len(self._waiting)} to prefill, {len(self._batch)} decode, {self.used_bytes} used)"
-        )
+        return f"SimulatedEngine({self.name}, {len(self._waiting)} to prefill, {len(self._batch)} decode, {self.used_bytes} used)"
 
     # --- what it has
 

@@ -145,7 +145,7 @@ class SimulatedGroup:
 
     def __repr__(self) -> str:
         residents = ", ".join(f"{name} {r.residency.value}" for name, r in self.residents.items())
-        return f"Group({self.name}, {residents})"
+        return f"SimulatedGroup({self.name}, {residents})"
 
     def own_room(self, spec: Spec) -> int:
         """Weights and graphs on each device, as they are booked."""

@@ -70,7 +70,7 @@ class SimulatedRequest:
         """When it joined it."""
 
     def __repr__(self) -> str:
-        return f"Request({self.id}, {self.model}, {self.prompt_tokens}+{self.output_tokens}, {self.generated} out)"
+        return f"SimulatedRequest({self.id}, {self.model}, {self.prompt_tokens}+{self.output_tokens}, {self.generated} out)"
 
     @property
     def to_prefill(self) -> int:

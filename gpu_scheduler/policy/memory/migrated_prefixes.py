@@ -20,7 +20,7 @@ class MigratedPrefixes:
         self._came: dict[str, list[tuple[float, list[int]]]] = {}
 
     def __repr__(self) -> str:
-        return f"Brought({ {model: len(some) for model, some in self._came.items()} })"
+        return f"MigratedPrefixes({ {model: len(some) for model, some in self._came.items()} })"
 
     def came(self, model: str, sequences: Iterable[Sequence[int]], now: float) -> None:
         """Records that the KV of these token sequences, each from the beginning of a text, is in the engine's cache."""

@@ -28,7 +28,7 @@ class Ageing:
         self._at: float | None = None
 
     def __repr__(self) -> str:
-        return f"Credit({self.seconds:.3f}s, share={self._share})"
+        return f"Ageing({self.seconds:.3f}s, share={self._share})"
 
     def earn(self, now: float, *, waiting: bool, busy: bool) -> None:
         """Adds the credit earned since the last call. `waiting`: the second queue was not empty; `busy`: a prefill was

@@ -46,7 +46,7 @@ class DecodeInterference:
         self._forget()
 
     def __repr__(self) -> str:
-        return f"Beat(step={1e3 * self.step_s:.1f} ms, loss={self.loss:.2f})"
+        return f"DecodeInterference(step={1e3 * self.step_s:.1f} ms, loss={self.loss:.2f})"
 
     @property
     def step_s(self) -> float:
