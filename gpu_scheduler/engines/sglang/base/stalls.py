@@ -12,7 +12,8 @@ _limit_s = 0.0
 
 
 def trace(limit_ms: int) -> None:
-    """Turns tracing on for stalls of `limit_ms` milliseconds from now on; 0 turns it off. It costs a step some 0.1 ms."""
+    """Turns tracing on for stalls of `limit_ms` milliseconds from now on; 0 turns it off. It costs a step some 0.1
+    ms."""
     global _limit_s
     _limit_s = limit_ms / 1e3
     faulthandler.cancel_dump_traceback_later()

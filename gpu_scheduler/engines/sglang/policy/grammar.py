@@ -1,7 +1,7 @@
-"""Which grammars are compiled at all, and which have taken too long. Pure.
+"""Decides which grammars are compiled at all, and which have taken too long. Pure.
 
 xgrammar recurses without a bound into schemas: some ten thousand levels end the process, some hundred take minutes, and
-nothing can stop it. Text in parentheses it bounds itself.
+nothing can stop it. It bounds text in parentheses itself.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ import re
 from typing import Any
 
 MOST_CHARACTERS = 1 << 18
-"""Clients send a quarter of it at most; a gateway makes grammars of their schemas, which may be longer."""
+"""Most characters of a grammar that is compiled. Clients can send at most a quarter of it; a gateway makes grammars of
+their schemas, which may be longer."""
 MOST_LEVELS = 64
-"""Of objects and arrays of a schema in one another. With 60 it is compiled in a tenth of a second."""
+"""Most levels of nested objects and arrays in a schema that is compiled; one with 60 compiles in a tenth of a second.
+"""
 SLOW_S, MOST_SLOW_S = 0.05, 1.0
-"""A call that follows one and takes longer is slow, and so much of a request's time may go into slow ones."""
+"""Seconds: a call that follows a grammar and takes longer than `SLOW_S` is slow, and at most `MOST_SLOW_S` of a
+request's time may go into slow calls."""
 _TOKEN = re.compile(r"\b(Exclude)?Token(TagDispatch)?\s*\(")
-"""Rules of xgrammar's own about numbers of tokens. With one that the model has not it writes outside of its mask."""
+"""Rules of xgrammar's own about numbers of tokens, which are refused: with a number that the model does not have it
+writes outside its mask."""
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET = re.compile(r"[\[\]{}]")
 
 
 def problem(kind: str, text: str) -> str:
-    """Why a grammar is refused; empty: it is not. `kind` is "json_schema", "regex" or "ebnf"."""
+    """Reason for refusing a grammar, in one line; empty: it is accepted. `kind` is "json_schema", "regex" or "ebnf"."""
     if not text:
         return f"{kind} is empty"
     if len(text) > MOST_CHARACTERS:
@@ -41,7 +45,7 @@ def problem(kind: str, text: str) -> str:
 
 
 def _levels(text: str) -> int:
-    """The most brackets that are open at once, outside of strings."""
+    """Most brackets that are open at once, outside strings."""
     most = now = 0
     for bracket in _BRACKET.findall(_STRING.sub("", text)):
         now += 1 if bracket in "[{" else -1
@@ -50,7 +54,7 @@ def _levels(text: str) -> int:
 
 
 def slow_of(batch: Any) -> frozenset[str]:
-    """The names of those requests of a batch whose grammars take too long, by the clock of this process."""
+    """Names of the requests in a batch whose grammars take too long, by the clock of this process."""
     if not batch.has_grammar:
         return frozenset()
     return frozenset(request.rid for request in batch.reqs if getattr(request.grammar, "slow", False))
