@@ -129,5 +129,5 @@ class LeaseDriver:
 
 
 def open_memory(load: engine_pb2.Load, options: Options, ranks: Ranks) -> ModelMemory:
-    """Raises NoMemory."""
+    """Opens the memory of the model of `load` on this rank's device. Raises NoMemory."""
     return ModelMemory(LeaseDriver(load, options), ranks)

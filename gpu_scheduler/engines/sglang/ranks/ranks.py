@@ -295,7 +295,7 @@ class _Several(ABC):
 
 
 class Leader(_Several, _Turn):
-    """Rank 0."""
+    """Rank 0 of several: it has the channel and the board, and begins every step."""
 
     rank = 0
 
