@@ -101,7 +101,7 @@ class ModelHost:
             self._build(instance)
             done = self._serve(instance)
         except CommandError as error:
-            # Without its trace, which would keep SGLang's half-built objects alive.
+            # Kept without its trace, which would keep SGLang's half-built objects alive.
             failure = type(error)(str(error))
         clean, kept = instance.close()
         # The gpu_scheduler hears this once every device has its memory back.

@@ -67,7 +67,7 @@ class Done:
         return f"{self._made_for}: {module}"
 
     def missing(self, modules: Iterable[JitModule]) -> list[JitModule]:
-        """Those of `modules` that are not listed, sorted."""
+        """The modules that are not listed, sorted."""
         return sorted(module for module in modules if self._key(module) not in self._keys)
 
     def add(self, module: JitModule) -> None:
@@ -143,7 +143,8 @@ def import_sglang(architecture: tuple[int, int], modules: Iterable[JitModule]) -
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compiles what the catalogue's models lack. Returns 0 on success, 1 if something failed."""
+    """Compiles the modules that the catalogue's models need and that are not compiled yet. Returns 0 on success, 1 if
+    something failed."""
     parser = argparse.ArgumentParser("gpu_scheduler.engines.sglang.precompile", description=__doc__.splitlines()[0])
     parser.add_argument("catalogue", type=Path, help="file of models, as a loader reads it")
     given = parser.parse_args(arguments)

@@ -35,12 +35,12 @@ NUMBERS = {
 }
 """Names of the parameters that change from step to step, by (module, kernel)."""
 BATCHES = 256
-"""Requests in a padded batch, for kernels whose constant argument is the next power of two of the batch: smaller
-batches are padded to this, so that one compilation serves them. The kernels handle this many numbers at once."""
+"""Least value of the constant for kernels that take the next power of two of a batch as a constant argument, so that
+nearly all batches share one compilation. These kernels look at so many numbers at once."""
 
 
 def batch_constant(batch: int) -> int:
-    """The power of two that such a kernel gets as its constant: at least `batch`, and `BATCHES` for nearly all."""
+    """The constant that such a kernel gets for `batch` requests: a power of two, at least `batch` and `BATCHES`."""
     return max(BATCHES, 1 << max(0, batch - 1).bit_length())
 
 

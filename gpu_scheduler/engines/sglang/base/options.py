@@ -52,8 +52,8 @@ class Options:
     park_after_ms: int = 200
     """Milliseconds that a request may lack memory while nothing runs before it goes back to the shared queue."""
     linger_ms: int = 250
-    """Milliseconds that an emptied extent is kept for the next request while requests run. An idle engine keeps none.
-    """
+    """Milliseconds that an emptied extent is kept for the next request while requests run. An idle engine keeps
+    none."""
     overlap: int = 0
     """1: SGLang prepares a step while the one before runs (overlap scheduling); 0: it does not. 1 on a GPU."""
     cuda_graphs: int = 1
@@ -81,11 +81,11 @@ class Options:
     read_ahead_bytes: int = 1 << 30
     """Most bytes of a checkpoint that lie in host memory while `read_threads` read it."""
     stall_trace_ms: int = 0
-    """Milliseconds after which an engine that stands still logs its stacks (`stalls`), for finding out where; 0: never.
-    """
+    """Milliseconds after which an engine that stands still logs its stacks (`stalls`), for finding out where; 0:
+    never."""
     random_weights: int = 0
-    """1: random weights from a seed instead of the checkpoint's, for benchmarks: the folder needs only a configuration.
-    """
+    """1: random weights from a seed instead of the checkpoint's, for benchmarks: the folder needs only a
+    configuration."""
 
     @property
     def scored_together(self) -> int:

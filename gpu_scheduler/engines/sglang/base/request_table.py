@@ -27,8 +27,8 @@ class LiveRequest:
     first_at: float | None = None
     """Monotonic seconds at which its first token was seen here, by the clock that all ranks agree on; None: not yet."""
     ending: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
-    """Finish reason to report once SGLang lets go of the request, when the engine ends it; unspecified: SGLang ends it.
-    """
+    """Finish reason to report once SGLang lets go of the request, when the engine ends it; unspecified: SGLang ends
+    it."""
     error: str = ""
     withheld: bool = False
     """True while its end is not reported yet, because its KV is transferred to another engine first."""

@@ -46,7 +46,7 @@ def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) 
     """Captures all graphs, of prefill and of decode, which share a pool. They are captured in ordinary memory, which
     stays while the model sleeps, if they cannot be captured in ours."""
     instance = current.instance()
-    gc.collect()  # what building the model has left behind, before it is counted
+    gc.collect()  # building the model has left objects behind, which would be counted
     graphs = instance.open_graphs()
     if graphs is not None:
         slots_of_requests = model_runner.req_to_token_pool.req_to_token

@@ -17,7 +17,7 @@ from typing import Any
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 
 _AHEAD = 32
-"""At most 1 / `_AHEAD` of the cached tokens is evicted ahead of need at a time."""
+"""Divisor: at most this fraction of the cached tokens is evicted ahead of need at a time."""
 _FORGETS = 0.9
 """Factor by which the largest need decays with each step."""
 _LATELY_S = 1.0

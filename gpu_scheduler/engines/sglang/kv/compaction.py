@@ -33,7 +33,7 @@ _SLOTS_TOGETHER = 1 << 18
 
 
 def is_scattered(kv: ElasticKv) -> bool:
-    """Whether live blocks lie on more than `RATIO` times the bytes they fill, and one extent."""
+    """Whether the extents with live blocks have more bytes than `RATIO` times the live blocks, plus one extent."""
     envelopes = kv.envelopes
     nbytes = begun(envelopes, kv.units()) * envelopes.extent_bytes
     return nbytes > RATIO * envelopes.live * envelopes.envelope_bytes + envelopes.extent_bytes

@@ -108,8 +108,8 @@ class ElasticKv:
         return tokens * self.envelopes.envelope_bytes // self.page_size
 
     def units(self) -> Indices:
-        """For each extent of `envelopes`, the first of those that leave with it: several are mapped as one where much
-        was asked for at once. A snapshot, true of held extents; (extents,)."""
+        """The first of the extents that leave together, for each extent of `envelopes`; (extents,). Several are mapped
+        as one where much was requested at once. A snapshot, true of held extents."""
         mapped, count = self.memory.extents, self.envelopes.n_extents
         return np.append(mapped, np.arange(len(mapped), count))[:count]
 
@@ -156,8 +156,8 @@ class ElasticKv:
         return True
 
     def grow_or_evict(self, tokens: int, wait_s: float, instead: int) -> bool:
-        """Makes room as `grow` does, where evicting `instead` tokens would do: while other leases have nothing older
-        balloond is asked as often, but rarely waited for."""
+        """Makes room as `grow` does, where evicting `instead` tokens would do. While other leases have nothing older,
+        balloond is asked as often but rarely waited for."""
         waited = self._clock() >= self._polite_before
         there = self.grow(tokens, wait_s if waited else 0.0, instead)
         if waited and there:

@@ -50,7 +50,7 @@ class Ids(Protocol):
 
 
 class HostIds:
-    """A device whose memory is the host's: everything arrives at once."""
+    """The transfers of a device whose memory is the host's: everything arrives at once."""
 
     def send(self, numbers: Indices) -> torch.Tensor:
         import torch
@@ -71,7 +71,7 @@ class HostIds:
 
 
 class CudaIds:
-    """A GPU. Copies are queued on the calling thread's current stream."""
+    """The transfers of a GPU. Copies are queued on the calling thread's current stream."""
 
     def __init__(self, device: torch.device) -> None:
         import torch

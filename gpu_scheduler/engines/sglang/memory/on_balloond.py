@@ -75,7 +75,7 @@ def _streams() -> list[int]:
 
 
 class LeaseDriver:
-    """One lease with balloond, and the ranges on it."""
+    """One lease with balloond and the ranges on it; implements `ranges.Driver`."""
 
     def __init__(self, load: engine_pb2.Load, options: Options) -> None:
         """Attaches to balloond and waits at most 10 s for the lease. Raises NoMemory if balloond refuses it."""

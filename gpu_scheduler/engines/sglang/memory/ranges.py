@@ -20,7 +20,7 @@ class KvRange(Protocol):
     address: int
     extent_bytes: int
     extents: NDArray[np.int64]
-    """For each index, the first of those that are mapped as one extent and leave only together; (indices,)."""
+    """The first of the extents that are mapped as one and leave only together, for each index; (indices,)."""
     wake_fd: int
     cached_bytes: int
     """Bytes of prefixes that the engine could evict now; set by the engine."""
@@ -41,9 +41,9 @@ class KvRange(Protocol):
         ...
 
     def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
-        """Indices of at most `count` extents that are mapped and now the engine's. Beyond the reserve, balloond is
-        asked and waited for at most `timeout_s` seconds; what comes later goes into the reserve and makes `wake_fd`
-        readable. `instead_bytes`: bytes of its own prefixes that the engine could evict instead."""
+        """Indices of at most `count` extents that are mapped and now the engine's. What the reserve lacks is requested
+        from balloond, with a wait of at most `timeout_s` seconds; what comes later goes into the reserve and makes
+        `wake_fd` readable. `instead_bytes`: bytes of its own prefixes that the engine could evict instead."""
         ...
 
     def take_tied(self) -> list[int]:
@@ -99,8 +99,8 @@ class OfferingRange(KvRange, Protocol):
     """A KV range for an engine of several ranks, which offers extents before it takes them."""
 
     def offer(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
-        """Indices in the reserve, after balloond was asked as in `acquire` for what is missing of `count`. `take` has
-        to follow."""
+        """Indices in the reserve, after what is missing of `count` was requested as in `acquire`. `take` has to
+        follow."""
         ...
 
     def take(self, indices: Sequence[int]) -> None:
@@ -131,7 +131,9 @@ class PieceRangeDriver(Protocol):
     that map raise NoMemory."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """First address of the range."""
+        ...
 
     @property
     def mapped_bytes(self) -> int:
@@ -178,7 +180,9 @@ class Driver(Protocol):
     weights_extent_bytes: int
 
     @property
-    def lease_id(self) -> str: ...
+    def lease_id(self) -> str:
+        """balloond's name of the lease."""
+        ...
 
     @property
     def limit_bytes(self) -> int:

@@ -247,7 +247,7 @@ class Instance:
         assert self._weights is not None
         with self.together():
             weights_range.bind(model, self._weights, copy=copy)
-        device.finish(self.device)  # the places where they were before go back to the device
+        device.finish(self.device)  # their old places go back to the device
         device.forget_peak(self.device)
         layout = weights_range.lay_out(model, self._weights)
         manifest = weights_range.manifest(layout, self.memory.weights_bytes, weights_range.python_scalars(model))
@@ -440,7 +440,7 @@ class Instance:
             if self.graphs is not None:
                 self.graphs.come_back()
         except CommandError as error:
-            # Reported once the weights are here, since only then the gpu_scheduler waits for an answer. Without its
+            # Raised once the weights are here, since only then the gpu_scheduler waits for an answer. Kept without its
             # trace, which leads to SGLang's objects.
             self._missing = type(error)(str(error))
 

@@ -33,7 +33,7 @@ class Outputs:
         self._request_table = request_table
         self._send = send
         self._on_probe = on_probe
-        """Called with the output of a request that is not in the table, which is the engine's own: rid, tokens,
+        """Receives the output of requests that are not in the table, which are the engine's own: rid, tokens,
         log-probabilities or embedding, whether it has ended."""
         self.stopped: dict[str, Sequence[int]] = {}
         """Tokens of withheld requests that SGLang has let go of, prompt and all output, by rid."""

@@ -14,8 +14,8 @@ MOST_CHARACTERS = 1 << 18
 """Most characters of a grammar that is compiled. Clients can send at most a quarter of it; a gateway makes grammars of
 their schemas, which may be longer."""
 MOST_LEVELS = 64
-"""Most levels of nested objects and arrays in a schema that is compiled; one with 60 compiles in a tenth of a second.
-"""
+"""Most levels of nested objects and arrays in a schema that is compiled; one with 60 compiles in a tenth of a
+second."""
 SLOW_S, MOST_SLOW_S = 0.05, 1.0
 """Seconds: a call that follows a grammar and takes longer than `SLOW_S` is slow, and at most `MOST_SLOW_S` of a
 request's time may go into slow calls."""

@@ -13,7 +13,8 @@ class BlockLayout:
     """The layout of one range. Envelopes and extents are numbered from its start."""
 
     def __init__(self, envelope_bytes: int, extent_bytes: int, count: int) -> None:
-        """Raises ValueError unless all three are positive."""
+        """A layout of `count` envelopes of `envelope_bytes` in extents of `extent_bytes`. Raises ValueError unless all
+        are positive."""
         if envelope_bytes <= 0 or extent_bytes <= 0 or count <= 0:
             raise ValueError(f"{count} envelopes of {envelope_bytes} bytes in extents of {extent_bytes} bytes")
         self.envelope_bytes = envelope_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gpu_scheduler.engines.sglang.base.errors import NoMemory
 
 SPARE_BYTES = 128 << 20
-"""Bytes booked beyond the measured peak: batches of other sizes leave holes in the memory that torch keeps for later.
-"""
+"""Bytes booked beyond the measured peak: batches of other sizes leave holes in the memory that torch keeps for
+later."""
 
 DRIVER_GROWS_BYTES = 64 << 20
 """Bytes of a quota that torch may not use: kernels that are first used later are loaded later."""

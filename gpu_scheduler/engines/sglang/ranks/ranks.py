@@ -45,8 +45,8 @@ class Ranks(Protocol):
         ...
 
     def listen(self, facts: Callable[[], RankFacts], wake_fd: int = -1) -> None:
-        """From now on calls `facts` once before every step for this rank's own facts; `wake_fd` is readable when there
-        are new ones."""
+        """Registers `facts`, which is called once before every step for this rank's own facts. `wake_fd` is readable
+        when there are new ones."""
         ...
 
     def now(self) -> float:
@@ -189,7 +189,7 @@ class _Turn:
 
 
 class Alone(_Turn):
-    """An engine of one process, which has nobody to agree with and pays nothing for it."""
+    """An engine of one process: it agrees with no other rank and pays nothing for that."""
 
     rank, size = 0, 1
     agreed = StepAgreement()

@@ -25,6 +25,6 @@ class SamplingLimits:
         return SamplingLimits(self.top_ks[rows], self.top_ps[rows], None if self.min_ps is None else self.min_ps[rows])
 
     def to(self, device: str) -> SamplingLimits:
-        """The same limits on another device."""
+        """The limits on another device."""
         min_ps = None if self.min_ps is None else self.min_ps.to(device)
         return SamplingLimits(self.top_ks.to(device), self.top_ps.to(device), min_ps)

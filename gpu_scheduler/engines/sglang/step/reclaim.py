@@ -158,7 +158,9 @@ class Reclaim:
             if moves:
                 while kv.beyond(extents + lost) > 0 and not exhausted:
                     exhausted = not stop_one()
-                    instance.admission.make_fit(instance.scheduler.tree_cache, extents + lost)  # its prompt is cached
+                    instance.admission.make_fit(
+                        instance.scheduler.tree_cache, extents + lost
+                    )  # its prompt is now cached
                 self._move_together(extents)
             else:
                 exhausted = not stop_one()
