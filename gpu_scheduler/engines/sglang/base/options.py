@@ -27,21 +27,19 @@ class Options:
     """Settings in `Load.options`, all optional. Times are in milliseconds, memory in bytes or extents."""
 
     page_size: int = 1
-    """Tokens per page of KV, the unit in which KV is allocated, cached and freed. 1 to 64; 16 on a GPU."""
+    """Tokens per page of KV, the unit in which KV is allocated, cached and freed; 1 to 64."""
     chunked_prefill_size: int = 512
-    """Most prompt tokens of one prefill step, which bounds how long a neighbour engine's decode step may wait. 2048 on
-    a GPU."""
+    """Most prompt tokens of one prefill step, which bounds how long a neighbour engine's decode step may wait."""
     max_running_requests: int = 32
     """Most requests that run at once; others wait in the shared queue. On a GPU CUDA graphs are captured for batches of
-    up to this size. 256 on a GPU."""
+    up to this size."""
     kv_span_bytes: int = 8 << 30
     """Bytes of addresses reserved for KV: the most that a limit can ever let this instance map. They cost a byte of
     memory per page."""
     reserve_low: int = 1
-    """Fewest extents that the driver keeps mapped ahead of need while requests run (balloond/driver/watermarks.py). 4
-    on a GPU."""
+    """Fewest extents that the driver keeps mapped ahead of need while requests run (balloond/driver/watermarks.py)."""
     reserve_high: int = 4
-    """Most extents that the driver keeps mapped ahead of need, used where growth is fast. 32 on a GPU."""
+    """Most extents that the driver keeps mapped ahead of need, used where growth is fast."""
     large_extent: int = 8
     """Size of a large extent in KV extents. Growth requests large extents where four of them are missing at once; 1:
     never."""
@@ -55,12 +53,12 @@ class Options:
     """Milliseconds that an emptied extent is kept for the next request while requests run. An idle engine keeps
     none."""
     overlap: int = 0
-    """1: SGLang prepares a step while the one before runs (overlap scheduling); 0: it does not. 1 on a GPU."""
+    """1: SGLang prepares a step while the one before runs (overlap scheduling); 0: it does not."""
     cuda_graphs: int = 1
     """1: decode steps run as CUDA graphs; 0: without them, two to six times slower, for analysing a single step."""
     probe_together: int = 0
-    """Requests that decode together in the second part of the engine's own measurement (`model/probe.py`), started when
-    its first request ends. 3 on a GPU."""
+    """Requests of the engine's own measurement (`model/probe.py`) that together continue where its measured request
+    ended, after one that does so alone; 0: none do."""
     prefill_graph_tokens: int = 0
     """Most prompt tokens of a prefill step that runs as CUDA graphs, in pieces, as SGLang does by default for steps of
     any size. On a GPU the default depends on the model (`engines/sharing/prefill_graphs.py`). 0: no graphs; none either
@@ -77,7 +75,7 @@ class Options:
     ordinary ones."""
     read_threads: int = 0
     """Threads that read a checkpoint's safetensors files ahead. 0: SGLang maps the files, and they are read as it needs
-    them, which is best where weights are copied straight out of the mapping, as on a CPU. 8 on a GPU."""
+    them, which is best where weights are copied straight out of the mapping, as on a CPU."""
     read_ahead_bytes: int = 1 << 30
     """Most bytes of a checkpoint that lie in host memory while `read_threads` read it."""
     stall_trace_ms: int = 0
