@@ -24,25 +24,26 @@ How a model comes up:
 3. `model/instance.py` builds SGLang's Scheduler. Its loader (`weights/loader.py`) reads the checkpoint, or nothing
    where an image will come; parameters go into the weights range as they are made (`weights/weights_range.py`).
    `kv/pool.py` makes the KV range.
-4. SGLang's own event loop runs. Requests of the engine's own (`model/probe.py`) prove the model, and it is active.
-5. Commands of residency (`step/commands.py`, `base/states.py`) are carried out between two steps. Unload leaves the
-   loop, and the process is warm again; `model/teardown.py` removes what must not pass to the next model.
+4. SGLang's own event loop runs. The engine's own requests (`model/probe.py`) prove the model, and it is active.
+5. Commands that load, hibernate, wake and unload a model (`step/commands.py`, `base/states.py`) are carried out between
+   two steps. Unload leaves the loop, and the process is warm again; `model/teardown.py` removes what must not pass to
+   the next model.
 
 How a request is served:
-1. Where SGLang reads its sockets, `hooks/loop.py` calls `Loop.pull`: messages become SGLang's requests
+1. Where SGLang reads its sockets, `hooks/loop.py` calls `StepLoop.pull`: messages become SGLang's requests
    (`model/requests.py`).
-2. Before SGLang admits one, `kv/admission.py` sees to it that there is memory: free, grown, or evicted
+2. Before SGLang admits one, `kv/admission.py` makes sure that there is memory: free, grown, or evicted
    (`kv/eviction.py`).
 3. `kv/allocator.py`, or `kv/paged_allocator.py`, hands out the lowest free KV blocks (`policy/envelopes.py`); their
    numbers travel between host and device through `kv/slot_transfer.py`.
 4. The tokens of a step leave in one message (`model/outputs.py`).
-5. When memory has to go, `step/reclaim.py` evicts cached prefixes by extents, then retracts running requests
-   (`step/retraction.py`). A request that nothing can make room for goes back into the shared queue.
+5. When memory has to leave, `step/reclaim.py` evicts cached prefixes by extents, then retracts running requests
+   (`step/retraction.py`). A request that no memory can be found for goes back into the shared queue.
 6. Once nothing runs, prefixes that are left are moved together (`kv/compaction.py`).
 7. When the model moves to another device, the KV of running requests goes along as prefixes (`kv/kv_transfer.py`).
 
-On a GPU, `base/options.py` has other arguments for SGLang, `kv/pool.py` another layout (`kv/kv_rows.py` for storing),
-`base/device.py` and `model/quota.py` say what the process keeps of the GPU, and `memory/graph_memory.py` what of that
-leaves while the model sleeps. `base/kernels.py` tells of kernels that are compiled; `precompile.py`, a process beside
-the engines, compiles the longest ones before they are needed.
+On a GPU, `base/options.py` has other arguments for SGLang and `kv/pool.py` another layout (`kv/kv_rows.py` for
+storing). `base/device.py` and `model/quota.py` account for the GPU memory that the process itself keeps, and
+`memory/graph_memory.py` for the part of it that leaves while the model sleeps. `base/kernels.py` reports kernels that
+are compiled; `precompile.py`, a process beside the engines, compiles the longest ones before they are needed.
 """

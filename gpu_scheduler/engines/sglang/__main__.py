@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = None) -> None:
-    """`open_memory`: another source of memory than balloond, for tests."""
+    """Runs one engine process until its gpu_scheduler ends it. `open_memory` replaces balloond as the source of memory,
+    for tests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--channel-fd", type=int, help="our end of the socket to the gpu_scheduler")
     parser.add_argument("--ranks", type=int, default=1, help="processes of this engine, one for each of its devices")
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
         log.bind(rank=given.rank)
     if given.log_level not in ("debug", "info"):
         logging.getLogger("sglang").setLevel(logging.ERROR)
-        # What a request is refused for, a grammar say, its client is told; it is no error of the engine's.
+        # The reason for refusing a request, such as a bad grammar, goes to its client; it is no error of the engine's.
         refusals = logging.getLogger("sglang.srt.managers.schedule_batch")
         refusals.addFilter(lambda record: "self.rid=" not in record.getMessage())
     else:
@@ -82,8 +83,8 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
 
 @contextlib.contextmanager
 def _leaving_at_once() -> Iterator[None]:
-    """For a rank that fails: at the interpreter's end it could wait for the others in what it shares with them, and its
-    death is what the gpu_scheduler goes by."""
+    """Ends the process at once if its rank fails inside: at the interpreter's end it could wait for the other ranks in
+    what it shares with them, and the gpu_scheduler needs its death to end the rest."""
     try:
         yield
     except BaseException:

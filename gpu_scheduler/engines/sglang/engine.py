@@ -1,4 +1,4 @@
-"""The process: warm, then one model after another. Imports SGLang: only the engine process may import this."""
+"""The engine process: warm, then one model after another. Imports SGLang: only the engine process may import this."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ if TYPE_CHECKING:
 
 _log = log.get(__name__)
 _FAILURE_S = 30.0
-"""How long a rank that failed waits for the others. They may wait for it in SGLang's collectives and not hear it: then
-this process ends, and the gpu_scheduler ends the rest."""
+"""Seconds that a rank which failed waits for the others. They may be waiting for it in SGLang's collectives, where they
+cannot hear it: then this process ends, and the gpu_scheduler ends the rest."""
 
 
 class ModelHost:
-    """The warm loop. While a model is held, SGLang's own loop runs inside `_load`."""
+    """The loop of a warm engine. While a model is loaded, SGLang's own loop runs inside `_load`."""
 
     def __init__(self, channel: Channel | FollowerChannel, ranks: Ranks, open_memory: OpenMemory) -> None:
+        """`open_memory` makes the memory of each model that is loaded."""
         self._channel = channel
         self._ranks = ranks
         self._open_memory = open_memory
         self._ended = False
 
     def run(self) -> None:
-        """Until the gpu_scheduler is gone or says Shutdown."""
+        """Serves until the gpu_scheduler is gone or sends Shutdown."""
         collector.settle()
         self._ranks.begin()
         hello = engine_pb2.Hello(pid=os.getpid(), engine="sglang", version=sglang.__version__)
@@ -53,7 +54,7 @@ class ModelHost:
             messages = self._channel.receive()
             for number, message in enumerate(messages, start=1):
                 if message.WhichOneof("message") == "load":
-                    # What follows is for the model.
+                    # The messages after a Load are for the model.
                     self._channel.unread(messages[number:])
                     with log.bound(model=message.load.model.name):
                         self._load(message.load)
@@ -61,7 +62,8 @@ class ModelHost:
                 self._take(message)
 
     def _take(self, message: engine_pb2.ToEngine) -> None:
-        """A message to a warm engine."""
+        """Handles one message to a warm engine: requests fail, Unload and Drain are done at once, other commands are
+        refused."""
         kind = message.WhichOneof("message")
         if kind == "shutdown":
             self._ended = True
@@ -79,11 +81,12 @@ class ModelHost:
                 self._fail(getattr(message, str(kind)).command_id, error)
 
     def _fail(self, command_id: int, error: CommandError) -> None:
+        """Reports to the gpu_scheduler that a command failed."""
         _log.warning("command failed", command=command_id, why=str(error))
         self._channel.send(failed=told(command_id, error))
 
     def _load(self, load: engine_pb2.Load) -> None:
-        """Builds the model and serves it until it leaves. Returns warm."""
+        """Builds the model of `load` and serves it until it leaves. The engine is warm again when this returns."""
         try:
             self._own(load)
             instance = self._open(load)
@@ -98,10 +101,10 @@ class ModelHost:
             self._build(instance)
             done = self._serve(instance)
         except CommandError as error:
-            # Without its trace, which would keep SGLang's half-built objects alive.
+            # Kept without its trace, which would keep SGLang's half-built objects alive.
             failure = type(error)(str(error))
         clean, kept = instance.close()
-        # What they held is back on every device.
+        # The gpu_scheduler hears this once every device has its memory back.
         self._channel.send(kept=engine_pb2.Kept(bytes=max(self._ranks.gather(kept))))
         if failure is not None:
             self._fail(load.command_id, failure)
@@ -109,11 +112,13 @@ class ModelHost:
             self._channel.send(done=engine_pb2.Done(command_id=done))
         elif done is not None:
             self._fail(done, CommandError("something of the model stayed in the process"))
-        # The next model would have less, and the one after that less still.
+        # If something stayed, the next model would have less memory, and the one after that less still: the process
+        # ends.
         self._ended |= not clean
 
     def _own(self, load: engine_pb2.Load) -> None:
-        """Makes the load this rank's. Raises CommandError."""
+        """Replaces device and checksum in `load` by this rank's. Raises CommandError if the model needs another number
+        of ranks."""
         if len(load.others) != self._ranks.size - 1:
             raise CommandError(f"this engine has {self._ranks.size} ranks, the model wants {1 + len(load.others)}")
         if self._ranks.rank > 0:
@@ -121,7 +126,7 @@ class ModelHost:
             load.device, load.expected_checksum = part.device, part.expected_checksum
 
     def _open(self, load: engine_pb2.Load) -> Instance:
-        """Raises CommandError, on all ranks or none."""
+        """Opens the model's memory and makes its instance. Raises CommandError, on all ranks or none."""
         memory: ModelMemory | None = None
         failure: CommandError | None = None
         try:
@@ -138,7 +143,8 @@ class ModelHost:
         return Instance(load, memory, self._channel, self._ranks)
 
     def _build(self, instance: Instance) -> None:
-        """Raises CommandError on all ranks."""
+        """Builds the model and agrees with the other ranks on the result. Raises CommandError on all ranks if one
+        failed."""
         try:
             self._build_own(instance)
         except CommandError as error:
@@ -147,12 +153,15 @@ class ModelHost:
             self._ranks.settle(None)
 
     def _build_own(self, instance: Instance) -> None:
+        """Builds this rank's part of the model. Raises CommandError, whose type tells whether trying again may help
+        (`fault`)."""
         path = instance.load.model.path
         check_folder(path)
         try:
             instance.build()
         except (OSError, ValueError, TypeError, AttributeError, LookupError, AssertionError, MemoryError) as error:
-            # After the weights, which the loaders answer for: SGLang refuses a configuration with whatever is at hand.
+            # The loaders report faults of the weights themselves. For a configuration that it refuses, SGLang raises
+            # any of these types.
             _log.warning("SGLang could not build the model", path=path, exc_info=True)
             raise fault(error, path) from error
         except RuntimeError as error:
@@ -160,7 +169,8 @@ class ModelHost:
             raise CommandError(one_line(error)) from error
 
     def _serve(self, instance: Instance) -> int | None:
-        """SGLang's event loop, until the model leaves. The command_id of the Unload that ended it."""
+        """Runs SGLang's event loop until the model leaves. Returns the command_id of the Unload that ended it; None:
+        something else ended it, and the process ends. Raises CommandError if the load failed."""
         set_loop(StepLoop(instance))
         try:
             instance.scheduler.run_event_loop()

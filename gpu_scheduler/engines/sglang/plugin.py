@@ -16,10 +16,11 @@ from gpu_scheduler.engines.sglang.base.environment import ENGINE_VARIABLE
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
 
 MADE_FOR = "0.5.16"
-"""The version of SGLang whose internals the hooks know."""
+"""Version of SGLang whose internals the hooks know."""
 
 
 def all_hooks() -> list[Hook]:
+    """All hooks, in the order in which SGLang's registry gets them."""
     # Hooks import SGLang, which only an engine process may; SGLang imports this file in every process of its own.
     from gpu_scheduler.engines.sglang.hooks import grammar, graphs, logprobs, loop, memory, process, sampling
 
@@ -28,7 +29,7 @@ def all_hooks() -> list[Hook]:
 
 
 def register() -> None:
-    """Called by SGLang."""
+    """Registers all hooks with SGLang, which calls this; does nothing outside an engine process."""
     if os.environ.get(ENGINE_VARIABLE) != "1":
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -38,8 +39,8 @@ def register() -> None:
 
 
 def load() -> None:
-    """Loads SGLang's plugins in this process, ours among them. Raises SystemExit with one line when ours did not
-    take."""
+    """Loads SGLang's plugins in this process, ours among them. Raises SystemExit with one line if ours did not take, or
+    if SGLang is not of the version `MADE_FOR`."""
     import sglang
     from sglang.srt.plugins import load_plugins
 
@@ -50,7 +51,7 @@ def load() -> None:
 
 
 def verify(hooks: list[Hook]) -> None:
-    """Raises SystemExit that names the first hook which is not in place."""
+    """Raises SystemExit that names the first of `hooks` that is not in place."""
     for hook in hooks:
         try:
             found = pkgutil.resolve_name(hook.target)

@@ -1,10 +1,10 @@
-"""`python -m gpu_scheduler.engines.sglang.precompile CATALOGUE`: what nvcc has to compile for the models of a catalogue
-is compiled before an engine needs it, several modules at a time; an engine would compile one after another while
-requests wait. Engines find it where it comes to lie: in TVM_FFI_CACHE_DIR, or where tvm-ffi keeps such things.
+"""`python -m gpu_scheduler.engines.sglang.precompile CATALOGUE` compiles the modules that the models of a catalogue
+need from nvcc before an engine needs them, several at a time; an engine would compile one after another while requests
+wait. Engines find them where tvm-ffi keeps compiled modules: in TVM_FFI_CACHE_DIR, or in tvm-ffi's own default folder.
 
-It says what it does as lines of JSON: {"of": N} first, how many modules there are to be compiled, then one for each. It
-takes no memory of a GPU: its architecture is asked of NVML, and torch is told that. What was compiled here is written
-down beside it, so that the next time nothing is imported to find that out.
+It reports on standard output as lines of JSON: first {"of": N}, the number of modules to compile, then one line for
+each. It takes no memory of a GPU: it asks NVML for the GPU's architecture and passes that on to torch. The modules that
+it has compiled are listed in a file beside them, so that the next run need not import anything to find that out.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from gpu_scheduler.engines.sglang.policy.jit import JitModule
 
 _LIST = "prism-compiled.json"
 _AT_ONCE = 4
-"""A compiler takes a core, and a GB of memory."""
+"""Modules that are compiled at a time; each compiler takes a core and a GB of memory."""
 Say = Callable[[Mapping[str, Any]], None]
+"""Writes one report, as a mapping that JSON can hold."""
 
 
 def of_catalogue(path: Path) -> set[JitModule]:
-    """What the models of a catalogue need that SGLang serves; one that cannot be read is left out: its loader says
-    why. Raises OSError, ValueError."""
+    """Modules that the models of a catalogue need, as far as SGLang serves them. A model that cannot be read is left
+    out: its loader reports why. Raises OSError or ValueError if the catalogue itself cannot be read."""
     found: set[JitModule] = set()
     for listed in tomllib.loads(path.read_text()).get("model", []):
         try:
@@ -46,12 +47,13 @@ def of_catalogue(path: Path) -> set[JitModule]:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where tvm-ffi keeps what was compiled."""
+    """Folder in which tvm-ffi keeps compiled modules."""
     return Path(environment.get("TVM_FFI_CACHE_DIR") or "~/.cache/tvm-ffi").expanduser()
 
 
 class Done:
-    """What was compiled, as is written down in a folder: by versions, architecture and module."""
+    """The list of modules compiled so far, kept as a file in a folder; each is listed with the versions and the GPU
+    architecture that it was compiled for (`made_for`)."""
 
     def __init__(self, folder: Path, made_for: str) -> None:
         self._path = folder / _LIST
@@ -65,9 +67,11 @@ class Done:
         return f"{self._made_for}: {module}"
 
     def missing(self, modules: Iterable[JitModule]) -> list[JitModule]:
+        """The modules that are not listed, sorted."""
         return sorted(module for module in modules if self._key(module) not in self._keys)
 
     def add(self, module: JitModule) -> None:
+        """Lists a module and writes the file, which is replaced as a whole."""
         self._keys.add(self._key(module))
         self._path.parent.mkdir(parents=True, exist_ok=True)
         half = self._path.with_name(f"{_LIST}.{os.getpid()}")
@@ -76,7 +80,7 @@ class Done:
 
 
 def compile_all(modules: Collection[JitModule], make: Callable[[JitModule], object], done: Done, say: Say) -> int:
-    """Makes them, and says so of each; how many could not be made."""
+    """Makes each of `modules` and reports each with `say`. Returns how many could not be made."""
     failed = 0
     began = time.monotonic()
     with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
@@ -93,13 +97,13 @@ def compile_all(modules: Collection[JitModule], make: Callable[[JitModule], obje
 
 
 def _one_line(error: BaseException) -> str:
-    """Of a compiler's output the first line that says error."""
+    """The first line of a compiler's output that says "error", or else its first line; at most 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
     return next((line for line in lines if "error" in line.lower()), lines[0])[:300]
 
 
 def architecture() -> tuple[int, int]:
-    """Of the first GPU, as (9, 0). Raises OSError where there is none."""
+    """Architecture of the first GPU, such as (9, 0). Raises OSError if there is none."""
     try:
         from balloond.backends import cuda_hardware
     except ImportError as error:
@@ -108,23 +112,25 @@ def architecture() -> tuple[int, int]:
 
 
 def _version(distribution: str) -> str:
+    """Name and version of an installed distribution, for the list."""
     try:
         return f"{distribution} {metadata.version(distribution)}"
-    except metadata.PackageNotFoundError:  # unpacked without what says it
+    except metadata.PackageNotFoundError:  # unpacked without its metadata
         return distribution
 
 
 def import_sglang(architecture: tuple[int, int], modules: Iterable[JitModule]) -> Callable[[JitModule], object]:
-    """What makes one of these modules for a GPU of this architecture. Asked for that, torch might make a context."""
+    """A function that compiles one of `modules` for a GPU of this architecture. Torch is told the architecture, because
+    it might make a CUDA context to find it out."""
     import torch
 
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda device=None: architecture
     from sglang.jit_kernel.utils import get_jit_cuda_arch
 
-    # SGLang sets it for each module and takes it away again, and several threads do so at once.
+    # SGLang sets this variable for each module and removes it again, which several threads at once must not do.
     os.environ["TVM_FFI_CUDA_ARCH_LIST"] = get_jit_cuda_arch().target_name
-    import tvm_ffi.cpp  # noqa: F401  (as the others: not by several threads at once)
+    import tvm_ffi.cpp  # noqa: F401 (imported here, since several threads at once must not)
 
     for module in modules:
         import_module(module.path)
@@ -137,6 +143,8 @@ def import_sglang(architecture: tuple[int, int], modules: Iterable[JitModule]) -
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Compiles the modules that the catalogue's models need and that are not compiled yet. Returns 0 on success, 1 if
+    something failed."""
     parser = argparse.ArgumentParser("gpu_scheduler.engines.sglang.precompile", description=__doc__.splitlines()[0])
     parser.add_argument("catalogue", type=Path, help="file of models, as a loader reads it")
     given = parser.parse_args(arguments)
@@ -157,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         make = import_sglang(found, missing)
-    except Exception as error:  # of SGLang's whole world: engines will say more
+    except Exception as error:  # anything in SGLang may fail at import; engines will report more
         say({"error": f"SGLang cannot be imported: {_one_line(error)}"})
         return 1
     return 1 if compile_all(missing, make, done, say) else 0

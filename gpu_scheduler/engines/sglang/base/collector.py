@@ -1,11 +1,12 @@
-"""Python's collector stops a whole process, the longer the more objects it looks at: a step of everybody waits. What
-SGLang and torch make while they are imported takes it 0.7 s on a GPU's host, and what a model is made of comes on top.
-Neither changes while requests are served, so it looks at neither: `settle` puts out of its sight what there is.
+"""Python's garbage collector stops the whole process, the longer the more objects it looks at, and every request waits
+for the step that it interrupts. The objects that SGLang and torch make while they are imported take it 0.7 s on a GPU's
+host, and a model's objects come on top. Neither change while requests are served, so the collector is kept from looking
+at them: `settle` freezes all objects that exist.
 
-    imports     paused, then `settle`
-    a model     paused while it is built and proven, then `settle`. SGLang would collect four times as it captures
-                graphs, and have the collector look at all of it from then on (`hooks_graphs.uncollected`)
-    it leaves   `look_at_all`, which finds its cycles, then `settle`
+    imports       collection is paused, then `settle`
+    a model       collection is paused while it is built and proven, then `settle`. SGLang would collect four times as
+                  it captures graphs, and have the collector look at everything from then on (`hooks/graphs.py`)
+    it leaves     `look_at_all` finds its reference cycles, then `settle`
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ _began = 0.0
 
 
 def pause() -> None:
-    """Nothing is collected until `settle`, unless it is asked for."""
+    """Stops automatic collection until `settle`; an explicit `gc.collect()` still works."""
     gc.disable()
 
 
 def settle() -> None:
-    """What there is now is not looked at until `look_at_all`; what is made from now on is."""
+    """Freezes the objects that exist now until `look_at_all` and turns automatic collection on for those made later."""
     gc.freeze()
     gc.enable()
 
 
 def look_at_all() -> None:
-    """Collects, what was settled as well."""
+    """Collects once over all objects, frozen ones included."""
     gc.unfreeze()
     gc.collect()
 
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Inside, nothing is collected unless it is asked for."""
+    """Stops automatic collection inside the `with` block; an explicit `gc.collect()` still works."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -52,7 +53,7 @@ def paused() -> Iterator[None]:
 
 
 def say_pauses() -> None:
-    """From now on every long pause is in the log (info)."""
+    """Logs (info) every collector pause above 20 ms from now on."""
     gc.callbacks.append(_heard)
 
 

@@ -1,5 +1,5 @@
-"""What differs between host and GPU outside SGLang: what a process holds beside its leases, and when the device is
-done."""
+"""Differences between host and GPU outside SGLang: the memory that a process holds beside its leases, and waiting for
+the device."""
 
 from __future__ import annotations
 
@@ -14,27 +14,34 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _CONTEXT_BYTES = 700 << 20
-"""Of a CUDA context with the kernels of SGLang and FlashAttention, where the driver does not say it by process."""
+"""Estimated bytes of a CUDA context with the kernels of SGLang and FlashAttention, for where the driver does not report
+memory by process."""
 _SMALL_STACK_BYTES = 128
 _stack_bytes: dict[int, int] = {}
-"""Bytes of stack that each device's threads had before it was lowered."""
+"""Stack bytes per thread of each device, by device index, from before `lower_stack`; absent where it is not lowered."""
 
 
 class Graphs(Protocol):
     """Memory of CUDA graphs that leaves while the model sleeps (`memory/graph_memory.py`)."""
 
     @property
-    def taken_bytes(self) -> int: ...
+    def taken_bytes(self) -> int:
+        """Bytes of the range that torch has taken, mapped or not."""
+        ...
 
     @property
-    def mapped_bytes(self) -> int: ...
+    def mapped_bytes(self) -> int:
+        """Bytes mapped now."""
+        ...
 
-    def live_bytes(self) -> int: ...
+    def live_bytes(self) -> int:
+        """Bytes that torch counts as allocated in the range."""
+        ...
 
 
 def private_bytes(device: torch.device, elastic_bytes: int, graphs: Graphs | None = None) -> int:
-    """Bytes of the device that this process held at its most, since `forget_peak`, beside `elastic_bytes` of extents
-    and what its graphs have."""
+    """Most bytes of the device that this process has held since `forget_peak`, without `elastic_bytes` of extents and
+    without the memory of its CUDA graphs. On a CPU it is the resident memory now."""
     if device.type == "cuda":
         in_graphs = graphs.taken_bytes if graphs is not None else 0
         return _driver_bytes(device, in_graphs) + torch.cuda.max_memory_reserved(device) - in_graphs
@@ -43,9 +50,9 @@ def private_bytes(device: torch.device, elastic_bytes: int, graphs: Graphs | Non
 
 
 def kept(device: torch.device, graphs: Graphs | None = None) -> dict[str, int]:
-    """Bytes of a GPU that this process holds now, by kind: `driver` is what the driver counts and torch does not (the
-    context, loaded kernels, libraries' own memory), `in_use` and `spare` are torch's. `graphs` is what is mapped for
-    CUDA graphs: leased, not the process's own."""
+    """Bytes of a GPU that this process holds now, by kind. `driver` is what the driver counts and torch does not (the
+    context, loaded kernels, libraries' own memory), `in_use` and `spare` are torch's. `graphs` is mapped for CUDA
+    graphs: leased, not the process's own."""
     in_graphs, live_in_graphs = (graphs.taken_bytes, graphs.live_bytes()) if graphs is not None else (0, 0)
     reserved = torch.cuda.memory_reserved(device) - in_graphs
     in_use = torch.cuda.memory_allocated(device) - live_in_graphs
@@ -58,32 +65,34 @@ def kept(device: torch.device, graphs: Graphs | None = None) -> dict[str, int]:
 
 
 def own(kinds: dict[str, int]) -> int:
-    """Of what is `kept`, what is leased from nobody."""
+    """Bytes among `kinds` (see `kept`) that belong to no lease."""
     return sum(nbytes for kind, nbytes in kinds.items() if kind != "graphs")
 
 
 def _driver_bytes(device: torch.device, in_graphs: int) -> int:
+    """Bytes that the driver counts for this process beyond torch's; an estimate where the driver does not say."""
     reserved = torch.cuda.memory_reserved(device) - in_graphs
     counted = private.counted(f"cuda:{device.index or 0}")
     return counted - reserved if counted > reserved else _CONTEXT_BYTES
 
 
 def forget_peak(device: torch.device) -> None:
+    """Restarts the peak that `private_bytes` reports; does nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def allow(device: torch.device, nbytes: int | None) -> None:
-    """From now on torch takes no more than `nbytes` of the device, ranges of ours that it uses included: it raises
-    OutOfMemoryError. None: whatever there is."""
+    """Limits torch to `nbytes` of the device, which includes ranges of ours that it uses; beyond that it raises
+    OutOfMemoryError. None removes the limit. Does nothing on a CPU."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(1.0 if nbytes is None else min(1.0, nbytes / total), device)
 
 
 def lower_stack(device: torch.device) -> None:
-    """A context keeps the stack of all threads that the device could run: 232 MiB on an H200. Nothing may run until
-    `restore_stack`."""
+    """Lowers the device's stack per thread while the model sleeps: a CUDA context keeps the stack of all threads that
+    the device could run, 232 MiB on an H200. No kernel may run until `restore_stack`."""
     if device.type != "cuda" or (device.index or 0) in _stack_bytes:
         return
     before = _set_stack(_SMALL_STACK_BYTES)
@@ -92,14 +101,15 @@ def lower_stack(device: torch.device) -> None:
 
 
 def restore_stack(device: torch.device) -> None:
+    """Sets the stack per thread back to what it was before `lower_stack`; does nothing if it was not lowered."""
     before = _stack_bytes.get(device.index or 0) if device.type == "cuda" else None
     if before is not None and _set_stack(before) is not None:
         del _stack_bytes[device.index or 0]
 
 
 def _set_stack(nbytes: int) -> int | None:
-    """Of torch's context; what it was, or None where the driver refuses: kernels that need more get it as they are
-    launched."""
+    """Sets the stack bytes per thread of torch's context. Returns the bytes before, or None where the driver refuses:
+    kernels that need more get it as they are launched."""
     began = time.monotonic()
     try:
         before = private.set_stack(nbytes)
@@ -111,7 +121,7 @@ def _set_stack(nbytes: int) -> int | None:
 
 
 def reads(device: torch.device, others: Sequence[str]) -> bool:
-    """Whether kernels here can read the memory of the other devices."""
+    """Whether kernels on `device` can read the memory of all `others` (device names). True on a CPU."""
     if device.type != "cuda":
         return True
     torch.cuda.set_device(device)
@@ -120,19 +130,21 @@ def reads(device: torch.device, others: Sequence[str]) -> bool:
 
 
 def put(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
-    """These (int64) on the device. Out of pinned memory, because the host waits for a copy out of any other."""
+    """A tensor of `numbers`, (n,) int64, on `device`. It is copied out of pinned memory, because the host waits for a
+    copy out of any other."""
     on_host = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
     return on_host.to(device, non_blocking=True)
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done all that it was given."""
+    """Waits until the device has done all the work it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def finish(device: torch.device) -> None:
-    """Waits for the device and returns what its allocator only keeps for later: memory is about to leave."""
+    """Waits for the device and returns to it the memory that torch's allocator keeps only for later use; called when
+    memory is about to leave."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What must be so before SGLang and torch are imported. Imports neither."""
+"""The environment and paths that must be set before SGLang and torch are imported. This file imports neither."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ _ALWAYS = {
     "TOKENIZERS_PARALLELISM": "false",
     # Log-probabilities are the model's, not those after temperature.
     "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
-    # A context of exactly the model's length would cut the last tokens of a request that fills it (`options`).
+    # A context of exactly the model's length would cut the last tokens of a request that fills it
+    # (`CONTEXT_SLACK_TOKENS` in `options`).
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
     # How many future tokens of a request count when it is admitted. SGLang's 4096 would map memory that most requests
-    # never use; who needs more gets it step by step, and retraction covers the rest.
+    # never use; a request that needs more gets it step by step, and retraction covers the rest.
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "128",
-    # What process groups listen on is nobody else's: all ranks are on one host.
+    # All ranks are on one host, so process groups need not listen on any other interface.
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
 }
 _WITH_GPU = {
-    # What was large and free is not broken up for what is small and stays: it could never be returned to the device.
-    # Torch makes blocks of whole 2 MiB, and gives one of 64 to nobody who asked for less than 64: whoever asks for 63,
-    # as for the probabilities of 128 requests, would have a new one every time. So 63 are told to be 64 first.
+    # Large free blocks are not split for small allocations that stay: they could never be returned to the device. Torch
+    # makes blocks of whole 2 MiB, and does not hand a block of 64 to an allocation of less than 64: one of 63, as for
+    # the probabilities of 128 requests, would get a new block every time. So allocations of 63 are rounded up to 64
+    # first.
     "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,roundup_power2_divisions:[16:0,32:16,64:0,>:0]",
 }
 _WITHOUT_GPU = {
@@ -47,23 +49,29 @@ _WITHOUT_GPU = {
 
 
 def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA driver."""
     return os.path.exists("/dev/nvidiactl")
 
 
 def prepare(ranks: int = 1, rendezvous_fd: int | None = None) -> None:
-    """Sets the environment of this process, which is one of so many `ranks`, and, without a GPU, lets the stand-ins be
-    found after any real package. Raises SystemExit with one line where torch was told to manage device memory in a way
-    that does not go with ours."""
+    """Sets the environment of this process, one of `ranks` of its engine. Without a GPU it also puts the stand-ins
+    (`cpu_stubs`) on the import path behind any real package. `rendezvous_fd` is shared memory that all ranks inherit,
+    where process groups find each other; a single rank may leave it out.
+
+    Raises SystemExit with one line where torch is configured to manage device memory in a way that conflicts with ours,
+    and RuntimeError if torch was imported already.
+    """
     if "torch" in sys.modules:
         raise RuntimeError("torch was imported before the engine's environment was prepared")
     if why := allocator.conflict(os.environ):
         raise SystemExit(why)
     os.environ.update(_ALWAYS)
-    # What SGLang says while it is imported is about GPUs and models that are not wanted here.
+    # SGLang's warnings at import concern GPUs and models that are not used here.
     warnings.filterwarnings("ignore", module=r"sglang\.")
     for name, value in (_WITH_GPU if has_gpu() else _WITHOUT_GPU).items():
         os.environ.setdefault(name, value)
-    # Memory that all ranks inherit, in place of a port that is open to everybody and that somebody else may take.
+    # Inherited memory takes the place of a port, which would be open to other processes and could be taken by one of
+    # them.
     if rendezvous_fd is None:
         assert ranks == 1, "several ranks meet in what they inherit"
         rendezvous_fd = os.memfd_create("prism-rank")  # open for the life of this process
@@ -75,22 +83,24 @@ def prepare(ranks: int = 1, rendezvous_fd: int | None = None) -> None:
 
 
 def _prepare_ranks(ranks: int) -> None:
-    # Objects in shared memory, for what the ranks tell each other in another way.
+    # The queue makes objects in shared memory for what the ranks already exchange in another way.
     os.environ.setdefault("SGLANG_USE_MESSAGE_QUEUE_BROADCASTER", "0")
-    # What is free of the devices differs by what other models hold there; what there is for this one, balloond says.
+    # Free memory differs between the devices by what other models hold there; balloond says how much this model may
+    # have.
     os.environ["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
     if has_gpu():
-        # Multicast objects of NVLink outlive what ends without a goodbye, and engines do.
+        # Multicast objects of NVLink outlive a process that ends without closing them, and engines do end so.
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     else:
-        # Without it SGLang wants a NUMA node for each rank.
+        # Without this SGLang wants a NUMA node for each rank.
         cores = sorted(os.sched_getaffinity(0))
         bound = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
         os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", bound)
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when the thread that started it ends, also in the middle of a forward pass."""
+    """Makes the kernel kill this process when the thread that started it ends, also in the middle of a forward pass.
+    Raises SystemExit if the parent is gone already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:
         raise SystemExit("the gpu_scheduler was gone before its engine started")

@@ -1,5 +1,5 @@
-"""Whose fault it was that a checkpoint could not be used, by the kind of what was raised first: what SGLang and its
-libraries make of it on the way up has many kinds."""
+"""Decides whether the model or the host is at fault when a checkpoint could not be used, by the type of the exception
+that was raised first: SGLang and its libraries wrap it in many other types on the way up."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpu_scheduler.engines.sglang.base.options import one_line
 
 
 def check_folder(path: str) -> None:
-    """Raises HostFault for a folder that cannot be read now: SGLang would take its path for a name, and look for a
-    model of that name elsewhere."""
+    """Raises HostFault for a model folder that cannot be read now: SGLang would take its path for a name, and look for
+    a model of that name elsewhere."""
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -29,20 +29,21 @@ def check_folder(path: str) -> None:
 
 
 def fault(error: BaseException, path: str) -> CommandError:
-    """As a gpu_scheduler is told it, of a model in the folder `path`."""
+    """The CommandError that the gpu_scheduler gets for `error`, raised while the model in folder `path` was built:
+    HostFault if the cause may pass, else BrokenModel."""
     first = _first(error)
     if isinstance(first, OSError) and first.errno:
         name = Path(os.fsdecode(first.filename)).name if first.filename else ""
         return HostFault(f"{name}: {first.strerror}" if name else f"{first.strerror}")
-    # Torch says in a RuntimeError that it got no memory of the host, and its kernels that they could not be made. What
-    # would be the checkpoint's, shapes that do not fit say, the loader has looked for, and SGLang does.
+    # Torch raises RuntimeError when the host has too little memory, and so do kernels that could not be made. A
+    # checkpoint's own faults, such as shapes that do not fit, are found by the loader and by SGLang.
     passes = isinstance(first, (OSError, MemoryError)) or type(first) is RuntimeError
     told = one_line(error).replace(path, Path(path).name)
     return HostFault(told) if passes else BrokenModel(told)
 
 
 def _first(error: BaseException) -> BaseException:
-    """What was raised while nothing else was being handled."""
+    """The first exception of the chain: the one that was raised while no other was being handled."""
     seen = {id(error)}
     while (before := error.__cause__ or error.__context__) is not None and id(before) not in seen:
         seen.add(id(before))

@@ -1,11 +1,13 @@
-"""Kernels that Triton compiles when they are first launched, which takes half a second in the middle of a step.
+"""Kernels that are compiled at run time, and reports of each compilation to the gpu_scheduler.
 
-It compiles each anew for every kind of whole number that it is given (one, a multiple of 16, any other), and for every
-value of what it takes for a constant; the first of its kind on a host whoever serves waits for. So those of SGLang's
-that are given numbers which change from step to step are made to take all of them alike.
+Triton compiles a kernel at its first launch, which takes half a second in the middle of a step. It compiles each anew
+for every kind of whole number among its arguments (one, a multiple of 16, any other) and for every value of a constant
+argument; the request that causes the first compilation on a host waits for it. So SGLang's kernels whose arguments
+change from step to step are made to treat all numbers alike.
 
-SGLang has others compiled by nvcc (tvm-ffi's modules), which takes 7 to 25 s each, one after another. What is compiled,
-by either, because no cache on the disk has it, is told to the gpu_scheduler: requests wait longer meanwhile.
+SGLang has other kernels compiled by nvcc (tvm-ffi's modules), which takes 7 to 25 s each, one after another. Every
+compilation by either compiler, which happens where no cache on the disk has the kernel, is reported to the
+gpu_scheduler: requests wait longer meanwhile.
 
 Imports Triton and SGLang: only the engine process may import this.
 """
@@ -31,19 +33,20 @@ NUMBERS = {
     ("sglang.kernels.ops.attention.metadata", "_fused_metadata_kernel_general"): ("B", "max_seq_pages"),
     ("sglang.kernels.ops.memory.common", "get_last_loc_kernel"): ("num_tokens",),
 }
-"""Of (module, kernel), the parameters that change."""
+"""Names of the parameters that change from step to step, by (module, kernel)."""
 BATCHES = 256
-"""For kernels that take the next power of two of a batch for a constant: shorter ones are filled up to this. So many
-numbers they look at all at once."""
+"""Least value of the constant for kernels that take the next power of two of a batch as a constant argument, so that
+nearly all batches share one compilation. These kernels look at so many numbers at once."""
 
 
 def batch_constant(batch: int) -> int:
-    """A power of two, not less than `batch`, and one for nearly all."""
+    """The constant that such a kernel gets for `batch` requests: a power of two, at least `batch` and `BATCHES`."""
     return max(BATCHES, 1 << max(0, batch - 1).bit_length())
 
 
 def take_all_numbers() -> None:
-    """To be called before any kernel is launched."""
+    """Stops Triton from specialising the kernels in `NUMBERS` on the values of those parameters. Call it before any
+    kernel is launched."""
     import triton
 
     for (path, name), numbers in NUMBERS.items():
@@ -52,13 +55,13 @@ def take_all_numbers() -> None:
 
 
 def called(module: str) -> str:
-    """What a module of tvm-ffi is called for people: without what all have in front, and the hash of its source."""
+    """Readable name of a tvm-ffi module: without the prefix that all share and without the hash of its source."""
     return _HASH.sub("", module.removeprefix("sgl_kernel_jit_"))
 
 
 class Compilations:
-    """Tells of every kernel that this process has to compile. `send` is called in the thread that made this one; what
-    other threads compile is told with what that one compiles next."""
+    """Reports every kernel that this process has to compile. `send` is called only in the thread that made this object;
+    a compilation in another thread is reported together with the next one in that thread."""
 
     def __init__(self, send: Callable[[engine_pb2.Compiling], None]) -> None:
         self._send = send
@@ -66,7 +69,7 @@ class Compilations:
         self._untold: deque[engine_pb2.Compiling] = deque()
 
     def watch(self) -> None:
-        """From now on. What a cache on the disk has calls neither of the two compilers."""
+        """Starts reporting. A kernel that a cache on the disk has calls neither compiler and is not reported."""
         from triton import knobs
 
         knobs.compilation.listener = self._heard_triton
@@ -75,7 +78,7 @@ class Compilations:
         except ImportError as error:
             _log.warning("what nvcc compiles is not told", why=str(error))
             return
-        # SGLang takes them from there each time.
+        # SGLang looks these functions up in the module at each use.
         for name in ("load_inline", "load"):
             setattr(cpp, name, self._watched(getattr(cpp, name)))
 

@@ -18,75 +18,83 @@ if TYPE_CHECKING:
     from protos import common_pb2
 
 CONTEXT_SLACK_TOKENS = 8
-"""SGLang keeps a few tokens of its context back; with so many more, a request may fill the model's own context to
-the last token."""
+"""Tokens added to SGLang's context length: SGLang holds a few tokens of its context back, and with these a request may
+fill the model's own context to the last token."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """`Load.options`, all optional. Times in milliseconds, memory in bytes or extents."""
+    """Settings in `Load.options`, all optional. Times are in milliseconds, memory in bytes or extents."""
 
     page_size: int = 1
-    """Tokens of a page of KV: what is allocated, cached and given back together."""
+    """Tokens per page of KV, the unit in which KV is allocated, cached and freed; 1 to 64."""
     chunked_prefill_size: int = 512
-    """Prompt tokens of one prefill step: how long a neighbour's decode may wait."""
+    """Most prompt tokens of one prefill step, which bounds how long a neighbour engine's decode step may wait."""
     max_running_requests: int = 32
-    """More wait in the shared queue; on a GPU CUDA graphs are made for as many."""
+    """Most requests that run at once; others wait in the shared queue. On a GPU CUDA graphs are captured for batches of
+    up to this size."""
     kv_span_bytes: int = 8 << 30
-    """Addresses reserved for KV: the most that a limit can ever let this instance map. Costs a byte of memory per
-    page."""
+    """Bytes of addresses reserved for KV: the most that a limit can ever let this instance map. They cost a byte of
+    memory per page."""
     reserve_low: int = 1
-    """The least that the driver keeps mapped ahead of need while requests run (balloond/driver/watermarks.py)."""
+    """Fewest extents that the driver keeps mapped ahead of need while requests run (balloond/driver/watermarks.py)."""
     reserve_high: int = 4
-    """The most, where growth is fast."""
+    """Most extents that the driver keeps mapped ahead of need, used where growth is fast."""
     large_extent: int = 8
-    """How many KV extents a large one is as large as. Growth asks for large ones where four of them are missing at
-    once; 1: never."""
+    """Size of a large extent in KV extents. Growth requests large extents where four of them are missing at once; 1:
+    never."""
     soft_wait_ms: int = 5
-    """How long to wait for balloond when cached prefixes could be evicted instead."""
+    """Milliseconds to wait for balloond when cached prefixes could be evicted instead."""
     hard_wait_ms: int = 50
-    """How long to wait when a running request would be retracted otherwise."""
+    """Milliseconds to wait for balloond when a running request would be retracted otherwise."""
     park_after_ms: int = 200
-    """How long a request may lack memory while nothing runs before it goes back to the shared queue."""
+    """Milliseconds that a request may lack memory while nothing runs before it goes back to the shared queue."""
     linger_ms: int = 250
-    """How long an emptied extent is kept for the next request while requests run. An idle engine keeps none."""
+    """Milliseconds that an emptied extent is kept for the next request while requests run. An idle engine keeps
+    none."""
     overlap: int = 0
-    """1: SGLang prepares a step while the one before runs."""
+    """1: SGLang prepares a step while the one before runs (overlap scheduling); 0: it does not."""
     cuda_graphs: int = 1
-    """0: decode without them, two to six times slower; for looking at what a step does."""
+    """1: decode steps run as CUDA graphs; 0: without them, two to six times slower, for analysing a single step."""
     probe_together: int = 0
-    """Requests that go on at once where the one ended that an engine measures itself with (`probe`)."""
+    """Requests of the engine's own measurement (`model/probe.py`) that together continue where its measured request
+    ended, after one that does so alone; 0: none do."""
     prefill_graph_tokens: int = 0
-    """Prefill steps of up to so many tokens run as CUDA graphs, in pieces, as SGLang has it by default for steps of any
-    size. On a GPU by the model (`engines/sharing/prefill_graphs.py`). 0: none; and none with several ranks (not tried
-    yet), without `cuda_graphs`, and of models of more than text, or of embeddings."""
+    """Most prompt tokens of a prefill step that runs as CUDA graphs, in pieces, as SGLang does by default for steps of
+    any size. On a GPU the default depends on the model (`engines/sharing/prefill_graphs.py`). 0: no graphs; none either
+    with several ranks (not tried yet), without `cuda_graphs`, for models of more than text, or for embedding models."""
     graphs_leave: int = 1
-    """0: what CUDA graphs take stays on the device while the model sleeps."""
+    """1: memory of CUDA graphs leaves the device while the model sleeps; 0: it stays."""
     small_stack: int = 1
-    """0: a sleeping process keeps the stack of all threads that its device could run."""
+    """1: a sleeping process lowers the device's stack per thread; 0: it keeps the stack of all threads that its device
+    could run."""
     enforce_quota: int = 1
-    """0: torch may take more of the device than is booked for this process."""
+    """1: torch is limited to what is booked for this process on the device; 0: it may take more."""
     deterministic: int = 0
-    """1: SGLang's batch-invariant kernels, slower: an answer does not depend on what runs beside it."""
+    """1: SGLang's batch-invariant kernels, slower: an answer does not depend on the requests that run beside it. 0: its
+    ordinary ones."""
     read_threads: int = 0
-    """That read a checkpoint's safetensors files ahead; 0: SGLang maps them, and they are read as it needs them. That
-    is best where the mapping is copied from directly, as on a CPU."""
+    """Threads that read a checkpoint's safetensors files ahead. 0: SGLang maps the files, and they are read as it needs
+    them, which is best where weights are copied straight out of the mapping, as on a CPU."""
     read_ahead_bytes: int = 1 << 30
-    """The most of them that lie in host memory while they are read."""
+    """Most bytes of a checkpoint that lie in host memory while `read_threads` read it."""
     stall_trace_ms: int = 0
-    """An engine that stands still for so long says where (`stalls`); for looking at what it does. 0: never."""
+    """Milliseconds after which an engine that stands still logs its stacks (`stalls`), for finding out where; 0:
+    never."""
     random_weights: int = 0
-    """1: weights by a seed instead of the checkpoint's, for benchmarks: the folder needs a configuration only."""
+    """1: random weights from a seed instead of the checkpoint's, for benchmarks: the folder needs only a
+    configuration."""
 
     @property
     def scored_together(self) -> int:
-        """Tokens of a prompt whose log-probabilities are computed at a time. Each takes several copies of a row of the
-        vocabulary, and so many rows are what the quota is measured with (`quota.draw_most`)."""
+        """Prompt tokens whose log-probabilities are computed at a time. Each takes several copies of a row of the
+        vocabulary; `quota.draw_most` measures the quota with this many rows."""
         return max(_LEAST_SCORED, min(_MOST_SCORED, self.max_running_requests))
 
     @classmethod
     def parse(cls, given: Mapping[str, str], device: str, model: common_pb2.ModelSpec | None = None) -> Options:
-        """Raises CommandError for an unknown name or a value that is no number."""
+        """Options from the text of `Load.options`, over the defaults of `device` and `model`. Raises CommandError for
+        an unknown name or a value that is no whole number."""
         known = {field.name for field in fields(cls)}
         values = {}
         if kind_of(device) == "cuda":
@@ -115,18 +123,19 @@ _ON_A_GPU = {
     "reserve_high": 32,
     "probe_together": 3,
 }
-"""Defaults that differ there."""
+"""Defaults of `Options` that differ on a GPU."""
 _LEAST_SCORED, _MOST_SCORED = 32, 256
-"""Fewer at a time would read the rows of the vocabulary too often; more would take a private quota of their own."""
+"""Bounds of `scored_together`, in tokens: with fewer at a time the rows of the vocabulary would be read too often, more
+would need a private quota of their own."""
 _LEAST_PREFILL_GRAPH, _PREFILL_HALVES = 16, 128
-"""Tokens: shorter steps are filled up to the first, if they have half of it; from the second on sizes are half an
-octave apart."""
+"""Sizes of prefill graphs, in tokens. Steps shorter than `_LEAST_PREFILL_GRAPH` are padded to it if they have half of
+it; from `_PREFILL_HALVES` on, sizes are half an octave apart."""
 MAX_PAGE_SIZE = 64
-"""FlashAttention 3 reads the unused tail of larger pages (docs/measurements.md)."""
+"""Most tokens per page of KV: FlashAttention 3 reads the unused tail of larger pages (docs/measurements.md)."""
 
 
 def kind_of(device: str) -> str:
-    """ "cpu" or "cuda". Raises CommandError for any other."""
+    """ "cpu" or "cuda", the kind of a device such as "cuda:0". Raises CommandError for any other."""
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
         raise CommandError(f"this engine serves cpu and cuda devices; it was given {device!r}")
@@ -136,8 +145,8 @@ def kind_of(device: str) -> str:
 def arguments(
     model: common_pb2.ModelSpec, device: str, options: Options, loader: type, ranks: int = 1, peers: bool = True
 ) -> dict[str, Any]:
-    """What SGLang is given for a model on a device, by name; with several ranks on as many devices, which are `peers`
-    when they read each other's memory."""
+    """SGLang's arguments, by name, for a model on `device`, served by `ranks` processes on as many devices. `peers`:
+    these devices can read each other's memory. Raises CommandError for a `page_size` out of range."""
     if not 1 <= options.page_size <= MAX_PAGE_SIZE:
         raise CommandError(f"page_size is from 1 to {MAX_PAGE_SIZE}, not {options.page_size}")
     return {
@@ -155,7 +164,7 @@ def arguments(
         "context_length": model.context_tokens + CONTEXT_SLACK_TOKENS if model.context_tokens else None,
         "chunked_prefill_size": options.chunked_prefill_size,
         "max_running_requests": options.max_running_requests,
-        # The shared queue's order is the order in which waiting requests start; what runs is not pushed aside.
+        # The shared queue's order is the order in which waiting requests start; running requests are not preempted.
         "schedule_policy": "fcfs",
         "enable_priority_scheduling": True,
         "schedule_low_priority_values_first": True,
@@ -165,9 +174,10 @@ def arguments(
         "watchdog_timeout": 3600,
         "log_level": "warning",
         "model_loader_extra_config": '{"enable_multithread_load": false}',
-        # SGLang's own all-reduce reads peers' memory, its buffers and those of CUDA graphs, by CUDA IPC, which knows
-        # ordinary memory alone. So all that stays torch's: tens of MiB of buffers, and of graphs what `graphs_leave`
-        # would return, are private quota that a sleeping engine keeps. Without peers it is NCCL's, and slower.
+        # SGLang's own all-reduce reads the memory of peers, its buffers and those of CUDA graphs, by CUDA IPC, which
+        # works with ordinary memory only. So all of this stays torch's: tens of MiB of buffers, and the graph memory
+        # that `graphs_leave` would return, are private quota that a sleeping engine keeps. Without peers the all-reduce
+        # is NCCL's, and slower.
         "disable_custom_all_reduce": not peers,
         **(_for_gpu(model, options, ranks) if kind_of(device) == "cuda" else _FOR_CPU),
     }
@@ -176,7 +186,8 @@ def arguments(
 def server_args(
     model: common_pb2.ModelSpec, device: str, options: Options, loader: type, ranks: int = 1, peers: bool = True
 ) -> ServerArgs:
-    """The same as SGLang's object. Raises what SGLang raises when it cannot read the model's configuration."""
+    """The ServerArgs object made from `arguments`. Raises whatever SGLang raises when it cannot read the model's
+    configuration."""
     from sglang.srt.server_args import ServerArgs
 
     return ServerArgs(**arguments(model, device, options, loader, ranks, peers))
@@ -201,15 +212,15 @@ def _for_gpu(model: common_pb2.ModelSpec, options: Options, ranks: int) -> dict[
         "cuda_graph_bs_decode": graph_sizes(options.max_running_requests),
         **prefill_graphs(0 if model.HasField("embedding") else prefill_graph_tokens(model.path, options, ranks)),
         "enable_deterministic_inference": bool(options.deterministic),
-        # Sizes nothing here (`hooks_memory.profiled_bytes`), but SGLang would try to guess it.
+        # It sizes nothing here (`profiled_bytes` in `hooks/memory.py`), but SGLang would try to guess it.
         "mem_fraction_static": 0.9,
     }
 
 
 def prefill_graph_tokens(path: str, options: Options, ranks: int) -> int:
-    """Of the largest prefill step that may run as a graph. SGLang would not say no to who asks for them by name, as we
-    do: where it would have none by itself, there are none. That is where there are no graphs at all, and of models of
-    more than text."""
+    """Prompt tokens of the largest prefill step that may run as a CUDA graph; 0: none. There are none where SGLang by
+    default would have none: without CUDA graphs, and for models of more than text. SGLang would not refuse prefill
+    graphs that are requested by name, as these are."""
     if not options.cuda_graphs or ranks > 1 or _sees_or_hears(Path(path)):
         return 0
     whole = options.chunked_prefill_size
@@ -217,7 +228,8 @@ def prefill_graph_tokens(path: str, options: Options, ranks: int) -> int:
 
 
 def _sees_or_hears(folder: Path) -> bool:
-    """By its configuration; one that cannot be read is SGLang's to complain of."""
+    """Whether the model in `folder` takes images or sound, by its configuration. False if that cannot be read, which
+    SGLang reports itself."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
@@ -226,7 +238,7 @@ def _sees_or_hears(folder: Path) -> bool:
 
 
 def prefill_graphs(most: int) -> dict[str, Any]:
-    """Arguments for steps of up to so many prompt tokens."""
+    """SGLang's arguments for prefill graphs of steps of up to `most` prompt tokens; 0: no graphs."""
     if not most:
         return {"disable_prefill_cuda_graph": True}
     octaves = [1 << n for n in range(most.bit_length())]
@@ -237,9 +249,9 @@ def prefill_graphs(most: int) -> dict[str, Any]:
 
 
 def graph_sizes(most: int) -> list[int]:
-    """Batch sizes with a CUDA graph of their own; others are filled up to the next. Each costs a cold start about a
-    tenth of a second, and a step that is filled up by a quarter costs a few percent: so they are an eighth to a quarter
-    apart."""
+    """Batch sizes, up to `most`, that get a CUDA graph of their own; other batches are padded to the next size. Each
+    graph costs a cold start about a tenth of a second, and a step that is padded by a quarter costs a few percent, so
+    sizes are an eighth to a quarter apart."""
     sizes = {1, 2, 4, 8, most}
     for octave in range(3, most.bit_length()):
         sizes |= {(1 << octave) + part * (1 << octave) // 4 for part in range(4)}
@@ -247,7 +259,8 @@ def graph_sizes(most: int) -> list[int]:
 
 
 def port_args() -> PortArgs:
-    """No socket of SGLang's is opened, so the names are empty (its own constructor leaves files in /tmp)."""
+    """SGLang's PortArgs with empty names, because none of its sockets is opened. (Its own constructor leaves files in
+    /tmp.)"""
     from sglang.srt.server_args import PortArgs
 
     return PortArgs(
@@ -263,6 +276,6 @@ def port_args() -> PortArgs:
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """The type and message of an exception in one line of at most 400 characters of message."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__

@@ -14,25 +14,28 @@ class LiveRequest:
     """One request that has not ended."""
 
     request_id: str
+    """The gpu_scheduler's name of the request."""
     rid: str
-    """SGLang's name of it. SGLang aborts by prefix, so no rid may be the beginning of another: a number and a
+    """SGLang's name of the request. SGLang aborts by prefix, so no rid may be the beginning of another: a number and a
     colon come first."""
     prompt_tokens: int
+    """Tokens of the prompt, resumed ones included."""
     resumed_tokens: int = 0
-    """The last ones of its prompt, which it said itself where it ran before."""
+    """Last tokens of the prompt that are the request's own output from where it ran before."""
     told: bool = False
-    """The first chunk was sent."""
+    """True once its first chunk was sent."""
     first_at: float | None = None
-    """When its first token was seen here, by the time that all ranks agree on."""
+    """Monotonic seconds at which its first token was seen here, by the clock that all ranks agree on; None: not yet."""
     ending: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
-    """How it is to end once SGLang lets go of it, when it is we who end it."""
+    """Finish reason to report once SGLang lets go of the request, when the engine ends it; unspecified: SGLang ends
+    it."""
     error: str = ""
     withheld: bool = False
-    """Its end is not told yet: its KV goes elsewhere first."""
+    """True while its end is not reported yet, because its KV is transferred to another engine first."""
 
 
 class RequestTable:
-    """All open requests."""
+    """All requests that have not ended."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -46,7 +49,7 @@ class RequestTable:
         return iter(list(self._by_rid.values()))
 
     def add(self, request_id: str, prompt_tokens: int, resumed_tokens: int = 0) -> LiveRequest:
-        """Raises ValueError if the id is open already."""
+        """Adds a request and gives it a rid. Raises ValueError if `request_id` is in the table already."""
         if request_id in self._by_id:
             raise ValueError(f"request {request_id} is here already")
         entry = LiveRequest(request_id, f"{next(self._numbers)}:{request_id}", prompt_tokens, resumed_tokens)
@@ -54,11 +57,14 @@ class RequestTable:
         return entry
 
     def by_rid(self, rid: str) -> LiveRequest | None:
+        """The request with SGLang's name `rid`; None: not in the table."""
         return self._by_rid.get(rid)
 
     def by_id(self, request_id: str) -> LiveRequest | None:
+        """The request named `request_id`; None: not in the table."""
         return self._by_id.get(request_id)
 
     def close(self, entry: LiveRequest) -> None:
+        """Removes a request that has ended. Raises KeyError if it is not in the table."""
         del self._by_rid[entry.rid]
         del self._by_id[entry.request_id]

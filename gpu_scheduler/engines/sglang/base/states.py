@@ -1,4 +1,4 @@
-"""The states of an engine process and which command may come in which. Pure."""
+"""The states of an engine process and the states that each command is allowed in. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from gpu_scheduler.engines.sglang.base.errors import NotNow
 
 
 class EngineState(Enum):
+    """State of the process; its value is the text used in error messages."""
+
     WARM = "warm, no model"
     FILLING = "waiting for the weights"
-    """Weights mapped after Load from an image or after Wake; Verify comes when they are filled."""
+    """Weights are mapped, after Load from an image or after Wake, and Verify comes when they are filled."""
     PROVING = "verifying"
-    """The probe runs."""
+    """The probe runs, requests of the engine's own that prove the model."""
     ACTIVE = "active"
     HIBERNATING = "hibernating"
 
@@ -31,6 +33,6 @@ _ALLOWED = {
 
 
 def check(command: str, state: EngineState) -> None:
-    """Raises NotNow, in one line, when `command` makes no sense in `state`."""
+    """Raises NotNow, with one line, when `command` is not allowed in `state`."""
     if state not in _ALLOWED[command]:
         raise NotNow(f"{command} is refused: the engine is {state.value}")

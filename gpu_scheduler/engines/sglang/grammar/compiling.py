@@ -1,4 +1,5 @@
-"""One grammar, compiled by xgrammar. Without SGLang: the process that tries grammars (`sandbox`) imports this alone."""
+"""One grammar, compiled by xgrammar. Imports no SGLang: the process that tries grammars (`sandbox`) imports this
+alone."""
 
 from __future__ import annotations
 
@@ -9,32 +10,33 @@ from gpu_scheduler.engines.sglang.base.options import one_line
 
 MOST_STATES = "it has too many states"
 _PLACE = re.compile(r"^\w+: (\[[\d:]+\] \S+:\d+: )?(Check failed: \(.*?\) is false: )?")
-"""How xgrammar's errors begin: a time and a line of its own."""
+"""Pattern of the beginning of xgrammar's error messages: a time, and a line of its own source."""
 _TOO_LARGE = "bad optional access"
-"""What C++ says of a grammar with more states than xgrammar counts."""
+"""Message that C++ gives for a grammar with more states than xgrammar counts."""
 
 
 class Uncompilable(Exception):
-    """Why, for the client."""
+    """A grammar cannot be compiled; `str(error)` gives the client the reason."""
 
 
 def compiler(tokenizer_info: Any) -> Any:
-    """xgrammar's. Its cache has no bound. What one of several threads of it throws ends the process, and a thousand
-    properties with patterns are enough; what its caller's thread throws is an error like others."""
+    """xgrammar's compiler, with one thread and no cache. Its cache has no bound. An exception in one of several threads
+    of its own ends the process, and a thousand properties with patterns are enough for one; an exception in its
+    caller's thread is an error like others."""
     from xgrammar import GrammarCompiler
 
     return GrammarCompiler(tokenizer_info, cache_enabled=False, max_threads=1)
 
 
 def matcher(compiler: Any, vocab_size: int, kind: str, text: str, rollback_tokens: int = 0) -> tuple[Any, Any]:
-    """(the compiled grammar, a matcher at its start). `kind` is "json_schema", "regex" or "ebnf". Raises Uncompilable;
-    what `sandbox` is there for ends the process."""
+    """(compiled grammar, matcher at its start). `kind` is "json_schema", "regex" or "ebnf". Raises Uncompilable; a
+    grammar of the kind that `sandbox` is there to find ends the process."""
     from xgrammar import GrammarMatcher, allocate_token_bitmask
 
     try:
         if kind == "json_schema":
-            # Written as Python's json writes it. With any white space a model may say nothing else to the end of its
-            # context, and small ones do; a bound on it takes a hundred times the memory.
+            # The answer is laid out as Python's json does. With free white space a model may say nothing else to the
+            # end of its context, and small ones do; a bound on it takes a hundred times the memory.
             compiled = compiler.compile_json_schema(text, any_whitespace=False)
         elif kind == "regex":
             compiled = compiler.compile_regex(text)

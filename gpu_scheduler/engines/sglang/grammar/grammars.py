@@ -1,5 +1,5 @@
-"""Grammars of answers, compiled by SGLang's xgrammar: its tokenizer is read when the first request has a grammar, since
-most models never need it, and everything takes place in one thread, beside the steps.
+"""Grammars of answers, compiled by SGLang's xgrammar. The tokenizer is read when the first request has a grammar, since
+most models never need it, and all compiling takes place in one thread, beside the steps.
 
 Imports SGLang: only the engine process may import this.
 """
@@ -28,52 +28,57 @@ from gpu_scheduler.engines.sglang.policy.grammar import MOST_SLOW_S, SLOW_S
 from gpu_scheduler.engines.sglang.policy.kept import BoundedCache
 
 Key = tuple[str, str]
-"""SGLang's kind of grammar, and its text."""
+"""SGLang's name for the kind of grammar, and the grammar's text."""
 _KINDS = {"json": "json_schema"}
-"""What is called otherwise in the protocol."""
+"""Kinds that have another name in the protocol than in SGLang."""
 KEPT_BYTES = 64 << 20
-"""Of compiled grammars, in host memory: clients think of new schemas for ever."""
+"""Bytes of compiled grammars kept in host memory: clients never stop making new schemas."""
 _LEAST_BYTES = 1 << 10
-"""That anything kept counts as."""
+"""Bytes that every kept grammar counts as, beside its own."""
 
 
 class TimedGrammar(XGrammarGrammar):  # type: ignore[misc]
-    """One request's, which can be given up when following it takes the engine's time: what nests repetitions that can
-    be read in many ways costs more with every token, in calls that nothing can stop, and every request of the model
-    waits for them."""
+    """The grammar of one request, which is given up when following it takes too much of the engine's time. Following
+    nested repetitions that can be read in many ways costs more with every token, in calls that nothing can stop, and
+    every request of the model waits for them."""
 
     def __init__(self, *grammar: Any, alone: bool) -> None:
         """`alone`: no other rank follows it too, so that it is given up at once."""
         super().__init__(*grammar)
         self._alone = alone
         self._slow_s = 0.0
-        """In calls that were long."""
+        """Seconds spent in calls that were slow."""
         self.given_up = False
-        """It is followed no more."""
+        """True once it is not followed any more."""
 
     @property
     def slow(self) -> bool:
+        """Whether it has spent too much time in slow calls."""
         return self._slow_s > MOST_SLOW_S
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        began = time.thread_time()  # a process that stands still is no fault of the grammar
+        """Context that adds the thread's CPU seconds if they are many."""
+        began = time.thread_time()  # a process that is stopped is no fault of the grammar
         yield
         if (seconds := time.thread_time() - began) > SLOW_S:
             self._slow_s += seconds
             self.given_up |= self._alone and self.slow
 
     def accept_token(self, token: int) -> None:
+        """Follows one token; does nothing once given up."""
         if not self.given_up:
             with self._timed():
                 super().accept_token(token)
 
     def fill_vocab_mask(self, vocab_mask: Any, idx: int) -> None:
+        """Writes the tokens that may come next to row `idx` of a mask; does nothing once given up."""
         if not self.given_up:
             with self._timed():
                 super().fill_vocab_mask(vocab_mask, idx)
 
     def copy(self) -> TimedGrammar:
+        """A copy for another request, at the same place of the grammar."""
         made = super().copy()
         return TimedGrammar(
             made.matcher,
@@ -87,7 +92,7 @@ class TimedGrammar(XGrammarGrammar):  # type: ignore[misc]
 
 
 def end(requests: Sequence[Any], slow: Collection[str]) -> None:
-    """Those whose grammars are `slow` end with their next step; asking again cannot help."""
+    """Ends the requests whose names are in `slow` with their next step, as bad requests: trying again cannot help."""
     for request in requests:
         if request.rid in slow and not request.finished() and request.to_finish is None:
             request.grammar.given_up = True
@@ -96,12 +101,12 @@ def end(requests: Sequence[Any], slow: Collection[str]) -> None:
 
 
 class Grammars(BaseGrammarBackend):
-    """Stands where SGLang has its own backend."""
+    """The grammar backend, in place of SGLang's own."""
 
     def __init__(self, open_compiler: Callable[[], Any], vocab_size: int, alone: bool) -> None:
-        """`open_compiler` makes xgrammar's; it is called once, in the thread that compiles. `alone`: in the only rank
-        of its engine."""
-        # One thread: what the choices of a request ask for at once is compiled once.
+        """`open_compiler` makes xgrammar's compiler; it is called once, in the thread that compiles. `alone`: this is
+        the only rank of its engine."""
+        # One thread: a grammar that the choices of a request need at the same time is compiled once.
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._open_compiler = open_compiler
         self._vocab_size = vocab_size
@@ -109,18 +114,18 @@ class Grammars(BaseGrammarBackend):
         self._compiler: Any = None
         self._kept: BoundedCache[Key, BaseGrammarObject] = BoundedCache(KEPT_BYTES)
         self._last: tuple[Key, BaseGrammarObject] | None = None
-        """What the thread compiled last."""
+        """The grammar that the thread compiled last."""
 
     def get_cached_or_future_value(
         self, key: Key, require_reasoning: bool
     ) -> tuple[BaseGrammarObject | Future[BaseGrammarObject], bool]:
-        """(a matcher of the request's own, True), or, until it is compiled, (what will be one, False)."""
+        """(a matcher of the request's own, True), or, until it is compiled, (a future for one, False)."""
         found = self._kept.get(key)
         return (found.copy(), True) if found is not None else (self.executor.submit(self._compiled, key), False)
 
     def _compiled(self, key: Key) -> BaseGrammarObject:
-        """In the thread. What it makes is known when SGLang says so (`set_cache`), which is at the same step on all
-        ranks: one that knew it earlier than another would decide differently."""
+        """A matcher for `key`, compiled in the thread. It enters the cache when SGLang says so (`set_cache`), which is
+        at the same step on all ranks: a rank that knew it earlier than another would decide differently."""
         if self._last is None or self._last[0] != key:
             if self._compiler is None:
                 try:
@@ -131,21 +136,22 @@ class Grammars(BaseGrammarBackend):
         return self._last[1].copy()
 
     def set_cache(self, key: Key, value: BaseGrammarObject) -> None:
-        """SGLang has it on all ranks. What is invalid is not kept: it may only have taken too long."""
+        """Keeps a grammar that SGLang has on all ranks. An invalid one is not kept: it may only have taken too long."""
         if not isinstance(value, InvalidGrammarObject):
             self._kept.put(key, value, _nbytes(key, value))
 
     def reset(self) -> None:
-        """The model goes to sleep: its grammars leave."""
+        """Drops all kept grammars: the model goes to sleep."""
         self._kept.clear()
 
     def close(self) -> None:
-        """What is being compiled is not waited for."""
+        """Ends the thread, without waiting for what it compiles."""
         self.executor.shutdown(wait=False, cancel_futures=True)
 
 
 def compiled(compiler: Any, vocab_size: int, key: Key, alone: bool) -> BaseGrammarObject:
-    """By xgrammar; one that says what is wrong where it does not compile. SGLang's own would log the client's text."""
+    """A grammar compiled by xgrammar, or an InvalidGrammarObject with the reason. SGLang's own backend would log the
+    client's text."""
     kind, text = key
     try:
         context, matcher = compiling.matcher(compiler, vocab_size, _KINDS.get(kind, kind), text, MAX_ROLLBACK_TOKENS)
@@ -155,13 +161,14 @@ def compiled(compiler: Any, vocab_size: int, key: Key, alone: bool) -> BaseGramm
 
 
 def _nbytes(key: Key, made: BaseGrammarObject) -> int:
+    """Bytes that a kept grammar counts as."""
     context = getattr(made, "ctx", None)
     return _LEAST_BYTES + len(key[1]) + (int(context.memory_size_bytes) if context is not None else 0)
 
 
 def open_compiler(path: str, vocab_size: int, end_ids: set[int]) -> Any:
-    """xgrammar's, for the tokenizer of a folder as SGLang loads it, and so the gateway. Takes a second or two. Raises
-    whatever the folder makes transformers and xgrammar raise."""
+    """xgrammar's compiler, for the tokenizer of a folder as SGLang loads it, and so the gateway. Takes a second or two.
+    Raises whatever the folder makes transformers and xgrammar raise."""
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
     from xgrammar import TokenizerInfo
 
@@ -171,8 +178,8 @@ def open_compiler(path: str, vocab_size: int, end_ids: set[int]) -> Any:
 
 
 def advance(request: Any, said: list[int]) -> None:
-    """The request goes on where it said `said` before: so does its grammar. One that does not allow it ends the
-    request."""
+    """Moves a request's grammar past `said`, its output from where it ran before. A grammar that does not allow that
+    output ends the request."""
     if request.grammar is None or request.finished() or isinstance(request.grammar, Future):
         return
     try:

@@ -1,13 +1,14 @@
-"""`python -m gpu_scheduler.engines.sglang.grammar.sandbox`: tries grammars, to see whether they can be compiled.
-It is started by a gpu_scheduler (`gpu_scheduler/queue/grammar_sandbox.py`), never by hand.
+"""`python -m gpu_scheduler.engines.sglang.grammar.sandbox` tries grammars, to see whether they can be compiled. It is
+started by a gpu_scheduler (`gpu_scheduler/queue/grammar_sandbox.py`), never by hand.
 
-xgrammar is C++ that believes what it reads: `a{1,2147483648}` ends the process that compiles it, others take minutes
-or all memory, and no check of the text finds them all. An engine would end with every request of its model. So each
-grammar is compiled and followed for some tokens in a child first, for a small vocabulary of our own, which takes
+xgrammar is C++ that trusts its input: `a{1,2147483648}` ends the process that compiles it, others take minutes or all
+memory, and no check of the text finds them all. An engine would end with every request of its model. So each grammar is
+first compiled and followed for some tokens in a child process, for a small vocabulary of our own, which takes
 milliseconds: what can go wrong lies in the grammar's states, seldom in the tokens.
 
-A line of JSON in, [kind, text], the text checked before (`policy/grammar.py`); a line out: why it cannot be compiled,
-in a client's words; empty: it can. An empty line comes first, when all is imported.
+It reads lines of JSON, [kind, text], each text checked before (`policy/grammar.py`), and answers each with a line of
+JSON: the reason, in a client's words, why it cannot be compiled, or an empty text. An empty line comes first, when all
+is imported.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ from gpu_scheduler.engines.sglang.base import environment
 from gpu_scheduler.engines.sglang.grammar import compiling
 
 MOST_CPU_S = 5
-"""One of a thousand properties with patterns takes one."""
+"""CPU seconds that a child may take; a grammar of a thousand properties with patterns takes one."""
 MOST_BYTES = 1 << 30
+"""Bytes of data that a child may allocate."""
 _STEPS = 32
+"""Tokens for which a grammar is followed."""
 _MOST_CHARACTERS = 1000
 _NUL = 0
 
 
 def vocabulary() -> list[bytes]:
-    """All bytes, and pairs of characters that grammars are about."""
+    """The vocabulary: all bytes, and pairs of characters that are frequent in grammars."""
     often = (string.ascii_lowercase[:12] + string.digits[:4] + ' "{}[]:,-_').encode()
     return [bytes([byte]) for byte in range(256)] + [bytes([one, other]) for one in often for other in often]
 
 
 class GrammarTrials:
-    """Of any number of grammars, each in a child of its own."""
+    """Trials of grammars, each in a child process of its own."""
 
     def __init__(self) -> None:
         from xgrammar import TokenizerInfo, VocabType
@@ -48,7 +51,7 @@ class GrammarTrials:
         self._compiler = compiling.compiler(TokenizerInfo(known, VocabType.RAW, stop_token_ids=[_NUL]))
 
     def verdict(self, kind: str, text: str) -> str:
-        """Why it cannot be compiled; empty: it can."""
+        """Reason why a grammar cannot be compiled; empty: it can. `kind` is "json_schema", "regex" or "ebnf"."""
         reads, writes = os.pipe()
         child = os.fork()
         if child == 0:
@@ -64,6 +67,7 @@ class GrammarTrials:
         return "the compiler fails at it"
 
     def _end(self, writes: int, kind: str, text: str) -> None:
+        """The child: tries the grammar, writes the reason to the pipe `writes`, and ends."""
         status = 1
         try:
             environment.die_with_parent()
@@ -80,6 +84,7 @@ class GrammarTrials:
             os._exit(status)
 
     def _follow(self, kind: str, text: str) -> None:
+        """Compiles the grammar and follows it for some random tokens. Raises Uncompilable."""
         from xgrammar import allocate_token_bitmask
 
         _, matcher = compiling.matcher(self._compiler, self._vocab_size, kind, text)
@@ -94,7 +99,8 @@ class GrammarTrials:
 
 
 def _limit() -> None:
-    # What fails has nothing to tell: no stack, no core.
+    """Limits this process's CPU time and data."""
+    # A child that fails leaves no stack trace and no core.
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
@@ -105,6 +111,7 @@ def _limit() -> None:
 
 
 def main() -> None:
+    """Answers lines of standard input until it ends."""
     environment.die_with_parent()
     trial = GrammarTrials()
     print(flush=True)

@@ -1,6 +1,19 @@
-"""Hooks on SGLang's grammars: where they are compiled, and where one begins for a request that goes on.
+"""Hooks on SGLang's grammars: where they are compiled, and where the grammar of a resumed request begins.
 
 Imports SGLang: only the engine process may import this.
+
+Target in SGLang                      Why                                        Without it
+------------------------------------  -----------------------------------------  ---------------------------------------
+GrammarManager.__init__               Grammars are compiled by                   no request may have a grammar: SGLang
+                                      `grammar/grammars.py`                      makes no backend without a tokenizer
+GrammarManager                        A known grammar of a resumed request       the rest of the answer begins the
+.process_req_with_grammar             moves past the output so far               grammar anew
+GrammarManager                        A compiled grammar does so too; steps      the rest of the answer begins the
+.get_ready_grammar_requests           wait 0.1 ms for grammars, not 5 ms         grammar anew; decode steps wait
+ScheduleBatch.prepare_for_decode      Requests whose grammars take too long are  one slow grammar stops every request of
+                                      ended                                      the model
+XGrammarGrammar.apply_vocab_mask      Masks are applied on a CPU                 SGLang raises: it supports accelerators
+(without a GPU)                                                                  only
 """
 
 from __future__ import annotations
@@ -15,12 +28,13 @@ from gpu_scheduler.engines.sglang.policy.grammar import slow_of
 from gpu_scheduler.engines.sglang.step import current
 
 _LOOK_S = 1e-4
-"""How long a step beside which others decode waits for grammars. SGLang's own 5 ms are for an engine with nothing else
-to do."""
+"""Seconds for which a step waits for grammars while other requests decode. SGLang's own 5 ms are for an engine with
+nothing else to do."""
 
 
 def open_grammars(_result: Any, manager: Any, scheduler: Any) -> None:
-    """SGLang makes none without a tokenizer, and there is none in a process that takes model after model."""
+    """Makes the grammar backend of a model. SGLang makes none without a tokenizer, and a process that takes model after
+    model has none."""
     from gpu_scheduler.engines.sglang.grammar.grammars import Grammars, open_compiler
 
     config = scheduler.model_config
@@ -31,13 +45,13 @@ def open_grammars(_result: Any, manager: Any, scheduler: Any) -> None:
 
 
 def begin(result: bool, _manager: Any, request: Any) -> bool:
-    """A grammar that was known begins at once."""
+    """Moves a grammar that was in the cache past the output of a resumed request."""
     _advance(request)
     return result
 
 
 def ready(original: Callable[[Any], list[Any]], manager: Any) -> list[Any]:
-    """Those whose grammars are compiled."""
+    """The requests whose grammars are compiled, each moved past the output so far."""
     interval = manager.SGLANG_GRAMMAR_POLL_INTERVAL
     if not manager.scheduler.running_batch.is_empty():
         manager.SGLANG_GRAMMAR_POLL_INTERVAL = min(interval, _LOOK_S)
@@ -51,6 +65,7 @@ def ready(original: Callable[[Any], list[Any]], manager: Any) -> list[Any]:
 
 
 def _advance(request: Any) -> None:
+    """Moves the grammar of a resumed request past the output from where it ran before."""
     from gpu_scheduler.engines.sglang.grammar.grammars import advance
 
     entry = current.instance().request_table.by_rid(request.rid)
@@ -59,7 +74,8 @@ def _advance(request: Any) -> None:
 
 
 def give_up(batch: Any) -> None:
-    """Before a step decodes. Each of several ranks measures its own time; they have agreed on which are slow."""
+    """Ends requests with slow grammars before a step decodes. Each of several ranks measures its own time; they have
+    agreed on which are slow."""
     if batch.has_grammar:
         from gpu_scheduler.engines.sglang.grammar.grammars import end
 
@@ -69,7 +85,7 @@ def give_up(batch: Any) -> None:
 
 
 def mask_on_cpu(_grammar: Any, logits: Any, vocab_mask: Any) -> None:
-    """SGLang knows accelerators only."""
+    """Applies a grammar's mask to logits on a CPU; SGLang supports accelerators only."""
     from xgrammar import apply_token_bitmask_inplace
 
     apply_token_bitmask_inplace(logits, vocab_mask)

@@ -1,8 +1,27 @@
-"""Hooks on how SGLang captures CUDA graphs: into memory that leaves while the model sleeps (`graph_memory`). Tables and
-buffers of megabytes that are around it, and whose values nobody needs of a sleeping model, go there as well: torch
+"""Hooks on how SGLang captures CUDA graphs: into memory that leaves while the model sleeps (`memory/graph_memory.py`).
+Tables and buffers of megabytes around a capture, whose values a sleeping model does not need, go there as well: torch
 would keep segments of 20 MiB for them.
 
 Imports SGLang: only the engine process may import this.
+
+Target in SGLang                      Why                                        Without it
+------------------------------------  -----------------------------------------  ---------------------------------------
+cuda_graph_setup                      Graphs are captured into memory that       a sleeping model keeps the memory of
+.capture_cuda_graphs                  leaves                                     its graphs on the device
+GraphSharedOutput                     Logits lie in scratch memory, which comes  their buffer stays on the device
+.get_logits_buffer                    back as zeros
+ForwardInputBuffers                   The buffer for embeddings lies there too   the largest input buffer stays on the
+._share_one_buffer                                                               device
+decode_cuda_graph_runner.freeze_gc,   The collector is only paused during a      it collects everything four times, 0.7
+prefill_cuda_graph_runner.freeze_gc   capture                                    s each, and looks at it from then on
+BreakableCudaGraphBackend             Outputs of prefill graphs lie in scratch   their buffer stays on the device
+._alloc_full_buffer                   memory
+FullCudaGraphBackend and              cuBLAS takes its workspaces in scratch     a graph uses a workspace in ordinary
+BreakableCudaGraphBackend             memory before a capture                    memory that is lost while the model
+.capture_session                                                                 sleeps
+FullCudaGraphBackend and              Memory is mapped ahead of each capture     mapping happens during captures
+BreakableCudaGraphBackend
+.capture_one
 """
 
 from __future__ import annotations
@@ -24,10 +43,10 @@ from gpu_scheduler.engines.sglang.step import current
 
 
 def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) -> Any:
-    """Those of prefill and of decode, which share a pool. In ordinary memory, which stays while the model sleeps, when
-    it cannot be done in ours."""
+    """Captures all graphs, of prefill and of decode, which share a pool. They are captured in ordinary memory, which
+    stays while the model sleeps, if they cannot be captured in ours."""
     instance = current.instance()
-    gc.collect()  # what building the model has left behind, before it is counted
+    gc.collect()  # building the model has left objects behind, which would be counted
     graphs = instance.open_graphs()
     if graphs is not None:
         slots_of_requests = model_runner.req_to_token_pool.req_to_token
@@ -48,18 +67,21 @@ def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) 
 
 
 def uncollected(_enable_cudagraph_gc: bool) -> AbstractContextManager[None]:
-    """SGLang collects before and after, each time all that was ever imported, and makes the collector look at all of it
-    from then on, also while requests are served: 0.7 s each time."""
+    """Pauses the collector in place of SGLang's freeze. SGLang collects before and after a capture, each time all that
+    was ever imported, and makes the collector look at all of it from then on, also while requests are served: 0.7 s
+    each time."""
     return collector.paused()
 
 
 def _make_anew(tensor: torch.Tensor) -> None:
-    """Zeros in the memory that torch takes from now, for all who have this tensor. There must be no views of it."""
+    """Replaces a tensor's memory by zeros in the memory that torch takes from now, for all that refer to the tensor.
+    There must be no views of it."""
     tensor.data = torch.zeros_like(tensor)
 
 
 def logits(original: Callable[..., Any], buffers: Any, vocab_size: int, *, rows: int) -> Any:
-    """Shared by all graphs, and by all that SGLang makes in a process: see `model/teardown.py`."""
+    """Makes the logits buffer in scratch memory. All graphs share it, and all models of a process: see
+    `model/teardown.py`."""
     graphs = current.instance().graphs
     if graphs is None:
         return original(buffers, vocab_size, rows=rows)
@@ -68,8 +90,8 @@ def logits(original: Callable[..., Any], buffers: Any, vocab_size: int, *, rows:
 
 
 def prefill_output(original: Callable[..., Any], backend: Any, output: Any, size: int) -> Any:
-    """What graphs of prefill steps write last: one buffer for all sizes, made before the first is captured. Of several
-    tensors each comes here by itself."""
+    """Makes the buffer that graphs of prefill steps write last in scratch memory: one for all sizes, made before the
+    first capture. If there are several tensors each comes here by itself."""
     graphs = current.instance().graphs
     if graphs is None or not torch.is_tensor(output):
         return original(backend, output, size)
@@ -78,7 +100,8 @@ def prefill_output(original: Callable[..., Any], backend: Any, output: Any, size
 
 
 def input_buffer(original: Callable[..., Any], buffers: Any, name: str, buffer: torch.Tensor) -> Any:
-    """Decode graphs have one for embeddings, by far the largest, which steps of text neither write nor read."""
+    """Makes the decode graphs' input buffer for embeddings in scratch memory. It is by far the largest, and steps of
+    text neither write nor read it."""
     graphs = current.instance().graphs
     if graphs is not None and name == "input_embeds":
         with graphs.scratch():
@@ -87,8 +110,8 @@ def input_buffer(original: Callable[..., Any], buffers: Any, name: str, buffer: 
 
 
 def session(original: Callable[..., Any], backend: Any, stream: Any) -> Any:
-    """Graphs are captured on this stream, and parts of some (a mixture's experts) on streams that SGLang keeps by
-    name."""
+    """Prepares the streams of a capture. Graphs are captured on `stream`, and parts of some (a mixture's experts) on
+    streams that SGLang keeps by name."""
     graphs = current.instance().graphs
     if graphs is not None:
         graphs.prepare_streams([stream, *get_resources().streams.values()])
@@ -96,6 +119,7 @@ def session(original: Callable[..., Any], backend: Any, stream: Any) -> Any:
 
 
 def capture_one(_backend: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Maps memory ahead of each capture."""
     graphs = current.instance().graphs
     if graphs is not None:
         graphs.ahead()
@@ -106,7 +130,7 @@ _BACKENDS = (
     f"{_EXECUTOR}.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend",
     f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend.BreakableCudaGraphBackend",
 )
-"""Of decode, and of prefill."""
+"""The backends of decode graphs and of prefill graphs."""
 _KINDS = ("prefill", "decode")
 HOOKS = [
     Hook(f"{_EXECUTOR}.model_runner_components.cuda_graph_setup.capture_cuda_graphs", capture_all, "AROUND"),

@@ -1,11 +1,20 @@
-"""Hooks on how SGLang gathers the log-probabilities of prompts. They are told step by step, as prompts are computed:
-SGLang would keep those of a whole prompt, and where it starts again make and tell all of them again.
+"""Hooks on how SGLang gathers the log-probabilities of prompts. Here they are sent step by step, as prompts are
+computed: SGLang would keep those of a whole prompt, and after a retraction make and send all of them again.
 
 SGLang speaks of rows: the row of a token says how likely every token is to come after it. `Req.logprob_start_len` is
-the first row that is wanted, and prefixes are taken from the cache only up to it. Here it moves on with what was told:
-who starts again finds that in the cache, and goes on behind it.
+the first row that is wanted, and prefixes are taken from the cache only up to it. Here it moves on with the rows that
+were sent: a request that starts again finds those in the cache, and goes on behind them.
 
 Imports SGLang: only the engine process may import this.
+
+Target in SGLang                      Why                                        Without it
+------------------------------------  -----------------------------------------  ---------------------------------------
+SchedulerLogprobResultProcessor       Log-probabilities of a prompt are sent     those of a whole prompt are kept, and
+.add_input_logprob_return_values      step by step, as they are computed         made and sent again after a retraction
+SchedulerBatchResultProcessor         The first row of a request counts the      requests behind a retracted one get the
+._apply_prefill_logprobs              rows of all requests before it             log-probabilities of others
+SchedulerBatchResultProcessor         The same count, for a prompt that takes    requests behind a retracted one get the
+._apply_chunked_prefill_logprobs      several steps                              log-probabilities of others
 """
 
 from __future__ import annotations
@@ -20,8 +29,8 @@ from gpu_scheduler.engines.sglang.step import current
 def tell_rows(
     _processor: Any, index: int, request: Any, output: Any, first: int, rows: int, last_prefill_chunk: bool
 ) -> None:
-    """A step has computed so many `rows` of the request, `first` of them in `output`. What comes after the prompt's
-    last token is none of the prompt; nor is what a request said before it started again."""
+    """Sends the rows that a step has computed of a request: `rows` of them, from `first` on in `output`. The row of the
+    prompt's last token is not the prompt's, nor are those of output from before the request started again."""
     last = len(request.origin_input_ids) - 1
     begin = request.logprob_start_len
     request.logprob_start_len = min(begin + rows, last + 1)
@@ -43,8 +52,9 @@ def own_rows(
     logprob_pt: int,
     **arguments: Any,
 ) -> int:
-    """Where the rows of the step's `i`th request begin. SGLang counts as it goes, and steps over a request that was
-    retracted meanwhile without its rows: those behind it would be told the log-probabilities of others."""
+    """Processes the step's `i`th request, with the index where its rows begin. SGLang counts as it goes, and steps over
+    a request that was retracted meanwhile without its rows: the requests behind it would get the log-probabilities of
+    others."""
     lengths = zip(extend_input_len_per_req[:i], extend_logprob_start_len_per_req[:i], strict=True)
     return original(
         processor,

@@ -1,6 +1,37 @@
 """Hooks on SGLang's event loop: reading, sleeping, forming batches, retracting.
 
 Imports SGLang: only the engine process may import this.
+
+Target in SGLang                      Why                                        Without it
+------------------------------------  -----------------------------------------  ---------------------------------------
+Scheduler.init_idle_sleeper           An idle engine sleeps in `StepLoop.sleep`  SGLang polls sockets that do not exist
+SchedulerRequestReceiver              Requests come from `StepLoop.pull`         no request, command or reclaim arrives
+._pull_raw_reqs
+SchedulerRequestReceiver              The ranks have agreed on the messages of   rank 0's requests go to the other ranks
+._broadcast_reqs_across_ranks         the step already                           a second time, and all wait for that
+Scheduler.get_next_batch_to_run       No decode step while another engine goes   decode steps of neighbours do not give
+                                      first, and none whose every request is     way; a stop waits for one more step
+                                      about to end
+Scheduler.get_new_batch_prefill       Prefill steps keep to turn, throttle,      prefills slow down neighbours' decodes,
+                                      limit and memory                           and start without memory
+Scheduler                             Results that are here go out before the    first tokens wait 5 to 30 ms for the
+.is_disable_overlap_for_batch         next prefill step is launched              host
+PrefillAdder.add_one_req              KV memory grows before SGLang admits a     requests wait although memory could
+                                      request, and once more if it refuses       grow, or cached prefixes are evicted
+                                                                                 first
+Scheduler.update_running_batch        Before a decode step, memory over the      the engine stays over its limit while
+                                      limit leaves, and the step may give way    it decodes, and never gives way
+ScheduleBatch.retract_decode          A request that does not fit even alone     SGLang aborts it
+                                      goes back to the shared queue
+Scheduler.run_batch                   Steps are counted and reported as they     pauses, bids and claims have no step to
+                                      begin                                      count from
+Scheduler.process_batch_result        The end of each step is noted              pauses never end; claims are not
+                                                                                 released
+SchedulerOutputStreamer               Tokens go out in one message a step        no tokens are sent: SGLang gathers some
+._stream_output_generation                                                       forty lists for processes that do not
+                                                                                 exist here
+SchedulerOutputStreamer               Embeddings go out in one message a step    embeddings are not sent
+._stream_output_embedding
 """
 
 from __future__ import annotations
@@ -15,29 +46,31 @@ from protos import engine_pb2
 
 
 class _Sleeper:
-    """Stands where SGLang polls its sockets when idle."""
+    """The idle sleeper, in place of the one that polls SGLang's sockets."""
 
     def maybe_sleep(self) -> None:
         current.loop().sleep()
 
 
 def idle_sleeper(scheduler: Any) -> None:
+    """Puts an idle engine to sleep in `StepLoop.sleep`."""
     scheduler.idle_sleeper = _Sleeper()
 
 
 def pull_requests(_receiver: Any) -> list[Any]:
+    """The requests of `StepLoop.pull`, in place of those from SGLang's sockets."""
     return current.loop().pull()
 
 
 def heard_by_all(_receiver: Any, requests: Any) -> Any:
-    """Ranks have agreed on what came already."""
+    """Returns the requests as they are: the ranks have agreed on them already."""
     return requests
 
 
 def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
-    """No prefill out of turn, over the limit, without memory, or while decodes are behind, and none of more tokens than
-    the pace allows; decoding goes on."""
-    # Here, or SGLang would start one whose grammar is ready without asking whether it may.
+    """Forms a prefill batch unless it is another engine's turn, memory is over the limit or missing, or decodes are
+    behind; with no more tokens than the throttle allows. Decoding goes on."""
+    # Done here, because SGLang would start a request whose grammar is ready without asking whether it may.
     if scheduler.grammar_manager.has_waiting_grammars():
         for request in scheduler.grammar_manager.get_ready_grammar_requests():
             scheduler._add_request_to_queue(request)
@@ -61,7 +94,8 @@ def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any
 
 
 def _ask_ahead(scheduler: Any, running: list[Any]) -> None:
-    """For the next prefill step, while these run. Ranks ask together, and wait for one another."""
+    """Requests memory for the next prefill step, while these requests run. With several ranks it does nothing: they
+    request memory together, and wait for one another."""
     from sglang.srt.managers import schedule_policy
 
     instance = current.instance()
@@ -80,15 +114,16 @@ def _ask_ahead(scheduler: Any, running: list[Any]) -> None:
 
 
 class _GivesWay(Exception):
-    """Out of the middle of SGLang's choice of a batch: the decode step of `batch` waits."""
+    """Unwinds SGLang's choice of a batch: the decode step of `batch` waits."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
 
 
 def next_batch(original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
-    """No step whose every request ends with the results of the one before it: whoever stopped them waits. And no decode
-    step while another engine prefills: results of the step before go out meanwhile, and a prompt may come."""
+    """Chooses the next batch, but no step whose every request ends with the results of the one before it, since a stop
+    would wait for that step. And no decode step while another engine goes first: results of the step before go out
+    meanwhile, and a prompt may come."""
     if scheduler.enable_overlap and not scheduler.waiting_queue and last_batch and last_batch.forward_mode.is_decode():
         ending = bool(running_batch.reqs) and all(request.to_finish is not None for request in running_batch.reqs)
         if ending and scheduler.chunked_req is None:
@@ -100,16 +135,16 @@ def next_batch(original: Callable[..., Any], scheduler: Any, running_batch: Any,
 
 
 def _nothing(running_batch: Any) -> Any:
-    """No batch to run."""
+    """The plan with no batch to run."""
     from sglang.srt.managers.scheduler import NextBatchPlan
 
     return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
 
 
 def results_first(original: Callable[..., Any], scheduler: Any, batch: Any, last_batch: Any) -> Any:
-    """Whether the results of the last step go out before the next one is launched. Where both are prefill steps, and
-    they are there already: the host needs 5 ms to launch one with a graph and 12 to 30 without, which may be more than
-    the devices need for the one before, and then first tokens would wait for nothing."""
+    """Whether the results of the last step go out before the next one is launched. They do where both are prefill steps
+    and the results are here already: the host needs 5 ms to launch a step with a graph and 12 to 30 without, which may
+    be more than the devices needed for the one before, and first tokens would wait for nothing."""
     if original(scheduler, batch, last_batch):
         return True
     both = batch and last_batch and batch.forward_mode.is_extend() and last_batch.forward_mode.is_extend()
@@ -122,12 +157,13 @@ def results_first(original: Callable[..., Any], scheduler: Any, batch: Any, last
 def add_request(
     original: Callable[..., Any], adder: Any, req: Any, has_chunked_req: bool, truncation_align_size: int | None
 ) -> Any:
-    """Grows before, and once more when SGLang refuses for want of tokens: it knows best how many."""
+    """Admits a request after growing memory for it, and tries once more when SGLang refuses for lack of tokens: SGLang
+    knows best how many it needs."""
     from sglang.srt.managers import schedule_policy
 
     if has_chunked_req:
-        # A prompt half computed took what there was. SGLang counts on nothing more being there for another, which
-        # would be the second one half computed.
+        # A prompt that is half computed took the memory that was here. SGLang relies on nothing more being here for
+        # another prompt, which would be the second one half computed.
         return schedule_policy.AddReqResult.OTHER
     admission = current.instance().admission
     admission.prefer_growth(adder, req, schedule_policy.CLIP_MAX_NEW_TOKENS)
@@ -140,6 +176,7 @@ def add_request(
 
 
 def before_decode(_scheduler: Any, batch: Any) -> None:
+    """Makes memory over the limit leave before a decode step. Raises _GivesWay if the step has to wait."""
     loop = current.loop()
     loop.before_decode(batch)
     if loop.gives_way(batch):
@@ -147,7 +184,8 @@ def before_decode(_scheduler: Any, batch: Any) -> None:
 
 
 def after_retraction(result: Any, _batch: Any, *_args: Any) -> Any:
-    """The request that SGLang would abort because even alone it does not fit goes back into the shared queue."""
+    """Parks the request that SGLang would abort because it does not fit even alone: it goes back to the shared
+    queue."""
     retracted, ratio, given_up = result
     instance = current.instance()
     instance.counters.retractions += len(retracted) + len(given_up)
@@ -157,6 +195,7 @@ def after_retraction(result: Any, _batch: Any, *_args: Any) -> Any:
 
 
 def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Counts a step as it begins, and reports the progress of its prompts."""
     instance = current.instance()
     counters = instance.counters
     counters.forward_steps += 1
@@ -171,6 +210,7 @@ def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Non
 
 
 def after_results(result: Any, _scheduler: Any, batch: Any, *_args: Any) -> Any:
+    """Notes that the results of a step are here."""
     if batch.forward_mode.is_decode():
         current.loop().decode_ended()
     elif batch.forward_mode.is_extend():
@@ -179,11 +219,12 @@ def after_results(result: Any, _scheduler: Any, batch: Any, *_args: Any) -> Any:
 
 
 def stream_output(_streamer: Any, reqs: list[Any], _return_logprob: bool, skip_req: Any = None, **_: Any) -> None:
-    """SGLang would gather some forty lists, for processes that do not exist here."""
+    """Sends the tokens of a step. SGLang would gather some forty lists, for processes that do not exist here."""
     current.instance().outputs.stream(reqs, skip_req)
 
 
 def stream_embeddings(_streamer: Any, reqs: list[Any]) -> None:
+    """Sends the embeddings of a step."""
     current.instance().outputs.embeddings(reqs)
 
 

@@ -1,6 +1,29 @@
 """Hooks on SGLang's memory: the size it believes in, its pool and allocator, eviction, and its check for leaks.
 
 Imports SGLang: only the engine process may import this.
+
+Target in SGLang                      Why                                        Without it
+------------------------------------  -----------------------------------------  ---------------------------------------
+KVCacheConfigurator                   The pool is as large as its addresses      the pool cannot grow beyond the memory
+._profile_available_bytes                                                        that is free now
+KVCacheConfigurator                   Models with another kind of KV cache are   loading fails later: their pools are
+._build_token_to_kv_pool              refused                                    not elastic, and SGLang allocates all
+                                                                                 of them
+KVCacheConfigurator                   The pool lies over the elastic range       KV memory cannot grow, shrink or leave
+._build_mha_kv_pool
+KVCacheConfigurator                   Slots come from mapped KV blocks only      SGLang hands out slots without memory
+._build_token_to_kv_pool_allocator
+ServerArgs                            FlashAttention 3 may use the page-major    SGLang refuses: it allows Triton's
+._handle_page_major_kv_layout         layout                                     attention only
+utils.enable_fused_set_kv_buffer      Keys and values are stored by the pool     a fused kernel stores them, which knows
+                                                                                 flat pools only
+cuda_graph_buffer_registry            Buffers fit the largest possible step      SGLang makes them for the whole pool,
+.build_eager_registry                                                            which is more than the device has
+common.evict_from_tree_cache          Memory grows before prefixes are evicted   a full pool evicts although memory
+                                                                                 could grow
+RadixCache.evict                      Evicted tokens are counted                 they are missing in the statistics
+SchedulerPoolStatsObserver            SGLang's check for leaks counts slots      it reports leaks that are none
+.session_held_tokens                  without memory, and imports, as held
 """
 
 from __future__ import annotations
@@ -14,13 +37,14 @@ from gpu_scheduler.engines.sglang.step import current
 
 
 def profiled_bytes(_configurator: Any, _pre_model_load_memory: Any) -> int:
-    """The pool is as large as its addresses, not as what is free now."""
+    """Bytes of the KV pool in SGLang's view: as large as its addresses, not as what is free now."""
     instance = current.instance()
     return max(instance.options.kv_span_bytes, min(instance.ranks.gather(instance.memory.limit_bytes)))
 
 
 def kv_pool(original: Callable[..., Any], configurator: Any, **arguments: Any) -> Any:
-    """Raises BrokenModel for models whose cache is of another kind than keys and values of every token."""
+    """Builds the KV pool. Raises BrokenModel for models whose cache is of another kind than keys and values of every
+    token."""
     kinds = {
         "multi-head latent attention": configurator.use_mla_backend,
         "hybrid sliding windows": configurator.is_hybrid_swa,
@@ -34,6 +58,7 @@ def kv_pool(original: Callable[..., Any], configurator: Any, **arguments: Any) -
 
 
 def mha_pool(original: Callable[..., Any], configurator: Any, **arguments: Any) -> Any:
+    """Builds the KV pool over the elastic range."""
     from gpu_scheduler.engines.sglang.kv.pool import ElasticPageMajorPool, ElasticPool
 
     pool = ElasticPool if configurator.device == "cpu" else ElasticPageMajorPool
@@ -41,6 +66,7 @@ def mha_pool(original: Callable[..., Any], configurator: Any, **arguments: Any) 
 
 
 def allocator(configurator: Any, *, sizes: Any, token_to_kv_pool: Any, **_arguments: Any) -> Any:
+    """Builds the allocator over the elastic range."""
     from gpu_scheduler.engines.sglang.kv.allocator import ElasticAllocator
     from gpu_scheduler.engines.sglang.kv.paged_allocator import ElasticPagedAllocator
 
@@ -57,30 +83,31 @@ def allocator(configurator: Any, *, sizes: Any, token_to_kv_pool: Any, **_argume
 
 
 def page_major_with_any_backend(_arguments: Any) -> None:
-    """SGLang allows that layout with Triton's attention only; FlashAttention 3 reads it as well, bit for bit
-    (docs/measurements.md)."""
+    """Checks nothing. SGLang allows the page-major layout with Triton's attention only; FlashAttention 3 reads it as
+    well, bit for bit (docs/measurements.md)."""
 
 
 def no_fused_store(_forward_batch: Any) -> bool:
-    """The kernel that stores keys and values inside the rotary embedding knows flat pools only."""
+    """False: the kernel that stores keys and values inside the rotary embedding knows flat pools only."""
     return False
 
 
 def make_room(tree_cache: Any, num_tokens: int) -> None:
-    """SGLang makes sure of `num_tokens` free slots. Its own function would evict; here that is for what cannot be
-    grown."""
+    """Makes room for `num_tokens` free slots. SGLang's own function would evict; here memory grows, and only what
+    cannot be grown is evicted."""
     if tree_cache is not None and not tree_cache.is_chunk_cache():
         current.instance().admission.before_allocation(tree_cache, num_tokens)
 
 
 def count_evicted(result: Any, _tree: Any, _params: Any) -> Any:
+    """Counts evicted tokens."""
     current.instance().counters.evicted_tokens += result.num_tokens_evicted
     return result
 
 
 def eager_buffers(original: Callable[..., Any], *, max_bs: int, max_num_token: int, **arguments: Any) -> Any:
-    """SGLang makes buffers for a step that fills the whole pool, whose addresses are more than any device has memory.
-    No step is larger than its own limit of prompt tokens."""
+    """Builds SGLang's buffers for the largest step that is possible, by its limits on prompt tokens. SGLang would make
+    them for a step that fills the whole pool, whose addresses are more than any device has memory."""
     from sglang.srt.runtime_context import get_server_args
 
     limits = get_server_args()
@@ -89,15 +116,16 @@ def eager_buffers(original: Callable[..., Any], *, max_bs: int, max_num_token: i
 
 
 def held_elsewhere(result: int, _observer: Any) -> int:
-    """SGLang's check for leaks adds up its pool. What has no memory under it counts as held, what comes from another
-    engine, and a page that a prompt half computed has begun: SGLang expects such a prompt in the last batch, and here
-    it may have to wait."""
+    """Tokens that SGLang's check for leaks counts as held. They include slots without memory, KV that is coming from
+    another engine, and the page that a half computed prompt has begun: SGLang expects such a prompt in the last batch,
+    and here it may have to wait."""
     instance = current.instance()
     held = instance.kv.balloon + instance.kv_transfer.held_tokens
     return result + held + _begun_by_a_waiting_chunk(instance.scheduler, instance.kv.page_size)
 
 
 def _begun_by_a_waiting_chunk(scheduler: Any, page_size: int) -> int:
+    """Tokens of pages of a half computed prompt that is in no batch and that the cache does not protect."""
     request = scheduler.chunked_req
     if request is None or request.kv is None:
         return 0

@@ -2,6 +2,27 @@
 groups made once, nothing remembered, nothing made up.
 
 Imports SGLang: only the engine process may import this.
+
+Target in SGLang                      Why                                        Without it
+------------------------------------  -----------------------------------------  ---------------------------------------
+bootstrap                             torch.distributed is initialised once in   the second model cannot be built, and a
+._init_parallel_groups                a process: later models of the same        dozen threads of gloo wake up a hundred
+                                      layout use the same groups, one for each   times a second
+                                      set of ranks
+config.get_config                     A configuration is read again for each     a new checkpoint in the same folder
+                                      model, with a rotary embedding that        gets the old configuration; some rotary
+                                      SGLang understands as Transformers does    tables are wrong, or fail
+common.get_generation_config          It is read again for each model            a new checkpoint in the same folder
+                                                                                 gets the old one's
+weight_utils                          Several threads read the files ahead,      loading is slow: one thread takes the
+.safetensors_weights_iterator         into memory that a GPU copies from by      page faults of a mapping
+                                      itself
+weight_utils                          A tensor that is too short is refused      on a CPU a broken checkpoint is filled
+.reset_param_data_if_needed           where SGLang did not widen the layer       up with zeros and served
+invariant_checker                     The gpu_scheduler watches its engines      SGLang's watchdog keeps every model
+.create_scheduler_watchdog            itself                                     that left alive, and signals our parent
+Scheduler.init_ipc_channels           Outputs go to `model/outputs.py`           SGLang opens sockets to tokenizer
+                                                                                 processes that do not exist here
 """
 
 from __future__ import annotations
@@ -16,11 +37,12 @@ from gpu_scheduler.engines.sglang.step import current
 from gpu_scheduler.engines.sglang.weights.read_ahead import Tensors, or_as_ever
 
 _made: list[tuple[int, int]] = []
-"""The layout (tensor, pipeline) of the process groups of this process."""
+"""(tensor, pipeline) sizes of the process groups of this process; empty before the first model."""
 
 
 def parallel_groups(original: Callable[..., None], **arguments: Any) -> None:
-    """torch.distributed is initialised once in a process; later models of the same layout use the same groups."""
+    """Makes process groups for the first model; later models of the same layout use them. Raises RuntimeError for
+    another layout."""
     layout = (arguments["tp_size"], arguments["pp_size"])
     if not _made:
         with _one_group_for_the_same_ranks():
@@ -36,9 +58,10 @@ def parallel_groups(original: Callable[..., None], **arguments: Any) -> None:
 
 @contextmanager
 def _one_group_for_the_same_ranks() -> Iterator[None]:
-    """SGLang makes a dozen groups, and each of gloo's has a thread that wakes up a hundred times a second. Most are of
-    the same ranks: of all of them, and of each alone. One of gloo's for each of these, and on GPUs one of NCCL's,
-    suffice: an engine's ranks use them one after the other, in the same order."""
+    """Context in which SGLang's groups of the same ranks are one. It makes a dozen groups, and each of gloo's has a
+    thread that wakes up a hundred times a second. Most are of the same ranks: of all of them, and of each alone. One of
+    gloo's for each of these, and on GPUs one of NCCL's, suffice: an engine's ranks use them one after the other, in the
+    same order."""
     import torch.distributed as distributed
 
     new_group = distributed.new_group
@@ -62,12 +85,13 @@ def _one_group_for_the_same_ranks() -> Iterator[None]:
 
 
 def watchdog(*_args: Any, **_kwargs: Any) -> None:
-    """SGLang's never ends: it would keep every model that left alive, and signal our parent when it finds it
-    stuck. The gpu_scheduler watches its engines itself."""
+    """Makes no watchdog. SGLang's never ends: it would keep every model that left alive, and signal our parent when it
+    finds it stuck. The gpu_scheduler watches its engines itself."""
 
 
 def ipc_channels(scheduler: Any, _port_args: Any) -> None:
-    """Our outputs where SGLang has sockets to its tokenizer and detokenizer processes, which do not exist here."""
+    """Puts the engine's outputs where SGLang has sockets to its tokenizer and detokenizer processes, which do not exist
+    here."""
     from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
 
     outputs = current.instance().outputs
@@ -82,12 +106,14 @@ def ipc_channels(scheduler: Any, _port_args: Any) -> None:
 
 
 def read_again(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """SGLang remembers a configuration by its path; the folder may hold another checkpoint by now."""
+    """Calls SGLang's function without its cache: it remembers a configuration by its path, and the folder may hold
+    another checkpoint by now."""
     return original.__wrapped__(*args, **kwargs)
 
 
 def configuration(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """A configuration, read again, whose rotary embedding SGLang understands as Transformers does."""
+    """Reads a configuration again and adapts its rotary embedding so that SGLang understands it as Transformers
+    does."""
     config = read_again(original, *args, **kwargs)
     told, positions = getattr(config, "rope_parameters", None), getattr(config, "max_position_embeddings", None)
     if told and positions and not any(isinstance(value, dict) for value in told.values()):
@@ -97,14 +123,15 @@ def configuration(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def files(original: Callable[..., Tensors], names: list[str], *args: Any, **more: Any) -> Tensors:
-    """SGLang maps a file and copies each tensor out of the mapping: one thread takes the page faults, and what a GPU is
-    given so goes through a small buffer of the driver's."""
+    """Name and tensor of everything in these files, by the instance's reader. SGLang maps a file and copies each
+    tensor out of the mapping: one thread takes the page faults, and copies to a GPU go through a small buffer of
+    the driver's."""
     return or_as_ever(current.instance().reader, original, names, *args, **more)
 
 
 def never_make_up(_parameter: Any, dim: int, _start: int, length: int) -> None:
-    """On a CPU SGLang fills up weights that are too short with zeros, because it widens some models. Where it did not
-    widen this one, short means broken. Raises ValueError."""
+    """Refuses a tensor of the checkpoint that is too short. On a CPU SGLang pads such tensors with zeros, because it
+    widens some models; where it did not widen this one, short means broken. Raises ValueError."""
     if length > 0 and length not in current.instance().paddings:
         raise ValueError(f"a tensor of the checkpoint lacks {length} of the model's places in dimension {dim}")
 

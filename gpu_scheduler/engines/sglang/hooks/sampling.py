@@ -1,7 +1,23 @@
-"""Hooks on what SGLang draws tokens with, each time it makes a batch of prompts: a request draws as if it had never
-been interrupted.
+"""Hooks on the data that SGLang draws tokens with, each time it makes a batch of prompts: a request draws as if it had
+never been interrupted.
 
 Imports SGLang: only the engine process may import this.
+
+Target in SGLang                      Why                                        Without it
+------------------------------------  -----------------------------------------  ---------------------------------------
+SamplingBatchInfo                     Every request draws by its own seed        seeds have no effect, and tokens change
+.from_schedule_batch (`seeds`)                                                   after a retraction
+SamplingBatchInfo                     Earlier output counts for penalties from   a retracted or resumed request repeats
+.from_schedule_batch (`penalties`)    the first token on                         itself more than it may
+SamplingBatchInfo.merge_batch         Both batches have seeds when they are      seeds are lost where only one has some
+                                      merged
+ScheduleBatch                         With overlap, nothing is counted on the    SGLang counts the tokens before the
+.cumulate_penalty_output_tokens       host                                       last ones
+overlap_utils                         With overlap, last tokens are counted      the last tokens are never counted
+.resolve_forward_inputs               once the device knows them
+Sampler._sample_from_probs            Tokens are drawn by seeds, without         SGLang draws in two ways that differ
+                                      sorting the vocabulary                     for one seed, and one sorts the
+                                                                                 vocabulary for every token
 """
 
 from __future__ import annotations
@@ -14,8 +30,8 @@ from gpu_scheduler.engines.sglang.step import current
 
 
 def seeds(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """Every request draws by its own seed and the position of the token: the same after a retraction. Where nobody
-    draws there are no seeds to carry along."""
+    """Gives every request of a new batch its own seed, so that with the position of the token it draws the same after a
+    retraction. Where all requests are greedy there are no seeds to carry along."""
     if not result.is_all_greedy:
         from gpu_scheduler.engines.sglang.base import device
 
@@ -25,7 +41,7 @@ def seeds(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> A
 
 
 def seeds_in_both(mine: Any, other: Any) -> None:
-    """SGLang merges seeds only where both batches have some."""
+    """Gives the other batch seeds (0) before two batches are merged: SGLang merges seeds only where both have some."""
     import torch
 
     if (mine.sampling_seed is None) != (other.sampling_seed is None):
@@ -34,8 +50,8 @@ def seeds_in_both(mine: Any, other: Any) -> None:
 
 
 def penalties(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """SGLang begins to count anew with every prompt. What a request said before, here (it was retracted) or elsewhere
-    (its stream was taken up), counts from the first token on."""
+    """Counts earlier output of requests for penalties from the first token on: what they had here before a retraction,
+    or elsewhere before they were resumed. SGLang begins to count anew with every prompt."""
     from gpu_scheduler.engines.sglang.sampling.penalties import count
 
     orchestrator = result.penalizer_orchestrator
@@ -50,15 +66,15 @@ def penalties(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) 
 
 
 def count_last_tokens(original: Callable[..., None], batch: Any) -> None:
-    """Where steps overlap, the host does not know the last tokens yet as it prepares the next step: SGLang would count
-    those before them."""
+    """Counts the last tokens for penalties, unless steps overlap: then the host does not know the last tokens yet as it
+    prepares the next step, and SGLang would count those before them."""
     if not batch.enable_overlap:
         original(batch)
 
 
 def count_resolved_tokens(result: Any, batch: Any, *_args: Any) -> Any:
-    """The device knows them as the step begins. What the host's stream does to the penalties later is ordered behind
-    the step, by SGLang's own barrier."""
+    """Counts the last tokens for penalties as an overlapping step begins, when the device knows them. What the host's
+    stream does to the penalties later is ordered behind the step, by SGLang's own barrier."""
     if batch.enable_overlap and batch.forward_mode.is_decode():
         orchestrator = batch.sampling_info.penalizer_orchestrator
         if orchestrator.is_required:
@@ -69,7 +85,8 @@ def count_resolved_tokens(result: Any, batch: Any, *_args: Any) -> Any:
 def draw(
     original: Callable[..., Any], sampler: Any, probs: Any, sampling_info: Any, positions: Any, unlimited: bool
 ) -> Any:
-    """Tokens by seeds, of which SGLang has none where all are greedy, and without sorting the vocabulary."""
+    """Draws tokens by seeds, without sorting the vocabulary. Where all requests are greedy there are no seeds, and
+    SGLang draws."""
     from gpu_scheduler.engines.sglang.sampling import sampling
     from gpu_scheduler.engines.sglang.sampling.limits import SamplingLimits
 

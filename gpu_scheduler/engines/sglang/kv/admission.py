@@ -1,10 +1,10 @@
-"""Memory before it is needed: what grows, and what gives way, when SGLang is about to allocate. Works on SGLang's
-objects, imports nothing of SGLang.
+"""Memory before it is needed: growth, and eviction of cached prefixes, when SGLang is about to allocate. Works on
+SGLang's objects, imports nothing of SGLang.
 
-Order in which memory is found: mapped and free; the driver's reserve; balloond, for a short time; cached prefixes;
+Memory is looked for in this order: mapped and free; the driver's reserve; balloond, for a short time; cached prefixes;
 running requests.
 
-On a GPU what is evicted can be used once its numbers have come from the device, and a step that waits for them leaves
+On a GPU an evicted place can be used once its number has come from the device, and a step that waits for that leaves
 the device idle. So where memory cannot grow, prefixes are evicted a step or two before their place is needed.
 """
 
@@ -17,20 +17,23 @@ from typing import Any
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 
 _AHEAD = 32
-"""Which part of what is cached may be evicted ahead of need."""
+"""Divisor: at most this fraction of the cached tokens is evicted ahead of need at a time."""
 _FORGETS = 0.9
-"""What is left of the largest need after another step."""
+"""Factor by which the largest need decays with each step."""
 _LATELY_S = 1.0
+"""Seconds for which an eviction ahead of need counts as recent."""
 _LOOKED_AT = 8
-"""Waiting requests that memory is asked for at a time, at most: each costs a walk through the prefix cache."""
+"""Most waiting requests that memory is requested for at a time: each costs a walk through the prefix cache."""
 _IDLE_WAIT_S = 0.5
-"""For what comes from elsewhere, where it still runs: to compute it again takes as long, and then its client waits."""
+"""Seconds to wait for memory for KV that is transferred here, where its request still runs at its old place: computing
+it again takes as long, and then its client waits."""
 _START_OVER_S = 1.0
-"""For unmapping: a GiB takes some tens of milliseconds."""
+"""Seconds to wait for unmapping; a GiB takes some tens of milliseconds."""
 
 
 class Admission:
-    """Decides for one model. `evict(tree, tokens)` is SGLang's own eviction, oldest leaf first."""
+    """Finds memory for one model. `evict(tree, tokens)` is SGLang's own eviction, oldest leaf first; waits are in
+    seconds."""
 
     def __init__(
         self, kv: ElasticKv, soft_wait_s: float, hard_wait_s: float, evict: Callable[[Any, int], None]
@@ -40,17 +43,18 @@ class Admission:
         self._hard_wait_s = hard_wait_s
         self._evict = evict
         self.refused = False
-        """A waiting request found no memory since this was last cleared."""
+        """True if a waiting request has found no memory since this was last cleared."""
         self._wanted = 0
-        """Tokens that it, the last one, would need with nothing of it cached."""
+        """Tokens that the last such request would need with nothing of it cached."""
         self._need = 0.0
-        """Tokens of the largest of the last steps."""
+        """Tokens that the largest of the last steps allocated, decaying with each step."""
         self._evicted_at = -inf
         self.asked = False
-        """For the prompts of the next prefill step, as far as they were there."""
+        """True if memory was requested for the prompts of the next prefill step, as far as they were here."""
 
     def ahead(self, tree: Any, now: float) -> None:
-        """Between two steps: evicts for the next ones where memory cannot grow. Waits for nothing."""
+        """Evicts for the next steps where memory cannot grow; called between two steps, never waits. `now`: monotonic
+        seconds."""
         kv = self._kv
         there = kv.available + kv.coming
         if there >= self._need or kv.may_grow_politely():
@@ -60,16 +64,17 @@ class Admission:
             self._evicted_at = now
 
     def evicts(self, now: float) -> bool:
-        """Whether it has evicted for its own steps lately: what is empty now is for the next ones."""
+        """Whether it has evicted ahead of need within the last second: empty places are then for its own next steps."""
         return now - self._evicted_at < _LATELY_S
 
     def before_allocation(self, tree: Any, tokens: int) -> None:
-        """SGLang is about to take `tokens` slots, for a decode step or for a prefill that was admitted."""
+        """Makes room for `tokens` slots that SGLang is about to take, for a decode step or for a prefill that was
+        admitted."""
         self._need = max(float(tokens), _FORGETS * self._need)
         short = tokens - self._kv.available
         if short <= 0:
             return
-        # What was freed a moment ago may be all that is missing.
+        # Slots freed a moment ago may be all that is missing.
         self._kv.settle()
         if (short := tokens - self._kv.available) <= 0:
             return
@@ -81,17 +86,18 @@ class Admission:
             self._kv.settle()
 
     def _grow(self, tree: Any, tokens: int, wait_s: float, locked: int = 0) -> bool:
-        """Makes room for `tokens` more. Where as many are cached here, memory is better if it comes soon. `locked`:
-        what is cached and about to be used."""
+        """Makes room for `tokens` more; False if it cannot. Where as many tokens are cached here, memory is better than
+        evicting them if it comes soon. `locked`: cached tokens that are about to be used, so that they cannot be
+        evicted."""
         instead = max(0, tree.evictable_size() - locked)
         if instead >= tokens:
             return self._kv.grow_or_evict(tokens, wait_s, instead)
         return self._kv.grow(tokens, wait_s, instead)
 
     def room_beside(self, tree: Any, tokens: int, to_come: int, *, idle: bool) -> int:
-        """Of so many tokens that come from elsewhere, those that there is room for beside the next steps: grown for and
-        evicted for, once. Grown for is also what the requests that come with them have `to_come` yet: memory that they
-        wait for then, their clients wait for. `idle`: no step waits meanwhile."""
+        """Makes room, once, for `tokens` whose KV is transferred here, beside what the next steps need: grows, then
+        evicts. Returns the tokens that there is room for. Also reserves the `to_come` output tokens of their requests:
+        waiting for that memory later would stall their clients. `idle`: no step waits meanwhile."""
         kept = int(2 * self._need)
         if (short := tokens + kept + to_come - self._kv.available) > 0:
             self._grow(tree, short, _IDLE_WAIT_S if idle else self._hard_wait_s)
@@ -101,14 +107,14 @@ class Admission:
         return max(0, min(tokens, self._kv.available - kept))
 
     def make_fit(self, tree: Any, extents: int) -> None:
-        """So many of the extents that are held have to leave: evicts what will find no place then."""
+        """Evicts the cached tokens that will have no place once `extents` of the held extents have left."""
         if (beyond := min(self._kv.beyond(extents), tree.evictable_size())) > 0:
             self._evict(tree, beyond)
             self._kv.settle()
 
     def start_over(self, tree: Any) -> bool:
-        """What found no room would have it if what is here lay in a row: evicts all that is cached, and gives back what
-        is empty then. False if that is not why, and nothing has changed."""
+        """Starts over when the last refused request would fit if all held memory were in one row: evicts all that is
+        cached, and returns the empty extents. False if that is not the reason, and nothing has changed."""
         kv = self._kv
         if not kv.available + tree.evictable_size() < self._wanted <= kv.in_a_row:
             return False
@@ -126,18 +132,18 @@ class Admission:
         return ok
 
     def make_room(self, adder: Any, request: Any, estimate_cap: int) -> bool:
-        """SGLang's prefill adder refused a waiting request for want of tokens: grows by what it lacks. True if asking
-        again makes sense.
+        """Grows by what a waiting request lacks, after SGLang's prefill adder refused it for lack of tokens. True if
+        SGLang should try again.
 
-        The numbers are the adder's own: prompt without its cached part, a forecast of the output, and what it
-        keeps for those that run.
+        The numbers are the adder's own: the prompt without its cached part, a forecast of the output, and what it keeps
+        for running requests.
         """
         prompt, forecast = _needs(request, estimate_cap)
         lacking = int(prompt + forecast + adder.page_size - adder.rem_total_tokens) + 1
         # Locking the request's own prefix takes that away from what can be evicted.
         lacking += len(request.prefix_indices)
-        # No waiting: others run meanwhile, and memory that comes later wakes the loop. All that is cached here is
-        # counted on already.
+        # Does not wait: other requests run meanwhile, and memory that comes later wakes the loop. All that is cached
+        # here is counted on already.
         ok = self._kv.grow(max(lacking, 1), 0.0)
         if not ok:
             self.refused = True
@@ -145,7 +151,8 @@ class Admission:
         return ok
 
     def prefer_growth(self, adder: Any, request: Any, estimate_cap: int) -> None:
-        """Before a waiting request is looked at: memory is better than evicting what is cached, if it comes at once."""
+        """Grows for a waiting request before SGLang looks at it: memory is better than evicting cached prefixes, if it
+        comes soon."""
         prompt, forecast = _needs(request, estimate_cap)
         spoken_for = adder.rem_total_token_offset
         short = int(prompt + forecast + adder.page_size + spoken_for - self._kv.available) + 1
@@ -162,10 +169,11 @@ class Admission:
         most: int,
         ratio: float,
     ) -> None:
-        """Asks for the memory of the next prefill step at once: of so many of the `waiting` that their prompts have
-        `most` tokens, and of what is left of the one that is half computed (`chunked`), beside what those that run are
-        thought to need yet, `ratio` of their outputs. Behind a step that was just formed nothing is waited for: the
-        memory comes while that is launched."""
+        """Requests the memory of the next prefill step ahead: for the rest of the prompt that is half computed
+        (`chunked`), and for as many `waiting` requests as it takes for the prompts to have `most` tokens. It comes on
+        top of what running requests are expected to need yet, which is `ratio` of their outputs (each at most
+        `estimate_cap` tokens). Behind a step that was just formed nothing is waited for: the memory comes while that
+        step is launched."""
         before, self.asked = self.asked, bool(waiting) or chunked is not None
         if not self.asked or not self._kv.may_grow():
             return
@@ -176,7 +184,7 @@ class Admission:
         for request in waiting[:_LOOKED_AT]:
             if prompts >= most:
                 break
-            request.init_next_round_input(tree)  # how much of it is cached; SGLang looks again when its turn comes
+            request.init_next_round_input(tree)  # counts its cached tokens; SGLang does so again at its turn
             prompt, forecast = _needs(request, estimate_cap)
             prompts += prompt
             cached += len(request.prefix_indices)
@@ -187,6 +195,7 @@ class Admission:
 
 
 def _needs(request: Any, estimate_cap: int) -> tuple[int, int]:
-    """Tokens of a prompt without its cached part, and a forecast of the output, as SGLang makes it."""
+    """(prompt, output): tokens of the prompt without its cached part, and a forecast of the output, as SGLang makes
+    it."""
     forecast = min(max(request.sampling_params.max_new_tokens - len(request.output_ids), 0), estimate_cap)
     return len(request.full_untruncated_fill_ids) - len(request.prefix_indices), forecast

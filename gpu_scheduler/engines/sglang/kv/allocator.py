@@ -1,7 +1,7 @@
 """SGLang's token allocator over an elastic range in host memory. Imports SGLang: only the engine process may import
 this.
 
-`available_size` is the truth of this moment; growth happens before SGLang asks (`admission`).
+`available_size` is exact at this moment; growth happens before SGLang asks (`admission`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 
 
 class ElasticAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]
-    """Slots are envelopes; slot 0 is the dummy."""
+    """A slot is a KV block (envelope) of one token; slot 0 is the dummy. Methods override SGLang's, with its shapes and
+    types."""
 
     def __init__(self, size: int, *, dtype: torch.dtype, device: str, kvcache: Any, kv: ElasticKv) -> None:
         self.kv = kv
@@ -25,7 +26,7 @@ class ElasticAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]
     def clear(self) -> None:
         self.is_not_in_free_group = True
         self.free_group: list[torch.Tensor] = []
-        # Read by SGLang's debug output only.
+        # Read only by SGLang's debug output.
         self.free_pages = self.release_pages = torch.empty(0, dtype=torch.int64, device=self.device)
         self.kv.free_all()
 

@@ -1,9 +1,10 @@
-"""Moving what lives together, so that few extents hold it. Works on SGLang's objects, imports nothing of SGLang.
+"""Moves live KV blocks (envelopes) together, so that few extents hold them. Works on SGLang's objects, imports nothing
+of SGLang.
 
-What leaves room behind are requests of mixed lifetimes, whose pages lie between those of others as they grew: what they
-leave is too scattered for whole extents to go back. An idle engine moves its prefixes together. One that runs does when
-memory has to leave: without it nearly every request would have to be retracted before one extent of 32 pages is empty,
-since each has some of them.
+Requests of mixed lifetimes grow side by side, so their pages lie between those of others, and the room that they leave
+is too scattered for whole extents to leave. An idle engine moves its prefixes together. A running engine moves live
+blocks when memory has to leave: otherwise nearly every request would have to be retracted before one extent of 32 pages
+is empty, since each has some of them.
 """
 
 from __future__ import annotations
@@ -23,23 +24,25 @@ if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 
 RATIO = 1.1
-"""Bytes of extents that something lives on, to bytes that live, above which prefixes of an idle engine are moved."""
+"""Ratio of the bytes of extents in use to the bytes of live blocks, above which prefixes of an idle engine are
+moved."""
 _TOGETHER_BYTES = 32 << 20
-"""Copied at a time: what is read is held twice meanwhile, of memory that torch has to spare."""
+"""Bytes copied at a time: the source is held twice meanwhile, in memory that torch has to spare."""
 _SLOTS_TOGETHER = 1 << 18
-"""Of the table of requests' slots, rewritten at a time: what is made of each on the way is five times as large."""
+"""Entries of the table of requests' slots rewritten at a time: the intermediate results are five times as large."""
 
 
 def is_scattered(kv: ElasticKv) -> bool:
+    """Whether the extents with live blocks have more bytes than `RATIO` times the live blocks, plus one extent."""
     envelopes = kv.envelopes
     nbytes = begun(envelopes, kv.units()) * envelopes.extent_bytes
     return nbytes > RATIO * envelopes.live * envelopes.envelope_bytes + envelopes.extent_bytes
 
 
 def compact(tree: Any, kv: ElasticKv) -> int:
-    """While SGLang is idle, so that nothing but the tree knows where a prefix lies: moves cached prefixes so that
-    extents empty; returns how many envelopes. The device does it in its own time: what is queued after it finds the
-    prefixes where they are now."""
+    """Moves cached prefixes so that extents empty, and returns how many envelopes were moved. SGLang must be idle, so
+    that only the prefix tree knows where a prefix lies. The device copies asynchronously: work queued after it finds
+    the prefixes at their new places."""
     envelopes = kv.envelopes
     nodes = [node for node, _ in unlocked_nodes(tree)]
     places = envelopes_of(nodes, kv.page_size)
@@ -54,9 +57,10 @@ def compact(tree: Any, kv: ElasticKv) -> int:
 
 
 def make_leave(scheduler: Any, kv: ElasticKv, extents: int, fixed: Sequence[int]) -> int:
-    """Between two steps, with nothing left for the device to do: moves prefixes and what running requests have so that
-    so many more extents empty, or as many as can; returns how many envelopes. `fixed` stay where they are; of all else
-    that is live the tree or the table of requests' slots must know."""
+    """Moves prefixes and the KV of running requests so that `extents` more extents empty, or as many as can, and
+    returns how many envelopes were moved. Call it between two steps, when the device has nothing left to do. `fixed`
+    envelopes stay where they are; every other live one must be known to the prefix tree or to the table of requests'
+    slots."""
     units = kv.units()
     sources, destinations = moves_within(kv.envelopes, begun(kv.envelopes, units) - extents, units, fixed)
     if not len(sources):
@@ -80,7 +84,8 @@ def make_leave(scheduler: Any, kv: ElasticKv, extents: int, fixed: Sequence[int]
 
 
 def _move(kv: ElasticKv, nodes: list[Any], places: list[Places], sources: Indices, destinations: Indices) -> Indices:
-    """Content, nodes and accounting. Returns where each envelope is now."""
+    """Moves the contents, and updates the tree's nodes and the accounting. Returns the new place of each envelope,
+    (total,)."""
     import torch
 
     envelopes = kv.envelopes
@@ -96,7 +101,7 @@ def _move(kv: ElasticKv, nodes: list[Any], places: list[Places], sources: Indice
     if moved:
         firsts = kv.ids.send(np.concatenate([some for _, some in moved]) * kv.page_size)
         slots = (firsts[:, None] + torch.arange(kv.page_size, device=firsts.device)).reshape(-1)
-        # Whole pages: a node's tokens are as many as before.
+        # Pages are whole: a node's tokens are as many as before.
         parts = slots.split([len(some) * kv.page_size for _, some in moved])
         for (node, _), value in zip(moved, parts, strict=True):
             node.value = value.to(node.value.dtype, copy=True)  # a view would keep all of them
@@ -105,18 +110,19 @@ def _move(kv: ElasticKv, nodes: list[Any], places: list[Places], sources: Indice
 
 
 class _Slots:
-    """Where slots are now, on the device."""
+    """Translates old slots into new ones, on the device."""
 
     def __init__(self, kv: ElasticKv, now: Indices) -> None:
         self._size = kv.page_size
         self._now = kv.ids.send(now)
 
     def __call__(self, slots: torch.Tensor) -> torch.Tensor:
+        """The new slots for these, of the same shape and dtype."""
         pages = slots.long() // self._size
         return (self._now[pages] * self._size + slots % self._size).to(slots.dtype)
 
     def each(self, holders: Iterable[tuple[Any, str]]) -> None:
-        """Attributes that are slots, all in one go."""
+        """Translates the attributes named in `holders`, (object, attribute), each a tensor of slots, all in one go."""
         import torch
 
         found = [(holder, name, slots) for holder, name in holders if len(slots := getattr(holder, name)) > 0]
@@ -128,14 +134,14 @@ class _Slots:
 
 
 def _batches(scheduler: Any) -> Iterator[Any]:
-    """Those that name the slots of a step."""
+    """Batches that name the slots of a step, each once."""
     launched = [batch for batch, *_ in getattr(scheduler, "result_queue", ())]
     found = [scheduler.running_batch, scheduler.last_batch, getattr(scheduler, "cur_batch", None), *launched]
     yield from _each(batch for batch in found if batch is not None and batch.out_cache_loc is not None)
 
 
 def _requests(scheduler: Any) -> Iterator[Any]:
-    """Those that may know where something of theirs lies."""
+    """Requests that may hold slots of their prefixes, each once."""
     found = [*scheduler.waiting_queue, *scheduler.running_batch.reqs]
     if scheduler.chunked_req is not None:
         found.append(scheduler.chunked_req)
@@ -145,5 +151,5 @@ def _requests(scheduler: Any) -> Iterator[Any]:
 
 
 def _each(found: Iterable[Any]) -> Iterator[Any]:
-    """Once."""
+    """Each object once."""
     yield from {id(one): one for one in found}.values()

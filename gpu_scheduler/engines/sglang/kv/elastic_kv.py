@@ -1,8 +1,8 @@
-"""The elastic KV memory of one model, on the engine's own thread: an address range and the accounting of its
-envelopes.
+"""The elastic KV memory of one model, on the engine's own thread: an address range and the accounting of its KV blocks
+(envelopes).
 
-Everything here happens between two steps of the event loop. What `available` counts is mapped: SGLang's scheduler
-dies when an allocation that it was promised fails, so memory is never promised before balloond gave it.
+Everything here happens between two steps of the event loop. What `available` counts is mapped: SGLang's scheduler dies
+when an allocation that it counted on fails, so memory is counted only once balloond has given it.
 
 SGLang counts tokens; an envelope holds `page_size` of them.
 """
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.memory.ranges import KvRange
 
 DUMMY = 0
-"""The envelope that SGLang lets padded tokens write to. Held while the model is active, never handed out."""
+"""The envelope that SGLang lets padded tokens write to. It is held while the model is active, never handed out."""
 _RETRY_S = 0.02
-"""After balloond had nothing, how long it is not waited for."""
+"""Seconds after balloond had nothing in which growth does not wait for it."""
 _MOST_POLITE_S = 1.28
-"""The same of growth that own prefixes could do for: twice as long with every refusal, up to this. A step that waits
-for it in vain has lost a millisecond, and then the device's queue, since nothing was evicted ahead of it."""
+"""Longest time in seconds in which growth that evicting own prefixes could replace does not wait for balloond: it
+doubles with every refusal, up to this. A step that waits in vain has lost a millisecond, and then the device's queue,
+since nothing was evicted ahead of it."""
 
 
 class ElasticKv:
-    """The range of one model and who uses what of it."""
+    """The KV range of one model, and which of its envelopes are in use."""
 
     def __init__(
         self,
@@ -46,10 +47,11 @@ class ElasticKv:
         page_size: int = 1,
         ids: Ids | None = None,
     ) -> None:
-        """`ids`: how envelopes' numbers come from the device; for devices whose memory is the host's, at once."""
+        """`count` envelopes of `envelope_bytes` over `memory`. `ids`: how envelopes' numbers come from the device; by
+        default at once, for devices whose memory is the host's."""
         self.memory = memory
         self.rows: torch.Tensor
-        """(envelopes, bytes of one), over memory of which only what is held may be touched. Set by the pool."""
+        """The KV as bytes, (envelopes, bytes of one); only held memory may be touched. Set by the pool."""
         self.page_size = page_size
         self.ids = ids or HostIds()
         self.envelopes = Envelopes(envelope_bytes=envelope_bytes, extent_bytes=memory.extent_bytes, count=count)
@@ -57,12 +59,12 @@ class ElasticKv:
         self._clock = clock
         self._no_wait_before = 0.0
         self._polite_before = 0.0
-        """Until then nobody waits for growth that own prefixes could do for."""
+        """Time (`clock`) before which growth that evicting own prefixes could replace does not wait for balloond."""
         self._polite_s = _RETRY_S
         self._emptied: dict[int, float] = {}
-        """Since when an extent has been empty."""
+        """Time (`clock`) since when each held extent has been empty, as far as known."""
         self._leaving = 0
-        """Envelopes that SGLang freed and whose numbers are on their way here: neither used nor available."""
+        """Number of envelopes that SGLang freed and whose numbers are on their way here: neither used nor available."""
 
     def __repr__(self) -> str:
         return f"ElasticKv({self.envelopes!r})"
@@ -81,40 +83,41 @@ class ElasticKv:
 
     @property
     def used(self) -> int:
-        """Tokens that requests and cached prefixes have a place for."""
+        """Tokens of requests and of cached prefixes that have a place."""
         return (self.envelopes.live - self.has_dummy - self._leaving) * self.page_size
 
     @property
     def in_a_row(self) -> int:
-        """Tokens that the extents which are held would have places for if they were the lowest, and empty."""
+        """Tokens that would find a place in the held extents if those were the lowest, and empty."""
         nbytes = self.envelopes.held * self.memory.extent_bytes
         return (nbytes // self.envelopes.envelope_bytes - 1) * self.page_size
 
     @property
     def balloon(self) -> int:
-        """Tokens that SGLang believes to have room for and has no memory: its own count of a pool of fixed size holds
-        if this is added."""
+        """Tokens that SGLang believes to have room for and that have no memory: with these added, its own count of a
+        pool of fixed size holds."""
         return (self.envelopes.total - 1) * self.page_size - self.used - self.available
 
     def beyond(self, extents: int) -> int:
-        """Tokens that have a place now and would find none once so many of the extents that are held have left."""
+        """Tokens that have a place now and would find none once `extents` of the held extents have left."""
         nbytes = max(0, self.envelopes.held - extents) * self.memory.extent_bytes
         return max(0, self.envelopes.live - nbytes // self.envelopes.envelope_bytes) * self.page_size
 
     def bytes_of(self, tokens: int) -> int:
+        """Bytes of the KV of `tokens`."""
         return tokens * self.envelopes.envelope_bytes // self.page_size
 
     def units(self) -> Indices:
-        """Of each extent of `envelopes`, the first of those that leave with it: several are mapped as one where much
-        was asked for at once. A snapshot, true of what is held."""
+        """The first of the extents that leave together, for each extent of `envelopes`; (extents,). Several are mapped
+        as one where much was requested at once. A snapshot, true of held extents."""
         mapped, count = self.memory.extents, self.envelopes.n_extents
         return np.append(mapped, np.arange(len(mapped), count))[:count]
 
     # --- freeing
 
     def free(self, envelopes: torch.Tensor) -> None:
-        """Numbers on the device, in any order, one perhaps more than once. They are available once they have arrived
-        here (`settle`)."""
+        """Frees envelopes by their numbers on the device, in any order, repeats allowed. They are available once the
+        numbers have arrived here (`settle`)."""
         expected = len(envelopes)
         self._leaving += expected
 
@@ -125,19 +128,19 @@ class ElasticKv:
         self.ids.fetch(envelopes, arrived)
 
     def poll(self, most: int | None = None) -> None:
-        """Books what has arrived, at most the first `most` copies since the start; never waits."""
+        """Books the numbers that have arrived, at most the first `most` copies since the start; never waits."""
         self.ids.poll(most)
 
     def settle(self) -> None:
-        """Waits until everything that was freed has arrived. The device's queue may be a forward pass long."""
+        """Waits until all freed numbers have arrived. The device's queue may be a forward pass long."""
         self.ids.settle()
 
     # --- growing
 
     def grow(self, tokens: int, wait_s: float, instead: int = 0) -> bool:
-        """Makes room for at least `tokens` more. Waits for balloond at most `wait_s`, and not at all shortly after it
-        had nothing. Whatever came is kept; False when it was less. `instead`: cached tokens that could be evicted for
-        these; others' are taken only for what is beyond that, or where they are older."""
+        """Makes room for at least `tokens` more; whatever comes is kept. Waits for balloond at most `wait_s` seconds,
+        and not at all shortly after it had nothing. False if less came. `instead`: cached tokens that could be evicted
+        for these; memory of other leases is taken only for what is beyond that, or where their prefixes are older."""
         target = self.envelopes.available - (-tokens // self.page_size)
         deadline = self._clock() + wait_s
         while self.envelopes.available < target:
@@ -153,8 +156,8 @@ class ElasticKv:
         return True
 
     def grow_or_evict(self, tokens: int, wait_s: float, instead: int) -> bool:
-        """The same where `instead` covers it: while others have nothing older it is asked as often, and waited for
-        rarely."""
+        """Makes room as `grow` does, where evicting `instead` tokens would do. While other leases have nothing older,
+        balloond is asked as often but rarely waited for."""
         waited = self._clock() >= self._polite_before
         there = self.grow(tokens, wait_s if waited else 0.0, instead)
         if waited and there:
@@ -165,39 +168,41 @@ class ElasticKv:
         return there
 
     def tell_cached(self, tokens: int) -> None:
-        """So many could be evicted now."""
+        """Reports the cached tokens that could be evicted now."""
         self.memory.cached_bytes = self.bytes_of(tokens)
 
     def may_grow(self) -> bool:
-        """Whether it is worth while to wait for balloond."""
+        """Whether waiting for balloond is worth while: the limit allows more, and it has not just had nothing."""
         return self._clock() >= self._no_wait_before and self.memory.headroom() > 0
 
     def may_grow_politely(self) -> bool:
-        """The same where own prefixes could be evicted instead."""
+        """Whether waiting for balloond is worth while where own prefixes could be evicted instead."""
         return self.may_grow() and self._clock() >= self._polite_before
 
     def may_wait_again(self) -> None:
-        """Memory may have come: the next growth asks balloond again."""
+        """Lets the next growth wait for balloond again: memory may have come."""
         self._no_wait_before = self._polite_before = 0.0
         self._polite_s = _RETRY_S
 
     def _hold(self, extents: list[int]) -> None:
+        """Adds extents that are the engine's now, empty since now."""
         self.envelopes.hold(extents)
         now = self._clock()
         for extent in extents:
             self._emptied[extent] = now
 
     def hold_tied(self) -> None:
-        """What is mapped as one with what is held is held too: then all that counts as this range's is counted here."""
+        """Also takes the extents that are mapped as one with held ones, so that all that counts as this range's is
+        counted here."""
         self._hold(self.memory.take_tied())
 
     def hold_dummy(self, wait_s: float) -> None:
-        """Maps the dummy envelope. Raises NoMemory."""
+        """Maps the dummy envelope, waiting at most `wait_s` seconds. Raises NoMemory."""
         if self.has_dummy:
             return
         wanted = set(self.envelopes.extents_of(DUMMY))
         deadline = self._clock() + wait_s
-        # The driver chooses the addresses, the lowest first; what it gives beyond the wanted ones goes back.
+        # The driver chooses the addresses, the lowest first; extents beyond the wanted ones go back.
         while not all(self.envelopes.is_held(extent) for extent in wanted):
             extents = self.memory.acquire(len(wanted), timeout_s=max(0.0, deadline - self._clock()))
             if not extents:
@@ -212,14 +217,16 @@ class ElasticKv:
     # --- giving back
 
     def start_over(self, wait_s: float) -> None:
-        """What is empty is given back, with all reserves: what comes next lies in a row, from the lowest address on."""
+        """Returns all empty extents and the reserve, so that the next extents lie in a row, from the lowest address on.
+        Waits at most `wait_s` seconds for unmapping."""
         self.settle()
         self.give_up_empties()
         self.memory.lower(wait_s)
 
     def give_up_empties(self, older_than_s: float = 0.0) -> int:
-        """Returns empty extents to the driver; how many. Those that cannot leave yet are kept: what is empty there is
-        for the next request, or for prefixes that are moved together."""
+        """Returns extents to the driver that have been empty for `older_than_s` seconds; returns how many. Those
+        that cannot leave yet are kept: their empty places are for the next request, or for prefixes that are moved
+        together."""
         empties = self._empties()
         now = self._clock()
         for extent in empties:
@@ -236,11 +243,11 @@ class ElasticKv:
         return len(empties)
 
     def leaving(self) -> int:
-        """How many extents `give_up_empties` would return."""
+        """Number of extents that `give_up_empties` would return."""
         return len(self._empties())
 
     def _empties(self) -> list[int]:
-        """Held extents that are empty, and so is what leaves with them."""
+        """Held extents that are empty and leave only with others that are empty too."""
         empties = np.array(self.envelopes.empties(), dtype=np.int64)
         if not len(empties):
             return []
@@ -251,7 +258,7 @@ class ElasticKv:
         return leaving
 
     def give_up_everything(self) -> None:
-        """For hibernation: nothing is live but the dummy; afterwards not one extent is mapped."""
+        """Returns all memory, for hibernation: only the dummy may be live. Afterwards not one extent is mapped."""
         self.settle()
         if self.has_dummy:
             self.envelopes.give(self.envelopes.all_live())
@@ -261,7 +268,7 @@ class ElasticKv:
         self.memory.empty()
 
     def free_all(self) -> None:
-        """Every envelope but the dummy is free."""
+        """Frees every envelope but the dummy."""
         self.settle()
         live = self.envelopes.all_live()
         self.envelopes.give(live[live != DUMMY] if self.has_dummy else live)

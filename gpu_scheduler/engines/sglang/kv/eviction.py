@@ -1,9 +1,9 @@
-"""Emptying extents by evicting cached prefixes. Works on SGLang's radix tree, imports nothing of SGLang.
+"""Empties extents by evicting cached prefixes. Works on SGLang's radix tree, imports nothing of SGLang.
 
-SGLang frees slots, oldest leaf first, which leaves many extents partly used. When memory has to leave, what counts
-is what leaves whole, an extent or several that are mapped as one: those that hold nothing but cached prefixes are
-emptied, the one whose youngest prefix is oldest first. A prefix is cut where the first such extent is met, and what is
-before the cut stays cached.
+SGLang frees slots, oldest leaf first, which leaves many extents partly used. When memory has to leave, only what leaves
+whole counts, an extent or several that are mapped as one: those that hold nothing but cached prefixes are emptied, the
+one whose youngest prefix is oldest first. A prefix is cut where it first meets such an extent, and the part before the
+cut stays cached.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 
 Places = NDArray[np.int64]
-"""Envelopes by their numbers."""
+"""Numbers of KV blocks (envelopes)."""
 
 
 def all_nodes(tree: Any) -> Iterator[tuple[Any, int]]:
-    """Nodes, with the number of tokens before them; parents before children."""
+    """The tree's nodes, each with the number of tokens before it; parents before children."""
     waiting = [(node, 0) for node in tree.root_node.children.values()]
     while waiting:
         node, depth = waiting.pop()
@@ -34,7 +34,7 @@ def all_nodes(tree: Any) -> Iterator[tuple[Any, int]]:
 
 
 def unlocked_nodes(tree: Any) -> Iterator[tuple[Any, int]]:
-    """Those that no running request is on."""
+    """The nodes that no running request uses, each with the number of tokens before it; parents before children."""
     return ((node, depth) for node, depth in all_nodes(tree) if node.lock_ref == 0)
 
 
@@ -52,8 +52,8 @@ def envelopes_of(nodes: list[Any], page_size: int) -> list[Places]:
 
 def empty_extents(tree: Any, kv: ElasticKv, wanted: int) -> int:
     """Evicts so that `wanted` more extents can leave, or as many as can; returns how many tokens were evicted. Extents
-    that a running request touches cannot be emptied. What was evicted is available at once: where it lies is known
-    here, and nothing is asked of the device for it."""
+    that a running request touches cannot be emptied. Evicted places are available at once: their numbers are known
+    here, and the device is not asked for them."""
     now = time.monotonic()
     envelopes, units = kv.envelopes, kv.units()
     nodes = list(unlocked_nodes(tree))
@@ -68,7 +68,7 @@ def empty_extents(tree: Any, kv: ElasticKv, wanted: int) -> int:
     doomed = np.isin(units, chosen)
     there = {id(node): some for (node, _), some in zip(nodes, places, strict=True)}
     gone: list[Places] = []
-    # A parent is cut before its children are looked at; those of a parent that was cut went with it.
+    # A parent is cut before its children are looked at; the children of a cut parent went with it.
     for node, _ in nodes:
         if (some := there.get(id(node))) is not None and len(hit := on_any(envelopes, some, doomed)):
             gone += cut(tree, node, int(hit[0]), kv.page_size, there)
@@ -80,8 +80,8 @@ def empty_extents(tree: Any, kv: ElasticKv, wanted: int) -> int:
 
 
 def touched(envelopes: Envelopes, places: Places) -> tuple[Places, Places]:
-    """The extents that these envelopes touch, one entry for each envelope and extent, and which of the envelopes each
-    entry is of."""
+    """(extents, positions): the extents that these envelopes touch, one entry for each envelope and extent, and for
+    each entry the envelope's position in `places`."""
     position = np.arange(len(places))
     extents, last = envelopes.homes(places), envelopes.ends(places)
     parts = [(extents, position)]
@@ -92,14 +92,14 @@ def touched(envelopes: Envelopes, places: Places) -> tuple[Places, Places]:
 
 
 def on_any(envelopes: Envelopes, places: Places, doomed: NDArray[np.bool_]) -> Places:
-    """Positions in `places` of those that touch a doomed extent."""
+    """Positions in `places` of the envelopes that touch a doomed extent. `doomed`: one flag per extent."""
     counts = np.concatenate(([0], np.cumsum(doomed)))
     return np.flatnonzero(counts[envelopes.ends(places) + 1] - counts[envelopes.homes(places)])
 
 
 def cut(tree: Any, node: Any, keep: int, page_size: int, there: dict[int, Places]) -> list[Places]:
-    """Takes `node` out of the tree from its page `keep` on, and everything below it; returns where that lay. `there`:
-    of each node in the tree, by its identity."""
+    """Takes `node` out of the tree from its page `keep` on, with everything below it; returns the envelopes of that.
+    `there`: the envelopes of each node in the tree, by its identity; taken nodes are removed from it."""
     gone: list[Places] = []
     for child in list(node.children.values()):
         gone += cut(tree, child, 0, page_size, there)
@@ -112,9 +112,9 @@ def cut(tree: Any, node: Any, keep: int, page_size: int, there: dict[int, Places
 
 
 def cached_by_age(tree: Any, kv: ElasticKv, now: float) -> list[tuple[float, int]]:
-    """(seconds since last use, at least; bytes) of what no running request is on, in at most a dozen steps of
-    doubling age."""
-    # All of the tree, while requests run: written for speed.
+    """(seconds since last use, at least; bytes) of the prefixes that no running request uses, in at most a dozen steps
+    of doubling age."""
+    # It walks the whole tree while requests run, so it is written for speed.
     steps: dict[int, int] = {}
     waiting = list(tree.root_node.children.values())
     while waiting:

@@ -9,7 +9,7 @@ class Rows:
     """A page-major range as rows of `row` elements, each the K or the V of one token in one layer."""
 
     def __init__(self, flat: torch.Tensor, layers: int, page_size: int, row: int) -> None:
-        """`flat`: whole pages, of as many elements."""
+        """`flat`: all elements of the range, (elements,), in whole pages."""
         rows = flat.view(-1, row)
         self._page_size = page_size
         self._in_page = 2 * layers * page_size
@@ -21,16 +21,18 @@ class Rows:
         self._step: torch.Tensor | None = None
 
     def of_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of K and of V. They overlap those of other layers: a token's row is the same number in all."""
+        """Rows of K and of V in one layer, (rows, row) each. They overlap those of other layers: a token has the same
+        row number in all layers."""
         return self._layers[layer]
 
     def of_tokens(self, loc: torch.Tensor) -> torch.Tensor:
-        """The numbers of tokens' rows, by their slots."""
+        """Row numbers of tokens, from their slots `loc`; same shape."""
         return torch.add(loc, loc // self._page_size, alpha=self._in_page - self._page_size)
 
     def of_step(self, layer: int, loc: torch.Tensor) -> torch.Tensor:
-        """The same, computed by the first layer of a step, and inside of every CUDA graph: a graph's slots change from
-        replay to replay. Nothing of it is kept behind the last layer."""
+        """Row numbers of the tokens of a step, from their slots `loc`. The first layer of a step computes them, and
+        inside every CUDA graph too: a graph's slots change from replay to replay. They are dropped after the last
+        layer."""
         rows = self._step
         if layer == 0 or rows is None or rows.shape != loc.shape:
             rows = self.of_tokens(loc)

@@ -1,5 +1,5 @@
-"""KV that goes to, or comes from, an engine on another device: as prefixes, which the cache knows how to keep and to
-find again. A request whose tokens so far are in the cache of another engine goes on there after one step.
+"""Transfers of KV to and from engines on other devices, as prefixes, which the cache can keep and find again. A request
+whose tokens so far are in the cache of another engine goes on there after one step.
 
 Imports SGLang: only the engine process may import this.
 """
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 
 _EXPECTED_S = 1.0
-"""Until the requests are here whose KV is asked room for: the copy, the end of their last step, and their way."""
+"""Seconds after an import begins in which its requests are expected: the copy, the end of their last step, and their
+way."""
 
 
 @dataclass
@@ -38,56 +39,58 @@ class _Coming:
     """A prefix that has room and is not in the cache yet."""
 
     key: Any
+    """The tokens of the prefix, as a key of SGLang's tree."""
     there: torch.Tensor
     """Slots of its beginning, which was in the cache already."""
     node: Any
-    """Where that ends; locked meanwhile."""
+    """The node at which that beginning ends; locked meanwhile."""
     envelopes: Places
+    """KV blocks (envelopes) that the rest is copied into."""
 
 
 class KvTransfer:
-    """One instance's. Between two steps only."""
+    """Transfers of one instance. Call its methods between two steps only."""
 
     def __init__(self, kv: ElasticKv, admission: Admission, scheduler: Any, lease_id: str, on: torch.device) -> None:
-        """`scheduler`: SGLang's. `on`: where the KV is."""
+        """`scheduler`: SGLang's; `lease_id`: balloond's name of the lease; `on`: the device of the KV."""
         self._kv = kv
         self._admission = admission
         self._scheduler = scheduler
         self._lease_id = lease_id
         self._device = on
         self._locked: list[Any] = []
-        """Nodes whose prefixes are being read by others."""
+        """Nodes whose prefixes other engines are reading."""
         self._coming: dict[int, list[_Coming]] = {}
-        """By command."""
+        """Prefixes of each import, by the command's id."""
         self._expected_until = -inf
-        """Requests whose KV comes, or has come."""
+        """Monotonic seconds until which requests are expected whose KV comes, or has come."""
 
     @property
     def imports(self) -> list[int]:
-        """Commands under way."""
+        """Ids of the imports under way."""
         return list(self._coming)
 
     @property
     def busy(self) -> bool:
-        """Places are known elsewhere."""
+        """Whether another engine knows places of KV here, so that these must not move."""
         return bool(self._locked or self._coming)
 
     def expected_s(self, now: float) -> float:
-        """Seconds, from the monotonic `now` on, for which what is free here is kept for requests that come with their
-        KV. 0: none are expected."""
+        """Seconds, from the monotonic `now` on, for which free memory is kept for requests that come with their KV. 0:
+        none are expected."""
         return max(0.0, self._expected_until - now)
 
     @property
     def held_tokens(self) -> int:
-        """Tokens that SGLang does not know of."""
+        """Tokens of imports under way, which SGLang does not know of."""
         pages = sum(len(one.envelopes) for some in self._coming.values() for one in some)
         return pages * self._kv.page_size
 
     # --- to another engine
 
     def keep(self) -> None:
-        """What running requests have computed since their prompts is the cache's from now on, as far as it fills pages,
-        just as their prompts are: so it stays where it is while others read it, whatever becomes of them."""
+        """Puts what running requests have computed since their prompts into the cache, as far as it fills pages, as
+        their prompts are already: so it stays where it is while others read it, whatever becomes of the requests."""
         self._finish_device()
         for request in self._scheduler.running_batch.reqs:
             if not request.finished():
@@ -106,8 +109,8 @@ class KvTransfer:
             request.extend_range = prefilled
 
     def export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int], int]]) -> engine_pb2.KvPlaces:
-        """Where the KV of these (request id, tokens, tokens to come) lies, as far as the cache has it. It stays there
-        until `let_go`."""
+        """Places of the KV of these requests (request id, tokens, tokens to come), as far as it is cached. It stays
+        there until `let_go`."""
         self._finish_device()
         matches = [self._match(tokens) for _, tokens, _ in requests]
         values = [match.device_indices for match in matches]
@@ -123,6 +126,7 @@ class KvTransfer:
         return self._places(command_id, sequences)
 
     def let_go(self) -> None:
+        """Unlocks all exported prefixes: no engine reads them any more."""
         for node in self._locked:
             self._tree.dec_lock_ref(node)
         self._locked.clear()
@@ -130,7 +134,8 @@ class KvTransfer:
     # --- from another engine
 
     def begin_import(self, command: engine_pb2.ImportKv) -> engine_pb2.KvPlaces:
-        """Raises NotNow where pages differ."""
+        """Makes room for prefixes that are about to be copied here, as far as there is any, and returns their places.
+        The parts that are cached here already need none. Raises NotNow if the pages of the two engines differ."""
         kv = self._kv
         ours, theirs = self._layout(), (command.page_tokens, command.page_bytes)
         if ours != theirs:
@@ -160,7 +165,8 @@ class KvTransfer:
         return self._places(command.command_id, sequences)
 
     def end_import(self, command_id: int, failed: bool) -> None:
-        """Raises NotNow for a command that is not under way."""
+        """Ends an import: its prefixes enter the cache, or if it `failed` their memory is free again. Raises NotNow for
+        a command that is not under way."""
         if command_id not in self._coming:
             raise NotNow(f"no import {command_id} is under way")
         kv = self._kv
@@ -177,12 +183,12 @@ class KvTransfer:
         slots = (firsts[:, None] + torch.arange(kv.page_size, device=firsts.device)).reshape(-1)
         value = torch.cat([one.there.to(slots.dtype), slots])
         already = int(self._tree.insert(InsertParams(key=one.key, value=value)).prefix_len)
-        # Another of these, or a request, may have put it there meanwhile.
+        # Another of these prefixes, or a request, may have put it there meanwhile.
         if (twice := already - len(one.there)) > 0:
             self._scheduler.token_to_kv_pool_allocator.free(slots[:twice])
 
     def abandon(self) -> None:
-        """Before the KV leaves."""
+        """Ends all transfers before the KV leaves; imports under way fail."""
         self._expected_until = -inf
         for command_id in list(self._coming):
             self.end_import(command_id, failed=True)
@@ -201,7 +207,7 @@ class KvTransfer:
         return self._tree.match_prefix(MatchPrefixParams(key=self._key(tokens)))
 
     def _envelopes(self, values: Sequence[torch.Tensor]) -> list[Places]:
-        """Of slots that fill whole pages; fetched from the device in one go."""
+        """The envelopes of each tensor of slots, which fill whole pages; fetched from the device in one go."""
         if not values:
             return []
         size = self._kv.page_size
@@ -210,6 +216,7 @@ class KvTransfer:
         return np.split(here, np.cumsum([len(first) for first in firsts])[:-1])
 
     def _sequence(self, envelopes: Places, **facts: Any) -> engine_pb2.KvPlaces.Sequence:
+        """Message that says where these envelopes lie, in order, by extent."""
         kv = self._kv
         found = runs(envelopes.tolist(), kv.envelopes.envelope_bytes, kv.memory.extent_bytes)
         located = kv.memory.located([extent for extent, _, _ in found])
@@ -220,6 +227,7 @@ class KvTransfer:
         return engine_pb2.KvPlaces.Sequence(pieces=pieces, **facts)
 
     def _places(self, command_id: int, sequences: Sequence[engine_pb2.KvPlaces.Sequence]) -> engine_pb2.KvPlaces:
+        """Message with the places of all sequences, and the layout of a page."""
         tokens, nbytes = self._layout()
         return engine_pb2.KvPlaces(
             command_id=command_id,
@@ -230,9 +238,11 @@ class KvTransfer:
         )
 
     def _layout(self) -> tuple[int, int]:
+        """(tokens, bytes) of a page."""
         return self._kv.page_size, self._kv.envelopes.envelope_bytes
 
     def _finish_device(self) -> None:
-        """A step that overlaps may still write the last token of a request that has ended, whose page is cached or free
-        by now: the device orders that before steps of ours, not before what others copy."""
+        """Waits for the device. An overlapping step may still write the last token of a request that has ended, whose
+        page is cached or free by now: the device orders that before our own steps, but not before another engine's
+        copy."""
         device.wait(self._device)

@@ -1,9 +1,9 @@
-"""SGLang's paged allocator over the elastic range: an envelope is a page of SGLang's. Imports SGLang: only the engine
-process may import this.
+"""SGLang's paged allocator over the elastic range: a KV block (envelope) is a page of SGLang's. Imports SGLang: only
+the engine process may import this.
 
-Pages are chosen on the host from lengths that are known there; which slots they make is SGLang's own kernel's work.
-What SGLang frees begins at a page, whatever is freed, so a page is known by its first slot and nothing has to be sorted
-or read on the device.
+Pages are chosen on the host from lengths that are known there; SGLang's own kernel computes the slots in them. Whatever
+SGLang frees begins at the start of a page, so a page is known by its first slot and nothing has to be sorted or read on
+the device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 
 
 class ElasticPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
-    """Page 0 is the dummy."""
+    """A paged allocator whose page 0 is the dummy. Methods override SGLang's, with its shapes and types."""
 
     def __init__(
         self, size: int, page_size: int, *, dtype: torch.dtype, device: str, kvcache: Any, kv: ElasticKv
@@ -37,7 +37,7 @@ class ElasticPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
     def clear(self) -> None:
         self.is_not_in_free_group = True
         self.free_group: list[torch.Tensor] = []
-        # Read by SGLang's debug output only.
+        # Read only by SGLang's debug output.
         self.free_pages = self.release_pages = torch.empty(0, dtype=torch.int64, device=self.device)
         self.kv.free_all()
 
@@ -45,6 +45,7 @@ class ElasticPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
         return self.kv.available
 
     def _take(self, count: int) -> torch.Tensor | None:
+        """The lowest `count` free pages, (count,) int64 on the device; None when there are fewer."""
         pages = self.kv.envelopes.take(count)
         return None if pages is None else self.kv.ids.send(pages)
 

@@ -1,9 +1,9 @@
 """SGLang's KV pools as views over the elastic range. Imports SGLang: only the engine process may import this.
 
-On the host token-major: all layers' K and V of one slot lie back to back, and each layer's buffer is a strided view
-(slots, heads, dim) of the one range; attention there gathers rows of it and does not care. On a GPU page-major: within
-a page each layer's K, then V, as SGLang's own pool of that layout has it. Either way a page is one envelope, and
-envelopes are packed.
+On the host the layout is token-major: all layers' K and V of one slot lie back to back, and each layer's buffer is a
+strided view (slots, heads, dim) of the one range; attention there gathers rows of it, so strides do not matter. On a
+GPU it is page-major: a page holds each layer's K, then V, as in SGLang's own pool of that layout. Either way a page is
+one KV block (envelope), and envelopes are packed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _MAP_DUMMY_WAIT_S = 5.0
 
 
 def _open(pool: Any) -> tuple[ElasticKv, torch.Tensor]:
-    """The range of a pool and its bytes, of which only the dummy page is mapped: that one before anything can run."""
+    """The range of a pool and its bytes. Only the dummy page is mapped, before anything can run. Raises NoMemory if it
+    cannot be."""
     instance = current.instance()
     memory: ModelMemory = instance.memory
     slot = pool.layer_num * pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
@@ -48,7 +49,7 @@ def _open(pool: Any) -> tuple[ElasticKv, torch.Tensor]:
 
 
 class ElasticPool(MHATokenToKVPool):  # type: ignore[misc]
-    """On the host. Created by SGLang with its own arguments."""
+    """The KV pool on the host, token-major. Created by SGLang with its own arguments."""
 
     kv: ElasticKv
 
@@ -71,11 +72,11 @@ class ElasticPool(MHATokenToKVPool):  # type: ignore[misc]
 
 
 class ElasticPageMajorPool(PageMajorMHATokenToKVPool):  # type: ignore[misc]
-    """On a GPU. Created by SGLang with its own arguments.
+    """The KV pool on a GPU, page-major. Created by SGLang with its own arguments.
 
     SGLang's kernel for storing into views of this layout takes two to six times as long as the one for ordinary pools,
-    and is launched by way of Triton, for every layer. Where K and V are of one size the whole range is also an ordinary
-    pool, of rows: so the ordinary kernel stores here too, and which row a token has is computed once a step.
+    and is launched through Triton, for every layer. Where K and V are of one size the whole range is also an ordinary
+    pool of rows: so the ordinary kernel stores here too, and a token's row is computed once a step.
     """
 
     kv: ElasticKv
@@ -93,7 +94,7 @@ class ElasticPageMajorPool(PageMajorMHATokenToKVPool):  # type: ignore[misc]
             page_size=self.page_size,
             num_pages=num_pages,
         )
-        # What SGLang's own pool has beside its views.
+        # SGLang's own pool has these beside its views.
         views = [*self.k_buffer, *self.v_buffer]
         self.data_ptrs = torch.tensor([view.data_ptr() for view in views], dtype=torch.uint64, device=self.device)
         self.k_data_ptrs, self.v_data_ptrs = self.data_ptrs.split(self.layer_num)

@@ -1,7 +1,8 @@
-"""Numbers of envelopes between the host, which chooses them, and the device, where SGLang keeps them.
+"""Transfers numbers of KV blocks (envelopes) between the host, which chooses them, and the device, where SGLang keeps
+them.
 
-The token path never waits for a GPU: what the host chose is copied out of pinned memory, what SGLang freed arrives in
-pinned memory some time later, and events are only asked whether they have passed.
+The token path never waits for a GPU: numbers chosen by the host are copied out of pinned memory, numbers freed by
+SGLang arrive in pinned memory some time later, and events are only polled.
 """
 
 from __future__ import annotations
@@ -19,37 +20,37 @@ if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.policy.envelopes import Indices
 
 _ENDS = 64
-"""Pinned buffers at first: as many copies may be under way without another one being made."""
+"""Number of pinned buffers at first: as many copies may be under way without another one being made."""
 _BUFFER = 4096
-"""Numbers in one buffer."""
+"""Numbers that one buffer holds."""
 
 
 class Ids(Protocol):
-    """One device's."""
+    """The transfers of one device."""
 
     def send(self, numbers: Indices) -> torch.Tensor:
-        """The same on the device (int64)."""
+        """The numbers as an int64 tensor on the device, of the same shape (n,)."""
         ...
 
     def fetch(self, numbers: torch.Tensor, arrived: Callable[[Indices], None]) -> None:
-        """Calls `arrived` with the same on the host, each once, from `poll` or `settle`."""
+        """Copies numbers to the host and calls `arrived` with them, each once, sorted, from `poll` or `settle`."""
         ...
 
     def arrived(self) -> int:
-        """How many copies have come since the start; never waits."""
+        """Number of copies that have arrived since the start; never waits."""
         ...
 
     def poll(self, most: int | None = None) -> None:
-        """What has come by now, at most the first `most` since the start; never waits."""
+        """Hands over the copies that have arrived, at most the first `most` since the start; never waits."""
         ...
 
     def settle(self) -> None:
-        """Waits for all that is under way."""
+        """Waits for all copies under way and hands them over."""
         ...
 
 
 class HostIds:
-    """A device whose memory is the host's: everything is here at once."""
+    """The transfers of a device whose memory is the host's: everything arrives at once."""
 
     def send(self, numbers: Indices) -> torch.Tensor:
         import torch
@@ -70,7 +71,7 @@ class HostIds:
 
 
 class CudaIds:
-    """A GPU. Copies are queued on the calling thread's current stream."""
+    """The transfers of a GPU. Copies are queued on the calling thread's current stream."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -80,16 +81,16 @@ class CudaIds:
         self._idle = [self._buffer() for _ in range(_ENDS)]
         self._events: list[torch.cuda.Event] = []
         self._leaving: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
-        """Behind copies out of a buffer."""
+        """Buffers that are being copied to the device, each with the event behind its copy."""
         self._booked = 0
-        """Copies to the host that were taken in."""
+        """Number of copies to the host that were handed over."""
         self._coming: deque[tuple[torch.cuda.Event, torch.Tensor, int, Callable[[Indices], None]]] = deque()
 
     def _buffer(self) -> torch.Tensor:
         return self._torch.empty(_BUFFER, dtype=self._torch.int64, pin_memory=True)
 
     def _take(self) -> torch.Tensor:
-        """A buffer that no copy uses. A burst makes more of them rather than wait."""
+        """A pinned buffer that no copy uses; a burst makes more of them rather than wait."""
         while self._leaving and self._leaving[0][0].query():
             event, buffer = self._leaving.popleft()
             self._events.append(event)
@@ -129,14 +130,14 @@ class CudaIds:
 
     def poll(self, most: int | None = None) -> None:
         while self._coming and (most is None or self._booked < most) and self._coming[0][0].query():
-            self._request_table()
+            self._take_first()
 
     def settle(self) -> None:
         while self._coming:
             self._coming[0][0].synchronize()
-            self._request_table()
+            self._take_first()
 
-    def _request_table(self) -> None:
+    def _take_first(self) -> None:
         event, buffer, count, arrived = self._coming.popleft()
         self._booked += 1
         numbers = buffer.numpy()[:count].copy()

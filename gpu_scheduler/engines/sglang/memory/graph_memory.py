@@ -2,11 +2,10 @@
 the same addresses when it is replayed again.
 
 Two of torch's pools lie over the range:
-- in `graphs` what capturing allocates. What is live there when all graphs are captured may have to keep its value from
-  replay to replay, so it waits in pinned host memory while the range is away.
-- `scratch` holds what graphs write before anybody reads it: the logits, the output of prefill steps, cuBLAS's
-  workspace. It comes back as zeros. Inside `graphs` it could lie where a graph that was captured before has memory of
-  its own.
+- `graphs` holds what capturing allocates. Blocks that are live when all graphs are captured may have to keep their
+  values from replay to replay, so their contents wait in pinned host memory while the range is away.
+- `scratch` holds what graphs write before it is read: the logits, the output of prefill steps, cuBLAS's workspace. It
+  comes back as zeros. Inside `graphs` it could lie where a graph that was captured before has memory of its own.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ _log = log.get(__name__)
 _MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 FIRST_BYTES = 256 << 20
-"""Mapped before the first capture, so that mapping rarely falls into one."""
+"""Bytes mapped before the first capture, so that mapping rarely happens during one."""
 AHEAD_BYTES = 64 << 20
-"""The same before each of the others."""
+"""Bytes mapped and free before each later capture."""
 
 
 class GraphMemorySource:
-    """The pair of C functions by which torch's allocator takes and returns memory of a range. There is one for the
-    process, as torch may call them as long as it lives; the range is that of the model of the time."""
+    """The pair of C functions by which torch's allocator takes and returns memory of a range. The process has one, as
+    torch may call them until it ends; the range is the current model's."""
 
     def __init__(self) -> None:
         self.pieces: PieceRangeDriver | None = None
@@ -44,7 +43,8 @@ class GraphMemorySource:
         self.addresses = tuple(ctypes.cast(each, ctypes.c_void_p).value or 0 for each in (self._malloc, self._free))
 
     def _take(self, nbytes: int, _device: int, _stream: int | None) -> int | None:
-        """None is NULL: torch raises OutOfMemoryError. An exception must not pass through its frames."""
+        """Address of `nbytes` of the range. None is NULL, on which torch raises OutOfMemoryError: an exception must not
+        pass through its frames."""
         try:
             assert self.pieces is not None, "no model has a range for its graphs"
             return self.pieces.take(nbytes)
@@ -53,7 +53,8 @@ class GraphMemorySource:
             return None
 
     def _give(self, address: int | None, _nbytes: int, _device: int, _stream: int | None) -> None:
-        """What belongs to a range that is gone is ignored: its addresses are never used again."""
+        """Returns memory to the range. Memory of a range that is gone is ignored: its addresses are never used
+        again."""
         try:
             if self.pieces is not None and address is not None:
                 self.pieces.give(address)
@@ -62,15 +63,16 @@ class GraphMemorySource:
 
 
 class GraphMemory:
-    """Of one model. Between `captured` and `close` it may leave and come back any number of times."""
+    """The graph memory of one model. Between `captured` and `close` it may leave and come back any number of times."""
 
     def __init__(self, pieces: PieceRangeDriver, memory: torch.Tensor) -> None:
-        """`memory`: the bytes of the whole range, mapped or not. Raises NoMemory when not even the first are there."""
+        """`memory`: a tensor of bytes over the whole range, mapped or not. Raises NoMemory if not even `FIRST_BYTES`
+        are there."""
         self._pieces = pieces
         self._memory = memory
         self._device = memory.device
         self._live: list[tuple[int, int]] = []
-        """Offset and bytes of what keeps its value."""
+        """(offset, bytes) of the blocks that keep their values."""
         self._saved: torch.Tensor | None = None
         self._away = False
         pieces.reserve(FIRST_BYTES)
@@ -82,22 +84,24 @@ class GraphMemory:
 
     @property
     def mapped_bytes(self) -> int:
+        """Bytes of the range that are mapped."""
         return self._pieces.mapped_bytes
 
     @property
     def taken_bytes(self) -> int:
-        """Of the range by torch, which counts it as its own, mapped or not."""
+        """Bytes of the range that torch has taken; it counts them as its own, mapped or not."""
         return self._pieces.taken_bytes
 
     # --- capturing
 
     @contextmanager
     def capturing(self) -> Iterator[tuple[int, int]]:
-        """All graphs are captured inside; gives the id of their pool."""
+        """Context in which all graphs are captured; yields the id of their pool. Raises RuntimeError if torch's account
+        of the range is incomplete."""
         began = time.monotonic()
         try:
-            # Torch calls us with its allocator's lock held, which waits for the interpreter then: nothing may free a
-            # tensor meanwhile on another thread, as the collector may.
+            # Torch calls us with its allocator's lock held, and that call then waits for the interpreter: no other
+            # thread may free a tensor meanwhile, as the collector may.
             with collector.paused():
                 yield self._graphs.id
         except BaseException:
@@ -114,13 +118,13 @@ class GraphMemory:
 
     @contextmanager
     def scratch(self) -> Iterator[None]:
-        """What is allocated inside comes back as zeros after the model slept."""
+        """Context whose allocations come back as zeros after the model slept."""
         with torch.cuda.use_mem_pool(self._scratch, self._device):
             yield
 
     def prepare_streams(self, streams: Sequence[Any]) -> None:
-        """Graphs that are captured next have work on these: cuBLAS takes its workspaces for them now. One that it has
-        of before would be in ordinary memory, and lost while the model sleeps."""
+        """Makes cuBLAS take its workspaces for these streams now, on which the next graphs are captured. A workspace
+        from before would be in ordinary memory, and lost while the model sleeps."""
         torch._C._cuda_clearCublasWorkspaces()
         for stream in streams:
             with torch.cuda.stream(stream), self.scratch():
@@ -129,11 +133,13 @@ class GraphMemory:
             stream.synchronize()
 
     def ahead(self) -> None:
-        """Before each capture. What is refused here may not be needed."""
+        """Maps memory ahead of a capture. If that is refused, the memory may not be needed."""
         with contextlib.suppress(NoMemory):
             self._pieces.reserve(AHEAD_BYTES)
 
     def _find_live(self) -> list[tuple[int, int]]:
+        """(offset, bytes) of the blocks that keep their values. Raises RuntimeError if torch reports less than it
+        took."""
         segments = self._segments()
         told = sum(segment["total_size"] for segment in segments)
         if told < self.taken_bytes:
@@ -141,17 +147,19 @@ class GraphMemory:
         return live(segments, self._pieces.address, self._scratch.id)
 
     def _segments(self) -> list[dict[str, Any]]:
+        """Torch's segments in the range, as its memory snapshot has them."""
         start, span = self._pieces.address, self._memory.numel()
         return [each for each in torch.cuda.memory_snapshot() if start <= each["address"] < start + span]
 
     def live_bytes(self) -> int:
-        """What torch counts as allocated in the range."""
+        """Bytes that torch counts as allocated in the range."""
         return sum(int(segment["allocated_size"]) for segment in self._segments())
 
     # --- sleeping
 
     def save(self) -> None:
-        """Before the device is finished: values go to the host, workspaces to torch."""
+        """Copies values to the host and returns workspaces to torch; called before the device is finished. Does nothing
+        while the memory is away."""
         if self._away:
             return
         torch.cuda.synchronize(self._device)
@@ -162,12 +170,12 @@ class GraphMemory:
         self._copy(to_host=True)
 
     def leave(self) -> None:
-        """After that."""
+        """Unmaps the memory; called after `save` and once the device is finished."""
         self._away = True
         self._pieces.leave()
 
     def come_back(self) -> None:
-        """Raises NoMemory; then it is still away."""
+        """Maps the memory again and restores its values. Raises NoMemory, and then it is still away."""
         if self._away:
             self._pieces.come_back()
             self._away = False
@@ -184,8 +192,8 @@ class GraphMemory:
             done += size
 
     def close(self) -> bool:
-        """The graphs are gone. Torch returns what it took; memory that something still refers to leaves all the same,
-        but torch counts it from then on: False."""
+        """Closes the range once the graphs are gone, and torch returns what it took. False if something still refers to
+        part of it: that memory leaves all the same, but torch counts it from then on."""
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.synchronize(self._device)
         self._saved = None
@@ -202,8 +210,8 @@ class GraphMemory:
 
 
 def live(segments: list[dict[str, Any]], start: int, scratch: tuple[int, int]) -> list[tuple[int, int]]:
-    """(offset from `start`, bytes) of blocks in use in torch's segments, but for those of the pool `scratch`. What
-    torch does not say the pool of counts as well."""
+    """(offset from `start`, bytes) of blocks in use in torch's segments, without those of the pool `scratch`. A segment
+    whose pool torch does not name counts as well."""
     found = []
     for segment in segments:
         at = segment["address"] - start
@@ -216,7 +224,7 @@ def live(segments: list[dict[str, Any]], start: int, scratch: tuple[int, int]) -
 
 
 def joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(offset, bytes) in order, neighbours as one."""
+    """The (offset, bytes) parts in order, with neighbours joined."""
     whole: list[tuple[int, int]] = []
     for offset, size in sorted(parts):
         if whole and sum(whole[-1]) == offset:
@@ -231,7 +239,8 @@ _undead: list[Any] = []
 
 
 def _source() -> tuple[GraphMemorySource, Any]:
-    """The process's, with torch's object for it. Torch calls it in the capture mode in which memory may be mapped."""
+    """The process's memory source and torch's object for it. Torch calls it in the capture mode in which memory may be
+    mapped."""
     if not _made:
         source = GraphMemorySource()
         _made.append((source, torch._C._cuda_customAllocator(*source.addresses)))

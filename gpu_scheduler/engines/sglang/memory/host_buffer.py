@@ -1,5 +1,5 @@
-"""Memory of the host that a GPU copies from by itself, five times as fast as from other memory, in places that come
-back when nothing refers to them any more."""
+"""Pinned host memory, from which a GPU copies by itself, five times as fast as from other memory. It is handed out in
+places that come back when nothing refers to them any more."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _log = log.get(__name__)
 
 
 class HostBuffer:
-    """Registering memory with CUDA takes tenths of a second, so a thread of its own does: the bytes may be written at
-    once, and are ready for copies after `ready`."""
+    """One buffer of pinned host memory. Registering memory with CUDA takes tenths of a second, so a thread does it: the
+    bytes may be written at once, and are ready for copies after `ready`."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
-        """Raises OSError."""
+        """Makes a buffer of `nbytes`, for copies to `device`. Raises OSError."""
         memory = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE))
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -33,7 +33,8 @@ class HostBuffer:
         self._device = device
         self._ring = Ring(nbytes)
         self._back: deque[int] = deque()
-        """Places that nothing refers to any more. Python appends wherever it frees one, in any thread."""
+        """Starts of places that nothing refers to any more. Python appends one wherever it frees a place, in any
+        thread."""
         self.registered = False
         self._registering: threading.Thread | None = None
         if device.type == "cuda":
@@ -51,15 +52,15 @@ class HostBuffer:
             _log.warning("host memory not registered", bytes=len(self._bytes), status=status)
 
     def ready(self) -> None:
-        """Waits until the memory is registered, or will not be."""
+        """Waits until the memory is registered, or registering has failed."""
         if self._registering is not None:
             self._registering.join()
             self._registering = None
 
     def take(self, nbytes: int) -> Bytes | None:
-        """A place of so many bytes, at least one; None: there is no room. It comes back when nothing refers to it, nor
-        to a tensor made of it, and when the device has copied what it was asked to until then."""
-        back = len(self._back)  # what comes while the device is waited for may have been copied from since
+        """A place of `nbytes`, at least one; None if there is no room. It comes back once nothing refers to it, nor to
+        a tensor made of it, and the device has done the copies that it was given until then."""
+        back = len(self._back)  # places that come back during the wait may have been copied from since
         if back:
             self._wait_for_device()
         for _ in range(back):
@@ -76,7 +77,7 @@ class HostBuffer:
             torch.cuda.synchronize(self._device)
 
     def close(self) -> None:
-        """The memory stays as long as something refers to a place."""
+        """Unregisters the memory. It stays allocated as long as something refers to a place."""
         self.ready()
         if self.registered:
             self._wait_for_device()

@@ -1,4 +1,5 @@
-"""What one model holds of its device: the lease, the KV range, the weights range."""
+"""The memory that one model holds on its device: the lease, the KV range, the weights range, and the range for CUDA
+graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ModelMemory:
-    """Opened by a Load, closed when the model leaves. Addresses stay in between."""
+    """The memory of one model, opened by a Load and closed when the model leaves. Its addresses stay in between."""
 
     def __init__(self, driver: Driver, ranks: Ranks) -> None:
         self._driver = driver
@@ -27,19 +28,20 @@ class ModelMemory:
         self._weights: WeightsRangeDriver | None = None
         self._pieces: PieceRangeDriver | None = None
         self.weights_bytes = 0
-        """Whole extents."""
+        """Bytes of weights, in whole extents."""
 
     @property
     def lease_id(self) -> str:
+        """balloond's name of the lease."""
         return self._driver.lease_id
 
     @property
     def limit_bytes(self) -> int:
-        """The most KV that every rank may hold."""
+        """Bytes of KV that every rank may hold."""
         return self.kv.limit_bytes if isinstance(self.kv, SharedRange) else self._driver.limit_bytes
 
     def open_kv(self, span_bytes: int) -> KvRange:
-        """Reserves addresses for KV; nothing is mapped."""
+        """Reserves addresses for KV; nothing is mapped. May be called once."""
         assert self.kv is None
         own = self._driver.kv_range(span_bytes, alone=self._ranks.size == 1)
         kv: KvRange = own
@@ -50,11 +52,12 @@ class ModelMemory:
         return kv
 
     def kv_tensor(self) -> torch.Tensor:
+        """A tensor of bytes over the addresses of the KV range, (span,) in whole extents."""
         assert self.kv is not None
         return self._driver.tensor(self.kv.address, self._kv_span)
 
     def open_weights(self, span_bytes: int) -> torch.Tensor:
-        """Reserves addresses for weights, a tensor of bytes over them; nothing is mapped."""
+        """Reserves addresses for weights, and returns a tensor of bytes over them; nothing is mapped."""
         assert self._weights is None
         extent = self._driver.weights_extent_bytes  # a small model may be less than one
         span = -(-span_bytes // extent) * extent
@@ -62,8 +65,8 @@ class ModelMemory:
         return self._driver.tensor(self._weights.address, span)
 
     def need_weights(self, nbytes: int) -> None:
-        """The first `nbytes` are mapped when this returns, in whole extents, zero where they were not before. Raises
-        NoMemory."""
+        """Maps the first `nbytes` of the weights range, in whole extents, zero where they were not mapped before.
+        Raises NoMemory."""
         assert self._weights is not None
         if nbytes > self.weights_bytes:
             extent = self._driver.weights_extent_bytes
@@ -72,23 +75,24 @@ class ModelMemory:
             self.weights_bytes = total
 
     def map_weights(self) -> None:
-        """Maps new, zero extents at the same addresses. Raises NoMemory."""
+        """Maps new, zero extents at the same addresses as before. Raises NoMemory."""
         assert self._weights is not None
         self._weights.grow(self.weights_bytes)
 
     def unmap_weights(self) -> None:
-        """The weights leave; touching them faults until `map_weights`."""
+        """Unmaps the weights; touching them faults until `map_weights`."""
         if self._weights is not None:
             self._weights.leave()
 
     def open_pieces(self, span_bytes: int) -> tuple[PieceRangeDriver, torch.Tensor]:
-        """Reserves addresses for what CUDA graphs take, with a tensor of bytes over them; nothing is mapped."""
+        """Reserves addresses for memory of CUDA graphs, and returns the range and a tensor of bytes over it; nothing is
+        mapped."""
         assert self._pieces is None
         self._pieces = self._driver.piece_range(span_bytes)
         return self._pieces, self._driver.tensor(self._pieces.address, span_bytes)
 
     def close(self) -> None:
-        """Returns everything and ends the lease. Tensors over the ranges must not be touched any more."""
+        """Returns all memory and ends the lease. Tensors over the ranges must not be touched any more."""
         for part in (self.kv, self._weights, self._pieces):
             if part is not None:
                 part.close()

@@ -1,4 +1,4 @@
-"""A model's memory from balloond, through its driver."""
+"""A model's memory from balloond, through balloond's driver."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _ATTACH_S = 10.0
 _WEIGHTS_S = 30.0
-"""Others may have to give back first."""
+"""Seconds to wait for weights: other leases may have to return memory first."""
 _GRAPHS_EXTENT_BYTES = 32 << 20
 _GRAPHS_S = 10.0
 
 
 class _Weights:
-    """A weights range that says NoMemory."""
+    """A weights range that raises NoMemory where balloond refuses."""
 
     def __init__(self, lease: Lease, mapper: Mapper, span_bytes: int, extent_bytes: int) -> None:
         self._range = WeightsRange(lease, mapper, span_bytes=span_bytes, extent_bytes=extent_bytes)
@@ -50,7 +50,7 @@ class _Weights:
 
 
 class _Pieces(PieceRange):
-    """A range for CUDA graphs that says NoMemory."""
+    """A range for CUDA graphs that raises NoMemory where balloond refuses."""
 
     def reserve(self, nbytes: int) -> None:
         try:
@@ -66,7 +66,7 @@ class _Pieces(PieceRange):
 
 
 def _streams() -> list[int]:
-    """Those that may touch the KV: the engine thread's own, and SGLang's for the forward pass."""
+    """The CUDA streams that may touch the KV: the engine thread's own, and SGLang's for the forward pass."""
     streams = {torch.cuda.current_stream().cuda_stream}
     scheduler = getattr(current.instance(), "scheduler", None)
     if scheduler is not None:
@@ -75,9 +75,10 @@ def _streams() -> list[int]:
 
 
 class LeaseDriver:
-    """One lease."""
+    """One lease with balloond and the ranges on it; implements `ranges.Driver`."""
 
     def __init__(self, load: engine_pb2.Load, options: Options) -> None:
+        """Attaches to balloond and waits at most 10 s for the lease. Raises NoMemory if balloond refuses it."""
         self._load = load
         self._options = options
         self._device = torch.device(load.device)
@@ -128,5 +129,5 @@ class LeaseDriver:
 
 
 def open_memory(load: engine_pb2.Load, options: Options, ranks: Ranks) -> ModelMemory:
-    """Raises NoMemory."""
+    """Opens the memory of the model of `load` on this rank's device. Raises NoMemory."""
     return ModelMemory(LeaseDriver(load, options), ranks)

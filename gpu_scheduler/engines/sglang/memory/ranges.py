@@ -1,4 +1,5 @@
-"""balloond's driver as the engine uses it: protocols of its ranges of addresses, and of the lease that makes them."""
+"""Protocols of balloond's driver, as far as the engine uses it: the ranges of addresses, and the lease that makes
+them."""
 
 from __future__ import annotations
 
@@ -13,127 +14,198 @@ if TYPE_CHECKING:
 
 
 class KvRange(Protocol):
-    """balloond.driver.range.ElasticRange, as far as the engine uses it."""
+    """The KV range (`balloond.driver.range.ElasticRange`), as far as the engine uses it. Extents are named by their
+    index in the range."""
 
     address: int
     extent_bytes: int
     extents: NDArray[np.int64]
-    """Of each index, the first of those that are mapped as one extent and leave only together."""
+    """The first of the extents that are mapped as one and leave only together, for each index; (indices,)."""
     wake_fd: int
     cached_bytes: int
-    """Of prefixes that the engine could evict now, as it said last."""
+    """Bytes of prefixes that the engine could evict now; set by the engine."""
 
     @property
     def refused(self) -> bool:
-        """Whether balloond had nothing for what was asked last."""
+        """Whether balloond had nothing for the last request for memory. It may not have answered yet."""
         ...
 
     @property
     def woken(self) -> bool:
-        """Whether `wake_fd` is readable."""
+        """Whether `wake_fd` is readable: a limit, memory or a reclaim has come."""
         ...
 
     @property
     def mapped_bytes(self) -> int:
-        """Owned, reserve and quarantined."""
+        """Bytes mapped: owned, in reserve and quarantined."""
         ...
 
-    def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]: ...
+    def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
+        """Indices of at most `count` extents that are mapped and now the engine's. What the reserve lacks is requested
+        from balloond, with a wait of at most `timeout_s` seconds; what comes later goes into the reserve and makes
+        `wake_fd` readable. `instead_bytes`: bytes of its own prefixes that the engine could evict instead."""
+        ...
 
-    def take_tied(self) -> list[int]: ...
+    def take_tied(self) -> list[int]:
+        """Takes extents in the reserve that are mapped as one with the engine's own and leave only with them; returns
+        their indices."""
+        ...
 
-    def release(self, indices: Sequence[int]) -> None: ...
+    def release(self, indices: Sequence[int]) -> None:
+        """Returns extents that the engine has emptied; they leave once work given to the device before is done. Raises
+        ValueError, with nothing changed, for one that is not the engine's."""
+        ...
 
-    def located(self, indices: Iterable[int]) -> list[tuple[int, int]]: ...
+    def located(self, indices: Iterable[int]) -> list[tuple[int, int]]:
+        """(extent id, byte offset in that extent) of each index; all must be mapped."""
+        ...
 
-    def headroom(self) -> int: ...
+    def headroom(self) -> int:
+        """Number of further extents that the limit and the addresses allow; the device may still refuse them."""
+        ...
 
-    def overage_bytes(self) -> int: ...
+    def overage_bytes(self) -> int:
+        """Bytes that must be given up to meet the limit, beside the reserve and what leaves already."""
+        ...
 
-    def take_reclaims(self) -> int: ...
+    def take_reclaims(self) -> int:
+        """Bytes that balloond wants back and the reserve does not cover, since the last call; clears `wake_fd`."""
+        ...
 
-    def reclaimed(self) -> None: ...
+    def reclaimed(self) -> None:
+        """Reports that the engine has done what it could for the reclaims that it took."""
+        ...
 
-    def usage(self, used_bytes: int, cached: Sequence[tuple[float, int]]) -> None: ...
+    def usage(self, used_bytes: int, cached: Sequence[tuple[float, int]]) -> None:
+        """Reports the bytes of running requests, and (seconds since last use, bytes) of prefixes that no request runs
+        on."""
+        ...
 
-    def empty(self) -> None: ...
+    def empty(self) -> None:
+        """Unmaps and returns everything, for hibernation; addresses and lease stay."""
+        ...
 
-    def lower(self, timeout_s: float) -> None: ...
+    def lower(self, timeout_s: float) -> None:
+        """Returns the reserve, so that the next extents have the lowest addresses; waits at most `timeout_s`
+        seconds."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Unmaps and returns everything, and gives the addresses up."""
+        ...
 
 
 class OfferingRange(KvRange, Protocol):
-    """The same for an engine of several ranks."""
+    """A KV range for an engine of several ranks, which offers extents before it takes them."""
 
-    def offer(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]: ...
+    def offer(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
+        """Indices in the reserve, after what is missing of `count` was requested as in `acquire`. `take` has to
+        follow."""
+        ...
 
-    def take(self, indices: Sequence[int]) -> None: ...
+    def take(self, indices: Sequence[int]) -> None:
+        """Ends an offer: these extents are the engine's now, the others stay in the reserve."""
+        ...
 
 
 class WeightsRangeDriver(Protocol):
-    """balloond.driver.weights.WeightsRange, as far as the engine uses it."""
+    """The weights range (`balloond.driver.weights.WeightsRange`), as far as the engine uses it."""
 
     address: int
 
-    def grow(self, total_bytes: int) -> None: ...
+    def grow(self, total_bytes: int) -> None:
+        """Maps the range up to `total_bytes`. Raises NoMemory."""
+        ...
 
-    def leave(self) -> None: ...
+    def leave(self) -> None:
+        """Unmaps and returns all of it; the addresses stay reserved."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the range."""
+        ...
 
 
 class PieceRangeDriver(Protocol):
-    """balloond.driver.pieces.PieceRange, as far as the engine uses it. What maps raises NoMemory."""
+    """A range that is handed out in pieces (`balloond.driver.pieces.PieceRange`), as far as the engine uses it. Methods
+    that map raise NoMemory."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """First address of the range."""
+        ...
 
     @property
-    def mapped_bytes(self) -> int: ...
+    def mapped_bytes(self) -> int:
+        """Bytes mapped, in whole extents."""
+        ...
 
     @property
-    def taken_bytes(self) -> int: ...
+    def taken_bytes(self) -> int:
+        """Bytes in pieces that are handed out, mapped or not."""
+        ...
 
-    def reserve(self, nbytes: int) -> None: ...
+    def reserve(self, nbytes: int) -> None:
+        """Maps ahead, so that the next `nbytes` can be taken without mapping. Raises NoMemory."""
+        ...
 
-    def take(self, nbytes: int) -> int: ...
+    def take(self, nbytes: int) -> int:
+        """Address of a new piece of `nbytes`, in whole pages. Raises NoMemory."""
+        ...
 
-    def give(self, address: int) -> None: ...
+    def give(self, address: int) -> None:
+        """Takes back a piece that is not used any more."""
+        ...
 
-    def trim(self) -> None: ...
+    def trim(self) -> None:
+        """Returns the extents in which no piece lies. The device must be done with them."""
+        ...
 
-    def leave(self) -> None: ...
+    def leave(self) -> None:
+        """Unmaps and returns everything; pieces stay handed out. The device must be done with them."""
+        ...
 
-    def come_back(self) -> None: ...
+    def come_back(self) -> None:
+        """Maps again what left. Raises NoMemory."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Returns everything. Addresses of pieces that are still handed out stay reserved."""
+        ...
 
 
 class Driver(Protocol):
-    """One lease with balloond and what can be made on it."""
+    """One lease with balloond, and the ranges that can be made on it."""
 
     weights_extent_bytes: int
 
     @property
-    def lease_id(self) -> str: ...
+    def lease_id(self) -> str:
+        """balloond's name of the lease."""
+        ...
 
     @property
     def limit_bytes(self) -> int:
-        """The most KV that the lease may hold now."""
+        """Bytes of KV that the lease may hold now."""
         ...
 
     def kv_range(self, span_bytes: int, *, alone: bool) -> OfferingRange:
-        """`alone`: no other rank has to have the same addresses mapped in the same way, so growth may be in large
-        extents."""
+        """Makes the KV range, of `span_bytes` of addresses. `alone`: no other rank has to have the same addresses
+        mapped in the same way, so growth may be in large extents."""
         ...
 
-    def weights_range(self, span_bytes: int) -> WeightsRangeDriver: ...
+    def weights_range(self, span_bytes: int) -> WeightsRangeDriver:
+        """Makes the weights range, of `span_bytes` of addresses."""
+        ...
 
-    def piece_range(self, span_bytes: int) -> PieceRangeDriver: ...
+    def piece_range(self, span_bytes: int) -> PieceRangeDriver:
+        """Makes the range for CUDA graphs, of `span_bytes` of addresses."""
+        ...
 
     def tensor(self, address: int, nbytes: int) -> torch.Tensor:
         """A tensor of bytes over addresses that need not be mapped yet."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the lease."""
+        ...

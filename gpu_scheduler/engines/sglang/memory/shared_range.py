@@ -1,6 +1,6 @@
-"""The KV range of one rank of several. The same extents are in use on all of them, so that each scheduler, for itself,
+"""The KV range of one rank of several. The same extents are in use on all ranks, so that each scheduler, for itself,
 finds room for the same requests: growth is prepared by every rank on its device and happens where all have it, and
-limits and reclaims are those of the rank that is worst off."""
+limits and reclaims are those of the rank with the least memory."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ class SharedRange:
     decides nothing."""
 
     def __init__(self, own: OfferingRange, ranks: Ranks, limit: Callable[[], int]) -> None:
+        """`own`: this rank's range; `limit`: this rank's limit in bytes. All ranks must make theirs together."""
         self._own = own
         self._ranks = ranks
         self._limit = limit
-        """Bytes, of this rank alone."""
+        """Limit in bytes of this rank alone."""
         self.address = own.address
         self.extent_bytes = own.extent_bytes
         self.wake_fd = own.wake_fd
         self.extents = own.extents
         self._first_limit = min(ranks.gather(limit()))
-        """Until the first step."""
+        """Limit in bytes until the ranks agree on one in their first step."""
         self._in_use = 0
         self.refused = False
-        """On one of the ranks balloond had nothing for what was asked last."""
+        """True if balloond had nothing for the last request for memory on one of the ranks."""
 
     def facts(self) -> RankFacts:
-        """What is new with this rank; what balloond wants back counts as taken."""
+        """This rank's news for the next step. A reclaim in it counts as taken."""
         news = self._own.woken
         return RankFacts(news, self._own.take_reclaims() if news else 0, self._limit())
 
     @property
     def limit_bytes(self) -> int:
+        """Bytes of KV that every rank may hold."""
         agreed = self._ranks.agreed.limit
         return self._first_limit if agreed is None else agreed
 
@@ -60,7 +62,8 @@ class SharedRange:
         self._own.cached_bytes = nbytes
 
     def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
-        """What all ranks have. What one has more stays in its reserve."""
+        """Takes at most `count` extents that all ranks can have, and returns their indices. What one rank has beyond
+        those stays in its reserve."""
         self.refused = False
         count = min(count, self.headroom())
         if count <= 0:
@@ -74,7 +77,7 @@ class SharedRange:
         return taken
 
     def take_tied(self) -> list[int]:
-        """Ranks have no large extents."""
+        """Returns nothing: with several ranks there are no large extents."""
         return []
 
     def release(self, indices: Sequence[int]) -> None:

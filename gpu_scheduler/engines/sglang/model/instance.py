@@ -1,5 +1,4 @@
-"""One model in this engine, from Load to Unload: what it is made of, and how it is built, proven, put to sleep and
-taken apart.
+"""One model in this engine, from Load to Unload: its parts, and how it is built, proven, put to sleep and taken apart.
 
 Imports SGLang: only the engine process may import this.
 """
@@ -53,17 +52,18 @@ _STRICT = os.environ.get("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY") == "1"
 _PROGRESS_EVERY_S = 0.1
 _MAP_DUMMY_WAIT_S = 5.0
 _WEIGHTS_SPAN_BYTES = 256 << 30
-"""Addresses for weights where nobody knows how large the checkpoint is. Where it is known twice as many: layers may be
-widened, and quantised ones are not what their files are."""
+"""Bytes of addresses for weights where the size of the checkpoint is not known. Where it is known, twice as many bytes
+are reserved: layers may be widened, and quantised ones are not what their files are."""
 _GRAPHS_SPAN_BYTES = 16 << 30
+"""Bytes of addresses for memory of CUDA graphs."""
 
 
 class Instance:
-    """Made by a Load. SGLang's hooks find it through `current` while it exists."""
+    """One model, made by a Load. SGLang's hooks find it through `current` while it exists."""
 
     scheduler: Any
     server_args: Any
-    """SGLang's, of this model."""
+    """SGLang's ServerArgs for this model."""
     kv: ElasticKv
     admission: Admission
     kv_transfer: KvTransfer
@@ -88,31 +88,32 @@ class Instance:
         self.probe: Probe | None = None
         self.outputs = Outputs(self.request_table, channel.send_message, self._heard_probe)
         self._measured: engine_pb2.Measured | None = None
-        """Of the model, once it was proven in this process."""
+        """Measurements of the model, once it was proven in this process."""
         self.graphs: GraphMemory | None = None
         """Memory of CUDA graphs, if it leaves while the model sleeps."""
         self._clean = True
-        """Nothing of graphs that were closed has stayed."""
+        """True if every closed CUDA graph released its memory."""
         self.booked_bytes = 0
-        """What this process may take of its device beside extents; 0: as much as there is."""
+        """Bytes that this process may take of its device beside extents; 0: no bound."""
         self.paddings: set[int] = set()
-        """Widths by which SGLang may fill up tensors of the checkpoint (`hooks_process.never_make_up`)."""
+        """Widths by which SGLang may pad tensors of the checkpoint (`never_make_up` in `hooks/process.py`)."""
         self.reader: ReadAhead | None = None
-        """Of the checkpoint's files, while they are read."""
+        """The reader of the checkpoint's files, while they are read."""
         self.checksum = load.expected_checksum
         self._weights: weights_range.MappedWeights | None = None
         self._manifest = b""
         self._progress_at = 0.0
         self._missing: CommandError | None = None
-        """Why something has not come back with the weights."""
+        """Error in restoring CUDA graphs on wake; raised by `verify`."""
         self.command_id = load.command_id
-        """The residency command under way."""
+        """Id of the command under way that loads or wakes the model."""
 
     # --- several ranks
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What may fail on one rank: inside, each does its own part; then all go on, or all raise CommandError."""
+        """Context for work that may fail on one rank: each rank does its part inside, and afterwards all go on, or all
+        raise CommandError."""
         failure: CommandError | None = None
         try:
             yield
@@ -121,6 +122,7 @@ class Instance:
         self.ranks.settle(failure)
 
     def _facts(self) -> RankFacts:
+        """This rank's facts for the next step."""
         shared = self.memory.kv
         assert isinstance(shared, SharedRange)
         slow = slow_of(self.scheduler.running_batch)
@@ -128,7 +130,7 @@ class Instance:
         return replace(shared.facts(), arrived=self.kv.ids.arrived(), slow=slow, mark=mark)
 
     def _mark(self) -> Hashable:
-        """By what SGLang's scheduler decides; for tests, that no rank decides differently."""
+        """Digest of the state that SGLang's scheduler decides by; for tests, that no rank decides differently."""
         scheduler, envelopes = self.scheduler, self.kv.envelopes
         running = scheduler.running_batch.reqs
         return (
@@ -139,7 +141,7 @@ class Instance:
         )
 
     def running(self) -> list[tuple[str, list[int], int]]:
-        """Requests whose prompts are computed, all their tokens so far, and how many they may say yet."""
+        """(request id, all tokens so far, tokens that may follow) of each request whose prompt is computed."""
         found = []
         for request in self.scheduler.running_batch.reqs:
             entry = self.request_table.by_rid(request.rid)
@@ -148,13 +150,14 @@ class Instance:
                 found.append((entry.request_id, [*request.origin_input_ids, *request.output_ids], max(0, left)))
         return found
 
-    # --- telling
+    # --- reports
 
     def send_chunks(self, chunks: list[common_pb2.TokenChunk]) -> None:
+        """Sends chunks of requests' outputs to the gpu_scheduler."""
         self.channel.send(tokens=engine_pb2.Tokens(chunks=chunks))
 
     def progress(self, step: str, done: int, total: int) -> None:
-        """At most ten times a second, and at the end."""
+        """Reports `done` of `total` bytes of a step, at most ten times a second, and at the end."""
         now = time.monotonic()
         if now - self._progress_at >= _PROGRESS_EVERY_S or done >= total:
             self._progress_at = now
@@ -162,6 +165,7 @@ class Instance:
             self.channel.send(progress=engine_pb2.Progressed(command_id=self.command_id, progress=progress))
 
     def _tell_weights_mapped(self, checksum: str) -> None:
+        """Reports where the weights lie on each rank. `checksum` is empty until they are filled."""
         mapped = engine_pb2.WeightsMapped(
             command_id=self.command_id,
             lease_id=self.memory.lease_id,
@@ -193,7 +197,7 @@ class Instance:
         self.kv = scheduler.token_to_kv_pool_allocator.kv
         assert self.memory.kv is not None
         self.ranks.listen(self._facts, self.memory.kv.wake_fd)
-        # Enough for min_new_tokens; stop strings are the gateway's.
+        # It is enough for min_new_tokens; stop strings are matched in the gateway.
         scheduler.tokenizer = EosIds(scheduler.model_config.hf_eos_token_id or (), scheduler.model_config.vocab_size)
         self.admission = Admission(
             self.kv, self.options.soft_wait_ms / 1e3, self.options.hard_wait_ms / 1e3, self._evict_tokens
@@ -204,8 +208,9 @@ class Instance:
             self._begin_probe()
 
     def open_graphs(self) -> GraphMemory | None:
-        """Memory for CUDA graphs that leaves with the rest. None where they take ordinary memory: not on a GPU, not
-        wanted, no room, or several ranks, which read each other's buffers by a way that knows ordinary memory only."""
+        """Memory for CUDA graphs that leaves with the weights and the KV. None where graphs take ordinary memory: not
+        on a GPU, not wanted, no room, or several ranks, which read each other's buffers by a mechanism that works with
+        ordinary memory only."""
         on_gpu = self.device.type == "cuda" and self.options.cuda_graphs and not self.embeds
         if on_gpu and self.options.graphs_leave and self.ranks.size == 1:
             pieces, memory = self.memory.open_pieces(_GRAPHS_SPAN_BYTES)
@@ -217,6 +222,7 @@ class Instance:
         return self.graphs
 
     def give_up_graphs(self, why: str) -> None:
+        """Returns to ordinary memory for CUDA graphs, for the reason `why`."""
         _log.warning("CUDA graphs take memory that stays while the model sleeps", model=self.load.model.name, why=why)
         gc.collect()
         self._close_graphs()
@@ -228,20 +234,20 @@ class Instance:
 
     @contextmanager
     def weights_born_here(self, *, copy: bool) -> Iterator[None]:
-        """For the loaders: inside, SGLang builds the model, and its parameters go where they stay; with the values that
-        SGLang makes them with, if `copy`."""
+        """Context for the loaders, in which SGLang builds the model and its parameters go to their final places; with
+        the values that SGLang makes them with, if `copy`."""
         span = 2 * self.load.model.weights_bytes or _WEIGHTS_SPAN_BYTES
         self._weights = weights_range.MappedWeights(self.memory.open_weights(span), self.memory.need_weights)
         with weights_range.born_in(self._weights, copy=copy):
             yield
 
     def bind_weights(self, model: torch.nn.Module, *, copy: bool) -> None:
-        """Called by the loaders, once: what is elsewhere moves into the weights range as well, and the gpu_scheduler
-        hears what lies where."""
+        """Moves tensors that are elsewhere into the weights range as well, and reports the layout to the gpu_scheduler.
+        Called by the loaders, once. Raises CommandError, on all ranks."""
         assert self._weights is not None
         with self.together():
             weights_range.bind(model, self._weights, copy=copy)
-        device.finish(self.device)  # where they were before goes back to the device
+        device.finish(self.device)  # their old places go back to the device
         device.forget_peak(self.device)
         layout = weights_range.lay_out(model, self._weights)
         manifest = weights_range.manifest(layout, self.memory.weights_bytes, weights_range.python_scalars(model))
@@ -251,27 +257,30 @@ class Instance:
         self._tell_weights_mapped(self.checksum if copy else "")
 
     def _sum_weights(self) -> str:
+        """Checksum of the whole weights range."""
         assert self._weights is not None
         return weights_range.checksum(self._weights.memory[: self.memory.weights_bytes])
 
     @property
     def context_tokens(self) -> int:
-        """Prompt and output together."""
+        """Most tokens of a request, prompt and output together."""
         return int(self.scheduler.model_config.context_len) - options.CONTEXT_SLACK_TOKENS
 
     @property
     def vocab_size(self) -> int:
+        """Tokens of the model's vocabulary."""
         return int(self.scheduler.model_config.vocab_size)
 
     @property
     def embeds(self) -> bool:
-        """Whether its model makes embeddings, and no text."""
+        """Whether the model makes embeddings, and no text."""
         return self.load.model.HasField("embedding")
 
     def to_sglang(
         self, generate: engine_pb2.Generate, rid: str
     ) -> TokenizedGenerateReqInput | TokenizedEmbeddingReqInput:
-        """Raises RejectedRequest."""
+        """SGLang's request for a Generate message. Raises RejectedRequest for a request that this model can never
+        run."""
         if generate.embed != self.embeds:
             raise RejectedRequest(f"the model makes {'embeddings' if self.embeds else 'text'}")
         if generate.embed:
@@ -284,9 +293,9 @@ class Instance:
     # --- proving
 
     def verify(self) -> engine_pb2.Measured | None:
-        """The weights range is filled: checks it and maps the dummy slot. After a wake-up the model is active again,
-        as it was measured: its weights are those that said what they should, bit for bit. Else the probe runs, and
-        None is returned. Raises CommandError with everything unmapped again."""
+        """Checks the filled weights range and maps the dummy KV block. After a wake the model is active again, and its
+        measurements are returned as they were: its weights are those that passed the probe, bit for bit. Else the probe
+        begins, and None is returned. Raises CommandError with everything unmapped again."""
         try:
             with self.together():
                 missing, self._missing = self._missing, None
@@ -309,27 +318,30 @@ class Instance:
 
     @property
     def decode_step_s(self) -> float:
-        """Of one request, alone; 0 before it was measured."""
+        """Seconds of a decode step of one request alone on the device; 0 before it was measured."""
         return 0.0 if self._measured is None else self._measured.decode_step_ms / 1e3
 
     def decodes_within(self, seconds: float) -> None:
-        """A decode step alone takes no longer than that. The probe's may have: where a host starts many models at once,
-        four prove themselves on a device while kernels are compiled. An engine that believes its target to be out of
-        reach asks for nothing (`engines/sharing/decode_arbitration.py`), for as long as it lives."""
+        """Lowers the measured duration of a decode step to `seconds`, if that is less. The probe may have measured too
+        much: where a host starts many models at once, four prove themselves on a device while kernels are compiled. An
+        engine that believes its target to be out of reach makes no bid (`engines/sharing/decode_arbitration.py`), for
+        as long as it lives."""
         if self._measured is not None and seconds < self.decode_step_s:
             self._measured.decode_step_ms = 1e3 * seconds
 
     def _begin_probe(self) -> None:
+        """Begins the probe, with a prompt of a whole chunk on a GPU."""
         tokens = self.options.chunked_prefill_size if self.device.type == "cuda" else PROMPT_TOKENS
         self.probe = Probe(self.vocab_size, self.context_tokens, tokens, self.options.probe_together, self.embeds)
 
     def _heard_probe(self, rid: str, token_ids: list[int], values: list[float], ended: bool) -> None:
+        """Passes output of a request that is not in the table to the probe."""
         if self.probe is not None and self.probe.has(rid):
             self.probe.heard(token_ids, values, ended)
 
     def proven(self) -> engine_pb2.Measured:
-        """The probe has ended and SGLang is idle: the model is active. Raises CommandError, with everything
-        unmapped again, when it did not say what it should."""
+        """Makes the model active and returns its measurements; called once the probe has ended and SGLang is idle.
+        Raises CommandError, with everything unmapped again, if the probe failed or its output is not a number."""
         assert self.probe is not None
         trace, problem, self.probe = self.probe.trace, self.probe.problem, None
         teardown.prefixes(self.scheduler)
@@ -363,8 +375,9 @@ class Instance:
         return self._measured
 
     def _within_quota(self) -> tuple[int, int]:
-        """(taken at its most, to be booked), from now on no more; the second is 0 where nothing is enforced. Raises
-        NoMemory, with everything unmapped again, when the quota that the catalogue says is less."""
+        """(bytes taken at most, bytes to book); from now on the process is held to the second, which is 0 where
+        nothing is enforced. Raises NoMemory, with everything unmapped again, when the catalogue's quota is less
+        than was taken."""
         elastic = self.memory.weights_bytes + self.kv.memory.mapped_bytes
         if self.device.type != "cuda":
             return device.private_bytes(self.device, elastic), 0
@@ -392,14 +405,15 @@ class Instance:
     # --- sleeping
 
     def hibernate(self) -> None:
-        """SGLang is idle. Every extent leaves; process, addresses and objects stay."""
+        """Unmaps every extent; process, addresses and objects stay. SGLang must be idle."""
         teardown.prefixes(self.scheduler)
         self._unmap()
         self.counters.hibernations += 1
         self.state = EngineState.HIBERNATING
 
     def tell_kept(self) -> None:
-        """What stays on the device while the model sleeps. Done once its memory is back: nobody waits for it."""
+        """Reports the bytes that stay on the device while the model sleeps. Called once its memory is back, so that no
+        command waits for it."""
         if self.state is not EngineState.HIBERNATING or self.device.type != "cuda":
             return
         self._lower_stack()
@@ -409,7 +423,7 @@ class Instance:
         self.channel.send(kept=engine_pb2.Kept(bytes=most))
 
     def wake(self) -> None:
-        """Maps the weights range again, zero; graphs, with what they held, come back while it is filled. Raises
+        """Maps the weights range again, zero; graphs come back with their values while it is filled. Raises
         CommandError, still hibernating."""
         try:
             with self.together():
@@ -426,17 +440,19 @@ class Instance:
             if self.graphs is not None:
                 self.graphs.come_back()
         except CommandError as error:
-            # Said when the weights are here: nobody listens before. Without its trace, which leads to SGLang's objects.
+            # Raised once the weights are here, since only then the gpu_scheduler waits for an answer. Kept without its
+            # trace, which leads to SGLang's objects.
             self._missing = type(error)(str(error))
 
     def roll_back(self) -> None:
-        """A verification failed: nothing stays mapped, as in hibernation, on any device."""
+        """Unmaps everything on every device, as in hibernation, after a verification failed."""
         self._unmap()
         self._lower_stack()
         self.state = EngineState.HIBERNATING
         self.ranks.gather(None)
 
     def _unmap(self) -> None:
+        """Saves values of graphs and unmaps graphs, KV and weights."""
         if self.graphs is not None:
             self.graphs.save()
         device.finish(self.device)
@@ -452,9 +468,9 @@ class Instance:
     # --- leaving
 
     def close(self) -> tuple[bool, int]:
-        """Forgets the model. SGLang's loop has been left; this process keeps its imports and its process group. False
-        when something of the model stayed: torch would count it with the next one's; and the bytes that the process
-        keeps of its device."""
+        """Removes the model once SGLang's loop was left; this process keeps its imports and its process group. Returns
+        (clean, bytes): False if something of the model stayed, which torch would count with the next one's, and the
+        bytes that the process keeps of its device."""
         current.set_instance(None)
         self.ranks.listen(RankFacts)
         if (scheduler := self.__dict__.pop("scheduler", None)) is not None:

@@ -1,5 +1,5 @@
-"""What SGLang's requests say -> token chunks. Stands where SGLang gathers a step's tokens for its detokenizer, and
-where it has its sockets. Imports SGLang: only the engine process may."""
+"""Turns the outputs of SGLang's requests into token chunks. Takes the place where SGLang gathers a step's tokens for
+its detokenizer, and of its sockets. Imports SGLang: only the engine process may import this."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from gpu_scheduler.engines.sglang.base.request_table import LiveRequest, Request
 from protos import common_pb2, engine_pb2
 
 Logprobs = tuple[Sequence[float], Sequence[Any], Sequence[Any]]
-"""Of some tokens: their own, and for each the best ones' values and ids (None or empty where not asked for)."""
+"""Log-probabilities of some tokens: their own, and for each the values and the ids of the best tokens (None or empty
+where not requested)."""
 _SCORED_TOGETHER = 256
-"""Tokens of a prompt whose log-probabilities share a message: with 20 of each 60 KB, which nobody is held up by."""
+"""Tokens of a prompt whose log-probabilities share a message: with the 20 best of each it has 60 KB, too little to hold
+other messages up."""
 
 
 class Outputs:
-    """A step's tokens leave in one message, which is made in place: this runs for every token."""
+    """Sends a step's tokens in one message, which is filled in place, since this runs for every token."""
 
     def __init__(
         self,
@@ -31,15 +33,16 @@ class Outputs:
         self._request_table = request_table
         self._send = send
         self._on_probe = on_probe
-        """Tokens of a request that is not in the book: the engine's own."""
+        """Receives the output of requests that are not in the table, which are the engine's own: rid, tokens,
+        log-probabilities or embedding, whether it has ended."""
         self.stopped: dict[str, Sequence[int]] = {}
-        """Of withheld requests that SGLang let go of, by rid: prompt and all that was said."""
+        """Tokens of withheld requests that SGLang has let go of, prompt and all output, by rid."""
 
     def stream(self, requests: Iterable[Any], skipped: Any = None) -> None:
-        """What SGLang's requests have said since they were last here. One call is one step."""
+        """Sends the tokens that each request has since its last call. One call is one step; `skipped` is left out."""
         message = engine_pb2.FromEngine()
         for request in requests:
-            # Where steps overlap, one that has ended comes once more.
+            # Where steps overlap, a request that has ended is passed once more.
             if request is skipped or request.finished_output:
                 continue
             reason, said = request.finished_reason, request.output_ids
@@ -67,11 +70,11 @@ class Outputs:
         self.send(message)
 
     def embeddings(self, requests: Iterable[Any]) -> None:
-        """What has become of prompts to embed, as `stream`."""
+        """Sends the embeddings of the requests whose prompts are computed."""
         message = engine_pb2.FromEngine()
         for request in requests:
             reason = request.finished_reason
-            if reason is None or request.finished_output:  # its prompt takes several steps, or was told
+            if reason is None or request.finished_output:  # its prompt takes several steps, or it was reported
                 continue
             request.finished_output = True
             aborted, entry = isinstance(reason, FINISH_ABORT), self._request_table.by_rid(request.rid)
@@ -97,7 +100,8 @@ class Outputs:
         cached_tokens: int,
         logprobs: Logprobs | None,
     ) -> None:
-        """One request's tokens of this step; `reason` is SGLang's, if it has ended."""
+        """Adds one request's tokens of this step to `message`. `reason` is SGLang's finish reason, if the request has
+        ended."""
         entry = self._request_table.by_rid(rid)
         if entry is None:
             values = [float(value) for value in logprobs[0]] if logprobs is not None else []
@@ -107,7 +111,8 @@ class Outputs:
             self._request_table.close(entry)
             reason = None
         if reason is not None and _impossible(reason):
-            # SGLang has drawn one, of a prompt that was none: what waits for its grammar ends so too, whoever ends it.
+            # SGLang has drawn a token for a prompt that was none: a request that waits for its grammar ends so too,
+            # however it ends.
             token_ids, logprobs = (), None
         if not token_ids and reason is None:
             return
@@ -128,8 +133,8 @@ class Outputs:
             self._request_table.close(entry)
 
     def prompt_scored(self, rid: str, logprobs: Logprobs) -> None:
-        """The next tokens of a request's prompt. They leave before the end of the step that computed them, as they are
-        many: of a whole prompt with 20 for each token it would be tens of megabytes."""
+        """Sends log-probabilities of the next tokens of a request's prompt. They leave before the end of the step that
+        computed them: a whole prompt's, with 20 for each token, would be tens of megabytes."""
         entry = self._request_table.by_rid(rid)
         if entry is None:
             return
@@ -140,18 +145,18 @@ class Outputs:
             self._send(message)
 
     def send(self, message: engine_pb2.FromEngine) -> None:
-        """Nothing, if nobody said anything."""
+        """Sends the message, unless it has no output."""
         if message.HasField("tokens"):
             self._send(message)
 
     def send_output(self, output: Any, _received: Any = None) -> None:
-        """What SGLang writes to its sockets. Everything but aborts (answers to its own control messages) has no reader
-        here."""
+        """Takes what SGLang writes to its sockets. Everything but aborts (answers to its own control messages) has no
+        reader here."""
         if isinstance(output, AbortReq):
             self._aborted(output)
 
     def _aborted(self, output: AbortReq) -> None:
-        """A request that never ran, or whose prefill was stopped."""
+        """Reports the end of a request that never ran, or whose prefill was stopped."""
         entry = self._request_table.by_rid(output.rid or "")
         if entry is None:
             return
@@ -164,7 +169,8 @@ class Outputs:
 
 
 def finish(chunk: common_pb2.TokenChunk, entry: LiveRequest, reason: dict[str, Any]) -> None:
-    """Maps SGLang's finish reason. An abort that we asked for ends as we meant it."""
+    """Writes SGLang's finish reason to `chunk`. An abort that the engine asked for ends the way it was meant to
+    (`entry.ending`)."""
     kind = reason.get("type")
     if kind == "stop":
         chunk.finish = common_pb2.STOP
@@ -178,10 +184,12 @@ def finish(chunk: common_pb2.TokenChunk, entry: LiveRequest, reason: dict[str, A
 
 
 def _impossible(reason: dict[str, Any]) -> bool:
+    """Whether SGLang ended a request because no attempt can succeed."""
     return reason.get("type") == "abort" and reason.get("status_code") == HTTPStatus.BAD_REQUEST
 
 
 def _logprobs(request: Any, begin: int, end: int) -> Logprobs:
+    """Log-probabilities of output tokens `begin` to `end` of a request."""
     said = request.logprob
     return (
         said.output_token_logprobs_val[begin:end],
@@ -191,7 +199,7 @@ def _logprobs(request: Any, begin: int, end: int) -> Logprobs:
 
 
 def _add_logprobs(told: Any, own: Sequence[float], best_values: Sequence[Any], best_ids: Sequence[Any]) -> None:
-    """To `told`, a message's list of TokenLogprob."""
+    """Adds log-probabilities to `told`, a message's list of TokenLogprob."""
     for k, logprob in enumerate(own):
         one = told.add(logprob=logprob)
         if k < len(best_values):

@@ -1,10 +1,10 @@
-"""Requests of the engine's own after a load: they prove that the model speaks, or embeds, and measure it.
+"""The engine's own requests after a load: they prove that the model produces text or embeddings, and measure it.
 
 They go through SGLang like any other, one stage after the other: a short one so that lazy initialisation is not
-measured, then the one that counts. On a GPU that one is a whole chunk, so that the process has taken what it will ever
-take of the device when it is measured; and others follow that go on where it ended, one alone and a few together, as
-requests do that come with all but a few tokens cached. Kernels that are launched for the first time are loaded, or
-compiled, first: half a second that nobody who waits for a token should pay.
+measured, then the one that is measured. On a GPU that one is a whole chunk, so that the process has taken all that it
+will ever take of the device when its memory is measured; and others follow that continue where it ended, one alone and
+a few together, like requests with all but a few tokens cached. Kernels that are launched for the first time are loaded,
+or compiled, here: that takes half a second, for which no client's token should wait.
 """
 
 from __future__ import annotations
@@ -16,28 +16,31 @@ from dataclasses import dataclass, field
 from protos import common_pb2, engine_pb2
 
 _FIRST_PROMPT = 5
-"""So short that no graph has it."""
+"""Tokens of the first prompt, so few that no graph covers them."""
 PROMPT_TOKENS = 128
+"""Tokens of the measured prompt on a CPU."""
 _NEW_TOKENS = 6
+"""Output tokens of each request."""
 _MEASURED = 1
-"""The stage that counts."""
+"""Index of the stage that is measured."""
 
 
 @dataclass
 class ProbeTrace:
-    """What the model said, and how fast."""
+    """The model's output and its speed."""
 
     token_ids: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-    """Log-probabilities of the tokens, or of embeddings all that they are."""
+    """Log-probabilities of the tokens, or the components of embeddings."""
     prefill_tokens: int = 0
-    """Of the step by which the next is measured."""
+    """Prompt tokens of the step that `prefill_tokens_per_s` was measured with."""
     prefill_tokens_per_s: float = 0.0
     decode_step_ms: float = 0.0
+    """Milliseconds of a decode step of one request."""
 
 
 class Probe:
-    """Runs until `finished`; `next_requests` gives the stages in turn."""
+    """The stages of the probe, which runs until `finished`; `next_requests` returns each stage in turn."""
 
     def __init__(
         self,
@@ -48,16 +51,16 @@ class Probe:
         embeds: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`prompt_tokens`: of the stage that counts. `together`: how many go on at once where that ended, after one
-        that does it alone; 0: none does."""
+        """`prompt_tokens`: tokens of the measured prompt. `together`: requests that continue at once where it ended,
+        after one that does so alone; 0: none do."""
         self.trace = ProbeTrace()
         self.finished = False
         self.problem = ""
-        """Why it did not run to its end."""
+        """Reason why it did not run to its end; empty: it did, or still runs."""
         self._embeds = embeds
         self._clock = clock
         self._vocab_size = vocab_size
-        # What goes on where the one that counts ended has to fit too: cut at its beginning it would go on nowhere.
+        # Prompts that continue the measured one have to fit as well: cut at the beginning they would continue nothing.
         room = context_tokens - _NEW_TOKENS - (1 + together if together else 0)
         first, counts = (
             self._prompt(number, max(1, min(tokens, room)))
@@ -71,20 +74,20 @@ class Probe:
         self._times: list[float] = []
 
     def _prompt(self, number: int, tokens: int) -> list[int]:
-        """Others for every number, so that none finds the prefix of another."""
+        """Tokens of a prompt, other ones for every number, so that no prompt has a prefix in common with another."""
         return [(7919 * (i + 1) + 31 * number) % self._vocab_size for i in range(tokens)]
 
     def has(self, rid: str) -> bool:
-        """Whether it is one of the stage that runs."""
+        """Whether the request is one of the stage that runs."""
         return rid.startswith(f"0:probe-{self._stage}.")
 
     @property
     def proves(self) -> bool:
-        """Whether what runs now decides if there is a model. What follows only measures, and has kernels loaded."""
+        """Whether the stage that runs decides if the model works. Later stages only measure, and load kernels."""
         return not self.finished and self._stage <= _MEASURED
 
     def next_requests(self) -> list[engine_pb2.Generate]:
-        """The next stage if the one before has ended."""
+        """Requests of the next stage, if the one before has ended; else none."""
         if self._open or self.finished:
             return []
         self._stage += 1
@@ -100,13 +103,13 @@ class Probe:
         ]
 
     def stop(self, problem: str) -> None:
-        """It cannot go on, which is a problem only while it `proves`."""
+        """Ends the probe, which cannot go on; that is a problem only while it `proves`."""
         if self.proves:
             self.problem = problem
         self.finished = True
 
     def heard(self, token_ids: list[int], values: list[float], ended: bool) -> None:
-        """Tokens of one of the running stage with their log-probabilities, or its embedding."""
+        """Takes tokens of a request of the running stage with their log-probabilities, or its embedding."""
         self._times.append(self._clock())
         self.trace.token_ids += token_ids
         self.trace.values += values
@@ -119,7 +122,8 @@ class Probe:
             steps = [later - earlier for earlier, later in zip(self._times, self._times[1:], strict=False)]
             self.trace.prefill_tokens = len(self._stages[_MEASURED][0])
             self.trace.prefill_tokens_per_s = self.trace.prefill_tokens / max(steps[0], 1e-9)
-            # Others may use the device meanwhile, and the host was late once if a step seems to be no time at all.
+            # The first quartile of the steps, since other engines may use the device meanwhile; not the least, since a
+            # step that seems to take no time follows one at which the host was late.
             decodes = sorted(steps[1:]) or [0.0]
             self.trace.decode_step_ms = 1e3 * decodes[len(decodes) // 4]
         self.finished = self._stage == len(self._stages) - 1

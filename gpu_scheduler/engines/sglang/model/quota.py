@@ -1,4 +1,4 @@
-"""What a process may take of a GPU beside its leases: measured at its most, booked, and enforced.
+"""Device memory that a process may take beside its leases: measured at its peak, booked, and enforced.
 
 Imports SGLang: only the engine process may import this.
 """
@@ -21,8 +21,8 @@ _log = log.get(__name__)
 
 
 def draw_most(scheduler: Any, rows: int) -> None:
-    """Takes what drawing tokens for the largest batch takes, all of whose requests want log-probabilities; those of so
-    many tokens of a prompt take no more. Raises NoMemory."""
+    """Allocates what drawing tokens for the largest batch takes, with log-probabilities for all its requests; those of
+    as many tokens of a prompt take no more. `rows`: requests, or tokens. Raises NoMemory."""
     stream = scheduler.forward_stream if scheduler.enable_overlap else torch.cuda.current_stream()
     vocabulary = int(scheduler.model_config.vocab_size)
     try:
@@ -31,7 +31,7 @@ def draw_most(scheduler: Any, rows: int) -> None:
         stream.synchronize()
     except torch.OutOfMemoryError as error:
         raise NoMemory(f"the device has no memory for drawing tokens of {rows} requests: {one_line(error)}") from None
-    except RuntimeError as error:  # measured a little less then
+    except RuntimeError as error:  # the measured peak is then a little too low
         _log.warning("drawing was not measured", why=one_line(error))
 
 
@@ -41,16 +41,17 @@ def _draw(rows: int, vocabulary: int, where: torch.device) -> None:
     logits[:] = torch.softmax(logits, dim=-1)
     seeds = torch.zeros(rows, dtype=torch.int64, device=where)
     ones = torch.ones(rows, device=where)
-    # All kinds, because kernels are compiled when they are first launched.
+    # All kinds of limits, because kernels are compiled when they are first launched.
     for limits in (None, SamplingLimits(ones.int(), ones), SamplingLimits(ones.int(), ones, ones)):
         sampling.draw(logits, seeds, seeds, limits)
     del told
 
 
 def enforce(where: torch.device, nbytes: int, graphs: GraphMemory | None) -> None:
-    """Torch takes no more. It counts its pools over our ranges as its own."""
+    """Limits torch to `nbytes` beside the graphs' memory, since it counts its pools over our ranges as its own."""
     device.allow(where, nbytes + (graphs.taken_bytes if graphs is not None else 0))
 
 
 def lift(where: torch.device) -> None:
+    """Removes the limit on torch."""
     device.allow(where, None)

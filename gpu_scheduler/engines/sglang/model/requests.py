@@ -1,4 +1,4 @@
-"""Generate -> SGLang's own request. Imports SGLang: only the engine process may import this."""
+"""Turns a Generate message into SGLang's own request. Imports SGLang: only the engine process may import this."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from protos import common_pb2, engine_pb2
 
 
 def _any_seed() -> int:
+    """63 random bits."""
     return secrets.randbits(63)
 
 
@@ -28,8 +29,9 @@ def sampling_params(
     vocab_size: int,
     fresh_seed: Callable[[], int] = _any_seed,
 ) -> SamplingParams:
-    """Raises RejectedRequest. `resumed_tokens` of the prompt were said before. A request that names no seed gets one,
-    so that what it draws does not depend on being retracted and computed again."""
+    """SGLang's sampling parameters. The last `resumed_tokens` of the prompt are output from where the request ran
+    before. A request without a seed gets a fresh one, so that its tokens do not depend on being retracted and computed
+    again. Raises RejectedRequest."""
     room = context_tokens - prompt_tokens
     if room < (0 if sampling.prompt_only else 1):
         raise RejectedRequest(f"the prompt has {prompt_tokens} tokens, the model's context {context_tokens}")
@@ -41,12 +43,12 @@ def sampling_params(
         if sampling.min_new_tokens or sampling.ignore_eos:
             raise RejectedRequest("a grammar says itself where the answer ends: no min_tokens, no ignore_eos beside it")
     if outside := [token for token in sampling.stop_token_ids if not 0 <= token < vocab_size]:
-        # SGLang writes to their places.
+        # SGLang writes to the columns of stop tokens in the logits.
         raise RejectedRequest(f"stop token {outside[0]} is outside the vocabulary of {vocab_size}")
     if sampling.logprobs and sampling.top_logprobs > vocab_size:
         raise RejectedRequest(f"{sampling.top_logprobs} top_logprobs of a vocabulary of {vocab_size}")
     if sampling.prompt_only:
-        max_new, kind = 0, None  # SGLang would ask the grammar for a token that nobody draws
+        max_new, kind = 0, None  # SGLang would ask the grammar for a token that is never drawn
     params = SamplingParams(
         max_new_tokens=max_new,
         min_new_tokens=min(max(0, sampling.min_new_tokens - resumed_tokens), max_new),
@@ -71,16 +73,16 @@ def sampling_params(
 
 
 class _NeedsNoTokenizer:
-    """`normalize` wants a tokenizer for stop strings (the gateway matches those) and for `min_new_tokens`, where
-    the ids of the end-of-sequence tokens suffice (`EosIds`)."""
+    """A stand-in for the tokenizer that `normalize` takes: it would need one for stop strings (the gateway matches
+    those) and for `min_new_tokens`, where the ids of the end-of-sequence tokens suffice (`EosIds`)."""
 
 
 class EosIds:
-    """All that SGLang's scheduler needs of a tokenizer here."""
+    """The end-of-sequence tokens: all that SGLang's scheduler needs of a tokenizer here."""
 
     def __init__(self, ids: Iterable[int], vocab_size: int) -> None:
-        """Without those that are in no row of logits: SGLang writes to their places. Of a model that has none it is the
-        one behind the vocabulary, where SGLang pads, which is never drawn."""
+        """Leaves out ids that are in no row of logits: SGLang writes to their columns. A model without any gets the one
+        behind the vocabulary, where SGLang pads, which is never drawn."""
         known = {token for token in ids if 0 <= token < vocab_size}
         self.eos_token_id = min(known, default=vocab_size)
         self.additional_stop_token_ids = known
@@ -93,7 +95,8 @@ def to_sglang(
     vocab_size: int,
     fresh_seed: Callable[[], int] = _any_seed,
 ) -> TokenizedGenerateReqInput:
-    """Raises RejectedRequest for what this model can never run."""
+    """SGLang's request for text. `rid` is its name there. Raises RejectedRequest for a request that this model can
+    never run."""
     token_ids = _prompt(generate, vocab_size)
     sampling, prompt_tokens = generate.sampling, len(token_ids)
     return TokenizedGenerateReqInput(
@@ -117,7 +120,7 @@ def to_sglang(
 
 
 def _first_row(sampling: common_pb2.Sampling, prompt_tokens: int) -> int:
-    """The first token of the prompt of which it is wanted how likely the next one was; -1: of none. Raises
+    """Index of the first prompt token for which the probability of the next one is wanted; -1: for none. Raises
     RejectedRequest."""
     if not sampling.HasField("prompt_logprobs_from"):
         return -1
@@ -130,7 +133,7 @@ def _first_row(sampling: common_pb2.Sampling, prompt_tokens: int) -> int:
 def to_embed(
     generate: engine_pb2.Generate, rid: str, context_tokens: int, vocab_size: int
 ) -> TokenizedEmbeddingReqInput:
-    """Of a request for an embedding. Raises RejectedRequest."""
+    """SGLang's request for an embedding. Raises RejectedRequest for a prompt that this model can never run."""
     token_ids = _prompt(generate, vocab_size)
     if len(token_ids) > context_tokens:
         raise RejectedRequest(f"the prompt has {len(token_ids)} tokens, the model's context {context_tokens}")
@@ -149,7 +152,7 @@ def to_embed(
 
 
 def _prompt(generate: engine_pb2.Generate, vocab_size: int) -> array[int]:
-    """Raises RejectedRequest."""
+    """The prompt's tokens. Raises RejectedRequest if there are none, or one is outside the vocabulary."""
     if not generate.token_ids:
         raise RejectedRequest("the prompt is empty")
     token_ids = np.fromiter(generate.token_ids, dtype=np.int64, count=len(generate.token_ids))

@@ -1,4 +1,4 @@
-"""What an engine counts and tells about itself."""
+"""Counters and statistics of an engine, and the progress of its prompts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 from protos import engine_pb2
 
 EVERY_S = 0.1
-"""At most so often while requests run."""
+"""Least seconds between two statistics while requests run."""
 
 
 @dataclass
 class EngineCounters:
-    """Since the model was loaded, by their names in EngineStats."""
+    """Counts since the model was loaded, with the names they have in EngineStats."""
 
     retractions: int = 0
     evicted_tokens: int = 0
@@ -28,13 +28,13 @@ class EngineCounters:
     decode_tokens: int = 0
     decode_steps: int = 0
     urgent_steps: int = 0
-    """Of these, begun with less than a step's time in hand."""
+    """Decode steps that began when some request had less than a step's time left to meet its target."""
     stood_still_s: float = 0.0
-    """That decodes waited for steps of other engines."""
+    """Seconds that decodes waited for steps of other engines."""
 
 
 def running(scheduler: Any) -> int:
-    """Requests that hold memory and have not finished."""
+    """Number of requests that hold memory and have not finished."""
     batches = {id(batch): batch for batch in (scheduler.running_batch, scheduler.last_batch) if batch is not None}
     requests = {id(r) for batch in batches.values() for r in batch.reqs if not r.finished() and not r.is_retracted}
     if scheduler.chunked_req is not None:
@@ -43,11 +43,13 @@ def running(scheduler: Any) -> int:
 
 
 def prefilled(requests: Sequence[Any], request_table: RequestTable) -> list[engine_pb2.Prefilled.Prompt]:
-    """How far the prompts are that SGLang is about to compute more of; those that begin are left out."""
+    """Cached and computed tokens of the prompts that SGLang is about to compute more of; those that begin are left
+    out."""
     prompts = []
     for request in requests:
         entry, done = request_table.by_rid(request.rid), len(request.prefix_indices)
-        # What was retracted after its first token computes its prompt again: the shared queue counts it no more.
+        # A request retracted after its first token computes its prompt again, and the shared queue does not count that
+        # prompt any more.
         if entry is not None and not entry.told and done:
             cached = min(request.cached_tokens, done)
             prompts.append(
@@ -61,7 +63,8 @@ def prefilled(requests: Sequence[Any], request_table: RequestTable) -> list[engi
 def engine_stats(
     scheduler: Any, kv: ElasticKv, limit_bytes: int, counters: EngineCounters, decode_step_s: float
 ) -> engine_pb2.EngineStats:
-    """`decode_step_s`: what a step of those that decode is thought to take alone."""
+    """Statistics for the gpu_scheduler. `decode_step_s`: seconds of a decode step of the running requests alone on the
+    device."""
     mapped = kv.memory.mapped_bytes
     cached = scheduler.tree_cache.evictable_size()
     return engine_pb2.EngineStats(

@@ -1,5 +1,5 @@
-"""What SGLang keeps for the life of a process and a model must not leave to the next. Imports SGLang: only the engine
-process may import this."""
+"""Removes what SGLang keeps for the life of a process and what a model must not leave to the next. Imports SGLang: only
+the engine process may import this."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang.srt.model_executor.runner_utils.pool import set_global_graph_memory_
 
 
 def forget() -> None:
-    """A model has left, its graphs are gone.
+    """Clears SGLang's globals once a model has left and its graphs are gone.
 
     - The buffers that graphs read their inputs from are shared by name and size. The next model would warm up with the
       slots of the last one's requests in them, write there, and nothing may be mapped there any more.
@@ -27,9 +27,9 @@ def forget() -> None:
 
 
 def prefixes(scheduler: Any) -> None:
-    """Flushes the cache; SGLang is idle. The nodes of the tree that it had lose each other: a node knows its
-    parent and its children, so SGLang leaves them, with the numbers of their slots on the device, to the collector,
-    which looks rarely, and never at what hangs on the root that was there when the model was settled (`collector`)."""
+    """Flushes the prefix cache and unlinks the nodes of its tree; SGLang must be idle. A node knows its parent and its
+    children, so SGLang leaves them, with the numbers of their slots on the device, to the garbage collector, which
+    looks rarely, and never at what hangs on the root that was there when the model was settled (`collector`)."""
     waiting = [getattr(scheduler.tree_cache, "root_node", None)]
     flushed = scheduler.flush_cache()
     assert flushed, "SGLang is not idle"
@@ -41,9 +41,9 @@ def prefixes(scheduler: Any) -> None:
 
 
 def take_apart(scheduler: Any) -> None:
-    """SGLang's objects for a model lose each other, so that whoever still refers to one of them keeps no more than that
-    one. On GPUs something that the collector does not see does so, and kept all graphs with their memory for the life
-    of the process."""
+    """Clears SGLang's objects for a model of their attributes, so that a remaining reference to one of them keeps no
+    more than that one. On GPUs there is a reference that the collector does not see, and it kept all graphs with their
+    memory for the life of the process."""
     worker = scheduler.tp_worker
     runner = worker.model_runner
     for graphs in (runner.prefill_cuda_graph_runner, runner.decode_cuda_graph_runner):

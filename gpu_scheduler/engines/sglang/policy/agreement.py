@@ -1,7 +1,8 @@
-"""What the ranks of one engine agree on between two steps. Pure.
+"""The facts that the ranks of one engine agree on between two steps. Pure.
 
-Each rank runs SGLang's scheduler for itself, so what it decides by must be the same everywhere. What differs (memory
-comes and goes on each device in its own time) is told, and the least of it holds for all.
+Each rank runs SGLang's scheduler for itself, so the facts that it decides by must be the same everywhere. Where they
+differ (memory comes and goes on each device in its own time), each rank reports its own, and the smallest holds for
+all.
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What one rank has to tell before a step."""
+    """Facts that one rank reports before a step."""
 
     news: bool = False
-    """Memory came, or a limit changed."""
+    """True if memory came or a limit changed."""
     wanted: int = 0
-    """Bytes that its balloond wants back."""
+    """Bytes that the rank's balloond wants back."""
     limit: int | None = None
-    """Bytes of KV that it may hold; None: it has no range yet."""
+    """Bytes of KV that the rank may hold; None: it has no range yet."""
     arrived: int = 0
-    """How many copies of freed numbers have reached its host, since the start."""
+    """Copies of freed slot numbers that have reached its host since the start."""
     slow: frozenset[str] = frozenset()
-    """Names of requests whose grammars have taken too much of its time."""
+    """Names of requests whose grammars have taken too much of the rank's time."""
     mark: Hashable = None
-    """Of the state of its scheduler, where the ranks are watched: must be the same."""
+    """Digest of the state of the rank's scheduler, where the ranks are watched: it must be the same on all."""
 
 
 @dataclass(frozen=True)
 class StepAgreement:
-    """What holds for all in the step to come."""
+    """Facts that hold for all ranks in the next step; the fields are those of `RankFacts`."""
 
     news: bool = False
     wanted: int = 0
@@ -40,12 +41,12 @@ class StepAgreement:
 
 
 class RanksDisagree(Exception):
-    """Ranks have decided differently: nothing that they compute together makes sense any more."""
+    """The ranks have decided differently: nothing that they compute together makes sense any more."""
 
 
 def agree(facts: Sequence[RankFacts]) -> StepAgreement:
-    """The smallest rank decides what there is, the neediest what has to leave; what any of them finds slow is. Raises
-    Parted."""
+    """Joins the facts of all ranks: the least memory and the most that has to leave hold for all, and a request is slow
+    if any rank finds it slow. Raises RanksDisagree if their marks differ."""
     marks = [one.mark for one in facts]
     if any(mark != marks[0] for mark in marks):
         raise RanksDisagree(f"the ranks have parted: {marks}")
@@ -59,5 +60,5 @@ def agree(facts: Sequence[RankFacts]) -> StepAgreement:
 
 
 def common(offers: Sequence[Sequence[int]], count: int) -> list[int]:
-    """At most `count` of the extents that every rank has on offer, the lowest addresses first."""
+    """At most `count` of the extents that every rank offers, the lowest addresses first."""
     return sorted(set(offers[0]).intersection(*offers[1:]))[: max(0, count)]

@@ -1,4 +1,4 @@
-"""Which live envelopes to move together, so that extents empty.
+"""Chooses which live KV blocks (envelopes) to move together, so that extents empty.
 
 The sparsest extents are emptied into holes of the fullest. Where no envelope straddles two extents, and all extents are
 of one size, that is the fewest moves by which as many can be emptied.
@@ -17,13 +17,14 @@ from gpu_scheduler.engines.sglang.policy.layout import Indices
 def moves(
     envelopes: Envelopes, ratio: float, units: Indices, fixed: Sequence[int] | Indices = ()
 ) -> tuple[Indices, Indices]:
-    """`moves_within` as many extents as are `ratio` times the bytes that live."""
+    """Moves (see `moves_within`) after which the live envelopes lie on at most as many extents as `ratio` times their
+    bytes fill."""
     allowed = int(ratio * envelopes.live * envelopes.envelope_bytes / envelopes.extent_bytes)
     return moves_within(envelopes, allowed, units, fixed)
 
 
 def begun(envelopes: Envelopes, units: Indices) -> int:
-    """How many extents something lives on, or on what leaves with them."""
+    """Number of extents that hold a live envelope, or that leave only together with one that does."""
     in_use = np.unique(units[np.flatnonzero(envelopes.live_by_extent())])
     return int(np.count_nonzero(np.isin(units, in_use)))
 
@@ -31,23 +32,24 @@ def begun(envelopes: Envelopes, units: Indices) -> int:
 def moves_within(
     envelopes: Envelopes, allowed: int, units: Indices, fixed: Sequence[int] | Indices = ()
 ) -> tuple[Indices, Indices]:
-    """Sources and destinations for `Envelopes.move`, after which something lives on at most `allowed` extents; those
-    that are empty already leave without a move. `units` names for each extent the first of those that leave with it: of
-    such a unit all are in use, or none.
+    """Sources and destinations for `Envelopes.move`, two arrays of one length, after which live envelopes lie on at
+    most `allowed` extents; extents that are empty already leave without a move. `units` names for each extent the first
+    of those that leave with it: of such a unit all are in use, or none.
 
-    More when that cannot be reached: the next sparsest unit has more on it than there are holes elsewhere. No
-    destination is on a unit that something leaves, nor on an empty one. `fixed` live envelopes stay where they are.
+    More extents stay in use when that cannot be reached, because the next sparsest unit has more live envelopes than
+    there are holes elsewhere. No destination is on a unit that is emptied, nor on an empty one. `fixed` live envelopes
+    stay where they are.
     """
     count = envelopes.n_extents
     live_here = np.bincount(units, weights=envelopes.live_by_extent(), minlength=count)
     size = np.bincount(units, minlength=count)
     in_use = np.flatnonzero(live_here)
-    # What fills up `touched` is a unit of its own.
+    # The padding of `touched` counts as a unit of its own.
     units = np.append(units, count)
     pinned = np.zeros(count + 1, dtype=bool)
     pinned[units[envelopes.touched[np.array(fixed, dtype=np.int64)]]] = True
     in_use = in_use[np.lexsort((live_here[in_use] / size[in_use], pinned[in_use]))]
-    # An envelope has to leave with the first of its units that is emptied, and is a place to go to until then.
+    # An envelope has to leave with the first of its units that is emptied, and can be a destination until then.
     turns = np.full(count + 1, -1)
     turns[in_use] = np.arange(len(in_use))
     turns[-1] = len(in_use)

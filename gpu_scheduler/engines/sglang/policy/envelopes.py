@@ -1,11 +1,10 @@
-"""Which envelopes of an elastic range are live, free, or without memory under them.
+"""Accounting of the KV blocks (envelopes) of an elastic range: which are live, free, or without memory under them.
 
 An envelope can be handed out while every extent that it touches is held, and an extent can be given up while no
 envelope that touches it is live. The lowest are taken first, so that the highest extents empty; that keeps about as few
 extents as filling the fullest first does (benchmarks/consolidation.py), and needs no search.
 
-Conservation, checked by `audit`: live + available + stranded (free, but on memory that is not held) = all
-envelopes.
+Conservation, checked by `audit`: live + available + stranded (free, but on memory that is not held) = all envelopes.
 """
 
 from __future__ import annotations
@@ -20,24 +19,28 @@ from gpu_scheduler.engines.sglang.policy.layout import BlockLayout
 from gpu_scheduler.engines.sglang.policy.layout import Indices as Indices
 
 _SORTED_AT_MOST = 512
-"""Envelopes, beside those that are given, that `give` sorts."""
+"""Most available envelopes before the frontier that `give` sorts, beside those that it frees; with more it moves the
+frontier back."""
 
 
 class Envelopes(BlockLayout):
-    """Accounting of one range."""
+    """Accounting of the envelopes of one range, each named by its number."""
 
     def __init__(self, *, envelope_bytes: int, extent_bytes: int, count: int) -> None:
+        """`count` envelopes of `envelope_bytes` each, in extents of `extent_bytes`; no extent is held. Raises
+        ValueError unless all are positive."""
         super().__init__(envelope_bytes, extent_bytes, count)
         self.available = 0
-        """Envelopes that `take` can hand out now."""
+        """Number of envelopes that `take` can hand out now."""
         self.live = 0
         self._is_free = np.zeros(count, dtype=bool)
-        """Which ones are available."""
+        """True for each envelope that is available; (count,)."""
         self._is_live = np.zeros(count, dtype=bool)
         self._frontier = 0
         self._lowest: Indices = np.empty(0, dtype=np.int64)
-        """All that are available before the frontier, in order."""
-        # Of each extent, and of one more for what fills up `touched`: it is always held.
+        """Numbers of all available envelopes below the frontier, sorted."""
+        # These two have an entry for each extent, and one more for the padding of `touched`, which counts as held
+        # always.
         self._is_held = np.zeros(self.n_extents + 1, dtype=bool)
         self._is_held[-1] = True
         self._live_here = np.zeros(self.n_extents + 1, dtype=np.int64)
@@ -46,40 +49,44 @@ class Envelopes(BlockLayout):
         return f"Envelopes({self.live} live, {self.available} available of {self.total}, {self.held} extents held)"
 
     def all_live(self) -> Indices:
+        """Numbers of all live envelopes, sorted."""
         return np.flatnonzero(self._is_live)
 
     def all_available(self) -> Indices:
+        """Numbers of all available envelopes, sorted."""
         return np.flatnonzero(self._is_free)
 
     # --- extents come and go
 
     @property
     def held(self) -> int:
-        """Extents held."""
+        """Number of extents held."""
         return int(np.count_nonzero(self._is_held)) - 1
 
     def is_held(self, extent: int) -> bool:
+        """Whether this extent is held."""
         return bool(self._is_held[extent])
 
     def live_in(self, extent: int) -> int:
+        """Number of live envelopes that touch this extent."""
         return int(self._live_here[extent])
 
     def live_by_extent(self) -> NDArray[np.int64]:
-        """A copy of the count of live envelopes that touch each extent."""
+        """A copy of the number of live envelopes that touch each extent; (n_extents,)."""
         return self._live_here[:-1].copy()
 
     def empties(self) -> list[int]:
-        """Held extents without a live envelope, in order."""
+        """Held extents that no live envelope touches, sorted."""
         empties: list[int] = (self._is_held & (self._live_here == 0))[:-1].nonzero()[0].tolist()
         return empties
 
     def needed_for(self, envelopes: int) -> int:
-        """How many extents to ask for so that `envelopes` more become available, if they are neighbours of what is
-        held."""
+        """Number of extents to request so that `envelopes` more become available, if they are neighbours of held
+        ones."""
         return -(-envelopes * self.envelope_bytes // self.extent_bytes) if envelopes > 0 else 0
 
     def hold(self, extents: Iterable[int]) -> None:
-        """These extents are mapped now and ours."""
+        """Adds extents that are now mapped and ours. Raises ValueError if one is held already."""
         added = np.fromiter(extents, dtype=np.int64)
         if (held := self._is_held[added]).any():
             raise ValueError(f"extent {added[held][0]} is held already")
@@ -91,7 +98,8 @@ class Envelopes(BlockLayout):
         self._draw_back(int(ready.min(initial=self._frontier)))
 
     def give_up(self, extents: Iterable[int]) -> None:
-        """These extents, all of them empty, are not ours any more."""
+        """Removes extents that are not ours any more, all of them empty. Raises ValueError if one is not empty, or not
+        held."""
         removed = np.fromiter(extents, dtype=np.int64)
         if (unfit := ~self._is_held[removed] | (self._live_here[removed] > 0)).any():
             extent = int(removed[unfit][0])
@@ -105,7 +113,8 @@ class Envelopes(BlockLayout):
     # --- envelopes come and go
 
     def take(self, count: int) -> Indices | None:
-        """The `count` lowest that are available, now live, in order; None when fewer are available."""
+        """Makes the `count` lowest available envelopes live and returns their numbers, sorted; None when fewer are
+        available."""
         if count > self.available:
             return None
         if count > len(self._lowest):
@@ -115,14 +124,14 @@ class Envelopes(BlockLayout):
         return envelopes
 
     def take_exactly(self, envelope: int) -> None:
-        """Makes one given, available envelope live."""
+        """Makes one given envelope live. Raises ValueError if it is not available."""
         if not self._is_free[envelope]:
             raise ValueError(f"envelope {envelope} is not available")
         self._become_live(np.array([envelope]))
         self._lowest = self._lowest[self._lowest != envelope]
 
     def give(self, envelopes: Indices) -> None:
-        """These envelopes are free again. Raises ValueError if one was not live."""
+        """Frees live envelopes. Raises ValueError if one was not live."""
         if np.count_nonzero(self._is_live.take(envelopes)) != len(envelopes):
             raise ValueError("an envelope is not live: it was freed twice")
         self._is_live[envelopes] = False
@@ -136,8 +145,8 @@ class Envelopes(BlockLayout):
         self._lowest.sort()
 
     def move(self, sources: Indices, destinations: Indices) -> None:
-        """What was live in each source is live in its destination now, and the sources are free. Raises ValueError,
-        with nothing changed, unless all sources are live, all destinations available, and each named once."""
+        """Makes each destination live in place of its source, which is free afterwards. Raises ValueError, with nothing
+        changed, unless all sources are live, all destinations available, and each is named once."""
         if not len(sources) == len(np.unique(sources)) == len(destinations) == len(np.unique(destinations)):
             raise ValueError("sources and destinations are not pairs")
         if not self._is_free[destinations].all():
@@ -147,7 +156,7 @@ class Envelopes(BlockLayout):
         self._lowest = self._lowest[self._is_free[self._lowest]]
 
     def _advance(self, count: int) -> None:
-        """Moves the frontier up until `count` are available before it; there must be as many."""
+        """Moves the frontier up until `count` envelopes are available below it; there must be as many."""
         window = 4 * count + 64
         while len(self._lowest) < count:
             found = self._is_free[self._frontier : self._frontier + window].nonzero()[0] + self._frontier
@@ -156,6 +165,7 @@ class Envelopes(BlockLayout):
             window *= 4
 
     def _draw_back(self, frontier: int) -> None:
+        """Moves the frontier down to `frontier`."""
         self._frontier = frontier
         self._lowest = self._lowest[: self._lowest.searchsorted(frontier)]
 
@@ -166,7 +176,7 @@ class Envelopes(BlockLayout):
         self.available -= len(envelopes)
         self.live += len(envelopes)
 
-    # --- for tests and for a process that doubts itself
+    # --- for tests, and for a process that checks itself
 
     def audit(self) -> None:
         """Recounts everything from the envelopes alone. Raises AssertionError where a counter is wrong."""
@@ -188,22 +198,22 @@ class EnvelopePiece:
     """Cached tokens that may be evicted, from their end on: one node of the prefix tree."""
 
     age_s: float
-    """Since the last use."""
+    """Seconds since the last use."""
     depth: int
-    """Envelopes of the prefix before it."""
+    """Number of envelopes of the prefix before this piece."""
     touched: NDArray[np.int64]
-    """The extents that its envelopes touch, one entry for each envelope and extent."""
+    """Extents that its envelopes touch, one entry for each envelope and extent."""
     position: NDArray[np.int64]
-    """For each entry of `touched`, which envelope of the piece it is."""
+    """Index of the envelope within the piece, for each entry of `touched`."""
 
 
 def coldest_first(pieces: Sequence[EnvelopePiece], live: NDArray[np.int64], wanted: int, units: Indices) -> Indices:
-    """The units to empty by eviction, so that `wanted` extents can leave, or as many as can. `units` names for each
-    extent the first of those that leave with it.
+    """Units to empty by eviction, in order, so that `wanted` extents can leave, or as many as can. `units` names for
+    each extent the first of those that leave with it, a unit.
 
     A unit can be emptied only if every live envelope on it (`live[e]` of them on extent `e`) belongs to a piece. It is
-    as old as its youngest piece; the oldest goes first. Among equals the one deepest in its prefix, because what is
-    evicted takes everything behind it along.
+    as old as its youngest piece; the oldest goes first. Among equals the one deepest in its prefix goes first, because
+    evicting a token evicts everything behind it in the prefix.
     """
     if not pieces or wanted <= 0:
         return np.empty(0, dtype=np.int64)

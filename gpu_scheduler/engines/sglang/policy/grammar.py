@@ -10,7 +10,7 @@ that may go into slow calls."""
 
 
 def slow_of(batch: Any) -> frozenset[str]:
-    """The names of those requests of a batch whose grammars take too long, by the clock of this process."""
+    """Names of the requests in a batch whose grammars take too long, by the clock of this process."""
     if not batch.has_grammar:
         return frozenset()
     return frozenset(request.rid for request in batch.reqs if getattr(request.grammar, "slow", False))

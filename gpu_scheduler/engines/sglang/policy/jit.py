@@ -1,4 +1,5 @@
-"""Modules that SGLang has nvcc compile at their first use, and which of them a model needs. Pure; imports no SGLang."""
+"""The modules that SGLang has nvcc compile at their first use, and which of them a model needs. Pure; imports no
+SGLang."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 DTYPES = {"bfloat16": 2, "float16": 2}
-"""Of weights and KV, by the name that torch and config.json have for them: bytes of a number."""
+"""Bytes of a number of weights and KV, by the dtype's name in torch and config.json."""
 
 
 @dataclass(frozen=True, order=True)
 class JitModule:
-    """`function` of `path` loads it, and compiles it first where no cache has it. An argument that is text is the name
-    of a dtype of torch's."""
+    """A module that `function` of `path` loads, and compiles first where no cache has it. An argument that is text is
+    the name of a torch dtype."""
 
     path: str
     function: str
@@ -24,24 +25,28 @@ class JitModule:
 
 
 def clamp_position(dtype: str) -> JitModule:
+    """The module that clamps positions of this dtype."""
     return JitModule("sglang.jit_kernel.clamp_position", "_jit_clamp_position_module", (dtype,))
 
 
 def activation(dtype: str) -> JitModule:
+    """The module with the activation functions of this dtype."""
     return JitModule("sglang.jit_kernel.activation", "_jit_activation_module", (dtype,))
 
 
 def rope(is_neox: bool, dimensions: int, dtype: str) -> JitModule:
+    """The module that applies a rotary embedding to `dimensions` dimensions of each head."""
     return JitModule("sglang.jit_kernel.rope", "_jit_fused_rope_module", (is_neox, dimensions, dtype))
 
 
 def kvcache(row_bytes: int) -> JitModule:
+    """The module that stores rows of `row_bytes`, one token's K or V on one rank, into the KV cache."""
     return JitModule("sglang.jit_kernel.kvcache", "_jit_kvcache_module", (row_bytes,))
 
 
 def needed(config: Mapping[str, Any], ranks: int) -> set[JitModule]:
-    """Of a model with this config.json, on so many devices; as far as that says it. What is missing here an engine
-    compiles when it needs it, and what is too much costs a compiler's time."""
+    """Modules that a model with this config.json needs on `ranks` devices, as far as the configuration says. An engine
+    compiles a missing one when it needs it; a superfluous one only costs compile time."""
     found = {clamp_position("int64")}
     dtype = config.get("dtype") or config.get("torch_dtype")
     if dtype not in DTYPES:

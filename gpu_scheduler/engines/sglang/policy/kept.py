@@ -1,4 +1,4 @@
-"""What is worth keeping while there is room for it. Pure."""
+"""A cache bounded by bytes. Pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ V = TypeVar("V")
 
 
 class BoundedCache(Generic[K, V]):
-    """Values by their keys, of so many bytes together. What was not asked for the longest leaves first; the last one
-    stays, however large."""
+    """Values by key, with at most `most_bytes` together. The least recently used leaves first; the last one stays,
+    however large."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._values: dict[K, tuple[V, int]] = {}
-        """The next to leave first."""
+        """Value and bytes by key, least recently used first."""
         self.nbytes = 0
 
     def __len__(self) -> int:
         return len(self._values)
 
     def put(self, key: K, value: V, nbytes: int) -> None:
-        """In place of what was kept by that key."""
+        """Adds a value of `nbytes`, replacing the one with that key, and evicts others as needed."""
         self._remove(key)
         self._values[key] = (value, nbytes)
         self.nbytes += nbytes
@@ -31,6 +31,7 @@ class BoundedCache(Generic[K, V]):
             self._remove(next(iter(self._values)))
 
     def get(self, key: K) -> V | None:
+        """The value with this key, which becomes the most recently used; None if it is not here."""
         found = self._values.pop(key, None)
         if found is None:
             return None
@@ -38,6 +39,7 @@ class BoundedCache(Generic[K, V]):
         return found[0]
 
     def clear(self) -> None:
+        """Removes all values."""
         self._values.clear()
         self.nbytes = 0
 

@@ -1,5 +1,5 @@
-"""Where envelopes lie in a range that is cut into extents: packed back to back, so that one may straddle two extents
-or span many."""
+"""The places of KV blocks (envelopes) in a range that is cut into extents: they are packed back to back, so that one
+may straddle two extents or span many."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ Indices = NDArray[np.int64]
 
 
 class BlockLayout:
-    """Envelopes and extents are numbered from the start of the range."""
+    """The layout of one range. Envelopes and extents are numbered from its start."""
 
     def __init__(self, envelope_bytes: int, extent_bytes: int, count: int) -> None:
+        """A layout of `count` envelopes of `envelope_bytes` in extents of `extent_bytes`. Raises ValueError unless all
+        are positive."""
         if envelope_bytes <= 0 or extent_bytes <= 0 or count <= 0:
             raise ValueError(f"{count} envelopes of {envelope_bytes} bytes in extents of {extent_bytes} bytes")
         self.envelope_bytes = envelope_bytes
@@ -25,7 +27,7 @@ class BlockLayout:
         touched = homes[:, None] + np.arange(int((ends - homes).max()) + 1)
         self._offsets = np.arange((extent_bytes - 1) // envelope_bytes + 2)
         self.touched: Indices = np.where(touched <= ends[:, None], touched, self.n_extents)
-        """For each envelope, the extents that it touches, in order; filled up with `n_extents`."""
+        """Extents that each envelope touches, in order; (count, most per envelope), padded with `n_extents`."""
 
     def extents_of(self, envelope: int) -> range:
         """The extents that an envelope touches."""
@@ -33,15 +35,15 @@ class BlockLayout:
         return range(start // self.extent_bytes, (start + self.envelope_bytes - 1) // self.extent_bytes + 1)
 
     def homes(self, envelopes: Indices) -> Indices:
-        """For each envelope, the extent in which it begins."""
+        """The extent in which each envelope begins; same shape."""
         return envelopes * self.envelope_bytes // self.extent_bytes
 
     def ends(self, envelopes: Indices) -> Indices:
-        """For each envelope, the extent in which it ends."""
+        """The extent in which each envelope ends; same shape."""
         return ((envelopes + 1) * self.envelope_bytes - 1) // self.extent_bytes
 
     def touching(self, extents: Indices) -> Indices:
-        """The envelopes that touch any of these extents, each once, in order."""
+        """Numbers of the envelopes that touch any of these extents, each once, sorted."""
         extents = np.sort(extents)
         first = extents * self.extent_bytes // self.envelope_bytes
         last = np.minimum(((extents + 1) * self.extent_bytes - 1) // self.envelope_bytes, self.total - 1)

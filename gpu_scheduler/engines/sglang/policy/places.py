@@ -1,4 +1,4 @@
-"""Where envelopes lie in the extents of a range. Pure."""
+"""Byte ranges of KV blocks (envelopes) within the extents of a range. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 
 def runs(envelopes: Sequence[int], envelope_bytes: int, extent_bytes: int) -> list[tuple[int, int, int]]:
-    """(extent, offset, bytes) of what these envelopes hold, in their order, each within one extent. Neighbours that
-    follow each other are one run as far as the extent goes."""
+    """(extent, offset, bytes) runs of these envelopes, in their order, each within one extent. Neighbours that follow
+    each other are joined into one run as far as the extent reaches."""
     found: list[tuple[int, int, int]] = []
     for envelope in envelopes:
         at, end = envelope * envelope_bytes, (envelope + 1) * envelope_bytes

@@ -1,5 +1,5 @@
-"""A rotary embedding's numbers as SGLang has to be given them so that its tables are those of Transformers, for the
-contexts that are served. SGLang reads some keys otherwise, knows some by other names, and fails at some."""
+"""Parameters of a rotary embedding as SGLang has to be given them so that its tables are those of Transformers, for the
+contexts that are served. SGLang reads some keys differently, knows some by other names, and fails at some."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 _ORIGINAL = "original_max_position_embeddings"
 _STRETCHED = ("yarn", "longrope", "llama3")
-"""Kinds that know the length that they stretch."""
+"""Kinds whose parameters include the original length that they stretch."""
 _ALL = ("rope_theta", "partial_rotary_factor")
 _NUMBERS = {
     "default": (),
@@ -19,13 +19,13 @@ _NUMBERS = {
     "llama3": ("factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"),
     "longrope": (_ORIGINAL, "short_factor", "long_factor"),
 }
-"""What counts of each kind. SGLang would stretch a context by the factor of a kind that has none."""
+"""Parameters that count, by kind. SGLang would stretch a context by the factor of a kind that has none."""
 
 
 def for_sglang(told: Mapping[str, Any], positions: int, original: int | None, context_tokens: int) -> dict[str, Any]:
-    """`told`: as Transformers has it of a model with so many `positions`, and with `original` ones where its
-    configuration says that beside it. `context_tokens`: the longest request; 0: not known. Kinds that are not known
-    here stay as they are."""
+    """Parameters for SGLang. `told` are those that Transformers has for a model of `positions` positions, `original`
+    ones where its configuration states that beside them. `context_tokens` is the longest request, 0 if not known.
+    Parameters of an unknown kind stay as they are."""
     kind = told.get("rope_type", "default")
     kind = "longrope" if kind == "su" else kind
     if kind not in _NUMBERS:
@@ -33,11 +33,11 @@ def for_sglang(told: Mapping[str, Any], positions: int, original: int | None, co
     stretches = positions if original is None else original
     given = {_ORIGINAL: stretches, **told} if original is None else {**told, _ORIGINAL: original}
     if kind == "dynamic" and 0 < context_tokens <= positions:
-        kind = "default"  # Transformers stretches where a request is longer, SGLang for all requests alike
+        kind = "default"  # Transformers stretches only for longer requests, SGLang for all alike
     known = [*_ALL, *_NUMBERS[kind]]
     found = {key: given[key] for key in known if given.get(key) is not None}
     if kind in ("linear", "dynamic"):
-        found["factor"] = float(found["factor"])  # of a whole number SGLang would make a list
+        found["factor"] = float(found["factor"])  # SGLang would turn a whole number into a list
     if kind in _STRETCHED and kind != "llama3":
         stretched = float(given.get("factor") or positions / found[_ORIGINAL])
         scale = _attention_scale(kind, given, stretched, found[_ORIGINAL])
@@ -46,14 +46,14 @@ def for_sglang(told: Mapping[str, Any], positions: int, original: int | None, co
         else:
             found |= {"short_mscale": scale, "long_mscale": scale}
             if context_tokens == 0 or context_tokens > found[_ORIGINAL]:
-                # SGLang would take the long factors for a step in which any request is that far, and the short ones
-                # for the keys that the same requests have left in the cache before.
+                # SGLang would use the long factors for a step in which any request is that long, and the short ones for
+                # the keys that the same requests left in the cache before.
                 found["short_factor"] = found["long_factor"]
     return {**found, "rope_type": kind, "type": kind}
 
 
 def _attention_scale(kind: str, told: Mapping[str, Any], factor: float, original: int) -> float:
-    """By what Transformers multiplies sines and cosines."""
+    """Factor by which Transformers multiplies sines and cosines."""
     if told.get("attention_factor") is not None:
         return float(told["attention_factor"])
     if kind == "longrope":
@@ -64,4 +64,5 @@ def _attention_scale(kind: str, told: Mapping[str, Any], factor: float, original
 
 
 def _yarn_scale(factor: float, mscale: float = 1.0) -> float:
+    """YaRN's factor for sines and cosines of a context that is `factor` times the original; 1 if it is not longer."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -1,5 +1,5 @@
-"""The engine's end of the socket to its gpu_scheduler, with the one wait of the process. Of several ranks the first has
-it; the others hear from that one what it hears, at the same step."""
+"""The engine's end of the socket to its gpu_scheduler, with the only wait of the process. Of several ranks the first
+has the socket; the others receive from it the same messages, at the same step."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from services.ipc.framing import BlockingChannel
 
 
 class Channel:
-    """Messages in and out; nothing waits but `wait`."""
+    """Messages to and from the gpu_scheduler; only `wait` waits."""
 
     def __init__(self, fd: int) -> None:
+        """`fd`: the engine's end of the socket."""
         self._socket = BlockingChannel(fd, engine_pb2.ToEngine)
         self._unread: list[engine_pb2.ToEngine] = []
 
     @property
     def closed(self) -> bool:
-        """The gpu_scheduler is gone."""
+        """True once the gpu_scheduler is gone."""
         return self._socket.closed
 
     def send(self, **message: object) -> None:
-        """Sends one FromEngine, named by its field."""
+        """Sends one FromEngine, whose one field is given by name."""
         self.send_message(engine_pb2.FromEngine(**message))  # type: ignore[arg-type]
 
     def send_message(self, message: engine_pb2.FromEngine) -> None:
+        """Sends one FromEngine, without waiting for it to leave."""
         self._socket.send(message)
 
     def receive(self) -> list[engine_pb2.ToEngine]:
-        """What is here now."""
+        """The messages that have come, without waiting."""
         messages, self._unread = self._unread + self._read(), []
         return messages
 
@@ -43,12 +45,12 @@ class Channel:
         return self._socket.recv_ready()
 
     def unread(self, messages: Sequence[engine_pb2.ToEngine]) -> None:
-        """These are for whoever receives next."""
+        """Puts messages back in front of those that the next `receive` returns."""
         self._unread = [*messages, *self._unread]
 
     def wait(self, timeout_s: float | None, also: Sequence[int] = ()) -> bool:
-        """Until a message comes, one of the descriptors in `also` is readable, or `timeout_s` passed (None: for ever).
-        False when it was the time."""
+        """Waits until a message comes, one of the descriptors in `also` is readable, or `timeout_s` seconds have passed
+        (None: no bound). False if the time has passed."""
         return bool(self._unread) or bool(self._poll(timeout_s, also))
 
     def _poll(self, timeout_s: float | None, also: Sequence[int]) -> list[tuple[int, int]]:
@@ -63,19 +65,20 @@ class Channel:
 
 
 class LeaderChannel(Channel):
-    """Of the first of several ranks: what it receives all receive."""
+    """The channel of the first of several ranks: all ranks receive what it receives."""
 
     def __init__(self, fd: int, ranks: Leader) -> None:
         super().__init__(fd)
         self._ranks = ranks
 
     def _read(self) -> list[engine_pb2.ToEngine]:
+        """Reads the messages that are here and agrees with the other ranks on the step in which all act on them."""
         messages = super()._read()
         self._ranks.step([message.SerializeToString() for message in messages], self.closed)
         return messages
 
     def wait(self, timeout_s: float | None, also: Sequence[int] = ()) -> bool:
-        """Also until another rank has news."""
+        """Waits as `Channel.wait` does, and also until another rank has news; True then."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         others = self._ranks.fds
         while not (self._unread or self._ranks.news()):
@@ -86,7 +89,8 @@ class LeaderChannel(Channel):
 
 
 class FollowerChannel:
-    """Of the other ranks: hears what the first one received, and has nothing to say to the gpu_scheduler."""
+    """The channel of any other rank: it receives what the first one received, and sends nothing to the
+    gpu_scheduler."""
 
     def __init__(self, ranks: Follower) -> None:
         self._ranks = ranks
@@ -94,13 +98,15 @@ class FollowerChannel:
         self.closed = False
 
     def send(self, **message: object) -> None:
+        """Does nothing: only the first rank sends."""
         pass
 
     def send_message(self, message: engine_pb2.FromEngine) -> None:
+        """Does nothing: only the first rank sends."""
         pass
 
     def receive(self) -> list[engine_pb2.ToEngine]:
-        """Waits until the first rank goes on."""
+        """The messages of the next step; waits until the first rank begins it."""
         step = self._ranks.step()
         self.closed = step.closed
         messages = self._unread + [engine_pb2.ToEngine.FromString(data) for data in step.messages]
@@ -108,8 +114,9 @@ class FollowerChannel:
         return messages
 
     def unread(self, messages: Sequence[engine_pb2.ToEngine]) -> None:
+        """Puts messages back in front of those that the next `receive` returns."""
         self._unread = [*messages, *self._unread]
 
     def wait(self, timeout_s: float | None, also: Sequence[int] = ()) -> bool:
-        """The first rank waits for all: `receive` does not return before it has."""
+        """Returns True at once: the first rank waits for all, and `receive` does not return before it has."""
         return True

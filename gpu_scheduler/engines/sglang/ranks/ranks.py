@@ -1,12 +1,12 @@
 """The ranks of one engine: processes that compute one model together, one on each of its devices.
 
-SGLang's scheduler runs in each of them and decides for itself. So before every step all tell rank 0 what is new with
-them, and rank 0 tells all what holds for the step: what the gpu_scheduler said, the time, whose turn it is and at what
-pace, whether decodes give way to a neighbour's step, and of memory what every one of them has. In between, what may
-fail on one of them (mapping, checksums) is done by all and then agreed on.
+SGLang's scheduler runs in each of them and decides for itself. So before every step all ranks tell rank 0 what is new
+with them, and rank 0 tells all what holds for the step: the gpu_scheduler's messages, the time, whether and at what
+throttle the engine may prefill, whether decode steps wait for a neighbour engine's step, and the memory that every rank
+has. In between, what may fail on one rank (mapping, checksums) is done by all and then agreed on.
 
 They speak over socket pairs that the gpu_scheduler made, not over SGLang's process groups: these can be waited for
-together with other things, for ever, without a timeout and without a thread that wakes up.
+together with other descriptors, for ever, without a timeout and without a thread that wakes up.
 """
 
 from __future__ import annotations
@@ -34,65 +34,68 @@ T = TypeVar("T")
 
 
 class Ranks(Protocol):
-    """One rank's view of all."""
+    """One rank's view of all ranks of its engine. `rank` counts from 0, `size` is their number."""
 
     rank: int
     size: int
 
     @property
     def agreed(self) -> StepAgreement:
-        """What holds in this step."""
+        """Facts that hold for all ranks in this step."""
         ...
 
     def listen(self, facts: Callable[[], RankFacts], wake_fd: int = -1) -> None:
-        """From now on `facts` says, once before every step, what this rank has to tell; `wake_fd` is readable when that
-        is new."""
+        """Registers `facts`, which is called once before every step for this rank's own facts. `wake_fd` is readable
+        when there are new ones."""
         ...
 
     def now(self) -> float:
-        """Monotonic seconds; of several ranks the same in all of them."""
+        """Monotonic seconds; the same in all ranks during a step."""
         ...
 
     def pace(self) -> PrefillThrottle | None:
-        """At what pace this engine may prefill; None: it is not its turn."""
+        """The throttle for this engine's next prefill step; None: another engine has the prefill turn."""
         ...
 
     def pace_now(self) -> PrefillThrottle | None:
-        """The same, for the rank that waits for it."""
+        """The throttle as it is now rather than at the start of the step, for the rank that waits for it to change."""
         ...
 
     def gives_way(self) -> bool:
-        """Whether the next decode step waits for a step of another engine."""
+        """Whether the next decode step waits for a step of a neighbour engine."""
         ...
 
     def gives_way_now(self) -> bool:
-        """The same, for the rank that waits for it."""
+        """Whether the next decode step waits as things are now rather than at the start of the step, for the rank that
+        waits for that to change."""
         ...
 
     def stepped(self) -> None:
-        """A step goes to the device: the next one may wait as long again."""
+        """Notes that a step goes to the device: the next one may wait as long again."""
         ...
 
     def decodes(self, requests: int, need: float | None, wanting: bool) -> None:
-        """It decodes for so many requests and needs that share of the devices for it, wanting more than it has had or
-        not. None: there are none, or they have no target."""
+        """Publishes the engine's bid for decode steps to its neighbours: it decodes `requests` and needs the share
+        `need` of the devices to meet their targets; `wanting`: it wants more than it has had. `need` is None if nothing
+        decodes, or without a target."""
         ...
 
     def alone(self) -> bool:
-        """Whether the decode step that was asked for last, and need not wait, has the device for itself."""
+        """Whether the last decode step that `gives_way` allowed has the device to itself."""
         ...
 
     def claim(self, prompts: int) -> None:
-        """A prefill step goes to the device, which so many prompts wait for: decode steps of other engines may have to
-        wait for it."""
+        """Claims the device for a prefill step that `prompts` prompts wait for: decode steps of neighbour engines may
+        have to wait for it."""
         ...
 
     def release(self) -> None:
-        """It has ended."""
+        """Ends the claim: the prefill step is over."""
         ...
 
     def decode_step(self, own: DecodeStep) -> DecodeStep:
-        """What a decode step takes alone: `own`, or what the first rank said of it before this step."""
+        """Duration of a decode step that has the device to itself: `own`, or with several ranks the one that rank 0
+        sent before this step."""
         ...
 
     def seed(self) -> int:
@@ -100,21 +103,24 @@ class Ranks(Protocol):
         ...
 
     def begin(self) -> None:
-        """Waits until all ranks are there."""
+        """Waits until all ranks have started."""
         ...
 
     def gather(self, own: T) -> list[T]:
-        """Every rank's, in their order. All must call it. Raises the CommandError of a rank that settles a failure
-        meanwhile: it will not come here."""
+        """Collects `own` of every rank, in the order of ranks. All ranks must call it. Raises the CommandError of a
+        rank that settles a failure meanwhile, as that rank will not come here."""
         ...
 
     def settle(self, failure: CommandError | None, timeout_s: float | None = None) -> None:
-        """Returns when all ranks have come here without a failure. Where one failed all raise: it its own, the others
-        that one's. What all have raised already is raised at once."""
+        """Waits until all ranks have called it without a failure. Where one failed all raise CommandError: that rank
+        its own, the others that rank's. A failure that all ranks have raised already is raised at once. Raises
+        SystemExit if another rank says nothing for `timeout_s` seconds (None: no bound) or is gone."""
         ...
 
 
 class _Turn:
+    """Arbitration with neighbour engines over the board that they share; without a board nothing ever waits."""
+
     def __init__(self, turn: SharedBoard | None, index: int) -> None:
         self._turn = turn
         self._index = index
@@ -125,7 +131,7 @@ class _Turn:
         self._told_want = False
         self._prefills = False
         self._behind_prefill = False
-        """Its decodes stand still for a prefill step of another engine."""
+        """True while its decodes wait for a prefill step of another engine."""
         self._alone = turn is None
 
     def pace_now(self) -> PrefillThrottle | None:
@@ -159,8 +165,8 @@ class _Turn:
         self._tell_want(time.monotonic())
 
     def _tell_want(self, now: float) -> None:
-        """Whoever prefills, or stands still for who does, wants nothing meanwhile: others would wait for a step that
-        does not come."""
+        """Publishes the bid, or withdraws it. An engine that prefills, or whose decodes wait for a neighbour's prefill
+        step, makes none meanwhile: neighbours would wait for a decode step that does not come."""
         wants = self._need is not None and self._wanting and not self._prefills and not self._behind_prefill
         if self._turn is not None and (wants or self._told_want) and self._turn.decode_turn_s > 0:
             self._turn.want(self._index, self._need if wants else None, now, self._requests)
@@ -183,7 +189,7 @@ class _Turn:
 
 
 class Alone(_Turn):
-    """An engine of one process: nothing to agree on, nothing to pay."""
+    """An engine of one process: it agrees with no other rank and pays nothing for that."""
 
     rank, size = 0, 1
     agreed = StepAgreement()
@@ -213,14 +219,14 @@ class Alone(_Turn):
 
 @dataclass(frozen=True)
 class _Failed:
-    """What a rank tells that failed, wherever the others are."""
+    """The message of a rank that failed, in place of its value in an exchange."""
 
     error: CommandError
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What rank 0 tells before a step."""
+    """The message by which rank 0 begins a step."""
 
     number: int
     now: float
@@ -233,7 +239,7 @@ class _Step:
 
 
 class _Several(ABC):
-    """What the first and the other ranks have in common."""
+    """The common part of rank 0 and the other ranks."""
 
     rank: int
     size: int
@@ -244,7 +250,7 @@ class _Several(ABC):
         self._step = _Step(0, time.monotonic(), None, False, DecodeStep(), (), False, StepAgreement())
         self._random = random.Random()
         self._decode_step = DecodeStep()
-        """What a decode step takes alone, as this rank knows it."""
+        """Duration of a decode step that has the device to itself, as this rank knows it."""
 
     @property
     def agreed(self) -> StepAgreement:
@@ -282,28 +288,30 @@ class _Several(ABC):
 
     @abstractmethod
     def _exchange(self, own: Any, timeout_s: float | None) -> list[Any]:
-        """Every rank's, in their order. All must call it, whatever each of them tells."""
+        """Collects `own` of every rank, in the order of ranks. All ranks must call it, whatever each of them sends."""
 
     def begin(self) -> None:
         self._random.seed(self.gather(secrets.randbits(64))[0])
 
 
 class Leader(_Several, _Turn):
-    """Rank 0."""
+    """Rank 0 of several: it has the channel and the board, and begins every step."""
 
     rank = 0
 
     def __init__(self, others: Sequence[int], turn: SharedBoard | None, index: int) -> None:
-        """`others`: descriptors of the sockets to ranks 1, 2, ..."""
+        """`others`: descriptors of the sockets to ranks 1, 2, ...; `turn`: the board shared with neighbour engines;
+        `index`: this engine's number on it."""
         _Several.__init__(self)
         _Turn.__init__(self, turn, index)
         self.size = 1 + len(others)
         self._others = [Connection(fd) for fd in others]
         self._told: list[RankFacts | None] = [None] * len(others)
-        """Of the step to come, as far as they have told."""
+        """Facts of ranks 1, 2, ... for the next step; None: not received yet."""
 
     def step(self, messages: Sequence[bytes], closed: bool) -> None:
-        """Agrees on a step in which these messages are acted on."""
+        """Begins a step, in which all ranks act on these messages. Raises SystemExit if the ranks have decided
+        differently."""
         number = self._step.number + 1
         for index, facts in enumerate(self._told):
             while facts is None:
@@ -319,7 +327,8 @@ class Leader(_Several, _Turn):
         self._tell(self._step)
 
     def _hear(self, index: int) -> RankFacts | None:
-        """What one rank says next, if it is of the step to come. Waits for it."""
+        """Waits for the next message of one rank and returns its facts for the next step, if it has sent them. Raises
+        SystemExit if that rank failed."""
         number, facts = _receive(self._others[index])
         if number == _EXCHANGE:
             raise SystemExit(f"rank {1 + index} of this engine failed in the middle of a step")
@@ -328,6 +337,7 @@ class Leader(_Several, _Turn):
         return self._told[index]
 
     def _tell(self, what: object) -> None:
+        """Sends the same object to all other ranks."""
         data = pickle.dumps(what)
         for other in self._others:
             _send(other, data)
@@ -347,10 +357,11 @@ class Leader(_Several, _Turn):
 
     @property
     def fds(self) -> list[int]:
+        """Descriptors of the sockets to the other ranks."""
         return [other.fileno() for other in self._others]
 
     def news(self) -> bool:
-        """Whether a rank has something to do that waits for the next step. Never waits."""
+        """Whether another rank has news or memory to return, so that the next step should begin. Never waits."""
         for index, other in enumerate(self._others):
             while other.poll(0):
                 self._hear(index)
@@ -358,7 +369,7 @@ class Leader(_Several, _Turn):
 
 
 class Follower(_Several):
-    """Any other rank."""
+    """Any rank but the first."""
 
     def __init__(self, leader: int, rank: int, size: int) -> None:
         """`leader`: descriptor of the socket to rank 0."""
@@ -368,29 +379,31 @@ class Follower(_Several):
         self._leader = Connection(leader)
 
     def pace_now(self) -> PrefillThrottle | None:
+        """The throttle that rank 0 sent for this step."""
         return self.pace()
 
     def gives_way_now(self) -> bool:
+        """Whether decodes wait, as rank 0 sent for this step."""
         return self.gives_way()
 
     def stepped(self) -> None:
-        """The first rank counts."""
+        """Does nothing: rank 0 counts steps."""
 
     def decodes(self, requests: int, need: float | None, wanting: bool) -> None:
-        """The first rank tells."""
+        """Does nothing: rank 0 publishes the bid."""
 
     def alone(self) -> bool:
-        """The first rank knows."""
+        """False: only rank 0 knows."""
         return False
 
     def claim(self, prompts: int) -> None:
-        """The first rank does."""
+        """Does nothing: rank 0 makes the claim."""
 
     def release(self) -> None:
-        """The first rank does."""
+        """Does nothing: rank 0 ends the claim."""
 
     def step(self) -> _Step:
-        """Waits for the next step, and tells rank 0 meanwhile when there is something new."""
+        """Waits until rank 0 begins the next step, and tells it meanwhile when there is something new here."""
         number = self._step.number + 1
         facts = self._facts()
         self._tell(number, facts)
@@ -404,6 +417,7 @@ class Follower(_Several):
         return self._step
 
     def _tell(self, number: int, what: object) -> None:
+        """Sends rank 0 an object for step `number`, or for an exchange."""
         _send(self._leader, pickle.dumps((number, what)))
 
     def _exchange(self, own: Any, timeout_s: float | None) -> list[Any]:
@@ -413,11 +427,11 @@ class Follower(_Several):
 
 
 _EXCHANGE = 0
-"""In place of the number of a step."""
+"""The number of an exchange, in place of a step's."""
 
 
 def _raise_first(told: Sequence[Any], own: CommandError | None) -> None:
-    """Raises what a rank failed with: `own`, or the first one's."""
+    """Raises the failure of a rank, if one has failed: `own`, or else the first one's."""
     first = next((one.error for one in told if isinstance(one, _Failed)), None)
     if first is not None:
         error = own or first
@@ -426,6 +440,7 @@ def _raise_first(told: Sequence[Any], own: CommandError | None) -> None:
 
 
 def _send(other: Connection, data: bytes) -> None:
+    """Sends to another rank. Raises SystemExit if that rank is gone."""
     try:
         other.send_bytes(data)
     except OSError:
@@ -433,6 +448,8 @@ def _send(other: Connection, data: bytes) -> None:
 
 
 def _receive(other: Connection, timeout_s: float | None = None) -> Any:
+    """Waits for an object from another rank. Raises SystemExit if that rank is gone, or sends nothing for `timeout_s`
+    seconds."""
     try:
         if timeout_s is not None and not other.poll(timeout_s):
             raise SystemExit(f"another rank of this engine said nothing for {timeout_s:.0f} s")

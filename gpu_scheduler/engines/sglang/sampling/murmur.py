@@ -9,7 +9,7 @@ Words = NDArray[np.uint32]
 
 
 def murmur3(blocks: list[Words]) -> Words:
-    """Of messages of 4-byte words, by broadcasting."""
+    """Hashes of messages of 4-byte words, one array (uint32) per word position; arrays broadcast against each other."""
     hashed = np.zeros(1, dtype=np.uint32)
     for block in blocks:
         mixed = _rotate(block * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)

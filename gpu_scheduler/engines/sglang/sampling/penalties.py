@@ -1,5 +1,5 @@
-"""Telling SGLang's penalizers of tokens that they did not see: they take one new token of each request a step, and
-nothing else.
+"""Counts tokens for SGLang's penalizers that they did not see: by themselves they take one new token of each request a
+step, and nothing else.
 
 Imports SGLang: only the engine process may import this.
 """
@@ -21,8 +21,9 @@ from gpu_scheduler.engines.sglang.base import device
 
 
 def count(orchestrator: BatchedPenalizerOrchestrator, row: int, elsewhere: Sequence[int], here: Sequence[int]) -> None:
-    """The request in `row` of the batch has said `elsewhere` and then `here`. Its `min_new_tokens` is of this engine:
-    what it still has to say, without `elsewhere`."""
+    """Counts output that the request in `row` of the batch has already: `elsewhere`, from another engine, and then
+    `here`. Its `min_new_tokens` is what it still has to say on this engine, without `elsewhere`. Raises RuntimeError
+    for a penalizer that is not known here."""
     if not (elsewhere or here):
         return
     said = device.put([*elsewhere, *here], torch.device(orchestrator.device))

@@ -1,15 +1,15 @@
 """The next token of each request, by its own seed: the same whatever runs beside it, and after it was interrupted.
 
-A token has noise of its own: a hash of the request's seed, the position in the text and the token. Of the tokens that
-may be drawn it is the one with the largest sum of log-probability and Gumbel noise (Gumbel-max; Maddison, Tarlow, Minka
-2014), as SGLang draws where it is to be deterministic. SGLang has two ways, over the vocabulary as it is and over the
-most likely first, which draw differently by the same seed; the second sorts the vocabulary for every token. Here the
-noise belongs to the token, so that what else is limited does not matter, and on a GPU nothing is sorted
+Each token of the vocabulary has noise of its own: a hash of the request's seed, the position in the text and the token.
+Among the allowed tokens the one with the largest sum of log-probability and Gumbel noise is drawn (Gumbel-max;
+Maddison, Tarlow, Minka 2014), as in SGLang's deterministic mode. SGLang has two ways, over the vocabulary as it is and
+over the most likely first, which draw differently by the same seed; the second sorts the vocabulary for every token.
+Here the noise belongs to the token, so that other limits do not change it, and on a GPU nothing is sorted
 (`sampling_kernel`).
 
-Which may be drawn is SGLang's rule: the most likely `top_k`, of these the ones before which `top_p` lies or less, and
-of those the ones that are at least `min_p` times as likely as the likeliest. Of equally likely tokens the lower number
-comes first.
+The allowed tokens follow SGLang's rule: the most likely `top_k`, of these the ones before which `top_p` lies or less,
+and of those the ones that are at least `min_p` times as likely as the likeliest. Of equally likely tokens the lower
+number comes first.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gpu_scheduler.engines.sglang.sampling.limits import SamplingLimits
 from gpu_scheduler.engines.sglang.sampling.murmur import murmur3
 
 _ROWS = 32
-"""Sorted at a time."""
+"""Rows that are sorted at a time."""
 
 
 def draw(
     probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limits: SamplingLimits | None
 ) -> torch.Tensor:
-    """Tokens (int32, one for each row) by `probs` (float32, requests x vocabulary), `seeds` (int64, not negative) and
-    `positions`. `limits`: None where nobody has any."""
+    """Draws a token for each row: (requests,) int32. `probs`: (requests, vocabulary) float32; `seeds`: (requests,)
+    int64, not negative; `positions`: (requests,) positions in the text; `limits`: None if no request has any."""
     if probs.device.type == "cuda":
         from gpu_scheduler.engines.sglang.sampling import sampling_kernel
 
@@ -39,7 +39,7 @@ def draw(
 def by_sorting(
     probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limits: SamplingLimits | None
 ) -> torch.Tensor:
-    """The same in the plainest way, on a CPU. It takes some dozen times the bytes of `_ROWS` rows."""
+    """Draws as `draw` does, in the plainest way, on a CPU. It takes some dozen times the bytes of `_ROWS` rows."""
     drawn = []
     for start in range(0, len(probs), _ROWS):
         some = slice(start, start + _ROWS)
@@ -59,7 +59,7 @@ def _by_sorting(
 
 
 def _uniform(seeds: torch.Tensor, positions: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """From 0 to 1 (float64) for each row and token."""
+    """Uniform noise from 0 to 1 for each row and token: (rows, vocabulary) float64."""
     words = seeds.numpy().astype(np.uint64)[:, None]
     hashed = murmur3(
         [
@@ -73,6 +73,7 @@ def _uniform(seeds: torch.Tensor, positions: torch.Tensor, vocabulary: int) -> t
 
 
 def _allowed(probs: torch.Tensor, limits: SamplingLimits) -> torch.Tensor:
+    """Whether each token may be drawn: (rows, vocabulary) bool."""
     likely, tokens = probs.sort(dim=1, descending=True, stable=True)
     before = likely.to(torch.float64).cumsum(dim=1) - likely
     rank = torch.arange(probs.shape[1], device=probs.device)

@@ -1,9 +1,9 @@
-"""`drawing.draw` as one kernel that reads the probabilities a few times and sorts nothing.
+"""`sampling.draw` as one kernel that reads the probabilities a few times and sorts nothing.
 
-Without limits one look finds the token. With limits the token that all of them would draw is found first; if it is not
-one of those that may be drawn, all that are less likely may not either, and the next look is for one among the others.
-That ends with the one that is drawn if only those that may be are looked at. On the way every look leaves half of what
-was left in the mean, and where a few tokens have nearly all of the probability one or two are enough. (FlashInfer's
+Without limits one pass finds the token. With limits the token that would be drawn without them is found first; if it is
+not allowed, no less likely one is either, and the next pass looks for a token among the likelier ones. The token on
+which that ends is the one that is drawn if only the allowed ones are looked at. Every pass leaves half of the remaining
+tokens on average, and where a few tokens have nearly all of the probability one or two passes are enough. (FlashInfer's
 sampling without sorting rejects in the same way, but draws anew each time.)
 
 Imports Triton: only an engine process with a GPU may import this.
@@ -18,13 +18,13 @@ import triton.language as tl
 from gpu_scheduler.engines.sglang.sampling.limits import SamplingLimits
 
 _TOKENS = 8192
-"""Looked at at once."""
+"""Tokens that a program looks at at once."""
 _WARPS = 16
 
 
 @triton.jit
 def _mixed(hashed, block):  # type: ignore[no-untyped-def]
-    """MurmurHash3 (x86, 32 bits), one word more of the message."""
+    """Mixes one more word of the message into a MurmurHash3 (x86, 32 bits)."""
     block = block * 0xCC9E2D51
     block = ((block << 15) | (block >> 17)) * 0x1B873593
     hashed = hashed ^ block
@@ -33,8 +33,8 @@ def _mixed(hashed, block):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _noise(hashed, token):  # type: ignore[no-untyped-def]
-    """-log u (exponentially distributed) of the message's last word. u is the hash by 2^32 - 1; from a half on its
-    distance from 1 counts, of which a 32-bit number near 1 would keep too little."""
+    """-log u (exponentially distributed) for a message whose last word is `token`. u is the hash divided by 2^32 - 1;
+    from one half on its distance from 1 is used, of which a 32-bit number near 1 would keep too little."""
     hashed = _mixed(hashed, token) ^ 16
     hashed = (hashed ^ (hashed >> 16)) * 0x85EBCA6B
     hashed = (hashed ^ (hashed >> 13)) * 0xC2B2AE35
@@ -72,7 +72,7 @@ def _draw(  # type: ignore[no-untyped-def]
     hashed = _mixed(hashed, tl.load(positions + row).to(tl.uint32))
     lanes = tl.arange(0, TOKENS)
 
-    # Only who comes before this one is looked at: who is likelier, or as likely and lower.
+    # Only tokens before this one are looked at: those that are likelier, or as likely and lower.
     least = tl.full((), -1.0, tl.float32)
     least_at = tl.zeros((), tl.int32)
     token = tl.zeros((), tl.int32)
@@ -120,7 +120,7 @@ def _draw(  # type: ignore[no-untyped-def]
 def draw(
     probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limits: SamplingLimits | None
 ) -> torch.Tensor:
-    """See `drawing.draw`."""
+    """Draws a token for each row, with the arguments of `sampling.draw`, all on the GPU."""
     assert probs.dtype == torch.float32 and probs.stride(1) == 1
     rows, vocabulary = probs.shape
     drawn = torch.empty(rows, dtype=torch.int32, device=probs.device)

@@ -1,4 +1,4 @@
-"""What the gpu_scheduler asks of an engine that holds a model. Commands that need SGLang idle wait until it is.
+"""Commands of the gpu_scheduler to an engine that holds a model. Commands that need SGLang idle wait until it is.
 
 Imports SGLang: only the engine process may import this.
 """
@@ -26,7 +26,7 @@ _NOT_SERVING = "not serving"
 
 
 class Unload(LeaveLoop):
-    """The model leaves, the process stays."""
+    """Unwinds SGLang's event loop: the model leaves, the process stays."""
 
     def __init__(self, command_id: int) -> None:
         super().__init__("unload")
@@ -34,6 +34,7 @@ class Unload(LeaveLoop):
 
 
 def told(command_id: int, error: CommandError) -> engine_pb2.Failed:
+    """Message that reports the failure of a command to the gpu_scheduler, without names of folders."""
     return engine_pb2.Failed(
         command_id=command_id,
         reason=without_folders(str(error)),
@@ -44,7 +45,7 @@ def told(command_id: int, error: CommandError) -> engine_pb2.Failed:
 
 
 class LoadFailed(LeaveLoop):
-    """The model was never active, and will not be: it leaves, the process stays."""
+    """Unwinds SGLang's event loop: the model was never active, and will not be. It leaves, the process stays."""
 
     def __init__(self, error: CommandError) -> None:
         super().__init__(str(error))
@@ -52,20 +53,20 @@ class LoadFailed(LeaveLoop):
 
 
 class Shutdown(LeaveLoop):
-    """The process ends."""
+    """Unwinds SGLang's event loop: the process ends."""
 
 
 class Commands:
-    """Dispatch and deferred work of one instance."""
+    """The commands of one instance, their dispatch and deferred work."""
 
     def __init__(self, instance: Instance, changed: Callable[[], None]) -> None:
-        """`changed`: called when what the loop waits for may have changed."""
+        """`changed` is called when what the loop waits for may have changed."""
         self._instance = instance
         self._changed = changed
         self._drain_until: tuple[int, float] | None = None
-        """(command_id, until) of a drain under way."""
+        """(command_id, monotonic seconds until when requests may finish) of a drain under way."""
         self._draining = False
-        """Nothing is started any more, until the next activation."""
+        """True from a drain or an export until the next activation: no request is started."""
         self._hibernate_id: int | None = None
         self._export_id: int | None = None
         self._withheld: list[LiveRequest] = []
@@ -74,7 +75,8 @@ class Commands:
     # --- dispatch
 
     def take(self, message: engine_pb2.ToEngine) -> list[Any]:
-        """Acts on one message; returns what SGLang is to take in. Raises LeaveLoop."""
+        """Acts on one message; returns the requests and aborts that SGLang is to take in. Raises LeaveLoop if the model
+        leaves or the process ends."""
         kind = message.WhichOneof("message")
         if kind == "generate":
             return self._generate(message.generate)
@@ -107,19 +109,21 @@ class Commands:
             return []
 
     def fail(self, command_id: int, error: CommandError) -> None:
-        """Raises LoadFailed when it is the Load that failed."""
+        """Reports that a command failed. Raises LoadFailed if it is the Load that failed."""
         if command_id == self._instance.load.command_id:
             raise LoadFailed(error)
         self._instance.channel.send(failed=told(command_id, error))
         self._changed()
 
     def _done(self, command_id: int, measured: engine_pb2.Measured | None = None) -> None:
+        """Reports that a command is done."""
         self._instance.channel.send(done=engine_pb2.Done(command_id=command_id, measured=measured))
         self._changed()
 
     # --- requests
 
     def _generate(self, generate: engine_pb2.Generate) -> list[Any]:
+        """Starts a request, or refuses it: REJECTED if it can never run here, FAILED if the engine is not serving."""
         instance = self._instance
         if instance.state is not EngineState.ACTIVE or self._draining or self._hibernate_id is not None:
             self._refuse(generate.request_id, common_pb2.FAILED, _NOT_SERVING)
@@ -136,14 +140,16 @@ class Commands:
             return []
 
     def _refuse(self, request_id: str, finish: common_pb2.Finish, error: str) -> None:
+        """Sends the end of a request."""
         self._instance.send_chunks([common_pb2.TokenChunk(request_id=request_id, finish=finish, error=error)])
 
     def _end(self, entry: LiveRequest, finish: common_pb2.Finish, error: str = "") -> None:
-        """Ends a request that SGLang does not have (any more)."""
+        """Ends a request that SGLang does not have, or not any more."""
         self._instance.request_table.close(entry)
         self._refuse(entry.request_id, finish, error)
 
     def _abort(self, request_id: str) -> list[Any]:
+        """Aborts a request; one that is not here is ignored."""
         entry = self._instance.request_table.by_id(request_id)
         if entry is None:
             return []
@@ -154,7 +160,8 @@ class Commands:
     # --- draining
 
     def _hand_back_all(self) -> list[Any]:
-        """Hands back everything that is left; SGLang lets go of what runs after its next step."""
+        """Hands all remaining requests back to the gpu_scheduler; SGLang lets go of running ones after its next
+        step."""
         aborts: list[Any] = []
         for entry in self._instance.request_table:
             if not entry.ending:
@@ -163,7 +170,7 @@ class Commands:
         return aborts
 
     def _hand_back_waiting(self) -> list[Any]:
-        """Hands back what has not started, or was retracted: it would have to start again."""
+        """Hands back requests that have not started, or were retracted: these would have to start again."""
         aborts: list[Any] = []
         for request in self._instance.scheduler.waiting_queue:
             entry = self._instance.request_table.by_rid(request.rid)
@@ -175,6 +182,7 @@ class Commands:
     # --- residency; each may return inputs for SGLang
 
     def _drain(self, command: engine_pb2.Drain) -> list[Any]:
+        """Stops starting requests; running ones have `finish_ms` to end. Raises NotNow if a drain is under way."""
         if self._drain_until is not None:
             raise NotNow("a drain is under way")
         self._draining = True
@@ -183,7 +191,7 @@ class Commands:
         return self._hand_back_waiting() if command.finish_ms > 0 else self._hand_back_all()
 
     def tick(self, now: float) -> list[Any]:
-        """Work that is due by the clock or by what has ended."""
+        """Does the work that is due by the clock or because requests have ended; returns inputs for SGLang."""
         if self._export_id is not None and not len(self._instance.request_table):
             self._exported()
         if self._drain_until is None:
@@ -193,12 +201,14 @@ class Commands:
             self._drain_until = None
             self._done(command_id)
             return []
-        # What is retracted meanwhile would have to start again.
+        # Requests retracted meanwhile would have to start again.
         return self._hand_back_waiting() if now < until else self._hand_back_all()
 
-    # --- KV that moves
+    # --- KV that moves to another engine
 
     def _export_kv(self, command: engine_pb2.ExportKv) -> list[Any]:
+        """Exports the KV of running requests: a copy of whole pages while they run on (`live`), or all of it once they
+        have stopped. Raises NotNow."""
         self._only_alone()
         if self._draining:
             raise NotNow("a drain is under way")
@@ -216,14 +226,14 @@ class Commands:
         return aborts + self._hand_back_all()
 
     def _exported(self) -> None:
-        """Nothing runs any more."""
+        """Reports the places of the KV of withheld requests, once all requests have stopped."""
         command_id, self._export_id = self._export_id, None
         assert command_id is not None
         instance = self._instance
         stopped, instance.outputs.stopped = instance.outputs.stopped, {}
-        # One that ended by itself, or had not said anything, was told so.
+        # A request that ended by itself, or had no output yet, has had its end reported.
         self._withheld = [entry for entry in self._withheld if entry.rid in stopped]
-        # What they have to say yet was told with what went ahead.
+        # The number of tokens to come was reported with the live export before.
         self._export(command_id, [(entry.request_id, stopped[entry.rid], 0) for entry in self._withheld])
 
     def _export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int], int]]) -> None:
@@ -232,7 +242,8 @@ class Commands:
         self._done(command_id)
 
     def _end_withheld(self) -> None:
-        """An export is over, or will not be waited for: what has stopped ends, what has not ends like the rest."""
+        """Ends the withheld requests: an export is over, or will not be waited for. Requests that have stopped end now,
+        the others end as usual."""
         if self._export_id is not None:
             failed = engine_pb2.Failed(command_id=self._export_id, reason="it took too long")
             self._instance.channel.send(failed=failed)
@@ -247,21 +258,24 @@ class Commands:
         self._withheld.clear()
 
     def _import_kv(self, command: engine_pb2.ImportKv) -> None:
+        """Makes room for KV from another engine and reports the places. Raises NotNow."""
         self._only_alone()
         self._instance.channel.send(kv_places=self._instance.kv_transfer.begin_import(command))
 
     def _imported_kv(self, command: engine_pb2.ImportedKv) -> None:
+        """Ends an import, whose KV has been copied or not. Raises NotNow."""
         self._instance.kv_transfer.end_import(command.command_id, command.failed)
         self._done(command.command_id)
 
     def _only_alone(self) -> None:
+        """Raises NotNow for engines that do not move their KV."""
         if self._instance.ranks.size > 1:
             raise NotNow("an engine of several ranks does not move its KV")
         if self._instance.embeds:
             raise NotNow("what makes embeddings has no KV worth while: its requests end with their prompts")
 
     def next_deadline_s(self, now: float) -> float | None:
-        """Seconds until `tick` has something to do without an event."""
+        """Seconds until `tick` has something to do without an event; None: it waits for events only."""
         return None if self._drain_until is None else max(0.0, self._drain_until[1] - now)
 
     def _load(self, command: engine_pb2.Load) -> None:
@@ -278,6 +292,7 @@ class Commands:
         self._done(self._instance.command_id, measured)
 
     def _hibernate(self, command: engine_pb2.Hibernate) -> None:
+        """Hibernates once SGLang is idle. Raises NotNow while requests run."""
         if running := len(self._instance.request_table):
             runs = f"{counted(running, 'request')} {agreeing(running, 'runs', 'run')}"
             raise NotNow(f"hibernate is refused: {runs}; drain first")
@@ -290,10 +305,11 @@ class Commands:
         self._instance.wake()
 
     def _unload(self, command: engine_pb2.Unload) -> None:
+        """Ends all requests and commands under way, and leaves the loop. Raises Unload."""
         self._end_withheld()
         for entry in self._instance.request_table:
             self._end(entry, entry.ending or common_pb2.FAILED, entry.error or _HANDED_BACK)
-        # Whoever waits for a command that this one overtakes hears of it.
+        # Commands that this one overtakes are reported as failed.
         overtaken = [self._hibernate_id, None if self._drain_until is None else self._drain_until[0]]
         overtaken += self._instance.kv_transfer.imports
         if self._instance.state in (EngineState.FILLING, EngineState.PROVING):
@@ -305,7 +321,7 @@ class Commands:
         raise Unload(command.command_id)
 
     def when_idle(self) -> bool:
-        """SGLang is idle: does what waited for that. True if something was done."""
+        """Does the work that waits for SGLang to be idle, which it is. True if something was done."""
         instance = self._instance
         if self._hibernate_id is not None:
             command_id, self._hibernate_id = self._hibernate_id, None
@@ -323,6 +339,7 @@ class Commands:
         return False
 
     def _attempt(self, command_id: int, work: Callable[[], None]) -> None:
+        """Does the work of a command on all ranks together and reports its end."""
         try:
             with self._instance.together():
                 work()

@@ -14,18 +14,18 @@ _loop: StepLoop | None = None
 
 
 def set_loop(loop: StepLoop | None) -> None:
-    """Makes this loop the current one; None: there is none any more."""
+    """Makes this loop the current one; None: the process has no loop any more."""
     global _loop
     _loop = loop
 
 
 def instance() -> Instance:
-    """The model that is being built or served. There is one whenever SGLang's Scheduler exists."""
+    """The model that is being built or served. It exists whenever SGLang's Scheduler does."""
     found: Instance = current.instance()
     return found
 
 
 def loop() -> StepLoop:
-    """The loop of the model that is being served. There is one whenever SGLang's event loop runs."""
+    """The loop of the model that is being served. It exists whenever SGLang's event loop runs."""
     assert _loop is not None, "SGLang's event loop runs without ours"
     return _loop

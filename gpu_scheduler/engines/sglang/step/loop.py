@@ -1,5 +1,5 @@
-"""What this engine does between two steps of SGLang's event loop. The hooks call it where SGLang reads its sockets,
-where it sleeps when idle, before it forms a prefill batch, before it decodes, and as steps begin and end."""
+"""The engine's work between two steps of SGLang's event loop. The hooks call it where SGLang reads its sockets, where
+it sleeps when idle, before it forms a prefill batch, before it decodes, and as steps begin and end."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ if TYPE_CHECKING:
 
 _log = log.get(__name__)
 _TURN_LOOK_S = 0.001
-"""How often a prefill that waits for its turn looks at the word: it has no event, and a message would wait for a
-step."""
+"""Seconds between two looks at the shared board by a step that waits for its turn: the board has no event, and a
+message would wait for a step."""
 _IDLE_LOOKS_S = (0.05, 0.2, 1.5)
-"""The last one is after the driver has shrunk the reserve of an engine that does not grow any more."""
+"""Seconds of the waits after which an idle engine looks whether its memory has changed. The last one is after the
+driver has shrunk the reserve of an engine that does not grow any more."""
 _MEMORY_LOOK_S = 0.02
-"""How often a request that waits for memory asks again without an event."""
+"""Seconds after which a request that waits for memory tries again without an event."""
 _PROBE_PATIENCE_S = 5.0
+"""Least seconds for which the probe waits for memory that the limit allows."""
 
 
 class StepLoop:
-    """The instance's side of SGLang's loop. Single-threaded."""
+    """The instance's side of SGLang's event loop. Single-threaded."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -46,29 +48,30 @@ class StepLoop:
         self._reclaim = Reclaim(instance, self.changed)
         self._commands = Commands(instance, self.changed)
         self._gave_way = False
-        """In the last step: it did nothing, because another engine went first."""
+        """True if the last step did nothing because another engine went first."""
         self._wanting = False
-        """Its decodes are to go before those of others, as it told them last."""
+        """True if its last bid asked for its decodes to go before those of neighbour engines."""
         self._prefill_prompts = 0
-        """In the prefill step that was begun last."""
+        """Prompts in the prefill step that was begun last."""
         self._prefill_next = False
-        """As soon as the results are out that are looked at now."""
+        """True if another prefill step begins as soon as the results that are looked at now are out."""
         self._stalled_since: float | None = None
         self._started_over_for: str | None = None
-        """The request, by SGLang's name: once for each."""
+        """Name (rid) of the last waiting request that memory was started over for; that happens once for each."""
         self._stats_at = 0.0
         self._expected = False
-        """Requests that come with their KV, when it went to sleep last."""
+        """Whether requests were expected to come with their KV, at the last sleep."""
         self._told_idle = False
         self._told_mapped = 0
         self._looks: list[float] = []
-        """When an idle engine looks whether its memory changed, in seconds, one after the other."""
+        """Seconds of the waits that are left before an idle engine looks at its memory again."""
 
     # --- where SGLang reads its sockets
 
     def pull(self) -> list[Any]:
-        """What came, as SGLang's own requests. Waits only when the last step did nothing although something waits, and
-        there is nothing to do about memory: what ranks agreed on holds until they receive again."""
+        """The messages that have come, as SGLang's own requests. Waits only when the last step did nothing although
+        requests wait, and there is nothing to do about memory: what ranks agreed on holds until they receive again.
+        Raises LeaveLoop."""
         instance, channel = self._instance, self._instance.channel
         stalls.at_work()
         messages = channel.receive()
@@ -106,11 +109,13 @@ class StepLoop:
         return inputs
 
     def _probe(self, inputs: list[Any]) -> None:
+        """Adds the requests of the probe's next stage."""
         instance = self._instance
         if instance.probe is not None:
             inputs += [instance.to_sglang(generate, generate.request_id) for generate in instance.probe.next_requests()]
 
     def _memory_news(self) -> bool:
+        """Whether a limit, memory or a reclaim has come."""
         kv = self._instance.memory.kv
         return kv is not None and kv.woken
 
@@ -123,7 +128,8 @@ class StepLoop:
         return self._rest(self._pace(), self._ranks.now()) == 0
 
     def _pace(self) -> PrefillThrottle | None:
-        """The probe takes no turns: it is short, and nobody gives turns to an engine that is not active."""
+        """Throttle of the next prefill step; None: another engine has the turn. The probe is not throttled: it is
+        short, and an engine that is not active gets no turns."""
         return FREE if self._instance.state is EngineState.PROVING else self._ranks.pace()
 
     def _rest(self, pace: PrefillThrottle | None, now: float) -> float:
@@ -133,7 +139,8 @@ class StepLoop:
     # --- requests that cannot start
 
     def _stalls(self) -> bool:
-        """Whether the last step did nothing although requests wait: for memory, the turn, or the end of a pause."""
+        """Whether the last step did nothing although requests wait: for memory, the turn, or the end of a pause. Parks
+        a request that has waited too long for memory."""
         scheduler = self._instance.scheduler
         waits = bool(scheduler.waiting_queue) or scheduler.chunked_req is not None
         if scheduler.last_batch is not None or not waits or not scheduler.running_batch.is_empty():
@@ -148,15 +155,16 @@ class StepLoop:
         return True
 
     def _patience_s(self) -> float:
-        """How long what lacks memory waits for it. A probe has nowhere else to go, and with it goes a model that was
-        just built: it waits for what its limit allows, which others may have yet."""
+        """Seconds for which a request that lacks memory waits for it. A probe has no other engine to go to, and if it
+        fails the model that was just built leaves: it waits for memory that its limit allows and that other leases may
+        still hold."""
         instance = self._instance
         own = instance.options.park_after_ms / 1e3
         proves = instance.probe is not None and instance.probe.proves
         return max(own, _PROBE_PATIENCE_S) if proves and instance.kv.memory.headroom() > 0 else own
 
     def _wait_stalled(self) -> None:
-        """Until an event, the turn, the end of the pause, or the time to ask for memory again."""
+        """Waits for an event, the turn, the end of the pause, or the time to request memory again."""
         channel, fds = self._instance.channel, self._wake_fds()
         if self._my_turn():
             channel.wait(_MEMORY_LOOK_S, fds)
@@ -168,14 +176,15 @@ class StepLoop:
                 return
 
     def _wait_for_way(self) -> None:
-        """Until no step of another engine goes first any more, an event, or time has come for a prompt of its own."""
+        """Waits until no step of another engine goes first any more, for an event, or until a prompt of its own may be
+        computed."""
         held = self._prefill_held()
         requests = len(_going_on(self._instance.scheduler.running_batch))
         self._tell_want(requests, time.monotonic())
         while requests and self._ranks.gives_way_now():
             if self._instance.channel.wait(_TURN_LOOK_S, self._wake_fds()):
                 return
-            self._tell_want(requests, time.monotonic())  # what stands still falls behind
+            self._tell_want(requests, time.monotonic())  # decodes that wait fall behind
             if (held and not self._prefill_held()) or self._commands.next_deadline_s(time.monotonic()) == 0:
                 return
 
@@ -186,9 +195,9 @@ class StepLoop:
         return waits and (self._rest(self._ranks.pace_now(), now) > 0 or self.pacer.holds_at(now))
 
     def _park(self) -> None:
-        """Nothing runs, and what waits first cannot be fitted: back into the shared queue with it, unless it fits into
-        what is here once that lies in a row. Pages that lie over the edges of extents lose something at each end of a
-        row of these: where there is only the floor, perhaps too much."""
+        """Parks the first waiting request, which nothing running makes room for: it goes back to the shared queue,
+        unless it fits into the memory that is here once that lies in a row. Pages that lie over the edges of extents
+        lose something at each end of a row of extents: where there is only the floor, perhaps too much."""
         scheduler = self._instance.scheduler
         first = scheduler.waiting_queue[0].rid if scheduler.waiting_queue else None
         if scheduler.chunked_req is None and first != self._started_over_for:
@@ -200,7 +209,7 @@ class StepLoop:
             self.parked(scheduler.waiting_queue.pop(0))
 
     def parked(self, request: Any) -> None:
-        """SGLang has let go of a request that found no memory: the shared queue gets it back."""
+        """Returns a request to the shared queue that found no memory; SGLang has let go of it."""
         probe = self._instance.probe
         _log.debug("no memory for a request", request=request.rid, prompt_tokens=len(request.origin_input_ids))
         if probe is not None and probe.has(request.rid):
@@ -214,12 +223,12 @@ class StepLoop:
     # --- before SGLang forms a prefill batch
 
     def may_prefill(self, running: Any) -> bool:
-        """False when it is another engine's turn or a pause, when what is `running` has to decode first, when memory
-        has to leave first, or when the next chunk of a prompt has none."""
+        """Whether SGLang may form a prefill batch. False when it is another engine's turn or a pause, when `running`
+        requests have to decode first, when memory has to leave first, or when the next chunk of a prompt has none."""
         instance, scheduler = self._instance, self._instance.scheduler
         if not self._my_turn():
             return False
-        # Nothing is held for decodes that stand still themselves.
+        # Prefill steps are not held back for decodes that wait themselves.
         if self.pacer.holds and _going_on(running) and not self._ranks.gives_way():
             return False
         if self._reclaim.over_limit():
@@ -237,8 +246,8 @@ class StepLoop:
         return True
 
     def chunk_tokens(self) -> int:
-        """The most prompt tokens of the next prefill step: what the pace allows, at least what SGLang can align a chunk
-        to."""
+        """Most prompt tokens of the next prefill step: what the throttle allows, but at least the unit that SGLang
+        aligns a chunk to."""
         scheduler, pace = self._instance.scheduler, self._pace()
         whole: int = scheduler.chunked_prefill_size
         if pace is None or not pace.chunk_tokens or not whole:  # None: its options say that prompts are not cut
@@ -249,12 +258,12 @@ class StepLoop:
     # --- before SGLang decodes
 
     def before_decode(self, batch: Any) -> None:
-        """Over the limit with nothing left to evict: running requests leave, one by one."""
+        """Retracts running requests, one by one, while memory is over the limit with nothing left to evict."""
         self._reclaim.shrink(retract_one, self._instance.scheduler, batch)
 
     def gives_way(self, batch: Any) -> bool:
-        """Whether the decode step of this batch, which is due, waits: another engine goes first. Never that of a
-        probe. Requests that are over, or told to end, are not kept for it."""
+        """Whether the decode step of this batch, which is due, waits because another engine goes first. The probe's
+        never does. A batch whose requests are all over, or ending, is not kept waiting."""
         if not self._decodes(batch, self._ranks.now()):
             return False
         self._gave_way = self._instance.state is not EngineState.PROVING and self._ranks.gives_way()
@@ -263,7 +272,7 @@ class StepLoop:
         return self._gave_way
 
     def _decodes(self, batch: Any, now: float) -> int:
-        """Looks at what the requests of this batch have had so far. How many of them go on."""
+        """Updates the TPOT slack of the batch and publishes the bid. Returns how many of its requests go on."""
         requests = _going_on(batch)
         if self.pacer.is_blind(now):
             self._instance.decodes_within(self.pacer.at_most_s)
@@ -273,7 +282,8 @@ class StepLoop:
         return len(requests)
 
     def _streams(self, requests: list[Any], now: float) -> Iterator[Stream]:
-        """Of those that have their first token. Its time is when it is seen here, which is right behind the step."""
+        """The streams of the requests that have their first token. Its time is when it is seen here, right behind the
+        step."""
         for request in requests:
             tokens = len(request.output_ids)
             entry = self._instance.request_table.by_rid(request.rid) if tokens else None
@@ -283,7 +293,7 @@ class StepLoop:
                 yield Stream(entry.first_at, tokens - 1)
 
     def _tell_want(self, requests: int, now: float) -> None:
-        """What other engines are to know of its decodes, which are of so many requests."""
+        """Publishes the engine's bid for decode steps, for so many requests."""
         if self._instance.state is EngineState.PROVING:
             requests = 0
         need = self.pacer.need if requests else None
@@ -293,13 +303,13 @@ class StepLoop:
     # --- steps
 
     def results_first(self, copied: Any) -> bool:
-        """Another prefill step is about to be launched; `copied`: the event of the last one's results. Whether these
-        are there. Ranks would not see that alike."""
+        """Whether the results of the last prefill step are here, while another one is about to be launched. `copied`:
+        the event of those results. Ranks would not see that alike, so with several it is False."""
         self._prefill_next = self._ranks.size == 1 and copied is not None and bool(copied.query())
         return self._prefill_next
 
     def decode_begins(self) -> None:
-        """A decode step goes to the device."""
+        """Notes that a decode step goes to the device."""
         if self._instance.state is EngineState.PROVING:
             self.pacer.forget_steps()
         counters = self._instance.counters
@@ -309,11 +319,11 @@ class StepLoop:
         self._ranks.stepped()
 
     def decode_ended(self) -> None:
-        """Its results are here."""
+        """Notes that the results of a decode step are here."""
         self.pacer.decoded()
 
     def prefill_begins(self, prompts: int) -> None:
-        """A prefill step of so many prompts goes to the device."""
+        """Notes that a prefill step of `prompts` prompts goes to the device, and claims the device for it."""
         self._prefill_next = False
         self._prefill_prompts = prompts
         self.pacer.began()
@@ -321,15 +331,17 @@ class StepLoop:
         self._claim()
 
     def prefill_ended(self) -> None:
-        """Its results are here."""
+        """Notes that the results of a prefill step are here, and ends its claim, or claims the device for the next
+        one."""
         self.pacer.ended()
         if self.pacer.under_way or self._prefill_next:
-            self._claim()  # for the one behind it, which begins now
+            self._claim()  # for the step behind it, which begins now
         else:
             self._ranks.release()
 
     def _claim(self) -> None:
-        """Who waits behind the step, and not for a decode to end, has as much of what is spared as who is in it."""
+        """Claims the device for the prompts in this step and for those queued behind it that have a free slot, since
+        both gain by it; prompts that wait for a decode to end do not count."""
         scheduler, prompts = self._instance.scheduler, self._prefill_prompts
         room: int = scheduler.get_num_allocatable_reqs(len(scheduler.running_batch.reqs) + prompts)
         self._ranks.claim(prompts + min(len(scheduler.waiting_queue), max(0, room)))
@@ -337,7 +349,7 @@ class StepLoop:
     # --- where SGLang sleeps
 
     def sleep(self) -> None:
-        """SGLang is idle: does what had to wait for that, gives back what nobody uses, then waits for an event."""
+        """Does the work that waits for SGLang to be idle, returns unused memory, then waits for an event."""
         instance = self._instance
         self._ranks.decodes(0, None, False)
         if self._commands.when_idle():
@@ -360,20 +372,22 @@ class StepLoop:
         if not self._told_idle or kv.memory.mapped_bytes != self._told_mapped:
             self._send_stats(now)
             self._told_idle = True
-        # The driver unmaps in its own time: what was told is looked at again, a few times.
+        # The driver unmaps asynchronously, so the memory that was reported is looked at again, a few times.
         look = self._looks.pop(0) if self._looks else None
         due = self._commands.next_deadline_s(now)
         waits = [seconds for seconds in (look, due, expected_s or None) if seconds is not None]
         instance.channel.wait(min(waits) if waits else None, self._wake_fds())
 
-    # --- telling
+    # --- reports
 
     def _tell(self, now: float) -> None:
+        """Reports usage and statistics, if they are due."""
         if now - self._stats_at >= EVERY_S and not self._told_idle:
             self._reclaim.report(if_due_at=now)
             self._send_stats(now)
 
     def _send_stats(self, now: float) -> None:
+        """Sends statistics to the gpu_scheduler."""
         instance = self._instance
         self._stats_at = now
         self._told_mapped = instance.kv.memory.mapped_bytes
@@ -387,11 +401,11 @@ class StepLoop:
         instance.channel.send(stats=stats)
 
     def changed(self) -> None:
-        """Something happened that the next statistics should tell."""
+        """Marks that something happened that the next statistics should report."""
         self._told_idle = False
 
 
 def _going_on(batch: Any) -> list[Any]:
-    """Those requests of a batch that go on. What is over stays in it until the next decode step is formed, which may
-    have to wait."""
+    """Requests of a batch that go on. A request that is over stays in the batch until the next decode step is formed,
+    which may have to wait."""
     return [request for request in batch.reqs if not request.finished() and request.to_finish is None]

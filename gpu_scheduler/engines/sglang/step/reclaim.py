@@ -1,5 +1,5 @@
-"""What leaves this engine's KV memory: for others that want it, and what is over its limit. Prefixes go, then requests,
-and what stays moves together where its pages keep extents."""
+"""Reclaims KV memory of this engine, for other leases that need it, or because it is over its limit. Prefixes leave
+first, then requests, and the rest is moved together where its pages keep extents."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ if TYPE_CHECKING:
 
 _log = log.get(__name__)
 _EMPTIES_LOOK_S = 0.05
-"""How often a running engine looks for extents that were emptied and lingered."""
+"""Seconds between two looks of a running engine for extents that were emptied and have lingered."""
 _BUSY_S = 1.0
-"""How long what is over the limit stays because others read or write KV here: a copy takes tenths of that."""
+"""Seconds for which memory over the limit stays because other engines read or write KV here: a copy takes tenths of
+that."""
 _SCATTERED_SHARE = 0.05
-"""Of the time, at most, in which those that run stand still because others want what is cached between their pages."""
+"""Most of the time, as a share, for which running requests stop because other leases need memory that is cached between
+their pages."""
 _REPORT_SHARE = 0.0025
-"""Of the time, at most, for walks over the prefix cache that reports need."""
+"""Most of the time, as a share, for walks over the prefix cache that reports need."""
 
 
 class Reclaim:
     """The loop's side of the engine's memory. Single-threaded."""
 
     def __init__(self, instance: Instance, changed: Callable[[], None]) -> None:
-        """`changed` is called where the next statistics should tell of it."""
+        """`changed` is called where the next statistics should report a change."""
         self._instance = instance
         self._changed = changed
         self._ranks = instance.ranks
         self._report_at = 0.0
-        """When the next report is due, while requests run."""
+        """Monotonic seconds at which the next report is due, while requests run."""
         self._empties_at = 0.0
         self._busy_since: float | None = None
-        """Since when an engine over its limit has waited for KV that is on its way."""
+        """Monotonic seconds since when an engine over its limit has waited for transfers of KV; None: it does not."""
         self._scattered_at = 0.0
-        """When prefixes between the pages of those that run may be given up again."""
+        """Monotonic seconds from which prefixes between pages of running requests may be given up again."""
 
     def attend(self, now: float) -> None:
-        """Between two steps: acts on limits, reclaims and growth that arrived."""
+        """Acts on limits, reclaims and growth that have arrived; called between two steps."""
         instance = self._instance
         memory, kv = instance.memory.kv, instance.kv
         if memory is None:
@@ -55,7 +57,7 @@ class Reclaim:
         if memory.woken:
             instance.scheduler.running_batch.batch_is_full = False
             wanted = memory.take_reclaims()
-            if not wanted:  # that others want something is no sign of more; a new limit or what came late may be
+            if not wanted:  # a reclaim is no sign of more memory; a new limit or memory that came late may be
                 kv.may_wait_again()
             else:
                 kv.settle()
@@ -76,8 +78,8 @@ class Reclaim:
             kv.give_up_empties(older_than_s=instance.options.linger_ms / 1e3)
 
     def _give_up(self, nbytes: int) -> int:
-        """What is empty leaves, and of cached prefixes what is needed for `nbytes`; how many bytes did. All at once:
-        unmapping on the lease's thread would slow the walk over the tree."""
+        """Returns empty extents, and evicts cached prefixes as far as `nbytes` need it; returns how many bytes left.
+        They leave all at once: unmapping on the lease's thread meanwhile would slow the walk over the tree."""
         instance = self._instance
         memory, kv = instance.memory.kv, instance.kv
         assert memory is not None
@@ -91,9 +93,9 @@ class Reclaim:
         return kv.give_up_empties() * memory.extent_bytes
 
     def _give_scattered(self, nbytes: int, now: float) -> None:
-        """So much more is wanted, and of what is cached no extent is without pages of those that run: what stays moves
-        together, if it all has a place; where some is lost at the edges of extents, more of what is cached goes. A step
-        of those that run waits for that, so not all the time."""
+        """Makes `nbytes` more leave when every cached extent also holds pages of running requests: moves live KV
+        together, if all of it has a place; where some is lost at the edges of extents, more cached prefixes are
+        evicted. Running requests wait for that, so it does not happen all the time."""
         instance, kv, tree = self._instance, self._instance.kv, self._instance.scheduler.tree_cache
         assert instance.memory.kv is not None
         extents, lost = nbytes // instance.memory.kv.extent_bytes, 0
@@ -113,8 +115,8 @@ class Reclaim:
         self._scattered_at = now + spent_s / _SCATTERED_SHARE
 
     def report(self, if_due_at: float = inf) -> None:
-        """Tells the driver what is used, and what is cached since when. With a time: only if a walk over the prefix
-        cache is due by then."""
+        """Reports to the driver what is used, and what is cached since when. `if_due_at`: only if a walk over the
+        prefix cache is due by then."""
         if if_due_at < self._report_at:
             return
         instance = self._instance
@@ -126,13 +128,14 @@ class Reclaim:
             self._report_at = begun + (time.monotonic() - begun) / _REPORT_SHARE
 
     def over_limit(self) -> bool:
+        """Whether the engine holds more KV memory than its limit."""
         memory = self._instance.memory.kv
         return memory is not None and memory.overage_bytes() > 0
 
     def shrink(self, retract: Any, *arguments: Any) -> None:
-        """What is over the limit leaves, by way of `retract`, which stops a request, and says whether there was one.
-        Prefixes go, then requests, as far as there is no place for them; what stays moves together. How much is lost
-        where pages lie over the edges of extents is known when they lie there: then more goes."""
+        """Makes memory over the limit leave. `retract(*arguments)` stops one request and returns whether there was one.
+        Prefixes go first, then requests, as far as there is no place for them; the rest is moved together. How much is
+        lost where pages lie over the edges of extents is known only once they are moved: then more goes."""
         instance = self._instance
         memory, kv, counters = instance.memory.kv, instance.kv, instance.counters
         if memory is None or (at_first := memory.overage_bytes()) <= 0 or self._moves_later():
@@ -147,7 +150,7 @@ class Reclaim:
             return stopped
 
         while (over := memory.overage_bytes()) > 0 and not exhausted:
-            device.wait(instance.device)  # what it is at could not move
+            device.wait(instance.device)  # a step under way cannot be moved
             kv.settle()
             kv.hold_tied()
             extents = -(-over // memory.extent_bytes)
@@ -155,7 +158,9 @@ class Reclaim:
             if moves:
                 while kv.beyond(extents + lost) > 0 and not exhausted:
                     exhausted = not stop_one()
-                    instance.admission.make_fit(instance.scheduler.tree_cache, extents + lost)  # its prompt is cached
+                    instance.admission.make_fit(
+                        instance.scheduler.tree_cache, extents + lost
+                    )  # its prompt is now cached
                 self._move_together(extents)
             else:
                 exhausted = not stop_one()
@@ -168,7 +173,8 @@ class Reclaim:
             _log.info("memory left", bytes=left, retractions=retractions, ms=ms)
 
     def _moves_later(self) -> bool:
-        """Others go by where KV is, for a moment: by place nearly all would have to go."""
+        """Whether reclaiming waits a moment for transfers that rely on where KV lies: without moving, nearly all of it
+        would have to leave."""
         if not self._instance.kv_transfer.busy:
             self._busy_since = None
             return False
@@ -177,11 +183,11 @@ class Reclaim:
         return now - self._busy_since < _BUSY_S
 
     def _may_move(self) -> bool:
-        """Nobody else goes by where things are."""
+        """Whether KV may be moved: no other rank or engine relies on where it lies."""
         return self._ranks.size == 1 and not self._instance.kv_transfer.busy
 
     def _move_together(self, extents: int) -> None:
-        """So that so many leave. Only what `_may_move`, with the device at rest."""
+        """Moves live KV so that `extents` extents can leave. Call it only if `_may_move`, with the device at rest."""
         instance, kv = self._instance, self._instance.kv
         more = extents - kv.leaving()
         if more <= 0:

@@ -1,5 +1,5 @@
-"""Taking running requests out of the batch and back into SGLang's waiting queue, in the ways SGLang itself does it
-when its pool is full.
+"""Retracts running requests: takes them out of the batch and back into SGLang's waiting queue, in the ways SGLang
+itself does it when its pool is full.
 
 Works on SGLang's Scheduler between two steps. Imports SGLang: only the engine process may import this.
 """
@@ -12,15 +12,15 @@ from sglang.srt.managers.schedule_batch import release_req
 
 
 def retract_one(scheduler: Any, batch: Any) -> bool:
-    """Retracts the running request that SGLang would retract first (fewest tokens generated); what it had is
-    computed again later. `batch` is the one about to decode. False when nothing runs."""
+    """Retracts the running request that SGLang would retract first (fewest tokens generated); its tokens are computed
+    again later. `batch` is the one about to decode. False when nothing runs."""
     batch.filter_batch()
     if batch.is_empty():
         return False
     keep = batch._get_decode_retraction_order(batch.reqs, scheduler.server_args, allow_policy_sort=True)
     index = keep.pop()
     request = batch.reqs[index]
-    # 0 remaining: with more, SGLang would evict ahead for the steps to come; here memory leaves.
+    # 0 remaining: with more, SGLang would evict ahead for the next steps; here memory leaves.
     batch.release_req(index, 0, scheduler.server_args)
     batch.filter_batch(keep_indices=sorted(keep))
     batch.batch_is_full = False
@@ -29,8 +29,8 @@ def retract_one(scheduler: Any, batch: Any) -> bool:
 
 
 def retract_chunked(scheduler: Any) -> bool:
-    """Retracts the request whose prompt is half computed. False when there is none, or when its last chunk is
-    still in the last batch."""
+    """Retracts the request whose prompt is half computed. False when there is none, or when its last chunk is still in
+    the last batch."""
     request = scheduler.chunked_req
     if request is None or request.inflight_middle_chunks > 0:
         return False

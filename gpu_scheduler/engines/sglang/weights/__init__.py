@@ -1,1 +1,7 @@
-"""Weights of one model: their places in the weights range, and the loaders that fill it."""
+"""Weights of one model: their places in the weights range, and the loaders that fill it.
+
+weights_range       places of parameters, layout, manifest, checksum
+loader              SGLang's model loaders for a checkpoint, an image, or random weights
+read_ahead          safetensors files read by several threads
+random_weights      weights from a seed, for benchmarks
+"""

@@ -1,7 +1,7 @@
-"""SGLang's model loaders for this engine, given to it as `load_format`. Imports SGLang: only the engine process may
+"""SGLang's model loaders for this engine, passed to it as `load_format`. Imports SGLang: only the engine process may
 import this.
 
-All end with the parameters in the weights range, before SGLang makes its pools or captures a graph.
+Each of them leaves the parameters in the weights range, before SGLang makes its pools or captures a graph.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ REFUSALS = (
     MemoryError,
     SafetensorError,
 )
-"""What SGLang and its libraries raise for a file that is cut short, a wrong shape, an unknown architecture."""
+"""Exceptions that SGLang and its libraries raise for a file that is cut short, a wrong shape, an unknown
+architecture."""
 
 
 @contextmanager
 def blame(path: str) -> Iterator[None]:
-    """Errors inside are the model's fault or the host's (`faults`), unless memory of the device was missing."""
+    """Turns exceptions inside into a CommandError that blames the model or the host (`faults`), or NoMemory where
+    memory of the device was missing. `path`: the model's folder."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -69,19 +71,28 @@ class Target(Protocol):
     device: torch.device
     ranks: Ranks
     server_args: Any
-    """SGLang's, of this model."""
+    """SGLang's ServerArgs for this model."""
     paddings: set[int]
-    """Widths by which SGLang may fill up tensors of the checkpoint."""
+    """Widths by which SGLang may pad tensors of the checkpoint."""
     reader: ReadAhead | None
     """The reader of the checkpoint's files, while they are read."""
 
-    def together(self) -> AbstractContextManager[None]: ...
+    def together(self) -> AbstractContextManager[None]:
+        """Context in which one rank may fail: afterwards all ranks go on, or all raise CommandError."""
+        ...
 
-    def weights_born_here(self, *, copy: bool) -> AbstractContextManager[None]: ...
+    def weights_born_here(self, *, copy: bool) -> AbstractContextManager[None]:
+        """Context in which SGLang builds the model and its parameters go into the weights range, with their values if
+        `copy`."""
+        ...
 
-    def bind_weights(self, model: torch.nn.Module, *, copy: bool) -> None: ...
+    def bind_weights(self, model: torch.nn.Module, *, copy: bool) -> None:
+        """Moves the parameters that are elsewhere into the weights range, and reports where each lies. Called once."""
+        ...
 
-    def progress(self, step: str, done: int, total: int) -> None: ...
+    def progress(self, step: str, done: int, total: int) -> None:
+        """Reports `done` of `total` bytes of a step."""
+        ...
 
 
 class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
@@ -98,7 +109,7 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
         target: Target = current.instance()
         target.paddings = _paddings(model_config.hf_config, target.ranks.rank, target.ranks.size)
-        # SGLang draws a progress bar; ours is a message.
+        # SGLang draws a progress bar; this engine sends a message instead.
         born_here = target.weights_born_here(copy=True)
         together = target.together()
         ahead = _read_ahead(model_config.model_path)
@@ -126,7 +137,7 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
 
 
 class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
-    """Builds the model and reads nothing: the loader fills the weights range from its image."""
+    """Builds the model without reading weights: the weights range is filled from the loader's image."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         load_config.load_format = LoadFormat.AUTO
@@ -144,7 +155,7 @@ class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
 
     @staticmethod
     def load_weights_and_postprocess(model: torch.nn.Module, weights: Any, target_device: torch.device) -> None:
-        """Without the weights, but with what quantised layers do to the shapes of their parameters."""
+        """Loads no weights, but changes the shapes of quantised layers' parameters as loading does."""
         for module in model.modules():
             method = getattr(module, "quant_method", None)
             if method is not None:
@@ -152,7 +163,7 @@ class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
 
 
 class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
-    """Draws what a checkpoint would hold."""
+    """Builds the model with random weights in place of a checkpoint's."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         load_config.load_format = LoadFormat.AUTO
@@ -170,20 +181,21 @@ class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
 
 
 def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> None:
-    """Tables of rotary embeddings first get the length that SGLang would give them next, in memory of their own. Raises
-    BrokenModel, on all ranks, where they are made for fewer positions than the catalogue's context has."""
+    """Moves the model's tensors into the weights range. Tables of rotary embeddings first get the length that SGLang
+    would give them next, in memory of their own. Raises BrokenModel, on all ranks, if they are made for fewer positions
+    than the catalogue's context has."""
     instance: Target = current.instance()
     context = instance.load.model.context_tokens
     made = min((len(table) for table in _rope_tables(model)), default=context)
     if made < context:
-        # What SGLang adds to them is of another kind.
+        # The rows that SGLang adds to tables are of another kind.
         raise BrokenModel(f"its context is {context} tokens by the catalogue, its rotary embedding is made for {made}")
     reserve_rope_cache_for_long_sequences(model, instance.server_args, model_config)
     instance.bind_weights(model, copy=copy)
 
 
 def _rope_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Those of rotary embeddings, with a row for each position."""
+    """Tables of rotary embeddings, with a row for each position."""
     for module in model.modules():
         for name in ("cos_sin_cache", "long_cos_sin_cache"):
             if isinstance(table := getattr(module, name, None), torch.Tensor):
@@ -191,8 +203,8 @@ def _rope_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _fill_with_nan(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The parameters that a checkpoint has to set, filled with NaN. Scales have meaningful defaults and may be
-    absent."""
+    """Names and parameters that a checkpoint has to set, each filled with NaN. Scales have meaningful defaults and may
+    be absent."""
     for name, parameter in model.named_parameters():
         if (
             parameter.is_floating_point()
@@ -204,8 +216,8 @@ def _fill_with_nan(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Param
 
 
 def _paddings(config: Any, rank: int, ranks: int) -> set[int]:
-    """How many places of this rank's part of a layer nothing in the checkpoint is for: SGLang widened layers of this
-    model, so that they suit its kernels and divide among the ranks."""
+    """Widths of padding in this rank's part of a layer, for which the checkpoint has nothing: SGLang widens layers of
+    some models, so that they suit its kernels and divide among the ranks."""
     original = "original_"
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // getattr(
         config, "original_num_attention_heads", config.num_attention_heads
@@ -222,14 +234,15 @@ def _paddings(config: Any, rank: int, ranks: int) -> set[int]:
 
 
 def _file_bytes(folder: str, suffixes: tuple[str, ...]) -> int:
+    """Total bytes of the files in a folder with one of these suffixes."""
     names = [name for name in os.listdir(folder) if name.endswith(suffixes)]
     return sum(os.path.getsize(os.path.join(folder, name)) for name in names)
 
 
 @contextmanager
 def _read_ahead(folder: str) -> Iterator[None]:
-    """Inside, SGLang is given the tensors of safetensors files by a reader of ours, whose memory is made ready while
-    SGLang builds the model."""
+    """Context in which SGLang gets the tensors of safetensors files from a `ReadAhead`, whose memory is made ready
+    while SGLang builds the model."""
     instance: Target = current.instance()
     began = time.monotonic()
     reader = instance.reader = _reader(folder, instance.options, instance.device)
@@ -245,6 +258,8 @@ def _read_ahead(folder: str) -> Iterator[None]:
 
 
 def _reader(folder: str, options: Options, device: torch.device) -> ReadAhead | None:
+    """The reader for a folder's safetensors files; None if there are none, with no `read_threads`, or without host
+    memory for it."""
     nbytes = min(options.read_ahead_bytes, _file_bytes(folder, (_SAFE,)))
     if nbytes <= 0 or options.read_threads <= 0:
         return None

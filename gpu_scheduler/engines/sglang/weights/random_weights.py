@@ -1,5 +1,5 @@
-"""Weights that a seed makes, for benchmarks. Knows torch and Transformers only: whoever compares this engine with
-another program, or one device with several, draws the same."""
+"""Weights from a seed, for benchmarks. Imports only torch and Transformers, so that a comparison of this engine with
+another program, or of one device with several, draws the same weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def checkpoint(folder: str, dtype: torch.dtype, device: torch.device | str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors as a checkpoint of this configuration would have them, whole, one after the other: the same in
+    """Names and tensors that a checkpoint of this configuration would have, whole, one after the other: the same in
     every process on the same kind of device. Activations keep their scale and attention is peaked, so that greedy
     tokens depend on weights and on KV."""
     with torch.device("meta"):
@@ -21,6 +21,7 @@ def checkpoint(folder: str, dtype: torch.dtype, device: torch.device | str) -> I
 
 
 def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """One tensor: ones for a vector, else normally distributed, with the name as seed."""
     if len(shape) < 2:
         return torch.ones(shape, dtype=dtype, device=device)
     generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))

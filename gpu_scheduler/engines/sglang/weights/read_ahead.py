@@ -1,9 +1,9 @@
-"""The tensors of safetensors files, in the files' order, read by several threads ahead of who takes them.
+"""Reads the tensors of safetensors files, in the files' order, with several threads ahead of the consumer.
 
-Files are read in pieces, straight to where their tensor lies in a buffer that the device copies from. What does not fit
-there (it is larger than the buffer, or whoever takes the tensors keeps those before it) gets ordinary memory of its
-own, one tensor at a time and not ahead. So reading holds the buffer, beside it at most one tensor, and what the taker
-keeps. The bytes go through the page cache: a folder that was just downloaded is there.
+Files are read in pieces, straight to their tensor's place in a buffer that the device copies from. A tensor that does
+not fit there (it is larger than the buffer, or the consumer keeps those before it) gets ordinary memory of its own, one
+tensor at a time and not ahead. So reading holds the buffer, at most one tensor beside it, and the tensors that the
+consumer keeps. The bytes go through the page cache: a folder that was just downloaded is there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from services.telemetry import log
 Tensors = Iterator[tuple[str, torch.Tensor]]
 _log = log.get(__name__)
 PIECE_BYTES = 8 << 20
-"""Of one read: a large tensor is read by all threads at once."""
+"""Bytes of one read; a large tensor is read by all threads at once."""
 _TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
@@ -43,7 +43,7 @@ class OtherTypes(Exception):
 
 @dataclass(eq=False)
 class TensorRead:
-    """One tensor of a file, and where it is read to."""
+    """One tensor of a file, and the memory that it is read into. It begins at byte `at` of the file."""
 
     name: str
     file: str
@@ -54,10 +54,10 @@ class TensorRead:
     shape: tuple[int, ...]
     memory: Bytes | None = None
     missing: int = 0
-    """Pieces that have not been read."""
+    """Number of pieces that have not been read."""
 
     def take(self) -> torch.Tensor:
-        """The tensor, which from now on alone holds its memory."""
+        """The tensor, which from now on is the only holder of its memory."""
         memory, self.memory = self.memory, None
         if memory is None:  # it has no bytes
             return torch.empty(self.shape, dtype=self.dtype)
@@ -65,21 +65,21 @@ class TensorRead:
 
 
 class ReadAhead:
-    """Reads one list of files after the other."""
+    """Reads one list of files after the other, with `threads` threads, into `buffer`."""
 
     def __init__(self, buffer: HostBuffer, threads: int) -> None:
         self._buffer = buffer
         self._threads = threads
         self.nbytes = 0
-        """Read and taken."""
+        """Bytes read and handed over."""
         self.waited_s = 0.0
-        """By who took the tensors."""
+        """Seconds that the consumer has waited for tensors."""
         self._under_way = ExitStack()
 
     def tensors(self, files: Sequence[str]) -> Tensors:
-        """Name and tensor of all that these files hold; a tensor's memory is used again when nothing refers to it.
-        Ending the iterator ends the reading. Raises OtherTypes before the first, SafetensorError for a file that is
-        none or not whole, OSError for one that changes meanwhile."""
+        """Name and tensor of everything in these files. A tensor's memory is used again when nothing refers to it.
+        Ending the iterator ends the reading. Raises OtherTypes before the first tensor, SafetensorError for a file that
+        is none or not whole, OSError for one that changes meanwhile."""
         with ExitStack() as stack:
             self._under_way = stack
             wanted = [each for file in files for each in _wanted(file, stack)]
@@ -98,25 +98,27 @@ class ReadAhead:
                 yield each.name, each.take()
 
     def close(self) -> None:
-        """Ends the reading, where who took the tensors did not get to their end."""
+        """Ends the reading, if the consumer did not come to its end, and closes the buffer."""
         self._under_way.close()
         self._buffer.close()
 
 
 class _Reading:
-    """What the threads share. Who takes the tensors places them, in their order; the threads fill what has a place."""
+    """The state that the threads share. The consumer gives tensors their places, in order; the threads fill those that
+    have one."""
 
     def __init__(self, wanted: Sequence[TensorRead], buffer: HostBuffer) -> None:
         self._buffer = buffer
         self._unplaced = deque(each for each in wanted if each.nbytes)
         self._pieces: deque[tuple[TensorRead, int, int]] = deque()
-        """(tensor, from, to) within the tensor, that nobody reads yet."""
+        """(tensor, start, end): byte ranges within a tensor that no thread reads yet."""
         self._failure: Exception | None = None
         self._stopped = False
         self._changed = threading.Condition()
 
     def wait_for(self, tensor: TensorRead) -> None:
-        """Until it has been read; it is the next one. Raises what a thread raised."""
+        """Waits until `tensor`, the next one, has been read, and gives places to as many of the next ones as fit.
+        Raises what a thread raised."""
         with self._changed:
             while self._unplaced and (place := self._buffer.take(self._unplaced[0].nbytes)) is not None:
                 self._place(self._unplaced.popleft(), place)
@@ -134,12 +136,13 @@ class _Reading:
         self._pieces.extend((tensor, start, min(start + PIECE_BYTES, tensor.nbytes)) for start in starts)
 
     def stop(self) -> None:
+        """Makes the threads end after the piece that each is reading."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def work(self) -> None:
-        """What each thread does."""
+        """Reads pieces until the reading is stopped; each thread runs this."""
         while (piece := self._next()) is not None:
             tensor, start, end = piece
             failure = None
@@ -154,13 +157,15 @@ class _Reading:
                     self._changed.notify_all()
 
     def _next(self) -> tuple[TensorRead, int, int] | None:
+        """Waits for the next piece to read; None: the reading is stopped."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._pieces) or self._stopped)
             return None if self._stopped else self._pieces.popleft()
 
 
 def _wanted(file: str, stack: ExitStack) -> list[TensorRead]:
-    """What a file holds, in the order of its bytes. It stays open as long as `stack`."""
+    """Tensors of a file, in the order of their bytes. The file stays open as long as `stack`. Raises OtherTypes or
+    SafetensorError."""
     with safe_open(file, framework="pt") as whole:  # raises where the header is wrong or does not fit the file
         names = list(whole.offset_keys())
     opened = stack.enter_context(open(file, "rb"))
@@ -177,6 +182,7 @@ def _wanted(file: str, stack: ExitStack) -> list[TensorRead]:
 
 
 def _read(tensor: TensorRead, start: int, end: int) -> None:
+    """Reads bytes `start` to `end` of a tensor into its memory. Raises OSError if the file is too short."""
     assert tensor.memory is not None
     target = tensor.memory.data
     while start < end:
@@ -192,7 +198,8 @@ def _read(tensor: TensorRead, start: int, end: int) -> None:
 def or_as_ever(
     reader: ReadAhead | None, original: Callable[..., Tensors], files: Sequence[str], *args: object, **more: object
 ) -> Tensors:
-    """The tensors of these files, by `original` where there is no reader, or where it cannot make them."""
+    """Name and tensor of everything in these files, by `reader`, or by `original` where there is none or it cannot make
+    them."""
     if reader is not None:
         try:
             yield from reader.tensors(files)

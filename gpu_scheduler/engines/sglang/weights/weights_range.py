@@ -1,11 +1,11 @@
-"""Where a model's parameters lie in its weights range: placing, layout, manifest, checksum.
+"""Places of a model's parameters in its weights range: placing, layout, manifest, checksum.
 
-Parameters go there as SGLang creates them, one after the other, so that a model is never on the device twice. What
-SGLang makes of them after reading a checkpoint (quantised layers) follows behind.
+Parameters go there as SGLang creates them, one after the other, so that a model is never on the device twice. Tensors
+that SGLang makes of them after reading a checkpoint (quantised layers) follow behind.
 
 The unit is the storage, not the parameter: tied weights share one and are placed once, views and transposed parameters
-keep their strides. Buffers that are not part of a checkpoint stay private, where SGLang made them, but for the tables
-of rotary embeddings: they are constant, and large where the context is long.
+keep their strides. Buffers that are not part of a checkpoint stay private, where SGLang made them, except for the
+tables of rotary embeddings: they are constant, and large where the context is long.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from services.runtime.checksum import MULTIPLIER, ROW_BYTES, Checksum, as_text
 ALIGN_BYTES = 256
 _CHUNK_BYTES = 64 << 20
 _TABLE = "cos_sin_cache"
-"""What SGLang calls the tables of its rotary embeddings, which do not change."""
+"""SGLang's name for the tables of its rotary embeddings, which do not change."""
 _MULTIPLIER = MULTIPLIER - (1 << 64)  # torch has signed words only, and the same bits come out
 
 
 @dataclass(frozen=True)
 class ParameterPlace:
-    """One named tensor within a range."""
+    """One named tensor within a range; shape and stride are in elements."""
 
     name: str
     offset_bytes: int
@@ -44,11 +44,11 @@ class WeightsLayout:
 
     places: tuple[ParameterPlace, ...]
     nbytes: int
-    """Up to the end of the last."""
+    """Bytes up to the end of the last tensor."""
 
 
 class MappedWeights:
-    """A weights range being filled from its start. `need(n)` makes sure that its first n bytes are mapped."""
+    """A weights range being filled from its start. `need(n)` maps its first n bytes, or raises NoMemory."""
 
     def __init__(self, memory: torch.Tensor, need: Callable[[int], None]) -> None:
         self.memory = memory
@@ -56,12 +56,13 @@ class MappedWeights:
         self._need = need
 
     def offset(self, tensor: torch.Tensor) -> int | None:
-        """Where the tensor begins; None if it is somewhere else."""
+        """Byte of the range at which the tensor begins; None if it is somewhere else."""
         offset = int(tensor.data_ptr() - self.memory.data_ptr())
         return offset if 0 <= offset < self.memory.numel() and tensor.device == self.memory.device else None
 
     def take(self, storage: torch.UntypedStorage, copy: bool) -> int:
-        """A place for a storage, with its content if `copy`; returns where."""
+        """Takes a place for a storage, with its content if `copy`; returns the byte at which it starts. Raises
+        NoMemory."""
         start = self.used
         end = start + storage.nbytes()
         self._need(end)
@@ -72,7 +73,7 @@ class MappedWeights:
         return start
 
     def adopt(self, tensor: torch.Tensor, start: int) -> None:
-        """Makes `tensor` a view of the range, where its storage now begins at `start`."""
+        """Makes `tensor` a view of the range, where its storage now begins at byte `start`."""
         offset = start + int(tensor.storage_offset()) * tensor.element_size()
         tensor.data = view(
             self.memory, ParameterPlace("", offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
@@ -81,7 +82,7 @@ class MappedWeights:
 
 @contextmanager
 def born_in(range_: MappedWeights, *, copy: bool) -> Iterator[None]:
-    """Parameters that modules are given inside go into the range at once, with their first values if `copy`. One that
+    """Context in which new parameters of modules go into the range at once, with their first values if `copy`. One that
     shares its storage with another stays where it is (`bind` moves both)."""
     register = torch.nn.Module.register_parameter
 
@@ -99,7 +100,7 @@ def born_in(range_: MappedWeights, *, copy: bool) -> Iterator[None]:
 
 
 def _alone(tensor: torch.Tensor) -> bool:
-    """Whether nothing else has the tensor's storage. (One count is the tensor's, one that of the object asked.)"""
+    """Whether nothing else holds the tensor's storage. (One count is the tensor's, one that of the object asked.)"""
     storage = tensor.untyped_storage()
     return storage.nbytes() > 0 and int(torch._C._storage_Use_Count(storage._cdata)) <= 2
 
@@ -122,9 +123,9 @@ def tables(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def bind(model: torch.nn.Module, range_: MappedWeights, *, copy: bool) -> None:
-    """Moves what of the model's tensors is not in the range behind what is. With `copy` their values move along,
-    without it they are whatever the range holds; tables keep their values, because nothing reads them from a
-    checkpoint. One storage after the other, so that the second copy stays small."""
+    """Moves those of the model's tensors that are not in the range behind those that are. With `copy` their values move
+    along, without it they are whatever the range holds; tables keep their values, because nothing reads them from a
+    checkpoint. Storages move one after the other, so that the second copy stays small. Raises NoMemory."""
     _move(checkpoint_tensors(model), range_, copy)
     _move(tables(model), range_, copy=True)
 
@@ -142,7 +143,7 @@ def _move(tensors: Iterator[tuple[str, torch.Tensor]], range_: MappedWeights, co
 
 
 def lay_out(model: torch.nn.Module, range_: MappedWeights) -> WeightsLayout:
-    """What lies where, of a model that is bound: the same for every process that builds the same model."""
+    """Layout of a model that is bound: the same in every process that builds the same model."""
     places = []
     for name, tensor in chain(checkpoint_tensors(model), tables(model)):
         offset = range_.offset(tensor)
@@ -152,7 +153,7 @@ def lay_out(model: torch.nn.Module, range_: MappedWeights) -> WeightsLayout:
 
 
 def view(memory: torch.Tensor, place: ParameterPlace) -> torch.Tensor:
-    """The tensor at `place`."""
+    """The tensor at `place`, a view of `memory` (bytes)."""
     start = place.offset_bytes
     item = place.dtype.itemsize
     reach = 1 + sum((size - 1) * step for size, step in zip(place.shape, place.stride, strict=True))
@@ -161,7 +162,7 @@ def view(memory: torch.Tensor, place: ParameterPlace) -> torch.Tensor:
 
 
 def python_scalars(model: torch.nn.Module) -> dict[str, str]:
-    """Numbers that quantised layers keep outside their tensors (scales of the KV cache)."""
+    """Numbers that quantised layers keep outside their tensors (scales of the KV cache), as text by name."""
     found: dict[str, str] = {}
     for prefix, module in model.named_modules():
         for name in ("k_scale_float", "v_scale_float"):
@@ -172,7 +173,7 @@ def python_scalars(model: torch.nn.Module) -> dict[str, str]:
 
 
 def manifest(layout: WeightsLayout, total_bytes: int, scalars: dict[str, str]) -> engine_pb2.Manifest:
-    """`total_bytes`: of the range, whole extents."""
+    """Message with the layout, for the loader. `total_bytes`: bytes of the range, whole extents."""
     return engine_pb2.Manifest(
         tensors=[
             engine_pb2.Manifest.Tensor(
@@ -190,8 +191,8 @@ def manifest(layout: WeightsLayout, total_bytes: int, scalars: dict[str, str]) -
 
 
 def checksum(memory: torch.Tensor) -> str:
-    """Of all bytes of a weights range, as the loader computes it of an image (`services.runtime.checksum`). On a GPU
-    one pass at the speed of its memory."""
+    """Checksum of all bytes of a weights range, as the loader computes it for an image (`services.runtime.checksum`).
+    On a GPU it is one pass at the speed of its memory."""
     if memory.device.type == "cpu":
         whole = Checksum()
         for start in range(0, memory.numel(), _CHUNK_BYTES):
