@@ -4,7 +4,7 @@ What the host does for a step does not grow with its tokens: it launches some tw
 12 to 30 ms, as fast as the processor is. With a graph that is 5 to 8 ms. On an H200 the device needs 8 ms for 2,048
 tokens of a 1B model, 21 of a 3B and 41 of an 8B, so that short prompts of large models and all those of small ones wait
 for their host. Prompts of 1,770 tokens that came at once to a 1B model had their first tokens 20 to 30 ms after one
-another without graphs and 12.5 with them, of a 3B model 43 and 23, of an 8B model 49 either way (docs/gpu.md).
+another without graphs and 12.5 with them, of a 3B model 43 and 23, of an 8B model 49 either way (docs/lab/gpu-runs.md).
 
 A step is filled up to the size of a graph, a sixth more in the mean, which costs most where the device is what bounds
 it; and each size costs a cold start a tenth of a second. So larger steps have none.

@@ -6,13 +6,13 @@ The driver gives processes on a GPU equal slices. A prefill step of P seconds be
 long as the work takes. If they stand still instead they lose the same P, and the first token is out after P. On an H200
 it is worse than equal slices: a prefill step of a small model is bound by the host, which leaves gaps between kernels,
 and each gap costs a slice. First tokens of models of 1B to 8B took 2 to 2.7 times as long beside one engine that
-decoded, and 4.4 times beside two (docs/gpu.md).
+decoded, and 4.4 times beside two (docs/lab/gpu-runs.md).
 
 **It is not for every prefill.** What standing still costs, all that decode pay, and of what it spares, as much goes to
 each prompt that is prefilled or waits behind that at its engine. So nobody stands still who decodes for more than
 `precedence_batch` requests for each of them: where many decode beside single prompts, they would pay with one or two
 hundredths of their pace (smaller prefill steps, and the devices with nothing to do between them), which buys less than
-they lose (docs/policies.md has both).
+they lose (docs/lab/tuning.md has both).
 
 Whoever decodes stands still for `precedence_s` at most and then makes a step, so that claims of engines that died, or
 prefills that follow one another, stop nobody. What prefills may take of the time in the long run is the pace's matter

@@ -10,7 +10,7 @@ that was decided before goes on, a prefill begins. So it is the quickest of seve
 of them may be five times the truth, and who believes to be out of its target's reach wants nothing (`tpot_slack.py`),
 has the devices never for itself, and learns nothing better for as long as it remembers; by then its requests may be
 lost. A 3B engine on an H200 believed in 14 ms instead of 2.8 for half of its steps, of which it made one each 4 ms
-(docs/gpu.md).
+(docs/lab/gpu-runs.md).
 
 Seconds, on the caller's clock.
 """

@@ -36,7 +36,7 @@ from gpu_scheduler.engines.sharing.throttle import ThrottleRules
 RECOVERY_RATIO = 2
 RECOVERY_TOKENS = 12
 """Tokens in which a request has to be able to make good what it is behind: so many for each that it has, and so many
-more. With a ratio of 1 or a half less is met (docs/policies.md)."""
+more. With a ratio of 1 or a half less is met (docs/lab/tuning.md)."""
 
 
 class Stream(NamedTuple):

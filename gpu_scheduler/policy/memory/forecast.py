@@ -1,7 +1,7 @@
 """How many tokens the next request of a model will generate: a moving average of what its last ones did.
 
 A request starts only if its prompt and so many tokens fit (admission.py). The paper leaves open what stands there; what
-the choice is worth is in docs/policies.md.
+the choice is worth is in docs/lab/tuning.md.
 """
 
 from __future__ import annotations

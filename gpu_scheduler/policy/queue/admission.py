@@ -12,7 +12,7 @@ share of the devices would not: a short prompt beside a long one. Four things ke
   behind it is launched, so who waits for that comes too late for that step, and too late to fill the one behind it.
   Between two that follow one another the next engine has to hear of it and to end a step, which is longer than a
   short prefill: two 8B engines with prompts of 256 tokens had mean TTFTs of 74 to 80 ms one at a time, and 46 side
-  by side, with 4 to 6 % more TPOT (docs/policies.md).
+  by side, with 4 to 6 % more TPOT (docs/lab/tuning.md).
 - *Memory.* A request starts only if the pages of its prompt and of the forecast of its decode can be granted. If not, a
   `NeedMemory` asks for a limit to be moved. A request of S that lacks memory is passed over and keeps its claim: no
   later request of its model starts before it, and what its devices have free is not given to requests after it. An aged

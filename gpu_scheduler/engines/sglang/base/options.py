@@ -122,7 +122,7 @@ _LEAST_PREFILL_GRAPH, _PREFILL_HALVES = 16, 128
 """Tokens: shorter steps are filled up to the first, if they have half of it; from the second on sizes are half an
 octave apart."""
 MAX_PAGE_SIZE = 64
-"""FlashAttention 3 reads the unused tail of larger pages (docs/measurements.md)."""
+"""FlashAttention 3 reads the unused tail of larger pages (docs/lab/measurements.md)."""
 
 
 def kind_of(device: str) -> str:

@@ -58,7 +58,7 @@ def allocator(configurator: Any, *, sizes: Any, token_to_kv_pool: Any, **_argume
 
 def page_major_with_any_backend(_arguments: Any) -> None:
     """SGLang allows that layout with Triton's attention only; FlashAttention 3 reads it as well, bit for bit
-    (docs/measurements.md)."""
+    (docs/lab/measurements.md)."""
 
 
 def no_fused_store(_forward_batch: Any) -> bool:
