@@ -84,9 +84,9 @@ class GatewayConfig(Config):
     "http://localhost:3000", or "*" alone for all pages. None: only pages that come from the gateway's own address.
     `/ui` and `/metrics` are for none of them. It is no access control: `keys_file` is."""
     ui: bool | None = None
-    """Whether the page at /ui is served (docs/operate/ui.md). Nothing said: where `http` is a loopback address, to who asks
-    for it by a loopback name. True: to whoever reaches the gateway, without any check. With `keys_file` it is served
-    to admin keys wherever it is not false."""
+    """Whether the page at /ui is served (docs/operate/ui.md). Nothing said: where `http` is a loopback address, to who
+    asks for it by a loopback name. True: to whoever reaches the gateway, without any check. With `keys_file` it is
+    served to admin keys wherever it is not false."""
 
     @property
     def serving_tls(self) -> ServerTls | None:

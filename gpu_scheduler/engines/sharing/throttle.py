@@ -30,8 +30,8 @@ than can be on time (`Backlog.pressed`) nobody does until that is over: pauses m
 wait are more than those who decode. So they are for prompts that are in no hurry: without a target, or far from it.
 With pauses come what may, eight models on two H200s (a busy slice of servegen48, six times) had 36 % of their first
 tokens in time where engines that knew of no pauses had 57 %, and targets of streams were met no more often
-(docs/lab/gpu-runs.md). A target below what the model does alone cannot be met by any pause, so it buys no more than others
-can: `least_share` of the time is always left to prefills, and costs a neighbour a sixth more than alone.
+(docs/lab/gpu-runs.md). A target below what the model does alone cannot be met by any pause, so it buys no more than
+others can: `least_share` of the time is always left to prefills, and costs a neighbour a sixth more than alone.
 """
 
 from __future__ import annotations
