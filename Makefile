@@ -65,7 +65,7 @@ bench: env protos ## the benchmarks that need no GPU; results in benchmarks/resu
 fuzz: env protos ## nonsense to every way in; half an hour of it
 	@$(BIN)/python -m benchmarks.fuzz
 
-figures: env ## docs/figures, drawn from benchmarks/results
+figures: env ## docs/lab/figures, drawn from benchmarks/results
 	@$(BIN)/python -m benchmarks.figures
 
 clean: ## generated code and run files; not the environment

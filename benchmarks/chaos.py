@@ -4,7 +4,7 @@
 
 For each fault: streams that failed or said something else than undisturbed, the longest pause of one, seconds until
 everything was served again (also a model that was away), bytes that stayed taken, whether the ledger was ever unequal
-to the capacity. The faults are those of tests/chaos/; some need root. docs/reliability.md has the results.
+to the capacity. The faults are those of tests/chaos/; some need root. docs/lab/reliability.md has the results.
 """
 
 from __future__ import annotations

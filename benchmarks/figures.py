@@ -1,4 +1,4 @@
-"""`make figures`: every figure of docs/figures, from the JSON files of benchmarks/results. Measures nothing.
+"""`make figures`: every figure of docs/lab/figures, from the JSON files of benchmarks/results. Measures nothing.
 
 A file that is not there leaves its figures out, with a line that says so.
 """
@@ -238,7 +238,7 @@ FIGURES: dict[str, Callable[[dict[str, Any]], Iterable[tuple[str, Figure]]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "lab" / "figures")
     given = parser.parse_args()
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "prism"  # the same data give the same file

@@ -5,7 +5,7 @@
 
 Over the wire: a system of echo engines on CPU pages, all processes real. After each surface every process has to live,
 answer its health check and serve a completion; its log may have no error, the ledger has to be equal to the capacity,
-descriptors and memory must not have grown. docs/reliability.md has the results.
+descriptors and memory must not have grown. docs/lab/reliability.md has the results.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python -m benchmarks.host_pulse [--every-s 0.25]        # until its standard input ends; then a line of JSON
 
 Steps of small models take as long as their host takes to launch them, and hosts differ, and so do halves of one: a 1B
-model's decode step of six requests took 1.6 ms on one host, and 1.8 and 2.1 on the halves of another (docs/gpu.md). A
-result that carries this can be told from one of another host. It costs a few thousandths of a core.
+model's decode step of six requests took 1.6 ms on one host, and 1.8 and 2.1 on the halves of another
+(docs/lab/gpu-runs.md). A result that carries this can be told from one of another host. It costs a few
+thousandths of a core.
 
 `work_ms` is by the wall clock and `cpu_ms` by the process's own: what the first has more, others had the core for. A
 slow clock, or somebody on the core's other thread, shows in both. `late_ms` is how late it woke. Quantiles.

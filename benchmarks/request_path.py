@@ -204,7 +204,7 @@ async def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 256])
     parser.add_argument("--seconds", type=float, default=20.0, help="for each number of streams (default %(default)s)")
     parser.add_argument("--group", choices=("gpu-scheduler", "stand-in"), default="gpu-scheduler")
-    parser.add_argument("--traces", action="store_true", help="every request is traced (docs/monitoring.md)")
+    parser.add_argument("--traces", action="store_true", help="every request is traced (docs/operate/monitoring.md)")
     parser.add_argument("--pids", action="store_true", help="print process ids, for a profiler")
     options = parser.parse_args()
     busy = os.getloadavg()[0]

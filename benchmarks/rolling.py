@@ -5,7 +5,7 @@ pages; each process in turn gets SIGTERM and is started again.
 
 For each: streams that failed or said something else than undisturbed, the longest pause of one, seconds until it had
 ended, and from then until everything was served again. A stream that a gateway does not take any more is the other
-one's, as behind a balancer. docs/reliability.md has the results.
+one's, as behind a balancer. docs/lab/reliability.md has the results.
 """
 
 from __future__ import annotations

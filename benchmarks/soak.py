@@ -7,7 +7,7 @@ Before that models of new names come and go, so that what is kept of the last so
 Every 15 s of each process: resident, own and shared memory, descriptors, threads, processor time; of the node: what the
 ledger counts, what the kernel counts of extents and images, files and bytes of the state folder, lines of metrics, and
 what Python's allocator has given out: that a leak makes grow, and holes in memory do not. At the end a line through
-each curve without its first ten minutes. docs/reliability.md has the results.
+each curve without its first ten minutes. docs/lab/reliability.md has the results.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Sizes:
 
 GPU = Sizes(2, 32 << 20, 8 << 20, 1664 << 20, 130 << 20)
 """The quota: engines measured 1.33 to 1.61 GiB. Until 26 November 2026 it was 2 GiB here, which those pay for whose
-models all stay awake (docs/gpu.md)."""
+models all stay awake (docs/lab/gpu-runs.md)."""
 CPU = Sizes(4, 512 << 10, 256 << 10, 1 << 20, 0)
 
 

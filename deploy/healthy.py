@@ -2,7 +2,7 @@
 
 ADDRESS is that of a gRPC server with health ("unix:/run/prism/balloond.sock", "127.0.0.1:8001") or the path of a
 SEQPACKET socket whose owner serves it (the keeper's). Where TCP is mTLS, PRISM_TLS_CA, PRISM_TLS_CERTIFICATE,
-PRISM_TLS_KEY and PRISM_TLS_SERVER_NAME say what is shown (docs/security.md).
+PRISM_TLS_KEY and PRISM_TLS_SERVER_NAME say what is shown (docs/operate/security.md).
 """
 
 from __future__ import annotations

@@ -71,22 +71,22 @@ class GatewayConfig(Config):
     """Of bodies that have not come to their end, together, without the first 64 KiB of each; more get 503."""
     traces: bool = False
     """Spans of requests, by OTLP over HTTP; OTEL_EXPORTER_OTLP_ENDPOINT and other variables of OpenTelemetry's say
-    where to, and of how many (docs/monitoring.md)."""
+    where to, and of how many (docs/operate/monitoring.md)."""
 
     public_tls: ServerTls | None = None
     """For clients, at `http` and `listen`, where that is TCP; none: in the clear. (`tls` is for the way to placement
     and groups.)"""
     keys_file: str = ""
-    """API keys (docs/security.md); empty: whoever reaches the gateway may ask for anything."""
+    """API keys (docs/operate/security.md); empty: whoever reaches the gateway may ask for anything."""
 
     cors_origins: Annotated[list[Origin], AfterValidator(cors.alone)] = []
     """Pages that may read answers in a browser, by their origins: "https://chat.example.com",
     "http://localhost:3000", or "*" alone for all pages. None: only pages that come from the gateway's own address.
     `/ui` and `/metrics` are for none of them. It is no access control: `keys_file` is."""
     ui: bool | None = None
-    """Whether the page at /ui is served (docs/ui.md). Nothing said: where `http` is a loopback address, to who asks for
-    it by a loopback name. True: to whoever reaches the gateway, without any check. With `keys_file` it is served
-    to admin keys wherever it is not false."""
+    """Whether the page at /ui is served (docs/operate/ui.md). Nothing said: where `http` is a loopback address, to who
+    asks for it by a loopback name. True: to whoever reaches the gateway, without any check. With `keys_file` it is
+    served to admin keys wherever it is not false."""
 
     @property
     def serving_tls(self) -> ServerTls | None:

@@ -1,5 +1,5 @@
 """What the gateway's spans say of a request. Names are OpenTelemetry's where there are any (HTTP, RPC, GenAI); `prism.`
-begins those that are ours. docs/monitoring.md has the table."""
+begins those that are ours. docs/operate/monitoring.md has the table."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class GpuSchedulerConfig(Config):
     """gRPC address of the node's loader; empty: there are no images, every start is from the checkpoint."""
     traces: bool = False
     """Spans of activations, and of the requests that a gateway traces, by OTLP over HTTP; OTEL_EXPORTER_OTLP_ENDPOINT
-    and other variables of OpenTelemetry's say where to, and of how many (docs/monitoring.md)."""
+    and other variables of OpenTelemetry's say where to, and of how many (docs/operate/monitoring.md)."""
     elastic_kv: bool = True
     """False: a model's limit is its floor (`floor_tokens` in the catalogue) as long as it is here, unless an operator
     sets another, and no room is made for its requests: memory is divided, as if every engine had a pool of its own."""

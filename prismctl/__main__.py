@@ -1,4 +1,4 @@
-"""`prismctl`: see `prismctl --help` and docs/prismctl.md."""
+"""`prismctl`: see `prismctl --help` and docs/operate/prismctl.md."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ are given all that they can take), one under 256 endless requests of equal lengt
 TPOT 6 % less), what an engine measures of its own prefill (17 % more), a wake-up while other GPUs of the host are busy
 (15 % too fast). Decode steps of 1 to 192 requests and nothing else are met within 6 % (8B, 3B), what three engines that
 decode at once make of a GPU within 8 %. Fitted with models of 1B, 3B and 8B only. Whole systems, and two models that
-share a GPU: `benchmarks/sim_check.py`, docs/gpu.md.
+share a GPU: `benchmarks/sim_check.py`, docs/lab/gpu-runs.md.
 
 An H100 (`cost.py`) differs by its memory alone. Of nine runs of whole systems on two of them, four of one sitting are
 within 5 points of requests on time, five of another, beside two more GPUs at work, 2 to 13 below what it says. Of

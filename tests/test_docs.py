@@ -16,6 +16,7 @@ FILES = [
 DOCUMENTS = [name for name in FILES if name.endswith(".md")]
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _FILE = re.compile(r"`([\w./-]+\.(?:py|proto|sh))`")
+_DOCUMENT = re.compile(r"\bdocs/[\w./-]+\.md\b")
 
 
 def anchors(text: str) -> set[str]:
@@ -49,3 +50,10 @@ def test_files_that_the_code_names_exist():
     texts = {name: (ROOT / name).read_text() for name in FILES if name.endswith((".py", ".proto"))}
     found = {name: [file for file in _FILE.findall(text) if file not in ENDS] for name, text in texts.items()}
     assert {name: files for name, files in found.items() if files} == {}
+
+
+def test_documents_that_any_file_names_exist():
+    kinds = (".md", ".py", ".proto", ".sh", ".toml", ".yaml", ".service", ".socket", ".env")
+    texts = {name: (ROOT / name).read_text() for name in FILES if name.endswith(kinds)}
+    found = {name: [path for path in _DOCUMENT.findall(text) if path not in FILES] for name, text in texts.items()}
+    assert {name: paths for name, paths in found.items() if paths} == {}

@@ -1,4 +1,4 @@
-"""All measurements of engines on a GPU, one after the other: what docs/gpu.md says is from here.
+"""All measurements of engines on a GPU, one after the other: what docs/lab/gpu-runs.md says is from here.
 
     python -m benchmarks.gpu.suite --out DIR [NAME ...]                   on one GPU: about 25 minutes
     python -m benchmarks.gpu.suite --out DIR --rehearse [NAME ...]        on the CPU, small: does every program run?

@@ -12,9 +12,10 @@
     context_tokens = 4096           # shorter than the checkpoint's (what its rotary embedding is made for, factor
                                     # and all), to need less memory
     floor_tokens = 16384            # KV that it keeps while active; left out: as much as its longest request needs
-    tool_parser = "hermes"          # how it writes calls of tools (docs/openai.md), where its template does not say
+    tool_parser = "hermes"          # how it writes calls of tools, where its template does not say
+                                    # (docs/guide/openai.md)
     task = "embed"                  # it makes embeddings, or "generate"; left out: embeddings if sentence-transformers
-                                    # can read its folder (docs/openai.md)
+                                    # can read its folder (docs/guide/openai.md)
 
 An unknown key, a value that cannot be or a name given twice makes the file unusable, in one line. What a checkpoint
 says is not looked at here: a broken one is an error of its model, not of the file.

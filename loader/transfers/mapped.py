@@ -1,9 +1,9 @@
 """Extents under addresses of this process for the time of a copy.
 
 To give access to an extent waits for about half of what the links have under way, once anything is copied, and takes a
-tenth of that before (docs/measurements.md). So a thread maps all of them ahead, in order: some before any is told of,
-the others while those are copied. What takes them away again would hold up either, as the driver does one such thing at
-a time: it is left to whoever closes this, when nobody waits for the bytes any more.
+tenth of that before (docs/lab/measurements.md). So a thread maps all of them ahead, in order: some before any is told
+of, the others while those are copied. What takes them away again would hold up either, as the driver does one such
+thing at a time: it is left to whoever closes this, when nobody waits for the bytes any more.
 """
 
 from __future__ import annotations

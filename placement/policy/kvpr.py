@@ -5,8 +5,8 @@
     pressure  KVPR + load * sum of w                                         (`Device.load`, 1/bytes)
 
 KVPR is from the Prism paper, section "Load-Aware Model Placement"; that demand counts by itself too is ours: what is
-left of memory says little where there is plenty (docs/policies.md). `S` is what balloond's ledger has for models on the
-device.
+left of memory says little where there is plenty (docs/lab/tuning.md). `S` is what balloond's ledger has for models on
+the device.
 What is not elastic is taken off it: weights, and the private quota of each engine, or what a hibernating one keeps. A
 floor is KV, so it stays in the denominator, but it must find its place: a model fits where its weights, quota and floor
 are free of the others' weights, quotas and floors. Where a model does not fit the pressure is infinite.

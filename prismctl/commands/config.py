@@ -91,7 +91,7 @@ def validate(
 @cli.command(app, "prismctl config settings gateway", "settings")
 def settings(
     service: Annotated[str, typer.Argument(metavar="SERVICE", help=", ".join(reference.SERVICES))] = "",
-    markdown: Annotated[bool, typer.Option("--markdown", help="The whole reference, docs/settings.md.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="All of docs/operate/settings.md.")] = False,
     json_: Json = False,
 ) -> None:
     """What may be in the configuration of a service, or of all: each key with its type, its default and what it is

@@ -28,8 +28,8 @@ _LARGEST_MODEL = 1 << 50
 _HEAD = """\
 # Settings
 
-Written by `prismctl config settings --markdown > docs/settings.md` from the services' code; a test fails when it is
-not. `prismctl config settings gateway` prints one service's in a terminal.
+Written by `prismctl config settings --markdown > docs/operate/settings.md` from the services' code; a test fails
+when it is not. `prismctl config settings gateway` prints one service's in a terminal.
 
 Every service reads one TOML file, which its command line names: `python -m gateway --config /etc/prism/gateway.toml`.
 
@@ -43,13 +43,13 @@ Every service reads one TOML file, which its command line names: `python -m gate
 - **A key that is not listed here, another type or a value out of bounds refuses to start**, in one line that names the
   key. `prismctl config validate FILE...` says so beforehand, and whether the files of one node agree.
 - **`${NAME}` in a text is the environment's NAME** when the service reads its file; one that is not set is an error. It
-  is for what differs between nodes that have the same file (docs/deploy.md, "A fleet").
+  is for what differs between nodes that have the same file (docs/operate/deploy.md, "A fleet").
 - **A change needs a restart.** Read again while the service runs are placement's `groups`, `loaders` and `balloond`,
   and the files that settings name: keys and certificates when they change, the catalogue at SIGHUP.
 - `a.b` is the key `b` of the table `[a]`, and `a[].b` that of each `[[a]]`. What a table requires it requires where it
   is there at all. A default of none: as if it were not there.
 - The keeper has no file: `python -m balloond.keeper --socket PATH`. What a catalogue lists: the head of
-  `loader/catalogue/catalogue.py`. Keys: docs/security.md.
+  `loader/catalogue/catalogue.py`. Keys: docs/operate/security.md.
 """
 _MARKDOWN = re.compile(r"\\|\*(?=\S)|(?<=\S)\*|<(?=[A-Za-z/!?])")
 """What it would not print as it is."""
@@ -138,8 +138,8 @@ def _said(row: SettingRow, code: str = "") -> str:
 
 
 def as_markdown(sections: Iterable[ReferenceSection]) -> str:
-    """docs/settings.md. A paragraph is one line: where it is wrapped, a line may begin with what Markdown takes for a
-    list."""
+    """docs/operate/settings.md. A paragraph is one line: where it is wrapped, a line may begin with what Markdown takes
+    for a list."""
     parts = [_HEAD]
     for section in sections:
         parts.append(f"## {section.title}\n\n{_escaped(section.intro)}\n")

@@ -78,6 +78,6 @@ Address = Annotated[str, AfterValidator(grpc), "address"]
 HttpAddress = Annotated[str, AfterValidator(http), "HTTP address"]
 SocketPath = Annotated[str, AfterValidator(socket_path), "socket path"]
 AddressOrNone = Annotated[str, _or_empty(grpc), "address"]
-"""These may be empty. (The words are for docs/settings.md.)"""
+"""These may be empty. (The words are for docs/operate/settings.md.)"""
 HttpAddressOrNone = Annotated[str, _or_empty(http), "HTTP address"]
 SocketPathOrNone = Annotated[str, _or_empty(socket_path), "socket path"]

@@ -254,7 +254,7 @@ async def test_an_activation_that_copies_weights_says_how_many_bytes_and_how_fas
     assert copied == pytest.approx(facts["prism.weights.bytes"], rel=1e-3)
 
 
-DOCUMENTED = (ROOT / "docs" / "monitoring.md").read_text().partition("## Traces")[2].partition("\n## ")[0]
+DOCUMENTED = (ROOT / "docs" / "operate" / "monitoring.md").read_text().partition("## Traces")[2].partition("\n## ")[0]
 
 
 async def test_spans_events_and_attributes_are_those_of_the_documentation(traced, collector):

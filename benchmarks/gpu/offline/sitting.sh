@@ -12,7 +12,7 @@ ENDS_S=${ENDS_S:-1740} # after `first`; the host goes back half a minute later
 
 # left GPUS: what compare.sh is given
 left() {
-    # The two cells in which hosts decide (docs/gpu.md, "A host is not the same"), at the same seconds: with OTHER=HEAD
+    # The two cells in which hosts decide (docs/lab/gpu-runs.md, "A host is not the same"), at the same seconds: with OTHER=HEAD
     # of pack.sh each pair has folders of its own.
     if [ "$1" -ge 4 ]; then
         echo "prism:hyperbolic:24 prism:quiet:6 / muxserve:hyperbolic:24 muxserve:quiet:6"

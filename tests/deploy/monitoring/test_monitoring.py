@@ -49,7 +49,7 @@ def test_every_expression_is_promql(expression):
 
 def documented():
     """Families of the table of metrics."""
-    text = (Path(monitoring.__file__).parents[2] / "docs" / "monitoring.md").read_text()
+    text = (Path(monitoring.__file__).parents[2] / "docs" / "operate" / "monitoring.md").read_text()
     table = text.partition("\n## ")[0]
     return {name.removesuffix("_total") for name in re.findall(r"`((?:prism|vllm:)_?[a-z_]+)`", table)}
 
@@ -83,7 +83,7 @@ async def test_every_metric_and_label_that_is_asked_for_is_told_by_a_running_sys
             missing = set(LABEL.findall(labels)) - told[base]
             assert not missing or base in NEVER_HERE, f"{name} has no {missing}"
     ours = {name for name in told if name.startswith(("prism_", "vllm:")) and not name.endswith("_created")}
-    assert ours == documented(), "docs/monitoring.md"
+    assert ours == documented(), "docs/operate/monitoring.md"
     for name in ("prism_gateway_routes_fresh", "prism_group_reachable", "prism_balloond_reachable"):
         assert set(values[name]) == {1.0}, f"{name} of a system that is well"
 

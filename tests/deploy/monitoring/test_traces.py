@@ -15,7 +15,7 @@ SOURCES = (
     "services/telemetry/otlp.py",
 )
 ATTRIBUTE = re.compile(r"(?:gen_ai|prism|http|rpc|url|server|error|service)\.[a-z0-9_.]+")
-SECTION = (ROOT / "docs" / "monitoring.md").read_text().partition("## Traces")[2].partition("\n## ")[0]
+SECTION = (ROOT / "docs" / "operate" / "monitoring.md").read_text().partition("## Traces")[2].partition("\n## ")[0]
 ROWS = [line for line in SECTION.splitlines() if line.startswith("|")]
 TOLD = {name for name in re.findall(r"`([^`]+)`", "\n".join(ROWS)) if ATTRIBUTE.fullmatch(name)}
 

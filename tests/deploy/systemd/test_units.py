@@ -50,7 +50,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path):
         paths.append(tmp_path / path.name.replace("@.", "@0."))
         paths[-1].write_text(path.read_text().replace("/opt/prism/.venv/bin/python", sys.executable))
     assert len(paths) == 7
-    # Two gateways on one socket, installed as docs/upgrades.md says.
+    # Two gateways on one socket, installed as docs/operate/upgrades.md says.
     two = FOLDER / "two-gateways"
     paths += [tmp_path / "prism-gateway.socket", tmp_path / "prism-gateway@1.service"]
     shutil.copy(two / "prism-gateway.socket", tmp_path)

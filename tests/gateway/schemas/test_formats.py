@@ -16,7 +16,7 @@ import regress
 from gateway.schemas import formats, languages, patterns
 from gateway.schemas.languages import LanguageWork, Tree
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "openai.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "guide" / "openai.md"
 FIT = {
     "date": ("2024-02-29", "2000-02-29", "1999-12-31"),
     "time": ("00:00:00Z", "23:59:59.5+02:00"),

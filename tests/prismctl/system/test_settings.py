@@ -15,8 +15,8 @@ from prismctl.system import reference
 from prismctl.system.settings import NONE, REQUIRED, rows
 from services.runtime.config import Config
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "settings.md"
-WRITE_IT = "prismctl config settings --markdown > docs/settings.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "operate" / "settings.md"
+WRITE_IT = "prismctl config settings --markdown > docs/operate/settings.md"
 Address = Annotated[str, AfterValidator(str.strip)]
 Named = Annotated[str, AfterValidator(str.strip), "address"]
 
@@ -220,4 +220,4 @@ def test_what_makes_no_sense_is_refused(arguments):
 
 
 def test_the_document_is_what_the_code_says():
-    assert DOCUMENT.read_text() == run("--markdown").stdout, f"docs/settings.md is old: {WRITE_IT}"
+    assert DOCUMENT.read_text() == run("--markdown").stdout, f"docs/operate/settings.md is old: {WRITE_IT}"
