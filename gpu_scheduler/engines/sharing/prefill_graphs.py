@@ -4,7 +4,7 @@ The host's time for a step does not grow with its tokens: it launches some twent
 to 30 ms, depending on the processor. With a graph that is 5 to 8 ms. On an H200 the device needs 8 ms for 2,048 tokens
 of a 1B model, 21 of a 3B and 41 of an 8B, so that short prompts of large models and all prompts of small ones wait for
 their host. Prompts of 1,770 tokens that came at once to a 1B model had their first tokens 20 to 30 ms after one another
-without graphs and 12.5 with them; on a 3B model 43 and 23, on an 8B model 49 either way (docs/gpu.md).
+without graphs and 12.5 with them; on a 3B model 43 and 23, on an 8B model 49 either way (docs/lab/gpu-runs.md).
 
 A step is padded to the size of a graph, by a sixth in the mean, which costs most where the device is the bottleneck;
 and each graph size costs a cold start a tenth of a second. So larger steps have none.

@@ -6,13 +6,13 @@ The driver gives processes on a GPU equal slices. A prefill step of P seconds be
 work takes. If they stand still instead they lose the same P, and the first token is out after P. On an H200 equal
 slices are worse than that: a prefill step of a small model is bound by the host, which leaves gaps between kernels, and
 each gap costs a slice. First tokens of models of 1B to 8B took 2 to 2.7 times as long beside one engine that decoded,
-and 4.4 times beside two (docs/gpu.md).
+and 4.4 times beside two (docs/lab/gpu-runs.md).
 
 **It is not for every prefill.** All decoding requests pay for the wait, and each prompt that is prefilled or queued
 behind that at its engine gains as much. So an engine that decodes more than `precedence_batch` requests for each of
 these prompts does not wait: where many requests decode beside single prompts, they would pay with one or two hundredths
 of their speed (smaller prefill steps, and idle gaps on the devices between them), which buys less than they lose
-(docs/policies.md has both).
+(docs/lab/tuning.md has both).
 
 An engine waits for `precedence_s` at most and then makes a step, so that claims of engines that died, or prefills in an
 unbroken row, stop no decodes. The prefills' share of the time in the long run is the throttle's concern

@@ -11,7 +11,7 @@ decided before goes on, a prefill begins. So the quickest of several counts.
 quickest of them may be five times the truth; an engine that thereby believes its target out of reach makes no bid
 (`tpot_slack.py`), never has the devices to itself, and learns nothing better for as long as it remembers; by then its
 requests may be past recovery. A 3B engine on an H200 believed in 14 ms instead of 2.8 for half of its steps, of which
-it made one each 4 ms (docs/gpu.md).
+it made one each 4 ms (docs/lab/gpu-runs.md).
 
 Seconds, on the caller's clock.
 """

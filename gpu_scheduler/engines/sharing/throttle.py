@@ -29,9 +29,9 @@ makes no pauses while they would make one of its prompts late (`Backlog.late_by_
 than can be on time (`Backlog.pressed`) no engine pauses until that is over: pauses make all waiting requests later, and
 those are more than the decoding ones. So pauses are for prompts that have time: without a target, or far from it. With
 unconditional pauses, eight models on two H200s (a busy slice of servegen48, six times) had 36 % of their first tokens
-in time where engines without pauses had 57 %, and TPOT targets were met no more often (docs/gpu.md). A target below
-what the model does alone cannot be met by any pause, so it gets no more protection than others: `least_share` of the
-time is always left to prefills, and costs a neighbour a sixth more than alone.
+in time where engines without pauses had 57 %, and TPOT targets were met no more often (docs/lab/gpu-runs.md). A target
+below what the model does alone cannot be met by any pause, so it gets no more protection than others: `least_share` of
+the time is always left to prefills, and costs a neighbour a sixth more than alone.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from gpu_scheduler.engines.sharing.throttle import ThrottleRules
 RECOVERY_RATIO = 2
 RECOVERY_TOKENS = 12
 """A request has to be able to catch up within `RECOVERY_RATIO` tokens for each that it has, and `RECOVERY_TOKENS` more.
-With a ratio of 1 or a half fewer targets are met (docs/policies.md)."""
+With a ratio of 1 or a half fewer targets are met (docs/lab/tuning.md)."""
 
 
 class Stream(NamedTuple):

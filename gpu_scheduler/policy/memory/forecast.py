@@ -1,7 +1,7 @@
 """How many tokens the next request of a model will generate: a moving average over its last requests.
 
 A request starts only if its prompt and that many tokens fit (admission.py). The paper does not say what this number is;
-docs/policies.md measures what the choice is worth.
+docs/lab/tuning.md measures what the choice is worth.
 """
 
 from __future__ import annotations

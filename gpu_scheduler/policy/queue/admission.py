@@ -14,7 +14,7 @@ with a share of the devices. Four things keep a request from starting:
   an engine reports a prompt as finished once the following step is launched, so a request that waits for the report
   misses that step, and is too late to fill the one after it. Between two prefills in sequence the next engine has to
   read the message and to end a step, which takes longer than a short prefill: two 8B engines with prompts of 256 tokens
-  had mean TTFTs of 74 to 80 ms one at a time, and 46 side by side, with 4 to 6 % more TPOT (docs/policies.md).
+  had mean TTFTs of 74 to 80 ms one at a time, and 46 side by side, with 4 to 6 % more TPOT (docs/lab/tuning.md).
 - *Memory.* A request starts only if the pages of its prompt and of its forecast output can be granted. If not, a
   `NeedMemory` asks for a limit to be moved. A request of S that lacks memory is passed over and keeps its claim: no
   later request of its model starts before it, and the free bytes of its devices are not given to requests after it. An

@@ -131,7 +131,7 @@ _LEAST_PREFILL_GRAPH, _PREFILL_HALVES = 16, 128
 """Sizes of prefill graphs, in tokens. Steps shorter than `_LEAST_PREFILL_GRAPH` are padded to it if they have half of
 it; from `_PREFILL_HALVES` on, sizes are half an octave apart."""
 MAX_PAGE_SIZE = 64
-"""Most tokens per page of KV: FlashAttention 3 reads the unused tail of larger pages (docs/measurements.md)."""
+"""Most tokens per page of KV: FlashAttention 3 reads the unused tail of larger pages (docs/lab/measurements.md)."""
 
 
 def kind_of(device: str) -> str:

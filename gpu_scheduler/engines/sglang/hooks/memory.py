@@ -84,7 +84,7 @@ def allocator(configurator: Any, *, sizes: Any, token_to_kv_pool: Any, **_argume
 
 def page_major_with_any_backend(_arguments: Any) -> None:
     """Checks nothing. SGLang allows the page-major layout with Triton's attention only; FlashAttention 3 reads it as
-    well, bit for bit (docs/measurements.md)."""
+    well, bit for bit (docs/lab/measurements.md)."""
 
 
 def no_fused_store(_forward_batch: Any) -> bool:
