@@ -106,7 +106,7 @@ class CudaMaker:
     page_bytes = PAGE_BYTES
 
     def __init__(self, index: int) -> None:
-        """Raises OSError without a driver."""
+        """`index`: CUDA's ordinal of the device. Raises OSError without a driver."""
         call(cu.cuInit, 0)
         self._allocation = allocation(index)
 

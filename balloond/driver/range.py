@@ -574,7 +574,7 @@ class ElasticRange:
         elif not over and left:
             self._reports.soon()
 
-    # --- asking
+    # --- requests
 
     def _ask(self, now: float) -> None:
         wanted: list[tuple[int, int, int]] = []

@@ -1,4 +1,4 @@
-"""What leases of a device were asked to give back, what they reported that they have, and what may still come.
+"""Reclaims of a device's leases: what was sent, what leases reported that they have, and what may still come.
 
 Three things free memory: a reclaim that is answered, a limit that was lowered, and a lease that ends. The first two are
 "coming" until they came, or their time is over.
