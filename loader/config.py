@@ -24,8 +24,7 @@ class LoaderConfig(Config):
     device_dtype_bytes: Literal[2, 4] = 4
     """Bytes of each number in weights and KV as engines hold them: 4 (float32) on the CPU, 2 on GPUs."""
     kv_extent_bytes: int = Field(default=256 << 10, gt=0)
-    """Bytes of an extent, for floors, which are whole extents: that of the engines (`engines.kv_extent_bytes` of the
-    gpu_schedulers)."""
+    """Bytes of an extent of the engines (`engines.kv_extent_bytes` of the gpu_schedulers): floors are whole extents."""
     engine_quota_bytes: int = Field(default=1 << 20, ge=0)
     """Bytes of private memory of an engine on its device, for models whose catalogue entry gives no `quota_bytes`."""
     chunk_bytes: int = Field(default=32 << 20, ge=4096, multiple_of=4096)

@@ -68,7 +68,7 @@ def settings(folder: Path) -> Mapping[str, Any]:
 
 def check(folder: Path, told: Mapping[str, Any]) -> None:
     """Checks the files that are read beside tokenizer_config.json, whose object is `told`. A tokenizer.json, which is
-    large, is only checked for being there. Raises Unmet, OSError."""
+    large, is only checked for being there, fetched and not empty. Raises Unmet, OSError."""
     whole = (folder / TOKENIZER).is_file()
     for name in (TOKENIZER,) if whole else (*OLDER_TOKENIZERS, _BESIDE_OLDER):
         if (folder / name).is_file():

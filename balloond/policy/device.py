@@ -44,7 +44,7 @@ _BOOKINGS = 0
 """Owner of reclaims in place of a claim's id: memory that a booking needs and other models still hold."""
 
 _PASSING = 16
-"""Divisor of a room's need: the part of it that may pass the room."""
+"""A room's need divided by this: the bytes that may pass it."""
 
 
 class DevicePolicy:
@@ -177,8 +177,8 @@ class DevicePolicy:
         return len(self.claims)
 
     def _entitled(self, model: str, kind: Kind) -> int:
-        """Bytes for which running decodes of others may be stopped: up to the model's booked weights, or its floor of
-        KV."""
+        """Bytes for which running decodes of others may be stopped: what the model lacks of its booked weights, or of
+        its floor of KV."""
         booking = self.ledger.bookings.get(model, Booking())
         if kind != "kv":
             return booking.weights - self.ledger.weights_of(model)
@@ -484,8 +484,9 @@ class DevicePolicy:
         )
 
     def _entitled_to(self, claim: Claim) -> int:
-        """Bytes of the claim that may come from running decodes. A room without `may_retract`, for a request that waits
-        for others, may take them up to its model's floor."""
+        """Bytes of the claim that may come from running decodes. A growth with `may_retract` may take its need, and
+        what it will want beyond that as far as its model is entitled to it. A room without `may_retract`, for a request
+        that waits for others, may take them up to its model's floor."""
         if isinstance(claim, Growth):
             if not claim.may_retract:
                 return 0

@@ -27,7 +27,7 @@ from balloond.policy.ledger import LeaseRecord, Ledger
 from balloond.policy.limits import Limits
 
 _AHEAD = 32
-"""Divisor of a need: the part that is taken beyond it, for leases that decode meanwhile; for 20 GiB, 80 extents. To
+"""A need divided by this: what is taken beyond it, for leases that decode meanwhile; for 20 GiB, 80 extents. To
 find the oldest prefixes once more costs an engine as long as for all of it."""
 
 
