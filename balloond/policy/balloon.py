@@ -54,8 +54,8 @@ class OwnCache:
 
     @property
     def before(self) -> float:
-        """Time of last use before which others' prefixes are clearly older: twice as old, and a second. Reported ages
-        come in steps of that."""
+        """Time of last use before which others' prefixes are clearly older: at least twice as old, and by at least a
+        second. Reported ages come in steps of that."""
         return self.now - max(2 * self.age_s, self.age_s + _CLEARLY_S)
 
 
