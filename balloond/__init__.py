@@ -12,10 +12,10 @@ limit       the most bytes of KV that a model may hold on a device; carries a re
 reserve     extents that an engine has mapped and does not use yet
 claim       a growth or a room that waits until others have given back
 room        free bytes that are held for one model for a while
-spare       an extent made ahead of need: nobody's, and set aside from what the ledger gives out
+spare       an extent made ahead of need: it belongs to no lease and is set aside from what the ledger gives out
 stranded    an extent whose descriptor is lost while an engine that has it lives
 
-The path of a page: an engine's driver asks (`driver/lease.py`), `wire/handoff.py` hears it, `policy/device.py` decides
+The path of a page: an engine's driver asks (`driver/lease.py`), `wire/handoff.py` receives, `policy/device.py` decides
 and books, `node/daemon.py` has the backend create the extent and the keeper record it, the handoff sends the
 descriptor, and the driver maps it (`driver/range.py`). Back: the driver unmaps and returns, the ledger frees, the
 descriptors close.

@@ -20,17 +20,18 @@ class DeviceConfig(ConfigSection):
     """A device of this node."""
 
     name: str
-    """"cuda:0", "cpu:0": the part before the colon names the backend."""
+    """Name of the device, "cuda:0" or "cpu:0" for instance: the part before the colon names the backend."""
     capacity_bytes: int | None = Field(default=None, gt=0)
-    """What balloond may take of it, all in all. A GPU's may be left out: it is what is free when nothing is given out
-    yet, less the reserve."""
+    """Bytes of the device that balloond may take in all. A GPU's may be left out: it is what is free before anything is
+    given out, less the reserve."""
     reserve_bytes: int = Field(default=1 << 30, ge=0)
-    """What a capacity that was left out leaves to those who book nothing: the loader's CUDA context, the driver."""
+    """Bytes left to users that book nothing (the loader's CUDA context, the driver) when the capacity is left out."""
     kv_extent_bytes: int = Field(default=8 << 20, gt=0)
-    """The size of KV extents to expect of engines on a GPU: for the first spares, and to tell whether there are enough
+    """Bytes of a KV extent to expect of engines on a GPU: for the first spares, and to check that there are enough
     descriptors."""
     spare_bytes: int | None = Field(default=None, ge=0)
-    """Of the capacity, what is kept in extents made ahead; by default 128 MiB of a GPU."""
+    """Bytes of the capacity that are kept in extents made ahead; by default 128 MiB of a GPU, nothing of host
+    memory."""
 
     @field_validator("name")
     @classmethod
@@ -59,24 +60,24 @@ class DeviceConfig(ConfigSection):
 
 
 class BalloondConfig(Config):
-    """One node."""
+    """Settings of one node's balloond."""
 
     node: str
-    """How the node is called; in a fleet no other has its name."""
+    """Name of the node; no other node of a fleet has it."""
     handoff: SocketPath
     """Path of the SEQPACKET socket for engines and the loader."""
     keeper: SocketPath
     """Path of the keeper's socket."""
     devices: list[DeviceConfig]
-    """Those whose memory it gives out."""
+    """Devices whose memory balloond gives out."""
     keeper_timeout_s: float = Field(default=10.0, gt=0)
-    """How long a start waits for the keeper."""
+    """Seconds that a start waits for the keeper."""
     reclaim_timeout_s: float = Field(default=_PATIENCE.reclaim_s, gt=0)
-    """What an engine has not given back by then, of what it was asked for, is not waited for."""
+    """Seconds that an engine has to give back what a reclaim asks of it; what is missing then is not waited for."""
     shrink_timeout_s: float = Field(default=_PATIENCE.shrink_s, gt=0)
-    """How long after a model's limit was lowered memory is expected of it."""
+    """Seconds after a model's limit was lowered during which memory is expected of the model."""
     grow_timeout_s: float = Field(default=_PATIENCE.grow_s, gt=0)
-    """A growth that waits longer is refused."""
+    """Seconds that a growth may wait; then it is refused."""
 
     @field_validator("devices")
     @classmethod

@@ -1,4 +1,4 @@
-"""The ledger for Prometheus, and how long growth waits."""
+"""The ledger as Prometheus metrics, and a histogram of how long growth waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROWTH = Histogram(
 
 
 async def publish(daemon: Daemon) -> None:
-    """Follows the ledger, for ever."""
+    """Publishes the ledger's metrics as it changes, for ever."""
     published = Published()
     async for _ in daemon.changed.follow(_EVERY_S):
         published.publish(_families(daemon))

@@ -141,7 +141,8 @@ async def build(service: Service) -> None:
 
 
 async def _reload_on_hangup(models: NodeModels, images: Images, pinned: Pins, path: str) -> None:
-    """SIGHUP: the catalogue file and all checkpoints are read afresh. A file that cannot be used changes nothing."""
+    """Reads the catalogue file and all checkpoints afresh at each SIGHUP. A file that cannot be used changes
+    nothing."""
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
     while True:
@@ -159,7 +160,8 @@ async def _reload_on_hangup(models: NodeModels, images: Images, pinned: Pins, pa
 
 
 def _allow_descriptors() -> None:
-    """One for each image and each borrowed extent: as many as the system lets us have."""
+    """Raises this process's limit of descriptors as far as the system allows: it needs one for each image and each
+    borrowed extent."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -1,4 +1,4 @@
-"""A node's loader as other services see it. Every call raises services.errors."""
+"""Client of a node's loader for other services. Every call raises the errors of `services.errors`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LoaderClient:
     """The loader at a gRPC address. While it restarts, calls wait for it up to their time."""
 
     def __init__(self, address: str, timeout_s: float = 30.0) -> None:
-        """`timeout_s`: of the calls that only read headers; copies take as long as they take."""
+        """`timeout_s`: seconds for calls that only read headers; copies take as long as they take."""
         self._address = address
         self._channel = rpc.channel(address)
         self._stub = loader_pb2_grpc.LoaderStub(self._channel)  # type: ignore[no-untyped-call]
@@ -31,11 +31,11 @@ class LoaderClient:
         await self._channel.close()
 
     def watch(self) -> AsyncIterator[loader_pb2.Catalogue | None]:
-        """The whole catalogue now and after every change, for ever; None each time the loader was lost."""
+        """Yields the whole catalogue now and after every change, for ever, and None each time the loader was lost."""
         return follow_stream(lambda: self._stub.Watch(loader_pb2.WatchRequest()), "catalogue")
 
     async def catalogue(self) -> loader_pb2.Catalogue:
-        """All of it now."""
+        """The whole catalogue as it is now."""
         call = self._stub.Watch(loader_pb2.WatchRequest())
         try:
             catalogue: loader_pb2.Catalogue = await call.read()
@@ -46,28 +46,29 @@ class LoaderClient:
             call.cancel()
 
     async def inspect(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
-        """What adding it would give. Raises Unmet with the reason when the checkpoint is broken, Invalid for what makes
-        no sense, a relative path for one."""
+        """The model that adding `listing` would give; nothing changes. Raises Unmet with the reason when the checkpoint
+        is broken, Invalid for a listing that makes no sense, such as a relative path."""
         answer = await self._call(self._stub.Inspect, loader_pb2.InspectRequest(model=listing), again=True)
         return answer.model  # type: ignore[no-any-return]
 
     async def state(self, name: str) -> loader_pb2.Inspection:
-        """A model of the catalogue: its checkpoint as it is now, its images, and what is under way for it. Raises
-        NotFound, and Unmet when the checkpoint is broken."""
+        """The state of a model of the catalogue: its checkpoint as it is now, its images, and what is under way for it.
+        Raises NotFound, and Unmet when the checkpoint is broken."""
         request = loader_pb2.InspectRequest(model=common_pb2.ModelListing(name=name))
         return await self._call(self._stub.Inspect, request, again=True)  # type: ignore[no-any-return]
 
     async def look(
         self, name: str, *, thorough: bool = False, refused: bool = False, timeout_s: float | None = None
     ) -> loader_pb2.LookResponse:
-        """A model of the catalogue as its files are now, read again where they are not what they were, and with
-        `thorough` in any case. `refused`: an engine could not use them, and it was their fault. Raises NotFound."""
+        """A model of the catalogue as its files are now; they are read again where they are not what they were, and
+        with `thorough` in any case. `refused`: an engine could not use them, and it was their fault. Raises
+        NotFound."""
         request = loader_pb2.LookRequest(model=name, thorough=thorough, refused=refused)
         return await self._call(self._stub.Look, request, again=True, timeout_s=timeout_s)  # type: ignore[no-any-return]
 
     async def add(self, listing: common_pb2.ModelListing, change: int = 0) -> common_pb2.ModelSpec:
-        """Adds a model; `change` is the number that placement gave to that. Raises Exists when the name has another
-        path, and as `inspect` does."""
+        """Adds a model; `change` is the number that placement gave to this change. Raises Exists when the name has
+        another path, and what `inspect` raises."""
         request = loader_pb2.AddRequest(model=listing, change=change)
         return await self._call(self._stub.Add, request)  # type: ignore[no-any-return]
 
@@ -75,7 +76,7 @@ class LoaderClient:
         self, listing: common_pb2.ModelListing, *, prefetch: bool = False, on_progress: Progressed | None = None
     ) -> common_pb2.ModelSpec:
         """Adds a model and makes ready what can be: with `prefetch`, or when it is pinned, its image is read from disk
-        into host memory. Raises as `add` does, and Refused when host memory is short: it is added then."""
+        into host memory. Raises what `add` does, and Refused when host memory is short: the model is added then."""
         request = loader_pb2.RegisterRequest(model=listing, prefetch=prefetch)
         spec = common_pb2.ModelSpec()
         async for message in self._messages(self._stub.Register(request)):
@@ -86,7 +87,8 @@ class LoaderClient:
         return spec
 
     async def remove(self, name: str, change: int = 0) -> None:
-        """`change`: as of `add`; it is kept, where the model is not there as well. Raises NotFound."""
+        """Removes a model. `change`: number of this change, as in `add`; it is kept even if the model is not there.
+        Raises NotFound."""
         await self._call(self._stub.Remove, loader_pb2.RemoveRequest(name=name, change=change))
 
     async def save_image(
@@ -100,8 +102,9 @@ class LoaderClient:
         rank: int = 0,
         on_progress: Progressed | None = None,
     ) -> loader_pb2.ImageProgress:
-        """Returns the last message: `checksum` and `image_bytes` of the image. Cancelling drops a partial one. Raises
-        Unmet (other generation, other checksum), NotFound (model, lease), Refused (host memory)."""
+        """Copies the weights of a lease into an image. Returns the last message: `checksum` and `image_bytes` of the
+        image. Cancelling drops a partial image. Raises Unmet (other generation, other checksum), NotFound (model,
+        lease), Refused (host memory)."""
         request = loader_pb2.SaveImageRequest(
             model=model, generation=generation, lease_id=lease_id, manifest=manifest, checksum=checksum, rank=rank
         )
@@ -118,9 +121,9 @@ class LoaderClient:
         image_only: bool = False,
         on_progress: Progressed | None = None,
     ) -> loader_pb2.ImageProgress:
-        """Returns the last message once the lease's weights are the image's; its `source` says where they came from.
-        With `image_only` not from another lease: what it gave did not verify. Raises Unmet when there is no image like
-        that, NotFound when the lease is gone, Conflict when a caller cancelled it."""
+        """Fills the weights of a lease. Returns the last message once they are the image's; its `source` says where
+        they came from. `image_only`: they do not come from another lease, because what that gave did not verify. Raises
+        Unmet when there is no image like that, NotFound when the lease is gone, Conflict when a caller cancelled it."""
         request = loader_pb2.LoadImageRequest(
             model=model,
             generation=generation,
@@ -132,14 +135,14 @@ class LoaderClient:
         return await self._last(self._stub.LoadImage(request), on_progress)
 
     async def drop_image(self, model: str, *, from_disk: bool = False) -> None:
-        """Idempotent."""
+        """Frees the host memory of a model's image, and with `from_disk` its file too. Idempotent."""
         await self._call(
             self._stub.DropImage, loader_pb2.DropImageRequest(model=model, from_disk=from_disk), again=True
         )
 
     async def copy_kv(self, source: engine_pb2.KvPlaces, target: engine_pb2.KvPlaces) -> int:
-        """Fills the target's places from the source's; how many bytes that was. Raises NotFound (lease, extent), Unmet
-        (no way between the devices)."""
+        """Fills the target's places from the source's and returns the bytes copied. Raises NotFound (lease, extent),
+        Unmet (no way between the devices)."""
         request = loader_pb2.CopyKvRequest(source=source, target=target)
         return int((await self._call(self._stub.CopyKv, request)).bytes)
 
@@ -150,23 +153,24 @@ class LoaderClient:
         return int((await self._call(self._stub.Cancel, request)).ended)
 
     async def pin(self, model: str) -> None:
-        """The model's image gives way to no other. Idempotent. Raises NotFound, and Refused with the arithmetic for a
-        model that can have no image beside those that are pinned."""
+        """Pins a model: its image gives way to no other. Idempotent. Raises NotFound, and Refused with the arithmetic
+        for a model that can have no image beside those that are pinned."""
         await self._call(self._stub.Pin, loader_pb2.PinRequest(model=model), again=True)
 
     async def unpin(self, model: str) -> None:
-        """Idempotent. Raises NotFound, and Unmet for a model that is listed as pinned."""
+        """Takes the pin of a model back. Idempotent. Raises NotFound, and Unmet for a model that is listed as
+        pinned."""
         await self._call(self._stub.Unpin, loader_pb2.UnpinRequest(model=model), again=True)
 
     async def _call(self, method: Any, request: Any, again: bool = False, timeout_s: float | None = None) -> Any:
-        """`again`: it may be made twice. `timeout_s`: of this one, if not of all."""
+        """Makes a call. `again`: it may be made twice. `timeout_s`: seconds for this call, if not those of all."""
         try:
             return await rpc.answer(method, request, self._timeout_s if timeout_s is None else timeout_s, again)
         except grpc.aio.AioRpcError as error:
             raise self._told(error) from None
 
     async def _last(self, stream: Any, on_progress: Progressed | None) -> loader_pb2.ImageProgress:
-        """The message that has the image, as soon as it is here: how the call ends then is nothing to its caller."""
+        """The message that has the image, as soon as it is here; how the call ends after that does not matter."""
         last = loader_pb2.ImageProgress()
         async with aclosing(self._messages(stream)) as messages:
             async for last in messages:
@@ -177,7 +181,7 @@ class LoaderClient:
         return last
 
     async def _messages(self, stream: Any) -> AsyncGenerator[Any, None]:
-        """The messages of a call, which ends with the iteration."""
+        """Yields the messages of a call, which ends with the iteration."""
         try:
             async for message in stream:
                 yield message
@@ -187,7 +191,8 @@ class LoaderClient:
             stream.cancel()
 
     def _told(self, error: grpc.aio.AioRpcError) -> PrismError:
-        """What gRPC says of a connection names nobody, and clients are shown it."""
+        """The error that a caller gets. It names the loader, because clients are shown it and gRPC's text about a lost
+        connection names no service."""
         whom = f"the loader at {self._address}"
         told = from_rpc(error, whom)
         return Unavailable(f"{whom}: {told}") if isinstance(told, Unavailable) else told

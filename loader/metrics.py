@@ -1,4 +1,4 @@
-"""What the loader counts."""
+"""Metrics of the loader."""
 
 from __future__ import annotations
 

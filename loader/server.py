@@ -1,4 +1,4 @@
-"""gRPC of the loader: decode, await, encode."""
+"""The loader's gRPC service: decode, await, encode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAME = "prism.loader.v1.Loader"
 
 
 class LoaderServicer(loader_pb2_grpc.LoaderServicer):
-    """See protos/loader.proto."""
+    """The service of protos/loader.proto, which describes its calls."""
 
     def __init__(
         self,
@@ -153,5 +153,5 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         return loader_pb2.UnpinResponse()
 
     def _entry(self, name: str) -> loader_pb2.Entry | None:
-        """Of the catalogue as callers see it now."""
+        """The entry of a model in the catalogue as callers see it now; None if it has none."""
         return next((entry for entry in self._catalogue.value.entries if entry.model.name == name), None)

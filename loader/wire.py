@@ -1,4 +1,4 @@
-"""protos/loader.proto <-> what the loader works with."""
+"""Conversions between the messages of protos/loader.proto and the loader's values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME: pydantic.TypeAdapter[str] = pydantic.TypeAdapter(Name)
 
 
 def listed(told: common_pb2.ModelListing) -> CatalogueEntry:
-    """Raises Invalid naming the field."""
+    """The entry that a listing describes. Raises Invalid naming the field."""
     if not Path(told.path).is_absolute():
         raise Invalid(f"path: {told.path!r} is not absolute")
     try:
@@ -46,14 +46,15 @@ def listed(told: common_pb2.ModelListing) -> CatalogueEntry:
 
 
 def change(number: int) -> int:
-    """Of a change of the catalogue. Raises Invalid for one that no higher one can follow."""
+    """The number of a change of the catalogue. Raises Invalid for one that no higher one can follow."""
     if not 0 <= number <= _LAST_CHANGE:
         raise Invalid(f"change: {number} is not from 0 to {_LAST_CHANGE}")
     return number
 
 
 def removed_name(name: str) -> str:
-    """Raises Invalid for one that no model can have: of any other a record may be kept."""
+    """The name of a model that is to be removed. Raises Invalid for one that no model can have, because a record is
+    kept of names that one can."""
     try:
         return _NAME.validate_python(name)
     except pydantic.ValidationError as error:
@@ -61,7 +62,7 @@ def removed_name(name: str) -> str:
 
 
 def listing(listed: CatalogueEntry) -> common_pb2.ModelListing:
-    """What `listed` understands."""
+    """The listing from which `listed` gives this entry."""
     return common_pb2.ModelListing(
         name=listed.name,
         path=listed.path,
@@ -117,9 +118,9 @@ def entry(
     retry_s: float = 0.0,
     no_image: str = "",
 ) -> loader_pb2.Entry:
-    """`parts` and `stored` are what there is of its image in host memory and on disk, by rank. An image that is not
-    whole, or of another generation than the checkpoint's, is not shown: nothing that starts now can use it. `change`:
-    the number of the call that added it. `retry_s` of its error, `no_image`: see protos/loader.proto."""
+    """A model's entry. `parts` and `stored` are the parts of its image in host memory and on disk, by rank. An image
+    that is not whole, or of another generation than the checkpoint's, is not shown: nothing that starts now can use it.
+    `change`: the number of the call that added it. `retry_s`, in seconds, and `no_image`: see protos/loader.proto."""
     shown = loader_pb2.Entry(
         model=model_spec(model),
         error=model.error,
@@ -142,7 +143,7 @@ def entry(
 
 
 def _whole(model: CatalogueModel, parts: Sequence[Image] | Sequence[StoredImage]) -> Sequence[Image | StoredImage]:
-    """The parts that a model needs now, or none."""
+    """The parts if they are the whole image of the model's present generation, one for each rank; otherwise none."""
     usable = [part for part in parts if part.generation == model.generation]
     return usable if [part.rank for part in usable] == list(range(model.listed.devices)) else []
 
@@ -156,7 +157,8 @@ def catalogue(
 
 
 def manifest_bytes(manifest: bytes) -> int:
-    """The size of the range that a manifest describes. Raises Invalid when it is none."""
+    """Bytes of the range that a manifest describes. Raises Invalid for bytes that are no manifest, or one without a
+    size."""
     try:
         total = int(engine_pb2.Manifest.FromString(manifest).total_bytes)
     except DecodeError:
@@ -173,7 +175,7 @@ def progress(at: JobProgress) -> common_pb2.Progress:
 
 
 def image_progress(step: JobProgress | Result) -> loader_pb2.ImageProgress:
-    """One message of a save or a load; the last has the image."""
+    """One message of a save or a load; the last one, of a Result, has the image."""
     if isinstance(step, JobProgress):
         return loader_pb2.ImageProgress(progress=progress(step))
     whole = JobProgress("copying", step.total_bytes, step.total_bytes, left_s=0.0)

@@ -1,7 +1,7 @@
 """Messages to a prompt, by the chat template of a checkpoint's folder.
 
 Templates are written for the messages that their authors had in mind. What they do not know they leave out without a
-word, or write in a form that the model never saw; so roles are looked at here, before a model answers to half of a
+word, or write in a form that the model never saw; so roles are checked here, before a model answers to half of a
 conversation.
 """
 
@@ -22,20 +22,20 @@ TAKEN = frozenset(
         *("conversation", "conversations", "tools", "documents", "chat_template", "add_generation_prompt"),
         *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
         *("return_assistant_tokens_mask", "tokenizer_kwargs", "self"),
-        # What a template is shown beside its own options.
+        # Variables that a template gets beside its own options.
         *("messages", "raise_exception", "strftime_now"),
-        # Functions of Jinja's.
+        # Functions that Jinja defines.
         *("range", "dict", "lipsum", "cycler", "joiner", "namespace"),
     )
 )
 """Names that no option of a template's own can have."""
 MOST_ROLES = 32
-"""Roles in a conversation: for each that is new the template is tried once more."""
+"""Most roles in a conversation: for each that is new the template is tried once more."""
 _LONGEST_KEPT = 64
-"""Characters of a role that is remembered."""
+"""Most characters of a role that is remembered."""
 _USUAL_ROLES = frozenset({"system", "user", "assistant", "tool"})
 _MARK = "⟨content of this role⟩"
-"""Stands for a message's content where it is asked whether a template writes it."""
+"""Content that stands in for a message's, to find out whether a template writes it."""
 _IN_SETTINGS = "chat_template of tokenizer_config.json"
 _HELLO = {"role": "user", "content": "hello"}
 _IN_A_PART = {"role": "user", "content": [{"type": "text", "text": "hello"}]}
@@ -43,7 +43,7 @@ _BRIEFED = {"role": "system", "content": "Be brief."}
 _PLAINEST: Sequence[Sequence[Message]] = ([_HELLO], [_BRIEFED, _HELLO], [_IN_A_PART], [_BRIEFED, _IN_A_PART])
 """The plainest chat there is, in the forms that templates may want."""
 _LONGEST_WHY = 300
-"""Characters of what a template says."""
+"""Most characters of what a template says that go into an error."""
 _OF_IMAGES = ("image", "audio", "video", "vision")
 _LOOPED = ("message", "msg", "m")
 """Names that templates give a message where they go through the parts of its content."""
@@ -62,34 +62,33 @@ class UnknownRole(WrongMessage):
     """A role that the model's chat template leaves out, or refuses."""
 
     def __init__(self, message: str, index: int) -> None:
-        """`index`: of the first message that has it."""
+        """`index`: place of the first message that has the role."""
         super().__init__(message, f"[{index}].role")
 
 
 class Template:
-    """The chat template of one folder; all of them, where it has one for tools as well."""
+    """The chat template of one folder, or all of them where it has one for tools as well."""
 
     def __init__(self, folder_tokenizer: Any, places: Mapping[str, str]) -> None:
-        """`folder_tokenizer`: a tokenizer of transformers. `places`: the files of templates that have one, by their
-        names. Raises Unmet for a template that does not compile, and for one that makes no prompt of the plainest
-        chat, so that it can make one of hardly any."""
+        """`folder_tokenizer`: a tokenizer of transformers. `places`: files that hold templates, by the templates'
+        names. Raises Unmet for a template that does not compile, and for one that makes no prompt of the plainest chat:
+        it can hardly make one of any."""
         self._hf = folder_tokenizer
         template = getattr(folder_tokenizer, "chat_template", None) or ""
         texts = {"default": template} if isinstance(template, str) else template
         self.text = "\n".join(texts.values())
-        """What is written in them; empty if there is none."""
+        """Text of all templates; empty if there is none."""
         for name, text in texts.items():
             if text:
                 _compile(text, places.get(name, _IN_SETTINGS))
         self._written: set[str] = set()
-        """Roles whose messages were seen to be in a prompt. They are few and short: clients make them up."""
+        """Roles whose messages were seen in a prompt. Number and length are bounded, because clients make roles up."""
         if self.text and (why := self._refusal()) is not None:
             place = places.get("default") or ", ".join(places.values()) or _IN_SETTINGS
             raise Unmet(f"its chat template makes no prompt of a message of a user: {place}: {why}")
 
     def _refusal(self) -> str | None:
-        """What is wrong with the plainest of chats, in one line; None where the template takes it in any of its
-        forms."""
+        """What is wrong with the plainest chat, in one line; None where the template takes it in any of its forms."""
         if isinstance(self._hf.chat_template, dict) and "default" not in self._hf.chat_template:
             return f"none of its templates ({', '.join(self._hf.chat_template)}) is named default"
         first = None
@@ -105,10 +104,10 @@ class Template:
         return kind + " ".join(str(cause).split())[:_LONGEST_WHY]
 
     def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
-        """The prompt. `options`: the template's own, by its names, and `tools`. A message of role "developer" has role
-        "system" where the template does not name the former. Raises Invalid when there is no template or it refuses
-        the messages, UnknownRole when it leaves out those of a role, WrongMessage when it can be told which one it
-        refuses."""
+        """The prompt of `messages`. `options`: the template's own, by name, and `tools`. A message of role "developer"
+        has role "system" where the template does not name the former. Raises Invalid when there is no template or it
+        refuses the messages, UnknownRole when it leaves out those of a role, WrongMessage when the message that it
+        refuses can be found."""
         if not self.text:
             raise Invalid("this model has no chat template: use /v1/completions")
         options = {"add_generation_prompt": True, **options}
@@ -129,8 +128,8 @@ class Template:
         return prompt
 
     def _shaped(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Messages as SGLang's server shows them to a template: nothing that is null, contents of several parts as
-        lists for templates that go through them, else as one text with spaces between the parts."""
+        """Messages as SGLang's server passes them to a template: nothing that is null, contents of several parts as
+        lists for templates that go through them, otherwise as one text with spaces between the parts."""
         has_tools = options.get("tools") is not None
         chosen = self._hf.get_chat_template(None, [] if has_tools else None)
         lists = _goes_through_parts(chosen)
@@ -164,7 +163,7 @@ class Template:
             raise Invalid(f"the messages do not suit the model's chat template: {error}") from None
 
     def _blame_role(self, messages: Sequence[Message], error: Invalid) -> None:
-        """Raises UnknownRole where the template refused messages one of which has a role that it does not name."""
+        """Raises UnknownRole where the template refused messages and one of them has a role that it does not name."""
         for index, one in enumerate(messages):
             role = str(one.get("role"))
             if role not in _USUAL_ROLES and role not in self.text:
@@ -172,11 +171,11 @@ class Template:
                 raise UnknownRole(message, index) from None
 
     def _blame_message(self, shown: Sequence[Message], options: Mapping[str, Any], error: Invalid) -> None:
-        """Raises WrongMessage where the template, which goes through messages in their order, is not content with one
-        of them, and would be without it. Tries some twenty conversations at most, none longer than this."""
+        """Raises WrongMessage where the template, which goes through messages in their order, refuses one of them and
+        would take the rest. Tries some twenty conversations at most, none longer than this."""
 
         def refused(some: Sequence[Message]) -> bool:
-            """In the same words: without a message others may be in the wrong place."""
+            """Whether `some` are refused in the same words: without a message others may be in the wrong place."""
             try:
                 self._applied(some, options)
             except Invalid as other:
@@ -207,7 +206,7 @@ class Template:
         marked = [_marked(one) if index in places else one for index, one in enumerate(shown)]
         try:
             written = _MARK in self._applied(marked, options)
-        except Invalid:  # it wants contents of a certain form: it reads them
+        except Invalid:  # the template wants contents of a certain form, so it reads them
             return
         if not written:
             raise UnknownRole(f"The model's chat template leaves out messages of the role '{role}'.", places[0])
@@ -216,13 +215,13 @@ class Template:
 
 
 def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with a content that is told from any other, in the form that it has."""
+    """The message with a content that differs from any other, in the form that it has."""
     as_list = isinstance(message["content"], list)
     return {**message, "content": [{"type": "text", "text": _MARK}] if as_list else _MARK}
 
 
 def _compile(text: str, place: str = _IN_SETTINGS) -> Any:
-    """Raises Unmet, which names the `place` where it is written."""
+    """Compiles a template. Raises Unmet, which names the `place` where it is written."""
     import jinja2
     from transformers.utils import chat_template_utils
 
@@ -231,14 +230,14 @@ def _compile(text: str, place: str = _IN_SETTINGS) -> Any:
     except jinja2.TemplateError as error:
         line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise Unmet(f"its chat template does not compile: {place}{line}: {error.message}") from None
-    except (ValueError, RecursionError) as error:  # what Python makes of its numbers and depths
+    except (ValueError, RecursionError) as error:  # Python refuses its numbers or depths
         raise Unmet(f"its chat template does not compile: {place}: {error}") from None
 
 
 @cache
 def _goes_through_parts(text: str) -> bool:
-    """Whether a template takes contents as lists of parts: by SGLang's rule, one that speaks of images, or has a loop
-    over a message's content."""
+    """Whether a template takes contents as lists of parts. By SGLang's rule it does if it speaks of images, or has a
+    loop over a message's content."""
     import jinja2
     from jinja2 import nodes
 

@@ -1,4 +1,4 @@
-"""A loaded tokenizer beside the folder's tokenizer.json.
+"""Comparison of a loaded tokenizer with the folder's tokenizer.json.
 
 Transformers does not read that file as it is: some of its classes build parts of the tokenizer anew. Where that gives
 other token ids or another text, a model is shown nonsense and answers nonsense, and nothing else would say so.
@@ -19,7 +19,7 @@ TEXTS = (
     "def f(x):\n\treturn [x, {'k': 10_000}]\n",
     "Grüße aus München, 漢字とかな, naïve café, 👍🏽",
 )
-"""What is compared: spaces in a row, lines, contractions, digits, code, and characters of several bytes."""
+"""Texts that are compared: spaces in a row, lines, contractions, digits, code, and characters of several bytes."""
 
 
 def difference(tokenizer: Tokenizer, folder: Path) -> str | None:

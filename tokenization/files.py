@@ -1,5 +1,5 @@
-"""The files of a checkpoint's folder that say how its text is made. What is wrong with one of them is said in one line
-that names it and not the folder."""
+"""The files of a checkpoint's folder that say how its text is made. An error is one line that names the file at fault
+and not the folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.errors import Unmet
 from services.wording.values import FLAG, NAMES, TEXT, ValueKind, first_fault
 
 POINTER = b"version https://git-lfs.github.com/spec/"
-"""How Git LFS begins what it puts in place of a file that was not fetched."""
+"""First bytes of what Git LFS puts in place of a file that was not fetched."""
 NOT_FETCHED = "is a Git LFS pointer: run git lfs pull"
 
 CONFIG = "config.json"
@@ -52,11 +52,12 @@ _KINDS: Mapping[str, ValueKind] = {
     "add_eos_token": FLAG,
     "split_special_tokens": FLAG,
 }
-"""What the settings may say, where Transformers fails at something else without naming the key, or does not fail."""
+"""Kinds of values in the settings, for keys where Transformers fails at another kind without naming the key, or does
+not fail."""
 
 
 def settings(folder: Path) -> Mapping[str, Any]:
-    """tokenizer_config.json of a folder; empty where there is none. Raises Unmet, OSError."""
+    """The object in a folder's tokenizer_config.json; empty where there is no such file. Raises Unmet, OSError."""
     if not (folder / SETTINGS).is_file():
         return {}
     told = read_object(folder, SETTINGS)
@@ -66,8 +67,8 @@ def settings(folder: Path) -> Mapping[str, Any]:
 
 
 def check(folder: Path, told: Mapping[str, Any]) -> None:
-    """Looks at the files that are read beside tokenizer_config.json, which is `told`. Of a tokenizer.json, which is
-    large, only whether it is there. Raises Unmet, OSError."""
+    """Checks the files that are read beside tokenizer_config.json, whose object is `told`. A tokenizer.json, which is
+    large, is only checked for being there, fetched and not empty. Raises Unmet, OSError."""
     whole = (folder / TOKENIZER).is_file()
     for name in (TOKENIZER,) if whole else (*OLDER_TOKENIZERS, _BESIDE_OLDER):
         if (folder / name).is_file():
@@ -81,13 +82,13 @@ def check(folder: Path, told: Mapping[str, Any]) -> None:
 
 
 def template_places(folder: Path) -> dict[str, str]:
-    """Where the chat templates of a folder are written, by their names. Those that are files of their own count."""
+    """Files that hold a folder's chat templates, by the templates' names. Templates inside other files are left out."""
     more = {path.stem: f"{_MORE_TEMPLATES}/{path.name}" for path in sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))}
     return {"default": _TEMPLATE, **more} if (folder / _TEMPLATE).is_file() else more
 
 
 def check_fetched(folder: Path, name: str) -> None:
-    """Raises Unmet for a file that is Git LFS's word for another one, or is empty."""
+    """Raises Unmet for a file that is a Git LFS pointer to another one, or is empty."""
     with open(folder / name, "rb") as file:
         first = file.read(len(POINTER))
     if not first:
@@ -97,7 +98,7 @@ def check_fetched(folder: Path, name: str) -> None:
 
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON file. Raises Unmet for what is none, or no object; OSError."""
+    """The object in a JSON file. Raises Unmet for a file that is not JSON, or no object, OSError."""
     text = _read_text(folder, name)
     if not text:
         raise UnreadableNow(f"{name} is empty")

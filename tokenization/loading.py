@@ -20,24 +20,23 @@ from tokenization.tokenizer import Tokenizer
 
 _FILES = (files.TOKENIZER, *files.OLDER_TOKENIZERS)
 _LONGEST_WHY = 300
-"""Characters of what a library says of a folder; some add a page of advice."""
+"""Most characters of what a library says of a folder that go into an error; some add a page of advice."""
 _importing = threading.Lock()
-"""Transformers fills its module in as names are asked for: two threads that import it at once may find it half
-filled."""
+"""Lock for importing transformers, which fills its module in as names are used: two threads that import it at once may
+find it half filled."""
 
 
 def without_torch() -> None:
     """Lets transformers believe that torch is not installed, for the whole process. A process that runs no model saves
     three seconds of its start and 260 MiB of its memory by it. To be called before transformers is imported."""
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install it
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # transformers would advise to install torch
 
 
 def load(path: str) -> Tokenizer:
     """The tokenizer of the folder at `path`. Takes about a second. Raises Unmet, in one line that does not name the
-    folder, when it has none that can be used: none that can be read (UnreadableNow where that may pass), one whose chat
-    template does not compile or makes no prompt of the plainest chat, or one that does other than its
-    tokenizer.json."""
+    folder, if there is none that can be used: it cannot be read (UnreadableNow where that may pass), its chat template
+    does not compile or makes no prompt of the plainest chat, or it does other than its tokenizer.json."""
     folder = Path(path)
     told: Mapping[str, Any] = {}
     try:
@@ -103,8 +102,8 @@ def _load(folder: Path, told: Mapping[str, Any]) -> Any:
 
     options: dict[str, Any] = {"local_files_only": True, "clean_up_tokenization_spaces": False}
     if "fix_mistral_regex" not in told:
-        # Nothing said, transformers warns of a pattern that it takes for a wrong one in every folder without a version
-        # of its own in config.json. SGLang leaves the pattern as it is.
+        # Without this option, transformers warns of a pattern that it takes for a wrong one in every folder without a
+        # version of its own in config.json. SGLang leaves the pattern as it is.
         options["fix_mistral_regex"] = False
     tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **options)
     if type(tokenizer).__name__ == repairs.GENERIC_CLASS:
@@ -117,7 +116,7 @@ def _load(folder: Path, told: Mapping[str, Any]) -> Any:
 
 
 def _fault(error: BaseException) -> type[Unmet]:
-    """Whose fault it is, by what was raised first: libraries make other kinds of it on the way up."""
+    """UnreadableNow or Unmet, by the error that was raised first: libraries turn it into other kinds on the way up."""
     seen = {id(error)}
     while (before := error.__cause__ or error.__context__) is not None and id(before) not in seen:
         seen.add(id(before))
@@ -127,7 +126,7 @@ def _fault(error: BaseException) -> type[Unmet]:
 
 
 def _is_fault(error: BaseException) -> bool:
-    """Whether it is an error of what was read, and nobody's wish to end."""
+    """Whether it is an error of what was read, and no request to end the process."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

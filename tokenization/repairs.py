@@ -1,5 +1,5 @@
-"""What SGLang's own server mends of a tokenizer after transformers has loaded it, done in the same way: the gateway's
-token ids are then those that the model would have been given there.
+"""Repairs that SGLang's own server makes to a tokenizer after transformers has loaded it, done in the same way: the
+gateway's token ids are then those that the model would have been given there.
 
 Source: SGLang 0.5.16, sglang/srt/utils/hf_transformers/tokenizer.py. `tests/tokenization/test_beside_sglang.py`
 compares the two.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 GENERIC_CLASS = "TokenizersBackend"
-"""What transformers 5 takes where it knows no tokenizer class of a model's own."""
+"""Class that transformers 5 takes where it knows no tokenizer class of a model's own."""
 _KEEPS_FLAGS = frozenset(
     {
         "LlamaTokenizer",
@@ -24,7 +24,7 @@ _KEEPS_FLAGS = frozenset(
         "CohereTokenizerFast",
     }
 )
-"""Classes by whose flags `add_bos_token` and `add_eos_token` transformers 4 went."""
+"""Classes whose flags `add_bos_token` and `add_eos_token` transformers 4 followed."""
 _BASE_CLASSES = ("PreTrainedTokenizer", "PreTrainedTokenizerBase")
 
 
@@ -41,15 +41,15 @@ def declared_class(settings: Mapping[str, Any]) -> type | None:
 
 
 def mend(tokenizer: Any, folder: Path, settings: Mapping[str, Any]) -> None:
-    """Mends `tokenizer`, which transformers made of `folder`. `settings`: its tokenizer_config.json. A tokenizer.json
-    that cannot be read raises what the tokenizers library raises."""
+    """Mends `tokenizer`, which transformers made of `folder`. `settings`: its tokenizer_config.json. Raises what the
+    tokenizers library raises at a tokenizer.json that it cannot read."""
     _restore_components(tokenizer, folder / "tokenizer.json")
     _restore_flags(tokenizer, settings)
 
 
 def _restore_components(tokenizer: Any, path: Path) -> None:
-    """Some classes of transformers 5 build pre-tokenizer and decoder anew, as SentencePiece has them, also where
-    tokenizer.json has byte-level ones. Those of another kind are taken from the file."""
+    """Takes pre-tokenizer and decoder from tokenizer.json where the loaded ones are of another kind. Some classes of
+    transformers 5 build them anew, as SentencePiece has them, also where the file has byte-level ones."""
     from tokenizers import Tokenizer
 
     backend = getattr(tokenizer, "_tokenizer", None)
@@ -62,8 +62,8 @@ def _restore_components(tokenizer: Any, path: Path) -> None:
 
 
 def _restore_flags(tokenizer: Any, settings: Mapping[str, Any]) -> None:
-    """Transformers 5 forgets `add_bos_token` and `add_eos_token` where there is a tokenizer.json, whose post-processor
-    may rely on them."""
+    """Sets `add_bos_token` and `add_eos_token` again, which transformers 5 forgets where there is a tokenizer.json,
+    whose post-processor may rely on them."""
     from transformers import PreTrainedTokenizerFast
 
     if settings.get("tokenizer_class", "") not in _KEEPS_FLAGS:

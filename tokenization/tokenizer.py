@@ -13,7 +13,7 @@ from tokenization import chat
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
-"""How SentencePiece writes a space."""
+"""Character that SentencePiece writes for a space."""
 _END_TEXTS = ("<|eom_id|>", "<|content_model_end_sampling|>")
 """Added tokens that SGLang ends an answer at, though no configuration names them."""
 
@@ -23,12 +23,12 @@ class TooLong(Invalid):
 
 
 class Tokenizer:
-    """One model's tokenizer. Several threads may use it at once: after construction nothing changes but two memories,
-    of token bytes and of roles, whose entries are each written whole."""
+    """One model's tokenizer. Several threads may use it at once: after construction nothing changes but two caches, of
+    token bytes and of roles, whose entries are each written whole."""
 
     def __init__(self, folder_tokenizer: Any, template_places: Mapping[str, str] | None = None) -> None:
-        """`folder_tokenizer`: what `loading` made of the folder, a tokenizer of transformers. `template_places`: where
-        its chat templates are written. Raises Unmet for one that cannot be used; see `chat.Template`."""
+        """`folder_tokenizer`: the tokenizer of transformers that `loading` made of the folder. `template_places`: files
+        that hold its chat templates. Raises Unmet for a tokenizer that cannot be used; see `chat.Template`."""
         self._hf = folder_tokenizer
         self._rust = getattr(folder_tokenizer, "backend_tokenizer", None)
         if self._rust is not None:
@@ -40,7 +40,7 @@ class Tokenizer:
             number for number, token in folder_tokenizer.added_tokens_decoder.items() if token.special
         )
         self.end_ids = _end_ids(folder_tokenizer)
-        """Token ids that end an answer by the tokenizer's word, whatever config.json says; often the same."""
+        """Token ids that end an answer according to the tokenizer, whatever config.json says; often the same."""
         decoder = json.loads(self._rust.to_str())["decoder"] if self._rust is not None else None
         self.byte_level = decoder is not None and decoder["type"] == "ByteLevel"
         """Whether text is exactly the tokens' bytes in a row, so that it can be decoded token by token."""
@@ -84,13 +84,13 @@ class Tokenizer:
         return self._hf.convert_ids_to_tokens(token) if token < len(self._hf) else None
 
     def is_byte(self, token: int) -> bool:
-        """Whether it stands for one byte ("<0xE4>") in a vocabulary that falls back to bytes."""
+        """Whether the token stands for one byte ("<0xE4>") in a vocabulary that falls back to bytes."""
         piece = self.piece(token)
         return piece is not None and _BYTE_PIECE.fullmatch(piece) is not None
 
     def token_bytes(self, token: int) -> bytes:
-        """What the token adds to a text, in UTF-8. The tokens' bytes in a row are the text, but for a space that some
-        tokenizers drop at the beginning of a text."""
+        """Bytes that the token adds to a text in UTF-8. The tokens' bytes in a row are the text, but for a space that
+        some tokenizers drop at the beginning of a text."""
         known = self._bytes.get(token)
         if known is None:
             known = self._bytes[token] = self._find_bytes(token)
@@ -116,7 +116,7 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of the prompt that the folder's chat template makes of `messages`, as they come from
         `gateway.openai.bodies`. `options`: the template's own, by its names. Raises Invalid when there is no template
-        or it refuses the messages, chat.UnknownRole, and TooLong as `encode`."""
+        or it refuses the messages, chat.UnknownRole, and TooLong as `encode` does."""
         prompt = self._chat.render(messages, options)
         try:
             return self.encode(prompt, False, most)
@@ -133,8 +133,8 @@ def _end_ids(folder_tokenizer: Any) -> frozenset[int]:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """Byte-level vocabularies write each byte as one printable character: those that are printable in Latin-1 as
-    themselves, the others as the characters from U+0100 on, in order."""
+    """Byte of each character in byte-level vocabularies. They write each byte as one printable character: those that
+    are printable in Latin-1 as themselves, the others as the characters from U+0100 on, in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (number for number in range(256) if number not in printable)
     return {chr(number): number for number in printable} | {chr(0x100 + i): number for i, number in enumerate(others)}

@@ -1,9 +1,10 @@
 """`python -m tokenization.trial`: tries whether what a gateway and an engine need of a folder beside its weights can be
 used: its tokenizer, its chat template, its config.json as transformers reads it.
 
-A process of its own, which its parent may end: what broken files make libraries in C++ and Rust do, nobody knows, and
-what was loaded is some hundred MiB. Reads a folder's path as JSON from each line of its input, and answers with a line
-of JSON: why it cannot be used, empty when it can, and whether that may pass while the files stay as they are.
+It is a process of its own, which its parent may end: libraries in C++ and Rust may do anything with broken files, and
+what was loaded is some hundred MiB. It reads a folder's path as JSON from each line of its input, and answers with a
+line of JSON: why the folder cannot be used, empty when it can, and whether that may pass while the files stay as they
+are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tokenization import files, loading
 
 
 def verdict(path: str) -> tuple[str, bool]:
-    """(why the folder cannot be used, in one line without its path; empty when it can, whether that may pass)"""
+    """(why the folder cannot be used, in one line without its path, or empty; whether that may pass)"""
     try:
         loading.check_config(path)
         loading.load(path)

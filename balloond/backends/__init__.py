@@ -1,5 +1,5 @@
-"""Backends by device name, "cpu:N" or "cuda:N". Imported lazily: a backend's libraries are needed only where its
-devices are."""
+"""Backends by device name, "cpu:N" or "cuda:N". They are imported lazily: a backend's libraries are needed only where
+its devices are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.errors import Invalid
 
 
 def parse(device: str) -> tuple[str, int]:
-    """("cuda", 1) of "cuda:1". Raises Invalid for a device without a backend."""
+    """("cuda", 1) for "cuda:1". Raises Invalid for a device without a backend."""
     kind, _, number = device.partition(":")
     if kind not in base.PAGE_BYTES or not number.isdecimal():
         raise Invalid(f'device {device!r}: there is a backend for "cpu:N" and "cuda:N" only')
@@ -20,19 +20,19 @@ def parse(device: str) -> tuple[str, int]:
 
 
 def page_bytes(device: str) -> int:
-    """Raises Invalid for a device without a backend."""
+    """Bytes of a page of the device. Raises Invalid for a device without a backend."""
     return base.PAGE_BYTES[parse(device)[0]]
 
 
 def look(device: str) -> DeviceHardware:
-    """What a GPU says of itself. Raises OSError without its driver."""
+    """What a GPU reports of itself. Raises Invalid for a device without a backend, OSError without its driver."""
     from balloond.backends import cuda_hardware
 
     return cuda_hardware.look(parse(device)[1])
 
 
 def maker(device: str) -> ExtentMaker:
-    """Raises Invalid for a device without a backend, OSError without its driver."""
+    """A maker of the device's extents. Raises Invalid for a device without a backend, OSError without its driver."""
     kind, index = parse(device)
     if kind == "cuda":
         from balloond.backends.cuda import CudaMaker
@@ -44,8 +44,8 @@ def maker(device: str) -> ExtentMaker:
 
 
 def mapper(device: str, streams: Callable[[], Sequence[int]] = lambda: (0,)) -> Mapper:
-    """`streams`: whose work may touch the memory, as raw handles, for fences; only devices with queues look at it.
-    Raises Invalid for a device without a backend."""
+    """A mapper of the device's extents. `streams`: raw handles of the streams whose work may touch the memory, for
+    fences; only devices with queues use it. Raises Invalid for a device without a backend."""
     kind, index = parse(device)
     if kind == "cuda":
         from balloond.backends.cuda import CudaMapper

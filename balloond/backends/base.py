@@ -1,4 +1,4 @@
-"""Memory of one kind of device, in two halves: who makes extents (balloond) and who maps them (engines and loader).
+"""Memory of one kind of device, in two halves: one makes extents (balloond), the other maps them (engines and loader).
 
 A backend is chosen by the device's name: "cpu:0" has the CPU's, "cuda:0" CUDA's.
 """
@@ -8,17 +8,18 @@ from __future__ import annotations
 from typing import Protocol
 
 PAGE_BYTES = {"cpu": 64 << 10, "cuda": 2 << 20}
-"""The unit of accounting. Small on the CPU, so that small models balloon too; on CUDA the least that can be mapped."""
+"""Bytes of a page, the unit of accounting, by backend. It is small on the CPU, so that small models balloon too; on
+CUDA it is the least that can be mapped."""
 
 
 class ExtentMaker(Protocol):
-    """balloond's half. The ledger has booked the bytes before `create` is called."""
+    """The half that balloond has. The ledger has booked the bytes before `create` is called."""
 
     page_bytes: int
 
     def create(self, nbytes: int) -> int:
-        """A new extent of zeros; returns its descriptor. Whoever holds the descriptor, or a mapping, holds the
-        memory. Raises OSError."""
+        """Makes a new extent of zeros and returns its descriptor. A process that holds the descriptor, or a mapping,
+        holds the memory. Raises OSError."""
         ...
 
 
@@ -29,12 +30,12 @@ class Fence(Protocol):
 
 
 class Mapper(Protocol):
-    """The half of the processes that use the memory. Addresses are whole pages. Raises OSError."""
+    """The half of the processes that use the memory. Addresses and sizes are whole pages. Methods raise OSError."""
 
     page_bytes: int
 
     def reserve(self, span: int) -> int:
-        """`span` bytes of addresses with nothing behind them: touching them is a fault. Returns the first."""
+        """Reserves `span` bytes of addresses with nothing behind them: touching them is a fault. Returns the first."""
         ...
 
     def release(self, address: int, span: int) -> None:
@@ -46,8 +47,8 @@ class Mapper(Protocol):
         ...
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Takes away the whole extents that are mapped there, back to back; the addresses stay reserved. Waits for no
-        work of the device: none may touch them any more."""
+        """Takes away the whole extents that are mapped there, back to back; the addresses stay reserved. It waits for
+        no work of the device: none may touch them any more."""
         ...
 
     def poison(self, address: int, nbytes: int) -> None:
@@ -55,5 +56,5 @@ class Mapper(Protocol):
         ...
 
     def fence(self) -> Fence:
-        """After all work that the device has been given so far."""
+        """A fence behind all work that the device has been given so far."""
         ...

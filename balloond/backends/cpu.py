@@ -30,7 +30,7 @@ def _failed(what: str) -> OSError:
 
 
 class CpuMaker:
-    """Makes extents."""
+    """Makes extents of host memory."""
 
     page_bytes = PAGE_BYTES
 
@@ -45,14 +45,14 @@ class CpuMaker:
 
 
 class _Done:
-    """Host code has no queue: what it released it no longer touches."""
+    """A fence that is always done: host code has no queue, and no longer touches what it released."""
 
     def done(self) -> bool:
         return True
 
 
 class CpuMapper:
-    """Maps extents into this process."""
+    """Maps extents of host memory into this process."""
 
     page_bytes = PAGE_BYTES
 

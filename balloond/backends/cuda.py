@@ -1,7 +1,7 @@
 """A GPU's memory through the driver's virtual memory calls.
 
-An extent is one physical allocation, exported as a descriptor and then let go: whoever holds the descriptor, or a
-mapping, holds the memory. Neither `cuMemCreate` nor the export needs a context, so a process that only makes extents
+An extent is one physical allocation, exported as a descriptor and then let go: a process that holds the descriptor, or
+a mapping, holds the memory. Neither `cuMemCreate` nor the export needs a context, so a process that only makes extents
 takes no memory of the device for itself.
 
 N of "cuda:N" is the ordinal that CUDA gives the device in this process (`CUDA_VISIBLE_DEVICES` counts), so all
@@ -32,13 +32,13 @@ _ERRNO = {
     cu.CUresult.CUDA_ERROR_INVALID_VALUE: errno.EINVAL,
     cu.CUresult.CUDA_ERROR_NO_DEVICE: errno.ENODEV,
     cu.CUresult.CUDA_ERROR_INVALID_DEVICE: errno.ENODEV,
-    # So the driver says that the process may open no more descriptors.
+    # The driver says like this that the process may open no more descriptors.
     cu.CUresult.CUDA_ERROR_OPERATING_SYSTEM: errno.EMFILE,
 }
 
 
 def call(function: Callable[..., tuple[Any, ...]], *arguments: object) -> Any:
-    """What a call of the driver gives. Raises OSError with one line."""
+    """The result of a call of the driver, None if it has none. Raises OSError with one line."""
     try:
         error, *values = function(*arguments)
     except RuntimeError as missing:  # how the bindings say that there is no driver, or that it lacks the function
@@ -62,8 +62,8 @@ class Context:
         self._lock = threading.Lock()
 
     def enter(self) -> None:
-        """Makes it the calling thread's. Under a microsecond once it exists, so nobody has to remember where it was
-        done."""
+        """Makes it the calling thread's context. Under a microsecond once it exists, so it may be called before every
+        use."""
         if self._context is None:
             with self._lock:
                 if self._context is None:
@@ -73,8 +73,8 @@ class Context:
 
 
 def set_stack(nbytes: int) -> int:
-    """The stack of every thread that the device could run, for which the calling thread's context keeps memory; what it
-    was before. Nothing may run."""
+    """Sets the bytes of stack of every thread that the device could run, for which the calling thread's context keeps
+    memory, and returns what they were before. Nothing may run. Raises OSError."""
     limit = cu.CUlimit.CU_LIMIT_STACK_SIZE
     before = int(call(cu.cuCtxGetLimit, limit))
     call(cu.cuCtxSetLimit, limit, nbytes)
@@ -82,7 +82,7 @@ def set_stack(nbytes: int) -> int:
 
 
 def allocation(index: int) -> cu.CUmemAllocationProp:
-    """Memory of a device that can be exported as a descriptor."""
+    """Properties of memory of a device that can be exported as a descriptor."""
     properties = cu.CUmemAllocationProp()
     properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = _ON_DEVICE
@@ -92,7 +92,7 @@ def allocation(index: int) -> cu.CUmemAllocationProp:
 
 
 def access(index: int) -> cu.CUmemAccessDesc:
-    """A device's, to read and to write."""
+    """Access of a device to memory, to read and to write."""
     made = cu.CUmemAccessDesc()
     made.location.type = _ON_DEVICE
     made.location.id = index
@@ -101,12 +101,12 @@ def access(index: int) -> cu.CUmemAccessDesc:
 
 
 class CudaMaker:
-    """Makes extents."""
+    """Makes extents of a GPU's memory."""
 
     page_bytes = PAGE_BYTES
 
     def __init__(self, index: int) -> None:
-        """Raises OSError without a driver."""
+        """`index`: CUDA's ordinal of the device. Raises OSError without a driver."""
         call(cu.cuInit, 0)
         self._allocation = allocation(index)
 
@@ -119,7 +119,7 @@ class CudaMaker:
 
 
 class _Fence:
-    """Events behind the work of some streams."""
+    """Events behind the work of some streams; done when all have passed."""
 
     def __init__(self, events: list[Any], mapper: CudaMapper) -> None:
         self._events = events
@@ -132,8 +132,8 @@ class _Fence:
 
 
 class CudaMapper:
-    """Maps extents into this process. Extents are mapped one by one: what costs is the access of each (28 us, whatever
-    its size and however many one call covers; while copies run, half of what they have under way)."""
+    """Maps extents of a GPU's memory into this process. They are mapped one by one: the cost is the access of each (28
+    us, whatever its size and however many one call covers; while copies run, half of what they have under way)."""
 
     page_bytes = PAGE_BYTES
 
@@ -144,10 +144,10 @@ class CudaMapper:
         self._streams = streams
         self._access = [access(index)]
         self._mapped: dict[int, tuple[int, Any]] = {}
-        """Address -> bytes and handle of each extent. The mapping would keep the memory without the handle; but to let
+        """Bytes and handle of each extent, by address. The mapping would keep the memory without the handle; but to let
         it go at once costs 12 us when memory is wanted, and spares nothing when it leaves."""
         self._events: deque[Any] = deque()
-        """Free ones."""
+        """Events that are free to be used again."""
         self._poison_stream: Any = None
 
     def reserve(self, span: int) -> int:
@@ -162,7 +162,8 @@ class CudaMapper:
         call(cu.cuMemAddressFree, address, span)
 
     def map(self, address: int, fd: int, nbytes: int, accesses: Sequence[cu.CUmemAccessDesc] | None = None) -> None:
-        """`accesses`: who reads and writes it, if not this device alone."""
+        """Maps the whole extent of `fd` at `address`. `accesses`: the devices that read and write it, if not this one
+        alone."""
         accesses = self._access if accesses is None else accesses
         self._context.enter()
         handle = call(cu.cuMemImportFromShareableHandle, fd, _DESCRIPTOR)
@@ -191,7 +192,7 @@ class CudaMapper:
         self._context.enter()
         if self._poison_stream is None:
             self._poison_stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        # All ones is NaN in every float type. Waited for, or it would overtake what its next owner writes.
+        # All ones is NaN in every float type. The fill is waited for, or it would overtake what the next owner writes.
         call(cu.cuMemsetD8Async, address, 0xFF, nbytes, self._poison_stream)
         call(cu.cuStreamSynchronize, self._poison_stream)
 
@@ -205,7 +206,7 @@ class CudaMapper:
         return event
 
     def passed(self, event: Any) -> bool:
-        """For fences. Never waits; raises OSError when the device has failed."""
+        """Whether a fence's event has passed. Never waits. Raises OSError when the device has failed."""
         self._context.enter()
         (result,) = cu.cuEventQuery(event)
         if result == _NOT_READY:
@@ -214,5 +215,5 @@ class CudaMapper:
         return True
 
     def recycle(self, event: Any) -> None:
-        """For fences: the event has passed."""
+        """Takes back a fence's event, which has passed."""
         self._events.append(event)

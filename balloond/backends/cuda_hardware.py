@@ -1,5 +1,5 @@
-"""What the GPUs of this machine say of themselves. Takes no memory of them: CUDA is asked without a context, the rest
-is NVML's."""
+"""What the GPUs of this machine report of themselves. Nothing here takes memory of them: CUDA is called without a
+context, the rest is NVML's."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _CAN_EXPORT = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_D
 
 
 def count() -> int:
-    """How many devices CUDA shows this process. Raises OSError without a driver."""
+    """Number of devices that CUDA shows this process. Raises OSError without a driver."""
     call(cu.cuInit, 0)
     return int(call(cu.cuDeviceGetCount))
 
 
 def look(index: int) -> DeviceHardware:
-    """Raises OSError without a driver or such a device."""
+    """What the device reports of itself. Raises OSError without a driver or such a device."""
     call(cu.cuInit, 0)
     device = call(cu.cuDeviceGet, index)
     can_map, can_export = (bool(call(cu.cuDeviceGetAttribute, what, device)) for what in (_CAN_MAP, _CAN_EXPORT))
@@ -46,7 +46,8 @@ def look(index: int) -> DeviceHardware:
 
 
 def architecture() -> tuple[int, int]:
-    """Of the first GPU that NVML shows, as (9, 0): CUDA is not begun. Raises OSError without a driver or a GPU."""
+    """Compute capability of the first GPU that NVML shows, (9, 0) for instance; CUDA is not started. Raises OSError
+    without a driver or a GPU."""
     try:
         pynvml.nvmlInit()
         try:
@@ -59,8 +60,8 @@ def architecture() -> tuple[int, int]:
 
 
 def busy(index: int) -> float:
-    """Which part of its time the device has worked for somebody lately (a fraction of a second), 0 to 1. Raises OSError
-    without a driver or such a device."""
+    """Fraction of time, 0 to 1, that the device has worked for any process lately (over a fraction of a second). Raises
+    OSError without a driver or such a device."""
     call(cu.cuInit, 0)
     with _nvml(call(cu.cuDeviceGet, index)) as handle:
         _keep_nvml()
@@ -69,13 +70,14 @@ def busy(index: int) -> float:
 
 @cache
 def _keep_nvml() -> None:
-    """For as long as this process lives: whoever asks often would wait 10 ms and more each time for it to begin."""
+    """Keeps NVML open for as long as this process lives: each of many calls would wait 10 ms and more for it to
+    begin."""
     pynvml.nvmlInit()
 
 
 @contextmanager
 def _nvml(device: Any) -> Iterator[Any]:
-    """NVML's handle of the device with the same PCI address: it numbers devices in an order of its own."""
+    """NVML's handle of the device with the same PCI address: NVML numbers devices in an order of its own."""
     address = call(cu.cuDeviceGetPCIBusId, _PCI_ID_BYTES, device).rstrip(b"\0")
     try:
         pynvml.nvmlInit()
@@ -101,7 +103,8 @@ def _partitioned(handle: Any) -> bool:
 
 
 def _processes(handle: Any) -> Iterator[tuple[int, int]]:
-    """A container may see none of them, or not what they hold; some drivers tell nobody."""
+    """(pid, bytes) of processes that hold memory of the device. A container may see none of them, or not what they
+    hold; some drivers report none."""
     try:
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError:

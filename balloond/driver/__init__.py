@@ -1,6 +1,6 @@
 """balloond's driver, inside the processes that use memory: engines' leases and ranges.
 
 `lease` speaks with balloond, `range` keeps the KV addresses and a reserve of extents behind them, `weights` those of
-the weights, `tensor` makes torch tensors over them. Blocking code with one thread of its own for each lease: an
-engine's main thread runs forward passes.
+the weights, `tensor` makes torch tensors over them. The code blocks, on a thread of its own for each lease: an engine's
+main thread runs forward passes.
 """

@@ -1,7 +1,7 @@
-"""That somebody holds memory, for a balloond whose keeper died with its predecessor.
+"""A file that says whether processes hold memory, for a balloond whose keeper died with its predecessor.
 
-Beside the handoff socket lies a file. Whoever has a lease holds a shared lock on it, which the kernel drops with the
-process; balloond keeps in it what each device had to give out (`balloond.node.saved_capacity`).
+The file lies beside the handoff socket. A process with a lease holds a shared lock on it, which the kernel drops with
+the process; balloond keeps in it what each device had to give out (`balloond.node.saved_capacity`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ def path_of(handoff: str) -> str:
 
 
 def hold(handoff: str) -> int:
-    """The descriptor that holds the lock. balloond has made the file before anybody has a lease."""
+    """Takes the lock and returns the descriptor that holds it. balloond has made the file before any process has a
+    lease."""
     fd = os.open(path_of(handoff), os.O_RDONLY | os.O_CLOEXEC)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd

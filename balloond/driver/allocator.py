@@ -1,4 +1,4 @@
-"""What of torch's own memory does not go together with ranges."""
+"""Settings of torch's own allocator that do not go together with ranges."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def conflict(environ: Mapping[str, str]) -> str:
-    """Why torch may not start in this environment, in one line; empty when it may. To be asked before torch is
-    imported: it reads the variables then."""
+    """Why torch may not start in this environment, in one line; empty if it may. To be called before torch is imported:
+    it reads the variables then."""
     for name in _VARIABLES:
         settings = dict(part.strip().partition(":")[::2] for part in environ.get(name, "").split(","))
         if settings.get("expandable_segments", "").strip().lower() == "true":

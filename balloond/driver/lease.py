@@ -1,7 +1,7 @@
 """A lease of (device, model): the process's end of balloond's handoff socket.
 
 The lease outlives the socket: when balloond goes away the thread connects again and again, shows the token and names
-what is held. Growths that wait are asked for again then; what was given back meanwhile is simply not named.
+what is held. Growths that wait are requested again then; what was given back meanwhile is simply not named.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = log.get(__name__)
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.01, 0.5
 _CONNECT_S = 5.0
 _HELD_PER_MESSAGE = 4000
-"""Ids with their sizes that fit one datagram."""
+"""Number of ids with their sizes that fit one datagram."""
 
 Kind = int
 WEIGHTS: Kind = handoff_pb2.WEIGHTS
@@ -34,8 +34,8 @@ _WHY = {number: name.lower() for name, number in handoff_pb2.Refused.Why.items()
 
 
 class LeaseRefused(Exception):
-    """balloond does not give this process a lease, or did not answer in time. `why`: "not_booked", "unknown", "peer"
-    or "timeout"."""
+    """Raised when balloond does not give this process a lease, or did not answer in time. `why`: "not_booked",
+    "unknown", "peer" or "timeout"."""
 
     def __init__(self, why: str, detail: str) -> None:
         super().__init__(f"{why}: {detail}")
@@ -44,7 +44,8 @@ class LeaseRefused(Exception):
 
 
 class GrowRefused(Exception):
-    """No (more) extents. `why`: "over_limit", "exhausted", "not_booked", "unknown" or "timeout"."""
+    """Raised when balloond grants no extents, or no more. `why`: "over_limit", "exhausted", "not_booked", "unknown" or
+    "timeout"."""
 
     def __init__(self, why: str, short_bytes: int, detail: str) -> None:
         super().__init__(f"{why}: {detail}")
@@ -55,7 +56,7 @@ class GrowRefused(Exception):
 
 @dataclass(frozen=True)
 class LeaseLimit:
-    """The most KV that the lease may hold."""
+    """Bytes of KV that the lease may hold at most, and the floor, with the limit's revision and deadline."""
 
     revision: int = 0
     bytes: int = 0
@@ -65,7 +66,7 @@ class LeaseLimit:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A new extent of zeros. The descriptor is the receiver's to close, after mapping."""
+    """A new extent of zeros. The receiver closes the descriptor, after mapping."""
 
     id: int
     bytes: int
@@ -74,20 +75,20 @@ class Granted:
 
 @dataclass(frozen=True)
 class Usage:
-    """What balloond's policy needs to know of the KV of a lease. Bytes."""
+    """State of a lease's KV, as far as balloond's policy needs it. Sizes in bytes."""
 
     held: int = 0
     used: int = 0
     reserve: int = 0
     cached: tuple[tuple[float, int], ...] = ()
-    """(seconds since last use, bytes)."""
+    """(seconds since last use, bytes) of cached prefixes."""
     reclaim_id: int = 0
-    """Which reclaim this answers; 0: none."""
+    """Id of the reclaim that this answers; 0: none."""
     returned: int = 0
 
 
 Done = Callable[[list[Granted], GrowRefused | None], None]
-"""What was granted, and why not more. Called on the lease's thread."""
+"""Callback, on the lease's thread, with the extents that were granted, and why no more were; None if all were."""
 
 
 @dataclass
@@ -104,28 +105,29 @@ class _Growth:
 
 
 class Lease:
-    """See the module. Methods may be called from any thread; blocking ones not from the lease's own."""
+    """One lease, as the module describes it. Methods may be called from any thread; blocking ones not from the lease's
+    own."""
 
     def __init__(self, socket_path: str, device: str, model: str) -> None:
-        """Use `attach`."""
+        """Makes a lease that is not connected; use `attach`."""
         self.device = device
         self.model = model
         self.lease_id = ""
         self.token = ""
         self.page_bytes = 0
         self.limit = LeaseLimit()
-        """The newest one known."""
+        """The newest limit known."""
         self.on_limit: Callable[[], None] = lambda: None
         self.on_reclaim: Callable[[int, int, bool], None] = self._nothing_to_give
-        """(reclaim_id, bytes, deep); to be answered by `report` with the id."""
+        """Callback (reclaim_id, bytes, deep), to be answered by `report` with the id."""
         self.on_attached: Callable[[], None] = lambda: None
-        """balloond is there, again: what was reported before may be forgotten."""
+        """Callback when balloond is there, again: it may have forgotten what was reported before."""
         self.loop = DescriptorLoop(f"lease of {model}")
         self._path = socket_path
         self._lock = threading.Lock()
-        """Guards the outbox, `_held` and `_growths`, so that an Attach names exactly what is held."""
+        """Lock of the outbox, `_held` and `_growths`, so that an Attach names exactly what is held."""
         self._sock: socket.socket | None = None
-        """Its own thread's."""
+        """Connection to balloond; only the lease's thread uses it here."""
         self._outbox = Outbox(self.loop, self._lock)
         self._held: dict[int, tuple[int, Kind]] = {}
         self._growths: dict[int, _Growth] = {}
@@ -136,14 +138,15 @@ class Lease:
         self._detaching = False
         self._over = threading.Event()
         self._alive: int | None = None
-        """The descriptor that says so."""
+        """Descriptor whose lock says that this process holds memory."""
 
     def __repr__(self) -> str:
         return f"Lease({self.lease_id} of {self.model} on {self.device}, {len(self._held)} extents)"
 
     @classmethod
     def attach(cls, socket_path: str, device: str, model: str, *, timeout_s: float) -> Lease:
-        """Raises LeaseRefused."""
+        """Connects and returns a lease that balloond has given. Raises LeaseRefused, also after `timeout_s` without an
+        answer."""
         lease = cls(socket_path, device, model)
         lease.loop.start()
         lease.loop.call(lease._connect)
@@ -171,8 +174,8 @@ class Lease:
         for_reserve: bool = False,
         timeout_s: float,
     ) -> list[Granted]:
-        """`count` new extents, or at least `min_count`. Waits while others give back, and while balloond is away.
-        Raises GrowRefused."""
+        """Returns `count` new extents of `extent_bytes`, or at least `min_count`. Waits while others give back, and
+        while balloond is away. Raises GrowRefused, also after `timeout_s`."""
         assert not self.loop.here(), "a blocking call on the lease's own thread would never return"
         finished = threading.Event()
         result: list[tuple[list[Granted], GrowRefused | None]] = []
@@ -186,7 +189,7 @@ class Lease:
             with self._lock:
                 growth = self._growths.get(request_id)
                 if growth is not None:
-                    # Its answer may still come: then the extents go straight back.
+                    # The answer may still come: then the extents go straight back.
                     growth.done = self._too_late
             if growth is not None:
                 raise GrowRefused("timeout", count * extent_bytes, f"no answer within {timeout_s:g} s")
@@ -209,8 +212,9 @@ class Lease:
         behind_bytes: int = 0,
         cached_bytes: int = 0,
     ) -> int:
-        """The same without waiting: `done` is called once, on the lease's thread. `behind_bytes` will be wanted after
-        it; of its own prefixes the lease could do without `cached_bytes` instead."""
+        """Requests extents as `grow` does, without waiting, and returns the request's id: `done` is called once, on the
+        lease's thread. `behind_bytes` will be requested after it; the lease could evict `cached_bytes` of its own
+        prefixes instead."""
         least = count if min_count is None else min_count
         growth = _Growth(kind, extent_bytes, count, least, for_reserve, done, behind_bytes, cached_bytes)
         with self._lock:
@@ -220,7 +224,7 @@ class Lease:
             return self._last_request
 
     def give_back(self, extent_ids: Iterable[int]) -> None:
-        """These are unmapped here and their descriptors closed."""
+        """Returns extents that are unmapped here and whose descriptors are closed."""
         ids = list(extent_ids)
         with self._lock:
             for id in ids:
@@ -238,7 +242,8 @@ class Lease:
     # --- reports
 
     def report(self, usage: Usage) -> None:
-        """Not waited for, and lost while balloond is away: `on_attached` says when to tell it again."""
+        """Sends a report and does not wait. It is lost while balloond is away: `on_attached` says when to report
+        again."""
         report = handoff_pb2.Report(
             limit_revision=self.limit.revision,
             held_bytes=usage.held,
@@ -259,8 +264,8 @@ class Lease:
     # --- the end
 
     def detach(self, timeout_s: float = 5.0) -> None:
-        """Ends the lease: everything must be unmapped. Waits until balloond knows; when it is away, the thread goes
-        on trying."""
+        """Ends the lease; everything must be unmapped. Waits up to `timeout_s` until balloond knows; when it is away,
+        the thread goes on trying."""
         with self._lock:
             self._held.clear()
             self._growths.clear()
@@ -269,7 +274,7 @@ class Lease:
         self._over.wait(timeout_s)
 
     def _end(self) -> None:
-        """On any thread: no more connections."""
+        """Closes the connection for good; callable on any thread."""
 
         def end() -> None:
             self._disconnect()
@@ -282,8 +287,8 @@ class Lease:
     # --- the socket; on the lease's thread unless said otherwise
 
     def _send(self, message: handoff_pb2.ToBalloond) -> None:
-        """With the lock held, on any thread. Dropped without a connection: what matters is said again after the next
-        one."""
+        """Sends a message with the lock held, on any thread. Without a connection it is dropped: what matters is sent
+        again after the next one."""
         self._outbox.send(message.SerializeToString())
 
     def _send_growth(self, request_id: int, growth: _Growth) -> None:
@@ -380,7 +385,7 @@ class Lease:
         self.lease_id, self.token, self.page_bytes = attached.lease_id, attached.token, attached.page_bytes
         self._wait_s = _FIRST_WAIT_S
         self._hold_alive(alive.hold(self._path))
-        # balloond may have lost its count: what it says now is in force.
+        # balloond may have lost its count of revisions: what it says now is in force.
         self._limited(attached.limit, only_newer=False)
         self._attached.set()
         if again:

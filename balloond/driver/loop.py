@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 
 class DescriptorLoop:
-    """Callbacks run on its thread, one at a time. One that raises ends the process's hope: the thread dies with its
-    trace."""
+    """Runs callbacks on its thread, one at a time. If one raises, the thread dies with its traceback."""
 
     def __init__(self, name: str) -> None:
         self._calls: deque[Callable[[], None]] = deque()
@@ -40,14 +39,14 @@ class DescriptorLoop:
         return self._thread.is_alive()
 
     def call(self, what: Callable[[], None]) -> None:
-        """From any thread: `what` runs soon."""
+        """Runs `what` on the thread soon; callable from any thread."""
         first = not self._calls
         self._calls.append(what)
         if first and not self.here():
             os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
-        """From any thread: the thread ends after what it does now."""
+        """Ends the thread after what it does now; callable from any thread."""
 
         def end() -> None:
             self._stopping = True
@@ -94,7 +93,7 @@ class DescriptorLoop:
                     continue
                 if events & select.POLLOUT and fd in self._writers:
                     self._writers[fd]()
-                # Also for an end or an error, which reading finds out.
+                # The event may also be an end or an error, which reading finds out.
                 if events & ~select.POLLOUT and fd in self._readers:
                     self._readers[fd]()
             while self._calls and not self._stopping:
@@ -102,7 +101,7 @@ class DescriptorLoop:
             now = time.monotonic()
             while self._timers and self._timers[0][0] <= now and not self._stopping:
                 heapq.heappop(self._timers)[2]()
-        # Not closed: a late `call` must not write to somebody else's descriptor.
+        # The eventfd is not closed: a late `call` must not write to a descriptor that is something else by then.
 
     def _wait_ms(self) -> float | None:
         if self._calls:

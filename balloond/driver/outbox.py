@@ -1,8 +1,8 @@
-"""What goes to balloond: at once while the socket takes it, and from the loop's thread where it does not.
+"""Messages to balloond: sent at once while the socket takes them, and from the loop's thread where it does not.
 
-Nobody waits. A balloond that stands still (stopped, in a debugger, on a machine out of memory) reads nothing, and the
-kernel takes some 270 messages of those that come ten times a second; who gives memory back holds up a step of its
-engine, and the thread that waited here could not read what balloond says.
+No thread waits. A balloond that hangs (stopped, in a debugger, on a machine out of memory) reads nothing, and the
+kernel takes some 270 messages of those that come ten times a second. A thread that waited here to give memory back
+would hold up a step of its engine, and the lease's own thread could not read what balloond says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from services.ipc import seqpacket
 
 
 class Outbox:
-    """Of one lease. All but `_flush` with the lease's `lock` held, on any thread."""
+    """Messages of one lease. All methods but `_watch` and `_flush` need the lease's `lock` held, and may run on any
+    thread."""
 
     def __init__(self, loop: DescriptorLoop, lock: threading.Lock) -> None:
         self._loop = loop
@@ -28,12 +29,12 @@ class Outbox:
         self._sock = sock
 
     def disconnected(self) -> None:
-        """What was not sent is dropped: what matters is said again after the next connection."""
+        """Drops what was not sent: what matters is sent again after the next connection."""
         self._sock = None
         self._unsent.clear()
 
     def send(self, message: bytes) -> None:
-        """Dropped without a connection."""
+        """Sends a message, or queues it where the socket takes none; without a connection it is dropped."""
         if self._sock is None:
             return
         if not self._unsent and self._sent(message):
@@ -43,7 +44,7 @@ class Outbox:
             self._loop.call(self._watch)
 
     def _sent(self, message: bytes) -> bool:
-        """Whether it needs no more care."""
+        """Whether the message needs no more care: it was sent, or the connection is lost."""
         assert self._sock is not None
         try:
             seqpacket.send(self._sock, message, wait=False)
@@ -58,12 +59,12 @@ class Outbox:
     def _watch(self) -> None:
         with self._lock:
             sock = self._sock if self._unsent else None
-        # Only this thread closes it.
+        # Only this thread closes the socket.
         if sock is not None:
             self._loop.add_writer(sock.fileno(), self._flush)
 
     def _flush(self) -> None:
-        """The socket takes more."""
+        """Sends queued messages, as many as the socket takes."""
         with self._lock:
             while self._unsent and self._sent(self._unsent[0]):
                 self._unsent.popleft()

@@ -1,6 +1,6 @@
 """Addresses that are handed out piece by piece, for an allocator that takes memory and keeps it: torch's, for CUDA
-graphs. What is handed out stays handed out while its memory is away; it is back, zero, at the same addresses, before
-anybody touches it again."""
+graphs. A piece stays handed out while its memory is away; the memory is back, zero, at the same addresses, before
+anything touches it again."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from balloond.driver.weights import WeightsRange
 
 
 class PieceRange:
-    """Addresses for at most `span_bytes`, mapped in whole extents as they are taken. Methods are the engine's, from one
-    thread. Those that map raise GrowRefused (then nothing has changed), or ValueError beyond the span."""
+    """Addresses for at most `span_bytes`, mapped in whole extents as they are taken. The engine calls the methods from
+    one thread. Those that map raise GrowRefused (then nothing has changed), or ValueError beyond the span."""
 
     def __init__(self, lease: Lease, mapper: Mapper, *, span_bytes: int, extent_bytes: int, timeout_s: float) -> None:
-        """`timeout_s`: how long to wait for extents, which others may have to give back first."""
+        """`timeout_s`: seconds to wait for extents, which others may have to give back first."""
         self._range = WeightsRange(lease, mapper, span_bytes=span_bytes, extent_bytes=extent_bytes, kind=GRAPHS)
         self._extent_bytes = extent_bytes
         self._page_bytes = mapper.page_bytes
         self._timeout_s = timeout_s
         self._out: dict[int, int] = {}
-        """Address and bytes of each piece."""
+        """Bytes of each piece that is handed out, by address."""
         self._end = 0
-        """Of the last piece, from the start of the range."""
+        """End of the last piece, in bytes from the start of the range."""
         self._away = 0
-        """Bytes that were mapped before they left."""
+        """Bytes that were mapped before they left; 0 while they are there."""
 
     @property
     def address(self) -> int:
@@ -36,17 +36,17 @@ class PieceRange:
 
     @property
     def taken_bytes(self) -> int:
-        """In pieces, mapped or away."""
+        """Bytes in pieces, mapped or away."""
         return sum(self._out.values())
 
     def reserve(self, nbytes: int) -> None:
-        """The next `nbytes` can be taken without mapping."""
+        """Maps extents so that the next `nbytes` can be taken without mapping."""
         needed = -(-(self._end + nbytes) // self._extent_bytes) * self._extent_bytes
         if needed > self.mapped_bytes:
             self._range.grow(needed, timeout_s=self._timeout_s)
 
     def take(self, nbytes: int) -> int:
-        """The address of a new piece, in whole pages."""
+        """Address of a new piece of `nbytes`, in whole pages."""
         assert not self._away, "memory that is away cannot be taken"
         size = -(-max(nbytes, 1) // self._page_bytes) * self._page_bytes
         self.reserve(size)
@@ -56,7 +56,7 @@ class PieceRange:
         return address
 
     def give(self, address: int) -> None:
-        """Nobody uses this piece any more. Its addresses are taken again once nothing behind them is."""
+        """Ends the use of a piece. Its addresses are handed out again once no piece lies behind them."""
         del self._out[address]
         self._end = max((start + size for start, size in self._out.items()), default=self.address) - self.address
 
@@ -65,18 +65,18 @@ class PieceRange:
         self._range.shrink(self._end)
 
     def leave(self) -> None:
-        """Unmaps and returns everything, pieces stay handed out. The device must be done with them."""
+        """Unmaps and returns everything; pieces stay handed out. The device must be done with them."""
         self._away = self._away or self.mapped_bytes
         self._range.leave()
 
     def come_back(self) -> None:
-        """Maps again what left."""
+        """Maps again what left, at the same addresses."""
         if self._away:
             self._range.grow(self._away, timeout_s=self._timeout_s)
             self._away = 0
 
     def close(self) -> None:
-        """Returns everything. Addresses of pieces that are still out stay reserved: nobody else must find himself
+        """Returns everything. Addresses of pieces that are still handed out stay reserved: nothing else may come to lie
         there."""
         if self._out:
             self._range.leave()

@@ -1,4 +1,4 @@
-"""What a process takes of a device beside its leases."""
+"""Memory that a process takes of a device beside its leases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from balloond import backends
 
 
 def counted(device: str) -> int:
-    """The device's own figure of bytes for this process, which leaves imported extents out; 0 where it tells none."""
+    """Bytes that the device itself counts for this process, imported extents left out; 0 where it reports none."""
     try:
         processes = backends.look(device).processes
     except OSError:
@@ -17,8 +17,8 @@ def counted(device: str) -> int:
 
 
 def set_stack(nbytes: int) -> int:
-    """Of each thread of the GPU whose context is the calling thread's; what it was before. Nothing may run there.
-    Raises OSError."""
+    """Sets the bytes of stack of each thread of the GPU whose context is the calling thread's, and returns what they
+    were before. Nothing may run there. Raises OSError."""
     from balloond.backends import cuda
 
     return cuda.set_stack(nbytes)

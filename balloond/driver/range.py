@@ -1,12 +1,12 @@
 """The KV addresses of one engine. Extents come and go, addresses stay.
 
-Two threads. The engine's takes extents and gives them back: `acquire` from the reserve costs microseconds, `release`
-never waits. The lease's own keeps the reserve between its marks, unmaps and returns what is not needed, and answers
-limits and reclaims as far as the reserve goes, whatever the engine is doing. What goes beyond it is the engine's:
-`wake_fd` becomes readable, then `overage_bytes` and `take_reclaims` say how much.
+Two threads use them. The engine's takes extents and gives them back: `acquire` from the reserve costs microseconds,
+`release` never waits. The lease's own keeps the reserve between its marks, unmaps and returns what is not needed, and
+answers limits and reclaims as far as the reserve goes, whatever the engine is doing. What goes beyond it is up to the
+engine: `wake_fd` becomes readable, then `overage_bytes` and `take_reclaims` say how much.
 
 The engine counts in indices, each `extent_bytes` of addresses. Where much is missing at once it comes in large extents
-of several indices, because what mapping costs is by the extent; `extents` says which. A large one leaves whole, so what
+of several indices, because the cost of mapping is per extent; `extents` says which. A large one leaves whole, so what
 comes back of it stays in the reserve until the rest does (balloond/driver/reserve.py).
 
 Conservation: owned (in the engine's hands) + reserve + quarantined (released, but the device may not be done with it)
@@ -32,18 +32,19 @@ from balloond.driver.watermarks import IDLE_S, Watermarks
 from balloond.policy.extents import LARGE
 
 _FENCE_LOOK_S = 0.002
-"""How often an open fence is looked at; only while one is open."""
+"""Seconds between two looks at fences that are not open; there are none while all are open."""
 _REFUSED_PAUSE_S = 0.1
-"""After a refused reserve, growth asks again at the earliest after this."""
+"""Seconds after a refusal before the reserve is requested again."""
 _UNMAPPED_TOGETHER = 32
-"""Extents: balloond can give the first ones to others while the next are unmapped."""
+"""Number of extents that are unmapped together: balloond can give the first ones to others while the next are
+unmapped."""
 _ASKED_TOGETHER = 32
 _LARGE_TOGETHER = 8
 _UNANSWERED = 4
-"""Requests of so many extents, so many at a time: while some are mapped the next are made, few descriptors are on
-their way at once, and others are served in between."""
+"""Most extents of a request, small or large, and most requests at a time: while some are mapped the next are made, few
+descriptors are on their way at once, and others are served in between."""
 _BULK = 4
-"""From so many large extents on that are missing at once, growth asks for large ones: a prompt of a few thousand tokens
+"""Number of large extents missing at once from which growth requests large ones: a prompt of a few thousand tokens
 should not hold them."""
 _CLOSE_S = 30.0
 
@@ -56,14 +57,14 @@ class _Reclaim:
     remaining: int
     returned: int
     taken: bool = False
-    """The engine knows of it."""
+    """Whether the engine knows of it."""
     done: bool = False
-    """The engine did what it could."""
+    """Whether the engine did what it could."""
 
 
 class ElasticRange:
-    """See the module. `low` and `high` are the marks of the reserve, in extents. Methods are the engine's, from one
-    thread; those of the lease's thread begin with an underscore."""
+    """The KV addresses of one engine, as the module describes them. `low` and `high` are the marks of the reserve, in
+    extents. The engine calls the methods from one thread; those of the lease's thread begin with an underscore."""
 
     def __init__(
         self,
@@ -77,8 +78,8 @@ class ElasticRange:
         large: int = LARGE,
         poison: bool = False,
     ) -> None:
-        """Reserves the addresses; the reserve is filled in the background. `large`: how many indices a large extent
-        has, 1: there are none. `poison`: what is new or was released is filled with NaN."""
+        """Reserves the addresses; the reserve is filled in the background. `large`: indices in a large extent; 1: there
+        are none. `poison`: memory that is new or was released is filled with NaN."""
         if extent_bytes <= 0 or extent_bytes % mapper.page_bytes:
             raise ValueError(f"extents of {extent_bytes} bytes are not whole pages of {mapper.page_bytes}")
         self.extent_bytes = extent_bytes
@@ -86,56 +87,56 @@ class ElasticRange:
         self.address = mapper.reserve(self.n_extents * extent_bytes)
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.woken = False
-        """Whether it is readable, for an engine that looks between two steps."""
+        """Whether `wake_fd` is readable, for an engine that looks between two steps."""
         self.cached_bytes = 0
-        """Of prefixes that the engine could evict now, as it said last: for the reserve others' are taken only where
-        they are older."""
+        """Bytes of prefixes that the engine could evict now, as it said last: for its reserve others' prefixes are
+        taken only where they are older."""
         self._lease = lease
         self._mapper = mapper
         self._poison = poison
         self._marks = Watermarks(low, high)
         self._changed = threading.Condition()
-        """Its lock guards everything below."""
+        """Condition whose lock guards everything below."""
         self._ids: dict[int, int] = {}
-        """First index -> extent id, of everything mapped."""
+        """Extent id of everything mapped, by first index."""
         self._mapped = 0
-        """Indices."""
+        """Number of indices that are mapped."""
         self._owned: set[int] = set()
         self._reserve = Reserve(max(1, large))
         self._quarantine: list[tuple[Fence, list[int]]] = []
         self._unmapping = 0
-        """Indices that have left the reserve and count as mapped until they are not."""
+        """Number of indices that have left the reserve and count as mapped until they are unmapped."""
         self._is_free = np.ones(self.n_extents, dtype=bool)
-        """Of each index, whether nothing is mapped there."""
+        """Whether nothing is mapped at an index."""
         self.extents = np.arange(self.n_extents)
-        """Of each index, the first of the extent that it is in. To be read by the engine, of what it owns."""
+        """First index of the extent that an index is in. The engine may read it for indices that it owns."""
         self._wanting = 0
-        """What the engine asked for and did not get; what came for it meanwhile is in the reserve, and stays
+        """Indices that the engine requested and did not get; what came for it meanwhile is in the reserve, and stays
         there."""
         self._missing = 0
-        """What of it has not come."""
+        """Number of `_wanting` that have not come."""
         self._asked = 0
-        """Indices asked of balloond for it and not answered."""
+        """Number of `_missing` that are requested of balloond and not answered."""
         self._unanswered = 0
-        """In so many requests."""
+        """Number of requests that those are in."""
         self._bulk = False
-        """Large extents are asked for."""
+        """Whether large extents are requested."""
         self._refused = False
-        """The last such question was refused."""
+        """Whether the last such request was refused."""
         self._instead = 0
-        """Bytes of prefixes that could be evicted instead of what is missing."""
+        """Bytes of prefixes that the engine could evict instead of what is missing."""
         self._filling = False
-        """The reserve is being asked for."""
+        """Whether a request for the reserve is under way."""
         self._fill_small = False
-        """No large extent was left for it."""
+        """Whether no large extent was left for the reserve."""
         self._fill_after = 0.0
         self._may_fill = True
         self._waiting = False
-        """The engine's thread is in `acquire`."""
+        """Whether the engine's thread is in `acquire` or `offer`."""
         self._offered = False
-        """The reserve is on offer: nothing of it goes back."""
+        """Whether the reserve is on offer: nothing of it goes back."""
         self._misplaced = 0
-        """Extents of the reserve that go back, because their memory is wanted at lower addresses."""
+        """Number of extents of the reserve that go back, because their memory is wanted at lower addresses."""
         self._reclaims: list[_Reclaim] = []
         self._reports = Reports(lease, self._measure)
         self._idle_watch = False
@@ -163,13 +164,13 @@ class ElasticRange:
 
     @property
     def refused(self) -> bool:
-        """Whether balloond had nothing for what was asked last. It may not have answered yet."""
+        """Whether balloond had nothing for the last request; False until it has answered."""
         return self._refused
 
     def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
-        """Indices of mapped extents, now the caller's; possibly fewer than asked. Beyond the reserve balloond is
-        asked: at most `timeout_s` is waited for it, what comes later goes into the reserve and makes `wake_fd`
-        readable. `instead_bytes`: of its own prefixes that the engine could evict instead."""
+        """Takes up to `count` indices of mapped extents, which are the caller's then. What the reserve lacks is
+        requested of balloond and waited for at most `timeout_s`; what comes later goes into the reserve and makes
+        `wake_fd` readable. `instead_bytes`: bytes of its own prefixes that the engine could evict instead."""
         now = time.monotonic()
         with self._changed:
             self._may_fill = True
@@ -179,7 +180,7 @@ class ElasticRange:
             self._missing = min(self._wanting, self._allowed_more())
             self._instead = instead_bytes
             if not taken and not self._missing:
-                return []  # nothing that the lease's thread could do: it is not woken
+                return []  # the lease's thread could do nothing, so it is not woken
             if self._missing > 0:
                 self._refused = False
                 self._bulk = 1 < self._reserve.factor <= self._missing // _BULK
@@ -211,22 +212,24 @@ class ElasticRange:
         return taken
 
     def _usable(self) -> int:
-        """Of the reserve. What is beyond the limit is on its way out: taken back, it would have to be emptied again."""
+        """Number of indices of the reserve that may be taken. What is beyond the limit is on its way out: taken back,
+        it would have to be emptied again."""
         below = max(0, -self._over()) // self.extent_bytes
         return min(len(self._reserve), self._reserve.tied + below)
 
     def take_tied(self) -> list[int]:
-        """What is in the reserve of large extents of which the engine has the rest: it leaves with that, and counts as
-        the engine's as long as that stays."""
+        """Takes the indices in the reserve that belong to large extents of which the engine has the rest: they leave
+        with that, and count as the engine's as long as that stays."""
         with self._changed:
             taken = self._reserve.take(self._reserve.tied)
             self._owned.update(taken)
             return taken
 
     def offer(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
-        """For an engine of several ranks, which takes what all of them have: the reserve's indices, after balloond was
-        asked for what is missing of `count`, and of the lowest addresses, as in `acquire`, but never for large extents:
-        not all ranks might get them. Nothing of it goes back before `take`, which has to follow."""
+        """Returns the reserve's indices, for an engine of several ranks, which takes what all of them have. Before
+        that, what is missing of `count`, and of the lowest addresses, is requested of balloond as in `acquire`, but
+        never in large extents: not all ranks might get them. Nothing of the reserve goes back before `take`, which has
+        to follow."""
         now = time.monotonic()
         with self._changed:
             self._may_fill = True
@@ -243,20 +246,20 @@ class ElasticRange:
                 while (self._missing or self._asked) and not self._refused and (left := until - time.monotonic()) > 0:
                     self._changed.wait(left)
                 self._waiting = False
-            # What lies higher than the others' is of no use: its memory is to come again, lower.
+            # What lies higher than on other ranks is of no use: its memory is to come again, lower.
             if self._refused or not self._missing:
                 self._misplaced = min(self._holes(count), len(self._reserve))
             self._offered = True
             return sorted(self._reserve)
 
     def _holes(self, count: int) -> int:
-        """How many of the lowest `count` addresses that are not the engine's have nothing mapped."""
+        """Number of the lowest `count` addresses that are not the engine's at which nothing is mapped."""
         unmapped = self._free(count)
         mapped = [*self._reserve, *(index for _, indices in self._quarantine for index in indices)]
         return len(set(unmapped) & set(sorted([*unmapped, *mapped])[:count]))
 
     def take(self, indices: Sequence[int]) -> None:
-        """Ends an offer: these of it are the caller's now."""
+        """Ends an offer: `indices` of it are the caller's now."""
         taken = set(indices)
         with self._changed:
             self._offered = False
@@ -267,9 +270,9 @@ class ElasticRange:
             self._reports.soon()
 
     def release(self, indices: Sequence[int]) -> None:
-        """Emptied by the caller. They come back into the reserve, or are unmapped and returned, once work that was
-        given to the device before is done. Raises ValueError for one that is not the caller's; then nothing has
-        changed."""
+        """Gives up indices that the caller has emptied. They come back into the reserve, or are unmapped and returned,
+        once work that was given to the device before is done. Raises ValueError for one that is not the caller's; then
+        nothing has changed."""
         indices = list(indices)
         if not indices:
             return
@@ -289,31 +292,31 @@ class ElasticRange:
             self._reports.soon()
 
     def located(self, indices: Iterable[int]) -> list[tuple[int, int]]:
-        """Of each of these, all mapped: the id of the extent that it is in, and at which byte of it."""
+        """(id of the extent, byte in the extent) of each index; all of them must be mapped."""
         with self._changed:
             firsts = [(index, int(self.extents[index])) for index in indices]
             return [(self._ids[first], (index - first) * self.extent_bytes) for index, first in firsts]
 
     def headroom(self) -> int:
-        """How many more extents the limit and the addresses allow; the device may still refuse them."""
+        """Number of further extents that the limit and the addresses allow; the device may still refuse them."""
         with self._changed:
             return self._allowed_more() + self._usable()
 
     def _allowed_more(self) -> int:
-        """Beyond what is mapped."""
+        """Number of indices that may be mapped beyond those that are."""
         by_limit = self._lease.limit.bytes // self.extent_bytes - self._mapped
         return max(0, min(by_limit, self.n_extents - self._mapped))
 
     def overage_bytes(self) -> int:
-        """What must be given up, beside the reserve and what leaves already, to meet the limit."""
+        """Bytes that must be given up, beside the reserve and what leaves already, to meet the limit."""
         if self._over() <= 0:
-            return 0  # asked several times a step: the lock only where a glance without it says so
+            return 0  # called several times a step, so the lock is taken only where a glance without it says so
         with self._changed:
             return max(0, self._over())
 
     @property
     def _quarantined(self) -> int:
-        """Indices. May be asked without the lock, as a glance: there is hardly ever one."""
+        """Number of indices in quarantine. May be read without the lock, as a glance: there is hardly ever one."""
         return sum(len(indices) for _, indices in self._quarantine)
 
     def _over(self) -> int:
@@ -321,8 +324,8 @@ class ElasticRange:
         return kept * self.extent_bytes - self._lease.limit.bytes
 
     def take_reclaims(self) -> int:
-        """Bytes that balloond wants and the reserve did not cover, since the last call; clears `wake_fd`. The engine
-        evicts prefixes, releases the extents that this emptied, and calls `reclaimed`."""
+        """Bytes reclaimed since the last call that the reserve did not cover; clears `wake_fd`. The engine evicts
+        prefixes, releases the extents that this emptied, and calls `reclaimed`."""
         with self._changed:
             if self.woken:
                 self.woken = False
@@ -335,36 +338,36 @@ class ElasticRange:
             return wanted
 
     def reclaimed(self) -> None:
-        """The engine did what it could for the reclaims that it took."""
+        """Marks the reclaims that the engine took as done: it did what it could."""
         with self._changed:
             for reclaim in self._reclaims:
                 reclaim.done = reclaim.done or reclaim.taken
         self._lease.loop.call(self._tend)
 
     def usage(self, used_bytes: int, cached: Iterable[tuple[float, int]]) -> None:
-        """For balloond's policy: bytes of running requests, and (seconds since last use, bytes) of prefixes that
-        nobody runs on. Cheap; told at most every 100 ms."""
+        """Passes to balloond's policy the bytes of running requests, and (seconds since last use, bytes) of prefixes
+        that no request runs on. Cheap; reported at most every 100 ms."""
         self._reports.usage(used_bytes, cached)
 
     def empty(self, timeout_s: float = _CLOSE_S) -> None:
-        """Hibernation: unmaps and returns everything, and waits until that is done; addresses and lease stay. Nothing
-        is mapped again before the next `acquire`. Raises ValueError while extents are owned, TimeoutError when a
-        fence does not open."""
+        """Unmaps and returns everything for hibernation, and waits until that is done; addresses and lease stay.
+        Nothing is mapped again before the next `acquire`. Raises ValueError while extents are owned, TimeoutError when
+        a fence does not open in `timeout_s`."""
         with self._changed:
             if self._owned:
                 raise ValueError(f"{len(self._owned)} extents are still in use")
             self._may_fill = False
             self._missing = self._wanting = 0
             for reclaim in self._reclaims:
-                reclaim.done = True  # it could not do more
+                reclaim.done = True  # the engine could not do more
             self._reports.usage(0, ())
             self._lease.loop.call(self._tend)
             if not self._changed.wait_for(lambda: not self._ids, timeout_s):
                 raise TimeoutError(f"{len(self._ids)} extents are still mapped after {timeout_s:g} s")
 
     def lower(self, timeout_s: float) -> None:
-        """The reserve goes back, so that what is acquired next has the lowest addresses. Returns when that is done, or
-        after so long."""
+        """Returns the reserve to balloond, so that what is acquired next has the lowest addresses. Waits until that is
+        done, or for `timeout_s`."""
         with self._changed:
             self._may_fill = False
             self._missing = self._wanting = 0
@@ -395,7 +398,7 @@ class ElasticRange:
         finished.wait(_CLOSE_S)
 
     def check(self) -> None:
-        """Raises AssertionError when an extent is missing or counted twice. Looked at between two callbacks of the
+        """Raises AssertionError when an extent is missing or counted twice. The check runs between two callbacks of the
         lease's thread: in the middle of one, what it unmaps is nowhere."""
         found: Future[None] = Future()
 
@@ -430,7 +433,7 @@ class ElasticRange:
 
     def _on_limit(self) -> None:
         with self._changed:
-            # Whoever waits for growth does not wait for what is not asked for any more.
+            # An `acquire` must not wait for growth that is not requested any more.
             self._missing = min(self._missing, max(self._asked, self._allowed_more()))
             self._changed.notify_all()
         self._tend(answer=True)
@@ -457,7 +460,7 @@ class ElasticRange:
                 os.eventfd_write(self.wake_fd, 1)
 
     def _tend(self, answer: bool = False) -> None:
-        """Everything there is to do, in the order of urgency: fences, giving back, asking."""
+        """Does everything there is to do, in the order of urgency: fences, giving back, requesting."""
         with self._changed:
             if self._closed:
                 return
@@ -472,7 +475,7 @@ class ElasticRange:
         self._watch_idle(now)
 
     def _return(self, firsts: Sequence[int]) -> None:
-        """Unmaps and gives back extents that left the reserve; nobody else touches them."""
+        """Unmaps and gives back extents that left the reserve; nothing else touches them."""
         indices = [index for first in firsts for index in self._indices_of(first)]
         for first, count in _runs(indices):
             self._mapper.unmap(self.address + first * self.extent_bytes, count * self.extent_bytes)
@@ -488,7 +491,7 @@ class ElasticRange:
             self._changed.notify_all()
 
     def _indices_of(self, first: int) -> range:
-        """Of a mapped extent."""
+        """Indices of the mapped extent that begins at `first`."""
         return range(first, first + (self._reserve.factor if first in self._reserve.large else 1))
 
     def _look_at_fences(self) -> None:
@@ -516,8 +519,8 @@ class ElasticRange:
         self._reserve.put(indices)
 
     def _to_give(self, now: float) -> tuple[int, int, int]:
-        """How many indices have to go out of the reserve, for the limit and for others, and how many are not
-        needed."""
+        """Number of indices that have to leave the reserve: (for the limit, for reclaims, because they are not
+        needed)."""
         whole = self._reserve.whole
         if self._offered or not whole:
             return 0, 0, 0
@@ -528,15 +531,15 @@ class ElasticRange:
             sum(-(-reclaim.remaining // self.extent_bytes) for reclaim in self._reclaims if reclaim.done == done)
             for done in (True, False)
         )
-        # What an engine that runs has for its next steps stays while it still looks for prefixes.
+        # A running engine keeps what its next steps need while it still looks for prefixes.
         kept = self._marks.low if self._reports.running else 0
         reclaimed = at_once + min(later, max(0, whole - at_once - kept))
         surplus = max(self._marks.surplus(len(self._reserve) - self._wanting, now), self._misplaced)
         return max(0, self._mapped - limit), reclaimed, surplus
 
     def _leaving(self, now: float) -> list[int]:
-        """Takes what has to go out of the reserve. A large extent leaves for a few of its indices where no small one is
-        left, but not so that others get what is below the floor."""
+        """Takes the indices that have to go out of the reserve. Where no small extent is left, a large one leaves for a
+        few of its indices; for a reclaim only if the floor holds."""
         over, reclaimed, surplus = self._to_give(now)
         leaving = self._reserve.leave(over, more=True) if over else []
         if reclaimed > len(leaving):
@@ -558,8 +561,7 @@ class ElasticRange:
         return leaving
 
     def _answer_reclaims(self, left: int, force: bool) -> None:
-        """Tells balloond of every reclaim that is over: met, or the engine did what it could and no fence holds
-        more."""
+        """Reports every reclaim that is over: it is met, or the engine did what it could and no fence holds more."""
         with self._changed:
             over = [r for r in self._reclaims if not r.remaining or (r.done and not self._quarantine)]
             self._reclaims = [r for r in self._reclaims if r not in over]
@@ -572,7 +574,7 @@ class ElasticRange:
         elif not over and left:
             self._reports.soon()
 
-    # --- asking
+    # --- requests
 
     def _ask(self, now: float) -> None:
         wanted: list[tuple[int, int, int]] = []
@@ -590,7 +592,8 @@ class ElasticRange:
             if self._may_fill and idle and now >= self._fill_after:
                 reserve = len(self._reserve) - self._wanting
                 of, fill = self._next_fill(min(self._marks.missing(reserve, now), self._allowed_more()), reserve)
-                # Where all memory is taken a decode step would wait for each extent: others give back ahead of it.
+                # Where all memory is taken a decode step would wait for each extent, so others have to give back ahead
+                # of it.
                 in_use = self._reports.running and reserve < self._marks.low
                 self._filling = fill > 0
         nbytes = self.extent_bytes
@@ -601,8 +604,8 @@ class ElasticRange:
             )
         if fill > 0:
             done = self._fill_came(of)
-            # Large ones are taken where they are free. Waited for, they would keep what is free from small ones, those
-            # that the engine asks for itself among them.
+            # Large extents are taken only where they are free. A request that waited for them would keep what is free
+            # from small ones, those that the engine requests itself among them.
             self._lease.request(
                 KV,
                 of * nbytes,
@@ -614,18 +617,19 @@ class ElasticRange:
             )
 
     def _to_ask(self) -> int:
-        """How many indices are missing and not asked for."""
+        """Number of indices that are missing and not requested."""
         return min(self._missing, self._allowed_more()) - self._asked
 
     def _next_part(self, left: int) -> tuple[int, int]:
-        """How many indices an extent of one more request has, and how many such extents to ask for."""
+        """(indices in an extent, number of such extents) of one more request for growth."""
         factor = self._reserve.factor
         large = min(left // factor, len(self._free_large()) - self._asked // factor) if self._bulk else 0
         return (factor, min(large, _LARGE_TOGETHER)) if large > 0 else (1, min(left, _ASKED_TOGETHER))
 
     def _next_fill(self, missing: int, reserve: int) -> tuple[int, int]:
-        """The same for the reserve. Only growth that is fast lets so much be missing that a large extent holds it: then
-        what each takes of this process is what the engine's thread would wait for."""
+        """(indices in an extent, number of such extents) of a request for the reserve. Only fast growth lets so much be
+        missing that a large extent holds it: then the engine's thread would wait for the time that each extent takes of
+        this process."""
         factor = self._reserve.factor
         if 1 < factor <= missing and not self._fill_small:
             most = min(self._marks.high - reserve, self._allowed_more())  # what is above the mark would go back
@@ -669,10 +673,10 @@ class ElasticRange:
         return done
 
     def _map(self, extents: list[Granted]) -> None:
-        """Maps extents of one size at the lowest free addresses; what finds none goes back."""
+        """Maps extents of one size at the lowest free addresses; those for which there are none go back."""
         of = extents[0].bytes // self.extent_bytes if extents else 1
         with self._changed:
-            # Only this thread maps, so they stay free.
+            # Only this thread maps, so the addresses stay free.
             firsts = self._free_large() if of > 1 else self._free(len(extents))
         placed = [] if self._closed else list(zip(firsts, extents, strict=False))
         for first, extent in placed:
@@ -697,12 +701,12 @@ class ElasticRange:
             self._reports.soon()
 
     def _free(self, count: int) -> list[int]:
-        """The lowest indices with nothing mapped."""
+        """The lowest `count` indices at which nothing is mapped."""
         found: list[int] = np.flatnonzero(self._is_free)[:count].tolist()
         return found
 
     def _free_large(self) -> list[int]:
-        """Where large extents fit, the lowest first."""
+        """First indices at which large extents fit, the lowest first."""
         factor = self._reserve.factor
         groups = self._is_free[: self.n_extents // factor * factor].reshape(-1, factor)
         found: list[int] = (np.flatnonzero(groups.all(axis=1)) * factor).tolist()
@@ -711,8 +715,8 @@ class ElasticRange:
     # --- time
 
     def _watch_idle(self, now: float) -> None:
-        """Looks once more when growth has been away for long enough to shrink to the low mark. Without a surplus
-        there is no timer."""
+        """Sets a timer for when growth has been away for long enough to shrink to the low mark. Without a surplus there
+        is none."""
         with self._changed:
             above_low = len(self._reserve) > self._marks.low or self._wanting
             if self._idle_watch or self._closed or not above_low or self._marks.idle(now):
@@ -724,7 +728,7 @@ class ElasticRange:
         self._idle_watch = False
         with self._changed:
             if not self._waiting and self._marks.idle(time.monotonic()):
-                self._wanting = 0  # it did not come for it
+                self._wanting = 0  # the engine did not come for it
                 self._reports.soon()
         self._tend()
 
@@ -735,7 +739,7 @@ class ElasticRange:
 
 
 def _runs(indices: Iterable[int]) -> Iterable[tuple[int, int]]:
-    """(first, count) of neighbours."""
+    """(first, count) of each run of neighbouring indices."""
     first = count = 0
     for index in sorted(indices):
         if count and index == first + count:

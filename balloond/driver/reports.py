@@ -1,4 +1,4 @@
-"""What a range tells balloond of itself: at once when it answers something, otherwise at most every 100 ms."""
+"""Reports of a range to balloond: at once when they answer something, otherwise at most every 100 ms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CACHED = 64
 
 
 class Reports:
-    """One range's. `measure` says (bytes held, bytes of reserve) when a report is due; on the lease's thread."""
+    """Reports of one range. `measure` returns (bytes held, bytes of reserve) when one is due, on the lease's thread."""
 
     def __init__(self, lease: Lease, measure: Callable[[], tuple[int, int]]) -> None:
         self._lease = lease
@@ -23,18 +23,18 @@ class Reports:
         self._used = 0
         self._cached: tuple[tuple[float, int], ...] = ()
         self._at = 0.0
-        """When the two were told."""
+        """Time at which `_used` and `_cached` were given."""
         self._due = False
         self._sent_at = 0.0
 
     @property
     def running(self) -> bool:
-        """Requests run, as far as was told."""
+        """Whether requests run, as far as the engine has reported."""
         return self._used > 0
 
     def usage(self, used: int, cached: Iterable[tuple[float, int]]) -> None:
-        """On any thread: bytes of running requests, and (seconds since last use, bytes) of prefixes. Prefixes that are
-        as old as when they were last told were used since: that is told."""
+        """Takes the bytes of running requests, and (seconds since last use, bytes) of prefixes; callable on any thread.
+        Prefixes with the same ages as last time were used since, so a report is due for them too."""
         cached = tuple(cached)
         with self._lock:
             if used == self._used and not cached and not self._cached:
@@ -43,7 +43,7 @@ class Reports:
         self.soon()
 
     def soon(self) -> None:
-        """On any thread: something changed."""
+        """Has a report sent because something changed; callable on any thread."""
         if not self._due:
             self._due = True
             self._lease.loop.call(self._schedule)
@@ -62,7 +62,7 @@ class Reports:
             self.send()
 
     def send(self, reclaim_id: int = 0, returned: int = 0) -> None:
-        """Now; `reclaim_id` names the reclaim that it answers."""
+        """Sends a report now. `reclaim_id`: the reclaim that it answers; `returned`: bytes given back for it."""
         self._due = False
         held, reserve = self._measure()
         with self._lock:
@@ -81,7 +81,8 @@ class Reports:
 
 
 def coarse(cached: Iterable[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    """At most 64 entries, oldest first: neighbours are added up, and are as young as the youngest of them."""
+    """(seconds since last use, bytes) of at most 64 groups, oldest first: neighbours are added up, and are as young as
+    the youngest of them."""
     oldest_first = sorted(cached, reverse=True)
     step = -(-len(oldest_first) // _CACHED) or 1
     groups = [oldest_first[start : start + step] for start in range(0, len(oldest_first), step)]

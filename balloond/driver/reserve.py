@@ -1,4 +1,4 @@
-"""What is mapped in a range and not in the engine's hands. Pure.
+"""Indices that are mapped in a range and not in the engine's hands. Pure.
 
 Extents are small, one index of the range each, or large, `factor` indices in a row from a multiple of it. A large one
 leaves whole: its indices in the reserve are `tied` while some of the others are elsewhere.
@@ -10,18 +10,18 @@ from collections.abc import Iterable, Iterator
 
 
 class Reserve:
-    """Indices of a range."""
+    """The reserve of a range, in indices."""
 
     def __init__(self, factor: int) -> None:
         self.factor = factor
         self.large: set[int] = set()
         """First indices of the large extents that are mapped; the range keeps it."""
         self.tied = 0
-        """How many indices may be taken and cannot leave."""
+        """Number of indices that may be taken and cannot leave."""
         self._indices: list[int] = []
-        """What is taken first is last, with the lowest addresses."""
+        """Indices in the reserve; those to be taken first are last, with the lowest addresses."""
         self._here: dict[int, int] = {}
-        """First index of a large extent -> how many of its indices are in the reserve."""
+        """Number of indices in the reserve, by the first index of their large extent."""
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -31,11 +31,11 @@ class Reserve:
 
     @property
     def whole(self) -> int:
-        """How many indices can leave."""
+        """Number of indices that can leave."""
         return len(self._indices) - self.tied
 
     def extent_of(self, index: int) -> int:
-        """The first index of the extent that has this one."""
+        """First index of the extent that has this index."""
         first = index - index % self.factor
         return first if first in self.large else index
 
@@ -45,18 +45,18 @@ class Reserve:
         self._count(indices, 1)
 
     def remove(self, indices: Iterable[int]) -> None:
-        """These of it are elsewhere now."""
+        """Takes out indices that are elsewhere now."""
         gone = set(indices)
         self._count([index for index in self._indices if index in gone], -1)
         self._indices = [index for index in self._indices if index not in gone]
 
     def take(self, count: int) -> list[int]:
-        """At most `count`, of each kind the lowest addresses first: tied ones, whole large extents where so much is
-        taken, then small ones."""
+        """Takes at most `count` indices, of each kind the lowest addresses first: tied ones, whole large extents where
+        so much is taken, then small ones."""
         if count <= 0:
             return []
         if not self._here:
-            # Two fills may lie there, the later one behind. Nearly sorted, so it costs next to nothing.
+            # Two fills may lie in the list, the later one behind. It is nearly sorted, so this costs next to nothing.
             self._indices.sort(reverse=True)
             taken = self._indices[-count:]
             del self._indices[-count:]
@@ -70,8 +70,8 @@ class Reserve:
         return taken
 
     def leave(self, count: int, more: bool) -> list[int]:
-        """Takes `count` out in whole extents, the highest addresses first, so that the lower ones fill. What is no
-        whole extent stays, or leaves in a larger one (`more`)."""
+        """Takes `count` indices out in whole extents, the highest addresses first, so that the lower ones fill. Indices
+        that make no whole extent stay, or leave in a larger one (`more`)."""
         _, large, small = self._sorted()
         in_large = min(count // self.factor * self.factor, len(large))
         in_small = min(count - in_large, len(small))
@@ -82,7 +82,7 @@ class Reserve:
         return leaving
 
     def _sorted(self) -> tuple[list[int], list[int], list[int]]:
-        """Tied ones, those of whole large extents, small ones; each by address."""
+        """(tied indices, those of whole large extents, those of small ones), each by address."""
         indices = sorted(self._indices)
         if not self._here:
             return [], [], indices

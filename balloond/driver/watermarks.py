@@ -6,16 +6,16 @@ from __future__ import annotations
 import math
 
 _MEMORY_S = 0.5
-"""Growth longer ago than a few of these is forgotten."""
+"""Time constant in seconds: growth longer ago than a few of these is forgotten."""
 _AHEAD_S = 0.25
-"""The reserve should last this long. A growth through balloond takes a millisecond, one that others have to give back
-for, tens; but prompts come in bursts, and the one that finds the reserve empty waits for its first token."""
+"""Seconds that the reserve should last. Growth through balloond takes a millisecond, growth that others have to give
+back for, tens; but prompts come in bursts, and the one that finds the reserve empty waits for its first token."""
 IDLE_S = 1.0
-"""Without growth for this long, what is above the low mark goes back."""
+"""Seconds without growth after which what is above the low mark goes back."""
 
 
 class Watermarks:
-    """Counts extents."""
+    """The marks of a reserve and the growth that it follows, in extents."""
 
     def __init__(self, low: int, high: int) -> None:
         if not 0 <= low <= high:
@@ -26,7 +26,7 @@ class Watermarks:
         self._at = 0.0
 
     def took(self, count: int, now: float) -> None:
-        """The engine took this many."""
+        """Counts extents that the engine took at the time `now`."""
         self._rate = self._rate_at(now) + count / _MEMORY_S
         self._at = now
 
@@ -36,17 +36,18 @@ class Watermarks:
 
     def target(self, now: float) -> int:
         if self.idle(now):
-            # As `surplus`: what one would fetch and the other give back would go to and fro.
+            # This agrees with `surplus`: otherwise extents would be requested and given back in turn.
             return self.low
         return min(self.high, max(self.low, self.low + math.ceil(self._rate_at(now) * _AHEAD_S - 1e-3)))
 
     def missing(self, reserve: int, now: float) -> int:
-        """How many to map, once the reserve has fallen to half of what it should be."""
+        """Number of extents to map, once the reserve is below the low mark or has fallen to half of what it should
+        be."""
         target = self.target(now)
         return target - reserve if reserve < self.low or 2 * reserve <= target else 0
 
     def surplus(self, reserve: int, now: float) -> int:
-        """How many to give back."""
+        """Number of extents to give back."""
         return max(0, reserve - (self.low if self.idle(now) else self.high))
 
     def idle(self, now: float) -> bool:

@@ -1,7 +1,7 @@
 """An owner's end of the keeper's socket, in a running loop (for balloond and the loader).
 
-The keeper may die and come back empty: on every connection the owner puts everything back (`everything`), and what
-the keeper has beyond that is forgotten. `keep` returns once the records are held, through all of that.
+The keeper may die and come back empty: on every connection the owner puts everything back (`everything`), and what the
+keeper has beyond that is forgotten. `keep` returns once the records are held, even if the keeper dies meanwhile.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _BATCH_BYTES = seqpacket.MAX_BYTES // 2
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 
 Kept = tuple[keeper_pb2.Record, int | None]
-"""A record with its descriptor, which stays the owner's."""
+"""A record with its descriptor (None: it has none), which stays the owner's."""
 
 
 class KeeperLost(Exception):
-    """The connection broke."""
+    """Raised when the connection broke."""
 
 
 class KeeperClient:
@@ -60,7 +60,7 @@ class KeeperClient:
 
     @property
     def pid(self) -> int:
-        """Of the keeper that is connected. Raises Unavailable when it is gone, or not visible here."""
+        """Pid of the keeper that is connected. Raises Unavailable if it is gone, or not visible here."""
         assert self._connection is not None
         peer = seqpacket.peer(self._connection.sock)
         os.close(peer.pidfd)
@@ -69,8 +69,8 @@ class KeeperClient:
     def follow(
         self, everything: Callable[[], Iterable[Kept]], on_failure: Callable[[BaseException], None] | None = None
     ) -> None:
-        """From now on a lost connection is made again, and `everything` put back. `on_failure` is told when that cannot
-        be done: without a keeper that holds it nothing may be given out."""
+        """From now on a lost connection is made again, and `everything` put back. `on_failure` is called if that cannot
+        be done: nothing may be given out that no keeper holds."""
         self._everything = everything
         self._restored.set()
         self._following = tasks.spawn(self._follow(), "follow keeper", on_failure)
@@ -84,23 +84,23 @@ class KeeperClient:
     # --- requests
 
     def keep(self, kept: Sequence[Kept]) -> asyncio.Task[None]:
-        """Sends at once; to be awaited: returns when the keeper holds them. They must be part of `everything`
-        already: after a lost connection it is `everything` that is put back, since descriptors named here may be
-        closed by then."""
+        """Sends records at once. The task ends when the keeper holds them. They must be part of `everything` already:
+        after a lost connection it is `everything` that is put back, since descriptors named here may be closed by
+        then."""
         answers = None
         if self._restored.is_set():
             answers = [self._ask(_keep(batch), _descriptors(batch)) for batch in _batches(kept)]
         return tasks.spawn(self._settled(answers), "keep")
 
     def forget(self, ids: Sequence[str]) -> asyncio.Task[None]:
-        """Sends at once; to be awaited: returns when the keeper has closed the last of their descriptors. They must
-        not be part of `everything` any more."""
+        """Sends the ids of records to forget at once. The task ends when the keeper has closed the last of their
+        descriptors. The records must not be part of `everything` any more."""
         answers = [self._ask(request) for request in _forgets(ids)] if self._restored.is_set() else None
         return tasks.spawn(self._settled(answers), "forget")
 
     async def answers(self, within_s: float) -> bool:
-        """Whether the keeper is there and answers within the time: a connection to one that stands still looks like any
-        other."""
+        """Whether the keeper is connected and answers within `within_s` seconds: a connection to one that hangs looks
+        like any other."""
         try:
             async with asyncio.timeout(within_s):
                 await self._restored.wait()
@@ -110,8 +110,8 @@ class KeeperClient:
         return True
 
     async def _settled(self, answers: Sequence[asyncio.Future[None]] | None) -> None:
-        """All were answered; or, if they were not sent or the connection was lost, the keeper is what `everything`
-        says."""
+        """Waits until all requests are answered; or, if they were not sent or the connection was lost, until the keeper
+        has what `everything` says."""
         if answers is not None:
             results = await asyncio.gather(*answers, return_exceptions=True)
             if not any(isinstance(result, KeeperLost) for result in results):
@@ -125,13 +125,14 @@ class KeeperClient:
                 self._restored.clear()
 
     def keep_soon(self, kept: Sequence[Kept]) -> None:
-        """The same, not waited for."""
+        """Sends records as `keep` does, and does not wait."""
         if self._restored.is_set():
             for batch in _batches(kept):
                 self._send(_keep(batch), _descriptors(batch))
 
     def forget_soon(self, ids: Sequence[str]) -> None:
-        """Not waited for: an owner that dies before finds the records of things that nobody has any more."""
+        """Sends the ids of records to forget, and does not wait: an owner that dies before finds the records of things
+        that no process has any more."""
         if self._restored.is_set():
             for request in _forgets(ids):
                 self._send(request)
@@ -240,7 +241,7 @@ def _descriptors(batch: Sequence[Kept]) -> list[int]:
 
 
 def _batches(kept: Sequence[Kept]) -> Iterable[Sequence[Kept]]:
-    """As many as fit one message."""
+    """Parts of `kept`, each as large as fits one message."""
     batch: list[Kept] = []
     size = 0
     for record, fd in kept:

@@ -1,7 +1,7 @@
 """`python -m balloond.keeper --socket PATH`: holds one descriptor for each extent and image, with its record.
 
-Nothing else: no policy, no device, no allocation, so nothing that could make it fail. Whoever holds an extent's
-descriptor holds its memory: as long as this process lives, balloond and the loader may die and come back to
+It does nothing else: no policy, no device, no allocation, so nothing that could make it fail. A process that holds an
+extent's descriptor holds its memory: as long as this process lives, balloond and the loader may die and come back to
 everything they had. It lives through whatever its clients send.
 """
 
@@ -24,7 +24,7 @@ from services.runtime import notify, tasks
 
 _BATCH_BYTES = seqpacket.MAX_BYTES // 2
 _LONGEST_RECORD = seqpacket.MAX_BYTES - 64
-"""What was kept has to fit the answer that lists it, with what is around it there."""
+"""Most bytes of a record: it has to fit the answer that lists it, with what is around it there."""
 
 
 class Keeper:
@@ -56,8 +56,8 @@ class Keeper:
                 self._fds[record.id] = next(arrived)
 
     def update(self, records: Iterable[keeper_pb2.Record]) -> None:
-        """Changes records; their descriptors stay. Raises ValueError for an unknown id; the others are changed; and for
-        a record that is too long."""
+        """Changes records; their descriptors stay. Raises ValueError for an unknown id, after the other records were
+        changed, and for a record that is too long; then none is changed."""
         records = list(records)
         _check(records)
         unknown = []
@@ -71,7 +71,7 @@ class Keeper:
             raise ValueError(f"unknown: {', '.join(unknown)}")
 
     def forget(self, ids: Iterable[str]) -> None:
-        """Unknown ids are forgotten already."""
+        """Forgets records and closes their descriptors. Unknown ids are forgotten already."""
         for id in ids:
             self._records.pop(id, None)
             fd = self._fds.pop(id, None)
@@ -79,7 +79,8 @@ class Keeper:
                 os.close(fd)
 
     def list(self, owner: str, with_descriptors: bool) -> Iterable[tuple[keeper_pb2.Records, list[int]]]:
-        """Messages that together are the answer, the last one marked."""
+        """Messages that together are the answer, each with its descriptors, the last one marked. `owner`: all if it is
+        empty."""
         batch, size = keeper_pb2.Records(), 0
         fds: list[int] = []
         for record in self._records.values():
@@ -153,7 +154,7 @@ class _Session:
 
 
 async def serve(path: str) -> None:
-    """Until SIGTERM or SIGINT. Raises Unavailable when another process serves the path."""
+    """Serves `path` until SIGTERM or SIGINT. Raises Unavailable when another process serves it."""
     keeper = Keeper()
     manager = notify.Manager()
 
@@ -180,7 +181,7 @@ async def serve(path: str) -> None:
 
 
 def allow_descriptors() -> None:
-    """One descriptor for each extent: as many as the system lets us have."""
+    """Raises this process's limit of descriptors as far as the system allows: it needs one for each extent."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

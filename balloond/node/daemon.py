@@ -1,7 +1,7 @@
 """The owner of the node's state: takes requests, lets the device's policy decide, carries the decisions out.
 
-Nothing is awaited between reading the state and changing it. What takes time (the keeper's answer) follows on the
-decision, and looks again whether it still holds when it is done.
+Nothing is awaited between reading the state and changing it. What takes time (the keeper's answer) comes after the
+decision, and checks when it is done whether the decision still holds.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _MOST_LENT = 6000
-"""Extents of one lease to one borrower: what the keeper is told of them, 17 bytes each, fits a message of 128 KiB."""
+"""Most extents of one lease that are lent to one borrower: the keeper's record of them, 17 bytes each, fits a message
+of 128 KiB."""
 _PART = 32
-"""Extents that are created, recorded and sent together."""
+"""Most extents that are created, recorded and sent together."""
 
 
 class Session(Protocol):
-    """A connected process, as far as the daemon sends to it. Nothing here waits."""
+    """A connected process, as far as the daemon sends to it. No method waits."""
 
     def granted(self, request_id: int, extents: Sequence[Extent], fds: Sequence[int], last: bool) -> None: ...
     def refused(self, request_id: int, why: Why, short: int, detail: str) -> None: ...
@@ -58,7 +59,7 @@ class Session(Protocol):
 
 
 class Daemon:
-    """All devices of a node. `now` and `secret` (a new token at each call) are given by whoever builds it."""
+    """All devices of a node. `now` returns seconds of a monotonic clock, `secret` a new token at each call."""
 
     def __init__(
         self,
@@ -77,11 +78,11 @@ class Daemon:
         self._secret = secret
         self._sessions: dict[str, Session] = {}
         self._facts: dict[str, LeaseFacts] = {}
-        """By lease id, ended ones with extents left included."""
+        """Facts of each lease by its id, ended leases with extents left included."""
         self._borrows: dict[tuple[str, str], BorrowFacts] = {}
-        """By (borrower, lease id)."""
+        """Extents that are lent, by (borrower, lease id)."""
         self._deaths = DeathWatch()
-        """By lease id or borrower."""
+        """Processes whose death is watched for, by lease id or borrower."""
         self._creating: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._rooms: dict[int, asyncio.Future[RoomAnswer]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -89,10 +90,11 @@ class Daemon:
     # --- leases
 
     async def attach(self, process: ProcessIdentity, device_name: str, model: str) -> LeaseFacts:
-        """A new lease, known to the keeper. Raises NotFound without the device, Unmet without a booking."""
+        """Opens a lease and returns it once the keeper has its record. Raises NotFound without the device, Unmet
+        without a booking, Unavailable if the process is gone or cannot be watched."""
         device = self.device(device_name)
         for lease in device.ledger.of_model(model):
-            # Its Attached was lost: this process does not know that it has it.
+            # The message Attached was lost: the process does not know that it has this lease.
             if lease.suspended and not lease.extents and self._facts[lease.id].process == process:
                 self._ended(lease.id)
         token = self._secret()
@@ -104,9 +106,10 @@ class Daemon:
     async def adopt(
         self, process: ProcessIdentity, device_name: str, model: str, token: str, held: Sequence[tuple[int, int, Kind]]
     ) -> LeaseFacts:
-        """A lease that neither this balloond nor the keeper knows: its process lives on, so what it holds is
-        stranded. It is entitled to what it has until somebody books for it. Raises NotFound without the device, Exists
-        for a token like another's, Invalid for extents that there cannot be."""
+        """Takes in a lease that neither this balloond nor the keeper knows: its process lives on, so what it holds is
+        stranded. Without a booking its model is entitled to the weights that it has until one is made. Raises NotFound
+        without the device, Exists if the token's lease id is taken, Invalid for extents that cannot exist, Unavailable
+        if the process is gone or cannot be watched."""
         device = self.device(device_name)
         facts = LeaseFacts(token[:8], device_name, model, token, process)
         if facts.id in self._facts:
@@ -117,7 +120,7 @@ class Daemon:
             try:
                 decisions = device.book(self.now(), model, Booking(weights=weights))
             except Refused:
-                # Others have booked the memory meanwhile. It is still held, so it is still counted.
+                # Other models have booked the memory meanwhile. It is still held, so it is still counted.
                 decisions = device.book(self.now(), model, Booking())
             self._carry_out(device, decisions)
             self._keep_booking(device, model)
@@ -130,14 +133,14 @@ class Daemon:
         self._facts[facts.id] = facts
         try:
             self._deaths.watch(facts.id, facts.process, lambda: self._ended(facts.id))
-        except OSError as error:  # gone, or nobody would hear of its death
+        except OSError as error:  # the process is gone, or its death would not be noticed
             self._ended(facts.id)
             raise Unavailable(str(error)) from None
         self._note(device, facts.model, "lease", f"{facts.id} of process {facts.process.pid}")
         await self._keeper.keep([(records.encode(facts), None)])
 
     def known(self, token: str) -> LeaseFacts | None:
-        """The lease that `token` is the secret of, if its process may still live."""
+        """The lease whose secret is `token`, if its process may still live; otherwise None."""
         for device in self.devices.values():
             lease = device.ledger.by_token(token)
             if lease is not None:
@@ -147,13 +150,13 @@ class Daemon:
     def connect(
         self, facts: LeaseFacts, process: ProcessIdentity, session: Session, held: Sequence[tuple[int, int, Kind]]
     ) -> None:
-        """The lease's process is there and holds exactly `held`. Raises NotFound when the lease has ended
-        meanwhile, Invalid for extents that there cannot be, Unavailable when the process cannot be watched."""
+        """Connects the lease's process, which holds exactly `held` as (id, bytes, kind). Raises NotFound if the lease
+        has ended meanwhile, Invalid for extents that cannot exist, Unavailable if the process cannot be watched."""
         device = self.device(facts.device)
         device.ledger.lease(facts.id)
         device.ledger.check_held(held)
         if process != facts.process:
-            # Whoever shows the token is the lease's process.
+            # A process that shows the token is the lease's process.
             try:
                 self._deaths.watch(facts.id, process, lambda: self._ended(facts.id))
             except OSError as error:
@@ -168,14 +171,14 @@ class Daemon:
         self._carry_out(device, device.resume(self.now(), facts.id, held))
 
     def limit_of(self, facts: LeaseFacts) -> tuple[Limit, int, int]:
-        """(limit, floor, page_bytes) of a lease."""
+        """(limit, floor in bytes, bytes of a page) of a lease."""
         device = self.device(facts.device)
         return device.limits.get(facts.model), device.ledger.floor(facts.model), device.ledger.page_bytes
 
     def disconnected(self, lease_id: str, session: Session, unheard: bool = False) -> None:
-        """The socket closed. Nothing is granted and nothing freed until the process is back or dead. `unheard`: the
-        lease is new, and nothing has come that shows that its process knows of it; then it ends. Who does know comes
-        back with its token, and is taken in by that."""
+        """Handles a closed socket: nothing is granted and nothing freed until the process is back or dead. `unheard`:
+        the lease is new, and no message has shown that its process knows of it; then it ends, unless it has extents. A
+        process that does know of it comes back with its token, and is taken in by that."""
         if self._sessions.get(lease_id) is session:
             if unheard and not self._device_of(lease_id).ledger.lease(lease_id).extents:
                 self._ended(lease_id)
@@ -188,7 +191,7 @@ class Daemon:
         self._ended(lease_id)
 
     def _ended(self, lease_id: str) -> None:
-        """The process is dead, or detached."""
+        """Ends a lease whose process is dead or has detached."""
         self._deaths.forget(lease_id)
         session = self._sessions.pop(lease_id, None)
         device = self._device_of(lease_id)
@@ -197,7 +200,8 @@ class Daemon:
             self._carry_out(device, device.end(self.now(), lease_id))
             self._forget_lease_if_over(device, lease_id)
             if facts := self._facts.get(lease_id):
-                # A loader holds some of it. A successor is not to wait for a process that may live on without it.
+                # A loader holds some of its extents. A successor must not wait for a process that may live on without
+                # the lease.
                 facts = self._facts[lease_id] = replace(facts, process=NOBODY)
                 self._keeper.keep_soon([(records.encode(facts), None)])
         if session is not None:
@@ -224,16 +228,17 @@ class Daemon:
     # --- borrowing
 
     def watch_borrower(self, borrower: ProcessIdentity) -> None:
-        """A loader is here. Raises ProcessLookupError when it is gone already, another OSError when it cannot be
-        watched."""
+        """Watches a loader, so that its loans end if it dies. Raises ProcessLookupError if it is gone already, another
+        OSError if it cannot be watched."""
         if str(borrower) not in self._deaths:
             self._deaths.watch(str(borrower), borrower, lambda: self._borrower_ended(borrower))
 
     async def borrow(
         self, borrower: ProcessIdentity, lease_id: str, ids: Sequence[int] = ()
     ) -> tuple[str, list[Extent], list[int]]:
-        """The device of a lease, its weights extents or the KV extents that are named, and their descriptors, once the
-        keeper knows. The borrower has to be watched. Raises NotFound, Unavailable."""
+        """Lends the weights extents of a lease, or its KV extents `ids`, to a loader that is watched. Returns the name
+        of the device, the extents and their descriptors, once the keeper has recorded the loan. Raises NotFound without
+        the lease or one of the extents, Unavailable beyond `_MOST_LENT` extents."""
         device = self._device_of(lease_id)
         facts_before = self._borrows.get((str(borrower), lease_id))
         before = () if facts_before is None else facts_before.extents
@@ -248,10 +253,10 @@ class Daemon:
         return device.name, there, self._custody.descriptors(there)
 
     def end_borrow(self, borrower: ProcessIdentity, lease_id: str, ids: Sequence[int]) -> None:
-        """The loader has unmapped these; none named: all of that lease."""
+        """Ends the loan of extents that a loader has unmapped; no `ids`: of all extents of that lease."""
         facts = self._borrows.get((str(borrower), lease_id))
         if facts is None:
-            return  # ended already: a loader says it again when it does not know whether it was heard
+            return  # ended already: a loader repeats the message when it does not know whether it arrived
         returned = set(ids or facts.extents)
         left = tuple(id for id in facts.extents if id not in returned)
         if left:
@@ -272,7 +277,7 @@ class Daemon:
     # --- control
 
     def device(self, name: str) -> DevicePolicy:
-        """Raises NotFound."""
+        """The policy of the device `name`. Raises NotFound."""
         if name not in self.devices:
             raise NotFound(f"no device {name!r} on this node; there are {', '.join(self.devices)}")
         return self.devices[name]
@@ -282,7 +287,7 @@ class Daemon:
         decisions = device.book(self.now(), model, booking)
         self._keep_booking(device, model)
         self._note(device, model, "booked", f"quota {booking.quota}, weights {booking.weights}, floor {booking.floor}")
-        # The floor travels with the limit.
+        # The message that carries the limit to leases carries the floor too.
         self._carry_out(device, [LimitChanged(model), *decisions])
 
     def drop_booking(self, device_name: str, model: str) -> None:
@@ -305,7 +310,8 @@ class Daemon:
     async def make_room(
         self, device_name: str, model: str, nbytes: int, may_retract: bool, hold_s: float, within_s: float
     ) -> RoomAnswer:
-        """Returns when there is room, nothing more can be taken, or the time is over."""
+        """Frees `nbytes` for `model`. Returns when there is room, nothing more can be taken, or `within_s` seconds are
+        over; the answer has the bytes that lack."""
         device = self.device(device_name)
         answered: asyncio.Future[RoomAnswer] = asyncio.get_running_loop().create_future()
         now = self.now()
@@ -352,17 +358,18 @@ class Daemon:
         self.changed.set(None)
 
     async def _deliver(self, device: DevicePolicy, grant: Grant, session: Session) -> None:
-        """Creates the extents of a grant and sends them once the keeper has them. In parts: while the keeper records
-        one and the process maps another, the next is made."""
+        """Creates the extents of a grant and sends them once the keeper has them. It does so in parts: while the keeper
+        records one and the process maps another, the next is made."""
         parts = [grant.extents[start : start + _PART] for start in range(0, len(grant.extents), _PART)]
         under_way: deque[tuple[Sequence[Extent], asyncio.Task[None]]] = deque()
         failure: OSError | None = None
         left = deque(parts)
         while left:
             nbytes = sum(extent.bytes for extent in left[0])
-            # Before it is this grant's turn: who needs little is not to wait behind who needs much.
+            # This comes before the grant's turn: a small grant must not wait behind a large one.
             await self._custody.room(device.name, nbytes, lambda: device.ledger.leased + device.ledger.free)
-            # One part of a device in a turn of the loop, whoever it is for: then what was made before is sent on time.
+            # In a turn of the loop one part is created on a device, for whichever grant: so what was made before is
+            # sent on time.
             async with self._creating[device.name]:
                 if not self._custody.has_room(device.name, nbytes, device.ledger.leased + device.ledger.free):
                     continue
@@ -385,7 +392,7 @@ class Daemon:
             self._not_created(device, grant, [extent for part in left for extent in part], failure)
 
     def _is_there(self, grant: Grant, session: Session) -> bool:
-        """Whether the process still waits for the grant. If it is gone, or came back and said that it does not have
+        """Whether the process still waits for the grant. If it is gone, or came back and reported that it does not have
         these extents, they are free already."""
         return self._sessions.get(grant.lease_id) is session
 
@@ -395,7 +402,8 @@ class Daemon:
             session.granted(grant.request_id, part, self._custody.descriptors(part), last)
 
     def _not_created(self, device: DevicePolicy, grant: Grant, extents: Sequence[Extent], why: OSError) -> None:
-        """Booked, but the machine does not have it (descriptors, host memory): a refusal, never a failure of ours."""
+        """Gives back what was booked but the machine does not have (descriptors, host memory), and tells the lease:
+        this is a refusal, never a failure of balloond."""
         _log.warning("extents not created", device=device.name, why=why.strerror)
         if grant.lease_id in self._facts:
             self._carry_out(device, device.give_back(self.now(), grant.lease_id, [extent.id for extent in extents]))
@@ -430,7 +438,8 @@ class Daemon:
             self._timer.cancel()
             self._timer = None
         if due is not None:
-            # A little late rather than early: an early one would find nothing due and come again.
+            # The timer fires a little late rather than early: an early one would find nothing due and have to be set
+            # again.
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self.now()) + 0.002, self._tick)
 
     def _tick(self) -> None:
@@ -448,7 +457,7 @@ class Daemon:
             self._keeper.keep_soon([(records.encode(self._booking_facts(device, model)), None)])
 
     def everything(self) -> Iterable[Kept]:
-        """All that a successor needs, for a keeper that came back empty."""
+        """All records that a successor needs, for a keeper that came back empty."""
         for facts in self._facts.values():
             yield records.encode(facts), None
         for borrow in self._borrows.values():
@@ -462,8 +471,9 @@ class Daemon:
                         yield self._custody.kept(device.name, lease.token, extent)
 
     def restore(self, found: RecoveredState) -> None:
-        """Takes a predecessor's world over. Leases are suspended until their processes come back; those of dead ones
-        end. Raises Unavailable when it does not fit the configuration, OSError when processes cannot be watched."""
+        """Takes over what a predecessor left. Leases are suspended until their processes come back; those of dead
+        processes end. Raises Unavailable if it does not fit the configuration, OSError if processes cannot be
+        watched."""
         missing = {f.device for f in found.leases} | {f.device for f in found.bookings}
         missing -= set(self.devices)
         if missing:
@@ -503,7 +513,7 @@ class Daemon:
             device.ledger.restore_borrow(borrow.lease_id, str(borrow.borrower), borrow.extents)
 
     def _device_of(self, lease_id: str) -> DevicePolicy:
-        """Raises NotFound."""
+        """The device of a lease. Raises NotFound without the lease."""
         facts = self._facts.get(lease_id)
         if facts is None:
             raise NotFound(f"no lease {lease_id}")

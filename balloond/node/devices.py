@@ -1,4 +1,4 @@
-"""The devices that the configuration names: looked at, given a capacity, opened. What cannot work is refused here, in
+"""The devices that the configuration names: inspected, given a capacity, opened. What cannot work is refused here, in
 one line, before anything is given out."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = log.get(__name__)
 
 
 def look(config: BalloondConfig) -> dict[str, DeviceHardware]:
-    """What the node's GPUs say of themselves. Raises Unavailable without a driver, Unmet for a GPU that cannot be
+    """Hardware of the node's GPUs by device name. Raises Unavailable without a driver, Unmet for a GPU that cannot be
     managed."""
     found = {device.name: _look(device.name) for device in config.devices if device.is_gpu}
     for name, hardware in found.items():
@@ -41,8 +41,8 @@ def _look(name: str) -> DeviceHardware:
 
 
 def capacities(config: BalloondConfig, hardware: Mapping[str, DeviceHardware], found: RecoveredState) -> dict[str, int]:
-    """What may be taken of each device. Of one that a predecessor gave out it is what it was: what is free by now says
-    nothing. Raises Refused."""
+    """Bytes by device that balloond may take. A device that a predecessor gave out keeps its capacity: what is free by
+    now says nothing. Raises Refused if too little of a device is free."""
     known = saved_capacity.read(config.handoff)
     living = alive.anybody(config.handoff)
 
@@ -68,8 +68,8 @@ def check_descriptors(config: BalloondConfig, capacities: Mapping[str, int], kee
 
 
 def open_makers(config: BalloondConfig, capacities: Mapping[str, int]) -> tuple[dict[str, ExtentMaker], dict[str, int]]:
-    """The makers of the devices' extents, and what the ledgers may give out once spares are set aside. Raises Refused,
-    Unavailable when a device gives nothing."""
+    """The makers of the devices' extents, and the bytes that each ledger may give out once spares are set aside, both
+    by device name. Raises Refused if spares take a whole capacity, Unavailable if a device gives no memory."""
     makers: dict[str, ExtentMaker] = {}
     given_out = dict(capacities)
     for device in config.devices:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Event:
     sequence: int
     at: float
-    """On the process's clock, seconds."""
+    """Seconds on the process's clock."""
     device: str
     model: str
     what: str
@@ -18,7 +18,7 @@ class Event:
 
 
 class EventHistory:
-    """The last events."""
+    """The last `length` events."""
 
     def __init__(self, length: int = 2000) -> None:
         self._events: deque[Event] = deque(maxlen=length)
@@ -29,6 +29,6 @@ class EventHistory:
         self._events.append(Event(self._sequence, at, device, model, what, detail))
 
     def last(self, limit: int = 0) -> list[Event]:
-        """Oldest first; 0: all that are kept."""
+        """The last `limit` events, oldest first; 0: all that are kept."""
         events = list(self._events)
         return events[-limit:] if limit > 0 else events

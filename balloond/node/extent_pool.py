@@ -1,7 +1,7 @@
-"""Extents made ahead, so that a grant costs no creation, and one that keeps the device awake.
+"""Extents made ahead, so that a grant costs no creation, and one extent that keeps the device awake.
 
-Spares are nobody's: no id, no record in the keeper, gone with this process. Their bytes are set aside from what the
-ledger gives out, once, so that the device never holds more than its capacity.
+A spare belongs to no lease: it has no id and no record in the keeper, and is gone with this process. The bytes of
+spares are set aside from what the ledger gives out, once, so that the device never holds more than its capacity.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _SIZES = 2
-"""Of the sizes that were asked for, the last so many are kept ahead."""
+"""Number of sizes, those requested last, of which extents are kept ahead."""
 _PAUSE_S = 0.005
-"""Spares are made when nothing was asked for so long: making them beside a growth would slow it down."""
+"""Seconds without a request after which spares are made: making them beside a growth would slow it down."""
 _FEWEST = 4
-"""A size of which the budget does not hold so many is made on demand (weights)."""
+"""A size of which the budget holds fewer than this many extents is made on demand (weights)."""
 
 
 def shares(sizes: Sequence[int], budget_bytes: int) -> dict[int, int]:
-    """How many of each size to have: the budget in equal parts."""
+    """Number of extents to keep, by size in bytes: each size has an equal part of the budget."""
     return {size: budget_bytes // len(sizes) // size for size in sizes}
 
 
 class ExtentPool:
-    """An ExtentMaker around another. A thread makes what was taken."""
+    """An ExtentMaker around another, whose thread makes up for the spares that were taken."""
 
     def __init__(self, maker: ExtentMaker, budget_bytes: int, first_bytes: int) -> None:
-        """`first_bytes`: the size to begin with. Raises OSError when the device gives nothing at all."""
+        """`first_bytes`: size of the extents to begin with. Raises OSError if the device gives no memory at all."""
         self.page_bytes = maker.page_bytes
         self.set_aside_bytes = budget_bytes + maker.page_bytes
         self._maker = maker
@@ -41,22 +41,22 @@ class ExtentPool:
         # The first extent of a CUDA device costs a millisecond to make, and the last one as much to close.
         self._never_the_first = maker.create(maker.page_bytes)
         self._changed = threading.Condition()
-        """Its lock guards everything below."""
+        """Condition whose lock guards everything below."""
         self._sizes: list[int] = []
-        """The last one asked for first."""
+        """Sizes in bytes of which spares are kept, the one requested last first."""
         self._ready: dict[int, list[int]] = {}
-        """Size -> descriptors."""
+        """Descriptors of spares, by size in bytes."""
         self._asked_at = -math.inf
         self._requests = 0
         self._failed_at = -1
-        """When so many requests had come, one could not be made; it is tried again after the next."""
+        """Number of requests at which a spare could not be made; it is tried again after the next request."""
         self._closed = False
         self._ask_for(first_bytes)
         self._thread = threading.Thread(target=self._fill, name="spares", daemon=True)
         self._thread.start()
 
     def create(self, nbytes: int) -> int:
-        """From any thread."""
+        """Descriptor of an extent of `nbytes`, a spare if there is one; callable from any thread. Raises OSError."""
         with self._changed:
             self._ask_for(nbytes)
             ready = self._ready.get(nbytes)
@@ -68,12 +68,12 @@ class ExtentPool:
 
     @property
     def ready(self) -> dict[int, int]:
-        """Size -> how many there are."""
+        """Number of spares by size in bytes, without the sizes of which there is none."""
         with self._changed:
             return {size: len(fds) for size, fds in self._ready.items() if fds}
 
     def wait_full(self, timeout_s: float) -> bool:
-        """Whether everything that should be ready is, within the time."""
+        """Whether all spares that should exist do within `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._next() is None, timeout_s)
 
@@ -100,7 +100,7 @@ class ExtentPool:
         return len(self._ready.get(size, ())) < shares(self._sizes, self._budget).get(size, 0)
 
     def _next(self) -> int | None:
-        """The size to make one of."""
+        """The size in bytes to make a spare of; None if no spare is missing."""
         return next(filter(self._lacks, self._sizes), None)
 
     # --- the thread
@@ -123,7 +123,8 @@ class ExtentPool:
                     os.close(fd)  # other sizes are wanted by now
 
     def _wait(self) -> tuple[int, int] | None:
-        """Returns when there is one to make: its size, and how many requests there were. None at the end."""
+        """Waits until a spare is to be made and returns (its bytes, the number of requests so far); None once
+        closed."""
         with self._changed:
             while not self._closed:
                 size = self._next() if self._failed_at < self._requests else None

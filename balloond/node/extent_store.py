@@ -1,4 +1,4 @@
-"""The extents that exist: their descriptors here, and their records in the keeper."""
+"""The extents that exist, with their descriptors here and their records in the keeper."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from balloond.node.records import ExtentFacts
 from balloond.policy.ledger import Extent
 
 _FORGOTTEN_TOGETHER = 32
-"""Extents: once the keeper has let go of these, others may be created in their place."""
+"""Number of extents that are forgotten together: once the keeper has let go of them, others may be created in their
+place."""
 
 
 class ExtentStore:
@@ -25,25 +26,26 @@ class ExtentStore:
         self._keeper = keeper
         self._fds: dict[int, int] = {}
         self._there: defaultdict[str, int] = defaultdict(int)
-        """By device, bytes of the extents in `_fds`."""
+        """Bytes of the extents in `_fds`, by device."""
         self._leaving: defaultdict[str, dict[asyncio.Task[None], int]] = defaultdict(dict)
-        """By device, bytes that were destroyed here and whose memory lasts until the keeper has closed its
-        descriptors."""
+        """Bytes that were destroyed here and whose memory lasts until the keeper has closed its descriptors: by device,
+        then by the task that waits for that."""
 
     def __contains__(self, extent: Extent) -> bool:
         return extent.id in self._fds
 
     def descriptors(self, extents: Iterable[Extent]) -> list[int]:
-        """They stay ours."""
+        """Descriptors of `extents`, in their order; they stay the store's."""
         return [self._fds[extent.id] for extent in extents]
 
     def take(self, device: str, id: int, nbytes: int, fd: int) -> None:
-        """An extent that a predecessor created."""
+        """Takes over the descriptor of an extent that a predecessor created."""
         self._fds[id] = fd
         self._there[device] += nbytes
 
     def create(self, device: str, token: str, extents: Sequence[Extent]) -> asyncio.Task[None]:
-        """Done when the keeper has them, and they may be sent. Raises OSError; then none of them exists."""
+        """Creates `extents`. The task ends when the keeper has them and they may be sent. Raises OSError; then none of
+        them exists."""
         maker = self._makers[device]
         made: list[int] = []
         try:
@@ -58,20 +60,21 @@ class ExtentStore:
         return self._keeper.keep([self.kept(device, token, extent) for extent in extents])
 
     def has_room(self, device: str, nbytes: int, all_bytes: int) -> bool:
-        """Whether creating `nbytes` that the ledger has granted exceeds the device for no moment: `all_bytes` is what
-        extents may take of it, and the memory of destroyed ones is not there before the keeper let go of them."""
+        """Whether `nbytes` that the ledger has granted can be created without exceeding the device for a moment.
+        `all_bytes` is what extents may take of it; the memory of destroyed ones is in use until the keeper has let go
+        of them."""
         leaving = self._leaving[device]
         return not leaving or self._there[device] + sum(leaving.values()) + nbytes <= all_bytes
 
     async def room(self, device: str, nbytes: int, all_bytes: Callable[[], int]) -> None:
-        """Returns when there is room."""
+        """Waits until `has_room`."""
         while not self.has_room(device, nbytes, all_bytes()):
-            # The keeper lets go in the order in which it was told to.
+            # The keeper lets go of extents in the order in which they were destroyed.
             await asyncio.wait([next(iter(self._leaving[device]))])
 
     def destroy(self, device: str, extents: Iterable[Extent]) -> None:
-        """Nobody has them any more: here and in the keeper the last descriptors close. Those that never existed here
-        (lost, or not created yet) are passed over."""
+        """Closes the last descriptors, here and in the keeper, of extents that no process has any more. Extents that
+        never existed here (lost, or not created yet) are passed over."""
         extents = list(extents)
         for start in range(0, len(extents), _FORGOTTEN_TOGETHER):
             self._destroy(device, extents[start : start + _FORGOTTEN_TOGETHER])

@@ -1,5 +1,5 @@
-"""Who a process is, for longer than its pid: a pid is used again, a pid with its time of start is not. And its
-death."""
+"""The identity of a process for longer than its pid (a pid is used again, a pid with its start time is not), and the
+watch for its death."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ class ProcessIdentity:
 
     pid: int
     started: int
-    """Clock ticks since boot, as /proc says."""
+    """Start time in clock ticks since boot, as /proc has it."""
 
     def __str__(self) -> str:
         return f"{self.pid}-{self.started}"
 
 
 NOBODY = ProcessIdentity(0, 0)
-"""No process ever: whoever looks for it finds it gone."""
+"""Identity that no process ever has: whatever looks for it finds it gone."""
 
 
 def started(pid: int) -> int:
-    """When `pid` started. Raises ProcessLookupError when there is none, another OSError when it cannot be looked up."""
+    """Start time of `pid` in clock ticks since boot. Raises ProcessLookupError if there is no such process, another
+    OSError if it cannot be looked up."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -38,8 +39,8 @@ def started(pid: int) -> int:
 
 
 def watch(process: ProcessIdentity) -> int:
-    """A pidfd of exactly this process, readable when it is dead; the caller closes it. Raises ProcessLookupError when
-    it is gone, another OSError when that cannot be said: without a free descriptor nobody is taken for dead."""
+    """A pidfd of exactly this process, readable once it is dead; the caller closes it. Raises ProcessLookupError if it
+    is gone, another OSError if that cannot be found out: without a free descriptor no process is taken for dead."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError as error:
@@ -65,8 +66,8 @@ class DeathWatch:
         return key in self._pidfds
 
     def watch(self, key: str, process: ProcessIdentity, on_death: Callable[[], None]) -> None:
-        """Replaces what was watched under the key. `on_death` is called once. Raises what `watch` does; then what was
-        watched still is."""
+        """Calls `on_death` once when `process` is dead; replaces the watch under `key`. Raises what the function
+        `watch` does; then the watch under `key` stays as it was."""
         pidfd = watch(process)
         self.forget(key)
         self._pidfds[key] = pidfd

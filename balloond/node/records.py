@@ -1,4 +1,4 @@
-"""balloond's records in the keeper, and back: what its successor needs to know."""
+"""balloond's records in the keeper, encoded and decoded: what its successor needs to know."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ExtentFacts:
     bytes: int
     kind: Kind
     token: str
-    """Of its lease."""
+    """Token of the extent's lease."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class BookingFacts:
 
 @dataclass(frozen=True)
 class BorrowFacts:
-    """What a loader was sent of a lease."""
+    """Extents of a lease that a loader was sent."""
 
     borrower: ProcessIdentity
     lease_id: str
@@ -107,7 +107,7 @@ def encode(facts: Facts) -> keeper_pb2.Record:
 
 
 def decode(record: keeper_pb2.Record) -> Facts:
-    """Raises ValueError for a record that is not one of ours."""
+    """The facts of a record. Raises ValueError for a record that balloond did not write."""
     kind = record.kind
     if kind in ("kv", "weights", "graphs"):
         number = int(record.id.removeprefix("extent/"))

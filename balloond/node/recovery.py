@@ -1,4 +1,4 @@
-"""What the keeper held, sorted for a ledger that is to be rebuilt."""
+"""The keeper's records, sorted for a ledger that is to be rebuilt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _log = log.get(__name__)
 
 @dataclass
 class RecoveredState:
-    """A predecessor's world. `unusable`: records that mean nothing, to be forgotten."""
+    """What a predecessor left in the keeper. Each extent has its descriptor; `unusable` has the ids of records that
+    mean nothing, to be forgotten."""
 
     bookings: list[BookingFacts] = field(default_factory=list)
     leases: list[LeaseFacts] = field(default_factory=list)
@@ -25,12 +26,13 @@ class RecoveredState:
     unusable: list[str] = field(default_factory=list)
 
     def given_out(self, device: str) -> bool:
-        """Whether anybody may hold memory of the device."""
+        """Whether a process may hold memory of the device."""
         return device in {lease.device for lease in self.leases} | {booked.device for booked in self.bookings}
 
 
 def sort(held: Iterable[tuple[keeper_pb2.Record, int]]) -> RecoveredState:
-    """Takes the descriptors over; those of extents without a lease are closed."""
+    """Sorts records, each with its descriptor (-1: none), and takes the descriptors over; those of extents without a
+    lease are closed."""
     found = RecoveredState()
     for record, fd in held:
         try:

@@ -1,7 +1,7 @@
-"""What there was to give out of each device when nothing was given out yet.
+"""The bytes of each device that could be given out before anything was.
 
 A capacity that the configuration leaves out is measured, and measuring says nothing once engines hold memory. So it is
-written down, beside the handoff socket, for as long as anybody may hold some.
+written down, beside the handoff socket, for as long as a process may hold some.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _log = log.get(__name__)
 
 
 def read(handoff: str) -> dict[str, int]:
-    """Bytes by device; empty when nothing was written."""
+    """Saved capacities in bytes by device; empty if none were saved."""
     try:
         return {str(name): int(nbytes) for name, nbytes in json.loads(Path(alive.path_of(handoff)).read_text()).items()}
     except FileNotFoundError:
@@ -28,5 +28,5 @@ def read(handoff: str) -> dict[str, int]:
 
 
 def write(handoff: str, capacities: Mapping[str, int]) -> None:
-    """In place: locks of living processes are on this very file."""
+    """Saves capacities in bytes by device. The file is rewritten in place: locks of living processes are on it."""
     Path(alive.path_of(handoff)).write_text(json.dumps(capacities))

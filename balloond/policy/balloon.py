@@ -1,17 +1,17 @@
-"""Who loses what, in which order, when memory is wanted.
+"""Which leases lose what, in which order, when memory is wanted.
 
     1. the reserves of leases that run nothing
     2. cached prefixes, oldest use first, across all models of the device
     3. the reserves of leases that run: a decode step takes from it within 100 ms, so it is in use
     4. running decodes of the models furthest above their share of demand (w / sum w), by lowered limits
 
-Who wants it and has prefixes of its own could do without these instead, at no cost: nothing has to be unmapped here and
-mapped there. So others' prefixes are taken for it only as far as they are clearly older (`OwnCache`), and the rest, and
-what is behind them in this order, only for what its own do not cover. Without that two models that run on a full device
-pass memory back and forth, each the oldest of the other's, and wait for it.
+A lease that wants memory and has prefixes of its own could evict these instead, at no cost: nothing has to be unmapped
+here and mapped there. So others' prefixes are taken for it only as far as they are clearly older (`OwnCache`). The rest
+of them, and what comes later in this order, is taken only for what its own prefixes do not cover. Without that two
+models that run on a full device pass memory back and forth, each the oldest of the other's, and wait for it.
 
-Never below a floor. No more is asked than is needed, save for the rest of one extent, which is given back whole, and
-for what is wanted `ahead`: only the first two give that.
+Nothing is taken below a floor. No more is taken than is needed, save for the rest of one extent, which is given back
+whole, and for what is wanted `ahead`: only the first two steps give that.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from balloond.policy.extents import count_down, count_up
 
 @dataclass(frozen=True)
 class LeaseHoldings:
-    """A lease, as far as this decision goes. Bytes."""
+    """The state of a lease, as far as this decision needs it. Sizes in bytes."""
 
     lease_id: str
     model: str
     held: int
-    """KV, less what is on its way back already."""
+    """Bytes of KV that it holds, less what is on its way back already."""
     reserve: int = 0
     cached: tuple[tuple[float, int], ...] = ()
-    """(time of last use, bytes) of prefixes that nobody runs on."""
+    """(time of last use, bytes) of prefixes that no running request uses."""
     extent: int = 1
-    """What it gives back comes in steps of this."""
+    """Bytes of one extent: what it gives back comes in steps of this."""
     running: bool = False
-    """Requests run on it."""
+    """Whether requests run on it."""
 
 
 _CLEARLY_S = 1.0
@@ -45,16 +45,17 @@ _CLEARLY_S = 1.0
 
 @dataclass(frozen=True)
 class OwnCache:
-    """What whoever wants memory has cached itself. Bytes and seconds."""
+    """Cached prefixes of the lease that wants memory. Bytes and seconds."""
 
     bytes: int
     age_s: float
-    """Since the oldest of it was used."""
+    """Seconds since the oldest of them was used."""
     now: float
 
     @property
     def before(self) -> float:
-        """Who was last used before is clearly older: twice as old, and a second. Ages are told in steps of that."""
+        """Time of last use before which others' prefixes are clearly older: at least twice as old, and by at least a
+        second. Reported ages come in steps of that."""
         return self.now - max(2 * self.age_s, self.age_s + _CLEARLY_S)
 
 
@@ -74,7 +75,7 @@ class TakePrefixes:
 
 @dataclass(frozen=True)
 class LowerLimit:
-    """Bounds the model to `limit`, which is `bytes` below what is left to it after the steps before."""
+    """Bounds the model to `limit` bytes, which is `bytes` below what the steps before have left to it."""
 
     model: str
     limit: int
@@ -88,7 +89,7 @@ Step = TakeReserve | TakePrefixes | LowerLimit
 class ReclaimPlan:
     steps: tuple[Step, ...]
     short: int
-    """What is wanted beyond all that can be taken."""
+    """Bytes wanted beyond all that can be taken."""
 
     @property
     def bytes(self) -> int:
@@ -96,7 +97,7 @@ class ReclaimPlan:
 
 
 class _Spare:
-    """What each model holds above its floor, drawn down by the steps."""
+    """Bytes that each model holds above its floor; each step takes from them."""
 
     def __init__(self, holders: Iterable[LeaseHoldings], floors: Mapping[str, int]) -> None:
         self._left: dict[str, int] = {}
@@ -105,7 +106,7 @@ class _Spare:
             self._left[holder.model] += holder.held
 
     def whole(self, model: str, extent: int) -> int:
-        """In whole extents."""
+        """Bytes of the model above its floor, in whole extents of `extent` bytes."""
         return count_down(self._left[model], extent) * extent
 
     def take(self, model: str, nbytes: int) -> None:
@@ -121,9 +122,10 @@ def plan(
     ahead: int = 0,
     own: OwnCache | None = None,
 ) -> ReclaimPlan:
-    """Steps that free `need` bytes, or all that can be taken; decodes are stopped only until `from_decodes` are freed.
-    `ahead`: bytes beyond `need` that are taken where nobody who runs is disturbed. `shares`: bytes of KV that each
-    model's demand entitles it to. `own`: of whoever wants it."""
+    """Steps that free `need` bytes, or all that can be taken. Decodes are stopped only until `from_decodes` bytes are
+    freed. `floors`: least bytes of KV of each model. `shares`: bytes of KV that each model's demand entitles it to.
+    `ahead`: bytes beyond `need` that are taken where no running request is disturbed. `own`: cached prefixes of the
+    lease that wants it."""
     spare = _Spare(holders, floors)
     steps: list[Step] = []
     before, rest = (own.before, max(0, need - own.bytes)) if own is not None else (inf, need)
@@ -146,7 +148,7 @@ def shares(demand: Mapping[str, float], models: Iterable[str], total: int) -> di
 
 def _reserves(need: int, holders: Sequence[LeaseHoldings], spare: _Spare, steps: list[Step]) -> int:
     taken = 0
-    # The largest first: fewer processes are disturbed.
+    # The largest reserves are taken first: fewer processes are disturbed.
     for holder in sorted(holders, key=lambda h: (-h.reserve, h.lease_id)):
         if taken >= need:
             break
@@ -163,8 +165,9 @@ def _reserves(need: int, holders: Sequence[LeaseHoldings], spare: _Spare, steps:
 def _prefixes(
     need: int, rest: int, before: float, holders: Sequence[LeaseHoldings], spare: _Spare, steps: list[Step]
 ) -> int:
-    """For `need` bytes of what was last used `before` then, and for `rest` of the others. Prefixes are smaller than
-    extents and do not end with them, so a holder is asked for whole extents as its prefixes add up."""
+    """Takes prefixes, oldest first: up to `need` bytes of those last used before `before`, and of others until it has
+    `rest` bytes in all. Prefixes are smaller than extents and do not end with them, so a holder is asked for whole
+    extents as its prefixes add up. Returns the bytes taken."""
     oldest_first = sorted(
         (last_use, holder.lease_id, nbytes, holder)
         for holder in holders
@@ -196,7 +199,8 @@ def _prefixes(
 def _decodes(
     need: int, holders: Sequence[LeaseHoldings], spare: _Spare, shares: Mapping[str, float], steps: list[Step]
 ) -> int:
-    """Brings the models furthest above their share down to a common excess, as high a one as frees enough."""
+    """Brings the models furthest above their share down to a common excess, as high a one as frees enough. Returns the
+    bytes taken."""
     if need <= 0:
         return 0
     left: dict[str, int] = {}
@@ -215,8 +219,8 @@ def _decodes(
         return min(most[model], max(0.0, excess[model] - level))
 
     if excess:
-        # First to a level that does not free enough, in whole extents; then one extent at a time, from whoever is on
-        # top.
+        # All come down to a level that does not free quite enough, in whole extents; then one extent at a time is taken
+        # from the model with the largest excess.
         low, high = min(excess.values()) - max(most.values()), max(excess.values())
         while high - low > 1:
             middle = (low + high) / 2

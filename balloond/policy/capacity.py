@@ -1,5 +1,5 @@
-"""What balloond may give out of a device, and whether it can manage it at all. Pure: what the device and the machine
-say is an argument. Every refusal is one line that names the device and has the numbers."""
+"""The bytes of a device that balloond may give out, and whether it can manage the device at all. Pure: what the device
+and the machine report is an argument. Every refusal is one line that names the device and has the numbers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from services.errors import Refused, Unmet
 
 _OTHER_DESCRIPTORS = 256
-"""Sockets, logs, and extents on their way."""
+"""Descriptors beyond those of extents: sockets, logs, and extents on their way."""
 
 
 @dataclass(frozen=True)
 class DeviceHardware:
-    """What a GPU says of itself."""
+    """What a GPU reports of itself."""
 
     model: str
     driver: str
     total_bytes: int
     free_bytes: int
     page_bytes: int
-    """The smallest that it maps."""
+    """Bytes of the smallest page that it maps."""
     shares_memory: bool
-    """It maps memory that came as a descriptor from another process."""
+    """Whether it maps memory that came as a descriptor from another process."""
     partitioned: bool
-    """MIG is on."""
+    """Whether MIG is on."""
     processes: tuple[tuple[int, int], ...] = ()
-    """(pid, bytes) of those that hold memory of it, as far as they can be seen."""
+    """(pid, bytes) of processes that hold memory of it, as far as they can be seen."""
 
 
 def check(device: str, hardware: DeviceHardware, page_bytes: int) -> None:
@@ -43,8 +43,8 @@ def check(device: str, hardware: DeviceHardware, page_bytes: int) -> None:
 
 
 def fresh(device: str, hardware: DeviceHardware, wanted_bytes: int | None, reserve_bytes: int, page_bytes: int) -> int:
-    """The capacity of a device of which nothing is given out yet: what was configured, or else what is free less the
-    reserve, in whole pages. Raises Refused when that much is not free."""
+    """Capacity in bytes of a device of which nothing is given out yet: what was configured, or else what is free less
+    the reserve, in whole pages. Raises Refused when that much is not free."""
     free = hardware.free_bytes
     others = hardware.total_bytes - free
     told = f"{free} of {hardware.total_bytes} bytes are free, {others} taken{_by(hardware.processes)}"
@@ -64,14 +64,14 @@ def _by(processes: tuple[tuple[int, int], ...]) -> str:
 
 
 def given_out(device: str, capacity_bytes: int, set_aside_bytes: int) -> int:
-    """What of the capacity the ledger gives out. Raises Refused when the spares take all of it."""
+    """Bytes of the capacity that the ledger gives out. Raises Refused when the spares take all of it."""
     if capacity_bytes <= set_aside_bytes:
         raise Refused(f"{device}: its capacity of {capacity_bytes} bytes is less than the {set_aside_bytes} of spares")
     return capacity_bytes - set_aside_bytes
 
 
 def descriptors(capacity_bytes: int, extent_bytes: int) -> int:
-    """How many a process needs that holds one for each extent of a device that is given out wholly."""
+    """Number of descriptors of a process that holds one for each extent of a device that is given out wholly."""
     return -(-capacity_bytes // extent_bytes)
 
 

@@ -1,5 +1,5 @@
-"""What waits on a device, what others were asked for, what is held for whom; and the decisions that leave the
-policy."""
+"""Claims that wait on a device, reclaims that were sent, free bytes that are held for a model; and the decisions that
+leave the policy."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ What = Literal["reserve", "prefixes", "decodes"]
 
 @dataclass(frozen=True)
 class ClaimPatience:
-    """How long others may take. Seconds."""
+    """Seconds that others may take."""
 
     reclaim_s: float = 2.0
-    """A reclaim that is not answered by then gives nothing: an engine's loop may be in a long forward pass."""
+    """Seconds to answer a reclaim; one that is not answered by then gives nothing: an engine's loop may be in a long
+    forward pass."""
     shrink_s: float = 5.0
-    """A lowered limit frees nothing more after that; its gpu_scheduler acts at the limit's own deadline."""
+    """Seconds in which a lowered limit may free memory; the model's gpu_scheduler acts at the limit's own deadline."""
     grow_s: float = 10.0
-    """A growth that waits longer is refused."""
+    """Seconds that a growth may wait; then it is refused."""
 
 
 @dataclass(frozen=True)
 class ClaimSources:
-    """From whom a claim's memory came."""
+    """Memory that a claim took: the model, what was taken of it, and the bytes."""
 
     model: str
     what: What
@@ -35,7 +36,7 @@ class ClaimSources:
 
 @dataclass(frozen=True)
 class UsageReport:
-    """What a lease last said of its KV. Bytes; times are on balloond's clock."""
+    """What a lease last reported of its KV. Sizes in bytes; times are on balloond's clock."""
 
     at: float = 0.0
     limit_revision: int = 0
@@ -43,40 +44,40 @@ class UsageReport:
     used: int = 0
     reserve: int = 0
     cached: tuple[tuple[float, int], ...] = ()
-    """(time of last use, bytes)."""
+    """(time of last use, bytes) of cached prefixes."""
     reclaim_id: int = 0
-    """Which reclaim this answers; 0: none."""
+    """Id of the reclaim that this answers; 0: none."""
     returned: int = 0
 
 
 @dataclass(frozen=True)
 class WantedExtents:
-    """What a lease asks for: `count` extents of `bytes` each."""
+    """Extents that a lease requests: `count` of `bytes` each."""
 
     kind: Kind
     bytes: int
     count: int
     min_count: int = 0
-    """So few will do; 0: no fewer than `count`."""
+    """The fewest extents that will do; 0: no fewer than `count`."""
     for_reserve: bool = False
-    """Ahead of need: nobody is asked to give back for it."""
+    """Whether they are requested ahead of need: no other lease gives memory back for them."""
     behind: int = 0
-    """Bytes that it will want after these."""
+    """Bytes that the lease will request after these."""
     cached: int = 0
-    """Bytes of its own prefixes that it could do without instead."""
+    """Bytes of its own prefixes that the lease could evict instead."""
 
 
 @dataclass(kw_only=True)
 class Claim:
-    """Waits until `need` bytes are free for `model`."""
+    """A claim that waits until `need` bytes are free for `model`."""
 
     id: int
     model: str
     need: int
     want: int
-    """What is taken from others once something has to be: at least `need`."""
+    """Bytes that are taken from others once something has to be taken: at least `need`."""
     behind: int = 0
-    """And what the same lease will want after it."""
+    """Bytes that the same lease will request after these."""
     may_retract: bool
     began: float
     deadline: float
@@ -87,7 +88,7 @@ class Claim:
 
 @dataclass(kw_only=True)
 class Growth(Claim):
-    """A lease wants `min_count` to `count` extents."""
+    """A lease's claim for `min_count` to `count` extents of `bytes` each."""
 
     lease_id: str
     request_id: int
@@ -96,21 +97,21 @@ class Growth(Claim):
     count: int
     min_count: int
     cached: int = 0
-    """Bytes of its own prefixes that the lease could do without instead."""
+    """Bytes of its own prefixes that the lease could evict instead."""
 
 
 @dataclass(kw_only=True)
 class RoomClaim(Claim):
-    """Somebody wants `need` bytes free for a model, held for `hold_s`."""
+    """A claim for `need` free bytes, to be held for a model for `hold_s` seconds."""
 
     hold_s: float
     passed: int = 0
-    """Bytes that later growths were given before it."""
+    """Bytes that later growths were granted before it."""
 
 
 @dataclass
 class Ask:
-    """A reclaim that was sent and not answered."""
+    """A reclaim that was sent and is not answered yet."""
 
     id: int
     lease_id: str
@@ -118,13 +119,13 @@ class Ask:
     claim_id: int
     asked: int
     remaining: int
-    """What has not come back yet."""
+    """Bytes that have not come back yet."""
     deadline: float
 
 
 @dataclass
 class HoldRoom:
-    """Free bytes that only `model` may take."""
+    """Free bytes that only one model may take, until the time `until`."""
 
     bytes: int
     until: float
@@ -136,7 +137,7 @@ class HoldRoom:
 
 @dataclass(frozen=True)
 class Grant:
-    """Booked already: create these, have the keeper record them, send them."""
+    """Extents that are booked already: to be created, recorded by the keeper, and sent."""
 
     lease_id: str
     request_id: int
@@ -154,7 +155,7 @@ class RefuseClaim:
 
 @dataclass(frozen=True)
 class AskBack:
-    """Send a Reclaim."""
+    """A Reclaim to be sent. `deep`: cached prefixes are to be evicted for it, too."""
 
     lease_id: str
     reclaim_id: int
@@ -164,7 +165,7 @@ class AskBack:
 
 @dataclass(frozen=True)
 class LimitChanged:
-    """Tell the model's leases and the keeper the limit that is in force now."""
+    """A model whose leases and keeper's record are to get the limit that is in force now."""
 
     model: str
 
@@ -179,14 +180,14 @@ class RoomAnswer:
 
 @dataclass(frozen=True)
 class Freed:
-    """Destroy these: nobody has them any more."""
+    """Extents that no process has any more: to be destroyed."""
 
     extents: tuple[Extent, ...]
 
 
 @dataclass(frozen=True)
 class Note:
-    """For the history of events."""
+    """An entry for the history of events."""
 
     model: str
     what: str

@@ -1,15 +1,15 @@
 """The state of one device and everything that is decided about it.
 
 Every method takes `now`, changes the state at once and returns what has to be done. Claims (growths and rooms) are
-served first come, first served: memory that an earlier one waits for is not given to a later one. Of a lease that waits
-for several growths only the first is before the first of another.
+served first come, first served: memory that an earlier one waits for is not given to a later one. If a lease waits for
+several growths, only its first is before the first of another lease.
 
-What is free may be held for a model (`make_room`). That is the model's, whoever waits before it: only its own growths
-take turns for it.
+Free bytes may be held for a model (`make_room`). They are the model's, whichever claims wait before it: only its own
+growths take turns for them.
 
-A room gathers much for long, so small growths pass it: the first of a lease gets the least that will do, if what is
-free and on its way suffices for the rooms too. All that passes a room is at most a 16th of its need; it is served
-when so much has come back besides.
+A room gathers much for long, so small growths pass it: the first growth of a lease gets the least that will do, if what
+is free and on its way suffices for the rooms too. All that passes a room is at most a 16th of its need; the room is
+served when so much has come back besides.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from balloond.policy.reclaims import Reclaims
 from services.errors import Invalid, NotFound
 
 _BOOKINGS = 0
-"""In the place of a claim's id: memory that a booking needs and others still hold."""
+"""Owner of reclaims in place of a claim's id: memory that a booking needs and other models still hold."""
 
 _PASSING = 16
-"""Which part of a room's need may pass it."""
+"""A room's need divided by this: the bytes that may pass it."""
 
 
 class DevicePolicy:
@@ -76,11 +76,12 @@ class DevicePolicy:
     # --- leases
 
     def open(self, lease_id: str, model: str, token: str) -> LeaseRecord:
-        """Raises Unmet without a booking."""
+        """Opens a lease. Raises Unmet without a booking."""
         return self.ledger.open(lease_id, model, token)
 
     def suspend(self, now: float, lease_id: str) -> list[Decision]:
-        """Its socket closed. What it waited for it asks again when it is back."""
+        """Suspends a lease whose socket closed. Its claims are dropped: the process makes them again when it is
+        back."""
         self.ledger.suspend(lease_id)
         return self._settle(now, self._stop_waiting(lease_id))
 
@@ -88,7 +89,7 @@ class DevicePolicy:
         return self._settle(now, _freed(self.ledger.resume(lease_id, held)))
 
     def end(self, now: float, lease_id: str) -> list[Decision]:
-        """Its process detached or is dead."""
+        """Ends a lease whose process has detached or is dead."""
         lease = self.ledger.lease(lease_id)
         note = Note(lease.model, "lease ended", f"{lease_id} gave {lease.weights_bytes + lease.kv_bytes} bytes back")
         freed = self.ledger.end(lease_id)
@@ -111,7 +112,7 @@ class DevicePolicy:
         return self._settle(now, _freed(self.ledger.end_borrower(borrower)))
 
     def report(self, now: float, lease_id: str, report: UsageReport) -> list[Decision]:
-        """What a lease says of itself, possibly as the answer to a reclaim."""
+        """Takes in what a lease reports of itself, possibly as the answer to a reclaim."""
         lease = self.ledger.lease(lease_id)
         ask = self.reclaims.reported(lease_id, report)
         if ask is not None:
@@ -125,7 +126,8 @@ class DevicePolicy:
     # --- growth
 
     def grow(self, now: float, lease_id: str, request_id: int, wanted: WantedExtents) -> list[Decision]:
-        """A lease wants extents. Raises NotFound without the lease."""
+        """Claims extents for a lease; those for its reserve are granted or refused at once. Raises NotFound without the
+        lease."""
         lease = self.ledger.lease(lease_id)
         kind, nbytes, count = wanted.kind, wanted.bytes, wanted.count
         least = count if wanted.min_count <= 0 else min(wanted.min_count, count)
@@ -163,8 +165,8 @@ class DevicePolicy:
         return out
 
     def _place_of(self, claim: Growth) -> int:
-        """Behind claims that have as many of their own lease before them: who wants little does not wait for all parts
-        of a bulk."""
+        """Index in `claims`: behind claims that have as many of their own lease before them, so that a small growth
+        does not wait for all parts of a large one."""
         before = Counter(other.lease_id for other in self.claims if isinstance(other, Growth))[claim.lease_id]
         seen: Counter[str] = Counter()
         for place, other in enumerate(self.claims):
@@ -175,7 +177,8 @@ class DevicePolicy:
         return len(self.claims)
 
     def _entitled(self, model: str, kind: Kind) -> int:
-        """Bytes for which running decodes of others may be stopped: a model's weights and floor."""
+        """Bytes for which running decodes of others may be stopped: what the model lacks of its booked weights, or of
+        its floor of KV."""
         booking = self.ledger.bookings.get(model, Booking())
         if kind != "kv":
             return booking.weights - self.ledger.weights_of(model)
@@ -184,17 +187,17 @@ class DevicePolicy:
     # --- control
 
     def book(self, now: float, model: str, booking: Booking) -> list[Decision]:
-        """Raises Refused with the arithmetic."""
+        """Replaces the model's booking. Raises Refused with the arithmetic."""
         self.ledger.book(model, booking)
         changed = self.limits.raise_to(model, booking.floor)
         out: list[Decision] = [LimitChanged(model)] if changed else []
         if booking.weights + booking.floor == 0:
-            # It went to sleep: room that was still held for its waking would only keep others waiting.
+            # The model went to sleep: room that was still held for its waking would only keep others waiting.
             self._release_hold(model, out)
         return self._settle(now, out)
 
     def unbook(self, now: float, model: str) -> list[Decision]:
-        """Raises NotFound, Unmet."""
+        """Drops the model's booking. Raises NotFound without one, Unmet while a lease of the model lives."""
         self.ledger.unbook(model)
         self.limits.forget(model)
         out: list[Decision] = []
@@ -204,7 +207,7 @@ class DevicePolicy:
     def set_limit(
         self, now: float, model: str, nbytes: int, revision: int, deadline_ms: int
     ) -> tuple[LimitOutcome, list[Decision]]:
-        """Raises NotFound without a booking, Invalid below the floor."""
+        """Sets the model's limit in bytes. Raises NotFound without a booking, Invalid below the floor."""
         if model not in self.ledger.bookings:
             raise NotFound(f"{model} has no booking on {self.name}")
         floor, held = self.ledger.floor(model), self.ledger.kv_of(model)
@@ -216,7 +219,7 @@ class DevicePolicy:
         return outcome, self._settle(now, out)
 
     def set_demand(self, weights: Mapping[str, float]) -> None:
-        """Raises Invalid for a weight that is negative, infinite or no number."""
+        """Sets the models' demand weights. Raises Invalid for a weight that is negative, infinite or no number."""
         for model, weight in weights.items():
             if not (weight >= 0 and math.isfinite(weight)):
                 raise Invalid(f"a demand of {weight} of {model} makes no sense")
@@ -225,10 +228,10 @@ class DevicePolicy:
     def make_room(
         self, now: float, model: str, nbytes: int, may_retract: bool, hold_s: float, deadline: float
     ) -> tuple[int, list[Decision]]:
-        """The claim's id; its RoomAnswer may be among the decisions already. No bytes: what was held for it is given
-        up."""
+        """Claims a room of `nbytes`. Returns the claim's id and decisions, among which its RoomAnswer may be already.
+        With no bytes, what was held for the model is given up."""
         if nbytes <= 0:
-            # Answered at once: it wants nothing that an earlier claim could be before it for.
+            # The answer comes at once: with no bytes there is nothing that an earlier claim could be before it for.
             claim_id, out = next(self._serials), list[Decision]()
             self._release_hold(model, out)
             out.append(RoomAnswer(claim_id, max(0, self._available(model)), 0, ()))
@@ -247,7 +250,7 @@ class DevicePolicy:
         return claim.id, self._settle(now, [])
 
     def cancel(self, now: float, claim_id: int) -> list[Decision]:
-        """Whoever waited for a room went away."""
+        """Drops a room whose caller no longer waits for it."""
         out: list[Decision] = []
         for claim in [c for c in self.claims if c.id == claim_id]:
             self._drop(claim, out)
@@ -256,7 +259,7 @@ class DevicePolicy:
     # --- time
 
     def next_deadline(self) -> float | None:
-        """When `tick` is due."""
+        """Time at which `tick` is due; None if nothing waits."""
         times = [claim.deadline for claim in self.claims] + [hold.until for hold in self.holds.values()]
         if self.claims or self.ledger.free < 0:
             times += self.reclaims.deadlines()
@@ -272,7 +275,7 @@ class DevicePolicy:
         self._serve(now, out)
         while self._take_from_others(now, out):
             self._serve(now, out)
-        self._serve(now, out)  # with more on its way, somebody may pass a room
+        self._serve(now, out)  # with more on its way, a growth may pass a room
         if self._unheld() >= 0:
             self._lift(_BOOKINGS, out)
         return out
@@ -319,7 +322,7 @@ class DevicePolicy:
             waiting.append(claim)
 
     def _left(self, model: str, before: Iterable[Claim]) -> int:
-        """Bytes for this model once the claims `before` have what they need. Negative: a booking exceeds what is
+        """Bytes for this model once the claims `before` have what they need. Negative if a booking exceeds what is
         free."""
         before = list(before)
         own = sum(claim.need for claim in before if isinstance(claim, Growth) and claim.model == model)
@@ -327,7 +330,7 @@ class DevicePolicy:
         return max(0, self._held_for(model) - own) + max(min(0, unheld), unheld - self._beyond_holds(before))
 
     def _passes(self, claim: Growth, before: Sequence[Claim]) -> bool:
-        """Whether the least that will do is given before the rooms that wait, which then count it."""
+        """Whether the least that will do is granted before the rooms that wait, which then count it."""
         rooms = [other for other in before if isinstance(other, RoomClaim)]
         growths = [other for other in before if isinstance(other, Growth)]
         if not rooms or claim.behind or claim.lease_id in {other.lease_id for other in growths}:
@@ -343,14 +346,14 @@ class DevicePolicy:
         return True
 
     def _within_limit(self, claim: Growth) -> tuple[int, int]:
-        """How many of the extents the limit allows, and the bytes by which the fewest that will do are over it."""
+        """(extents that the limit allows, bytes by which the fewest that will do are over it)."""
         if claim.kind != "kv":
             return claim.count, 0
         left = self.limits.bytes_of(claim.model) - self.ledger.kv_of(claim.model)
         return min(claim.count, max(0, left // claim.bytes)), max(0, claim.need - left)
 
     def _available(self, model: str) -> int:
-        """Free for this model: what is held for others is not."""
+        """Bytes that are free for this model: those held for others are not."""
         return self._unheld() + self._held_for(model)
 
     def _unheld(self) -> int:
@@ -364,7 +367,7 @@ class DevicePolicy:
         return max(0, nbytes - self._held_for(claim.model))
 
     def _beyond_holds(self, claims: Iterable[Claim]) -> int:
-        """What these need of memory that is held for nobody."""
+        """Bytes that these claims need beyond those held for their models."""
         needs: Counter[str] = Counter()
         for claim in claims:
             needs[claim.model] += claim.need
@@ -381,7 +384,7 @@ class DevicePolicy:
         self._drop(claim, out)
 
     def _answer(self, now: float, claim: Claim, short: int, out: list[Decision]) -> None:
-        """A room is there, or will not be."""
+        """Answers a room: its bytes are there, or `short` bytes will not come."""
         assert isinstance(claim, RoomClaim)
         free = max(0, self._available(claim.model))
         if short or claim.hold_s <= 0:
@@ -419,11 +422,11 @@ class DevicePolicy:
     # --- taking from others
 
     def _take_from_others(self, now: float, out: list[Decision]) -> bool:
-        """Asks others for what the claims lack and nobody was asked for yet. A claim for which nothing is left to
-        take is answered; True then, so that those after it are looked at anew."""
+        """Reclaims from others what the claims lack and was not reclaimed yet. A claim for which nothing is left to
+        take is answered; it returns True then, so that the claims after it are looked at anew."""
         lacking = self._lacking()
         if lacking > 0:
-            # A quota was booked that others still occupy.
+            # A quota was booked whose bytes other models still hold.
             plan = self.reclaims.plan(lacking, None, (), from_decodes=lacking)
             out += self.reclaims.take(now, plan, _BOOKINGS, [])
         earlier = 0
@@ -440,8 +443,8 @@ class DevicePolicy:
             plan = self.reclaims.plan(wanted, claim.model, claim.dry, from_decodes, own)
             short = lacking + self._beyond_hold(claim, claim.need) - plan.bytes
             if isinstance(claim, Growth):
-                # Nobody is disturbed for a growth that cannot be met anyway. One that is not the first may still find
-                # memory when those before it are answered.
+                # No lease is disturbed for a growth that cannot be met anyway. A growth that is not the first may still
+                # find memory when those before it are answered.
                 if short <= 0:
                     out += self.reclaims.take(now, plan, claim.id, claim.taken)
                 elif first:
@@ -457,9 +460,9 @@ class DevicePolicy:
         return False
 
     def _wanted(self, claims: Iterable[Claim], last: Claim) -> int:
-        """What these want in all, beyond what is held for them; `last` is one of them. What a lease will want behind
-        its growths counts once, and only as far as its limit goes; of the others' not what they could do without, save
-        for the least that they wait for."""
+        """Bytes that these claims want in all, beyond those held for their models; `last` is one of them. What a lease
+        will want behind its growths counts once, and only as far as its limit goes. Other leases' evictable bytes are
+        subtracted, down to the least that they wait for."""
         asked: defaultdict[tuple[str, str], int] = defaultdict(int)
         least: defaultdict[tuple[str, str], int] = defaultdict(int)
         instead: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -481,8 +484,9 @@ class DevicePolicy:
         )
 
     def _entitled_to(self, claim: Claim) -> int:
-        """What of it may come from running decodes. Up to its floor a model may have that also for a request that
-        waits for others."""
+        """Bytes of the claim that may come from running decodes. A growth with `may_retract` may take its need, and
+        what it will want beyond that as far as its model is entitled to it. A room without `may_retract`, for a request
+        that waits for others, may take them up to its model's floor."""
         if isinstance(claim, Growth):
             if not claim.may_retract:
                 return 0
@@ -490,7 +494,7 @@ class DevicePolicy:
         return claim.want if claim.may_retract else max(0, min(claim.want, self._entitled(claim.model, "kv")))
 
     def _lacking(self) -> int:
-        """How far the holds and bookings exceed what is free or coming; negative: what is left for claims."""
+        """Bytes by which the holds and bookings exceed what is free or coming; negative: bytes left for claims."""
         return -self._unheld() - self.reclaims.coming()
 
 

@@ -9,17 +9,17 @@ def whole_pages(nbytes: int, page_bytes: int) -> int:
 
 
 LARGE = 8
-"""Extents of KV of this many times the usual size hold what fills them."""
+"""Size of a large extent of KV, in usual ones; it is used for what fills it."""
 LARGE_WEIGHTS = 12
-"""The same of weights, which leave together."""
+"""Size of a large extent of weights, in usual ones; all of a model's weights leave together."""
 
 
 def cut(total_bytes: int, extent_bytes: int, page_bytes: int) -> list[int]:
-    """The sizes of extents that hold `total_bytes` in a row: large ones, then full ones, then one of the pages that are
-    left.
+    """Sizes in bytes of extents that hold `total_bytes` in a row: large ones, then full ones, then one of the pages
+    that are left. Raises ValueError if `extent_bytes` is not whole pages.
 
-    Weights are cut like this: few large extents map fast (what it costs is by the extent, whatever its size), and the
-    last one wastes less than a page.
+    Weights are cut like this: few large extents map fast (the cost is per extent, whatever its size), and the last one
+    wastes less than a page.
     """
     if extent_bytes <= 0 or extent_bytes % page_bytes:
         raise ValueError(f"an extent of {extent_bytes} bytes is not whole pages of {page_bytes}")
@@ -30,10 +30,10 @@ def cut(total_bytes: int, extent_bytes: int, page_bytes: int) -> list[int]:
 
 
 def count_up(nbytes: int, extent_bytes: int) -> int:
-    """How many extents hold `nbytes`."""
+    """Number of extents that hold `nbytes`."""
     return max(0, -(-nbytes // extent_bytes))
 
 
 def count_down(nbytes: int, extent_bytes: int) -> int:
-    """How many whole extents fit `nbytes`."""
+    """Number of whole extents that fit into `nbytes`."""
     return max(0, nbytes // extent_bytes)

@@ -1,10 +1,10 @@
-"""The ledger of one device: whose every byte is.
+"""The ledger of one device: what each of its bytes is used for.
 
-Conservation, always: leased + free + booked + stranded = capacity. `free` is negative while a booking waits for
-memory that leases still hold (quotas are booked at once), or while stranded extents turned up that nobody had
-counted; nothing is granted then.
+Conservation, always: leased + free + booked + stranded = capacity. `free` is negative while a booking waits for memory
+that leases still hold (quotas are booked at once), or while stranded extents turned up that had not been counted;
+nothing is granted then.
 
-An extent is freed when everybody who was sent it has given it back or is dead: the engine of its lease, and each
+An extent is freed when every process that was sent it has given it back or is dead: the engine of its lease, and each
 loader that borrowed it.
 """
 
@@ -17,7 +17,7 @@ from typing import Literal
 from services.errors import Exists, Invalid, NotFound, Refused, Unmet
 
 Kind = Literal["weights", "kv", "graphs"]
-"""What CUDA graphs take is a model's own like its weights, and counted with them; but it is no part of an image."""
+"""Use of an extent. CUDA graphs are a model's own like its weights, and counted with them, but no part of an image."""
 
 
 @dataclass(slots=True)
@@ -30,21 +30,21 @@ class Extent:
     lease_id: str
     stranded: bool = False
     held: bool = True
-    """By its lease's process."""
+    """Whether its lease's process has it."""
     borrowers: set[str] | None = None
-    """Loaders that were sent it and have not given it back."""
+    """Loaders that were sent it and have not given it back; None if there are none."""
 
 
 @dataclass(frozen=True)
 class Booking:
-    """What a model on this device has apart from elastic memory. All in bytes."""
+    """A model's memory on this device, apart from what is elastic. Sizes in bytes."""
 
     quota: int = 0
-    """Private to the engine, never mapped by balloond."""
+    """Bytes private to the engine, never mapped by balloond."""
     weights: int = 0
-    """And graphs; entitled, not taken."""
+    """Bytes of weights and CUDA graphs that the model is entitled to; they are not set aside."""
     floor: int = 0
-    """The least KV that the model keeps: nobody is given any of it."""
+    """Least bytes of KV that the model keeps: no other model is given any of them."""
 
     @property
     def total(self) -> int:
@@ -53,21 +53,21 @@ class Booking:
 
 @dataclass
 class LeaseRecord:
-    """What one process holds."""
+    """What one process holds of the device."""
 
     id: str
     model: str
     token: str
     suspended: bool = False
     ended: bool = False
-    """The process is gone; stays here only while a loader has extents of it."""
+    """Whether the process is gone; the record stays only while a loader has extents of it."""
     weights_bytes: int = 0
-    """And of graphs. Stranded ones included, like `kv_bytes`."""
+    """Bytes of weights and CUDA graphs, stranded ones included, as in `kv_bytes`."""
     kv_bytes: int = 0
     extents: dict[int, Extent] = field(default_factory=dict)
     kv_extent_bytes: int = 0
-    """Size of its smallest KV extent so far: what it gives back comes in steps of this, or larger ones where only those
-    are empty."""
+    """Bytes of its smallest KV extent so far: what it gives back comes in steps of this, or larger ones where only
+    those are empty."""
 
 
 class Ledger:
@@ -109,7 +109,7 @@ class Ledger:
         self.bookings[model] = booking
 
     def unbook(self, model: str) -> None:
-        """Raises NotFound, and Unmet while a lease of the model lives."""
+        """Drops the model's booking. Raises NotFound without one, Unmet while a lease of the model lives."""
         if model not in self.bookings:
             raise NotFound(f"{model} has no booking")
         living = next((lease for lease in self.leases.values() if lease.model == model and not lease.ended), None)
@@ -129,7 +129,7 @@ class Ledger:
     # --- leases
 
     def open(self, lease_id: str, model: str, token: str) -> LeaseRecord:
-        """Raises Exists, and Unmet without a booking."""
+        """Opens a lease. Raises Exists if its id is taken, Unmet without a booking."""
         if lease_id in self.leases:
             raise Exists(f"lease {lease_id} exists")
         if model not in self.bookings:
@@ -138,7 +138,7 @@ class Ledger:
         return lease
 
     def lease(self, lease_id: str) -> LeaseRecord:
-        """A lease whose process may still live. Raises NotFound."""
+        """The lease with this id, if its process may still live. Raises NotFound."""
         lease = self.leases.get(lease_id)
         if lease is None or lease.ended:
             raise NotFound(f"no lease {lease_id}")
@@ -167,8 +167,8 @@ class Ledger:
                 raise Invalid(f"extent {id} of {nbytes} bytes: not whole pages of {self.page_bytes}")
 
     def resume(self, lease_id: str, held: Iterable[tuple[int, int, Kind]]) -> list[Extent]:
-        """The process is back and has exactly `held` (id, bytes, kind): what it does not name counts as given back,
-        what is not known here is stranded. Returns what became free."""
+        """Takes a lease up again whose process has exactly `held` as (id, bytes, kind): what it does not name counts as
+        given back, what is not known here is stranded. Returns the extents that became free."""
         lease = self.lease(lease_id)
         lease.suspended = False
         named = {id: (nbytes, kind) for id, nbytes, kind in held}
@@ -179,7 +179,8 @@ class Ledger:
         return freed
 
     def end(self, lease_id: str) -> list[Extent]:
-        """The process detached or is dead. Returns what became free; what loaders have of it follows later."""
+        """Ends a lease whose process has detached or is dead. Returns the extents that became free; those that loaders
+        have follow later."""
         lease = self.lease(lease_id)
         freed = self.give_back(lease_id, [id for id, extent in lease.extents.items() if extent.held])
         lease.ended = True
@@ -204,12 +205,12 @@ class Ledger:
         return extents
 
     def restore(self, lease_id: str, id: int, nbytes: int, kind: Kind) -> None:
-        """An extent that the keeper knows of, when the ledger is rebuilt."""
+        """Adds an extent that the keeper knows of, when the ledger is rebuilt."""
         self._add(self.lease(lease_id), Extent(id, nbytes, kind, lease_id))
 
     def borrow(self, lease_id: str, borrower: str, ids: Iterable[int] = ()) -> list[Extent]:
-        """All weights extents of a lease that have a descriptor, or those of its KV extents that are named, now also
-        held by `borrower`. Raises NotFound, also for an extent that is not there to be lent."""
+        """Lends all weights extents of a lease that have a descriptor, or its KV extents `ids`, to `borrower`, and
+        returns them. Raises NotFound without the lease, and for an extent that cannot be lent."""
         lease, ids = self.lease(lease_id), list(ids)
         kind = "kv" if ids else "weights"
         lent = [e for e in lease.extents.values() if e.kind == kind and e.held and not e.stranded]
@@ -229,8 +230,8 @@ class Ledger:
                 lease.extents[id].borrowers = (lease.extents[id].borrowers or set()) | {borrower}
 
     def give_back(self, lease_id: str, ids: Iterable[int], borrower: str | None = None) -> list[Extent]:
-        """The lease's process, or `borrower`, no longer has these. Unknown ones are ignored: they are free already.
-        Returns what became free."""
+        """Marks extents that the lease's process, or `borrower`, no longer has. Unknown ids are ignored: they are free
+        already. Returns the extents that became free."""
         lease = self.leases.get(lease_id)
         if lease is None:
             return []
@@ -251,7 +252,7 @@ class Ledger:
         return freed
 
     def end_borrower(self, borrower: str) -> list[Extent]:
-        """A loader is dead. Returns what became free."""
+        """Takes all extents back from a loader that is dead. Returns the extents that became free."""
         freed: list[Extent] = []
         for lease in list(self.leases.values()):
             lent = [id for id, extent in lease.extents.items() if extent.borrowers and borrower in extent.borrowers]

@@ -1,8 +1,8 @@
 """Limits of KV with revisions, for the models of one device.
 
 A limit in force is the least of what was set (by the device's gpu_scheduler; the whole device by default) and what
-balloond squeezes the model to while somebody with a better claim waits for the memory. Every change of the one in
-force gets the next revision.
+balloond squeezes the model to while a better claim waits for the memory. Every change of the limit in force gets the
+next revision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from services.errors import Invalid
 
 WHOLE_DEVICE = -1
 _LAST_REVISION = 1 << 62
-"""So that there is always a next one for 64 bits to carry."""
+"""Highest revision that may be set, so that there is always a next one for 64 bits to carry."""
 State = Literal["applied", "deferred", "stale", "conflict"]
 
 
@@ -25,12 +25,12 @@ class Limit:
     revision: int
     bytes: int
     deadline_ms: int = 0
-    """From when it was set; what follows a passed one is the gpu_scheduler's business."""
+    """Milliseconds from when it was set; what follows a passed deadline is the gpu_scheduler's business."""
 
 
 @dataclass(frozen=True)
 class LimitOutcome:
-    """What became of a request to set a limit."""
+    """Result of a request to set a limit. `overage`: bytes held above the limit in force."""
 
     state: State
     limit: Limit
@@ -59,7 +59,7 @@ class Limits:
         return Limit(entry.revision, self._in_force(entry), entry.deadline_ms)
 
     def bytes_of(self, model: str) -> int:
-        """Of the limit in force."""
+        """Bytes of the limit in force."""
         entry = self._entries.get(model)
         return self._capacity if entry is None else self._in_force(entry)
 
@@ -71,8 +71,8 @@ class Limits:
         return self._capacity if entry.set_bytes == WHOLE_DEVICE else min(entry.set_bytes, self._capacity)
 
     def set(self, model: str, nbytes: int, revision: int, deadline_ms: int, *, floor: int, held: int) -> LimitOutcome:
-        """`revision` 0 is the next one. Raises Invalid with both numbers for a limit below the floor, and for one
-        that there cannot be."""
+        """Sets the model's limit; `revision` 0 is the next one. `floor` and `held` are the model's bytes of KV. Raises
+        Invalid with both numbers for a limit below the floor, and for a limit or revision that cannot exist."""
         if not 0 <= revision <= _LAST_REVISION:
             raise Invalid(f"revision {revision} is not one from 0 to {_LAST_REVISION}")
         if nbytes < WHOLE_DEVICE:
@@ -111,7 +111,7 @@ class Limits:
         return rose
 
     def raise_to(self, model: str, floor: int) -> bool:
-        """A floor rose: no limit stays below it. Returns whether the one in force changed."""
+        """Raises limits that are below a floor that rose. Returns whether the limit in force changed."""
         entry = self._entries.get(model)
         if entry is None:
             return False
@@ -125,7 +125,7 @@ class Limits:
         return changed
 
     def forget(self, model: str) -> None:
-        """Keeps the revision: a model that comes back must not meet an older one."""
+        """Resets the model's limit. The revision stays: a model that comes back must not meet an older one."""
         entry = self._entries.get(model)
         if entry is not None:
             entry.set_bytes, entry.deadline_ms = WHOLE_DEVICE, 0
@@ -135,7 +135,7 @@ class Limits:
     # --- what a successor needs
 
     def kept(self, model: str) -> tuple[int, int]:
-        """(revision, bytes as set): squeezes end with their balloond."""
+        """(revision, bytes as set) for a successor; squeezes end with their balloond."""
         entry = self._entries.get(model, _Entry())
         return entry.revision, entry.set_bytes
 

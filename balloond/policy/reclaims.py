@@ -1,7 +1,7 @@
-"""What leases of a device were asked to give back, what they say they have, and what may still come.
+"""Reclaims of a device's leases: what was sent, what leases reported that they have, and what may still come.
 
-Three things free memory: a reclaim that is answered, a limit that was lowered, and a lease that ends. The first two
-are "coming" until they came, or their patience is over.
+Three things free memory: a reclaim that is answered, a limit that was lowered, and a lease that ends. The first two are
+"coming" until they came, or their time is over.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from balloond.policy.ledger import LeaseRecord, Ledger
 from balloond.policy.limits import Limits
 
 _AHEAD = 32
-"""Which part of what is wanted is taken beyond it: for 20 GiB, 80 extents of those who decode meanwhile. To find the
-oldest prefixes once more costs an engine as long as for all of it."""
+"""A need divided by this: what is taken beyond it, for leases that decode meanwhile; for 20 GiB, 80 extents. To
+find the oldest prefixes once more costs an engine as long as for all of it."""
 
 
 class Reclaims:
-    """Asks, reports and lowered limits of one device."""
+    """Reclaims, reports and lowered limits of one device."""
 
     def __init__(self, ledger: Ledger, limits: Limits, serials: Iterator[int], patience: ClaimPatience) -> None:
         self.demand: Mapping[str, float] = {}
         self.reports: dict[str, UsageReport] = {}
         self.asks: dict[int, Ask] = {}
         self._lowered_at: dict[str, float] = {}
-        """When the limit of a model that holds more last fell."""
+        """Time at which the limit last fell, by model that holds more than it."""
         self._stuck: set[str] = set()
-        """Models that did not come down to their limit in time: nothing is expected of them, nor asked."""
+        """Models that did not come down to their limit in time: nothing is expected of them, and nothing reclaimed."""
         self._ledger = ledger
         self._limits = limits
         self._serials = serials
@@ -50,13 +50,13 @@ class Reclaims:
     # --- what came of it
 
     def reported(self, lease_id: str, report: UsageReport) -> Ask | None:
-        """Returns the ask that it answers: one of this lease's."""
+        """Takes a report in. Returns the reclaim that it answers, if that is one of this lease's; otherwise None."""
         self.reports[lease_id] = report
         ask = self.asks.get(report.reclaim_id)
         return self.asks.pop(ask.id) if ask is not None and ask.lease_id == lease_id else None
 
     def came_back(self, lease_id: str, kv: int) -> None:
-        """The lease gave `kv` bytes back, as answer to whatever it was asked for."""
+        """Counts `kv` bytes that the lease gave back as answers to its reclaims."""
         report = self.reports.get(lease_id)
         if report is not None:
             self.reports[lease_id] = replace(report, reserve=max(0, report.reserve - kv))
@@ -67,17 +67,17 @@ class Reclaims:
                 kv -= came
 
     def gone(self, lease_id: str) -> None:
-        """Nothing is to be expected of this lease."""
+        """Forgets the reclaims of a lease of which nothing is to be expected."""
         for ask in [ask for ask in self.asks.values() if ask.lease_id == lease_id]:
             del self.asks[ask.id]
 
     def lowered(self, now: float, model: str) -> None:
-        """The limit of `model` changed."""
+        """Expects memory of `model`, whose limit changed."""
         self._lowered_at[model] = now
         self._stuck.discard(model)
 
     def expire(self, now: float) -> list[Ask]:
-        """Forgets what came or will not come; returns the asks that nobody answered."""
+        """Forgets what came or will not come. Returns the reclaims that were not answered in time."""
         late = [ask for ask in self.asks.values() if ask.deadline <= now]
         for ask in late:
             del self.asks[ask.id]
@@ -99,12 +99,12 @@ class Reclaims:
     # --- what may still come
 
     def coming(self) -> int:
-        """Bytes that were asked for and may still come."""
+        """Bytes that were reclaimed, or are above a lowered limit, and may still come."""
         asked = sum(ask.remaining for ask in self.asks.values())
         return asked + sum(self.overage(model) for model in self._lowered_at)
 
     def overage(self, model: str) -> int:
-        """What the model holds above its limit, save what it was asked for apart from that."""
+        """Bytes that the model holds above its limit, less what reclaims ask of it apart from that."""
         asked = sum(self.asked_of(lease.id) for lease in self._ledger.of_model(model))
         return max(0, self._ledger.kv_of(model) - asked - self._limits.bytes_of(model))
 
@@ -114,8 +114,9 @@ class Reclaims:
     # --- taking more
 
     def own(self, claim: Growth, now: float) -> balloon.OwnCache | None:
-        """The prefixes that whoever wants this could do without instead; as young as can be where no report tells.
-        Waiting, it may have done without them by now."""
+        """Prefixes that the claim's lease could evict instead, taken for the youngest where there is no report; None if
+        there are none. A report since the claim began says how many are left: the lease may have evicted some while it
+        waited."""
         report = self.reports.get(claim.lease_id, UsageReport())
         nbytes = claim.cached
         if report.at > claim.began:
@@ -133,9 +134,9 @@ class Reclaims:
         from_decodes: int,
         own: balloon.OwnCache | None = None,
     ) -> balloon.ReclaimPlan:
-        """What to take for `need` bytes from other models than `without`; `from_decodes`: for how many of them decodes
-        may be stopped. The `dry` leases have nothing but decodes. Where others run, a little more is taken: they are
-        served in between, and must not make one ask a second time."""
+        """What to take for `need` bytes from other models than `without`; decodes may be stopped for `from_decodes` of
+        them. The `dry` leases have nothing but decodes. Where requests of others run, a little more is taken: they are
+        served in between, and must not cause a second reclaim."""
         ledger = self._ledger
         holders = [
             self._holder(lease, lease.id in dry)
@@ -152,7 +153,7 @@ class Reclaims:
         return balloon.plan(need, holders, floors, shares, from_decodes, self._ahead(need, without), own)
 
     def _ahead(self, need: int, without: str | None) -> int:
-        """In whole extents, so that who wants little gets no more."""
+        """Bytes to take beyond `need`, in whole extents, so that a small need adds nothing."""
         running = [lease for lease in self._ledger.leases.values() if lease.model != without and self._runs(lease.id)]
         extent = max((lease.kv_extent_bytes for lease in running), default=0)
         return count_down(need // _AHEAD, extent) * extent if extent else 0
@@ -161,8 +162,8 @@ class Reclaims:
         return self.reports.get(lease_id, UsageReport()).used > 0
 
     def _holder(self, lease: LeaseRecord, dry: bool) -> balloon.LeaseHoldings:
-        """A lease less what is leaving it already: that comes out of its reserve first, then out of its oldest
-        prefixes."""
+        """Holdings of a lease less what is leaving it already: that comes out of its reserve first, then out of its
+        oldest prefixes."""
         report = UsageReport() if dry else self.reports.get(lease.id, UsageReport())
         leaving = self.asked_of(lease.id) + self.overage(lease.model)
         held = lease.kv_bytes - leaving
@@ -206,7 +207,8 @@ class Reclaims:
     def ask_again(
         self, now: float, need: int, owner: int, since: float, without: str, dry: Collection[str]
     ) -> list[Decision]:
-        """Reports may be a moment old: asks those who have not spoken since `since`, whatever they said then."""
+        """Reclaims up to `need` bytes from leases that have not reported since the time `since`, whatever they reported
+        then: reports may be a moment old."""
         out: list[Decision] = []
         for lease in self._ledger.leases.values():
             if need <= 0:

@@ -24,14 +24,15 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _TOGETHER = 64
-"""Descriptors in a message: more are no faster, and would be on their way while nobody can use them."""
+"""Most descriptors in a message: more are no faster, and would be on their way while no process can use them."""
 
 _MOST_HELD = 1 << 20
-"""Extents that one process may say it holds: 2 TiB of the smallest on a GPU."""
+"""Most extents that one process may say it holds: 2 TiB of the smallest on a GPU."""
 
 
 class HandoffServer:
-    """Accepts at once, so that a second balloond is noticed at once; serves from `serve` on, when there is a ledger."""
+    """Accepts connections at once, so that a second balloond is noticed at once; serves them from `serve` on, when
+    there is a ledger."""
 
     def __init__(self, path: str) -> None:
         self._daemon: Daemon | None = None
@@ -39,7 +40,7 @@ class HandoffServer:
         self._server = seqpacket.SeqpacketServer(path, self._on_connect)
 
     def start(self) -> None:
-        """Raises Unavailable when another process serves the path."""
+        """Starts to accept. Raises Unavailable when another process serves the path."""
         self._server.start()
 
     def serve(self, daemon: Daemon) -> None:
@@ -65,7 +66,7 @@ class HandoffServer:
 
 
 def _peer(connection: seqpacket.SeqpacketConnection) -> ProcessIdentity:
-    """Raises Unavailable with one line for a peer that may not come in."""
+    """The connected process. Raises Unavailable with one line for a peer that is refused."""
     peer = seqpacket.peer(connection.sock)
     os.close(peer.pidfd)
     if peer.uid != os.getuid():
@@ -85,9 +86,9 @@ class _Session:
         self._process = process
         self._lease_id = ""
         self._unheard = False
-        """Of a new lease: nothing came that shows that its process knows it."""
+        """Whether the lease is new and no message has shown that its process knows of it."""
         self._asked: dict[int, tuple[float, str]] = {}
-        """When growth was asked for, and of what kind, by request."""
+        """(time, kind) of growths that were requested and not answered, by request id."""
 
     async def run(self) -> None:
         try:
@@ -97,14 +98,14 @@ class _Session:
                 self._unheard = False
                 await self._take(message)
         except PrismError as error:
-            # A request that makes no sense, or a lease that ended under it: this peer is dropped, it may come again.
+            # The request makes no sense, or its lease ended meanwhile: this peer is dropped, and may connect again.
             self.refused(0, _why(error), 0, str(error))
         finally:
             if self._lease_id:
                 self._daemon.disconnected(self._lease_id, self, unheard=self._unheard)
 
     async def _receive(self) -> handoff_pb2.ToBalloond | None:
-        """None when the connection is closed, or speaks something else."""
+        """The next message; None when the connection is closed, or speaks something else."""
         await self._connection.drained()
         received = await self._connection.recv()
         if received is None:
@@ -162,7 +163,7 @@ class _Session:
         elif facts is None:
             facts = await self._daemon.attach(self._process, attach.device, attach.model)
             self._unheard = True
-        # Attached goes out before anything that the connected lease may be sent.
+        # Attached has to go out before anything else that the connected lease may be sent.
         self._tell_attached(facts)
         self._daemon.connect(facts, self._process, self, held)
         self._lease_id = facts.id
@@ -204,7 +205,8 @@ class _Session:
 
     async def _borrow(self, borrow: handoff_pb2.Borrow) -> None:
         try:
-            self._watch_borrower()  # it may have been found dead before this is read, and nobody would hear of it again
+            # the process may have been found dead before this message is read, and its death is not noticed twice
+            self._watch_borrower()
             device, extents, fds = await self._daemon.borrow(self._process, borrow.lease_id, borrow.extent_ids)
         except (NotFound, Unavailable) as error:
             self.refused(borrow.request_id, _why(error), 0, str(error))

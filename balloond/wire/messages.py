@@ -1,4 +1,4 @@
-"""Between protobuf messages and the policy's values. Pure, in pairs."""
+"""Conversions between protobuf messages and the policy's values. Pure, in pairs."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ _STATES = {
 
 
 LONGEST_NAME = 256
-"""Characters of a model's name or a token: the keeper's records have them."""
+"""Most characters of a model's name or a token: the keeper's records have them."""
 _MOST = 1 << 48
-"""Bytes, of any one thing that a process tells: what there cannot be would not fit the sums that are told on."""
+"""Most bytes of any one thing that a process reports: impossible numbers would not fit the sums that are passed on."""
 _LARGEST = (1 << 63) - 1
-"""What 64 bits carry."""
+"""Largest number that 64 bits carry."""
 
 
 def kind(number: int) -> Kind:
-    """Raises Invalid for a kind that there is not."""
+    """Kind of extents by its number in messages. Raises Invalid for an unknown number."""
     if number not in _KINDS:
         raise Invalid(f"no kind {number} of extents")
     return _KINDS[number]
 
 
 def wanted(message: handoff_pb2.Grow) -> WantedExtents:
-    """Raises Invalid for a kind that there is not."""
+    """Extents that a Grow requests. Raises Invalid for an unknown kind."""
     return WantedExtents(
         kind(message.kind),
         message.bytes,
@@ -68,7 +68,8 @@ def handoff_limit(limit: Limit, floor: int) -> handoff_pb2.Limit:
 
 
 def report(message: handoff_pb2.Report, now: float) -> UsageReport:
-    """Ages become times on this process's clock. Raises Invalid for numbers that cannot be."""
+    """Report of a lease; ages become times on this process's clock, which says `now`. Raises Invalid for impossible
+    numbers."""
     told = (message.held_bytes, message.used_bytes, message.reserve_bytes, message.returned_bytes)
     if not all(0 <= number <= _MOST for number in (*told, *(cached.bytes for cached in message.cached))):
         raise Invalid(f"a report of {told} bytes, and prefixes, makes no sense")
@@ -85,7 +86,7 @@ def report(message: handoff_pb2.Report, now: float) -> UsageReport:
 
 
 def booking(request: balloond_pb2.SetBookingRequest) -> Booking:
-    """Raises Invalid without a name that can be one."""
+    """Booking of a request. Raises Invalid for a model's name that is empty or too long."""
     if not 0 < len(request.model) <= LONGEST_NAME:
         raise Invalid(f"model: a name of {len(request.model)} characters, not of 1 to {LONGEST_NAME}")
     return Booking(request.quota_bytes, request.weights_bytes, request.floor_bytes)
@@ -106,7 +107,7 @@ def room(answer: RoomAnswer) -> balloond_pb2.MakeRoomResponse:
 
 
 def bytes_of(number: int) -> int:
-    """Of what is lacking, as far as 64 bits carry it: who asks for all there is lacks more."""
+    """`number` of lacking bytes, as far as 64 bits carry it: a request for all there is lacks more."""
     return min(number, _LARGEST)
 
 

@@ -14,7 +14,7 @@ from services.rpc.watch import ThrottledFollower, follow_sparingly
 NAME = "prism.balloond.v1.Balloond"
 _STATE_EVERY_S, _STATE_SELDOM_S = 0.05, 1.0
 _ANSWER_BEFORE_S = 0.05
-"""A room is answered this long before its call's deadline."""
+"""Seconds before its call's deadline at which a room is answered."""
 _LONGEST_ROOM_S = 60.0
 _KEEPER_S = 0.5
 

@@ -1,1 +1,1 @@
-"""The models of a node: the operator's file, what calls added, pinned images, and looking at folders again."""
+"""The models of a node: the operator's file, models that calls added, pinned images, and repeated looks at folders."""

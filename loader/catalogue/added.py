@@ -1,7 +1,7 @@
-"""The records of what calls changed in the catalogue, for the keeper: what brings it back after this process has died.
-The operator's file has no part in them.
+"""Records for the keeper of what calls changed in the catalogue; they bring it back after this process has died. The
+operator's file has no part in them.
 
-Each has the number of its change (AddRequest.change); one of a name that was removed has no listing.
+Each record has the number of its change (AddRequest.change); the record of a name that was removed has no listing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AddedModel:
     name: str
     change: int
     listed: CatalogueEntry | None
-    """None: it was removed."""
+    """The entry that was added; None: the name was removed."""
 
 
 def record_id(model: str) -> str:
@@ -33,17 +33,18 @@ def record_id(model: str) -> str:
 
 
 def record(called: AddedModel) -> keeper_pb2.Record:
-    # Without what was not given: a loader of an older version knows fewer settings, and forgets what it does not know.
+    # Settings that were not given are left out: a loader of an older version knows fewer, and forgets a record that has
+    # others.
     listed = {} if called.listed is None else called.listed.model_dump(exclude_defaults=True)
     detail = json.dumps({"name": called.name, "change": called.change, **listed}).encode()
     return keeper_pb2.Record(id=record_id(called.name), owner=OWNER, kind=KIND, detail=detail)
 
 
 def restore(kept: keeper_pb2.Record) -> AddedModel:
-    """Raises ValueError when it is not one of this version's."""
+    """The change that a record holds. Raises ValueError for a record that this version does not understand."""
     try:
         detail = json.loads(kept.detail)
-        change = int(detail.pop("change", 1))  # before changes had numbers, there was none
+        change = int(detail.pop("change", 1))  # records from before changes had numbers have none
         listed = None if detail.keys() == {"name"} else CatalogueEntry.model_validate(detail)
         return AddedModel(str(detail["name"]), change, listed)
     except pydantic.ValidationError as error:

@@ -17,8 +17,8 @@
     task = "embed"                  # it makes embeddings, or "generate"; left out: embeddings if sentence-transformers
                                     # can read its folder (docs/guide/openai.md)
 
-An unknown key, a value that cannot be or a name given twice makes the file unusable, in one line. What a checkpoint
-says is not looked at here: a broken one is an error of its model, not of the file.
+An unknown key, an impossible value or a name given twice makes the file unusable, in one line. What a checkpoint says
+is not looked at here: a broken one is an error of its model, not of the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LONGEST_NAME = 200
 
 
 def check_name(name: str) -> str:
-    """The name; raises ValueError for one that no model can have, since not every client could ask for it at
+    """Returns the name. Raises ValueError for one that no model can have, since not every client could ask for it at
     /v1/models/NAME: many of them leave empty parts of a path out, and resolve "." and ".."."""
     if len(name) > _LONGEST_NAME:
         raise ValueError(f"{name[:20]!r}… cannot be a model's name: it has more than {_LONGEST_NAME} characters")
@@ -58,11 +58,11 @@ ToolParser = Literal["", "hermes", "llama3", "mistral"]
 Task = Literal["", "generate", "embed"]
 Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9)]
 Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
-"""Bounded so that the bytes which they come to fit 64 bits."""
+"""Number of tokens, bounded so that the bytes that they take fit 64 bits."""
 
 
 class CatalogueEntry(ConfigSection):
-    """One model as the operator, or a caller of Add, describes it. Zero and empty: not given."""
+    """One model as the operator, or a caller of Add, describes it. A value that is zero or empty is not given."""
 
     name: Name
     path: Annotated[str, pydantic.StringConstraints(min_length=1)]
@@ -87,7 +87,7 @@ class CatalogueEntry(ConfigSection):
 
 
 class CatalogueFile(ConfigSection):
-    """The file."""
+    """The catalogue file."""
 
     model: tuple[CatalogueEntry, ...] = ()
 

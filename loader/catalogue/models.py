@@ -28,13 +28,13 @@ from services.telemetry import log
 _log = log.get(__name__)
 _LOOKS_AT_ONCE = 4
 _REMOVED = 1000
-"""Of so many removed names the number is kept, the latest: a loader that was away while more were removed, and had one
+"""Number of removed names whose change is kept, the latest: a loader that was away while more were removed, and had one
 of those before, brings it back."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What an entry that gives none gets; see LoaderConfig."""
+    """Sizes in bytes for what entries do not give; see LoaderConfig."""
 
     dtype_bytes: int
     kv_extent_bytes: int
@@ -51,13 +51,13 @@ class CatalogueModel:
     checkpoint: Checkpoint | None
     error: str = ""
     added: bool = False
-    """By a call, not by the file."""
+    """Whether a call added it, not the file."""
     may_pass: bool = False
-    """Of an error: the files may do later as they are."""
+    """Whether the error may pass while the files stay as they are."""
     seen: int = 0
-    """Of an error: the generation of the files that have it; 0: they could not be told."""
+    """Generation of the files that have the error; 0: it could not be read."""
     reading: int = field(default=0, compare=False)
-    """Another number each time that its files were read afresh."""
+    """A number that is another one each time that its files were read afresh."""
 
     @property
     def generation(self) -> int:
@@ -71,7 +71,7 @@ class CatalogueModel:
 
     @property
     def floor_bytes(self) -> int:
-        """KV on each device, see `policy/floor.py`; 0 without a checkpoint."""
+        """Bytes of KV on each device that the model always has (`policy/floor.py`); 0 without a checkpoint."""
         if self.checkpoint is None:
             return 0
         each = self.checkpoint.kv_bytes_per_token
@@ -83,7 +83,7 @@ class CatalogueModel:
 
 
 def read_model(listed: CatalogueEntry, sizes: Sizes, added: bool = False) -> CatalogueModel:
-    """Reads the checkpoint. Blocks on the file system, never fails: what is wrong is the model's error."""
+    """Reads a model's checkpoint. Blocks on the file system and never fails: what is wrong is the model's error."""
     seen = _generation(listed)
     try:
         found = checkpoint.read(listed.path, sizes.dtype_bytes, listed.devices, listed.task)
@@ -99,13 +99,14 @@ class FolderReport:
 
     model: CatalogueModel
     changed: bool = False
-    """They are whole, and others than those that the model was read from."""
+    """Whether the files are whole, and others than those that the model was read from."""
 
 
 def look_again(model: CatalogueModel, thorough: bool) -> FolderReport:
-    """The same model where its files are what they were, and as well as they were: by their names, sizes and times, or,
-    if it is to be `thorough`, by reading. Else as they are now, but that files which have changed and are whole change
-    nothing: a catalogue says what it was read from. Blocks on the file system."""
+    """Looks at a model's files: by their names, sizes and times, or, if `thorough`, by reading. The report has the same
+    model where they are what they were, and as good as they were; otherwise the model as they are now. Files that have
+    changed and are whole leave the model as it is, too: a catalogue says what it was read from. Blocks on the file
+    system."""
     now = _generation(model.listed)
     if not thorough:
         if not model.error and now == model.generation:
@@ -125,7 +126,7 @@ def _read_again(model: CatalogueModel) -> CatalogueModel:
 
 
 def _generation(listed: CatalogueEntry) -> int:
-    """0: they cannot be read."""
+    """Generation of a model's files; 0: they cannot be read."""
     try:
         return checkpoint.fingerprint(Path(listed.path), listed.devices, listed.task)
     except OSError:
@@ -157,20 +158,21 @@ class NodeModels:
         readings: Iterator[int] | None = None,
         text_fault: Callable[[str, int], Awaitable[TextFault | None]] | None = None,
     ) -> None:
-        """`readings`: numbers of readings; those of two processes must differ. Left out: from the time of day.
-        `text_fault`: see TextTrials; left out: tokenizers and chat templates are not tried."""
+        """`readings`: numbers of readings; those of two processes must differ. By default they start from the time of
+        day. `text_fault`: see TextTrials; left out, tokenizers and chat templates are not tried."""
         self._sizes = sizes
         self._on_change = on_change
         self._keeper = keeper
         self._text_fault = text_fault
         self._models: dict[str, CatalogueModel] = {}
         self._changes: dict[str, int] = {}
-        """Names whose last change was a call, with its number: models that were added, and what was removed."""
+        """Number of the last change of each name that a call changed last: models that were added, and what was
+        removed."""
         self._changing = asyncio.Lock()
         self._refused: dict[str, int] = {}
-        """Models whose files an engine could not use, with the reading of these."""
+        """Reading of the files that an engine could not use, by model."""
         self._readings = itertools.count(time.time_ns()) if readings is None else readings
-        # A file system that hangs keeps these, and nobody else.
+        # A file system that hangs holds up these threads, and nothing else.
         self._looking = ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="look")
 
     def all(self) -> Sequence[CatalogueModel]:
@@ -180,24 +182,24 @@ class NodeModels:
         return self._models.get(name)
 
     def change(self, name: str) -> int:
-        """The number of the call that changed it last; 0: none did."""
+        """Number of the call that changed the name last; 0: none did."""
         return self._changes.get(name, 0)
 
     @property
     def removed(self) -> dict[str, int]:
-        """Names that calls took out, with the numbers of these."""
+        """Names that calls removed, with the numbers of these calls."""
         return {name: change for name, change in self._changes.items() if name not in self._models}
 
     def get(self, name: str) -> CatalogueModel:
-        """Raises NotFound."""
+        """The model of this name. Raises NotFound."""
         model = self._models.get(name)
         if model is None:
             raise NotFound(f"no model {name!r} in the catalogue")
         return model
 
     async def check_unchanged(self, name: str) -> None:
-        """Raises Unmet where the files of a model are others than those that the catalogue speaks of, Unavailable where
-        they cannot be told now, NotFound."""
+        """Checks that the files of a model are those that the catalogue speaks of. Raises Unmet where they are others,
+        Unavailable where they cannot be read now, NotFound."""
         model = self.get(name)
         now = await asyncio.to_thread(_generation, model.listed)
         if not now:
@@ -206,14 +208,14 @@ class NodeModels:
             raise Unmet(f"the files of {name} have changed since the catalogue was read, which has to be reloaded")
 
     def is_refused(self, name: str) -> bool:
-        """Whether an engine could not use its files, as they were read last: it has to be looked at whether they are
-        others."""
+        """Whether an engine could not use the model's files as they were read last, so that they have to be compared
+        again."""
         model = self._models.get(name)
         return model is not None and self._refused.get(name) == model.reading
 
     async def look(self, name: str, thorough: bool = False, refused: bool = False) -> FolderReport:
-        """The model as its files are now (`look_again`), which the catalogue has then; also of files that have changed,
-        where an engine has `refused` those before them. Raises NotFound."""
+        """Looks at a model's files (`look_again`) and puts the model as they are now into the catalogue. Files that
+        have changed count where an engine has `refused` those before them. Raises NotFound."""
         before = self.get(name)
         if refused and not before.error and not self.is_refused(name):
             self._refused[name] = before.reading
@@ -235,7 +237,7 @@ class NodeModels:
         return replace(looked, model=found)
 
     async def _tried(self, model: CatalogueModel) -> CatalogueModel:
-        """The model; in error where its files are whole and its tokenizer, chat template or configuration cannot be
+        """The model, in error where its files are whole but its tokenizer, chat template or configuration cannot be
         used."""
         if model.error or self._text_fault is None:
             return model
@@ -246,7 +248,7 @@ class NodeModels:
         return replace(model, checkpoint=None, error=fault.why, may_pass=fault.may_pass, seen=seen)
 
     async def _try_all(self, models: Sequence[CatalogueModel]) -> None:
-        """Of a whole catalogue, whose models are served meanwhile: each takes a second."""
+        """Tries all models of a catalogue, which are served meanwhile: each takes a second."""
         for model in models:
             found = await self._tried(model)
             if found is not model and self._models.get(model.listed.name) is model:
@@ -255,16 +257,16 @@ class NodeModels:
                 self._on_change()
 
     async def inspect(self, listed: CatalogueEntry) -> CatalogueModel:
-        """What adding it would give; nothing changes. Raises BrokenCheckpoint."""
+        """The model that adding `listed` would give; nothing changes. Raises BrokenCheckpoint."""
         model = await self._tried(await asyncio.to_thread(read_model, listed, self._sizes))
         if model.error:
             raise (PassingFault if model.may_pass else BrokenCheckpoint)(model.error)
         return model
 
     async def add(self, listed: CatalogueEntry, change: int = 0) -> CatalogueModel:
-        """Adds it, for the successors of this process too: returns once the keeper knows. Of the same path as one that
-        is there it reads the files afresh; the settings of one that the file lists stay the operator's. `change`: see
-        protos/loader.proto. Raises Exists for another path, BrokenCheckpoint."""
+        """Adds a model, for the successors of this process too: returns once the keeper knows. If a model of the same
+        path is there, its files are read afresh; the settings of one that the file lists stay the operator's. `change`:
+        see protos/loader.proto. Raises Exists for another path, BrokenCheckpoint."""
         async with self._changing:
             present = self._models.get(listed.name)
             if present is not None:
@@ -283,8 +285,8 @@ class NodeModels:
         return model
 
     async def remove(self, name: str, change: int = 0) -> None:
-        """Raises NotFound. One that the file lists is back at the next start or reload. Of any other a `change` is
-        kept, also for the successors of this process."""
+        """Removes a model. One that the file lists is back at the next start or reload. For any other name a `change`
+        is kept, also for the successors of this process. Raises NotFound."""
         async with self._changing:
             model = self._models.pop(name, None)
             if model is None or model.added:
@@ -321,7 +323,7 @@ class NodeModels:
         self._on_change()
 
     async def restore(self, records: Iterable[keeper_pb2.Record]) -> None:
-        """Takes in what calls added to a predecessor, after the file was read; what cannot be understood is
+        """Takes in what calls changed at a predecessor, after the file was read; records that cannot be understood are
         forgotten."""
         called: list[AddedModel] = []
         for record in records:
@@ -337,8 +339,8 @@ class NodeModels:
         self._on_change()
 
     def _unlisted(self, called: Sequence[CatalogueEntry], names: Container[str]) -> Sequence[CatalogueEntry]:
-        """Those of `called` that the file, with its `names`, leaves to calls; the others are the operator's now, and so
-        are names that were removed."""
+        """Entries of `called` that the file, with its `names`, leaves to calls. The other names are the operator's now,
+        those that were removed among them."""
         taken = [name for name in self._changes if name in names]
         self._keeper.forget_soon([added.record_id(name) for name in taken])
         for name in taken:
@@ -359,7 +361,7 @@ class NodeModels:
         return read
 
     def everything(self) -> Iterable[Kept]:
-        """For a keeper that came back empty."""
+        """All records of calls, for a keeper that came back empty."""
         return [self._kept(name) for name in self._changes]
 
     def _kept(self, name: str) -> Kept:

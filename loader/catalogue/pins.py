@@ -1,4 +1,4 @@
-"""Which models' images a call has pinned; the keeper knows, for the successors of this process."""
+"""The models whose images a call has pinned; the keeper has them, for the successors of this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ KIND = "pin"
 
 
 class Pins:
-    """By name of a model. The listing's own `pinned` is not looked at here. `on_change` is called after each change."""
+    """Pinned models by name. The listing's own `pinned` is not looked at here. `on_change` is called after each
+    change."""
 
     def __init__(self, keeper: KeeperClient, on_change: Callable[[], None]) -> None:
         self._keeper = keeper
@@ -23,30 +24,30 @@ class Pins:
         return model in self._models
 
     async def add(self, model: str) -> None:
-        """Returns once the keeper knows."""
+        """Pins a model; returns once the keeper knows."""
         self._models.add(model)
         self._on_change()
         await self._keeper.keep([_kept(model)])
 
     def remove(self, model: str) -> None:
-        """None there: nothing to do."""
+        """Takes a model's pin back, if it has one."""
         if model in self._models:
             self._models.remove(model)
             self._keeper.forget_soon([_record_id(model)])
             self._on_change()
 
     def keep_only(self, models: Iterable[str]) -> None:
-        """Models that left the catalogue have no pins."""
+        """Takes back the pins of models that left the catalogue."""
         for model in self._models.difference(models):
             self.remove(model)
 
     def restore(self, records: Iterable[keeper_pb2.Record]) -> None:
-        """Takes over what a predecessor kept."""
+        """Takes over the pins that a predecessor kept."""
         self._models |= {record.id.removeprefix(_record_id("")) for record in records}
         self._on_change()
 
     def everything(self) -> Iterable[Kept]:
-        """For a keeper that came back empty."""
+        """All records of pins, for a keeper that came back empty."""
         return [_kept(model) for model in self._models]
 
 

@@ -1,5 +1,5 @@
-"""Looking again at models that could not be served: a volume that was away, a copy that was under way, or files that
-were mended are noticed by themselves."""
+"""Repeated looks at models that could not be served: a volume that was away, a copy that was under way, or files that
+were mended are noticed without a call."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from services.runtime import tasks
 
 
 class Relisting:
-    """One for the catalogue. `now` is in seconds on any clock; `on_change` is called when models are looked at less
-    often, or more."""
+    """Looks at the models of a catalogue. `now` is in seconds on any clock; `on_change` is called when models are
+    looked at less often, or more."""
 
     def __init__(self, models: NodeModels, now: Callable[[], float], on_change: Callable[[], None]) -> None:
         self._models = models
@@ -25,17 +25,17 @@ class Relisting:
         self._on_change = on_change
         self._looks = LookSchedule()
         self._known: dict[str, CatalogueModel] = {}
-        """Those with an error, or with files that an engine refused, as they were at the last look."""
+        """Models with an error, or with files that an engine refused, as they were at the last look, by name."""
         self._under_way: set[str] = set()
         self._news: Watched[None] = Watched(None)
 
     def retry_s(self, model: CatalogueModel) -> float:
-        """Within how many seconds a model is looked at again; 0: it has no error, or one that does not pass with the
-        files that it has. Files that have changed are noticed of any."""
+        """Seconds within which a model is looked at again; 0: it has no error, or one that does not pass with the files
+        that it has. Files that have changed are noticed in any case."""
         return self._looks.pause_s(model.listed.name) if model.error and model.may_pass else 0.0
 
     def catalogue_changed(self) -> None:
-        """Models were read, or have left."""
+        """Takes note that models were read, or have left."""
         broken = {model.listed.name: model for model in self._models.all() if self._is_looked_at(model)}
         for name in self._known.keys() - broken.keys():
             self._looks.forget(name)
@@ -54,7 +54,7 @@ class Relisting:
         self._looks.failed(now.listed.name, self._now(), anew)
 
     async def run(self) -> None:
-        """For ever."""
+        """Looks at models as they become due, for ever."""
         while True:
             seen = self._news.revision
             self.begin_due()
@@ -64,8 +64,8 @@ class Relisting:
                     await self._news.changed(seen)
 
     def begin_due(self) -> list[asyncio.Task[None]]:
-        """Looks at those whose time has come. One that takes long, because its file system hangs, is in nobody's
-        way."""
+        """Begins a look at each model whose time has come. One that takes long, because its file system hangs, holds up
+        no other."""
         due = self._looks.take_due(self._now())
         return [tasks.spawn(self._look(name), f"look at {name} again") for name in due]
 

@@ -41,8 +41,8 @@ class Checkpoint:
     """What the headers say. Sizes are of one device's part, which holds weights and KV in floats of one size."""
 
     generation: int
-    """Another number whenever a file of the folder was changed or replaced, and for each number of devices; never
-    0."""
+    """A number that is another one whenever a file of the folder was changed or replaced, and for each number of
+    devices; never 0."""
     architecture: str
     context_tokens: int
     layers: int
@@ -50,21 +50,21 @@ class Checkpoint:
     head_dim: int
     vocabulary: int
     weights_bytes: int
-    """What an engine lays out, as near as headers tell; it measures the exact number when it loads."""
+    """Bytes that an engine lays out, as near as headers tell; it measures the exact number when it loads."""
     kv_bytes_per_token: int
     embedding: Embedding | None = None
-    """What it makes instead of text."""
+    """What the model makes instead of text; None: it makes text."""
     sampling: SamplingDefaults = SamplingDefaults()
 
 
 def read(folder: str | os.PathLike[str], dtype_bytes: int, devices: int = 1, task: str = "") -> Checkpoint:
-    """Reads and checks a folder; `dtype_bytes` is the size of a float on the device, of which there are so many;
+    """Reads and checks a folder. `dtype_bytes`: bytes of a float on the devices; `devices`: how many hold the model;
     `task`: see `catalogue`. Blocks on the file system. Raises BrokenCheckpoint with one line that names what is
     wrong."""
     folder = Path(folder)
     try:
         _check_kind(folder)
-        # First of all: files that change while they are read belong to the next generation.
+        # The fingerprint comes first: files that change while they are read belong to the next generation.
         generation = fingerprint(folder, devices, task)
         return _read(folder, dtype_bytes, devices, task, generation)
     except OSError as error:
@@ -83,13 +83,13 @@ def fingerprint(folder: Path, devices: int = 1, task: str = "") -> int:
         digest.update(b"embed\0")
     for path in sorted(folder.iterdir()):
         if path.suffix in _OF_A_GENERATION and path.is_file():
-            stat = path.stat()  # of what a link points to
+            stat = path.stat()  # that of the file that a link points to
             digest.update(f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}\0".encode())
     return (int.from_bytes(digest.digest(), "little") >> 1) or 1
 
 
 def _check_kind(folder: Path) -> None:
-    """Raises BrokenCheckpoint for what is no Hugging Face folder of a whole model, by the name of what it is."""
+    """Raises BrokenCheckpoint for what is no Hugging Face folder of a whole model, and names what it is."""
     if not folder.is_dir():
         if not folder.exists():
             raise PassingFault("its folder does not exist")
@@ -115,7 +115,7 @@ def _base(folder: Path) -> str:
     """The model that an adapter is for, as it says itself."""
     config = read_json(folder / "adapter_config.json")
     base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
-    # A path of the machine on which it was trained tells nobody anything.
+    # A path of the machine on which it was trained is of no use to a reader.
     return f" for {base}" if isinstance(base, str) and base and not base.startswith(("/", ".", "~")) else ""
 
 
@@ -146,7 +146,7 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         weights_bytes=sum(
             _held_bytes(name, size, dtype_bytes, _parts(name, size, shape, devices)) for name, size in expected.items()
         ),
-        # With more devices than heads, several have the same.
+        # With more devices than heads, several devices have the same head.
         kv_bytes_per_token=2 * shape.layers * -(-shape.kv_heads // devices) * shape.head_dim * dtype_bytes,
         embedding=made,
         sampling=generation_defaults.read(folder),
@@ -169,7 +169,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], expected: dict[str, tuple[int,
 
 
 def _parts(name: str, size: tuple[int, ...], shape: families.ModelShape, devices: int) -> int:
-    """Into how many parts a tensor is divided; where there are more devices, several have the same."""
+    """Number of parts that a tensor is divided into; where there are more devices, several have the same part."""
     if "k_proj" in name or "v_proj" in name:
         return min(devices, shape.kv_heads)
     whole = len(size) == 1 and not ("q_proj" in name or "gate_proj" in name or "up_proj" in name)

@@ -21,22 +21,25 @@ _UNDERSTOOD = ("Transformer", "Pooling", "Normalize")
 
 @dataclass(frozen=True)
 class Embedding:
-    """What a model makes of a prompt."""
+    """The embedding that a model makes of a prompt."""
 
     dimensions: int
     shortens: bool = False
-    """The first ones of a vector are an embedding too, by config.json's `is_matryoshka` or `matryoshka_dimensions`."""
+    """Whether the first numbers of a vector are an embedding too, by config.json's `is_matryoshka` or
+    `matryoshka_dimensions`."""
     shorter: tuple[int, ...] = ()
-    """How many; empty: any."""
+    """How many numbers a shortened vector may have; empty: any."""
 
 
 def embeds(folder: Path, task: str) -> bool:
-    """`task`: the catalogue's word; where it says nothing, what sentence-transformers can read makes embeddings."""
+    """Whether the folder's model makes embeddings. `task` is the catalogue's setting; if it is empty, a model that
+    sentence-transformers can read does."""
     return task == "embed" or (not task and (folder / MODULES).is_file())
 
 
 def read(folder: Path, config: Mapping[str, Any], hidden: int) -> Embedding:
-    """Of a model that makes them, with `hidden` values in a hidden state. Raises BrokenCheckpoint."""
+    """The embedding of a model that makes embeddings, with `hidden` values in a hidden state. Raises
+    BrokenCheckpoint."""
     if (folder / MODULES).is_file():
         _check_modules(folder, read_json(folder / MODULES))
     shorter = config.get("matryoshka_dimensions") or []

@@ -1,7 +1,7 @@
 """The model families that engines hold elastically today, and why others are refused.
 
 All of them are decoders with full attention over keys and values of one size per layer: their KV is a number of bytes
-per token. What has another kind of attention would be served wrongly by the same accounting, so it is refused by
+per token. A model with another kind of attention would be served wrongly by the same accounting, so it is refused by
 name, before any memory is booked.
 """
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Family:
-    """What a family's layers have beside the common tensors. A bias is there always, never, or as a key of
+    """Tensors that a family's layers have beside the common ones. A bias is there always, never, or as a key of
     config.json says."""
 
     qkv_bias: bool | str
@@ -29,7 +29,7 @@ class Family:
     mlp_bias: bool | str = False
     qk_norm: bool = False
     bare_names: bool = False
-    """Engines also read checkpoints whose names lack "model." in front, as those of embedding models do."""
+    """Whether engines also read checkpoints whose names lack "model." in front, as those of embedding models do."""
 
 
 FAMILIES = {
@@ -40,9 +40,9 @@ FAMILIES = {
 }
 CONFIG = "config.json"
 _FLOATS = one_of("float16", "half", "bfloat16", "float32", "float", "float64", "double")
-"""Names that torch has for the floats of which weights may be (`weight_files.FLOATS`)."""
+"""Names that torch has for the floats that weights may consist of (`weight_files.FLOATS`)."""
 _KINDS = {
-    "hidden_act": one_of("silu"),  # of all these families engines have no other
+    "hidden_act": one_of("silu"),  # engines have no other for these families
     "rms_norm_eps": at_least(0),
     "rope_theta": POSITIVE,
     "partial_rotary_factor": FRACTION,
@@ -62,10 +62,10 @@ _KINDS = {
     "pad_token_id": TOKEN,
     "is_matryoshka": FLAG,
 }
-"""What a config.json may say at the keys that are read here or by engines; shape and rotary embedding aside."""
+"""Kinds of values of a config.json, by the keys that are read here or by engines; shape and rotary embedding aside."""
 _STATE_SPACE_KEYS = ("mamba_", "ssm_", "linear_")
 _LONGEST_CONTEXT = (1 << 31) - 1
-"""As many tokens as `context_tokens` of the catalogue may say."""
+"""Most tokens of a context: what `context_tokens` of the catalogue may say."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ModelShape:
     vocabulary: int
     context_tokens: int
     tied: bool
-    """Input and output embedding are one tensor, and one in memory."""
+    """Whether input and output embedding are one tensor, and one in memory."""
 
 
 def refusal(config: Mapping[str, Any]) -> str | None:
@@ -121,7 +121,7 @@ def _slides(config: Mapping[str, Any], kinds: set[str]) -> bool:
     # A window as long as the context is none.
     positions = config.get("max_position_embeddings")
     if type(window) is not int or type(positions) is not int:
-        return False  # whoever reads the shape is told so
+        return False  # `read_shape` raises an error for them
     return window < rope.context_tokens(config, positions)
 
 
@@ -175,7 +175,7 @@ def named(tensors: Mapping[str, T], shape: ModelShape) -> Mapping[str, T]:
 
 
 def expected_tensors(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor that a whole checkpoint of this shape has, tied ones once."""
+    """Shape of every tensor that a whole checkpoint of this shape has, by name; tied ones once."""
     family = FAMILIES[shape.architecture]
 
     def has(bias: bool | str) -> bool:

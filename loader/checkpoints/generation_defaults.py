@@ -1,4 +1,4 @@
-"""What a checkpoint's generation_config.json says of how tokens are drawn, for requests that do not say: SGLang's and
+"""What a checkpoint's generation_config.json says of how tokens are sampled, for requests that do not say: SGLang's and
 vLLM's servers go by it too. Neither looks at its `do_sample`."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_TOKENS = 1 << 31
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """By the names of a request's fields; None: nothing is said."""
+    """Values by the names of a request's fields; None: the file says nothing."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -31,15 +31,15 @@ class SamplingDefaults:
 
 
 def read(folder: Path) -> SamplingDefaults:
-    """Of a folder; nothing, where there is no such file. A value that no request could ask for is not used, with a
-    warning: the model can be served without. Blocks on the file system. Raises BrokenCheckpoint for a file that cannot
-    be read: it also says where answers end."""
+    """The defaults of a folder; none, where there is no such file. A value that no request could have is not used, with
+    a warning: the model can be served without. Blocks on the file system. Raises BrokenCheckpoint for a file that
+    cannot be read: it also says where answers end."""
     if not (folder / FILE).is_file():
         return SamplingDefaults()
     told = read_json(folder / FILE)
     if not isinstance(told, dict):
         raise BrokenCheckpoint(f"{FILE} is not a JSON object")
-    check_given(FILE, told, {"eos_token_id": TOKENS})  # where answers end: engines read it
+    check_given(FILE, told, {"eos_token_id": TOKENS})  # it says where answers end, and engines read it
     found = _said(told)
     for name, value in found.items():
         if not _usable(name, value):

@@ -1,5 +1,5 @@
-"""For how many positions a model's rotary embedding is made, by config.json: its context, which is longer than
-`max_position_embeddings` where positions are stretched by a factor that this key does not have yet.
+"""The number of positions that a model's rotary embedding is made for, by config.json: its context, which is longer
+than `max_position_embeddings` where positions are stretched by a factor that this key does not have yet.
 
 Published models write it down in several ways: `rope_scaling`, or `rope_parameters` since Transformers 5; the kind as
 `rope_type` or `type`; the length that is stretched there, beside it, or as `max_position_embeddings`. They are
@@ -17,7 +17,7 @@ from services.wording.values import COUNT, FLAG, FRACTION, POSITIVE, ValueKind, 
 
 _FILE = "config.json"
 _WHERE = ("rope_scaling", "rope_parameters")
-"""The first that says something counts."""
+"""Keys of config.json that may describe the embedding; the first that says something counts."""
 _ORIGINAL = "original_max_position_embeddings"
 _FACTOR = {"factor": at_least(1)}
 _NEEDS: dict[str, Mapping[str, ValueKind]] = {
@@ -29,9 +29,9 @@ _NEEDS: dict[str, Mapping[str, ValueKind]] = {
     "longrope": {},
     "su": {},  # what longrope was called at first
 }
-"""The kinds that are known, and what each has to have."""
+"""Values that each known kind of embedding has to have."""
 _MAY_HAVE: Mapping[str, ValueKind] = {"rope_theta": POSITIVE, "partial_rotary_factor": FRACTION}
-"""What engines read of any kind, if it is there."""
+"""Values that engines read of any kind, if they are there."""
 _LONGROPE = {**_FACTOR, "attention_factor": at_least(0)}
 _KIND_MAY_HAVE: Mapping[str, Mapping[str, ValueKind]] = {
     "yarn": {
@@ -45,7 +45,7 @@ _KIND_MAY_HAVE: Mapping[str, Mapping[str, ValueKind]] = {
     "longrope": _LONGROPE,
     "su": _LONGROPE,
 }
-"""What they read of these beside that."""
+"""Values that engines read of these kinds besides, if they are there."""
 
 
 def context_tokens(config: Mapping[str, Any], positions: int) -> int:
@@ -78,7 +78,7 @@ def check_factors(config: Mapping[str, Any], head_dim: int) -> None:
 
 
 def _written(config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:
-    """The key that counts, the kind of embedding, and what is said of it."""
+    """(the key that counts, the kind of embedding, what is said of it)."""
     where = next((key for key in _WHERE if config.get(key)), _WHERE[0])
     rope = config.get(where) or {}
     if not isinstance(rope, dict):

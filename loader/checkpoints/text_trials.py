@@ -1,6 +1,6 @@
 """Whether the tokenizer, chat template and configuration of a model's folder can be used, found out when the model is
-listed: by a process of its own (`tokenization/trial.py`), since what broken files do to the libraries that read them
-nobody knows."""
+listed: by a process of its own (`tokenization/trial.py`), since broken files may make the libraries that read them do
+anything."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from services.telemetry import log
 _log = log.get(__name__)
 MODULE = "tokenization.trial"
 START_S = 120.0
-"""Imports of transformers take a second; on a cold and busy disk a minute."""
+"""Seconds for a start: imports of transformers take a second; on a cold and busy disk a minute."""
 ANSWER_S = 120.0
-"""A tokenizer takes a second; the largest on a slow file system some ten."""
+"""Seconds for an answer: a tokenizer takes a second; the largest on a slow file system some ten."""
 _KNOWN = 4096
 Folder = tuple[str, int]
-"""A folder's path, and the generation of its files."""
+"""(path of a folder, generation of its files)."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class TextFault:
 
     why: str
     may_pass: bool = False
-    """Whether the same files may do later."""
+    """Whether the same files may be usable later."""
 
 
 class TextTrials:
-    """Tries folders one after the other. Its process lives while there are some to try."""
+    """Tries folders one after the other, in a process that lives while there are some to try."""
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", MODULE)) -> None:
         self._command = command
@@ -43,11 +43,11 @@ class TextTrials:
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._known: dict[Folder, TextFault | None] = {}
-        """Verdicts that stay with the files, that of the longest ago at the front."""
+        """Verdicts that stay with the files, the one used longest ago first."""
 
     async def fault(self, path: str, generation: int) -> TextFault | None:
         """What is wrong with the text of a folder; None when it can be used, or could not be tried."""
-        # Who waits may be cancelled; what was begun is somebody else's next answer.
+        # This caller may be cancelled; what was begun is the next caller's answer.
         return await asyncio.shield(tasks.spawn(self._in_turn((path, generation)), "try a tokenizer"))
 
     async def close(self) -> None:
@@ -78,8 +78,9 @@ class TextTrials:
                 await self.close()
 
     async def _tried(self, path: str) -> TextFault | None:
-        """Raises OSError, TimeoutError where the process cannot be started. What it does at a folder is that folder's
-        fault, though a slow disk or short memory may be behind it."""
+        """What is wrong with the text of a folder, None if nothing is. Raises OSError, TimeoutError where the process
+        cannot be started. What the process does at a folder is that folder's fault, though a slow disk or short memory
+        may be behind it."""
         if self._process is None or not self._process.alive:
             self._process = await LineProcess.start(self._command, START_S)
         try:

@@ -20,7 +20,7 @@ from tokenization.files import NOT_FETCHED, POINTER
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _LONGEST_HEADER = 100_000_000
-"""The format's own bound."""
+"""Most bytes of a header, by the format's own bound."""
 _BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
@@ -33,7 +33,7 @@ _OTHERS = (
     ((".bin", ".pt", ".pth"), "its weights are pickled files only: convert them to safetensors"),
     ((".h5", ".msgpack", ".onnx", ".npz"), "its weights are of another framework: give the folder with safetensors"),
 )
-"""Suffixes of files, and what is wrong where there are weights in no others."""
+"""(suffixes of files, what is wrong where weights are in such files only)."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def read_json(path: Path) -> Any:
 
 
 def check_fetched(data: bytes, name: str) -> None:
-    """Raises BrokenCheckpoint for the first bytes of a file that is Git LFS's word for another one."""
+    """Raises BrokenCheckpoint if `data`, the first bytes of a file, is a Git LFS pointer to another one."""
     if data.startswith(POINTER):
         raise BrokenCheckpoint(f"{name} {NOT_FETCHED}")
 
@@ -120,7 +120,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
             file.seek(8)
             if not length and size >= 8:
                 raise PassingFault(f"{path.name} has no header yet: it begins with zeros")
-            if length > _LONGEST_HEADER:  # no cut file but another kind of file
+            if length > _LONGEST_HEADER:  # this is no cut file but another kind of file
                 raise BrokenCheckpoint(f"{path.name} is not a safetensors file: a header of {length} bytes")
             if size < 8 or length > size - 8:
                 raise PassingFault(f"{path.name} is truncated: {size} bytes do not hold its header")

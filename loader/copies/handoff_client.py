@@ -1,7 +1,7 @@
 """The loader's end of balloond's handoff socket (protos/handoff.proto, role LOADER): extents borrowed for a copy.
 
 balloond may die and come back. What was borrowed stays usable: a descriptor is the memory. The connection is made
-again, borrows without an answer are asked again, and returns that the old connection may have lost are sent again.
+again, borrows without an answer are requested again, and returns that the old connection may have lost are sent again.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from services.telemetry import log
 _log = log.get(__name__)
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
 _REMEMBERED_RETURNS = 64
-"""More than a socket buffer can swallow between two copies."""
+"""Number of returns that are remembered: more than a socket buffer can swallow between two copies."""
 
 
 class _Loan:
-    """One Borrow: under way until `answered`, then the extents are here until it is returned."""
+    """One Borrow: it is under way until `answered`, then the extents are here until they are returned."""
 
     def __init__(self, lease_id: str, extent_ids: Sequence[int] = ()) -> None:
         self.lease_id = lease_id
         self.extent_ids = tuple(extent_ids)
-        """Of KV; none: the weights."""
+        """Ids of KV extents; none: the weights extents."""
         self.extents: list[Borrowed] = []
         self.refusal: PrismError | None = None
         self.answered = asyncio.Event()
         self.abandoned = False
-        """Nobody waits for the answer any more: what arrives goes straight back."""
+        """Whether no caller waits for the answer any more: what arrives goes straight back."""
 
     def close(self) -> None:
         for extent in self.extents:
@@ -46,7 +46,7 @@ class _Loan:
 
 
 class HandoffClient:
-    """One process's connection. `run` has to run for anything to be answered."""
+    """One process's connection to balloond. `run` has to run for anything to be answered."""
 
     def __init__(self, path: str, answer_timeout_s: float) -> None:
         self._path = path
@@ -54,17 +54,17 @@ class HandoffClient:
         self._connection: seqpacket.SeqpacketConnection | None = None
         self._ids = itertools.count(1)
         self._loans: dict[int, _Loan] = {}
-        """By request_id, from the Borrow to the Return."""
+        """Loans by request id, from the Borrow to the Return."""
         self._locks: WeakValueDictionary[tuple[str, bool], asyncio.Lock] = WeakValueDictionary()
         self._returned: deque[tuple[str, bool, tuple[int, ...]]] = deque(maxlen=_REMEMBERED_RETURNS)
-        """(lease, whether of KV, which; none: whatever the lease lent)"""
+        """(lease id, whether of KV, extent ids; none: whatever the lease lent) of each of the last returns."""
 
     @contextlib.asynccontextmanager
     async def borrowed(self, lease_id: str, extent_ids: Sequence[int] = ()) -> AsyncIterator[Sequence[Borrowed]]:
         """The weights extents of a lease, in the order of the range, or those of its KV extents that are named,
-        ascending; they go back at the end. One at a time for a lease, weights and KV apart: a Return names extents, and
-        must not end somebody else's borrowing of the same ones. Raises NotFound when there is no such lease or extent,
-        Unavailable when balloond does not answer in time."""
+        ascending; they go back at the end. Callers take turns for a lease, weights and KV apart: a Return names
+        extents, and must not end another borrowing of the same ones. Raises NotFound when there is no such lease or
+        extent, Unavailable when balloond does not answer in time."""
         lock = self._locks.setdefault((lease_id, bool(extent_ids)), asyncio.Lock())
         async with lock:
             try:
@@ -106,7 +106,7 @@ class HandoffClient:
             await asyncio.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT_S)
 
-    # --- asking and returning
+    # --- borrowing and returning
 
     def _ask(self, lease_id: str, extent_ids: Sequence[int]) -> tuple[int, _Loan]:
         request_id, loan = next(self._ids), _Loan(lease_id, extent_ids)
@@ -118,7 +118,7 @@ class HandoffClient:
         self._send(borrow=handoff_pb2.Borrow(request_id=request_id, lease_id=loan.lease_id, extent_ids=loan.extent_ids))
 
     async def _abandoned(self, lease_id: str) -> None:
-        """Returns when no abandoned borrow of the lease is under way, whose Return would come after our Borrow."""
+        """Waits until no abandoned borrow of the lease is under way, whose Return would come after the next Borrow."""
         for loan in list(self._loans.values()):
             if loan.lease_id == lease_id and loan.abandoned:
                 await loan.answered.wait()
@@ -155,7 +155,7 @@ class HandoffClient:
                 self._borrow(request_id, loan)
 
     async def _receive(self, connection: seqpacket.SeqpacketConnection) -> bool:
-        """Until the connection ends; whether balloond had taken us in."""
+        """Handles messages until the connection ends. Returns whether balloond had taken this process in."""
         attached = False
         while (received := await connection.recv()) is not None:
             message, fds = received
@@ -204,7 +204,7 @@ class HandoffClient:
         for request_id, loan in list(self._loans.items()):
             if loan.answered.is_set():
                 continue
-            loan.close()  # of an answer in several messages, the first ones; asked again as a whole
+            loan.close()  # these came in the first messages of an answer; it is requested again as a whole
             if loan.abandoned:
                 del self._loans[request_id]
                 # The successor may know of the borrow from the keeper; nothing of it is here.

@@ -1,7 +1,7 @@
-"""What is under way: saves, loads and reads from disk, each followed by any number of callers.
+"""Jobs under way: saves, loads and reads from disk, each followed by any number of callers.
 
-A job runs in a task of its own, so that it does not end with the caller who happened to come first: it goes on until
-the last one has gone away. Callers wait for its result only; what it has to tidy up after that nobody joins or ends.
+A job runs in a task of its own, so that it does not end with the caller that happened to come first: it goes on until
+the last one has gone away. Callers wait for its result only; after that it tidies up, which no caller joins or ends.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from services.telemetry import log
 
 @dataclass(frozen=True)
 class JobTarget:
-    """Two calls for the same are one job."""
+    """What a job does; two calls for the same target are one job."""
 
     kind: str
-    """"save", "load", "read" or "prefetch"."""
+    """Kind of the job: "save", "load", "read" or "prefetch"."""
     model: str
     generation: int
     rank: int = 0
@@ -31,12 +31,12 @@ class JobTarget:
     manifest: bytes = b""
     checksum: str = ""
     image_only: bool = False
-    """Of a load: not from another lease."""
+    """Whether a load must not come from another lease."""
 
 
 @dataclass(frozen=True)
 class JobProgress:
-    """How far a job is."""
+    """How far a job is: the step, its bytes done and in total, bytes per second, and seconds left."""
 
     step: str
     done: int
@@ -52,19 +52,19 @@ class Result:
     checksum: str
     total_bytes: int
     source: str = ""
-    """Of a load: where the bytes came from."""
+    """Where the bytes of a load came from; empty for other jobs."""
 
 
 Steps = AsyncGenerator[JobProgress | Result, None]
-"""A job's work: how far it is, without rates; in the end the result, where there is one. What it does when it is asked
-for more is tidying up."""
+"""A job's work: progress without rates, and in the end the result, where there is one. It tidies up when the next step
+after that is requested."""
 _log = log.get(__name__)
 _running: set[asyncio.Task[None]] = set()
-"""The loop alone would not keep them."""
+"""Tasks of jobs, which the loop alone would not keep."""
 
 
 class CopyJob:
-    """One of them, under way or ended."""
+    """One job, under way or ended."""
 
     def __init__(self, what: JobTarget, steps: Steps, now: Callable[[], float]) -> None:
         self.what = what
@@ -104,8 +104,9 @@ class CopyJob:
         self._at.set(JobProgress(at.step, at.done, at.total, self._pace.per_s(), self._pace.left_s(at.total)))
 
     async def follow(self) -> AsyncIterator[JobProgress]:
-        """How far it is now, then again when it has moved on, with what lies between left out, but not the end: its
-        result or, without one, that of its task. Raises what it ended with then, Conflict when it was cancelled."""
+        """Yields the progress now, then again when it has moved on, with what lies between left out. It ends when there
+        is a result or, without one, when the task does. Raises what the task ended with then, Conflict when it was
+        cancelled."""
         told = None
         while self.result is None and not self._task.done():
             seen, told = self._at.revision, self.at
@@ -121,25 +122,25 @@ class CopyJob:
             raise Conflict(self._why or "cancelled")
         failure = self._task.exception()
         if isinstance(failure, PrismError):
-            raise type(failure)(str(failure))  # of this caller's own: each adds its own trace
+            raise type(failure)(str(failure))  # a new one for this caller: each adds its own trace
         if failure is not None:
             raise failure
 
     async def cancel(self, why: str) -> None:
-        """Returns when it has ended."""
+        """Cancels the job and returns when it has ended."""
         self._why = self._why or why
         await tasks.cancel(self._task)
 
 
 class Jobs:
-    """All of a process. `now` is in seconds on any clock."""
+    """All jobs of a process. `now` returns seconds on any clock."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._jobs: dict[JobTarget, CopyJob] = {}
 
     def of(self, model: str, lease_id: str = "") -> Sequence[CopyJob]:
-        """Those of a model, or of one lease of it, that have no result yet."""
+        """Jobs of a model, or of one lease of it, that have no result yet."""
         return [
             job
             for what, job in self._jobs.items()
@@ -147,11 +148,11 @@ class Jobs:
         ]
 
     async def follow(self, what: JobTarget, start: Callable[[], Steps]) -> AsyncGenerator[JobProgress | Result, None]:
-        """The progress of the job that does `what`, started if there is none; ends with its result, where it has
-        one. Raises as Job.follow does. Closing it ends the job unless others follow."""
+        """The progress of the job that does `what`, started if there is none; ends with its result, where it has one.
+        Raises what `CopyJob.follow` does. Closing it ends the job unless other callers follow."""
         job = self._jobs.get(what)
         if job is None or job.result is not None:
-            # What that one did may be undone by now: an engine that slept has other extents.
+            # What that job did may be undone by now: an engine that slept has other extents.
             job = self._jobs[what] = CopyJob(what, start(), self._now)
         job.callers += 1
         try:
@@ -162,13 +163,13 @@ class Jobs:
         finally:
             job.callers -= 1
             if not job.callers:
-                # Whoever comes now begins anew, and waits for the end of this one where the two would meet.
+                # A call that comes now begins anew, and waits for the end of this job where the two would meet.
                 self._forget(job)
                 if job.result is None:
                     await job.cancel("nobody waits for it any more")
 
     async def cancel(self, model: str, lease_id: str = "") -> int:
-        """Ends those of a model, or of one lease of it; answers how many. Returns when they have ended."""
+        """Ends the jobs of a model, or of one lease of it, and returns how many, once they have ended."""
         chosen = self.of(model, lease_id)
         for job in chosen:
             self._forget(job)

@@ -17,7 +17,7 @@ from services.errors import Invalid, Unavailable
 
 
 class KvCopies:
-    """Any number at a time, each in a thread."""
+    """Copies of KV, any number at a time, each in a thread."""
 
     def __init__(self, handoff: HandoffClient, transfer_for: Callable[[str], Transfer], chunk_bytes: int) -> None:
         self._handoff = handoff
@@ -25,8 +25,8 @@ class KvCopies:
         self._chunk_bytes = chunk_bytes
 
     async def copy(self, source: engine_pb2.KvPlaces, target: engine_pb2.KvPlaces) -> int:
-        """Fills the target's pieces with what the source's sequences hold; how many bytes that was. Cancelled, it stops
-        and waits for the thread.
+        """Fills the target's pieces with what the source's sequences hold and returns the bytes copied. Cancelled, it
+        stops and waits for the thread.
 
         Raises NotFound when a lease or an extent is gone, Invalid when the places do not belong together, Unavailable
         while balloond is away or when the device fails."""
@@ -36,7 +36,8 @@ class KvCopies:
             raise Invalid("KV goes from extents of one lease to those of another")
         async with AsyncExitStack() as stack:
             lent: dict[str, Sequence[Borrowed]] = {}
-            # In one order, whoever moves where: two that borrow from each other would wait for ever.
+            # Leases are borrowed from in one order, whichever way KV moves: two copies that wait for each other would
+            # wait for ever.
             for places in sorted((source, target), key=lambda places: places.lease_id):
                 borrowed = self._handoff.borrowed(places.lease_id, _extent_ids(places))
                 lent[places.lease_id] = await stack.enter_async_context(borrowed)
@@ -81,7 +82,8 @@ def _extent_ids(places: engine_pb2.KvPlaces) -> list[int]:
 
 
 def _pieces(sequence: engine_pb2.KvPlaces.Sequence, lent: Sequence[Borrowed]) -> list[KvPiece]:
-    """Raises Invalid for one that is not within its extent."""
+    """Pieces of a sequence, by their extent's place in `lent`. Raises Invalid for a piece that is not within its
+    extent."""
     number = {extent.id: i for i, extent in enumerate(lent)}
     for piece in sequence.pieces:
         if not 0 <= piece.offset <= piece.offset + piece.bytes <= lent[number[piece.extent_id]].nbytes:

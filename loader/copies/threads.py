@@ -1,4 +1,4 @@
-"""Work in a thread that tells how far it is, and ends soon once nobody wants it any more."""
+"""Work in a thread that reports its progress, and ends soon once its result is not wanted any more."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 
 Moved = Callable[[int], None]
-"""Told by the working thread of every so many bytes more. Raises Stopped: the work then ends."""
+"""Callback of the working thread for every so many bytes more. Raises Stopped: the work then ends."""
 
 _APART_S = 0.02
-"""Between two times that it is told how far the work is: a copy has a part done every 0.2 ms, and to tell of it takes
-longer than that."""
+"""Least seconds between two reports of progress: a copy has a part done every 0.2 ms, and to report takes longer than
+that."""
 
 
 class Stopped(Exception):
-    """Nobody waits for the work any more."""
+    """Raised in the thread when the work is not waited for any more."""
 
 
 async def counted(work: Callable[[Moved], None], threads: Executor | None = None) -> AsyncGenerator[int, None]:
     """Runs `work` in a thread (of `threads`, or any) and yields the bytes done, as they grow. Closed or cancelled, it
     stops the work and waits for the thread, so that nothing is given back that is still written to. Raises what `work`
-    does."""
+    raises."""
     loop = asyncio.get_running_loop()
     stirred = asyncio.Event()
     stopped = threading.Event()
@@ -55,15 +55,15 @@ async def counted(work: Callable[[Moved], None], threads: Executor | None = None
 
 
 async def finished(work: Callable[[], None]) -> None:
-    """Runs `work` in a thread to its end, however often the waiting is cancelled. Raises what it does."""
+    """Runs `work` in a thread to its end, however often the waiting is cancelled. Raises what `work` raises."""
     running = asyncio.get_running_loop().run_in_executor(None, work)
     await _ended(running)
     running.result()
 
 
 async def _ended(running: asyncio.Future[None]) -> None:
-    """Returns when the thread is done with it, however often the waiting is cancelled meanwhile; the cancellation is
-    then raised."""
+    """Waits until the thread is done with its work, however often the waiting is cancelled meanwhile; the cancellation
+    is then raised."""
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:

@@ -1,8 +1,9 @@
 """Saving and loading images, and loading from another lease that holds the same: extents are borrowed, bytes copied in
 a thread, what was mapped for that is taken away and extents are given back, whatever happens between.
 
-A load says that it is done when the last byte has arrived: an engine waits for that. It tidies up when it is asked for
-more, and gives the extents back only then, because what is mapped here must not be anybody else's yet.
+A load yields its last step when the last byte has arrived, because an engine waits for that. It tidies up when the next
+step is requested, and gives the extents back only then, because what is mapped here must not belong to another process
+yet.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ from services.telemetry import log
 _log = log.get(__name__)
 
 _BETWEEN = 2
-"""Chunks between two devices, which come several times as fast, are so many times as large. Larger ones would let
-extents wait that are mapped meanwhile."""
+"""Factor by which chunks between two devices are larger, because these come several times as fast. Larger ones would
+let extents wait that are mapped meanwhile."""
 _Move = Callable[[Callable[[Any], None]], Tidy]
-"""A transfer's, but for who is told of the parts that are done."""
+"""A copy of a transfer, to be called with the callback for parts that are done."""
 Step = int | Image
-"""Of a copy under way: the bytes done so far; in the end the image."""
+"""A step of a copy under way: the bytes done so far, or in the end the image."""
 
 
 @dataclass(frozen=True)
 class LeaseArrival:
-    """So much of what a lease holds has come to another."""
+    """A step of a copy from another lease: `done` bytes of what that holds have come."""
 
     source: LeaseSource
     done: int
 
 
 class ImageCopier:
-    """Several copies run at a time, each in a thread; a closed or cancelled iteration stops its copy and waits for the
-    thread, so that nothing is given back that is still written to."""
+    """Copies between images and leases. Several run at a time, each in a thread; a closed or cancelled iteration stops
+    its copy and waits for the thread, so that nothing is given back that is still written to."""
 
     def __init__(
         self,
@@ -67,7 +68,8 @@ class ImageCopier:
         threads: int,
         answer_timeout_s: float,
     ) -> None:
-        """`transfer_for` a device, by name; `has_way` from one device to another that is faster than an image's."""
+        """`transfer_for` returns the transfer of a device, by its name; `has_way` says whether there is a way from one
+        device to another that is faster than from an image."""
         self._models = models
         self._images = images
         self._handoff = handoff
@@ -92,13 +94,13 @@ class ImageCopier:
         """Makes the image of a model, or a rank's part of it, out of a lease's weights; one that is there already is
         kept. Ends with the image, which the keeper holds by then.
 
-        Raises NotFound (model, lease), Unmet when the checkpoint is of another generation by now, its files are, the
+        Raises NotFound (model, lease), Unmet when the checkpoint or its files are of another generation by now, the
         lease does not hold what the manifest says or the checksum differs, Refused when host memory is short,
         Unavailable while balloond or the keeper are away."""
         present = self._models.get(model).generation
         if generation != present:
             raise Unmet(f"{model} is of generation {present} by now, the engine's weights are of {generation}")
-        # A second one for the same waits, and then finds the image.
+        # A second save of the same waits, and then finds the image.
         lock = self._saving.setdefault((model, rank), asyncio.Lock())
         async with lock:
             image = self._images.get(model, rank)
@@ -106,7 +108,7 @@ class ImageCopier:
                 _agree(model, checksum, image.checksum)
                 yield image
                 return
-            # Whoever read others may have read some of the old and some of the new.
+            # If the files have changed, the engine may have read some of the old and some of the new.
             await self._models.check_unchanged(model)
             async with self._handoff.borrowed(lease_id) as extents:
                 plan = self._plan(extents, total_bytes, lease_id)
@@ -154,17 +156,18 @@ class ImageCopier:
     async def load_from_device(
         self, content: Content, lease_id: str, total_bytes: int, checksum: str = ""
     ) -> AsyncGenerator[LeaseArrival | LeaseSource, None]:
-        """Copies the weights of another lease that holds the content into this one: the device's own engine may be
-        serving from them. `checksum` is that of the content's image, where it is known. Ends, before it has tidied up,
-        with the source that all of it came from, or without one when there is none, or none could be read to its end:
-        then the lease's weights may hold anything.
+        """Copies the weights of another lease that holds the content into this one: that lease's engine may be serving
+        from them. `checksum` is that of the content's image, where it is known. Ends, before it has tidied up, with the
+        source that all of it came from, or without one when there is none, or none could be read to its end: then the
+        lease's weights may hold anything.
 
         Raises Unmet when the lease is too small, NotFound when it is gone, Unavailable while balloond is away."""
         if all(source.lease_id == lease_id for source in self._sources.of(content, checksum)):
             return
         async with self._handoff.borrowed(lease_id) as targets:
             self._plan(targets, total_bytes, lease_id)
-            # Before a source is chosen: a lease that waits for one is none itself, so no two wait for each other.
+            # This comes before a source is chosen: a lease that waits for a source is none itself, so no two wait for
+            # each other.
             self._sources.forget(lease_id)
             for source in self._sources.of(content, checksum):
                 if not self._has_way(source.device, targets[0].device):
@@ -173,12 +176,12 @@ class ImageCopier:
                     async with self._between(source, targets, total_bytes) as steps:
                         async for step in steps:
                             yield LeaseArrival(source, step)
-                        if source in self._sources:  # nobody doubted it meanwhile
+                        if source in self._sources:  # no engine doubted it meanwhile
                             self._filled(lease_id, targets, content, source.checksum)
                         yield source
                         return
                 except PrismError as error:
-                    gone = isinstance(error, (NotFound, Unmet))  # as expected of a lease that ended or slept
+                    gone = isinstance(error, (NotFound, Unmet))  # expected of a lease that ended or slept
                     (_log.info if gone else _log.warning)(
                         "weights do not come from another lease",
                         model=content.model,
@@ -188,7 +191,8 @@ class ImageCopier:
                     )
 
     def doubt(self, content: Content) -> None:
-        """What an engine got from another lease did not verify: none is copied from until it was filled anew."""
+        """Forgets all leases that hold `content`: what an engine got from one of them did not verify, so none is copied
+        from until it was filled anew."""
         self._sources.doubt(content)
 
     # --- parts
@@ -203,7 +207,8 @@ class ImageCopier:
     async def _between(
         self, source: LeaseSource, targets: Sequence[Borrowed], total_bytes: int
     ) -> AsyncIterator[AsyncIterator[int]]:
-        """As `_copy`. Raises NotFound when the source's lease is gone, Unmet when it holds something else by now."""
+        """Copies from another lease as `_copy` does. Raises NotFound when the source's lease is gone, Unmet when it
+        holds something else by now."""
         try:
             async with self._handoff.borrowed(source.lease_id) as sources:
                 if source not in self._sources or source.extent_ids != _ids(sources):
@@ -228,8 +233,8 @@ class ImageCopier:
         direction: str,
         each: Callable[[Any], None] = lambda part: None,
     ) -> AsyncIterator[AsyncIterator[int]]:
-        """Runs `move` in a thread and gives the bytes done, as they grow, to their end; tidies up at its own. `each` is
-        called in the thread with every part of the plan."""
+        """Runs `move` in a thread and gives an iterator over the bytes done, as they grow, to their end; tidies up when
+        the context ends. `each` is called in the thread with every part of the plan."""
         copied = COPIED.labels(direction)
         left_to_do: list[Tidy] = []
 
@@ -254,7 +259,7 @@ class ImageCopier:
 
 
 async def _tidied(tidy: Tidy) -> None:
-    """In a thread of its own: other copies wait for those that copy."""
+    """Tidies up in a thread of its own: other copies wait for the threads that copy."""
     try:
         await finished(tidy)
     except OSError as error:

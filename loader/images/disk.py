@@ -28,11 +28,12 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
-"""Before an image is written again that could not be written: others may leave, and a disk may be emptied."""
+"""Seconds before an image that could not be written is written again, at first and at most: others may leave, and a
+disk may be emptied."""
 _PASSING = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EACCES, errno.ESTALE, errno.ETIMEDOUT)
 )
-"""Of a file that cannot be read: these say nothing of what is in it."""
+"""Errors of a file that cannot be read which say nothing of what is in it."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,15 @@ class StoredImage:
     key: str
     file_bytes: int
     held_bytes: int
-    """Of host memory, once it was read."""
+    """Bytes of host memory that it takes once it is read."""
     last_used: float
-    """When the file was written or read last: kept as its time of change, for the successors of this process."""
+    """Time when the file was written or read last; kept as its time of change, for the successors of this process."""
 
 
 class DiskImages:
-    """All images in `folder`; without one there are none, ever. `describe` says of a generation of some checkpoint's
-    files whether a model that has it is pinned, and whether there is one at all; `on_change` is called after each
-    change."""
+    """All images in `folder`; without one there are none, ever. `describe` returns for a generation of a checkpoint's
+    files whether a model that has it is pinned, and whether there is such a model at all; `on_change` is called after
+    each change."""
 
     def __init__(
         self,
@@ -84,16 +85,17 @@ class DiskImages:
     # --- looking
 
     def parts(self, generation: int) -> Sequence[StoredImage]:
-        """Those of an image that there are, by rank."""
+        """The parts of an image that there are, by rank."""
         return sorted((one for one in self._stored.values() if one.generation == generation), key=lambda one: one.rank)
 
     def find(self, generation: int, manifest: bytes, rank: int) -> StoredImage | None:
-        """The one that an engine can use which lays its weights out like that."""
+        """The part that an engine can use which lays its weights out as `manifest` says; None if there is none, or host
+        memory cannot hold the image."""
         stored = self._stored.get(Header(generation, rank, 0, "", manifest).key)
         return stored if self._fits(generation) else None
 
     def offered(self, generation: int) -> Sequence[StoredImage]:
-        """Its parts, or none where they never fit into the host memory that there is for images."""
+        """Parts of an image by rank; none where they never fit into the host memory that there is for images."""
         return self.parts(generation) if self._fits(generation) else ()
 
     def _fits(self, generation: int) -> bool:
@@ -126,8 +128,8 @@ class DiskImages:
     # --- writing
 
     def write_soon(self, image: Image) -> None:
-        """Has a published image written, behind those that wait already. It stays in nobody's way: one that is dropped
-        meanwhile is not written."""
+        """Has a published image written, behind those that wait already. That holds up nothing else: an image that is
+        dropped meanwhile is not written."""
         if self._folder is not None:
             tasks.spawn(self._write(image, self._folder), f"write the image of {image.model}")
 
@@ -196,8 +198,8 @@ class DiskImages:
         return not short
 
     async def _make_room(self, need: int, own: Sequence[StoredImage], over_pinned: bool) -> int:
-        """Removes what gives way for `need` bytes beside `own`; answers how many bytes are short in spite of it: then
-        nothing was removed."""
+        """Removes images that give way for `need` bytes beside `own`. Returns how many bytes are short in spite of it;
+        unless that is 0, nothing was removed."""
         others = {one.generation for one in self._stored.values()} - {one.generation for one in own}
         room = residency.make_room(
             [self._as_held(generation) for generation in others],
@@ -210,7 +212,7 @@ class DiskImages:
         return room.short_bytes
 
     def _as_held(self, generation: int) -> residency.ImageFacts:
-        """An image's parts: they are of use together only."""
+        """Facts of an image with all its parts, which are of use together only."""
         parts = self.parts(generation)
         pinned, wanted = self._describe(generation)
         return residency.ImageFacts(
@@ -227,7 +229,7 @@ class DiskImages:
         """Makes an image in host memory out of a file, which the keeper holds by the end. Yields the bytes read; ends
         with the image.
 
-        Raises Unmet when the file is damaged, which it then is no more, or cannot be read now; Refused when host memory
+        Raises Unmet when the file is damaged, and then removed, or cannot be read now; Refused when host memory
         is short, Unavailable when the keeper does not take the image in time."""
         try:
             header = await asyncio.to_thread(disk_file.read_header, stored.path)
@@ -260,7 +262,8 @@ class DiskImages:
         yield image
 
     async def used(self, generation: int, rank: int) -> None:
-        """An engine was given this image, from here or from memory: others go before it."""
+        """Marks an image as used because an engine was given it, from here or from memory: others give way before
+        it."""
         for one in self.parts(generation):
             if one.rank == rank:
                 now = await asyncio.to_thread(_touch, one.path)
@@ -270,11 +273,12 @@ class DiskImages:
     # --- removing
 
     async def drop(self, generation: int) -> None:
-        """Removes the files of an image. None there: nothing to do."""
+        """Removes the files of an image, if there are any."""
         await self._remove(self.parts(generation), "asked to")
 
     async def _remove(self, files: Sequence[StoredImage], why: str) -> None:
-        """A file that cannot be removed is of no use either: the next start looks at it again."""
+        """Removes files and forgets their images. A file that cannot be removed is of no use either: the next start
+        looks at it again."""
         for one in files:
             if self._stored.pop(one.key, None) is not None:
                 _log.info("image removed from disk", file=one.path.name, bytes=one.file_bytes, why=why)
@@ -286,7 +290,7 @@ class DiskImages:
 
 
 def _scan(folder: Path) -> Iterable[StoredImage]:
-    """The images of a folder, after removing what is none and would be in the way."""
+    """The images of a folder. Files that are no images and would be in the way are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     for unfinished in folder.glob(f"*{SUFFIX}{UNFINISHED}"):
         _log.info("unfinished image removed from disk", file=unfinished.name)
@@ -320,7 +324,7 @@ def _stored(path: Path, header: Header) -> StoredImage:
 
 
 def _touch(path: Path) -> float:
-    """The time of change that it has now; a file that went meanwhile needs none."""
+    """Sets the file's time of change to now and returns it; 0 if the file went meanwhile."""
     try:
         os.utime(path)
         return path.stat().st_mtime

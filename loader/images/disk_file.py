@@ -29,15 +29,15 @@ from services.telemetry import log
 _log = log.get(__name__)
 ALIGN_BYTES = 4096
 BLOCK_BYTES = 8 << 20
-"""Of one read or write: large enough for the device, small enough to be told and stopped."""
+"""Bytes of one read or write: large enough for the device, small enough to report progress and stop in between."""
 SUFFIX, UNFINISHED = ".image", ".writing"
 _MAGIC, _VERSION = b"PRISMIMG", 1
 _START = struct.Struct("<8sIIQ16s")
-"""Magic, version, bytes of facts, bytes of manifest, digest of both."""
+"""The start of a file: magic, version, bytes of facts, bytes of manifest, digest of both."""
 
 
 class Damaged(Exception):
-    """The file is no whole image of this version's. The message is one line."""
+    """Raised for a file that is no whole image of this version's. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Header:
     """What a file says of its image."""
 
     generation: int
-    """Of the checkpoint's files that it was made of."""
+    """Generation of the checkpoint's files that it was made of."""
     rank: int
     total_bytes: int
     checksum: str
@@ -53,8 +53,8 @@ class Header:
 
     @property
     def key(self) -> str:
-        """Two images of one key are the same bytes: files, rank, and how the engine lays them out (which has dtypes and
-        shapes)."""
+        """Name that two images share only if they are the same bytes: files, rank, and how the engine lays them out
+        (which has dtypes and shapes)."""
         layout = hashlib.blake2b(self.manifest, digest_size=8).hexdigest()
         return f"{self.generation:016x}-{self.rank}-{layout}"
 
@@ -64,7 +64,7 @@ class Header:
 
 
 def encode(header: Header) -> bytes:
-    """The bytes before the data."""
+    """The bytes of a file before its data."""
     facts = json.dumps(
         {
             "generation": header.generation,
@@ -79,7 +79,7 @@ def encode(header: Header) -> bytes:
 
 
 def read_header(path: Path) -> Header:
-    """Raises Damaged for what is no whole image, as far as header and size tell, and OSError."""
+    """The header of a file. Raises Damaged for what is no whole image, as far as header and size tell, and OSError."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(_START.size)
@@ -121,8 +121,8 @@ def write(path: Path, header: Header, pages: memoryview, threads: int, moved: Mo
 
 
 def read(path: Path, header: Header, pages: memoryview, threads: int, moved: Moved) -> None:
-    """Fills `pages` with the file's data, which is what was once written. Blocks; raises Damaged, OSError and what
-    `moved` raises."""
+    """Fills `pages` with the file's data and checks that it is what was once written. Blocks; raises Damaged, OSError
+    and what `moved` raises."""
     begin = len(encode(header))
     seen = Checksum()
 
@@ -202,7 +202,8 @@ def _tell_indirect(folder: Path) -> None:
 
 
 def _reserve(fd: int, nbytes: int) -> None:
-    """A disk that is too full is found out before anything was written, and the blocks lie together."""
+    """Reserves the file's blocks: a disk that is too full is found out before anything was written, and the blocks lie
+    together."""
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
@@ -211,7 +212,7 @@ def _reserve(fd: int, nbytes: int) -> None:
 
 
 def _as_pages(data: bytes) -> memoryview:
-    """A copy that begins where a page does, as O_DIRECT wants it."""
+    """A copy of `data` that begins where a page does, as O_DIRECT wants it."""
     memory = mmap.mmap(-1, len(data))
     memory[:] = data
     return memoryview(memory)

@@ -1,4 +1,4 @@
-"""What callers ask of images, as jobs: saving, loading from wherever is fastest, reading from disk what host memory
+"""Jobs that callers request of images: saving, loading from wherever is fastest, reading from disk what host memory
 lacks."""
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from services.errors import Refused, Unavailable, Unmet
 
 COPYING, READING = "copying", "reading from disk"
 IMAGE = "image"
-"""Where the bytes of a load came from, if not from a device."""
+"""Source of a load whose bytes did not come from a device."""
 
 
 class ImageJobs:
-    """See protos/loader.proto. Every call is an iteration over how far it is that ends with the result, and raises
-    Conflict when a caller cancelled it."""
+    """Jobs of images, as protos/loader.proto describes them. Every call is an iteration over the progress that ends
+    with the result, and raises Conflict when a caller cancelled it."""
 
     def __init__(self, models: NodeModels, images: Images, disk: DiskImages, copying: ImageCopier, jobs: Jobs) -> None:
         self._models = models
@@ -32,7 +32,7 @@ class ImageJobs:
         self._jobs = jobs
 
     def save(self, what: JobTarget, total_bytes: int) -> Steps:
-        """Raises as Copying.save does."""
+        """Saves an image. Raises what `ImageCopier.save` does."""
         return self._jobs.follow(
             what,
             lambda: _told(
@@ -45,7 +45,7 @@ class ImageJobs:
         )
 
     def load(self, what: JobTarget, total_bytes: int) -> Steps:
-        """Raises as Copying.load does."""
+        """Loads an image. Raises what `ImageCopier.load` does."""
         return self._jobs.follow(what, lambda: self._load(what, total_bytes))
 
     async def _load(self, what: JobTarget, total_bytes: int) -> Steps:
@@ -85,7 +85,7 @@ class ImageJobs:
         return self._disk.find(what.generation, what.manifest, what.rank)
 
     async def _from_device(self, content: Content, lease_id: str, total_bytes: int, checksum: str) -> Steps:
-        """Ends without a result when no other lease could give it."""
+        """Loads from another lease; ends without a result when none could give it."""
         copy = self._copying.load_from_device(content, lease_id, total_bytes, checksum)
         async with aclosing(copy) as steps:
             async for step in steps:
@@ -96,7 +96,8 @@ class ImageJobs:
                     yield Result(step.checksum, total_bytes, step.device)
 
     async def _read_for_load(self, model: str, stored: StoredImage) -> AsyncGenerator[JobProgress, None]:
-        """Raises Unmet for whatever goes wrong: the engine can still read the checkpoint."""
+        """Reads an image that a load needs. Raises Unmet for whatever goes wrong: the engine can still read the
+        checkpoint."""
         async with aclosing(self._read(model, stored)) as steps:
             try:
                 async for step in steps:
@@ -110,8 +111,8 @@ class ImageJobs:
         return self._jobs.follow(what, lambda: _told(READING, stored.total_bytes, self._disk.read(model, stored)))
 
     def prefetch(self, model: str) -> Steps:
-        """Reads what of a model's image host memory lacks and the disk has; nothing for one that is on neither. Raises
-        NotFound, Refused when host memory is short, Unavailable when the keeper does not answer."""
+        """Reads the parts of a model's image that host memory lacks and the disk has; nothing where it is on neither.
+        Raises NotFound, Refused when host memory is short, Unavailable when the keeper does not answer."""
         generation = self._models.get(model).generation
         return self._jobs.follow(JobTarget("prefetch", model, generation), lambda: self._prefetch(model, generation))
 
@@ -132,7 +133,7 @@ class ImageJobs:
 
 
 async def _told(step: str, total: int, steps: AsyncGenerator[Step, None], source: str = "") -> Steps:
-    """The bytes that a copy tells, as a step of a job that ends with all of them."""
+    """The steps of a copy as progress of a job, which ends with all of the bytes, and its result."""
     async with aclosing(steps):
         async for told in steps:
             if isinstance(told, Image):

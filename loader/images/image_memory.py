@@ -30,20 +30,20 @@ class Image:
     model: str
     generation: int
     total_bytes: int
-    """Of the weights range."""
+    """Bytes of the weights range."""
     manifest: bytes
     checksum: str
-    """Empty while the image is being filled."""
+    """Checksum of the weights range; empty while the image is being filled."""
     fd: int
     memory: mmap.mmap
     rank: int = 0
     users: int = 0
-    """Copies that read it now."""
+    """Number of copies that read it now."""
     last_used: float = 0.0
 
     @property
     def held_bytes(self) -> int:
-        """Of host memory, the manifest included."""
+        """Bytes of host memory that it takes, the manifest included."""
         return held_bytes(self.total_bytes, self.manifest)
 
     @contextlib.contextmanager
@@ -63,13 +63,13 @@ class Image:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-            # A view that somebody still has keeps the mapping until it goes.
+            # A view that is still in use keeps the mapping until it goes.
             with contextlib.suppress(BufferError):
                 self.memory.close()
 
 
 def held_bytes(total_bytes: int, manifest: bytes) -> int:
-    """Host memory that an image takes."""
+    """Bytes of host memory that an image takes."""
     return _whole_pages(total_bytes) + _whole_pages(len(manifest))
 
 
@@ -89,12 +89,12 @@ def create(model: str, generation: int, total_bytes: int, manifest: bytes, rank:
 
 
 def record_id(model: str, rank: int) -> str:
-    """No name of a model has the sign that sets a rank off."""
+    """Id of an image's record. No name of a model has the sign that sets a rank off."""
     return f"{KIND}/{model}#{rank}" if rank else f"{KIND}/{model}"
 
 
 def record(image: Image) -> keeper_pb2.Record:
-    """What the keeper is to know of a filled image."""
+    """The keeper's record of a filled image."""
     facts = {
         "format": _FORMAT,
         "model": image.model,
@@ -115,8 +115,8 @@ def record(image: Image) -> keeper_pb2.Record:
 
 
 def restore(kept: keeper_pb2.Record, fd: int) -> Image:
-    """The image that a predecessor kept; the descriptor becomes the image's. Raises ValueError when it is none, or of
-    another version's making: then the descriptor is the caller's still."""
+    """The image that a predecessor kept; the descriptor becomes the image's. Raises ValueError for what is no image, or
+    one of another version's making: then the descriptor stays the caller's."""
     try:
         facts = json.loads(kept.detail)
         if facts["format"] != _FORMAT:

@@ -1,4 +1,4 @@
-"""Whether a model can have an image at all, and what is said of one that can have none."""
+"""Whether a model can have an image at all, and why one cannot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from services.errors import Refused
 
 
 class ImageRoom:
-    """`is_pinned`: whether a model's image gives way to no other."""
+    """The host memory that there is for images of models. `is_pinned`: whether a model's image gives way to no
+    other."""
 
     def __init__(self, models: NodeModels, images: Images, is_pinned: Callable[[CatalogueModel], bool]) -> None:
         self._models = models
@@ -44,12 +45,12 @@ class ImageRoom:
         return [other for other in self._models.all() if other is not model and self._is_pinned(other)]
 
     def _held_bytes(self, model: CatalogueModel) -> int:
-        """Of the image that there is."""
+        """Bytes of the image that there is."""
         parts = self._images.parts(model.listed.name)
         return sum(part.held_bytes for part in parts if part.generation == model.generation)
 
     def _bytes(self, model: CatalogueModel) -> int:
-        """Of its image, or of one that would be made, as near as headers tell."""
+        """Bytes of the model's image, or of one that would be made, as near as headers tell."""
         weights = 0 if model.checkpoint is None else model.listed.devices * model.checkpoint.weights_bytes
         return self._held_bytes(model) or weights
 

@@ -1,5 +1,4 @@
-"""The images of a node: which there are, what they take, and that the keeper holds each before anyone may rely on
-it."""
+"""The images of a node: which there are, what they take, and that the keeper holds each before it may be relied on."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 Key = tuple[str, int]
-"""Model and rank."""
+"""(model, rank) of an image."""
 
 
 class Images:
     """All images. `now` is in seconds on any clock; `describe` says of a model whether it is pinned and which
     generation is the present one (None: it is not in the catalogue); `on_change` is called after each change,
-    `on_publish` with every new image, `before_freeing` in a thread, with the weights of an image that nobody uses any
+    `on_publish` with every new image, `before_freeing` in a thread, with the weights of an image that is not used any
     more."""
 
     def __init__(
@@ -47,9 +46,10 @@ class Images:
         self._on_publish = on_publish
         self._images: dict[Key, Image] = {}
         self._arriving: dict[Key, Image] = {}
-        """Filled, and on the way to the keeper."""
+        """Images that are filled and on the way to the keeper."""
         self._others: set[Image] = set()
-        """Being filled, or dropped while a copy still reads them: they count, and are nobody's to find."""
+        """Images that are being filled, or were dropped while a copy still reads them: they count, and cannot be
+        found."""
 
     # --- looking
 
@@ -60,7 +60,7 @@ class Images:
         return list(self._images.values())
 
     def parts(self, model: str) -> Sequence[Image]:
-        """Those of the model that there are, by rank."""
+        """The parts of the model's image that there are, by rank."""
         return sorted((image for image in self._images.values() if image.model == model), key=lambda image: image.rank)
 
     @property
@@ -110,7 +110,7 @@ class Images:
             self._drop(superseded if other == model else self.parts(other))
 
     def _as_held(self, parts: Sequence[Image], superseded: bool = False) -> residency.ImageFacts:
-        """An image's parts: they are of use together only."""
+        """Facts of an image with all its parts, which are of use together only."""
         model = parts[0].model
         pinned, generation = self._describe(model)
         return residency.ImageFacts(
@@ -123,7 +123,7 @@ class Images:
         )
 
     async def publish_within(self, timeout_s: float, image: Image, checksum: str) -> None:
-        """Raises Unavailable when the keeper does not answer in time."""
+        """Publishes an image as `publish` does. Raises Unavailable when the keeper does not answer in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.publish(image, checksum)
@@ -131,8 +131,8 @@ class Images:
             raise Unavailable("the keeper does not answer, and no image is used that it does not hold") from None
 
     async def publish(self, image: Image, checksum: str) -> None:
-        """`image` is filled: returns once the keeper holds it, in place of an older one of its model, whose other parts
-        are of no use any more. Waits for a keeper that is away."""
+        """Publishes an image that is filled: returns once the keeper holds it, in place of an older one of its model,
+        whose other parts are of no use any more. Waits for a keeper that is away."""
         image.checksum = checksum
         image.last_used = self._now()
         key = _key(image)
@@ -146,7 +146,7 @@ class Images:
                 self._keeper.keep_soon([_kept(older)])
             raise
         del self._arriving[key]
-        older = self._images.get(key)  # which may have been dropped meanwhile
+        older = self._images.get(key)  # the older one may have been dropped meanwhile
         self._images[key] = image
         self._others.discard(image)
         if older is not None:
@@ -159,7 +159,7 @@ class Images:
 
     @contextlib.contextmanager
     def using(self, image: Image) -> Iterator[memoryview]:
-        """The image's bytes, which stay for that long whatever is dropped."""
+        """The image's bytes, which stay while the context lasts, whatever is dropped."""
         image.users += 1
         image.last_used = self._now()
         try:
@@ -173,20 +173,20 @@ class Images:
                 self._on_change()
 
     def touch(self, image: Image) -> None:
-        """Its model came up, from somewhere else: it is as useful as if it had been read."""
+        """Marks an image as used because its model came up, from somewhere else: it is as useful as if it had been
+        read."""
         image.last_used = self._now()
 
     # --- dropping
 
     def drop(self, model: str) -> None:
-        """Frees the memory of a model's image, at once or when the copies that read it end. None there: nothing to
-        do."""
+        """Frees the memory of a model's image, if there is one, at once or when the copies that read it end."""
         self._drop(self.parts(model))
 
     def _drop(self, images: Sequence[Image]) -> None:
         for image in images:
             del self._images[_key(image)]
-            if _key(image) not in self._arriving:  # whose record has the same name
+            if _key(image) not in self._arriving:  # an arriving image's record has the same name
                 self._keeper.forget_soon([image_memory.record_id(*_key(image))])
             self._let_go(image)
             self._on_change()
@@ -198,7 +198,8 @@ class Images:
             self._free(image)
 
     def _free(self, image: Image) -> None:
-        """In a thread: the kernel takes a second to free 16 GB, and whoever lets go last waits for it."""
+        """Frees an image's memory in a thread: the kernel takes a second to free 16 GB, and the last one to let go
+        waits for it."""
 
         def free() -> None:
             try:
@@ -212,7 +213,8 @@ class Images:
     # --- the keeper
 
     def restore(self, found: Iterable[tuple[keeper_pb2.Record, int]]) -> None:
-        """Takes over what a predecessor kept, before anything else; what cannot be understood is forgotten."""
+        """Takes over the images that a predecessor kept, before anything else; what cannot be understood is
+        forgotten."""
         for record, fd in found:
             try:
                 image = image_memory.restore(record, fd)
@@ -226,7 +228,7 @@ class Images:
         self._on_change()
 
     def everything(self) -> Iterable[Kept]:
-        """For a keeper that came back empty."""
+        """Records of all images with their descriptors, for a keeper that came back empty."""
         return [_kept(image) for image in {**self._images, **self._arriving}.values()]
 
 

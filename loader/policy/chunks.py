@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Chunk:
-    """One step: `nbytes` at `offset` of the extent number `extent` (its place in the range) and at `at` of the
-    image."""
+    """One step of a copy: `nbytes` at `offset` of an extent and at `at` of the image. `extent` is the extent's place in
+    the range."""
 
     extent: int
     offset: int
@@ -52,7 +52,8 @@ def plan(extents: Sequence[int], total_bytes: int, chunk_bytes: int) -> tuple[Ch
 
 
 def pairs(sources: Sequence[int], targets: Sequence[int], total_bytes: int, chunk_bytes: int) -> tuple[Pair, ...]:
-    """The steps from extents of some sizes to extents of others, each within one extent of either side. See `plan`."""
+    """The steps from extents of sizes `sources` to extents of sizes `targets`, each within one extent of either side.
+    The limits and the error are those of `plan`."""
     found: list[Pair] = []
     waiting = deque(plan(targets, total_bytes, chunk_bytes))
     for source in plan(sources, total_bytes, chunk_bytes):

@@ -5,11 +5,11 @@ its window, so one that is twice as fast carries twice as much. A link whose dev
 spared: it carries at most a part of what the free ones carry, and nothing where they would be done without it as soon.
 
 A copy alone goes over all links that it was given. A link that is another running copy's own is left to that one, by
-copies that begin later and by those under way: the ranks of a model, loaded at once, keep to a link each. Of two copies
-to different devices each so goes on over its own link, and they have turns on those that are nobody's own; of two to
-one device each has every second turn on all of them. Nobody is left without a link: a copy whose own has failed keeps
-the others, and has turns there. What was left is left for good, because extents are mapped for the links that a copy
-has: one that gave links up ends without them even if the others have ended long before, and fails where its own does.
+copies that begin later and by those under way: the ranks of a model, loaded at once, keep to a link each. So two copies
+to different devices each go on over their own link, and take turns on links that are no copy's own; two copies to one
+device take turns on all of its links. No copy is left without a link: a copy whose own has failed keeps the others, and
+has turns there. A link that was left is left for good, because extents are mapped for the links that a copy has: a copy
+that gave links up ends without them even if the others have ended long before, and fails where its own does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class CopyWork(Protocol):
-    """What is handed out: some bytes that one link moves at once."""
+    """Some bytes of a copy that one link moves at once."""
 
     @property
     def nbytes(self) -> int: ...
@@ -30,22 +30,22 @@ W = TypeVar("W", bound=CopyWork)
 
 
 class _Copy(Generic[W]):
-    """What one copy has left, and over which links it goes."""
+    """What one copy has left to move, and the links that it goes over."""
 
     def __init__(self, own: str, total_bytes: int, busy: dict[str, float]) -> None:
         self.own = own
-        """The link that is its device's."""
+        """The link of the copy's own device."""
         self.left_bytes = total_bytes
-        """That no link has taken yet, whether offered or not."""
+        """Bytes that no link has taken yet, whether offered or not."""
         self.busy = busy
-        """Of each link that works for the copy: its part of the time that belongs to others, 0 to 1."""
+        """Part of its time, 0 to 1, that each link which works for the copy gives to others."""
         self.free: list[str] = []
-        """The least busy ones of them."""
+        """The least busy of those links."""
         self.offered: deque[W] = deque()
         self.carried = dict.fromkeys(busy, 0)
         """Bytes that each link has taken."""
         self.under_way = dict.fromkeys(busy, 0)
-        """Those of them that are not done."""
+        """Bytes that each link has taken and not done."""
         self.find_free()
 
     def find_free(self) -> None:
@@ -54,21 +54,22 @@ class _Copy(Generic[W]):
 
 
 class Links(Generic[W]):
-    """All copies under way and all links, by name. A copy is a number of the caller's.
+    """All copies under way and all links, by name. A copy is a number that the caller chooses.
 
-    The window is of bytes that a link has under way, over all copies; work that is larger than the window goes alone.
+    The window limits the bytes that a link has under way, over all copies; work that is larger than the window goes
+    alone.
     """
 
     def __init__(self, window_bytes: int) -> None:
         self._window_bytes = window_bytes
         self._copies: dict[int, _Copy[W]] = {}
         self._turns: dict[str, deque[int]] = {}
-        """The copies that use each link; the first is the next to be served."""
+        """Copies that use each link; the first is the next to be served."""
         self._under_way: dict[str, int] = {}
 
     def open(self, copy: int, links: Sequence[str], total_bytes: int, busy: Mapping[str, float] | None = None) -> None:
-        """A copy of so many bytes begins; the first link is its device's own. `busy` says which part of their time the
-        links' devices work for others, 0 for those that it does not name."""
+        """Begins a copy of `total_bytes`; the first link is its device's own. `busy` has the part of their time, 0 to
+        1, that the links' devices work for others; 0 for those that it does not name."""
         own = links[0]
         for number, other in self._copies.items():
             if other.own != own and other.own in other.busy:
@@ -80,7 +81,7 @@ class Links(Generic[W]):
             self._turns.setdefault(link, deque()).append(copy)
 
     def of(self, copy: int) -> tuple[str, ...]:
-        """The links that carry the copy: never one more than before."""
+        """Links that carry the copy; none is ever added."""
         return tuple(self._copies[copy].busy)
 
     def spares(self, copy: int) -> bool:
@@ -89,11 +90,11 @@ class Links(Generic[W]):
         return len(state.free) < len(state.busy)
 
     def offer(self, copy: int, work: W) -> None:
-        """May be moved from now on."""
+        """Adds work that may be moved from now on."""
         self._copies[copy].offered.append(work)
 
     def take(self, link: str) -> tuple[int, W] | None:
-        """What the link is to move now, and whose it is; None when it has to wait, for room or for work."""
+        """(copy, work) that the link is to move now; None when it has to wait, for room or for work."""
         turns = self._turns.get(link, ())
         for number in turns:
             copy = self._copies[number]
@@ -103,7 +104,7 @@ class Links(Generic[W]):
             if _spared(copy, link, nbytes):
                 continue
             if under_way and under_way + nbytes > self._window_bytes:
-                return None  # nobody passes the one whose turn it is, or small work would starve large
+                return None  # no copy passes the one whose turn it is, or small work would starve large
             if len(turns) > 1:
                 self._turns[link].remove(number)
                 self._turns[link].append(number)
@@ -115,14 +116,15 @@ class Links(Generic[W]):
         return None
 
     def done(self, link: str, copy: int, work: W) -> None:
-        """The link has moved it."""
+        """Ends work that the link has moved."""
         nbytes = work.nbytes
         self._under_way[link] -= nbytes
         self._copies[copy].under_way[link] -= nbytes
 
     def failed(self, link: str, copy: int, work: W) -> bool:
-        """The link could not move it and gets no more of this copy; another one will. False when there is no other.
-        What else of the copy the link has under way is done, or fails, by itself."""
+        """Takes back work that the link could not move: another link will, and this one gets no more of the copy.
+        Returns False when there is no other. What else of the copy the link has under way is done, or fails, by
+        itself."""
         self.done(link, copy, work)
         state = self._copies[copy]
         state.left_bytes += work.nbytes
@@ -130,7 +132,7 @@ class Links(Generic[W]):
         return self.leave(link, copy)
 
     def leave(self, link: str, copy: int) -> bool:
-        """The link gets nothing more of this copy. False when there is no other."""
+        """Takes the link from the copy. Returns False when it has no other."""
         state = self._copies[copy]
         if state.busy.pop(link, None) is not None:
             self._turns[link].remove(copy)
@@ -138,7 +140,7 @@ class Links(Generic[W]):
         return bool(state.busy)
 
     def withdraw(self, copy: int) -> None:
-        """Nothing more of the copy is handed out. What is under way has yet to be done, or to fail."""
+        """Stops handing out work of the copy. What is under way has yet to be done, or to fail."""
         for link in self.of(copy):
             self.leave(link, copy)
 
@@ -147,12 +149,12 @@ class Links(Generic[W]):
         return sum(self._copies[copy].under_way.values())
 
     def close(self, copy: int) -> None:
-        """Nothing of the copy is under way any more."""
+        """Ends a copy of which nothing is under way any more."""
         self.withdraw(copy)
         del self._copies[copy]
 
     def users(self, link: str) -> tuple[int, ...]:
-        """The copies that go over it, but those that were withdrawn."""
+        """The copies that go over the link, those that were withdrawn left out."""
         return tuple(self._turns.get(link, ()))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WINDOW_S = 1.0
-"""What is older says little about now."""
+"""Seconds of samples that count: older ones say little about now."""
 _APART_S = 0.05
-"""Of two samples, so that a window has few."""
+"""Least seconds between two samples, so that a window has few."""
 
 Sample = tuple[float, float]
 """(seconds on any clock, amount done by then)"""
@@ -20,22 +20,22 @@ class TransferRate:
     samples: tuple[Sample, ...] = ()
 
     def seen(self, now: float, done: float) -> TransferRate:
-        """With one sample more; `now` does not fall."""
-        # What follows the sample before the last one too closely replaces the last.
+        """This rate with one sample more; `now` does not fall from call to call."""
+        # A sample that follows the one before the last too closely replaces the last.
         close = len(self.samples) > 1 and now - self.samples[-2][0] < _APART_S
         samples = (*(self.samples[:-1] if close else self.samples), (now, done))
         recent = next(i for i, (then, _) in enumerate(samples) if now - then <= WINDOW_S)
         return TransferRate(samples[max(0, recent - 1) :])
 
     def per_s(self) -> float | None:
-        """None: not known yet."""
+        """Amount per second; None while it is not known."""
         if len(self.samples) < 2:
             return None
         (began, before), (now, done) = self.samples[0], self.samples[-1]
         return (done - before) / (now - began) if now > began else None
 
     def left_s(self, total: float) -> float | None:
-        """Until `total` is done at this pace; None where nothing moves or nothing is known."""
+        """Seconds until `total` is done at this rate; None where nothing moves or nothing is known."""
         left = total - self.samples[-1][1] if self.samples else total
         if left <= 0:
             return 0.0

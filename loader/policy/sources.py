@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MOST = 256
-"""Leases that are remembered: many times the engines of a node. Those that ended are only noticed when they are asked
-for."""
+"""Most leases that are remembered: many times the engines of a node. Those that ended are only noticed when they are
+used as a source."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class LeaseSource:
     extent_ids: tuple[int, ...]
     content: Content
     checksum: str
-    """Of the image that the content is."""
+    """Checksum of the image that the content is."""
 
 
 class Sources:
-    """All that are known."""
+    """All leases whose content is known."""
 
     def __init__(self) -> None:
         self._sources: dict[str, LeaseSource] = {}
-        """By lease, in the order in which they were filled."""
+        """Sources by lease id, in the order in which they were filled."""
 
     def __contains__(self, source: LeaseSource) -> bool:
         return self._sources.get(source.lease_id) == source
@@ -53,16 +53,17 @@ class Sources:
             del self._sources[next(iter(self._sources))]
 
     def forget(self, lease_id: str) -> None:
-        """It is written to, gone, or holds something else."""
+        """Forgets a lease that is written to, is gone, or holds something else."""
         self._sources.pop(lease_id, None)
 
     def doubt(self, content: Content) -> None:
-        """Somebody got these bytes from one of them and they were not what they should be."""
+        """Forgets all leases that hold `content`: a copy from one of them was not what it should be."""
         for source in self.of(content):
             self.forget(source.lease_id)
 
     def of(self, content: Content, checksum: str = "") -> Sequence[LeaseSource]:
-        """Those that hold it, newest first; with a checksum, as the image of this one."""
+        """Leases that hold `content`, newest first; with a checksum, only those that hold the image of this
+        checksum."""
         return [
             source
             for source in reversed(self._sources.values())

@@ -12,11 +12,12 @@ _log = log.get(__name__)
 
 
 class Transfers:
-    """By device name. Made when they are first asked for: a kind's libraries are needed only where its devices are."""
+    """Transfers by device name. They are made when they are first used: a kind's libraries are needed only where its
+    devices are."""
 
     def __init__(self, devices: Sequence[str] = (), busy: Busy = nobody) -> None:
         """`devices` are those whose links may carry what goes to others of their kind; the loader takes some memory of
-        each that does."""
+        each that does. `busy`: see `Busy`."""
         self._devices = tuple(devices)
         self._busy = busy
         self._kinds: dict[str, TransferKind] = {}
@@ -25,13 +26,14 @@ class Transfers:
         self._ways: dict[tuple[str, str], bool] = {}
 
     def of(self, device: str) -> Transfer:
-        """Raises Unmet for a device that nothing can be copied to, Unavailable without its libraries."""
+        """The transfer of a device. Raises Unmet for a device that nothing can be copied to, Unavailable without its
+        libraries."""
         if device not in self._made:
             self._made[device] = self._kind(device).transfer(device, self._path(device))
         return self._made[device]
 
     def paths(self) -> dict[str, tuple[str, ...]]:
-        """The links that fill each of the devices, its own first, as its driver says."""
+        """The links that fill each of the devices, its own first, as its driver reports them."""
         return {device: self._path(device) for device in self._devices}
 
     def has_way(self, source: str, target: str) -> bool:
@@ -47,7 +49,7 @@ class Transfers:
         return self._ways[source, target]
 
     def forget(self, weights: memoryview) -> None:
-        """An image is about to be unmapped; no copy of it is under way."""
+        """Forgets an image that is about to be unmapped; no copy of it is under way."""
         for kind in self._kinds.values():
             kind.forget(weights)
 

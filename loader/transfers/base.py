@@ -1,4 +1,4 @@
-"""What a copy is for the loader, whatever the device."""
+"""The interface of a copy for the loader, whatever the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loader.policy.chunks import Chunk, Pair
 
 @dataclass(frozen=True)
 class Borrowed:
-    """One extent of a lease, here for the time of a copy. The descriptor belongs to whoever borrowed it."""
+    """One extent of a lease, here for the time of a copy. The descriptor belongs to the borrower."""
 
     id: int
     nbytes: int
@@ -20,8 +20,8 @@ class Borrowed:
 
 
 Busy = Callable[[Sequence[str]], Mapping[str, float]]
-"""Asked when a copy begins that may go over several devices' links: which part of its time each of them works for
-others, 0 to 1; 0 for those that it does not name."""
+"""Callback when a copy begins that may go over several devices' links. Returns the part of its time, 0 to 1, that each
+device works for others; 0 for those that it does not name."""
 
 
 def nobody(devices: Sequence[str]) -> Mapping[str, float]:
@@ -29,9 +29,9 @@ def nobody(devices: Sequence[str]) -> Mapping[str, float]:
 
 
 Tidy = Callable[[], None]
-"""What a copy leaves to do when its bytes are where they belong: nothing of the extents is mapped here any more when
-this returns, and only then may they be given back. To be called once, in any thread; blocks. Raises OSError when the
-device fails."""
+"""What a copy leaves to do when its bytes are where they belong. When it returns, nothing of the extents is mapped here
+any more, and only then may they be given back. To be called once, in any thread; blocks. Raises OSError when the device
+fails."""
 
 
 def nothing() -> None:
@@ -39,22 +39,22 @@ def nothing() -> None:
 
 
 class Transfer(Protocol):
-    """Copies for one device, each over all links that reach it and are no other running copy's own. All run in a thread
-    of the caller's, block, and begin the plan in its order; over several links it ends in another. `done` is called in
-    that thread with each part of the plan once its bytes are where they belong, and may raise
+    """Copies for one device, each over all links that reach it and are no other running copy's own. Methods run in a
+    thread of the caller's, block, and begin the plan in its order; over several links it ends in another order. `done`
+    is called in that thread with each part of the plan once its bytes are where they belong, and may raise
     (loader.copies.threads.Stopped). However a call ends, no byte is touched any more when it has. One that raises has
     tidied up after itself. Raises OSError when the device or the memory fails."""
 
     def out_of(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
     ) -> Tidy:
-        """Extents -> image. The extents are only read: an engine may be serving from them."""
+        """Copies extents to an image. The extents are only read: an engine may be serving from them."""
         ...
 
     def into(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
     ) -> Tidy:
-        """Image -> extents."""
+        """Copies an image to extents."""
         ...
 
     def between(
@@ -64,8 +64,8 @@ class Transfer(Protocol):
         plan: Sequence[Pair],
         done: Callable[[Pair], None],
     ) -> Tidy:
-        """Extents of this device -> extents of any other, or of the same one; the former are only read. Raises Unmet
-        where there is no way."""
+        """Copies extents of this device to extents of any other, or of the same one; the sources are only read. Raises
+        Unmet where there is no way."""
         ...
 
 
@@ -73,14 +73,14 @@ class TransferKind(Protocol):
     """All devices of one kind."""
 
     def reaching(self, device: str, others: Sequence[str]) -> tuple[str, ...]:
-        """Those of the others whose links fill the device's memory beside its own and make that faster. Raises OSError
-        when the driver cannot be asked."""
+        """Those of the other devices whose links fill this device's memory beside its own and make that faster. Raises
+        OSError when the driver does not answer."""
         ...
 
     def transfer(self, device: str, links: Sequence[str]) -> Transfer:
-        """Of a device, over these links."""
+        """The transfer of a device, over these links."""
         ...
 
     def forget(self, weights: memoryview) -> None:
-        """An image is about to be unmapped; no copy of it is under way."""
+        """Forgets an image that is about to be unmapped; no copy of it is under way."""
         ...

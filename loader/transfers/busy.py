@@ -10,7 +10,8 @@ _log = log.get(__name__)
 
 
 def look(devices: Sequence[str]) -> dict[str, float]:
-    """Of GPUs their driver tells; the host's memory is everybody's, and nobody's link is spared there."""
+    """Part of its time, 0 to 1, that each GPU works, as its driver reports it; empty where that fails. Devices in host
+    memory are left out: every process uses it, and no link is spared there."""
     gpus = [device for device in devices if device.startswith("cuda:")]
     if not gpus:
         return {}

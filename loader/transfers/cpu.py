@@ -17,16 +17,16 @@ from loader.transfers.lanes import Lanes, Move
 from services.errors import Unmet
 
 _ONE_AT_A_TIME = 0
-"""The window of a link: a thread does not begin the next before it has done one."""
+"""Window of a link in bytes: a thread does not begin the next part before it has done one."""
 _BUFFER_BYTES = 1 << 20
-"""Between two extents: stays in a processor's cache."""
+"""Bytes of the buffer between two extents, which stays in a processor's cache."""
 
 
 class CpuTransfer:
-    """See Transfer."""
+    """Copies for a device in host memory; see Transfer."""
 
     def __init__(self, links: Sequence[str] = ("cpu:0",), lanes: Lanes | None = None) -> None:
-        """`lanes`, for transfers that share links."""
+        """`lanes`: those of other transfers, to share links with them; by default its own."""
         self._links = links
         self._lanes = lanes or _lanes()
 
@@ -73,7 +73,7 @@ class CpuTransfer:
 
 
 class _Lane:
-    """Copies at once, in the link's thread."""
+    """A link that copies at once, in its thread."""
 
     def open(self) -> None:
         pass
@@ -93,7 +93,7 @@ def _lanes(busy: Busy = nobody) -> Lanes:
 
 
 class Cpus:
-    """See Kind. Every thread reaches all of the memory."""
+    """The devices in host memory; see TransferKind. Every thread reaches all of the memory."""
 
     def __init__(self, busy: Busy = nobody) -> None:
         self._lanes = _lanes(busy)

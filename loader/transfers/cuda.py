@@ -4,7 +4,8 @@ A GPU's link is a stream in its context: its copy engine reads host memory over 
 mapped with access for the GPUs whose links still carry the copy, and each writes its part straight to where it belongs,
 whichever GPU that is on. Everything is under way at once: while some chunks are copied, the extents of all that follow
 are mapped (`mapped.py`) and the next part of the image is registered. A chunk is what Python decides about; the driver
-gets it in smaller copies, because who else uses a link, an engine that decodes for one, is served between two of them.
+gets it in smaller copies, because other users of a link, an engine that decodes for instance, are served between two of
+them.
 """
 
 from __future__ import annotations
@@ -32,30 +33,31 @@ from services.telemetry import log
 _log = log.get(__name__)
 
 _WINDOW_BYTES = 96 << 20
-"""Given to a link and not done: one chunk that moves and two that wait, so that a link is never without work while its
-thread takes the next, and a cancelled copy ends within some thousandths of a second."""
+"""Bytes given to a link and not done: one chunk that moves and two that wait, so that a link is never without work
+while its thread takes the next, and a cancelled copy ends within some thousandths of a second."""
 _WINDOW_BETWEEN_BYTES = 192 << 20
-"""The same between two GPUs, several times as fast: half of the time, as twice as many extents are mapped meanwhile and
-each waits for what is under way."""
+"""Bytes given to a link between two GPUs and not done. It is several times as fast, so they last half as long: twice as
+many extents are mapped meanwhile, and each waits for what is under way."""
 _COPY_BYTES = 8 << 20
-"""The largest single copy over a link: 0.2 ms."""
+"""Bytes of the largest single copy over a link: 0.2 ms."""
 _COPY_BETWEEN_BYTES = 32 << 20
-"""The same between two GPUs."""
+"""Bytes of the largest single copy between two GPUs."""
 _FIRST_BETWEEN = 16
-"""Extents of each side that are mapped before the first is copied from or to. There bytes pass as fast as extents are
-mapped beside them, at about 0.7 ms for 256 MiB; while nothing is copied, one takes 0.1 ms."""
+"""Extents of each side that are mapped before the first is copied from or to. Between GPUs bytes pass as fast as
+extents are mapped beside them, at about 0.7 ms for 256 MiB; while nothing is copied, one takes 0.1 ms."""
 _QUIET_WAIT = cu.CUevent_flags.CU_EVENT_BLOCKING_SYNC | cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
 _NATIVE = cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 
 
 class Gpus:
-    """See Kind. What copies of all GPUs share: registered memory, the threads of the links, the contexts."""
+    """All GPUs; see TransferKind. It has what their copies share: registered memory, the threads of the links, the
+    contexts."""
 
     def __init__(self, busy: Busy = nobody) -> None:
         self.pinned = Pinned()
         self.lanes = Lanes(lambda link: _Lane(self.gpu(_index(link))), _WINDOW_BYTES, busy)
         self.between = Lanes(lambda link: _Lane(self.gpu(_index(link.partition(">")[0]))), _WINDOW_BETWEEN_BYTES)
-        """A link's name is that of its source and its target; the source's copy engine writes."""
+        """Lanes between GPUs. A link's name is that of its source and its target; the source's copy engine writes."""
         self._gpus: dict[int, _Gpu] = {}
         self._reached: set[int] = set()
         self._lock = threading.Lock()
@@ -68,9 +70,10 @@ class Gpus:
             return self._gpus[index]
 
     def keep_reached(self, index: int) -> None:
-        """For as long as this process lives, some memory of the GPU stays mapped for all that reach it, a page of it:
-        without that, the first extents of every copy that others have access to take 1.4 ms more for each of these, in
-        which nothing moves. Not before something was copied to the GPU itself: a context would have to be made."""
+        """Keeps a page of the GPU's memory mapped for all GPUs that reach it, for as long as this process lives.
+        Without that, the first extents of every copy that others have access to take 1.4 ms more for each of these, in
+        which nothing moves. Does nothing before something was copied to the GPU itself: a context would have to be
+        made."""
         gpu = self.gpu(index)
         with self._reaching:
             if index in self._reached or not gpu.opened:
@@ -84,12 +87,12 @@ class Gpus:
                     self._reached.add(index)
                 finally:
                     os.close(fd)
-            except OSError as error:  # a full device: copies begin a little later
+            except OSError as error:  # the device is full: its copies begin a little later
                 _log.warning("no page of a device stays mapped for its peers", device=index, why=str(error))
 
     def reaching(self, device: str, others: Sequence[str]) -> tuple[str, ...]:
-        """By NVLink, that is: over PCIe the bytes would come to the device over the one link that is its own already.
-        NVLink alone has atomics."""
+        """The other GPUs that reach the device by NVLink: over PCIe the bytes would come to the device over the one
+        link that is its own already. NVLink is told by its atomics, which it alone has."""
         call(cu.cuInit, 0)
         target = call(cu.cuDeviceGet, _index(device))
         return tuple(
@@ -115,7 +118,7 @@ def can_access(index: int, other: int) -> bool:
 
 
 class CudaTransfer:
-    """See Transfer. Several copies may run at a time, each in a thread of its own."""
+    """Copies for one GPU; see Transfer. Several may run at a time, each in a thread of its own."""
 
     def __init__(self, index: int, links: Sequence[str], gpus: Gpus) -> None:
         self._index = index
@@ -189,7 +192,8 @@ class CudaTransfer:
         done: Callable[[Chunk], None],
         move: Callable[[int, int, int, Any], None],
     ) -> Tidy:
-        """`move` takes an address of the device, one of the host, bytes and a stream."""
+        """Copies between extents and an image over the device's links. `move` takes an address of the device, one of
+        the host, bytes and a stream."""
         if not plan:
             return nothing
         self._gpu.enter()
@@ -202,7 +206,7 @@ class CudaTransfer:
 
             def opened(carrying: Carrying) -> None:
                 def map(address: int, fd: int, nbytes: int) -> None:
-                    # Whichever link gets a chunk of the extent later carries the copy already: none ever comes back.
+                    # A link that gets a chunk of the extent later carries the copy already: none ever comes back.
                     indices = {self._index, *(_index(link) for link in carrying())}
                     mapper.map(address, fd, nbytes, [access(index) for index in sorted(indices)])
 
@@ -232,7 +236,8 @@ class _Gpu:
         self.opened = False
 
     def enter(self) -> None:
-        """Makes the context the calling thread's. The first copy makes it, and what it takes of the device is told."""
+        """Makes the context the calling thread's. The first copy makes it, and what it takes of the device becomes a
+        metric."""
         with self._opening:
             if not self.opened:
                 before = cuda_hardware.look(self._index).free_bytes
@@ -270,7 +275,7 @@ class _Lane:
     def finish(self) -> None:
         event = self._begun.popleft()
         self._free.append(event)
-        # Fails where the device has: then it does nothing more.
+        # This fails where the device has failed: then it does nothing more.
         call(cu.cuEventSynchronize, event)
 
     def close(self) -> None:

@@ -17,28 +17,29 @@ from services.telemetry import log
 _log = log.get(__name__)
 W = TypeVar("W", bound=CopyWork)
 Move = Callable[[Any], None]
-"""Has the bytes of one chunk moved; the argument is the link's stream, where it has one."""
+"""Callback that has the bytes of one chunk moved; the argument is the link's stream, where it has one."""
 Carrying = Callable[[], tuple[str, ...]]
-"""The links that carry a copy: those that it began with or fewer, none when it is over."""
+"""Callback for the links that carry a copy: those that it began with or fewer, none when it is over."""
 
 
 class Lane(Protocol):
     """One link. Only its thread uses it."""
 
     def open(self) -> None:
-        """May take its time: others carry meanwhile. Nothing is left to close when it raises."""
+        """Makes the link ready. It may take its time: other links carry meanwhile. When it raises, nothing is left to
+        close."""
         ...
 
     def begin(self, move: Move) -> None:
-        """Nothing of it is under way when it raises."""
+        """Begins to move a chunk. When it raises, nothing of the chunk is under way."""
         ...
 
     def finish(self) -> None:
-        """Returns when the oldest that was begun is done. When it raises, nothing of it is under way either."""
+        """Waits until the oldest chunk that was begun is done. When it raises, nothing of it is under way either."""
         ...
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Gives the link up; nothing is under way."""
         ...
 
 
@@ -49,20 +50,21 @@ class _Copy:
         self.number = number
         self.move = move
         self.arrived: list[Any] = []
-        """Moved, and not told yet."""
+        """Parts that were moved and not reported yet."""
         self.arrived_bytes = 0
         self.awaited_bytes = 0
-        """Its caller is woken when so many have arrived."""
+        """Bytes of which the copy's caller is woken when they have arrived."""
         self.error: Exception | None = None
-        """No link is left."""
+        """What the last link raised, when no link is left."""
         self.changed = threading.Condition(lock)
 
 
 class Lanes:
-    """Several copies may be carried at a time, each by a thread that calls."""
+    """The links' threads and the copies that they carry. Several copies may be carried at a time, each by a thread that
+    calls."""
 
     def __init__(self, make: Callable[[str], Lane], window_bytes: int, busy: Busy = nobody) -> None:
-        """`make` gives the lane of a link; `window_bytes` is that of `loader.policy.links`."""
+        """`make` returns the lane of a link; `window_bytes` is that of `loader.policy.links`."""
         self._make = make
         self._busy = busy
         self._window_bytes = window_bytes
@@ -71,9 +73,9 @@ class Lanes:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._waiting: dict[str, threading.Condition] = {}
-        """Of each link that has a thread: what the thread waits for when it has nothing to do."""
+        """Condition that a link's thread waits for when it has nothing to do, by link that has a thread."""
         self._idle: set[str] = set()
-        """Those whose threads do, and were not woken yet: a thread that wakes costs more than a chunk."""
+        """Links whose threads wait so, and were not woken yet: a thread that wakes costs more than a chunk."""
 
     def carry(
         self,
@@ -85,10 +87,10 @@ class Lanes:
         prepare: Callable[[W], None] = lambda work: None,
         opened: Callable[[Carrying], None] = lambda carrying: None,
     ) -> None:
-        """Returns when all of the plan is moved. The first link is the device's own. `opened`, `prepare` and `done` are
-        called here: once before all else, with each part in the plan's order before a link may have it, and with each
-        that was moved, some at a time. A link that fails is left out, and what the last one raised is raised here.
-        However the call ends, nothing is being moved any more."""
+        """Moves all of the plan and returns then. The first link is the device's own. `opened`, `prepare` and `done`
+        are called in this thread: once before all else, with each part in the plan's order before a link may have it,
+        and with each part that was moved, some at a time. A link that fails is left out, and what the last one raised
+        is raised here. However the call ends, nothing is being moved any more."""
         # While the caller sleeps, and until it has seen to what woke it, every link has more to take.
         together = len(links) * self._window_bytes
         ahead = 2 * together + len(links) * max((work.nbytes for work in plan), default=0)
@@ -119,7 +121,7 @@ class Lanes:
                     if link not in self._waiting:
                         threading.Thread(target=self._serve, args=(link,), name=f"link {link}").start()
                         self._waiting[link] = threading.Condition(self._lock)
-                self._stir()  # a copy that loses links has those that it spared
+                self._stir()  # copies that lose links to this one may use those that they spared
             yield copy
         finally:
             with self._lock:
@@ -136,7 +138,7 @@ class Lanes:
             return self._links.of(copy.number) if copy.number in self._copies else ()
 
     def _tell(self, copy: _Copy, done: Callable[[Any], None], least_bytes: int) -> int:
-        """What has arrived, at least one part and so many bytes; how many."""
+        """Reports what has arrived, at least one part and `least_bytes`, to `done`. Returns its bytes."""
         with self._lock:
             copy.awaited_bytes = least_bytes
             while not copy.arrived or copy.arrived_bytes < least_bytes:
@@ -155,7 +157,7 @@ class Lanes:
         try:
             lane = self._make(link)
             lane.open()
-        except Exception as error:  # as below
+        except Exception as error:  # whatever it is: a copy's caller waits for this link
             self._give_up(link, error)
             return
         begun: deque[tuple[_Copy, CopyWork]] = deque()
@@ -176,8 +178,8 @@ class Lanes:
         lane.close()
 
     def _next(self, link: str, moved: tuple[_Copy, CopyWork] | None, wait: bool) -> tuple[_Copy, CopyWork] | None:
-        """After what was `moved`, what to begin. None when there is nothing; if it was to wait for that, the link's
-        thread is not wanted any more."""
+        """Takes in the part that was `moved`, and returns the part to begin; None when there is nothing. If it was to
+        `wait` for that, the link's thread is not needed any more."""
         with self._lock:
             if moved is not None:
                 self._arrived(link, *moved)
@@ -205,7 +207,7 @@ class Lanes:
     def _survived(self, link: str, copy: _Copy, work: CopyWork, act: Callable[..., None], *arguments: Move) -> bool:
         try:
             act(*arguments)
-        except Exception as error:  # whatever it is: somebody waits for this work
+        except Exception as error:  # whatever it is: a caller waits for this work
             _log.warning("a link failed a copy", link=link, why=str(error))
             with self._lock:
                 if not self._links.failed(link, copy.number, work):
@@ -226,7 +228,7 @@ class Lanes:
             self._stir()
 
     def _stir(self) -> None:
-        """There may be work for links that had none."""
+        """Wakes the links that had no work, because there may be some."""
         for link in self._idle:
             self._waiting[link].notify()
         self._idle.clear()

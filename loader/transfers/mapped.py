@@ -1,9 +1,9 @@
 """Extents under addresses of this process for the time of a copy.
 
 To give access to an extent waits for about half of what the links have under way, once anything is copied, and takes a
-tenth of that before (docs/lab/measurements.md). So a thread maps all of them ahead, in order: some before any is told
-of, the others while those are copied. What takes them away again would hold up either, as the driver does one such
-thing at a time: it is left to whoever closes this, when nobody waits for the bytes any more.
+tenth of that before (docs/measurements.md). So a thread maps all of them ahead, in order: some before any is reported,
+the others while those are copied. To unmap them would hold up either, as the driver does one such thing at a time: it
+is left to the caller that closes this, when the bytes are not waited for any more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loader.policy.chunks import Chunk
 from loader.transfers.base import Borrowed
 
 Map = Callable[[int, int, int], None]
-"""Maps an extent: address, descriptor, bytes."""
+"""Callback that maps an extent: (address, descriptor, bytes)."""
 
 
 class Addresses(Protocol):
@@ -26,12 +26,13 @@ class Addresses(Protocol):
     def reserve(self, span: int) -> int: ...
 
     def release(self, address: int, span: int) -> None:
-        """With whatever is mapped there."""
+        """Gives addresses up, with whatever is mapped there."""
         ...
 
 
 class Mapped:
-    """Back to back. When it is left, in any thread, whatever is mapped goes with the addresses."""
+    """Extents that are mapped back to back. When the context is left, in any thread, whatever is mapped goes with the
+    addresses."""
 
     def __init__(self, addresses: Addresses, extents: Sequence[Borrowed]) -> None:
         self._addresses = addresses
@@ -40,7 +41,7 @@ class Mapped:
         self._base = 0
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
-        """Its lock guards everything below."""
+        """Condition whose lock guards everything below."""
         self._mapped = 0
         self._failure: Exception | None = None
         self._ending = False
@@ -56,13 +57,13 @@ class Mapped:
         self._addresses.release(self._base, self._offsets[-1])
 
     def start(self, map: Map, first: int = 4) -> None:
-        """Begins to map them all, in a thread; what cannot be mapped ends that. `first`: how many are mapped
-        before any is told of."""
+        """Begins to map all extents, in a thread; one that cannot be mapped ends that. `first`: how many are mapped
+        before any is reported."""
         self._thread = threading.Thread(target=self._work, args=(map, first), name="map extents")
         self._thread.start()
 
     def reach(self, chunk: Chunk) -> None:
-        """The chunk's extent is mapped when this returns. Raises what mapping it, or one before it, raised."""
+        """Waits until the chunk's extent is mapped. Raises what mapping it, or one before it, raised."""
         if self._mapped > chunk.extent:
             return
         with self._changed:
@@ -71,7 +72,7 @@ class Mapped:
                 raise self._failure
 
     def at(self, chunk: Chunk) -> int:
-        """The address."""
+        """Address of the chunk."""
         return self._base + self._offsets[chunk.extent] + chunk.offset
 
     def _work(self, map: Map, first: int) -> None:
@@ -84,7 +85,7 @@ class Mapped:
                     with self._changed:
                         self._mapped = number
                         self._changed.notify_all()
-        except Exception as error:  # whatever it is: somebody waits for the extent
+        except Exception as error:  # whatever it is: a caller waits for the extent
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()

@@ -14,11 +14,11 @@ from cuda.bindings import driver as cu
 from balloond.backends.cuda import Context, call
 
 _PIECE_BYTES = 256 << 20
-"""Of host memory, registered at a time: in some hundredths of a second, so that progress is told."""
+"""Bytes of host memory that are registered at a time: in some hundredths of a second, so that progress is reported."""
 _THREADS = min(8, os.cpu_count() or 1)
-"""That have the kernel give the pages of a piece."""
+"""Threads that have the kernel give the pages of a piece."""
 _POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE, since Linux 5.14."""
+"""Number of MADV_POPULATE_WRITE, which Linux has since 5.14."""
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FOR_ALL_DEVICES = cu.CU_MEMHOSTREGISTER_PORTABLE
@@ -35,7 +35,7 @@ class PinnedImage:
         self._registering = threading.Lock()
 
     def reach(self, end: int) -> None:
-        """Bytes [0, end) are registered when this returns."""
+        """Registers bytes [0, end), as far as they are not registered."""
         with self._registering:
             while self._reached < end:
                 start, piece = self.address + self._reached, min(_PIECE_BYTES, self._nbytes - self._reached)
@@ -44,8 +44,8 @@ class PinnedImage:
                 self._reached += piece
 
     def _populate(self, start: int, nbytes: int) -> None:
-        """Has the kernel give the pages, to several threads at a time: registering would do it by one, at 2 GB/s. What
-        fails here fails there again, and is told."""
+        """Has the kernel give the pages, to several threads at a time: registering would do it in one, at 2 GB/s. What
+        fails here fails there again, and is reported."""
         part = -(-nbytes // _THREADS // mmap.PAGESIZE) * mmap.PAGESIZE
         parts = [(start + at, min(part, nbytes - at)) for at in range(0, nbytes, part)]
         list(self._threads.map(lambda each: _madvise(*each, _POPULATE_WRITE), parts))
