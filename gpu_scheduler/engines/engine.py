@@ -163,7 +163,8 @@ class EngineProcess:
         self._hello.add_done_callback(lambda f: f.cancelled() or f.exception())
 
     def __repr__(self) -> str:
-        return f"EngineProcess(pid={self.pid}, {'dead' if self.dead.is_set() else 'alive'}, commands={len(self._commands)})"
+        state = "dead" if self.dead.is_set() else "alive"
+        return f"EngineProcess(pid={self.pid}, {state}, commands={len(self._commands)})"
 
     @classmethod
     async def start(cls, spawn: Spawn, index: int, turn_fd: int | None) -> EngineProcess:

@@ -123,7 +123,8 @@ class SimulatedEngine:
         self._order = DecodeOrder(clock, name, self, processor, precedence_s, decode_turn_s)
 
     def __repr__(self) -> str:
-        return f"SimulatedEngine({self.name}, {len(self._waiting)} to prefill, {len(self._batch)} decode, {self.used_bytes} used)"
+        waiting, decoding = len(self._waiting), len(self._batch)
+        return f"SimulatedEngine({self.name}, {waiting} to prefill, {decoding} decode, {self.used_bytes} used)"
 
     # --- what it has
 

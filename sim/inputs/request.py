@@ -70,7 +70,8 @@ class SimulatedRequest:
         """When it joined it."""
 
     def __repr__(self) -> str:
-        return f"SimulatedRequest({self.id}, {self.model}, {self.prompt_tokens}+{self.output_tokens}, {self.generated} out)"
+        tokens = f"{self.prompt_tokens}+{self.output_tokens}, {self.generated} out"
+        return f"SimulatedRequest({self.id}, {self.model}, {tokens})"
 
     @property
     def to_prefill(self) -> int:

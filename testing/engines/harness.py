@@ -106,7 +106,7 @@ class Node:
     def devices(self) -> list[str]:
         return [self.device, *self.others]
 
-    async def request_table(self, model: str, *, floor_bytes: int = 4 << 20, weights_bytes: int = MODEL_BYTES) -> None:
+    async def book(self, model: str, *, floor_bytes: int = 4 << 20, weights_bytes: int = MODEL_BYTES) -> None:
         """On every device."""
         for device in self.devices:
             await self.client.set_booking(

@@ -113,7 +113,7 @@ async def llama(
     """An engine that holds a model, with what is the default on a CPU and with pages and overlap as on a GPU."""
     options = {"page_size": 16, "overlap": 1} if request.param else {}
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("llama")
+        await at.book("llama")
         await end.hold(load(at, "llama", models["llama"], context_tokens=512, **options))
         yield end
 

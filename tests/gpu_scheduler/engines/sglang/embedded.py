@@ -50,7 +50,7 @@ async def sleeps_and_wakes(end: EngineEnd, images: Images, lease_id: str) -> Non
 
 async def generates(end: EngineEnd, at: Node, path: Path, prompt: list[int], expected: list[int]) -> None:
     """Another model in the same process, which makes text."""
-    await at.request_table("llama")
+    await at.book("llama")
     await end.hold(load(at, "llama", path, context_tokens=CONTEXT))
     end.ask("text", prompt, len(expected), ignore_eos=True)
     assert (await end.answer("text")).tokens == expected
@@ -65,7 +65,7 @@ async def story(
     at: Node, end: EngineEnd, model: Path, vectors: Vectors, text: tuple[Path, list[int], list[int]]
 ) -> None:
     """`text`: another model, a prompt, and what it says."""
-    await at.request_table("e", floor_bytes=FLOOR)
+    await at.book("e", floor_bytes=FLOOR)
     images = Images(at)
     # Pages and overlapped steps are as on a GPU.
     gpu = {"page_size": 16, "overlap": 1}

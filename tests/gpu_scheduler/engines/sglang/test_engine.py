@@ -54,7 +54,7 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
     said: dict[str, list[list[int]]],
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("qwen", floor_bytes=FLOOR)
+        await at.book("qwen", floor_bytes=FLOOR)
         images = Images(at)
         mapped, measured = await end.hold(
             load(at, "qwen", models["qwen"], context_tokens=CONTEXT, chunked_prefill_size=48)
@@ -129,7 +129,7 @@ async def test_tokens_equal_transformers_with_pages_and_overlapped_steps_as_on_a
     said: dict[str, list[list[int]]],
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("qwen", floor_bytes=FLOOR)
+        await at.book("qwen", floor_bytes=FLOOR)
         images = Images(at)
         paged = {"page_size": 16, "overlap": 1, "chunked_prefill_size": 48, "probe_together": 3}
         asked = load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **paged)
@@ -169,7 +169,7 @@ async def test_tokens_equal_transformers_on_extents_of_two_sizes_while_limits_mo
 ) -> None:
     """Long prompts grow the pool by much at once, so that what follows lies on large extents, and beside them."""
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("qwen", floor_bytes=FLOOR)
+        await at.book("qwen", floor_bytes=FLOOR)
         options = {"page_size": 16, "chunked_prefill_size": 128, "large_extent": 2}
         await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **options))
         for turn in range(4):
@@ -227,7 +227,7 @@ async def test_what_runs_moves_together_when_memory_leaves_and_nobody_is_retract
     motion: Motion,
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("qwen", floor_bytes=KV_EXTENT)
+        await at.book("qwen", floor_bytes=KV_EXTENT)
         options = {"page_size": 4, "overlap": 1, "reserve_low": 0, "reserve_high": 0}
         _, measured = await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **options))
         for turn in range(TURNS):
@@ -253,7 +253,7 @@ async def test_others_get_what_is_cached_between_the_pages_of_those_that_run(
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
         for name in ("qwen", "other"):
-            await at.request_table(name, floor_bytes=KV_EXTENT)
+            await at.book(name, floor_bytes=KV_EXTENT)
         options = {"page_size": 4, "overlap": 1, "reserve_low": 0, "reserve_high": 0}
         _, measured = await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **options))
         await at.limit("qwen", 200 * KV_EXTENT)
@@ -306,7 +306,7 @@ async def test_models_of_two_shapes_in_turn_from_disk_and_from_an_image(
         taken: dict[str, tuple[bytes, engine_pb2.WeightsMapped]] = {}
         first_of = {name: engine_pb2.EngineStats() for name in ("llama", "qwen")}
         for name in ("llama", "qwen"):
-            await at.request_table(name)
+            await at.book(name)
             mapped, _ = await end.hold(load(at, name, models[name], context_tokens=CONTEXT))
             await burst(end, f"{name}-disk", prompts, said[name], 1)
             await end.until(lambda: not end.stats.running)
@@ -351,7 +351,7 @@ async def test_a_wake_up_with_wrong_weights_is_refused_and_leaves_nothing_mapped
     said: dict[str, list[list[int]]],
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("llama")
+        await at.book("llama")
         images = Images(at)
         mapped, _ = await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
         image = await images.take(mapped.lease_id)

@@ -70,8 +70,8 @@ async def test_own_prefixes_go_first_unless_the_neighbours_are_older(
     tmp_path: Path, engines: Engines, models: dict[str, Path], asking: Iterator[tuple[str, list[int]]]
 ) -> None:
     async with node(tmp_path, capacity_bytes=128 << 20) as at, engines.one() as end:
-        await at.request_table("llama", floor_bytes=FLOOR)
-        await at.request_table("neighbour", floor_bytes=FLOOR, weights_bytes=0)
+        await at.book("llama", floor_bytes=FLOOR)
+        await at.book("neighbour", floor_bytes=FLOOR, weights_bytes=0)
         await end.hold(load(at, "llama", models["llama"], context_tokens=512))
         neighbour = Neighbour(at)
         try:
@@ -95,8 +95,8 @@ async def test_a_model_waits_for_the_memory_of_its_probe_that_a_neighbour_has_ye
     tmp_path: Path, engines: Engines, models: dict[str, Path]
 ) -> None:
     async with node(tmp_path, capacity_bytes=128 << 20) as at, engines.one() as end:
-        await at.request_table("llama", floor_bytes=FLOOR)
-        await at.request_table("neighbour", floor_bytes=FLOOR, weights_bytes=0)
+        await at.book("llama", floor_bytes=FLOOR)
+        await at.book("neighbour", floor_bytes=FLOOR, weights_bytes=0)
         mapped, _ = await end.hold(load(at, "llama", models["llama"], context_tokens=512))
         await end.do(unload=engine_pb2.Unload())
         await at.until(lambda: nothing_leased(at))

@@ -67,7 +67,7 @@ async def test_an_engine_outlives_requests_that_make_no_sense(
 ) -> None:
     draw, ends = random.Random(1), Counter[common_pb2.Finish]()
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table(model, floor_bytes=LIMIT)
+        await at.book(model, floor_bytes=LIMIT)
         await end.hold(load(at, model, models[model], context_tokens=CONTEXT))
         end.ask("before", PROMPT, 20)
         before = await end.answer("before")

@@ -54,7 +54,7 @@ async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
     said = checkpoints.reference(long_llama, [paced, free, held], 4)
     options = {"page_size": 16, "overlap": 1} if as_on_a_gpu else {}
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("llama")
+        await at.book("llama")
         # The model's first pass takes no notice.
         turns.set_pace(INDEX, PrefillThrottle(128, FOR_EVER))
         model = load(at, "llama", long_llama, context_tokens=LONGEST, chunked_prefill_size=WHOLE, **options)
@@ -96,7 +96,7 @@ async def test_what_an_engine_decodes_itself_goes_on_between_its_prefill_steps_w
     options = {"page_size": 16, "overlap": 1} if as_on_a_gpu else {}
     turns.set_pace(INDEX, FREE)
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("llama")
+        await at.book("llama")
         await end.hold(load(at, "llama", long_llama, context_tokens=LONGEST, chunked_prefill_size=WHOLE, **options))
 
         async def prefilled(name: str, step_s: float) -> tuple[Answer, float]:

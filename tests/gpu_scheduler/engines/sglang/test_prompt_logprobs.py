@@ -97,7 +97,7 @@ async def test_prompts_have_transformers_log_probabilities(
     tmp_path: Path, engines: Engines, models: dict[str, Path], right: Right, options: dict[str, int]
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("qwen", floor_bytes=FLOOR)
+        await at.book("qwen", floor_bytes=FLOOR)
         await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **options))
         await together(end, "still", right, 2)
         await _one_by_one(end, right)

@@ -96,7 +96,7 @@ async def test_stretched_contexts_are_served_as_transformers_does(tmp_path: Path
     made += [(f"qwen, {name}", checkpoints.qwen, form) for name, form in QWEN.items()]
     expected: dict[str, list[list[int]]] = {}
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("m")
+        await at.book("m")
         for name, make, form in made:
             folder = write(tmp_path / name, form, make)
             expected[name] = checkpoints.reference(folder, prompts(), NEW_TOKENS)
@@ -125,7 +125,7 @@ async def test_dynamic_is_transformers_at_its_whole_length_and_unstretched_where
     plain = write(tmp_path / "plain", CARD)
     prompt = prompts()[-1]
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("m")
+        await at.book("m")
         said = (await serve(at, end, folder))[-1]
         # Transformers' base grows with each request's length, and with each of its tokens: it is an engine's where a
         # request is as long as the context. So all of it is asked at once, and each token has to be what it expects.
@@ -141,7 +141,7 @@ async def test_a_context_that_the_embedding_is_not_made_for_is_refused_with_both
     tmp_path: Path, engines: Engines
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("m")
+        await at.book("m")
         for name in ("none", "linear", "yarn", "llama3", "longrope"):
             folder = write(tmp_path / name, FORMS[name])
             failed = await end.fail(load=load(at, "m", folder, context_tokens=CONTEXT + 1))

@@ -79,7 +79,7 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
     said: dict[str, list[list[int]]],
 ) -> None:
     async with node(tmp_path, others={OTHER: CAPACITY}) as at, engines.one() as end:
-        await at.request_table("qwen", floor_bytes=FLOOR)
+        await at.book("qwen", floor_bytes=FLOOR)
         images = Images(at)
         end.send(load=load(at, "qwen", models["qwen"], context_tokens=CONTEXT, chunked_prefill_size=48))
         mapped = await end.mapped()
@@ -134,7 +134,7 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
         assert await at.leased_bytes() == 0
 
         # Pages and overlapped steps, as on a GPU, in the same processes.
-        await at.request_table("llama", floor_bytes=FLOOR)
+        await at.book("llama", floor_bytes=FLOOR)
         paged = {"page_size": 16, "overlap": 1, "chunked_prefill_size": 48, "probe_together": 3}
         folder = shutil.copytree(models["llama"], tmp_path / "llama")
         tokenizers.write(tokenizers.tiny(), folder)
@@ -178,7 +178,7 @@ async def test_the_device_that_is_full_decides_and_nothing_is_lost_on_the_other(
     weights = 2 << 20
     small = weights + FLOOR + 4 * KV_EXTENT
     async with node(tmp_path, others={OTHER: small}) as at, engines.one() as end:
-        await at.request_table("qwen", floor_bytes=FLOOR, weights_bytes=weights)
+        await at.book("qwen", floor_bytes=FLOOR, weights_bytes=weights)
         await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT))
         await burst(end, "many", prompts, said["qwen"], 3)
         await end.until(lambda: not end.stats.running)
@@ -193,7 +193,7 @@ async def test_the_device_that_is_full_decides_and_nothing_is_lost_on_the_other(
         await at.client.drop_booking(OTHER, "qwen")
         failed = await end.fail(load=load(at, "qwen", models["qwen"], context_tokens=CONTEXT))
         assert "no lease for qwen on cpu:1" in failed.reason and await at.leased_bytes() == 0
-        await at.request_table("qwen", floor_bytes=FLOOR, weights_bytes=weights)
+        await at.book("qwen", floor_bytes=FLOOR, weights_bytes=weights)
         await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT))
         await burst(end, "after", prompts, said["qwen"], 1)
 

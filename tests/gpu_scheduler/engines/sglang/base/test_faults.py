@@ -123,7 +123,7 @@ async def test_an_engine_whose_folder_is_away_says_so_in_a_line_of_ours_and_take
 ) -> None:
     volume = tmp_path / "volume"
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("llama")
+        await at.book("llama")
         for goes_away, why in AWAY:
             volume.mkdir()
             (folder := volume / "m").mkdir()

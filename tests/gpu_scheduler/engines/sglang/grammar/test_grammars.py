@@ -79,7 +79,7 @@ async def test_answers_are_what_their_grammar_says_and_go_on_where_others_were_i
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
         for model in ("qwen", "llama"):
-            await at.request_table(model, floor_bytes=LIMIT)
+            await at.book(model, floor_bytes=LIMIT)
             images = Images(at)
             mapped, _ = await end.hold(load(at, model, folders[model], context_tokens=CONTEXT))
 
@@ -143,7 +143,7 @@ async def test_a_grammar_survives_that_its_request_is_retracted(
     tmp_path: Path, engines: Engines, folders: dict[str, Path]
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("qwen", floor_bytes=4 * KV_EXTENT)
+        await at.book("qwen", floor_bytes=4 * KV_EXTENT)
         await end.hold(load(at, "qwen", folders["qwen"], context_tokens=CONTEXT, overlap=1))
         await at.limit("qwen", LIMIT)
         for turn in range(5):
@@ -170,7 +170,7 @@ async def test_what_waits_for_its_grammar_is_handed_back_as_it_came(
     tmp_path: Path, engines: Engines, folders: dict[str, Path], moves: bool
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("llama", floor_bytes=LIMIT)
+        await at.book("llama", floor_bytes=LIMIT)
         await end.hold(load(at, "llama", folders["llama"], context_tokens=CONTEXT, page_size=16, overlap=1))
         # One is compiled at a time: the last waits for ten seconds.
         for longest in range(18, 30):

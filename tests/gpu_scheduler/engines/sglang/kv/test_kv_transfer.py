@@ -83,7 +83,7 @@ def wanted(places: engine_pb2.KvPlaces) -> engine_pb2.ImportKv:
 @contextlib.asynccontextmanager
 async def pair(folder: Path, engines: Engines, path: Path, **others: int) -> AsyncIterator[Pair]:
     async with node(folder, others={OTHER: CAPACITY}) as at, engines.one() as source, engines.one() as target:
-        await at.request_table("qwen", floor_bytes=FLOOR)
+        await at.book("qwen", floor_bytes=FLOOR)
         for end, device, page_size in ((source, at.device, PAGE), (target, OTHER, others.get("page_size", PAGE))):
             one = Node(at.client, at.handoff, device)
             reserve = RESERVE + 8  # the rest of a large extent that is in use does not count

@@ -141,7 +141,7 @@ async def test_a_model_without_an_end_token_that_can_be_drawn_takes_a_least_numb
         told = json.loads((endless / name).read_text()) | {"eos_token_id": ends}
         (endless / name).write_text(json.dumps(told))
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("endless", floor_bytes=16 * KV_EXTENT)
+        await at.book("endless", floor_bytes=16 * KV_EXTENT)
         await end.hold(load(at, "endless", endless, context_tokens=CONTEXT))
         end.ask("beside", prompts[0], 30, ignore_eos=True)
         end.ask("at least", prompts[0], 30, min_new_tokens=20)
@@ -158,7 +158,7 @@ async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(
     said: dict[str, list[list[int]]],
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("llama", floor_bytes=2 * KV_EXTENT)
+        await at.book("llama", floor_bytes=2 * KV_EXTENT)
         await at.limit("llama", 2 * KV_EXTENT)
         end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT, park_after_ms=1000))
         await end.hear("weights_mapped")
@@ -195,7 +195,7 @@ async def test_at_its_floor_a_model_serves_its_longest_requests_whatever_it_had_
     floor = floor_bytes(CONTEXT, 0, TOKEN_BYTES, KV_EXTENT)
     options = {"page_size": page_size, "overlap": 1} if page_size > 1 else {}
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("llama", floor_bytes=floor)
+        await at.book("llama", floor_bytes=floor)
         await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, large_extent=1, **options))
         for number in range(40):
             end.ask(f"cached {number}", [5 + number, *range(20 + number, 20 + number + 70)], 2, ignore_eos=True)
@@ -223,7 +223,7 @@ async def test_the_queue_is_in_the_order_of_priority_and_prefill_waits_for_the_t
     turns: shared_board.SharedBoard,
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("llama")
+        await at.book("llama")
         turns.give(1)
         # Activation takes no turn; requests do.
         await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, max_running_requests=2))
@@ -287,7 +287,7 @@ async def test_broken_checkpoints_are_the_models_fault_and_the_engine_takes_the_
     said: dict[str, list[list[int]]],
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("llama")
+        await at.book("llama")
         folder = tmp_path / "broken"
         for number, (breaks, why) in enumerate(BROKEN):
             shutil.rmtree(folder, ignore_errors=True)
@@ -319,7 +319,7 @@ async def test_requests_end_as_they_should_and_drain_hands_back_the_rest(
     motion: Motion,
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("llama")
+        await at.book("llama")
         end.ask("early", prompts[0], 4)
         assert (await end.answer("early")).error == "not serving"
         await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))

@@ -281,7 +281,7 @@ async def test_an_engine_has_the_same_weights_whoever_reads_its_files(
 ) -> None:
     """The buffer holds a few of the tensors, and one is larger."""
     async with node(tmp_path) as at, engines.one() as end:
-        await at.request_table("llama")
+        await at.book("llama")
         checksums, read = [], []
         files = [str(path) for path in models["llama"].glob("*.safetensors")]
         for threads in (0, 3):
@@ -308,7 +308,7 @@ async def test_an_engine_whose_files_are_cut_says_so_and_one_killed_while_it_rea
     os.truncate(weights, weights.stat().st_size - 1000)
     options = {"read_threads": 2, "read_ahead_bytes": 400_000}
     async with node(tmp_path) as at:
-        await at.request_table("llama")
+        await at.book("llama")
         async with engines.one() as end:
             failed = await end.fail(load=load(at, "llama", cut, context_tokens=CONTEXT, **options))
             assert failed.model_at_fault and str(tmp_path) not in failed.reason and "incomplete" in failed.reason
