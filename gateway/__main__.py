@@ -140,12 +140,12 @@ def _guard(access: Access, method: str, metadata: Iterable[tuple[str, str | byte
 
 
 async def _leave(service: Service, server: HttpServer, serving: Serving, withdraw_s: float) -> None:
-    """Stops in three steps: first clients are told to go elsewhere, then no new ones are taken, and then running
-    answers end."""
+    """Stops in three steps: first load balancers and clients are sent elsewhere, then no new requests are taken, and
+    then running answers end."""
     serving.leaving = True
     server.withdraw()
     await asyncio.sleep(withdraw_s)
-    # gRPC clients are told to go elsewhere. Not awaited: a client that watches health never ends.
+    # gRPC clients are sent elsewhere. Not awaited: a client that watches health never ends.
     tasks.spawn(service.server.stop(service.config.drain_s), "no new calls")
     left = tasks.spawn(_end(server, serving), "answers end")
     last_s = min(_LAST_S, service.config.drain_s / 4)

@@ -102,7 +102,7 @@ async def build(path: str, service: Service) -> None:
     service.follow(Followed("addresses", [path], partial(read, PlacementConfig, path))).on_change(read_again)
     service.spawn(reconciler.run(), "reconcile")
     service.spawn(metrics.keep(cluster, reconciler.demands, config.load_weight), "metrics")
-    # A gateway that asked before the catalogue is here would be told that no model exists.
+    # A gateway that called before the catalogue is known would be answered that no model exists.
     await reconciler.informed(_HEAR_S)
     await service.ready()
 

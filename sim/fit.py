@@ -1,21 +1,27 @@
-"""Fits the cost model to what was measured, and says how far it is off where it was not fitted.
+"""Fits the cost model to measured figures, and prints how far it is off figures that it was not fitted to.
 
     python -m sim.fit --results benchmarks/results
 
-Fitted to: starts of the 8B and 1B shapes (`gpu_residency_two_shapes`), what an engine measured of itself
-(`gpu_tensor_parallel`), decode steps of 8B by the number of requests in a running system (`decode_steps`) and of 16
-long streams (`gpu_reclaim`), of 1B in ten others (`decode_steps_compare`: the host), of two engines side by side in
-six (`decode_sharing_compare`), whole prefill steps of 1B, 3B and 8B in a running system (`prefill_steps_compare`), four
-GPUs that load at once (`gpu_load_group`), how much longer the first token of a lone 8B
-request takes than that of a 1B (`gpu_residency_two_shapes`: the launch of a layer), and than with prefill graphs
-(`gpu_residency_graphs`; cold starts and the way through a gateway too), one engine at 28 requests/s
-(`gpu_overhead_one_graphs`: TPOT, what else the host does in a step), an 8B engine that decodes beside one that prefills
-(`gpu_prefill_turn`: both), how much later the first step of a prompt is through beside engines that decode and do not
-stand still (`first_steps_compare`: what a gap costs), how far apart first tokens of prompts are that came to a 1B model
-at once (`compare_2gib/static-busy-6.graphs512`, from before larger graphs: what the host does before another step).
-Requests of those loads go past the gateway; what is left of the way is fitted by the first one's TTFT, and is no number
-of the model.
-The rest of what it prints was held out.
+The model is fitted to:
+
+- starts of the 8B and 1B shapes (`gpu_residency_two_shapes`)
+- what an engine measured of itself (`gpu_tensor_parallel`)
+- decode steps of 8B by the number of requests in a running system (`decode_steps`), of 16 long streams (`gpu_reclaim`),
+  of 1B in ten other runs (`decode_steps_compare`: the host), of two engines side by side in six
+  (`decode_sharing_compare`)
+- whole prefill steps of 1B, 3B and 8B in a running system (`prefill_steps_compare`)
+- four GPUs that load at once (`gpu_load_group`)
+- how much longer the first token of a lone 8B request takes than that of a 1B (`gpu_residency_two_shapes`: the launch of
+  a layer), and than with prefill graphs (`gpu_residency_graphs`; cold starts and the way through a gateway too)
+- one engine at 28 requests/s (`gpu_overhead_one_graphs`: TPOT, what else the host does in a step)
+- an 8B engine that decodes beside one that prefills (`gpu_prefill_turn`: both)
+- how much later the first step of a prompt is through beside engines that decode and do not stand still
+  (`first_steps_compare`: what a gap costs)
+- how far apart first tokens of prompts are that came to a 1B model at once
+  (`compare_2gib/static-busy-6.graphs512`, from before larger graphs: what the host does before another step)
+
+Requests of those loads do not go through the gateway; the rest of their way is fitted by the first load's TTFT, and is no
+number of the model. The other figures that it prints were held out.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ CACHES = {
     "SGLANG_DG_CACHE_DIR": "deep_gemm",
     "CUDA_CACHE_PATH": "cuda",
 }
-"""Variable that a compiler or library goes by -> name of its folder in ours."""
+"""Variable that a compiler or library goes by -> name of its folder in the launcher's folder of kernels."""
 EVERY_S = 10.0
 """Seconds between two lines about what is being compiled."""
 LONGEST_S = 300.0
@@ -57,8 +57,8 @@ class Precompiled:
         say: Callable[[str], None],
         command: Sequence[str] = (sys.executable, "-m", MODULE),
     ) -> None:
-        """`environment`: variables that it gets beside ours. `log`: file for the output of SGLang and compilers while
-        it runs."""
+        """`environment`: variables that it gets beside the launcher's own. `log`: file for the output of SGLang and
+        compilers while it runs."""
         self._command = (*command, str(catalogue))
         self._environment = environment
         self._log = log

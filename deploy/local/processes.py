@@ -143,7 +143,7 @@ class LocalSystem:
         say: Callable[[str], None],
         environment: Mapping[str, str] = _NO_MORE,
     ) -> None:
-        """`environment`: variables that the processes get beside ours."""
+        """`environment`: variables that the processes get beside the launcher's own."""
         logs.mkdir(parents=True, exist_ok=True)
         self.running = {process.name: SupervisedProcess(process, logs, say, environment) for process in plan}
         self._plan = plan

@@ -1,7 +1,7 @@
 """Links to groups: one stream each way to each gpu_scheduler, kept open, that carries all requests of this gateway.
 
-A link comes back by itself. When its stream breaks, all unfinished requests on it are told at once: the other side has
-cancelled them.
+A link comes back by itself. When its stream breaks, the receivers of all its unfinished requests are notified at once:
+the other side has cancelled them.
 """
 
 from __future__ import annotations

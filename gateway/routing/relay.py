@@ -31,8 +31,7 @@ from services.wording.plurals import counted
 
 _log = log.get(__name__)
 _NOT_HERE = "not here"
-"""Beginning of the error by which a group says that it does not serve the model: the gateway's routes were old, and
-nothing failed."""
+"""Beginning of a group's error that it does not serve the model: the gateway's routes were old, and nothing failed."""
 _COMPILED_IN_S = 30.0
 """Seconds after which a request may come again whose model's kernels are still being compiled."""
 

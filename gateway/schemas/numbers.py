@@ -218,7 +218,7 @@ def _fraction(low: str, high: str | None) -> Tree:
 
 
 def _after_point(low: str, high: str | None, left: int) -> Tree:
-    """At least one and at most `left` digits after the point, from `low` to `high`."""
+    """The digits after the point, from `low` to `high`: at least one and at most `left` of them."""
     if not left:
         return NOTHING
     if not low and high is None:

@@ -20,7 +20,7 @@ class Scored:
 
     token: int
     logprob: float | None
-    """None for a prompt's first token."""
+    """The token's log-probability; None for a prompt's first token."""
     top: Sequence[tuple[int, float]] | None
     offset: int
     """Number of characters before the token, in the answer, and in its prompt if the answer begins with that."""

@@ -48,7 +48,7 @@ class EvictionOutcome:
 
     residency: common_pb2.Residency
     reason: str = ""
-    """Why the residency is lower than the one asked for; empty if it is not."""
+    """Why the residency is lower than the requested one; empty if it is not."""
 
 
 class Reconciler:
@@ -64,7 +64,7 @@ class Reconciler:
         self._history = history
         self._choosing: dict[str, asyncio.Task[HeardGroup]] = {}
         self._asked_at: dict[str, float] = {}
-        """Model -> second on the loop's clock at which its activation was first asked for."""
+        """Model -> second on the loop's clock at which its activation was first requested."""
         self._changed = asyncio.Event()
         self._informed = asyncio.Event()
         """Set once every group and the catalogue were heard, or the wait for them has ended."""

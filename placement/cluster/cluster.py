@@ -1,4 +1,5 @@
-"""What placement knows: the loaders' catalogue and the groups' states, as they were last heard. Nothing here decides.
+"""The cluster as placement knows it: the loaders' catalogue and the groups' states, as they were last heard. Nothing is
+decided here.
 
 All of it is rebuilt from the streams after a restart: there is no other state.
 """

@@ -52,7 +52,7 @@ class GroupIndexes:
         self._until: dict[str, float] = {}
         """Address of a group's client -> second until which its eligibility stays the same by itself."""
         self._soonest = inf
-        """No second in `_until` is earlier than this one."""
+        """The earliest second in `_until`, or one before it."""
         self._expected: dict[str, tuple[HeardGroup, loader_pb2.Entry | None, Measured]] = {}
         """Models that were on their way at the last look -> (group, catalogue entry, measured bytes): what is booked
         for them there."""
@@ -276,7 +276,7 @@ class GroupIndexes:
                 present.add(name)
         for device in group.memory:
             for booking in device.bookings:
-                if booking.model not in present and booking.model != WARM_ENGINES:  # warm engines give way
+                if booking.model not in present and booking.model != WARM_ENGINES:  # warm engines make way
                     left = kvpr.Model(
                         booking.model,
                         weights=booking.weights_bytes,

@@ -75,7 +75,7 @@ class _Block:
     left: Floats
     room: Floats
     load: Floats | None
-    """None: no device has a load."""
+    """Load of each device in 1/bytes; None if no device has one."""
 
     def rows(self, of_devices: Floats) -> Floats:
         """The block's part of the field's array: a row for each group."""

@@ -103,7 +103,7 @@ def _asleep(name: str, quota: int, parts: int, pinned: bool, kept: int) -> Model
 
 
 def share(amount: int, parts: int) -> int:
-    """One part of `amount` bytes, rounded up."""
+    """Bytes of one part of `amount` bytes, rounded up."""
     return -(-amount // parts)
 
 

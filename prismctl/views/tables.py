@@ -21,7 +21,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """One cell for each column. `note` is a sentence that follows on lines of its own."""
+    """A row of a table, with one cell for each column. `note` is a sentence that follows on lines of its own."""
 
     cells: Sequence[str]
     note: str = ""

@@ -2,14 +2,15 @@
 
 A decode step reads all weights, once, and the KV of every request of the batch, and computes with each weight for each
 request, which takes two thirds of the time that it takes for a token of a prompt. A layer takes some time whatever its
-size, and weights are read in that, too: `weight_bytes_per_s` is of what more there are, and above the memory's rate.
+size, and weights are read in that time too: `weight_bytes_per_s` is for the weights beyond those, and so is above the
+memory's rate. On the devices,
 
     decode  = layers * step_layer_s + weights / weight_bytes_per_s + batch * weights * request_s_per_byte
               + KV / kv_bytes_per_s
 
-on the devices, and its host is at it for `decode_host_s + batch * decode_host_request_s` at least: it gives them the
-step, chooses for each request what comes next and passes on what came of the one before. Only small models' devices
-are faster; what they are not busy meanwhile others may have (`processor.py`).
+and the host needs `decode_host_s + batch * decode_host_request_s` at least: it gives the devices the step, decides for
+each request what comes next, and passes on the results of the previous step. Only small models' devices are faster than
+the host; other engines may use the time in which they are idle meanwhile (`processor.py`).
 
 A prefill step needs its devices for
 
@@ -20,17 +21,17 @@ and its host for
 
     prefill_host_s + layers * (prefill_graph_layer_s up to prefill_graph_tokens, else prefill_layer_s)
 
-because it chooses prompts and their places, gives the device all its kernels, which are so many for each layer and
-fewer where a graph has most of them, and looks at the results. Both go on at the same time, and the host may begin
-while the devices are at the step before, once it is through with that one. Of several engines each has a host for
-itself.
+because the host chooses prompts and their places, gives the device all kernels, whose number grows with the layers and
+is smaller where a graph has most of them, and looks at the results. Host and devices work at the same time, and the
+host may begin a step while the devices are at the previous one, once it is through with that itself. Each engine has a
+host of its own.
 
-Bytes are those of one device of the model; with several, every step exchanges too (`exchange_s`). Engines that share a
-device get equal slices of it, and together `sharing` of what one alone would get, or `decode_sharing`
-(`processor.py`).
+Bytes are those of one device of the model; with several devices every step exchanges too (`exchange_s`). Engines that
+share a device get equal slices of it, and together `sharing` of what one alone would get, or `decode_sharing` while
+all of them decode (`processor.py`).
 
-The numbers of `GpuModel` are an H200's, put there by hand from what `python -m sim.fit` prints; `H100` says
-what differs there.
+The numbers of `GpuModel` are an H200's, put there by hand from what `python -m sim.fit` prints; `H100` has the numbers
+that differ for an H100.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
 """Algorithm 1: which model lives where.
 
-Models by descending demand; each goes to the place with the least *resulting* pressure, (W + w) / (S - weights) + load
-(W + w), infinite where it does not fit. It leaves the place it has only if that is better by more than tau of the
-pressure of staying, and not within its cool-down. The paper compares pressures before the model is added and an
-absolute tau; resulting pressures see what the model itself brings (a large model on a small device), and a relative tau
-means the same at any load.
+Models choose by descending demand; each goes to the place with the least *resulting* pressure, (W + w) / (S - weights)
++ load (W + w), which is infinite where the model does not fit. It leaves its present place only if the best one is
+better by more than tau of the pressure of staying, and not within its cool-down. The paper compares pressures before
+the model is added, and an absolute tau; resulting pressures include what the model itself brings (a large model on a
+small device), and a relative tau means the same at any load.
 
 Pinned models and those in their cool-down do not take part: they are booked where they are before the others choose, so
-that nobody is put where they will stay.
+that no model is put where they will stay.
 
-Where this order leaves a model without a place, first-fit-decreasing by weights decides for all that may move: first
-with each model's present place as its first choice, then without. It counts only if it places more models than the
-greedy order did. A model that fits nowhere, even with everything that may move gone, changes nothing for the others.
+Where this order leaves a model without a place, first-fit-decreasing by weights decides for all models that may move:
+first with each model's present place as its first choice, then without. Its result counts only if it places more models
+than the greedy order did. A model that fits nowhere, even with everything that may move gone, changes nothing for the
+others.
 
-Tensor-parallel models: n parts on the n least pressured distinct devices of one group, judged by the worst of these.
+A tensor-parallel model has n parts on the n least pressured distinct devices of one group, and is judged by the worst
+of these.
 
 10,000 models on 10,000 devices take half a second to a second on one core; `field.py` says how and why.
 """

@@ -50,8 +50,7 @@ class PlacedModel:
     cold_s: float = 30.0
     """Seconds that starting the model cold takes."""
     has_image: bool = True
-    """False: the model cannot hibernate. If it is told to, it goes cold, and its weights are read from the checkpoint
-    again."""
+    """False: the model cannot hibernate. Instead it goes cold, and its weights are read from the checkpoint again."""
     host_bytes: int = 0
     """Bytes of host memory that the model's engine holds."""
     stay_s: float = inf

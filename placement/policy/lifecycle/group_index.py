@@ -61,7 +61,7 @@ class GroupIndex:
         self._with: dict[str, dict[str, None]] = {}
         """Model -> names of the groups where it is, in any state."""
         self._arrays: _Arrays | None = None
-        """None: groups have come, gone or changed since the arrays were made."""
+        """The arrays; None if groups have come, gone or changed since they were made."""
         self._unbooked: dict[str, None] = {}
         """Names of groups that were heard since the arrays were last brought up to date."""
 
