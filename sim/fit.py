@@ -11,8 +11,8 @@ The model is fitted to:
   (`decode_sharing_compare`)
 - whole prefill steps of 1B, 3B and 8B in a running system (`prefill_steps_compare`)
 - four GPUs that load at once (`gpu_load_group`)
-- how much longer the first token of a lone 8B request takes than that of a 1B (`gpu_residency_two_shapes`: the launch of
-  a layer), and than with prefill graphs (`gpu_residency_graphs`; cold starts and the way through a gateway too)
+- how much longer the first token of a lone 8B request takes than that of a 1B (`gpu_residency_two_shapes`: the launch
+  of a layer), and than with prefill graphs (`gpu_residency_graphs`; cold starts and the way through a gateway too)
 - one engine at 28 requests/s (`gpu_overhead_one_graphs`: TPOT, what else the host does in a step)
 - an 8B engine that decodes beside one that prefills (`gpu_prefill_turn`: both)
 - how much later the first step of a prompt is through beside engines that decode and do not stand still
@@ -20,8 +20,8 @@ The model is fitted to:
 - how far apart first tokens of prompts are that came to a 1B model at once
   (`compare_2gib/static-busy-6.graphs512`, from before larger graphs: what the host does before another step)
 
-Requests of those loads do not go through the gateway; the rest of their way is fitted by the first load's TTFT, and is no
-number of the model. The other figures that it prints were held out.
+Requests of those loads do not go through the gateway; the rest of their way is fitted by the first load's TTFT, and is
+no number of the model. The other figures that it prints were held out.
 """
 
 from __future__ import annotations
