@@ -18,8 +18,8 @@ from gateway.errors import Denied
 
 ANY = "*"
 _KEPT = ("/ui", "/metrics")
-"""Beginnings of paths whose answers are for the gateway's own page alone: they are about the whole system, and `/ui` is
-protected by the request's origin."""
+"""Beginnings of paths whose answers are for the gateway's own page alone: they are about the whole system, and who may
+see `/ui` can depend on the name by which it is asked for (`gateway/ui/access.py`)."""
 _READABLE = ", ".join(
     (
         "x-request-id",

@@ -154,7 +154,7 @@ class Reader:
             node, within = part.left.pop()
             self.step(node)
             if node in within or node.value is False:
-                return False  # a value that must be itself in addition to more cannot exist
+                return False  # a schema that is made of itself and nothing else: nothing fits
             if node in part.done or node.value is True:
                 continue
             part.done[node] = None

@@ -10,8 +10,8 @@ from protos import common_pb2, loader_pb2, placement_pb2
 from services.rpc.watch import Watched
 
 _REST_S, _LONGEST_REST_S = 5e-5, 0.1
-"""Seconds for each route between two messages of all routes, of which a gateway takes a tenth to read one; and the
-longest such pause in seconds."""
+"""Seconds between two messages of all routes: for each route, a tenth of which a gateway needs to read it, and at
+most in all."""
 
 
 class Routes:

@@ -30,7 +30,7 @@ from ending."""
 _TELL_EVERY_S = 60.0
 _SWITCH_S = 0.0005
 """Interpreter switch interval in seconds. Encoding a batch of spans is Python that does not release the interpreter by
-itself: each time, 3 to 13 % of the loop's tokens come late on two cores; with this interval 0 to 2 %."""
+itself: on two cores 3 to 13 % of tokens were more than a step late because of it; with this interval 0 to 2 % are."""
 _KINDS = {"internal": trace.SpanKind.INTERNAL, "server": trace.SpanKind.SERVER, "client": trace.SpanKind.CLIENT}
 
 
