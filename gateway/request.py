@@ -13,7 +13,7 @@ from services.telemetry.spans import UNTRACED, Span
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt; exactly one of `text`, `tokens` and `messages` is given."""
+    """One prompt; exactly one of the three is given."""
 
     text: str | None = None
     special: bool = True
