@@ -1,8 +1,9 @@
-"""`python -m deploy.healthy ADDRESS`: status 0 when the service there is healthy, for supervisors that run a command.
+"""`python -m deploy.healthy ADDRESS`: exits with status 0 if the service there is healthy, for supervisors that run a
+command.
 
 ADDRESS is that of a gRPC server with health ("unix:/run/prism/balloond.sock", "127.0.0.1:8001") or the path of a
-SEQPACKET socket whose owner serves it (the keeper's). Where TCP is mTLS, PRISM_TLS_CA, PRISM_TLS_CERTIFICATE,
-PRISM_TLS_KEY and PRISM_TLS_SERVER_NAME say what is shown (docs/operate/security.md).
+SEQPACKET socket whose owner serves it (the keeper's). If TCP is mTLS, PRISM_TLS_CA, PRISM_TLS_CERTIFICATE,
+PRISM_TLS_KEY and PRISM_TLS_SERVER_NAME name what is shown to the server (docs/operate/security.md).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from services.rpc import rpc, tls
 
 
 async def healthy(address: str, timeout_s: float) -> bool:
-    """Whether it answers within the time; False where there is nothing yet."""
+    """Whether the service answers within `timeout_s` seconds; False if there is nothing yet."""
     path = unix_path(address)
     if path is None and address.startswith("/"):
         return await asyncio.to_thread(_answers, address, timeout_s)
@@ -30,8 +31,8 @@ async def healthy(address: str, timeout_s: float) -> bool:
 
 
 def _answers(path: str, timeout_s: float) -> bool:
-    """Whether whoever listens there ends the connection when we do. That it is made says nothing: the kernel does that,
-    for a process that hangs as well."""
+    """Whether the process that listens there ends the connection when this side does. That a connection is made says
+    nothing: the kernel does that for a process that hangs as well."""
     try:
         with contextlib.closing(seqpacket.connect(path, timeout_s)) as there:
             there.settimeout(timeout_s)

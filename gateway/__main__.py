@@ -40,7 +40,8 @@ from tokenization.loading import without_torch
 
 _log = log.get(__name__)
 _LAST_S = 1.0
-"""Of a stop's time, for saying to those that it ends under what happens to them; a quarter where that is less."""
+"""Seconds of a stop's time that are kept for telling clients why their requests end; a quarter of that time if that is
+less."""
 
 
 async def build(service: Service) -> None:
@@ -128,7 +129,7 @@ async def build(service: Service) -> None:
 
 
 def _guard(access: Access, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-    """Of a call by gRPC. Raises NoKey, and counts it: nobody else sees such a call."""
+    """Checks the key of a gRPC call. Raises NoKey, and counts the call as failed, since no other code sees it."""
     try:
         access.of_call(method, metadata)
     except PrismError as error:
@@ -139,27 +140,30 @@ def _guard(access: Access, method: str, metadata: Iterable[tuple[str, str | byte
 
 
 async def _leave(service: Service, server: HttpServer, serving: Serving, withdraw_s: float) -> None:
-    """First nobody should come any more, then nobody can, and what is under way ends."""
+    """Stops in three steps: first load balancers and clients are sent elsewhere, then no new requests are taken, and
+    then running answers end."""
     serving.leaving = True
     server.withdraw()
     await asyncio.sleep(withdraw_s)
-    # Who calls by gRPC is told to go elsewhere. Not awaited: who watches health never ends.
+    # gRPC clients are sent elsewhere. Not awaited: a client that watches health never ends.
     tasks.spawn(service.server.stop(service.config.drain_s), "no new calls")
     left = tasks.spawn(_end(server, serving), "answers end")
     last_s = min(_LAST_S, service.config.drain_s / 4)
     if not (await asyncio.wait([left], timeout=max(0.0, service.config.drain_s - withdraw_s - last_s)))[0]:
-        serving.cut()  # or their connections would be, with nothing said
+        serving.cut()  # otherwise their connections would be cut with no error sent
     await left
 
 
 async def _end(server: HttpServer, serving: Serving) -> None:
-    """A connection that was taken before the stop may have a request yet, which is answered."""
+    """Waits until running answers have ended. A connection that was taken before the stop may still bring a request,
+    which is answered."""
     await server.stop()
     await serving.drain()
 
 
 def _keys(service: Service, path: str) -> Followed[Keys] | None:
-    """Those of the file, while it changes; None: there are none. Raises Invalid."""
+    """The keys of the file, followed as it changes; None if `path` is empty. Raises Invalid if the file cannot be
+    used."""
     if not path:
         _log.warning("no keys_file: whoever reaches this gateway may use it")
         return None

@@ -1,4 +1,4 @@
-"""The HTTP application: which path is what, and what every unexpected path, method or fault answers."""
+"""The HTTP application: what each path is, and the answers to unexpected paths, methods and faults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from services.wording import enums
 B = TypeVar("B", TokenizeRequest, DetokenizeRequest)
 T = TypeVar("T")
 MOST_CHARACTERS = 1 << 21
-"""Of a text for /tokenize, which no context bounds."""
+"""The most characters of a text for /tokenize, which no context bounds."""
 
 
 def build(
@@ -48,8 +48,8 @@ def build(
     cors: Cors | None = None,
     waking_comment_s: float = 0.0,
 ) -> ASGIApp:
-    """The application over `serving`, with the paths of its `page`. Whatever is asked for, `access` is asked first; but
-    a browser that asks by `cors` what a page may ask for has no key. `waking_comment_s`: see GatewayConfig."""
+    """The ASGI application over `serving`, with the paths of its `page`. `access` checks every request first, except a
+    browser's preflight (`cors`), which has no key. `waking_comment_s`: seconds (`GatewayConfig`)."""
     cors = cors or Cors()
     other = Endpoints(serving, bodies)
     hot: dict[str, Endpoint[Any]] = {
@@ -74,12 +74,12 @@ def build(
             500: _fault,
         },
     )
-    everything.router.redirect_slashes = False  # a path is plain when it comes there
+    everything.router.redirect_slashes = False  # paths are made plain before they come there
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        # What an engine answers needs none of the layers that a general framework puts around a response, each of which
-        # every token's event would pass.
-        assert scope["type"] == "http"  # the server speaks nothing else
+        # Answers of engines need none of the layers that a general framework puts around a response, and every token's
+        # event would pass each of them.
+        assert scope["type"] == "http"  # the server speaks no other protocol
         path = scope["path"] = paths.plain(scope["path"])
         method, headers = scope["method"], messages.headers_of(scope)
         count = scope[messages.COUNT] = Count(paths.label(path))
@@ -107,7 +107,7 @@ def build(
 
 
 def _completing(scope: Scope, send: Send) -> Send:
-    """`send` with the headers that any answer has, and what is counted of one."""
+    """`send`, adding the headers that every answer has, and counting its status."""
 
     async def completing(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -120,7 +120,7 @@ def _completing(scope: Scope, send: Send) -> Send:
 
 
 class Endpoints:
-    """All that does not generate."""
+    """The endpoints that generate nothing."""
 
     def __init__(self, serving: Serving, bodies: messages.Bodies) -> None:
         self._serving = serving
@@ -198,7 +198,7 @@ class Endpoints:
         return _json({"prompt": await _while_connected(request, self._serving.text(route, asked.tokens, aside=True))})
 
     async def _parse(self, request: Request, kind: type[B]) -> B:
-        """A checked body; it is counted for the model that it names. Raises BadField."""
+        """The checked body; the request is counted for the model that it names. Raises BadField."""
         data = await self._bodies.read(request.receive)
         count, caller = messages.count_of(request.scope), _caller(request)
         try:
@@ -210,7 +210,7 @@ class Endpoints:
         return asked
 
     def _route(self, request: Request, model: str) -> ModelRoute:
-        """Raises UnknownModel."""
+        """The route of a model, for which the request is counted. Raises UnknownModel."""
         _caller(request).check_model(model)
         route = self._serving.routes.get(model)
         messages.count_of(request.scope).model = model
@@ -224,7 +224,7 @@ def _caller(request: Request) -> Caller:
 
 
 async def _while_connected(request: Request, work: Awaitable[T]) -> T:
-    """What `work` comes to. Raises ClientGone, and gives it up, when its client goes away."""
+    """The result of `work`. Cancels it and raises ClientGone if the client goes away."""
     async with messages.WhileConnected(request.receive):
         return await work
     raise messages.ClientGone
@@ -243,7 +243,7 @@ async def _prism_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """No such path, or not by this method."""
+    """The answer to an unknown path, or a method that the path does not have."""
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {request.url.path}"
     message, code = {
@@ -257,12 +257,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _nobody(request: Request, error: Exception) -> Response:
-    """Whoever asked is gone: the server sends this nowhere."""
+    """A response that the server sends nowhere: the client is gone."""
     messages.count_of(request.scope).gone()
     return Response(status_code=400)
 
 
 async def _fault(request: Request, error: Exception) -> Response:
-    """A fault of ours; the server logs it with its trace."""
+    """The answer to a fault of the gateway; the server logs the fault with its trace."""
     messages.count_of(request.scope).fault()
     return _json(errors.envelope("Internal error.", "server_error", None), 500)

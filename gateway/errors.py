@@ -1,4 +1,4 @@
-"""What can become of a request, beside an answer, and how OpenAI's API says it.
+"""The errors that a request can end with, and their form in OpenAI's API.
 
 The kinds extend the chassis' domain errors, so that gRPC clients get a status by the same table as everywhere.
 """
@@ -38,23 +38,23 @@ class BadField(Invalid):
 
 
 class BodyTooLarge(BadField):
-    """A body beyond what this gateway takes."""
+    """The body is larger than this gateway takes."""
 
 
 class OtherEncoding(BadField):
-    """A body in an encoding that this gateway cannot unpack."""
+    """The body is in an encoding that this gateway cannot unpack."""
 
 
 class TooSlow(Invalid):
-    """A body that did not come in time."""
+    """The body did not arrive in time."""
 
 
 class NoRoomForBody(Refused):
-    """Too much of others' bodies is on its way."""
+    """Other requests' bodies that are still arriving take all the room."""
 
 
 class UnknownModel(NotFound):
-    """Not in the catalogue."""
+    """The model is not in the catalogue."""
 
     def __init__(self, model: str) -> None:
         super().__init__(f"The model '{model}' does not exist.")
@@ -65,8 +65,8 @@ class TooMany(Refused):
 
 
 class ModelFaulty(Unavailable):
-    """The model is in state error; others serve on. `retry_s`: it may pass, and within so long it is tried again; 0:
-    asking again cannot help before somebody has mended it."""
+    """The model is in state error; others go on serving. `retry_s`: seconds within which it is tried again, since the
+    error may pass; 0: repeating the request cannot help before an operator has fixed it."""
 
     def __init__(self, message: str, retry_s: float = 0.0) -> None:
         super().__init__(message)
@@ -74,8 +74,8 @@ class ModelFaulty(Unavailable):
 
 
 class NotUp(Unavailable):
-    """The model could not be brought up in the time that a request may wait. `retry_s`: when it may be worth asking
-    again; 0: soon."""
+    """The model could not be brought up in the time that a request may wait. `retry_s`: seconds after which it may be
+    worth repeating the request; 0: soon."""
 
     def __init__(self, message: str, retry_s: float = 0.0) -> None:
         super().__init__(message)
@@ -83,7 +83,7 @@ class NotUp(Unavailable):
 
 
 class NoKey(Unknown):
-    """No key, or none that is known. `scheme` is how one is asked for."""
+    """The request has no key, or an unknown one. `scheme`: authentication scheme in which a key is asked for."""
 
     def __init__(self, message: str, scheme: str = "Bearer") -> None:
         super().__init__(message)
@@ -91,14 +91,14 @@ class NoKey(Unknown):
 
 
 class Denied(Forbidden):
-    """Not for who asks."""
+    """The caller may not do this."""
 
 
 class OverLimit(Refused):
-    """More than a key may ask for in a minute."""
+    """The request exceeds what its key may use in a minute."""
 
     def __init__(self, message: str, kind: str, headers: Headers, retry_after_s: int | None) -> None:
-        """`kind` is "requests" or "tokens"; without `retry_after_s` asking again cannot help."""
+        """`kind` is "requests" or "tokens". `retry_after_s` in seconds; None: repeating the request cannot help."""
         super().__init__(message)
         self.kind = kind
         self.headers = headers
@@ -106,12 +106,12 @@ class OverLimit(Refused):
 
 
 class Late(Unavailable):
-    """It would have missed its target, and its client asked to have it dropped then."""
+    """The answer would have missed its target, and the client asked to have the request dropped then."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How one kind of error looks over HTTP."""
+    """The form of one kind of error over HTTP."""
 
     status: int
     type: str
@@ -145,7 +145,7 @@ _SHAPES: dict[type[PrismError], ErrorShape] = {
 
 
 def shape(error: PrismError) -> ErrorShape:
-    """The nearest kind's shape."""
+    """The form of the error's nearest kind."""
     for kind in type(error).__mro__:
         if kind in _SHAPES:
             return _SHAPES[kind]
@@ -153,7 +153,7 @@ def shape(error: PrismError) -> ErrorShape:
 
 
 def code(error: PrismError) -> str:
-    """Its `code`; empty if it has none."""
+    """The error's `code`; empty if it has none."""
     return error.code if isinstance(error, BadField) else shape(error).code or ""
 
 
@@ -166,16 +166,16 @@ def body(error: PrismError) -> dict[str, Any]:
 
 
 def headers(error: PrismError) -> Headers:
-    """What a response says of the error beside its body."""
+    """Headers of a response with the error."""
     if isinstance(error, NoKey):
         return [(b"www-authenticate", f'{error.scheme} realm="prism"'.encode())]
     if isinstance(error, OverLimit):
         again = error.retry_after_s
-        # OpenAI's clients try a 429 again, unless they are told not to.
+        # OpenAI's clients repeat a request after a 429, unless they are told not to.
         return [*error.headers, (b"x-should-retry", b"false") if again is None else (b"retry-after", b"%d" % again)]
     if isinstance(error, OtherEncoding):
         return [(b"accept-encoding", b"gzip, deflate")]
-    # What is left of a body that was not read to its end is no next request.
+    # The rest of a body that was not read to its end is no next request.
     closed = [(b"connection", b"close")] if isinstance(error, (BodyTooLarge, TooSlow, NoRoomForBody)) else []
     again = shape(error).retry_after_s
     if isinstance(error, (ModelFaulty, NotUp)) and error.retry_s:

@@ -27,7 +27,7 @@ _FINISH = {"stop": common_pb2.STOP, "length": common_pb2.LENGTH}
 
 
 class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
-    """Domain errors raised here become statuses in the server."""
+    """The gRPC service Inference. The server turns domain errors that are raised here into statuses."""
 
     def __init__(self, serving: Serving, access: Access) -> None:
         self._serving = serving
@@ -97,14 +97,14 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
         )
 
     def _caller(self, context: grpc.aio.ServicerContext) -> Caller:
-        """Raises NoKey."""
+        """The caller of the gRPC call, whose log lines name its key. Raises NoKey."""
         caller = self._access.of_call(_SERVICE, context.invocation_metadata() or ())
         log.bind(**caller.log_fields)
         return caller
 
 
 def decode(message: gateway_pb2.GenerateRequest, arrival_s: float) -> Request:
-    """Raises BadField that names what is wrong."""
+    """The request in a message. Raises BadField that names what is wrong."""
     kind = message.WhichOneof("prompt")
     if kind is None:
         raise BadField("One of 'text', 'tokens' and 'chat' must be given.", "prompt", "missing_required_parameter")
@@ -130,7 +130,7 @@ def decode(message: gateway_pb2.GenerateRequest, arrival_s: float) -> Request:
 
 
 def _sampling(asked: common_pb2.Sampling) -> common_pb2.Sampling:
-    """With a grammar in the place of a schema. Raises BadField."""
+    """The sampling with a JSON schema replaced by a grammar. Raises BadField."""
     kind = asked.WhichOneof("grammar")
     if kind is None:
         return asked

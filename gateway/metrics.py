@@ -1,4 +1,4 @@
-"""What the gateway counts. "Time to first token" is from the arrival of the request to handing its first token to the
+"""The gateway's metrics. "Time to first token" is from the arrival of the request to handing its first token to the
 client's connection."""
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _TTFT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5
 _GAP_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5, 1, 5)
 
 _GONE = 499
-"""Status, of nginx's, of a request whose client went away before there was an answer."""
+"""nginx's status of a request whose client went away before there was an answer."""
 GONE = "client_gone"
 FAULT = "fault"
-"""These are no codes of errors that a client can get: nobody is there to get it, and a fault of ours has none."""
+"""Codes that no client gets: for a client that went away, and for a fault of the gateway, which has no code."""
 
 REQUESTS = Counter(
     "prism_gateway_requests", "Requests that were answered or given up", ["model", "path", "status", "code"]
@@ -38,20 +38,20 @@ ROUTES_FRESH = Gauge("prism_gateway_routes_fresh", "1 while placement's route st
 
 
 class Count:
-    """One request, which counts once, when it ends."""
+    """The counts of one request, which are added once, when it ends."""
 
     def __init__(self, path: str) -> None:
-        """`path`: one of few (`gateway/http/paths.py`), or a method of gRPC."""
+        """`path`: one of a few labels (`gateway/http/paths.py`), or a method of gRPC."""
         self._path = path
         self._status = 0
         self._code = ""
         self.model = ""
-        """Name of a model that there is and that the caller may use; empty: none was asked for. Other names, which
-        clients can make up, must not become series."""
+        """Name of an existing model that the caller may use; empty: the request named none. Other names, which clients
+        can make up, must not become series."""
 
     def answered(self, status: int, code: str = "") -> None:
-        """The status of the answer, for a call by gRPC the one that HTTP has, and what went wrong. Of several statuses
-        the first holds, as it was sent: a stream that fails is a 200 with a code."""
+        """Sets the answer's HTTP status (for a gRPC call the corresponding one), and the code of its error. The first
+        of several statuses holds, as it was sent: a stream that fails is a 200 with a code."""
         self._status = self._status or status
         self._code = self._code or code
 
@@ -59,11 +59,11 @@ class Count:
         self.answered(errors.shape(error).status, errors.code(error) or FAULT)
 
     def fault(self) -> None:
-        """It met a fault of ours."""
+        """Counts a fault of the gateway."""
         self.answered(500, FAULT)
 
     def gone(self) -> None:
-        """Its client went away."""
+        """Counts a client that went away."""
         self.answered(_GONE, GONE)
 
     def end(self) -> None:
@@ -73,7 +73,7 @@ class Count:
 
 
 class Series:
-    """Keeps those of models that there are: names may come and go for ever. A listener of the route table."""
+    """Removes the series of models that are gone: names may come and go for ever. A listener of the route table."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -83,7 +83,8 @@ class Series:
         gone = self._known - routes.keys()
         self._known = set(routes)
         if gone:
-            # Those before too: a request that ended since its model went has counted once more.
+            # Models that went at the last change are removed again: a request that has ended since has made their
+            # series anew.
             for model in gone | (self._gone - routes.keys()):
                 for metric in _OF_MODELS:
                     metric.remove_by_labels({"model": model})

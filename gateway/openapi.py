@@ -1,7 +1,7 @@
-"""/openapi.json: the HTTP API described for programs, from the same models that check its requests.
+"""/openapi.json: the HTTP API described for programs, made of the same models that check its requests.
 
-What a request may say is exact but for fields that Prism refuses or ignores by name (`gateway/openai/bodies.py`); those
-are allowed by the description as OpenAI's clients send them.
+The description of a request is exact except for fields that Prism refuses or ignores by name
+(`gateway/openai/bodies.py`); those are allowed by the description, as OpenAI's clients send them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TEXT_PART: Json = {
 
 
 def _prompts(most: int) -> Json:
-    """What `openai.prompts` takes."""
+    """The schema of what `bodies.prompts` takes."""
     return {
         "anyOf": [
             {"type": "string"},
@@ -45,7 +45,7 @@ def _prompts(most: int) -> Json:
 
 _STOP: Json = {"type": "string", "minLength": 1}
 _BY_HAND: dict[str, Json] = {
-    # What plain functions check says nothing about itself.
+    # Fields that plain functions check, of which pydantic's schema says nothing.
     "stop": {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MOST_STOPS}, {"type": "null"}]},
     "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]},
     "prompt": _prompts(MOST_PROMPTS),
@@ -184,7 +184,7 @@ def _get(summary: str, answer: str, *refusals: int, parameters: list[Json] | Non
 
 
 def document() -> Json:
-    """OpenAPI 3.1 of all paths but the page's."""
+    """The OpenAPI 3.1 document of all paths but the page's."""
     kinds: list[type[pydantic.BaseModel]] = [
         ChatRequest,
         CompletionRequest,

@@ -1,4 +1,4 @@
-"""A request as the gateway works on it, whichever API it came by."""
+"""A request in the gateway's own form, whichever API it came by."""
 
 from __future__ import annotations
 
@@ -17,68 +17,68 @@ class Prompt:
 
     text: str | None = None
     special: bool = True
-    """Whether a text gets what the tokenizer puts around one of its own accord."""
+    """Whether the tokenizer may add the special tokens that it puts around a text by default."""
     tokens: Sequence[int] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the chat template, by its own names."""
+    """Options of the chat template, by its own names."""
 
     @property
     def characters(self) -> int:
-        """About as many as there are to tokenize."""
+        """Approximate number of characters to tokenize."""
         if self.messages is not None:
-            # Names and arguments of calls are written out by templates too.
+            # Templates write out names and arguments of calls too.
             return len(str(self.messages)) + len(str(self.template_options))
         return len(self.text or "")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks for: each of `prompts`, answered `choices` times."""
+    """A client's request: each of `prompts`, answered `choices` times."""
 
     request_id: str
     model: str
     arrival_s: float
-    """By time.monotonic, which the loop's clock agrees with but for its steps of a millisecond."""
+    """Second of time.monotonic, which the loop's clock agrees with but for its steps of a millisecond."""
     prompts: Sequence[Prompt]
     sampling: common_pb2.Sampling
-    """Its max_new_tokens 0: as many as the context leaves, or none with `prompt_only`. With OpenAI's defaults for what
-    the client left open."""
+    """Sampling with OpenAI's defaults for what the client left open. max_new_tokens 0: as many as the context leaves,
+    or none with `prompt_only`."""
     limit_given: bool
-    """Whether the client gave max_new_tokens, so that more than the context leaves is refused, unless the gateway is
-    set to cut it; a default is cut."""
+    """Whether the client gave max_new_tokens. If so, a value above what the context leaves is refused, unless the
+    gateway is set to cut it; a default is always cut."""
     slo: common_pb2.Slo
-    """As the client gave it; what is 0 is the model's default."""
+    """Targets as the client gave them; 0 stands for the model's default."""
     prompt_field: str = "prompt"
-    """Names, in errors, where prompts and limit came from."""
+    """Name, in errors, of the field that prompts came from; `limit_field` is that of the limit."""
     limit_field: str = "max_tokens"
     choices: int = 1
     left_open: frozenset[str] = frozenset()
-    """Of `defaults.OPEN`, what the client said nothing of."""
+    """Names in `sampling_defaults.OPEN` that the client did not set."""
     stops: tuple[str, ...] = ()
     show_special: bool = False
-    """Whether special tokens have text."""
+    """Whether special tokens become text."""
     grammar_field: str = ""
-    """Name, in errors, where the grammar came from."""
+    """Name, in errors, of the field that the grammar came from."""
     tools: Tools | None = None
-    """That answers may call."""
+    """Tools that answers may call."""
     embeds: bool = False
-    """The prompts' embeddings are wanted, and no answers."""
+    """Whether the prompts' embeddings are wanted instead of answers."""
     dimensions: int | None = None
-    """Of an embedding; none: the model's."""
+    """Dimensions of an embedding; None: the model's."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerJob:
-    """One answer, or embedding, to be made: one prompt in token ids, checked against its model."""
+    """One answer, or embedding, to be made: one prompt as token ids, checked against its model."""
 
     request_id: str
     model: str
     token_ids: Sequence[int]
     sampling: common_pb2.Sampling
     slo: common_pb2.Slo
-    """With the model's defaults filled in."""
+    """Targets with the model's defaults filled in."""
     arrival_s: float
     embeds: bool = False
     span: Span = UNTRACED
-    """Of the request."""
+    """Span of the request."""

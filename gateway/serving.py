@@ -1,7 +1,7 @@
-"""What the HTTP and the gRPC API share: from a request to its answers.
+"""The part that the HTTP and the gRPC API share: from a request to its answers.
 
 `Serving.begin` looks up the route, tokenizes, checks the prompt against its model and counts the request in; then the
-answers are read, each by its own consumer. A route with a place costs no call to anyone.
+answers are read, each by its own consumer. A route with a place costs no call to any other process.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Serving:
         models_defaults: bool = True,
         cut_to_context: bool = False,
     ) -> None:
-        """`models_defaults`: models say how tokens are drawn where a client does not. `cut_to_context`: an answer that
-        may be longer than the context leaves room for is made as long as that."""
+        """`models_defaults`: a model's own sampling defaults hold where a client gives none. `cut_to_context`: an
+        answer that may be longer than what the context leaves is cut to that."""
         self.routes = routes
         self._models_defaults = models_defaults
         self._cut_to_context = cut_to_context
@@ -56,15 +56,15 @@ class Serving:
         self._most_in_flight = most_in_flight
         self._in_flight = 0
         self.leaving = False
-        """Serves on, but who balances load over gateways should ask others."""
+        """Whether the gateway is about to stop: it serves on, but load balancers should use others."""
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def begin(self, request: Request, span: Span = UNTRACED, caller: Caller = ANYBODY) -> Served:
-        """Starts making the answers for `caller`; whoever calls this leaves the result's `with` block when it is done
-        with them or gives up. `span`, theirs to end, is told what comes of it. Raises UnknownModel, BadField, TooMany,
-        OverLimit, ModelFaulty, Unavailable."""
+        """Starts making the answers for `caller`. The code that calls this leaves the result's `with` block when it is
+        done with them or gives up. `span` gets the outcome; the calling code ends it. Raises UnknownModel, BadField,
+        TooMany, OverLimit, ModelFaulty, Unavailable."""
         if self._draining:
             raise Unavailable("this gateway is stopping")
         caller.check_model(request.model)
@@ -85,7 +85,7 @@ class Serving:
             if request.tools and form and request.tools.answer is not None:
                 request.sampling.ebnf = tools_grammar.of(request.tools, form)
                 structured_outputs.check(request.sampling, count, request.grammar_field)
-            # Many short ones hold up others' streams as one long one does.
+            # Many short prompts hold up other requests' streams as one long prompt does.
             together = sum(prompt.characters for prompt in request.prompts)
             prompts = [
                 await self.encode(tokenizer, prompt, request.prompt_field, together, route.model.context_tokens)
@@ -123,7 +123,7 @@ class Serving:
     async def _hold(
         self, caller: Caller, request: Request, prompts: Sequence[Sequence[int]], jobs: Sequence[AnswerJob]
     ) -> Charge:
-        """Of the caller's tokens a minute, those that the request may come to."""
+        """Holds the tokens that the request may use, of the caller's tokens a minute. Raises OverLimit."""
         if request.embeds or request.sampling.prompt_only:
             return await caller.hold(sum(map(len, prompts)), 0, True)
         said = request.sampling.max_new_tokens > 0
@@ -132,8 +132,8 @@ class Serving:
         return await caller.hold(sum(map(len, prompts)), answers, said)
 
     def fault(self, route: Route) -> str:
-        """Why every request for a model is refused, by anybody's word or because this gateway cannot read its
-        tokenizer; empty: it can be served."""
+        """Why every request for a model is refused, by its route or because this gateway cannot read its tokenizer;
+        empty if it can be served."""
         if route.faulty:
             return route.error or "it is in error"
         failure = self._tokenizers.failure(route.model.path, route.model.generation)
@@ -145,18 +145,18 @@ class Serving:
             metrics.UNUSABLE.labels(route.model.name).set(bool(self.fault(route)))
 
     def known(self, model: str, caller: Caller) -> str:
-        """The name as it is, of a model that there is and that the caller may use; empty otherwise."""
+        """The name of a model that exists and that the caller may use; empty for any other name."""
         return model if caller.may_use(model) and self.routes.has(model) else ""
 
     def wakes(self, model: str) -> bool:
-        """Whether a request for the model waits for it to come up: no group has it up, by what placement told last."""
+        """Whether a request for the model waits for it to come up: no group has it up, by the last routes."""
         if not self.routes.has(model):
             return False
         route = self.routes.get(model)
         return not route.faulty and not any(place.active for place in route.places)
 
     async def tokenizer(self, route: Route) -> Tokenizer:
-        """Raises ModelFaulty when the model's folder has none that works."""
+        """The tokenizer of the route's model. Raises ModelFaulty if the model's folder has none that works."""
         try:
             return await self._tokenizers.get(route.model.path, route.model.generation)
         except Unmet as error:
@@ -172,8 +172,9 @@ class Serving:
         *,
         aside: bool = False,
     ) -> Sequence[int]:
-        """A prompt's token ids, of a text that is not plainly longer than `most`. `characters`: of all prompts of its
-        request. `aside`: no answer waits for them. Raises BadField that names `field`; aside TooMany."""
+        """A prompt's token ids; a text that is plainly longer than `most` tokens is not encoded. `characters`: number
+        in all prompts of the request. `aside`: no answer waits for the ids. Raises BadField that names `field`; with
+        `aside` also TooMany."""
         run = self._tokenizers.run_aside if aside else self._tokenizers.run
         try:
             if prompt.tokens is not None:
@@ -191,13 +192,13 @@ class Serving:
             raise BadField(str(error), field) from None
 
     async def text(self, route: Route, ids: Sequence[int], *, aside: bool = False) -> str:
-        """What `ids` say, special tokens shown. Raises ModelFaulty; aside TooMany."""
+        """The text of `ids`, special tokens shown. Raises ModelFaulty; with `aside` also TooMany."""
         tokenizer = await self.tokenizer(route)
         run = self._tokenizers.run_aside if aside else self._tokenizers.run
         return await run(4 * len(ids), tokenizer.decode, ids)
 
     async def pieces(self, tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-        """Each token as its vocabulary writes it; empty for one that is in none. Raises TooMany."""
+        """Each token as the vocabulary writes it; empty for an id that is not in it. Raises TooMany."""
 
         def find() -> list[str]:
             return [tokenizer.piece(one) or "" for one in ids]
@@ -207,7 +208,7 @@ class Serving:
     async def offsets(
         self, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], texts: Sequence[str]
     ) -> list[list[int]]:
-        """Where the tokens of prompts begin in their texts."""
+        """For each prompt, the characters of its text before each of its tokens."""
 
         def find() -> list[list[int]]:
             return [echo.offsets(tokenizer, ids, text) for ids, text in zip(prompts, texts, strict=True)]
@@ -220,12 +221,12 @@ class Serving:
         await self._idle.wait()
 
     def cut(self) -> None:
-        """What is still in flight ends, and what still comes is refused, and is told why."""
+        """Ends what is still in flight, and refuses what still comes, with an error that says why."""
         self._draining = True
         self._relay.cut(Unavailable("this gateway is stopping"))
 
     def _take(self, count: int, caller: Caller) -> None:
-        """Counts it in. Raises TooMany."""
+        """Counts `count` answers in. Raises TooMany."""
         if self._in_flight + count > self._most_in_flight:
             raise TooMany(
                 f"{counted(self._in_flight, 'answer')} {agreeing(self._in_flight, 'is', 'are')} in flight and "
@@ -244,20 +245,20 @@ class Serving:
             self._idle.set()
 
     def ended(self, count: int, caller: Caller) -> None:
-        """So many of this caller's answers are in flight no more."""
+        """Counts `count` of this caller's answers out."""
         caller.leave_in_flight(count)
         self._count(-count)
 
     def _jobs(
         self, request: Request, route: Route, index: int, ids: Sequence[int], ends: Sequence[int], span: Span
     ) -> list[AnswerJob]:
-        """The jobs of one prompt, checked against its model. `ends`: what else ends an answer, as in SGLang's own
-        server, whose scheduler knows the tokenizer; engines here know config.json."""
+        """The jobs of one prompt, checked against its model. `ends`: further token ids that end an answer, as in
+        SGLang's own server, whose scheduler knows the tokenizer; engines here know config.json. Raises BadField."""
         model = route.model
         room = _room(request, model, ids)
         unknown = [id for id in request.sampling.stop_token_ids if id < 0 or id >= model.vocab_size > 0]
         if unknown:
-            # An engine would write to its place in a row of logits.
+            # An engine would write to this id's place in a row of logits.
             raise BadField(f"Token id {unknown[0]} is not in the model's vocabulary.", "stop_token_ids")
         asked = request.sampling
         if self._models_defaults:
@@ -296,8 +297,8 @@ class Serving:
 
 
 def _room(request: Request, model: common_pb2.ModelSpec, ids: Sequence[int]) -> int:
-    """Tokens that the context leaves for an answer to `ids`. Raises BadField when that is none, or they are no
-    prompt."""
+    """Number of tokens that the context leaves for an answer to `ids`. Raises BadField if there are none, or `ids` is
+    no prompt."""
     if not ids:
         raise BadField("The prompt has no tokens.", request.prompt_field)
     if model.vocab_size and max(ids) >= model.vocab_size:
@@ -317,7 +318,7 @@ def _room(request: Request, model: common_pb2.ModelSpec, ids: Sequence[int]) -> 
 
 
 def _wrap(number: int) -> int:
-    """Into 64 bits."""
+    """The number wrapped into a signed 64-bit integer."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -338,7 +339,8 @@ class Choice:
         return self.answer.finish_reason
 
     async def next(self) -> str:
-        """More text, possibly none. Raises a PrismError when the answer cannot be made or not be finished."""
+        """More text of the answer, possibly none. Raises a PrismError if the answer cannot be made or not be
+        finished."""
         try:
             chunk = await self._tokens.next()
         except Late:
@@ -356,7 +358,7 @@ class Choice:
         return text
 
     def close(self) -> None:
-        """Gives it up if it is not finished: whoever works on it stops."""
+        """Ends the answer; if it is not finished, it is cancelled where it runs."""
         self._tokens.close()
         self._ended("cancelled")
 
@@ -370,7 +372,7 @@ class Choice:
         self._last_s = now
 
     def _ended(self, outcome: str) -> None:
-        """Counts it, by how it ended first."""
+        """Counts the answer once, by how it ended first."""
         if self._counted:
             return
         self._counted = True
@@ -378,7 +380,7 @@ class Choice:
         metrics.ANSWERS.labels(model, outcome).inc()
         metrics.OUTPUT_TOKENS.labels(model).inc(self.answer.tokens)
         if outcome == "cancelled":
-            return  # its client did not want to know
+            return  # its client did not wait for the outcome
         served = outcome not in ("failed", "late")
         if slo.ttft_ms:
             met = served and 1000 * (self.first_s - self._job.arrival_s) <= slo.ttft_ms
@@ -389,7 +391,7 @@ class Choice:
 
 
 class Served:
-    """The answers to one request. Leaving its `with` block gives up what is unfinished."""
+    """The answers to one request. Leaving its `with` block cancels those that are unfinished."""
 
     def __init__(
         self,
@@ -446,7 +448,8 @@ class Served:
         return sum(choice.answer.cached_tokens for choice in self.choices[:: self.request.choices])
 
     def usage(self) -> dict[str, object]:
-        """OpenAI's counts: each prompt once, however many choices it has; resumed streams as if undisturbed."""
+        """OpenAI's counts: each prompt once, however many choices it has; resumed streams count as if they had not been
+        interrupted."""
         prompt = sum(map(len, self.prompts))
         answers = self._output_tokens()
         return {

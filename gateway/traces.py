@@ -1,5 +1,5 @@
-"""What the gateway's spans say of a request. Names are OpenTelemetry's where there are any (HTTP, RPC, GenAI); `prism.`
-begins those that are ours. docs/operate/monitoring.md has the table."""
+"""Attributes of the gateway's spans. Names are OpenTelemetry's where there are any (HTTP, RPC, GenAI); `prism.` begins
+those that are Prism's own. docs/operate/monitoring.md has the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_NAME = 256
 
 
 def of_http(path: str, headers: Mapping[str, str], arrival_s: float) -> Span:
-    """The span of an HTTP request; a sender that traces goes on in it."""
+    """The span of an HTTP request; it continues the trace of a sender that traces."""
     traceparent, tracestate = headers.get("traceparent", ""), headers.get("tracestate", "")
     span = tracing.begin(f"POST {path}", "server", traceparent=traceparent, tracestate=tracestate, at_s=arrival_s)
     if span.recorded:
@@ -26,7 +26,7 @@ def of_http(path: str, headers: Mapping[str, str], arrival_s: float) -> Span:
 
 
 def of_rpc(metadata: Sequence[tuple[str, str | bytes]], arrival_s: float) -> Span:
-    """The span of a call of `Generate`."""
+    """The span of a call of `Generate`; it continues the trace of a sender that traces."""
     sent = {key: value for key, value in metadata if isinstance(value, str)}
     traceparent, tracestate = sent.get("traceparent", ""), sent.get("tracestate", "")
     span = tracing.begin(RPC, "server", traceparent=traceparent, tracestate=tracestate, at_s=arrival_s)
@@ -37,7 +37,7 @@ def of_rpc(metadata: Sequence[tuple[str, str | bytes]], arrival_s: float) -> Spa
 
 
 def asked(span: Span, request: Request, operation: str, *, streams: bool) -> None:
-    """What the client asks for; `operation` in GenAI's words."""
+    """Adds what the client asks for; `operation` is a name of OpenTelemetry's GenAI conventions."""
     if not span.recorded:
         return
     sampling = request.sampling
@@ -45,7 +45,7 @@ def asked(span: Span, request: Request, operation: str, *, streams: bool) -> Non
         {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "prism",
-            "gen_ai.request.model": request.model[:_LONGEST_NAME],  # nobody has looked whether there is one
+            "gen_ai.request.model": request.model[:_LONGEST_NAME],  # it was not checked that this model exists
             "gen_ai.request.id": request.request_id,
             "gen_ai.request.choice.count": request.choices,
             "gen_ai.request.stream": streams,
@@ -60,7 +60,7 @@ def asked(span: Span, request: Request, operation: str, *, streams: bool) -> Non
 
 
 def replied(span: Span, status: int) -> None:
-    """By HTTP."""
+    """Adds the HTTP status."""
     if span.recorded:
         span.set({"http.response.status_code": status})
 
@@ -75,7 +75,7 @@ def answered(
     finish_reasons: Sequence[str],
     first_token_s: float,
 ) -> None:
-    """What came of it, as far as it came. `first_token_s`: since the arrival; 0: none was given out."""
+    """Adds the outcome, as far as there is one. `first_token_s`: seconds since the arrival; 0: no token was sent."""
     span.set(
         {
             "gen_ai.response.model": model,
@@ -90,7 +90,7 @@ def answered(
 
 
 def attempt(parent: Span, place: RoutePlace, *, number: int, model: str, resumed_tokens: int) -> Span:
-    """The span of sending a request to a group, the `number`th time."""
+    """The span of sending a request to a group for the `number`th time."""
     span = parent.child("attempt", "client")
     if span.recorded:
         span.set(

@@ -34,8 +34,8 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _HEAR_S = 1.5
-"""How long a start waits for what every node has to say: a group that is there says it at once. What one that is heard
-later has as well, one of the two lets go."""
+"""Seconds that a start waits for the first report of every node. A group that is up reports at once; a model that a
+group heard later has as well is taken off one of the two."""
 
 
 async def build(path: str, service: Service) -> None:
@@ -102,7 +102,7 @@ async def build(path: str, service: Service) -> None:
     service.follow(Followed("addresses", [path], partial(read, PlacementConfig, path))).on_change(read_again)
     service.spawn(reconciler.run(), "reconcile")
     service.spawn(metrics.keep(cluster, reconciler.demands, config.load_weight), "metrics")
-    # A gateway that asked before the catalogue is here would be told that no model exists.
+    # A gateway that called before the catalogue is known would be answered that no model exists.
     await reconciler.informed(_HEAR_S)
     await service.ready()
 

@@ -1,4 +1,4 @@
-"""Placement as other services and operators see it."""
+"""Placement's client, for other services and operators' tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class PlacementClient:
-    """Errors are services.errors."""
+    """A client of placement. Its methods raise the errors of `services.errors`."""
 
     def __init__(self, address: str) -> None:
         self._channel = rpc.channel(address)
@@ -26,11 +26,11 @@ class PlacementClient:
         await self._channel.close()
 
     def watch_routes(self) -> AsyncIterator[placement_pb2.Routes | None]:
-        """All routes on every change, for ever; None each time placement was lost."""
+        """All routes on every change, for ever; yields None each time the connection to placement is lost."""
         return follow_stream(lambda: self._stub.WatchRoutes(placement_pb2.WatchRoutesRequest()), "routes")
 
     async def routes(self) -> placement_pb2.Routes:
-        """All routes now."""
+        """All routes as they are now."""
         call = self._stub.WatchRoutes(placement_pb2.WatchRoutesRequest())
         try:
             routes: placement_pb2.Routes = await self._ask(call.read())
@@ -46,38 +46,41 @@ class PlacementClient:
         return list((await self.explanation(model, limit)).decisions)
 
     async def explanation(self, model: str, limit: int = 0) -> placement_pb2.ExplainResponse:
-        """Its decisions, and what a request for it would meet."""
+        """The last `limit` decisions about the model, and what a request for it would meet."""
         request = placement_pb2.ExplainRequest(model=model, limit=limit)
         answer: placement_pb2.ExplainResponse = await self._ask(self._stub.Explain(request))
         return answer
 
     async def add_model(self, listing: common_pb2.ModelListing, *, check_only: bool = False) -> common_pb2.ModelSpec:
-        """Raises Unmet with the checkpoint's fault or the arithmetic, Exists, Invalid. `check_only`: adds nothing."""
+        """Adds a model, and returns its spec; `check_only`: adds nothing. Raises Unmet with the checkpoint's fault or
+        the arithmetic, Exists, Invalid."""
         request = placement_pb2.AddModelRequest(model=listing, check_only=check_only)
         return (await self._ask(self._stub.AddModel(request))).model
 
     async def remove_model(self, name: str, force: bool = False) -> None:
-        """Returns when its engines have let go of it. Raises NotFound, without `force` Unmet for one that is pinned or
-        has requests, Conflict."""
+        """Removes a model. Returns when its engines have released it. Raises NotFound, Conflict, and without `force`
+        Unmet for a model that is pinned or has requests."""
         await self._ask(self._stub.RemoveModel(placement_pb2.RemoveModelRequest(name=name, force=force)))
 
     async def evict(self, model: str, target: common_pb2.Residency) -> common_pb2.Residency:
-        """What it has then: a model without an image can neither hibernate nor be cold."""
+        """Brings a model down, and returns the residency that it has then: a model without an image can neither
+        hibernate nor be cold."""
         return (await self.eviction(model, target)).residency  # type: ignore[no-any-return]
 
     async def eviction(self, model: str, target: common_pb2.Residency) -> placement_pb2.EvictResponse:
-        """The same, with the reason where that is lower than `target`."""
+        """Brings a model down, and returns its residency, with the reason if that is lower than `target`."""
         request = placement_pb2.EvictRequest(model=model, target=target)
         answer: placement_pb2.EvictResponse = await self._ask(self._stub.Evict(request))
         return answer
 
     async def migrate(self, model: str, to_group: str) -> float:
-        """Seconds it took."""
+        """Moves a model, and returns the seconds that it took."""
         answer = await self._ask(self._stub.Migrate(placement_pb2.MigrateRequest(model=model, to_group=to_group)))
         return float(answer.seconds)
 
     async def drain(self, group: str) -> list[placement_pb2.Drained]:
-        """What became of each model there; nothing comes up there until `undo_drain`. Raises NotFound, Unavailable."""
+        """Empties a group, and returns the outcome for each model there. Nothing comes up there until `undo_drain`.
+        Raises NotFound, Unavailable."""
         answer = await self._ask(self._stub.DrainGroup(placement_pb2.DrainGroupRequest(group=group)))
         return list(answer.models)
 

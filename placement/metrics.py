@@ -1,4 +1,4 @@
-"""Placement for Prometheus, brought up to date once a second."""
+"""Placement's metrics for Prometheus, brought up to date once a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EVERY_S = 1.0
 
 
 async def keep(cluster: Cluster, demands: Callable[[], dict[str, float]], load_weight: float) -> None:
-    """For ever."""
+    """Publishes the metrics once a second, for ever."""
     published = Published()
     while True:
         now = demands()

@@ -1,4 +1,4 @@
-"""gRPC of placement: decode, await, encode."""
+"""Placement's gRPC server: decode, await, encode."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from services.runtime import tasks
 NAME = "prism.placement.v1.Placement"
 T = TypeVar("T")
 _GONE_S = 30.0
-"""How long a model that is being removed may stay in catalogues and reports once all loaders were told. Meanwhile
-nobody settles what stands in its way: a node that was away is back with it, or lists it anew."""
+"""Seconds that a removed model may stay in catalogues and reports after all loaders were sent the removal. No other
+part of placement settles what stands in its way: a node that was away is back with it, or lists it anew."""
 _FORGOTTEN_S = 2.0
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T], name: str) -> T:
-    """What an operator asked for goes on when nobody waits for it any more: half of it would be left otherwise, a model
-    on two groups say."""
+    """Runs an operator's call to its end even if the caller has gone: otherwise half of it would be left, a model on
+    two groups say."""
     done: T = await asyncio.shield(tasks.spawn(work, name))
     return done
 
 
 class PlacementServicer(placement_pb2_grpc.PlacementServicer):
-    """See protos/placement.proto."""
+    """The RPCs of protos/placement.proto."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
 
     async def _without_error(self, model: str) -> None:
         """Returns when no group has the model in error any more: their loaders tell them that its files were read
-        afresh. Those of groups that do not hear it keep nobody for long."""
+        afresh. Groups that do not hear of it delay the call by `_FORGOTTEN_S` at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FORGOTTEN_S):
                 await self._cluster.until(

@@ -1,4 +1,4 @@
-"""The cluster as operators see it: pure."""
+"""The cluster as operators see it, as protobuf messages; pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from protos import common_pb2, placement_pb2
 def cluster_view(
     cluster: Cluster, demands: Mapping[str, float], rates: Mapping[str, float] | None = None, load_weight: float = 0.0
 ) -> placement_pb2.Cluster:
-    """Every group with its models; `demands`: model -> w, `rates`: model -> tokens per second."""
+    """Every group with its models. `demands`: model -> w; `rates`: model -> tokens per second."""
     groups = [_group(group, demands, rates or {}, load_weight) for group in cluster.groups.values()]
     return placement_pb2.Cluster(groups=groups)
 
 
 def prospect_view(verdict: PlacementPlan, waiting_s: float) -> placement_pb2.Prospect:
-    """What a request for a model would meet; `waiting_s`: how long room has been looked for."""
+    """What a request for a model would meet. `waiting_s`: seconds for which room has been looked for."""
     return placement_pb2.Prospect(
         group="" if verdict.group is None else verdict.group.name,
         reason=verdict.reason,

@@ -1,1 +1,2 @@
-"""The operator's command: what is where, why, and a few levers. Every view has a --json form for scripts."""
+"""The operator's command: shows what is where and why, and has a few commands that change it. Every view has a --json
+form for scripts."""

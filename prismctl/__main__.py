@@ -53,7 +53,7 @@ def _version(asked: bool) -> None:
 
 
 def _check_address(option: str, address: str) -> None:
-    """Raises BadParameter: what gRPC is given it takes in its own way."""
+    """Checks an address. Raises BadParameter: gRPC itself would take any text in its own way."""
     try:
         if address:
             addresses.grpc(address)

@@ -1,4 +1,4 @@
-"""What all commands have in common on the command line."""
+"""The part of the command line that all commands have in common."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 
 def _told(context: typer.Context, error: typer.TyperException) -> typer.TyperException:
-    """Of an option that stands behind the command, and belongs before it: that."""
+    """The error; for an option that stands behind the command, although it belongs before it, the message says that."""
     option = getattr(error, "option_name", "")
     if option and option in {name for each in context.find_root().command.params for name in each.opts}:
         words = context.command_path.split()[len(context.find_root().command_path.split()) :]
@@ -19,7 +19,7 @@ def _told(context: typer.Context, error: typer.TyperException) -> typer.TyperExc
 
 
 class CliCommand(TyperCommand):
-    """A command."""
+    """A command whose errors explain misplaced options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -29,7 +29,7 @@ class CliCommand(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """A command with commands below it."""
+    """A group of commands whose errors explain misplaced options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -39,7 +39,7 @@ class CommandGroup(TyperGroup):
 
 
 def app(help: str | None = None) -> typer.Typer:
-    """Plain lines, whatever the terminal: help and errors are read by scripts and logs too."""
+    """An app with plain lines, whatever the terminal: scripts and logs read help and errors too."""
     return typer.Typer(
         no_args_is_help=True,
         add_completion=False,

@@ -17,36 +17,36 @@ class Invalid(PrismError):
 
 
 class Unknown(PrismError):
-    """Nobody knows who asks."""
+    """It is not known who makes the request."""
 
 
 class Forbidden(PrismError):
-    """Not for who asks."""
+    """The caller may not do this."""
 
 
 class NotFound(PrismError):
-    """No such thing."""
+    """There is no such thing."""
 
 
 class Exists(PrismError):
-    """There is one already, and it differs."""
+    """There is a thing of that name already, and it differs."""
 
 
 class Refused(PrismError):
-    """There is not enough of something; the message has the arithmetic."""
+    """There is not enough of some resource; the message has the arithmetic."""
 
 
 class Unmet(PrismError):
-    """The state does not allow it; it may after something else happened."""
+    """The present state does not allow the request; a later one may."""
 
 
 class Conflict(PrismError):
-    """Another change is under way, or got there first."""
+    """Another change is under way, or came first."""
 
 
 class Unavailable(PrismError):
-    """Who should answer is away; sending it again later can help."""
+    """The service that should answer is away; sending the request again later can help."""
 
 
 class TimedOut(PrismError):
-    """It did not happen in time."""
+    """The operation did not finish in time."""

@@ -1,18 +1,18 @@
 """One process: build what it is made of, be ready, drain, stop.
 
 `run(config, build)` is the whole of a `__main__`. `build(service)` is the wiring list: it constructs the parts, adds
-servicers, spawns tasks and says `service.ready()`. Clocks, identifiers and backends are constructed there and nowhere
+servicers, spawns tasks and calls `service.ready()`. Clocks, identifiers and backends are constructed there and nowhere
 below.
 
-A service manager that started it hears when it is ready, that its loop turns, and when it stops
+A service manager that started the process gets reports: when it is ready, that its loop turns, and when it stops
 (`services/runtime/notify.py`).
 
-SIGHUP has the files that it follows (`services/runtime/files.py`) looked at at once; whoever reads more at it says so
-itself.
+At SIGHUP the followed files (`services/runtime/files.py`) are looked at at once; a service that reads more at SIGHUP
+says so itself.
 
-SIGTERM and SIGINT stop it: health turns NOT_SERVING, the drains run (at most `drain_s`), then the stops, last added
-first. A spawned task that fails ends the process with status 1: a supervisor starts it afresh, which is safer than half
-a service.
+SIGTERM and SIGINT stop the process: health turns NOT_SERVING, the drains run (at most `drain_s` seconds), then the
+stops, last added first. A spawned task that fails ends the process with status 1: a supervisor starts it afresh, which
+is safer than half a service.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ F = TypeVar("F")
 
 
 class Service:
-    """What `build` gets."""
+    """The process as `build` gets it: its server, its files, its tasks, and what to do when it stops."""
 
     def __init__(self, config: Config) -> None:
-        """Raises Invalid when certificates cannot be used."""
+        """Raises Invalid if certificates cannot be used."""
         self.config = config
         self._followed: list[Followed[Any]] = []
         self._hangup = asyncio.Event()
@@ -59,7 +59,7 @@ class Service:
         of_node = self._identity(config.tls)
         rpc.identify(of_node)
         self.identity = of_node if config.serving_tls is config.tls else self._identity(config.serving_tls)
-        """What is shown to who connects; None: connections are in the clear."""
+        """Certificate that clients of `listen` see; None: connections are in the clear."""
         self.server = rpc.Server(config.listen, self.identity, int(config.socket_mode, 8))
 
     def _identity(self, files: ServerTls | None) -> Identity | None:
@@ -80,16 +80,16 @@ class Service:
         return task
 
     def follow(self, files: Followed[F]) -> Followed[F]:
-        """Keeps them fresh from `ready` on: once a second, and at SIGHUP."""
+        """Keeps the files' value fresh from `ready` on: once a second, and at SIGHUP. Returns `files`."""
         self._followed.append(files)
         return files
 
     def on_drain(self, drain: Callable[[], Awaitable[None]]) -> None:
-        """`drain` finishes what is under way; it is cancelled after `drain_s`."""
+        """Adds a drain, which finishes what is under way; it is cancelled after `drain_s` seconds."""
         self._drains.append(drain)
 
     def on_stop(self, stop: Callable[[], Awaitable[None]]) -> None:
-        """`stop` ends something that was started; the last one added runs first."""
+        """Adds a stop, which ends something that was started; the last one added runs first."""
         self._stops.append(stop)
 
     async def ready(self) -> None:
@@ -118,7 +118,7 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._hangup.set)
-        # Until the process exits: a drain whose loop stands still is missed as well.
+        # Runs until the process exits, so that a drain whose loop stands still is noticed as well.
         tasks.spawn(self._manager.beat(), "watchdog")
         try:
             if self.config.metrics:
@@ -126,7 +126,7 @@ class Service:
             await build(self)
             await self._stopping.wait()
         except PrismError as error:
-            # Could not start: a port in use, a second one of us. One line, no trace.
+            # The process could not start: its port is in use, or it runs already. One line, no trace.
             print(f"{self.config.name}: {error}", file=sys.stderr, flush=True)
             self._failure = error
         _log.info("stopping")
@@ -168,8 +168,8 @@ def run(config: C, build: Callable[[Any], Awaitable[None]]) -> None:
 
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     status = runner.run(main())
-    # All that had to end has ended. Closing the loop would wait for worker threads, and one that is stuck in I/O must
-    # not keep a stopped process alive.
+    # Everything that had to end has ended. Closing the loop would wait for worker threads, and one that is stuck in I/O
+    # must not keep a stopped process alive.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -177,12 +177,12 @@ def run(config: C, build: Callable[[Any], Awaitable[None]]) -> None:
 
 
 def read_arguments(kind: type[C], description: str) -> C:
-    """The command line that every service has: `--config FILE`."""
+    """The configuration by the command line that every service has: `--config FILE`."""
     return config_module.load(kind, config_path(description))
 
 
 def config_path(description: str) -> str:
-    """FILE of it, for a service that reads it again while it runs."""
+    """FILE of the command line `--config FILE`, for a service that reads the file again while it runs."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--config", required=True, metavar="FILE", help="TOML; an unknown key refuses to start")
     return str(parser.parse_args().config)

@@ -1,4 +1,4 @@
-"""What command lines say of fleets and settings. Errors are argparse's, with a line for the person."""
+"""Command-line arguments for fleets and settings. Errors are argparse's, with a line for the person."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 
 def group_sizes(text: str) -> list[int]:
-    """ "24x1,2x4": twenty-four groups of one GPU and two of four."""
+    """Sizes of groups, from text: "24x1,2x4" is twenty-four groups of one GPU and two of four."""
     sizes: list[int] = []
     for part in text.split(","):
         count, _, size = part.partition("x")
@@ -17,7 +17,7 @@ def group_sizes(text: str) -> list[int]:
 
 
 def setting(text: str) -> tuple[str, str]:
-    """ "name=value"."""
+    """Name and value of a setting, from "name=value"."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not name=value")

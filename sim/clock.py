@@ -14,7 +14,7 @@ Call = Callable[..., None]
 
 
 class Timer:
-    """A scheduled event; `cancel` forgets it."""
+    """A scheduled event; `cancel` drops it."""
 
     __slots__ = ("args", "call", "when")
 
@@ -28,12 +28,12 @@ class Timer:
 
 
 class Clock:
-    """`now` moves only in `run`."""
+    """The virtual clock; `now`, in seconds, moves only in `run`."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
-        """That were run."""
+        """Number of events that were run."""
         self._heap: list[tuple[float, int, Timer]] = []
         self._scheduled = 0
 
@@ -41,7 +41,7 @@ class Clock:
         return f"Clock({self.now:.6f}, {self.events} events run, {len(self._heap)} scheduled)"
 
     def at(self, when: float, call: Call, *args: Any) -> Timer:
-        """Calls it at `when`; a moment that has passed counts as now."""
+        """Schedules a call at second `when`; a moment that has passed counts as now."""
         timer = Timer(max(when, self.now), call, args)
         self._scheduled += 1
         heappush(self._heap, (timer.when, self._scheduled, timer))

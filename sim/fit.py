@@ -1,21 +1,27 @@
-"""Fits the cost model to what was measured, and says how far it is off where it was not fitted.
+"""Fits the cost model to measured figures, and prints how far it is off figures that it was not fitted to.
 
     python -m sim.fit --results benchmarks/results
 
-Fitted to: starts of the 8B and 1B shapes (`gpu_residency_two_shapes`), what an engine measured of itself
-(`gpu_tensor_parallel`), decode steps of 8B by the number of requests in a running system (`decode_steps`) and of 16
-long streams (`gpu_reclaim`), of 1B in ten others (`decode_steps_compare`: the host), of two engines side by side in
-six (`decode_sharing_compare`), whole prefill steps of 1B, 3B and 8B in a running system (`prefill_steps_compare`), four
-GPUs that load at once (`gpu_load_group`), how much longer the first token of a lone 8B
-request takes than that of a 1B (`gpu_residency_two_shapes`: the launch of a layer), and than with prefill graphs
-(`gpu_residency_graphs`; cold starts and the way through a gateway too), one engine at 28 requests/s
-(`gpu_overhead_one_graphs`: TPOT, what else the host does in a step), an 8B engine that decodes beside one that prefills
-(`gpu_prefill_turn`: both), how much later the first step of a prompt is through beside engines that decode and do not
-stand still (`first_steps_compare`: what a gap costs), how far apart first tokens of prompts are that came to a 1B model
-at once (`compare_2gib/static-busy-6.graphs512`, from before larger graphs: what the host does before another step).
-Requests of those loads go past the gateway; what is left of the way is fitted by the first one's TTFT, and is no number
-of the model.
-The rest of what it prints was held out.
+The model is fitted to:
+
+- starts of the 8B and 1B shapes (`gpu_residency_two_shapes`)
+- what an engine measured of itself (`gpu_tensor_parallel`)
+- decode steps of 8B by the number of requests in a running system (`decode_steps`), of 16 long streams (`gpu_reclaim`),
+  of 1B in ten other runs (`decode_steps_compare`: the host), of two engines side by side in six
+  (`decode_sharing_compare`)
+- whole prefill steps of 1B, 3B and 8B in a running system (`prefill_steps_compare`)
+- four GPUs that load at once (`gpu_load_group`)
+- how much longer the first token of a lone 8B request takes than that of a 1B (`gpu_residency_two_shapes`: the launch
+  of a layer), and than with prefill graphs (`gpu_residency_graphs`; cold starts and the way through a gateway too)
+- one engine at 28 requests/s (`gpu_overhead_one_graphs`: TPOT, what else the host does in a step)
+- an 8B engine that decodes beside one that prefills (`gpu_prefill_turn`: both)
+- how much later the first step of a prompt is through beside engines that decode and do not stand still
+  (`first_steps_compare`: what a gap costs)
+- how far apart first tokens of prompts are that came to a 1B model at once
+  (`compare_2gib/static-busy-6.graphs512`, from before larger graphs: what the host does before another step)
+
+Requests of those loads do not go through the gateway; the rest of their way is fitted by the first load's TTFT, and is
+no number of the model. The other figures that it prints were held out.
 """
 
 from __future__ import annotations
@@ -40,29 +46,29 @@ from sim.policies.static import Static
 from sim.system import World
 
 _PROMPT, _OUTPUT, _IN_FLIGHT = 256, 128, 256
-"""Of `benchmarks/gpu/overhead.py`."""
+"""Tokens of prompts and outputs, and requests in flight, in `benchmarks/gpu/overhead.py`."""
 _WARM_UP_S, _SECONDS = 10.0, 60.0
 _BURST = 4
-"""Prompts of one whose first tokens are looked at: after the last of all no other step is launched."""
+"""Number of prompts of a burst whose first tokens are looked at: after the very last no other step is launched."""
 _SHORT, _LONG = 16, 1024
 """Tokens of a step with graphs, and of one without."""
 _STREAMS = 16
-"""Of `benchmarks/gpu/reclaim.py`."""
+"""Number of streams in `benchmarks/gpu/reclaim.py`."""
 _STEPS = "decode_steps_compare"
-"""Of ten other runs than `decode_steps`, with hosts as they are now."""
+"""Results of ten other runs than those in `decode_steps`, with hosts as they are now."""
 _SIDE_BY_SIDE = "decode_sharing_compare"
 _PREFILL_STEPS = "prefill_steps_compare"
 _FIRST_STEPS = "first_steps_compare"
 _BIN, _LEAST_WINDOWS = 16, 4
-"""Decode steps of so many numbers of requests are looked at together, where there are so many."""
+"""Decode steps are grouped by so many numbers of requests, if a group has at least so many windows."""
 _CHUNK_TOKENS = H200.prefill_chunk
 _GRAPH_TOKENS = 512
-"""Larger steps had no graphs in what this is fitted to, whatever the model."""
+"""Largest step in tokens with graphs in the results that this is fitted to, whatever the model."""
 
 
 @dataclass(frozen=True)
 class MeasuredLoad:
-    """What a load came to: means."""
+    """Means over a load."""
 
     ttft_s: float
     tpot_s: float
@@ -71,7 +77,7 @@ class MeasuredLoad:
 
 @dataclass(frozen=True)
 class FittedLine:
-    """One comparison."""
+    """One comparison of a measured figure with the model's."""
 
     what: str
     measured: float
@@ -84,8 +90,8 @@ class FittedLine:
 
 
 def simulate(hardware: GpuModel, engines: int, rate: float | None, path_s: float = 0.0) -> MeasuredLoad:
-    """The load of `overhead.py` on so many 8B engines of one GPU, past any gateway: `path_s` is what is left of the
-    way. `rate` None: always `_IN_FLIGHT` requests."""
+    """The load of `overhead.py` on so many 8B engines of one GPU, without a gateway; `path_s`: seconds of what is left
+    of the way. `rate`: requests per second; None: always `_IN_FLIGHT` requests."""
     clock, draw = Clock(), random.Random(1)
     specs = [Spec(f"engine-{i}", SHAPES["8b"], context_tokens=4096) for i in range(engines)]
     done: list[SimulatedRequest] = []
@@ -102,7 +108,7 @@ def simulate(hardware: GpuModel, engines: int, rate: float | None, path_s: float
 
     system = Static(World(clock, hardware, [1], specs, {}), ended)
     if rate is None:
-        # The first ones of uneven lengths, so that they do not end together.
+        # The first requests have uneven lengths, so that they do not end together.
         for number in range(_IN_FLIGHT):
             clock.at(0.0, submit, max(2, _OUTPUT * (number + 1) // _IN_FLIGHT))
     else:
@@ -120,7 +126,7 @@ def simulate(hardware: GpuModel, engines: int, rate: float | None, path_s: float
 
 
 def solve(f: Callable[[float], float], low: float, high: float) -> float:
-    """Where the rising `f` is zero, to a thousandth of the interval."""
+    """Argument at which the rising `f` is zero, to a thousandth of the interval."""
     for _ in range(10):
         middle = (low + high) / 2
         low, high = (low, middle) if f(middle) > 0 else (middle, high)
@@ -128,7 +134,7 @@ def solve(f: Callable[[float], float], low: float, high: float) -> float:
 
 
 class Results:
-    """The files of a folder."""
+    """The result files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -137,7 +143,7 @@ class Results:
         return json.loads((self._folder / f"{name}.json").read_text())
 
     def load(self, part: str, load: str) -> MeasuredLoad:
-        """Means over all windows of our side."""
+        """Means over all windows of Prism's side."""
         windows = [
             window
             for window in self.read(f"gpu_overhead_{part}_graphs")["windows"]
@@ -151,17 +157,18 @@ class Results:
 
 
 def wake_s(rows: dict[str, Any]) -> float:
-    """Of the steps of a wake-up, together."""
+    """Seconds of a wake-up, all its steps together."""
     return median(sum(steps.values()) for steps in rows["steps"])
 
 
 def lone_s(rows: dict[str, Any]) -> float:
-    """TTFT of a lone short request."""
+    """TTFT in seconds of a lone short request."""
     return median(rows["warm_s"])
 
 
 def burst_step_s(results: Results, shape: str, chunk: int) -> float:
-    """Between the ends of whole prefill steps, where so many prompts came at once to one model and nothing else ran."""
+    """Seconds between the ends of whole prefill steps, where many prompts came at once to one model and nothing else
+    ran."""
     (system,) = (found := results.read("compare_2gib/static-busy-6.graphs512"))["systems"]
     rows = [row for row in system["samples"]["rows"] if row[4] is not None]
     spans = [(at, at + ttft_s + (output - 1) * (tpot_s or 0.0)) for at, _, _, output, ttft_s, tpot_s, _ in rows]
@@ -180,19 +187,19 @@ def burst_step_s(results: Results, shape: str, chunk: int) -> float:
 
 
 def whole_steps_s(results: Results, shape: str) -> float:
-    """Of an engine that prefills whole chunks one after the other, with graphs as engines have them, in a running
-    system that leaves it the GPU."""
+    """Median seconds of an engine's whole prefill steps one after the other, with graphs as engines have them, in a
+    running system that leaves it the GPU."""
     return float(results.read(_PREFILL_STEPS)["shapes"][shape]["p50_s"])
 
 
 def bursts_step_s(results: Results, shape: str) -> float:
-    """The same, where a host has nothing else to do."""
+    """Seconds of a whole prefill step on a host that has nothing else to do."""
     return float(results.read(f"gpu_bursts_{shape}")["cases"]["{}"]["beside"]["nothing"]["step_s"])
 
 
 def prefill_token(results: Results, hardware: GpuModel) -> tuple[float, float]:
-    """Seconds for a byte of weights and for a layer, of each token: through whole steps of three shapes, the best for
-    all of them alike."""
+    """Seconds for each byte of weights, and for each layer, of each token: the best fit through whole steps of three
+    shapes, all weighted alike."""
     table, steps = [], []
     none = replace(hardware, prefill_s_per_token_byte=0.0, prefill_s_per_token_layer=0.0)
     for name in ("1b", "3b", "8b"):
@@ -205,8 +212,9 @@ def prefill_token(results: Results, hardware: GpuModel) -> tuple[float, float]:
 
 
 def decode_host(results: Results) -> tuple[float, float]:
-    """Seconds of a step and for each of its requests, of hosts in a running system that decode for a 1B model alone on
-    its GPU, whose devices are faster. Steps that took twice as long as the middle one waited for something."""
+    """Seconds of a decode step and for each of its requests, on hosts in a running system that decode for a 1B model
+    alone on its GPU, whose devices are faster. Steps longer than twice the median waited for something, and are left
+    out."""
     windows = [each for each in results.read(_STEPS)["windows"] if each["shape"] == "1b"]
     middle = median(each["step_s"] for each in windows)
     rows = [(1.0, each["requests"], each["step_s"]) for each in windows if each["step_s"] < 2 * middle]
@@ -215,27 +223,27 @@ def decode_host(results: Results) -> tuple[float, float]:
 
 
 def side_by_side(results: Results, hardware: GpuModel, engines: int) -> float:
-    """What so many make of a GPU together, in the middle of all windows."""
+    """Share of a GPU that so many engines use together, the median of all windows."""
     windows = (window["engines"] for window in results.read(_SIDE_BY_SIDE)["windows"])
     return median(together(window, hardware) for window in windows if len(window) == engines)
 
 
 def together(engines: Sequence[dict[str, Any]], hardware: GpuModel) -> float:
-    """What engines that decode on one GPU at the same time make of it: the sum of what the devices take for a step over
-    what it took."""
+    """Share of a GPU that engines which decode on it at the same time use together: the sum of the devices' seconds for
+    a step over the step's own."""
     return sum(device_s(each, hardware) / each["step_s"] for each in engines)
 
 
 def device_s(engine: dict[str, Any], hardware: GpuModel) -> float:
-    """Of a step."""
+    """Seconds of the devices for an engine's step."""
     shape = SHAPES[engine["shape"]]
     context = int(engine["kv_bytes"] / shape.kv_bytes_per_token)
     return Cost(shape, hardware).decode_devices(1, max(1, round(engine["requests"])), context)
 
 
 def beside_prefill(results: Results, hardware: GpuModel) -> tuple[float, float]:
-    """Of an 8B engine that decodes beside one that prefills, each with half of the device: what a step and what the
-    prefill make of theirs, by what they take with `hardware`."""
+    """For an 8B engine that decodes beside one that prefills, each with half of the device: what the model gives for
+    the step and for the prefill, as a multiple of what was measured."""
     turn, eight = results.read("gpu_prefill_turn"), Cost(SHAPES["8b"], hardware)
     beside, prompt = turn["sides"]["neither"], int(turn["arguments"]["prompt"])
     step_s = 2 / hardware.sharing * eight.decode(1, _STREAMS, 100 * _STREAMS)
@@ -244,7 +252,7 @@ def beside_prefill(results: Results, hardware: GpuModel) -> tuple[float, float]:
 
 
 def batches(results: Results, shape: str, name: str = "decode_steps") -> list[tuple[float, float, float]]:
-    """(requests, bytes of KV, seconds of a step), medians of windows with about as many requests."""
+    """(requests, bytes of KV, seconds of a step): medians of windows with about as many requests."""
     bins: dict[int, list[Any]] = {}
     for window in results.read(name)["windows"]:
         if window["shape"] == shape:
@@ -258,14 +266,14 @@ def batches(results: Results, shape: str, name: str = "decode_steps") -> list[tu
 
 
 def plane(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    """Through such points: seconds of a step, more for each request, and more for each byte of KV."""
+    """The plane through such points: seconds of a step, seconds for each request, and seconds for each byte of KV."""
     table = np.array([(1.0, requests, kv_bytes / 1e9) for requests, kv_bytes, _ in points])
     (fixed, each, kv), *_ = np.linalg.lstsq(table, np.array([step_s for *_, step_s in points]))
     return float(fixed), float(each), float(kv) / 1e9
 
 
 def lone_prefill_s(shape: Shape, hardware: GpuModel, tokens: int) -> float:
-    """Of a request of 16 tokens, in a step that counts as one of `tokens`."""
+    """Seconds of prefill of a request of 16 tokens, in a step that counts as one of `tokens`."""
     cost = Cost(shape, _as_measured(hardware))
     return cost.prefill(cost.prefill_part(16, 0), tokens)
 
@@ -275,7 +283,7 @@ def _as_measured(hardware: GpuModel) -> GpuModel:
 
 
 def _between_s(shape: Shape, hardware: GpuModel) -> float:
-    """The same, simulated."""
+    """Seconds between the ends of prefill steps of prompts that come at once, simulated."""
     clock = Clock()
     spec = Spec("m", shape, context_tokens=2 * _CHUNK_TOKENS)
     hardware = replace(_as_measured(hardware), path_s=0.0)
@@ -289,14 +297,15 @@ def _between_s(shape: Shape, hardware: GpuModel) -> float:
 
 
 def later_beside_s(results: Results) -> dict[str, float]:
-    """By shape: how much later the first prefill step of an idle engine is through beside one that decodes for many
-    requests, in the middle."""
+    """Shape -> seconds by which the first prefill step of an idle engine is through later beside one that decodes for
+    many requests (median)."""
     shapes = results.read(_FIRST_STEPS)["shapes"]
     return {shape: kinds["many"]["p50_s"] - kinds["alone"]["p50_s"] for shape, kinds in shapes.items()}
 
 
 def modelled_later_s(shape: str, hardware: GpuModel) -> float:
-    """The same by the cost model: a slice behind each piece, and for all of it every other one."""
+    """Seconds by which the cost model has that step later: a slice behind each piece, and for all of it every other
+    one."""
     cost = Cost(SHAPES[shape], hardware)
     part = cost.prefill_part(_SHORT, 0)
     return cost.prefill_gaps(part, _SHORT) + cost.prefill_devices(part)
@@ -308,7 +317,7 @@ def fit(results: Results) -> GpuModel:
     slow, fast = wake_s(shapes["8b"]), wake_s(shapes["1b"])
     link = (eight.weights_bytes - one.weights_bytes) / (slow - fast)
     wake_base = fast - one.weights_bytes / link
-    # Cold starts capture graphs, of every layer, those for prefill too. The first of a process compiles besides.
+    # Cold starts capture graphs of every layer, those for prefill too. The first start of a process compiles as well.
     graphs = results.read("gpu_residency_graphs")["8b"]
     cold = {name: min(shapes[name]["cold_s"]) - SHAPES[name].weights_bytes / link for name in ("8b", "1b")}
     cold_8b = fmean(graphs["cold_s"]) - lone_s(graphs) - eight.weights_bytes / link

@@ -1,6 +1,6 @@
-"""Does it fit? A load on a fleet, and the fewest GPUs that serve it as well as is asked.
+"""Capacity planning: a load on a fleet, and the fewest GPUs that serve it as well as required.
 
-Before the load every model is asked for once, which does not count: a fleet that serves has started its models.
+Before the load every model gets one request, which does not count: a fleet that serves has started its models.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sim.report import build
 from sim.system import Build, FleetError
 
 _WARM_GAP_S = 10.0
-"""Between two models that are asked for before the load: longer than a start takes."""
+"""Seconds between the first requests of two models before the load: longer than a start takes."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PlannedLoad:
     trace: Workload
 
     def again(self) -> tuple[Workload, list[SimulatedRequest]]:
-        """With what comes before it, and the requests that count."""
+        """A workload of new requests, with one for each model before the load, and the requests that count."""
         names = sorted({request.model for request in self.trace.requests})
         warm = [SimulatedRequest(f"warm-{name}", name, i * _WARM_GAP_S, 16, 1) for i, name in enumerate(names)]
         begin = len(names) * _WARM_GAP_S
@@ -42,10 +42,10 @@ class PlannedLoad:
 
 @dataclass(frozen=True)
 class FleetAttempt:
-    """One fleet: what came of it, or why it cannot serve these models at all."""
+    """One fleet with the report of its replay, or why it cannot serve these models at all."""
 
     sizes: Sequence[int]
-    """Devices of each group."""
+    """Number of devices of each group."""
     report: dict[str, Any] | None = None
     refused: str = ""
 
@@ -60,7 +60,7 @@ class FleetAttempt:
 
 @dataclass
 class FleetPlanner:
-    """`groups` are always there; what is varied is the number of groups of one GPU beside them."""
+    """Tries fleets. `groups` are always there; the number of groups of one GPU beside them varies."""
 
     load: PlannedLoad
     catalogue: ModelSet
@@ -71,7 +71,7 @@ class FleetPlanner:
     progress: Callable[[str], None] = lambda line: None
 
     def tried(self, singles: int) -> FleetAttempt:
-        """So many GPUs that are a group each, and the groups."""
+        """The attempt with so many GPUs as a group each, beside the fixed groups."""
         sizes = [*[1] * singles, *self.groups]
         if not sizes:
             return FleetAttempt(sizes, refused="no GPUs")
@@ -92,9 +92,9 @@ class FleetPlanner:
         return FleetAttempt(sizes, build(replace(outcome, trace=replace(self.load.trace, requests=counted))))
 
     def fewest(self, most: int, target: float) -> list[FleetAttempt]:
-        """Every fleet that was looked at, in order; the last one is the answer, which misses the target only where
-        `most` GPUs in groups of their own miss it too. More GPUs are taken to serve no worse, which is nearly always
-        so: the number is searched by halves."""
+        """Every fleet that was tried, in order; the last one is the answer, which misses the target only if `most` GPUs
+        in groups of their own miss it too. More GPUs are taken to serve no worse, which is nearly always so: the number
+        is searched by halves."""
         seen = [self.tried(most)]
         if seen[0].attainment < target:
             return seen

@@ -15,12 +15,12 @@ from sim.inputs.trace import Workload
 from sim.system import Build, System, World
 
 _PROGRESS_EVERY_S = 10.0
-"""Of real time."""
+"""Seconds of real time between lines of progress."""
 
 
 @dataclass(frozen=True)
 class ReplayOutcome:
-    """What came of a replay."""
+    """The outcome of a replay."""
 
     trace: Workload
     system: System
@@ -29,12 +29,12 @@ class ReplayOutcome:
     wall_s: float
     cpu_s: float
     ended_s: float
-    """When the last request was through."""
+    """Virtual second at which the last request ended."""
 
 
 @dataclass
 class Replay:
-    """`progress` gets a line from time to time."""
+    """A replay of a trace. `progress` is called with a line from time to time."""
 
     trace: Workload
     catalogue: ModelSet
@@ -43,13 +43,13 @@ class Replay:
     settings: dict[str, str] = field(default_factory=dict)
     hardware: GpuModel = H200
     patience_s: float = 3600.0
-    """How long after the last arrival requests may still end; then they count as failed."""
+    """Virtual seconds after the last arrival in which requests may still end; later they count as failed."""
     progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
     check_every_s: float = 0.0
-    """Count every byte anew that often (virtual seconds); 0: only at the end."""
+    """Virtual seconds between two checks of every byte; 0: only at the end."""
 
     def run(self) -> ReplayOutcome:
-        """Raises FleetError before anything runs."""
+        """Runs the replay. Raises FleetError before anything runs."""
         self._clock = Clock()
         self._ended = 0
         self._last_end = 0.0

@@ -1,4 +1,4 @@
-"""What a replay came to: attainment, latencies, throughput, and what was moved for it."""
+"""The report of a replay: attainment, latencies, throughput, and what was moved for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _QUANTILES = (0.5, 0.9, 0.99)
 
 
 def build(outcome: ReplayOutcome) -> dict[str, Any]:
-    """Everything of a run that is the same for the same seed, and `run`, which is not."""
+    """The report as a dictionary: everything about a run that is the same for the same seed, and `run`, which is
+    not."""
     requests = outcome.trace.requests
     groups = outcome.system.groups
     by_model: dict[str, list[SimulatedRequest]] = {}
@@ -47,7 +48,8 @@ _COUNTS = (
 
 
 def summary(requests: Sequence[SimulatedRequest], seconds: float) -> dict[str, Any]:
-    """Of requests whose slice lasted so long; there is at least one. Those that were not served missed."""
+    """Figures of at least one request, of a slice of so many seconds. Requests that were not served missed their
+    targets."""
     served = [request for request in requests if request.served]
     ttfts = sorted(request.ttft for request in served)
     tpots = sorted(request.tpot for request in served if not isnan(request.tpot))
@@ -66,7 +68,7 @@ def summary(requests: Sequence[SimulatedRequest], seconds: float) -> dict[str, A
 
 
 def _ttft_met(request: SimulatedRequest) -> bool:
-    """A request that was not served missed."""
+    """Whether the request met its TTFT target; one that was not served missed it."""
     return request.served and request.ttft <= request.ttft_s
 
 
@@ -75,12 +77,12 @@ def _tpot_met(request: SimulatedRequest) -> bool:
 
 
 def quantile(ascending: Sequence[float], q: float) -> float | None:
-    """The smallest value that is at least as large as a share `q` of them; None of none."""
+    """The smallest value that is at least as large as a share `q` of the values; None if there are none."""
     return ascending[max(0, ceil(q * len(ascending)) - 1)] if ascending else None
 
 
 def text(report: dict[str, Any]) -> str:
-    """For people."""
+    """The report as text for people."""
     total, run = report["all"], report["run"]
     lines = [
         f"{total['served']} of {total['requests']} requests served, {report['seconds'] / 3600:.2f} h in "

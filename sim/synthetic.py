@@ -1,9 +1,9 @@
-"""`python -m sim.synthetic --models 1000 --rate 40 --seconds 3600 --trace FILE --catalogue FILE`: a fleet, drawn.
+"""`python -m sim.synthetic --models 1000 --rate 40 --seconds 3600 --trace FILE --catalogue FILE`: draws a fleet.
 
-Popularity has a long tail: the k-th most popular model gets a share of the requests that is in proportion to
-1 / k^skew. Each is asked for in bursts: periods of exponential length in which requests come at random, and periods
+Popularity has a long tail: the k-th most popular model gets a share of the requests that is in proportion to 1 /
+k^skew. Each model gets requests in bursts: periods of exponential length in which requests come at random, and periods
 without any. Token counts are lognormal, with medians and spreads near those of servegen48 (prompts 660, outputs 60).
-Shapes are dealt out at random in the given numbers, so that popularity and size have nothing to do with each other.
+Shapes are dealt out at random in the given numbers, so that popularity and size are independent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sim.inputs.catalogue import SHAPES
 from sim.inputs.trace import COLUMNS
 
 _PROMPT, _OUTPUT = (log(660.0), 1.0), (log(60.0), 1.4)
-"""Median and spread, of tokens."""
+"""Logarithm of the median, and spread, of tokens."""
 _TARGETS_MS = {"ttft_ms": 3000, "tpot_ms": 60}
 
 
@@ -32,7 +32,7 @@ class SyntheticError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SyntheticModels:
-    """So many parts of the models have this shape, on so many devices."""
+    """A kind of models: `parts` parts of all models have this shape, on so many devices."""
 
     shape: str
     devices: int
@@ -41,18 +41,18 @@ class SyntheticModels:
 
 @dataclass(frozen=True, slots=True)
 class LongTail:
-    """What is drawn. Times in seconds."""
+    """The fleet that is drawn. Times are in seconds."""
 
     models: int
     rate: float
-    """Requests per second, of all together."""
+    """Requests per second of all models together."""
     seconds: float
     kinds: tuple[SyntheticModels, ...]
     skew: float = 1.1
     busy: float = 0.25
-    """Share of the time in which a model is asked for."""
+    """Share of the time in which a model gets requests."""
     burst_s: float = 120.0
-    """Mean length of such a period."""
+    """Mean length of a period with requests."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -70,7 +70,8 @@ class LongTail:
 
 
 def shapes(text: str) -> tuple[SyntheticModels, ...]:
-    """ "8b=30,70b/4=2": thirty parts of 8b, two of 70b on four devices. Raises SyntheticError."""
+    """Kinds of models, from text: "8b=30,70b/4=2" is thirty parts of 8b, and two of 70b on four devices. Raises
+    SyntheticError."""
     found = []
     for part in text.split(","):
         name, _, parts = part.partition("=")
@@ -90,7 +91,7 @@ def shapes(text: str) -> tuple[SyntheticModels, ...]:
 
 
 def catalogue(tail: LongTail) -> str:
-    """TOML, for `sim.inputs.catalogue`."""
+    """The fleet's catalogue as TOML, for `sim.inputs.catalogue`."""
     draw = random.Random(f"shapes {tail.seed}")
     total = sum(kind.parts for kind in tail.kinds)
     dealt: list[SyntheticModels] = []
@@ -107,7 +108,7 @@ def catalogue(tail: LongTail) -> str:
 
 
 def trace(tail: LongTail) -> Iterator[tuple[float, str, int, int]]:
-    """Arrival, model, prompt and output tokens, in order of time."""
+    """(arrival in seconds, model, prompt tokens, output tokens), in order of time."""
     weights = [1 / (i + 1) ** tail.skew for i in range(tail.models)]
     rows = []
     for i, weight in enumerate(weights):
@@ -137,7 +138,8 @@ def _name(i: int) -> str:
 
 
 def write(tail: LongTail, trace_path: Path, catalogue_path: Path) -> int:
-    """Returns the number of requests. A trace whose name ends in .gz is zipped. Raises OSError."""
+    """Writes the trace and the catalogue, and returns the number of requests. A trace whose name ends in .gz is zipped.
+    Raises OSError."""
     text = io.StringIO()
     text.write(",".join(COLUMNS) + "\n")
     count = 0
@@ -145,7 +147,7 @@ def write(tail: LongTail, trace_path: Path, catalogue_path: Path) -> int:
         text.write(f"{at:.3f},{model},{prompt},{output}\n")
         count += 1
     content = text.getvalue().encode()
-    # A zipped file holds the time of its making if nobody says otherwise, and the same seed would give another file.
+    # By default a zipped file holds the time of its making, and the same seed would give another file.
     trace_path.write_bytes(gzip.compress(content, mtime=0) if trace_path.suffix == ".gz" else content)
     catalogue_path.write_text(catalogue(tail))
     return count

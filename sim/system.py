@@ -1,4 +1,4 @@
-"""What a replay asks of a system, and what it gives it."""
+"""The interface between a replay and a system."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sim.inputs.request import SimulatedRequest
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What there is."""
+    """The fleet, the models and the rates that a system is built for."""
 
     clock: Clock
     hardware: GpuModel
     sizes: Sequence[int]
-    """Devices of each group."""
+    """Number of devices of each group."""
     specs: Sequence[Spec]
     """The models of the trace."""
     rates: Mapping[str, float]
-    """Tokens per second of each model over the whole replay: for systems that are planned ahead."""
+    """Model -> tokens per second over the whole replay, for systems that are planned ahead."""
 
 
 class System(Protocol):
@@ -35,12 +35,11 @@ class System(Protocol):
 
     @property
     def figures(self) -> Mapping[str, int]:
-        """What it counted besides what groups count."""
+        """Counts of the system's own, beside what groups count."""
 
 
 Build = Callable[[World, Callable[[SimulatedRequest], None], dict[str, str]], System]
-"""The second argument is called with every request that ended or failed; the third are settings by name. Raises
-FleetError."""
+"""(world, callback with every request that ended or failed, settings by name) -> the system. Raises FleetError."""
 
 
 class FleetError(ValueError):

@@ -5,11 +5,11 @@ processes       start, wait until healthy, restart what dies, end all
 models          a catalogue of the folders that the person names
 bundled         models that a word stands for instead of a folder, and smollm2/, which makes one
 sizing          memory of CPU devices, from what the models need
-devices         what this machine has
-warming         what engines are at before the first can take a model
-kernels         what GPUs' engines compile: where it is kept, and compiled before a request needs it
+devices         devices and host memory of this machine
+warming         reports what engines are doing until the first can take a model
+kernels         kernels of GPUs' engines: where they are kept, and compiling them before a request needs them
 introduction    what runs where, and what to try
-questions       what to ask a model of
+questions       questions for models
 __main__        the command line
 """
 

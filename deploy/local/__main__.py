@@ -30,10 +30,10 @@ from services.telemetry import log
 from services.wording import addresses
 
 _GPU_ENGINES = 16
-"""Most engine processes of a GPU, hibernating ones included."""
+"""The most engine processes of a GPU, hibernating ones included."""
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / ".cache" / "kernels"
-"""Of engines on GPUs, once compiled."""
+"""Folder of compiled kernels of engines on GPUs."""
 
 
 def say(text: str) -> None:
@@ -41,7 +41,7 @@ def say(text: str) -> None:
 
 
 def sizes(text: str) -> list[list[int]]:
-    """ "27,13+13" -> [[27], [13, 13]]: groups of devices."""
+    """MiB of devices, by group: "27,13+13" -> [[27], [13, 13]]. Raises ValueError."""
     values = [[int(part) for part in group.split("+")] for group in text.split(",")]
     if min(map(min, values)) < 1:
         raise ValueError(text)
@@ -213,8 +213,8 @@ async def main() -> int:
 
 
 async def _warm(local: Local, system: LocalSystem, stopping: asyncio.Task[bool]) -> Mapping[str, str]:
-    """Waits until each group has an engine whose imports are done, so that the first request does not; not for ever.
-    Why a group has none, by group."""
+    """Waits until each group has an engine whose imports are done, so that the first request does not wait for them;
+    not for ever. Returns, by group, why it has no such engine."""
     watched = []
     for group in local.group_names:
         scheduler = local.scheduler(group)

@@ -15,13 +15,13 @@ BUNDLED = {"smollm2": SMOLLM2}
 
 
 def path_of(text: str) -> str:
-    """The path that a user means: a folder's for a word, else the text itself."""
+    """The path that a user means: the folder of a word, else the text itself."""
     return str(BUNDLED.get(text, text))
 
 
 async def make(folders: Collection[Path], stopping: asyncio.Future[Any]) -> None:
-    """Makes those of the folders that are a word's. The process that makes one says what it does, and why it cannot.
-    Returns early when `stopping` is done."""
+    """Makes those of the folders that belong to a word. The process that makes one prints what it does, and why it
+    cannot. Returns early when `stopping` is done."""
     for word in [word for word, folder in BUNDLED.items() if folder in folders]:
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", f"deploy.local.{word}"),

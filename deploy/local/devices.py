@@ -1,4 +1,4 @@
-"""What this machine has for a local system: its devices, and host memory for images."""
+"""Resources of this machine for a local system: its devices, and host memory for images."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MIB = 1 << 20
 
 
 Group = dict[str, int | None]
-"""Device -> capacity in bytes, None: what balloond finds free."""
+"""Device -> capacity in bytes; None: what balloond finds free."""
 
 
 def groups(wanted: str, cpu_mib: Sequence[Sequence[int]]) -> list[Group]:
-    """Devices that serve models together. `wanted` is "cpu", "cuda" for all GPUs one by one, or GPUs by name,
-    "cuda:0,cuda:1+cuda:2": the last two together. Raises Invalid for something else, Unavailable where there are no
-    GPUs."""
+    """Groups of devices that serve models together. `wanted` is "cpu", "cuda" for all GPUs one by one, or GPUs by name,
+    "cuda:0,cuda:1+cuda:2": the last two together. `cpu_mib`: MiB of the CPU devices of each group. Raises Invalid for
+    anything else, Unavailable if there are no GPUs."""
     if wanted == "cpu":
         numbers = itertools.count()
         return [{f"cpu:{next(numbers)}": mib * MIB for mib in group} for group in cpu_mib]
@@ -50,20 +50,21 @@ def _gpus() -> int:
 
 
 def host_bytes_for_images(*, on_gpus: bool) -> int:
-    """Half of the memory that the host has free; a quarter where the devices and what engines compute with are of the
-    same memory."""
+    """Half of the bytes of memory that the host has free; a quarter if the devices, and the memory that engines compute
+    with, are of the same memory."""
     return max(MIB, host_bytes_free() // (2 if on_gpus else 4))
 
 
 def host_bytes_free(root: Path = Path("/")) -> int:
-    """What programs could take without swapping, and this one's control groups let it."""
+    """Bytes that programs could take without swapping, and that this process's control groups allow. Raises
+    Unavailable."""
     for line in (root / "proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return min([int(line.split()[1]) * 1024, *_left_by_groups(root)])
     raise Unavailable("/proc/meminfo does not say what memory is free")
 
 
-_GROUPS = (  # of version 2 and of version 1: where, the most, what is used, and what of that is cached files
+_GROUPS = (  # versions 2, 1: controller, folder, files of limit and use, cached files in memory.stat
     ("", "", "memory.max", "memory.current", ("active_file", "inactive_file")),
     (
         "memory",
@@ -76,7 +77,7 @@ _GROUPS = (  # of version 2 and of version 1: where, the most, what is used, and
 
 
 def _left_by_groups(root: Path) -> Iterator[int]:
-    """What each control group that this process is in leaves it, where they say."""
+    """Bytes that each control group of this process leaves it, if the group has a limit."""
     try:
         own = {of: path for _, of, path in (line.split(":", 2) for line in _lines(root / "proc/self/cgroup"))}
     except (OSError, ValueError):
@@ -89,7 +90,7 @@ def _left_by_groups(root: Path) -> Iterator[int]:
                 limit, taken = (base / group / most).read_text(), int((base / group / used).read_text())
                 stat = dict(line.split() for line in _lines(base / group / "memory.stat"))
             except (OSError, ValueError):
-                continue  # it has no say, or is not to be seen from inside a container
+                continue  # it has no limit, or cannot be seen from inside a container
             if limit.strip() != "max":
                 yield max(0, int(limit) - taken + sum(int(stat.get(name, 0)) for name in cached))
 

@@ -1,4 +1,4 @@
-"""What the person at the terminal sees once the system serves."""
+"""The text that the person at the terminal sees once the system serves."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def introduction(
     http: str,
     prismctl: str,
 ) -> str:
-    """`processes`: pids by name. `problems`: by group, why no engine of it is warm. `http`: where the API is.
-    `prismctl`: how it is called for this system."""
+    """`processes`: pids by name. `problems`: by group, why it has no warm engine. `http`: address of the API.
+    `prismctl`: its command line for this system."""
     lines = ["  process                  pid"]
     lines += [f"  {name:<22} {pid:>6}" for name, pid in processes.items()]
     lines += ["", "  devices                 memory"]

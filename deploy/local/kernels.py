@@ -1,4 +1,4 @@
-"""Kernels of engines on GPUs: where those that were compiled are kept, and compiling the longest before a request
+"""Kernels of engines on GPUs: where compiled ones are kept, and compiling those that take longest before a request
 needs them."""
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ CACHES = {
     "SGLANG_DG_CACHE_DIR": "deep_gemm",
     "CUDA_CACHE_PATH": "cuda",
 }
-"""Variable that a compiler or library goes by -> its folder in ours."""
+"""Variable that a compiler or library goes by -> name of its folder in the launcher's folder of kernels."""
 EVERY_S = 10.0
-"""Between two lines about what is being compiled."""
+"""Seconds between two lines about what is being compiled."""
 LONGEST_S = 300.0
-"""How long a start waits for it; it goes on afterwards."""
+"""The most seconds that a start waits for compiling, which goes on afterwards."""
 MODULE = "gpu_scheduler.engines.sglang.precompile"
 
 
 def caches(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables for the processes of a system, so that what they compile is kept in `folder`, which is made; those that
-    the user has set stay as they are. None where it cannot be written: then each library has its own place."""
+    the user has set stay as they are. Returns none if the folder cannot be written: then each library has its own
+    place."""
     wanted = {name: folder / its for name, its in CACHES.items() if not environment.get(name)}
     try:
         for path in wanted.values():
@@ -56,7 +57,8 @@ class Precompiled:
         say: Callable[[str], None],
         command: Sequence[str] = (sys.executable, "-m", MODULE),
     ) -> None:
-        """`environment`: what it gets beside ours. `log`: what SGLang and compilers have to say while it runs."""
+        """`environment`: variables that it gets beside the launcher's own. `log`: file for the output of SGLang and
+        compilers while it runs."""
         self._command = (*command, str(catalogue))
         self._environment = environment
         self._log = log
@@ -74,14 +76,15 @@ class Precompiled:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # with its compilers: they end with it
+                start_new_session=True,  # with its compilers, which end with it
                 preexec_fn=die_with_parent,
                 env={**os.environ, **self._environment},
             )
         self._reading = asyncio.get_running_loop().create_task(self._read(), name="what is compiled")
 
     async def wait(self, longest_s: float = LONGEST_S, every_s: float = EVERY_S) -> None:
-        """Until it has ended, or so long; says every so often how far it is. At once where it was not started."""
+        """Waits until compiling has ended, or `longest_s` seconds, and says every `every_s` seconds how far it is.
+        Returns at once if it was not started."""
         if self._child is None:
             return
         until = time.monotonic() + longest_s
@@ -103,7 +106,7 @@ class Precompiled:
         return f"compiling kernels, once for this machine: {self._compiled} of {self._of} so far, {seconds:.0f} s"
 
     async def end(self) -> None:
-        """At once, with its compilers."""
+        """Ends the process at once, with its compilers."""
         if self._child is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -117,7 +120,7 @@ class Precompiled:
             try:
                 self._heard(json.loads(line))
             except ValueError:
-                continue  # what a library has to say
+                continue  # output of a library
         await self._child.wait()
 
     def _heard(self, told: Any) -> None:

@@ -21,31 +21,35 @@ _NAME = TypeAdapter[str](catalogue.Name)
 
 
 def named(argument: str) -> tuple[str, Path]:
-    """("small", /models/small-1b) of "small=/models/small-1b"; without a name before the first "=" it is the folder's.
-    What has a "/" before the first "=" is a path (/v=3/small-1b, runs/v=3/m), unless that part can be a name and what
-    follows begins as only paths do (org/m=/models/m), and there is no such folder. Raises Invalid without a path."""
+    """Name and folder in an argument: ("small", /models/small-1b) for "small=/models/small-1b"; without a name before
+    the first "=" the folder's name.
+
+    An argument with a "/" before the first "=" is a path (/v=3/small-1b, runs/v=3/m), unless that part can be a name
+    and the rest begins as only paths do (org/m=/models/m), and there is no such folder. Raises Invalid if there is no
+    path.
+    """
     name, given, path = argument.partition("=")
     if "/" in name and (not _can_be_name(name) or not path.startswith(("/", "~", ".")) or os.path.isdir(argument)):
         name = ""
     if given and name and not path:
         raise Invalid(f"{argument!r} names no folder; write NAME=PATH")
-    # Not where links lead to: a model is called as its user calls its folder.
+    # Links are not followed: a model is named as its user names its folder.
     path = bundled.path_of(path if given and name else argument)
     folder = Path(os.path.abspath(os.path.expanduser(path)))
     return (name if given and name else folder.name), folder
 
 
 def write_catalogue(models: Sequence[str], path: Path, dtype_bytes: int) -> Mapping[str, str]:
-    """Lists the models ("PATH" or "NAME=PATH") in a catalogue file at `path`. Returns, by name, what is wrong with
-    models that cannot be served: the loader finds it too, and the others are served. Raises Invalid with a line for
-    each when none can be, and with one line for a name that cannot be or comes twice."""
+    """Writes a catalogue file at `path` that lists the models ("PATH" or "NAME=PATH"). Returns, by name, the faults of
+    models that cannot be served: the loader finds them too, and the others are served. Raises Invalid with a line for
+    each if none can be served, and with one line for a name that is not allowed or comes twice."""
     entries = [named(argument) for argument in models]
     _check_names(entries)
     faults = {name: fault for name, folder in entries if (fault := _fault(folder, dtype_bytes))}
     if len(faults) == len(entries):
         raise Invalid("no model can be served:" + "".join(f"\n  {name}: {fault}" for name, fault in faults.items()))
     try:
-        # JSON's strings are TOML's, unless they are escaped: JSON does that with halves of characters.
+        # JSON's strings are TOML's, unless they have escapes: JSON escapes halves of characters.
         path.write_text(
             "".join(
                 f"[[model]]\nname = {json.dumps(name)}\npath = {json.dumps(str(folder), ensure_ascii=False)}\n"
@@ -90,7 +94,7 @@ def _can_be_name(text: str) -> bool:
 
 
 def _fault(folder: Path, dtype_bytes: int) -> str:
-    """Why the folder cannot be served, with its path."""
+    """Why the folder cannot be served, with its path; empty if it can."""
     try:
         checkpoint.read(folder, dtype_bytes)
     except BrokenCheckpoint as error:

@@ -1,4 +1,4 @@
-"""Starting a local system's processes in order, restarting what dies, ending all."""
+"""Starts a local system's processes in order, restarts those that die, and ends all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StartFailed(Exception):
 
 
 def die_with_parent() -> None:
-    """Runs in the child: even a killed launcher leaves nothing behind."""
+    """Has the child die with its parent, so that even a killed launcher leaves no process behind. Runs in the child."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -54,7 +54,7 @@ class SupervisedProcess:
         return self._child.pid if self._child is not None else 0
 
     async def start(self) -> None:
-        """Returns when it is healthy. Raises StartFailed."""
+        """Starts the process, and returns when it is healthy. Raises StartFailed."""
         await self._spawn()
         await self._healthy()
         self._watch = tasks.spawn(self._keep(), f"watch {self.spec.name}")
@@ -70,7 +70,7 @@ class SupervisedProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends them in order
+                start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the processes in order
                 preexec_fn=die_with_parent,
                 env={**os.environ, **self._environment, "PYTHONUNBUFFERED": "1"},
             )
@@ -81,7 +81,7 @@ class SupervisedProcess:
         while time.monotonic() - began < _START_TIMEOUT_S:
             status = self._child.returncode
             if status is not None and status < 0 and self.restarts < _MOST_CRASHES:
-                # A crash, not a refusal: what a supervisor starts again.
+                # A crash, not a refusal: a supervisor would start it again.
                 self.restarts += 1
                 self._say(f"{self.spec.name} crashed with signal {-status} while it started; starting it again")
                 await self._spawn()
@@ -112,7 +112,7 @@ class SupervisedProcess:
             await self._spawn()
 
     async def kill(self) -> None:
-        """SIGKILL, and it is not started again."""
+        """Ends the process with SIGKILL; it is not started again."""
         self._ending = True
         if self._child is not None and self._child.returncode is None:
             self._child.kill()
@@ -143,14 +143,14 @@ class LocalSystem:
         say: Callable[[str], None],
         environment: Mapping[str, str] = _NO_MORE,
     ) -> None:
-        """`environment`: variables that they get beside ours."""
+        """`environment`: variables that the processes get beside the launcher's own."""
         logs.mkdir(parents=True, exist_ok=True)
         self.running = {process.name: SupervisedProcess(process, logs, say, environment) for process in plan}
         self._plan = plan
         self._say = say
 
     async def start(self) -> None:
-        """Every process as soon as those before it are healthy. On failure everything is ended and StartFailed
+        """Starts every process as soon as those before it are healthy. On failure everything is ended, and StartFailed
         raised."""
         healthy = {process.name: asyncio.Event() for process in self._plan}
 
@@ -171,10 +171,10 @@ class LocalSystem:
             raise failures.exceptions[0] from None
 
     async def kill(self) -> None:
-        """All at once, as when a host dies."""
+        """Kills all processes at once, as when a host dies."""
         await asyncio.gather(*(running.kill() for running in self.running.values()))
 
     async def end(self) -> None:
-        """In the reverse order: who is asked goes after who asks."""
+        """Ends the processes in the reverse order: a client goes before its server."""
         for process in reversed(self._plan):
             await self.running[process.name].end()

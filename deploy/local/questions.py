@@ -1,9 +1,9 @@
-"""What to ask a model of, to see it answer."""
+"""Questions for models, to see them answer."""
 
 from __future__ import annotations
 
 _SUBJECTS = {"llama-debian": "What is Debian?", "qwen2-python": "What is a list?", "qwen3-perl": "What is Perl?"}
-"""The demonstration models know one subject each."""
+"""Model -> question; each demonstration model knows one subject."""
 
 
 def question(model: str) -> str:

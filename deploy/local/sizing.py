@@ -1,4 +1,4 @@
-"""Memory of CPU devices where the user names none: what the models of the catalogue need."""
+"""Memory of CPU devices if the user names none: what the models of the catalogue need."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from loader.catalogue.models import CatalogueModel
 from services.errors import Unavailable
 
 SMALL = ((27,), (13,))
-"""MiB of the devices that the demonstration models share: `Local.devices` says why."""
+"""MiB of the devices that the demonstration models share; `Local.devices` says why."""
 _MORE = 1 / 8
-"""Of what models need, for the KV of several requests at once."""
+"""Share of what models need that is added for the KV of several requests at once."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class SizedDevices:
 
 
 def sized(models: Sequence[CatalogueModel], free_bytes: int) -> SizedDevices:
-    """`SMALL` where each model alone fits its larger device. Else a group for each number of devices that models are
-    spread over, which holds all of them at once; where that would be more than half of the host's `free_bytes`, it is
-    smaller and holds each of them alone. Models with an error are left out. Raises Unavailable where the host has not
+    """`SMALL` if each model alone fits its larger device. Otherwise a group for each number of devices that models are
+    spread over, which holds all of them at once; if that would be more than half of the host's `free_bytes`, the group
+    is smaller and holds each of them alone. Models with an error are left out. Raises Unavailable if the host has not
     enough free for one of them."""
     known = [model for model in models if model.checkpoint is not None]
     if all(model.listed.devices == 1 and needed_mib(model) <= max(SMALL)[0] for model in known):

@@ -1,4 +1,4 @@
-"""Which processes a local system consists of, and their configuration files."""
+"""The processes of a local system, and their configuration files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 MIB = 1 << 20
 GPU_DTYPE_BYTES = 2
 _GPU_LOADER = {"device_dtype_bytes": GPU_DTYPE_BYTES, "kv_extent_bytes": 8 * MIB, "engine_quota_bytes": 3 << 30}
-"""What engines on GPUs hold: 16-bit weights and KV, extents of this size, and so much for context, graphs and
-workspaces."""
+"""Settings of a loader for engines on GPUs: 16-bit weights and KV, extents of this size, and so many bytes for context,
+graphs and workspaces."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Process:
     after: tuple[str, ...] = ()
     """Processes that must be healthy first."""
     under: tuple[str, ...] = ()
-    """A command that becomes it, as `ip netns exec NAME`."""
+    """A command that runs the process in its place, as `ip netns exec NAME`."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +42,27 @@ class Local:
     (weights, floor, quota): together about as much as there is, and the two large ones never fit at once, so that
     models balloon, leave and return in front of the user."""
     groups: tuple[tuple[str, ...], ...] = ()
-    """Devices that serve models together, which are then spread over all of a group's; left out, each by itself."""
+    """Groups of devices that serve models together, each model spread over all devices of its group; empty: each device
+    is a group."""
     engine: str = "sglang"
     engine_options: dict[str, str] = field(default_factory=dict)
     engines: int = 4
-    """Most engine processes of a device."""
+    """The most engine processes of a device."""
     warm: int = 1
     poison: bool = False
     log_level: str = "info"
     engine_log_level: str = "error"
     metrics_port: int = 0
-    """First of a row of ports for Prometheus text; 0: off (the gateway's /metrics is always there)."""
+    """The first of the ports for Prometheus text; 0: off (the gateway's /metrics is always there)."""
     traces: bool = False
-    """Of the gateway and the gpu_schedulers; where to, OTEL_EXPORTER_OTLP_ENDPOINT says."""
+    """Whether the gateway and the gpu_schedulers send traces, to OTEL_EXPORTER_OTLP_ENDPOINT."""
     host_capacity_bytes: int = 256 * MIB
-    """Most that images may take; `python -m deploy.local` gives them a share of what the host has free."""
+    """The most bytes that images may take; `python -m deploy.local` gives them a share of what the host has free."""
     idle_s: float = 1.0
     arbitration: dict[str, Any] = field(default_factory=dict)
-    """Of every gpu_scheduler."""
+    """Settings `arbitration` of every gpu_scheduler."""
     gpu_scheduler: dict[str, Any] = field(default_factory=dict)
-    """More of every gpu_scheduler."""
+    """Further settings of every gpu_scheduler."""
     loader: dict[str, Any] = field(default_factory=dict)
     gateway: dict[str, Any] = field(default_factory=dict)
     placement: dict[str, Any] = field(default_factory=dict)
@@ -75,15 +76,15 @@ class Local:
 
     @property
     def group_names(self) -> dict[str, tuple[str, ...]]:
-        """The devices of each group, which is named after them."""
+        """Name of a group -> its devices, after which it is named."""
         return {"+".join(group): group for group in self.groups or [(device,) for device in self.devices]}
 
     def scheduler(self, group: str) -> str:
-        """The process that owns a group."""
+        """Name of the process that owns a group."""
         return "gpu_scheduler-" + group.replace(":", "-")
 
     def processes(self) -> list[Process]:
-        """In the order of their start."""
+        """The processes in the order of their start; writes their configuration files."""
         keeper = str(self.state / "keeper.sock")
         handoff = str(self.state / "handoff.sock")
         common: dict[str, Any] = {"log_level": self.log_level, "log_format": "json"}
@@ -171,7 +172,7 @@ class Local:
         return plan
 
     def with_groups(self, groups: Sequence[Mapping[str, int | None]]) -> Local:
-        """The same on other devices: capacity in bytes by name, for each group."""
+        """The same system on other devices: for each group, device name -> capacity in bytes."""
         devices = {device: size for group in groups for device, size in group.items()}
         return self.with_(devices=devices, groups=tuple(tuple(group) for group in groups))
 
@@ -180,7 +181,7 @@ class Local:
 
 
 def to_toml(config: dict[str, Any]) -> str:
-    """The little of TOML that these files need: values first, then tables and arrays of tables."""
+    """The configuration as TOML, the little of it that these files need. Raises TypeError."""
 
     def value(v: Any) -> str:
         if isinstance(v, bool):

@@ -1,4 +1,4 @@
-"""What the person at the terminal is told until each group has an engine that can take a model: what engines are at,
+"""Reports to the person at the terminal until each group has an engine that can take a model: what engines are doing,
 for how long, and what went wrong."""
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from protos import gpu_scheduler_pb2
 from services.runtime import tasks
 
 EVERY_S = 10.0
-"""Between two lines about a group of which nothing new is known."""
+"""Seconds between two lines about a group of which nothing new is known."""
 LONGEST_S = 300.0
-"""Longer than a gpu_scheduler waits for an engine's imports: what went wrong is known by then."""
+"""The most seconds of waiting, longer than a gpu_scheduler waits for an engine's imports: by then it is known what went
+wrong."""
 _SILENT_S = 5.0
-"""A group tells its state every second."""
+"""Seconds without a report after which a group counts as silent; it reports every second."""
 _LAST_LINES = 12
 
 
 @dataclass(frozen=True)
 class WatchedGroup:
-    """A group: the address of its gpu_scheduler, and the log of that, which its engines write to as well."""
+    """A group: the address of its gpu_scheduler, and the gpu_scheduler's log, to which its engines write as well."""
 
     name: str
     address: str
@@ -33,14 +34,14 @@ class WatchedGroup:
 
 
 def doing(steps: Sequence[str]) -> str:
-    """What the engines of a group are at, each at one of `steps`: those are `starting` of its state."""
+    """What the engines of a group are doing. `steps`: the step of each engine, from `starting` of the group's state."""
     if not steps:
         return "no engine is on its way"
     return ", ".join(step if count == 1 else f"{step} ({count} engines)" for step, count in Counter(steps).items())
 
 
 def last_lines(log: Path) -> list[str]:
-    """Of what engines wrote: a traceback, or what a library says. The lines of services are JSON."""
+    """The last lines that engines wrote: a traceback, or output of a library. The lines of services are JSON."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
@@ -49,7 +50,7 @@ def last_lines(log: Path) -> list[str]:
 
 
 class Warming:
-    """Of all groups. `run` ends when each has a warm engine, or starts none any more, or the time is over."""
+    """Watches all groups. `run` ends when each has a warm engine, or starts none any more, or the time is over."""
 
     def __init__(self, groups: Sequence[WatchedGroup], say: Callable[[str], None]) -> None:
         self._groups = groups
@@ -58,7 +59,7 @@ class Warming:
         self._heard_at: dict[str, float] = {}
         self._waiting = {group.name for group in groups}
         self.problems: dict[str, str] = {}
-        """By group: why it has no warm engine."""
+        """Group -> why it has no warm engine."""
 
     async def run(self) -> None:
         began = asyncio.get_running_loop().time()
@@ -100,7 +101,8 @@ class Warming:
         self._say("\n".join([f"{group.name}: {self.problems[group.name]}", *last_lines(group.log)]))
 
     async def _tell(self, began: float) -> None:
-        """A line for all groups that are at the same, every so often; for ever."""
+        """Says every EVERY_S seconds what engines are doing, with one line for all groups that do the same; for
+        ever."""
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(EVERY_S)

@@ -16,21 +16,21 @@ FOLDER = Path(__file__).parent
 DASHBOARD = FOLDER / "dashboards" / "prism.json"
 ALERTS = FOLDER / "alerts.yaml"
 _WIDE, _HIGH, _ACROSS = 8, 8, 24
-"""Of a panel, in Grafana's columns and rows."""
+"""Size of a panel in Grafana's columns and rows, and columns of the dashboard."""
 _SOURCE = {"type": "prometheus", "uid": "${source}"}
 _OF_MODEL = 'model=~"$model"'
 _OF_CLIENTS = 'path!~"/health|/metrics|/ui"'
-"""Without what looks at the gateway itself every few seconds."""
+"""Selector without the paths on which tools look at the gateway itself every few seconds."""
 _OF_DEVICE = 'device=~"$device"'
 
 
 Queries = tuple[tuple[str, str], ...]
-"""PromQL with its legend."""
+"""(PromQL, its legend) of each series."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """`stacked`: areas on each other; `states`: one row a series, over time."""
+    """A panel. `stacked`: areas on each other; `states`: one row for each series, over time."""
 
     title: str
     queries: Queries
@@ -41,7 +41,7 @@ class Panel:
 
 
 def _quantiles(metric: str, labels: str, by: str) -> Queries:
-    """Of a histogram, over the dashboard's interval."""
+    """The median and 99th percentile of a histogram, over the dashboard's interval."""
     rate = f"sum by (le, {by}) (rate({metric}_bucket{{{labels}}}[$__rate_interval]))"
     return tuple((f"histogram_quantile({q}, {rate})", f"{{{{{by}}}}} p{100 * q:g}") for q in (0.5, 0.99))
 
@@ -173,11 +173,11 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         Panel("Warm engines", (("prism_warm_engines", "{{device}}"),)),
     ),
 }
-"""By row."""
+"""Title of a row -> its panels."""
 
 
 def dashboard() -> dict[str, Any]:
-    """In Grafana's form."""
+    """The dashboard in Grafana's form."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row, of_row in PANELS.items():

@@ -1,4 +1,4 @@
-"""See the package."""
+"""Writes the dashboard anew; the package's docstring has the details."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who may ask for what: API keys, their quotas, and pages of other origins (CORS)."""
+"""Who may use what: API keys, their quotas, and pages of other origins (CORS)."""

@@ -1,7 +1,7 @@
-"""Who may ask for what. Whatever comes in by HTTP or gRPC is checked here, before anything else looks at it.
+"""Who may use what. Every HTTP request and gRPC call is checked here, before any other code looks at it.
 
-Without a file of keys everybody may do everything but see what `gateway/ui/access.py` keeps. With one nothing but
-health answers without a key. What runs when a key is taken away runs to its end.
+Without a file of keys any client may do everything, except see what `gateway/ui/access.py` keeps back. With a file only
+health answers without a key. A request that runs when its key is taken away runs to its end.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ _OPEN_SERVICE = "/grpc.health.v1.Health/"
 _PAGE = "/ui"
 _MODELS = "/v1/"
 _ABOUT_MODELS = ("/tokenize", "/detokenize", "/openapi.json")
-"""What is any key's beside all below `_MODELS`. All else is an admin's: also what the router takes for one of its paths
-though it is written in another way, as "/metrics" with a newline behind it."""
+"""Paths that any key may use, beside all below `_MODELS`. Every other path is for admins, also one that the router
+would take for one of these although it is written differently, as "/metrics" with a newline behind it."""
 
 
 class Caller:
-    """Who asks, and what that may do."""
+    """The sender of a request, and what its key allows."""
 
     def __init__(self, key: Key | None, quotas: Quotas) -> None:
-        """Without a key: everything."""
+        """`key` None: everything is allowed."""
         self._key = key
         self._quota = None if key is None else quotas.of(key)
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """What lines of the log are to have."""
+        """Fields that the log lines of the request get."""
         return {} if self._key is None else {"key": self._key.name}
 
     def may_use(self, model: str) -> bool:
         return self._key is None or self._key.may_use(model)
 
     def check_model(self, model: str) -> None:
-        """Raises UnknownModel: that there is a model is not told to who may not use it."""
+        """Raises UnknownModel if the key may not use the model: such a client does not learn that the model exists."""
         if not self.may_use(model):
             raise UnknownModel(model)
 
     def check_admin(self) -> None:
-        """Raises Denied."""
+        """Raises Denied if the key is not an admin's."""
         if self._key is not None and not self._key.admin:
             raise Denied(f"The key '{self._key.name}' is not an admin's.")
 
     def take_in_flight(self, count: int) -> None:
-        """Counts answers that are being made. Raises TooMany."""
+        """Counts `count` answers as being made. Raises TooMany."""
         if self._key is not None and self._quota is not None:
             self._quota.take_in_flight(self._key, count)
 
@@ -67,30 +67,30 @@ class Caller:
             await self._quota.take_request(self._key)
 
     async def hold(self, prompt: int, answers: int, answers_said: bool) -> Charge:
-        """Holds tokens, of a prompt and of the most that its answers may be, if their client said it. Raises
-        OverLimit."""
+        """Holds the tokens of a prompt, and the most that its answers may have if the client set that (`answers_said`).
+        Raises OverLimit."""
         if self._key is None or self._quota is None:
             return Charge()
         return await self._quota.hold(self._key, prompt, answers, answers_said)
 
     async def headers(self) -> errors.Headers:
-        """What is left to ask for."""
+        """Rate-limit headers: what the key may still use."""
         return [] if self._key is None or self._quota is None else await self._quota.headers(self._key)
 
 
 ANYBODY = Caller(None, Quotas())
-"""Who asks where there are no keys."""
+"""The caller of a request when there are no keys."""
 
 
 class Access:
-    """The keys, as their file has them now."""
+    """The access rules of the keys that the file has now."""
 
     def __init__(self, keys: Followed[Keys] | None) -> None:
         self._keys = keys
         self._quotas = Quotas()
 
     def of_http(self, path: str, headers: Headers) -> Caller:
-        """Raises NoKey, Denied."""
+        """The caller of an HTTP request. Raises NoKey, Denied."""
         if self._keys is None or path == _OPEN_PATH:
             return ANYBODY
         page = path.startswith(_PAGE)
@@ -100,15 +100,16 @@ class Access:
         return caller
 
     def of_call(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-        """Raises NoKey."""
+        """The caller of a gRPC call. Raises NoKey."""
         if self._keys is None or method.startswith(_OPEN_SERVICE):
             return ANYBODY
         given = next((value for name, value in metadata if name == "authorization"), "")
         return self._caller(given if isinstance(given, str) else given.decode(errors="replace"))
 
     def _caller(self, authorization: str, basic: bool = False) -> Caller:
-        """A browser, which can send no bearer token, may send a key as the password of any user, but only for the page:
-        it sends passwords along of its own accord, also with requests that another site's page makes."""
+        """The caller with the key in an Authorization header. A browser, which can send no bearer token, may send a key
+        as the password of any user (`basic`), but only for the page: browsers send passwords along of their own accord,
+        also with requests that another site's page makes. Raises NoKey."""
         assert self._keys is not None
         scheme = "Basic" if basic else "Bearer"
         kind, _, given = authorization.partition(" ")

@@ -1,7 +1,8 @@
-"""Pages of other origins that may read answers in a browser (CORS).
+"""Cross-origin access (CORS): pages of other origins that may read answers in a browser.
 
-A browser asks first, without the page's key, and then shows a page only answers that name its origin. It is the user
-whom this protects, and no access control: whoever has a key may ask for anything without a browser.
+A browser first sends a preflight request, without the page's key, and then shows a page only answers that name its
+origin. This protects the browser's user, and is no access control: a client with a key may do anything without a
+browser.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from gateway.errors import Denied
 
 ANY = "*"
 _KEPT = ("/ui", "/metrics")
-"""Beginnings of paths whose answers are for no page but the gateway's own: they are about the whole system, and `/ui`
-goes by who asks from where."""
+"""Beginnings of paths whose answers are for the gateway's own page alone: they are about the whole system, and who may
+see `/ui` can depend on the name by which it is asked for (`gateway/ui/access.py`)."""
 _READABLE = ", ".join(
     (
         "x-request-id",
@@ -28,7 +29,7 @@ _READABLE = ", ".join(
     )
 )
 _REMEMBERED_S = 600
-"""How long a browser need not ask again."""
+"""Seconds for which a browser need not repeat its preflight request."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:]+")
 _PORTS = {"http": 80, "https": 443}
@@ -37,7 +38,7 @@ _PORTS = {"http": 80, "https": 443}
 def origin(text: str) -> str:
     """An origin as browsers send it, "https://chat.example.com" or "http://localhost:3000", or "*" for all. Raises
     ValueError with one line."""
-    if text == ANY or "${" in text:  # the environment's variables are yet to be filled in (services/runtime/config.py)
+    if text == ANY or "${" in text:  # the environment's variables are not filled in yet (services/runtime/config.py)
         return text
     exact = _as_sent(text)
     if not exact:
@@ -69,15 +70,15 @@ def alone(origins: Sequence[str]) -> Sequence[str]:
 
 
 class Cors:
-    """What answers say to browsers of pages at `origins`; with none of them nothing."""
+    """CORS headers for browsers of pages at `origins`; none if there are no origins."""
 
     def __init__(self, origins: Sequence[str] = ()) -> None:
-        """`origins`: as `origin` has checked them."""
+        """`origins`: checked by `origin`."""
         self._origins = frozenset(origins)
         self._any = ANY in self._origins
 
     def headers(self, path: str, headers: Headers) -> errors.Headers:
-        """What every answer to a request with such headers has, errors and streams among them."""
+        """Headers of every answer to a request with these headers, errors and streams included."""
         if not self._origins or path.startswith(_KEPT):
             return []
         readable = (b"access-control-expose-headers", _READABLE.encode())
@@ -90,7 +91,7 @@ class Cors:
         return [(b"access-control-allow-origin", given.encode()), readable, varies]
 
     def asked(self, method: str, path: str, headers: Headers) -> bool:
-        """Whether a browser asks whether a page may send a request."""
+        """Whether the request is a browser's preflight: it asks whether a page may send a request."""
         return (
             bool(self._origins)
             and method == "OPTIONS"
@@ -100,7 +101,7 @@ class Cors:
         )
 
     def answer(self, headers: Headers) -> errors.Headers:
-        """What such a request may be, beside `headers`. Raises Denied."""
+        """Headers of the answer to a preflight: what the page's request may have, beside `headers`. Raises Denied."""
         given = headers["origin"]
         if not self._any and given not in self._origins:
             raise Denied(f"The origin '{given[:100]}' is not among the gateway's `cors_origins`.")

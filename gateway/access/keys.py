@@ -1,7 +1,8 @@
-"""API keys: what their file says.
+"""API keys, as their file lists them.
 
-A key is 256 random bits, and the file has its SHA-256. A slow hash protects what people think up, by making each
-guess dear; of these nobody can try a part that matters, and a slow hash would only make every request slow.
+A key is 256 random bits, and the file has its SHA-256. A slow hash protects secrets that people think up, by making
+each guess expensive; no client could try a relevant share of 256 random bits, and a slow hash would only make every
+request slow.
 """
 
 from __future__ import annotations
@@ -21,40 +22,40 @@ from services.runtime.config import ConfigSection, Fault, faults
 from services.wording.toml_lines import line_of
 
 _PREFIX = "sk-prism-"
-"""By which scanners for leaked secrets, and people, know a key."""
+"""Prefix by which scanners for leaked secrets, and people, recognize a key."""
 _SHOWN = len("sha256:") + 8
-"""Characters of a hash by which keys are told apart before they are compared: what the time of a look-up could tell
-of them leads to no key."""
+"""Number of characters of a hash by which keys are found before they are compared: what the time of a look-up could
+reveal about these leads to no key."""
 
 
 class Key(ConfigSection):
-    """What the bearer of one key may do."""
+    """The rights of the bearer of one key."""
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[\w.@-]+$")
-    """Who: in logs and errors, never the key itself."""
+    """Name of the bearer, which logs and errors show instead of the key."""
     hash: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
     models: tuple[str, ...] = ("*",)
-    """Names, or patterns of names as a shell has them."""
+    """Names of models, or patterns of names as a shell has them."""
     requests_per_minute: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)
-    """Of prompts and answers together."""
+    """Tokens of prompts and answers together."""
     in_flight: int | None = Field(None, ge=1)
-    """Answers being made or waited for at once, at each gateway."""
+    """The most answers being made or waited for at once, at each gateway."""
     admin: bool = False
-    """Also /metrics and /ui."""
+    """Whether the bearer may also see /metrics and /ui."""
 
     def may_use(self, model: str) -> bool:
         return any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
 
 
 class KeysFile(ConfigSection):
-    """One `[[key]]` each."""
+    """The file of keys, with one `[[key]]` for each."""
 
     key: tuple[Key, ...] = ()
 
 
 class Keys:
-    """All keys, found by what their bearers send."""
+    """All keys, found by the secrets that their bearers send."""
 
     def __init__(self, keys: Sequence[Key]) -> None:
         self._by_start: dict[str, list[Key]] = {}
@@ -70,17 +71,18 @@ class Keys:
 
 
 def new() -> str:
-    """A key that nobody has."""
+    """A new random key."""
     return _PREFIX + secrets.token_urlsafe(32)
 
 
 def digest(secret: str) -> str:
-    """As the file has it."""
+    """Hash of a key as the file has it."""
     return "sha256:" + hashlib.sha256(secret.encode()).hexdigest()
 
 
 def load(path: str) -> Keys:
-    """Raises OSError, or ValueError with one line that names file, line and key of the first fault."""
+    """The keys of the file. Raises OSError, or ValueError with one line that names file, line and key of the first
+    fault."""
     try:
         text = Path(path).read_text()
         values = tomllib.loads(text)
@@ -102,7 +104,8 @@ def load(path: str) -> Keys:
 
 
 def repeated(file: KeysFile) -> list[Fault]:
-    """Names say whose use is counted and hashes who it is: one each."""
+    """Faults for names and hashes that are there more than once: use is counted by name, and bearers are found by
+    hash."""
     found = []
     for field in ("name", "hash"):
         seen: set[str] = set()

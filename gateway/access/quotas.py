@@ -1,11 +1,11 @@
-"""How much a key may ask for in a minute, and have under way at once.
+"""The tokens and requests that a key may use in a minute, and the answers that it may have in progress at once.
 
-Counted by `limits`' sliding window counter: what was used in this minute of the clock, and of the one before as much as
-still reaches into the last 60 s. Two numbers a key, however many tokens; exact to within what an uneven minute makes of
-an average. Each gateway counts for itself, and from nothing when it starts.
+They are counted with `limits`' sliding window counter: what was used in this minute of the clock, and of the minute
+before as much as still reaches into the last 60 s. That takes two numbers a key, however many tokens; it is exact as
+far as usage within the minute before was even. Each gateway counts for itself, and from nothing when it starts.
 
-Tokens are those of prompt and answer. While an answer is made, the most that it was asked to be counts against the
-limit; when it has ended, what it was. So many requests at once cannot pass a limit, and a client that names a high
+Tokens are those of prompt and answer. While an answer is made, the most that the request allows it counts against the
+limit; once it has ended, what it had. So many requests at once cannot pass a limit, and a client that names a high
 `max_tokens` as most do pays for what it got. (OpenAI charges the estimate. A window that is only ever charged
 afterwards lets through, at once, whatever the requests of a minute may ask for.)
 """
@@ -24,19 +24,19 @@ from services.wording.plurals import agreeing, counted
 
 MINUTE_S = 60
 UNSAID_TOKENS = 512
-"""What an answer counts while it is made if its client set no limit: the context would be a limit, and one request
+"""Tokens that an answer counts while it is made if its client set no limit: with the context as the limit one request
 would take a key's whole minute."""
 
 
 class Window(NamedTuple):
-    """What was used: as `limits` has it."""
+    """What was used, in the fields of `limits`: amounts of the previous and the current minute of the clock."""
 
     previous: int
     previous_left_s: float
-    """For how long the previous minute reaches into the last 60 s; 0 where it has nothing."""
+    """Seconds for which the previous minute still reaches into the last 60 s; 0 if nothing was used in it."""
     current: int
     current_left_s: float
-    """Until nothing of the current minute counts any more."""
+    """Seconds until nothing of the current minute counts any more."""
 
     @property
     def used(self) -> float:
@@ -44,28 +44,28 @@ class Window(NamedTuple):
 
     @property
     def reset_s(self) -> float:
-        """Until all of it is forgotten, if nothing else comes."""
+        """Seconds until nothing that was used counts any more, if nothing is added."""
         return self.current_left_s if self.current else self.previous_left_s
 
     def wait_s(self, amount: int, limit: int) -> float:
-        """Until `amount` fits under `limit`, at most `limit` itself, if nothing else comes."""
+        """Seconds until `amount`, which is at most `limit`, fits under `limit`, if nothing is added."""
         room = limit - amount
         if self.used <= room:
             return 0.0
-        if self.current <= room:  # once the previous minute has faded so far
+        if self.current <= room:  # it fits once the previous minute has faded enough
             return self.previous_left_s - (room - self.current) * MINUTE_S / self.previous
         return self.current_left_s - room * MINUTE_S / self.current
 
 
 class Meter:
-    """What one key has used of one thing."""
+    """What one key has used of one kind: requests or tokens."""
 
     def __init__(self, storage: MemoryStorage, kind: str, name: str) -> None:
         self._storage = storage
         self._kind = kind
         self._key = f"{kind}/{name}"
         self.held = 0
-        """Of what is under way, the most that it may come to."""
+        """The most that running requests may still use."""
 
     async def window(self) -> Window:
         return Window(*await self._storage.get_sliding_window(self._key, MINUTE_S))
@@ -84,7 +84,7 @@ class Meter:
         headers = self._headers(limit, window)
         if amount > limit:
             raise OverLimit(f"Request too large on {said}Requested {amount}.", self._kind, headers, None)
-        # What is held ends when it ends: of that there is no time to tell.
+        # When requests in progress will end is not known, so held amounts are left out of this time.
         again_s = max(1, math.ceil(window.wait_s(amount, limit)))
         used = math.ceil(window.used) + self.held
         raise OverLimit(
@@ -104,14 +104,14 @@ class Meter:
 
 
 class Charge:
-    """The tokens of one request, from its start to its end."""
+    """The tokens that one request holds, from its start to its end."""
 
     def __init__(self, meter: Meter | None = None, held: int = 0) -> None:
         self._meter = meter
         self._held = held
 
     def settle(self, tokens: int) -> None:
-        """It has ended, having used so many."""
+        """Ends the hold, and counts the tokens that were used."""
         if self._meter is not None:
             tasks.spawn(self._settle(self._meter, tokens), "count tokens")
 
@@ -121,16 +121,16 @@ class Charge:
 
 
 class Quota:
-    """Of one key. What it has used stays when its limits change."""
+    """Usage and limits of one key. What it has used stays when its limits change."""
 
     def __init__(self, storage: MemoryStorage, name: str) -> None:
         self._requests = Meter(storage, "requests", name)
         self._tokens = Meter(storage, "tokens", name)
         self.in_flight = 0
-        """Answers that are being made or waited for."""
+        """Number of answers that are being made or waited for."""
 
     def take_in_flight(self, key: Key, count: int) -> None:
-        """Counts answers that begin. Raises TooMany."""
+        """Counts `count` answers that begin. Raises TooMany."""
         if key.in_flight is not None and self.in_flight + count > key.in_flight:
             raise TooMany(
                 f"{counted(self.in_flight, 'answer')} of the key '{key.name}' {agreeing(self.in_flight, 'is', 'are')} "
@@ -140,14 +140,14 @@ class Quota:
         self.in_flight += count
 
     async def take_request(self, key: Key) -> None:
-        """Counts a request. Raises OverLimit; a refused one does not count."""
+        """Counts a request. Raises OverLimit; a refused request does not count."""
         if key.requests_per_minute is not None:
             await self._requests.check(1, key.requests_per_minute)
             await self._requests.use(1)
 
     async def hold(self, key: Key, prompt: int, answers: int, answers_said: bool) -> Charge:
-        """Holds the tokens of a prompt and of the most that its answers may be, if their client said it. Raises
-        OverLimit."""
+        """Holds the tokens of a prompt, and the most that its answers may have if the client set that (`answers_said`).
+        Raises OverLimit."""
         if key.tokens_per_minute is None:
             return Charge()
         if not answers_said:
@@ -157,7 +157,7 @@ class Quota:
         return Charge(self._tokens, prompt + answers)
 
     async def headers(self, key: Key) -> Headers:
-        """By OpenAI's names."""
+        """Rate-limit headers with OpenAI's names."""
         headers: Headers = []
         if key.requests_per_minute is not None:
             headers += await self._requests.headers(key.requests_per_minute)
@@ -167,7 +167,7 @@ class Quota:
 
 
 class Quotas:
-    """Of all keys, by name."""
+    """Quotas of all keys, by name."""
 
     def __init__(self) -> None:
         self._storage = MemoryStorage()

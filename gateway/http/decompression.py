@@ -1,7 +1,7 @@
-"""Bodies that their clients have packed, as `content-encoding` says: gzip, deflate, or one in another.
+"""Packed bodies, in the encodings that `content-encoding` names: gzip, deflate, or one inside another.
 
-They are unpacked piece by piece as they come, so that one which would be large beyond measure ends where any body ends
-that is too long, and takes no more memory than that.
+They are unpacked piece by piece as they arrive, so that a body which would be large beyond measure ends where any body
+ends that is too long, and takes no more memory than that.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gateway.errors import BadField, BodyTooLarge, OtherEncoding
 _HEADER = "content-encoding"
 _PIECE_BYTES = 64 << 10
 _MOST_LAYERS = 2
-"""Encodings in one another; each takes memory and time of its own."""
+"""The most encodings inside one another; each takes memory and time of its own."""
 _MOST_MEMBERS = 1024
-"""Parts of a gzip body with a head each; many take time though they hold nothing."""
+"""The most members of a gzip body, each of which has a head; many of them take time although they are empty."""
 _NAMES = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
 _UNSUPPORTED = "unsupported_encoding"
 _GZIP, _ZLIB, _RAW = 31, 15, -15
-"""Formats, in zlib's numbers."""
+"""Formats as zlib's `wbits`."""
 
 
 def encodings(headers: Headers) -> tuple[str, ...]:
@@ -37,18 +37,18 @@ def encodings(headers: Headers) -> tuple[str, ...]:
 
 
 class Unpacked:
-    """What an ASGI app receives of a packed body: the body itself, in pieces. Raises OtherEncoding for an encoding that
-    is not known, before it has asked for the body, BadField for what is damaged or cut off, and TooLarge."""
+    """An ASGI `receive` for a packed body that returns the unpacked body, in pieces. Raises OtherEncoding for an
+    unknown encoding before it receives anything, BadField for a body that is damaged or cut off, and BodyTooLarge."""
 
     def __init__(self, receive: Receive, names: Sequence[str], most_bytes: int) -> None:
-        """`names`: of `encodings`."""
+        """`names`: the encodings, as `encodings` returns them. `most_bytes`: the most bytes of the unpacked body."""
         self._receive = receive
         self._names = names
         self._most = most_bytes
         self._packed = 0
         self._layers: list[_Layer] = []
         self._pieces: Iterator[bytes] | None = None
-        """Those of what has come that are not given out."""
+        """Unpacked pieces of the last message that were not returned yet."""
         self._more = True
 
     async def __call__(self) -> Message:
@@ -58,7 +58,7 @@ class Unpacked:
             if self._pieces is not None:
                 piece = next(self._pieces, None)
                 if piece is not None:
-                    await asyncio.sleep(0)  # a long body must not hold up others' streams
+                    await asyncio.sleep(0)  # a long body must not hold up other requests' streams
                     return {"type": "http.request", "body": piece, "more_body": True}
                 self._pieces = None
                 if not self._more:
@@ -70,7 +70,7 @@ class Unpacked:
                 return message
             data = message.get("body", b"")
             self._packed += len(data)
-            if self._packed > self._most + (self._most >> 8) + 1024:  # what cannot be packed grows by less
+            if self._packed > self._most + (self._most >> 8) + 1024:  # data that cannot be compressed grows by less
                 raise too_large(self._most)
             self._more = message.get("more_body", False)
             self._pieces = _through(self._layers, data)
@@ -86,14 +86,14 @@ class _Layer:
         self._members = 0
         self._stream: zlib._Decompress | None = None
         self._ended = True
-        """Whether what has come may be all: nothing, or whole members."""
+        """Whether the data so far may be the whole body: it is empty, or ends with a member."""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What `data` unpacks to."""
+        """The pieces that `data` unpacks to."""
         while True:
             if self._stream is None:
                 if self._members:
-                    data = data.lstrip(b"\0")  # some tools fill up the last block so
+                    data = data.lstrip(b"\0")  # some tools fill up the last block with zeros
                 if not data:
                     return
                 self._members += 1
@@ -122,14 +122,14 @@ class _Layer:
                 return
 
     def end(self) -> None:
-        """Raises BadField if more should have come."""
+        """Raises BadField if the body is cut off."""
         if not self._ended:
             raise self._damaged("it is cut off")
 
     def _format(self, first: int) -> int:
         if self._name == "gzip":
             return _GZIP
-        # "deflate" is zlib's format. Some clients send it without zlib's head, which begins with an 8 in these bits.
+        # "deflate" is zlib's format. Some clients send it without zlib's head, whose first byte has an 8 in these bits.
         return _ZLIB if first & 0x0F == 8 else _RAW
 
     def _damaged(self, why: str) -> BadField:
@@ -137,7 +137,7 @@ class _Layer:
 
 
 def _layers(names: Sequence[str], most_bytes: int) -> list[_Layer]:
-    """Outermost first."""
+    """A layer for each encoding, the outermost first. Raises OtherEncoding."""
     for name in names:
         if name not in _NAMES:
             raise OtherEncoding(
@@ -157,5 +157,5 @@ def _through(layers: Sequence[_Layer], data: bytes) -> Iterator[bytes]:
 
 
 def too_large(most_bytes: int) -> BodyTooLarge:
-    """The error of a body that is longer."""
+    """The error for a body that is longer than `most_bytes`."""
     return BodyTooLarge(f"The body is longer than {most_bytes} bytes.", None, "body_too_large")

@@ -19,40 +19,42 @@ from services.runtime import tasks
 
 JSON = b"application/json"
 CALLER = "prism.caller"
-"""Where a request's scope has who asks."""
+"""Key of the request's Caller in its ASGI scope."""
 COUNT = "prism.count"
-"""Where it has what is counted of it."""
+"""Key of the request's Count in its ASGI scope."""
 ANSWER_HEADERS = "prism.answer_headers"
-"""Where it has the headers that any answer has beside its own."""
+"""Key, in a request's ASGI scope, of the headers that every answer to it has beside its own."""
 BODY_TIME_OUT_S = 300.0
-"""For a whole body: 8 MiB at a quarter of a megabit a second."""
+"""Seconds that a whole body may take: 8 MiB at a quarter of a megabit a second."""
 SMALL_BODY_BYTES = 64 << 10
-"""So much of a body always has room: who sends many large ones slowly keeps out nobody else's prompts."""
+"""Bytes of a body that always have room: a client that sends many large bodies slowly does not keep out others'
+prompts."""
 _LONGEST_ID = 128
 _MOST_MILLISECONDS = 10**9
 
 
 class ClientGone(Exception):
-    """The client closed its connection before it had asked for anything."""
+    """The client closed its connection before its request was complete."""
 
 
 class Bodies:
-    """Reads bodies, and knows how much has come of those that are not all there."""
+    """Reads bodies, and counts the bytes of those that are still arriving."""
 
     def __init__(self, most_bytes: int, most_together_bytes: int) -> None:
-        """`most_together_bytes`: of what bodies have beyond SMALL_BODY_BYTES."""
+        """`most_bytes`: the most of one body. `most_together_bytes`: the most of what all arriving bodies have beyond
+        SMALL_BODY_BYTES."""
         self._most = most_bytes
         self._most_together = most_together_bytes
         self._held = 0
 
     def unpacked(self, headers: Headers, receive: Receive) -> Receive:
-        """`receive` of a request with such headers, with its body as it was before its client packed it."""
+        """A `receive` that returns the unpacked body of a request with these headers."""
         encodings = decompression.encodings(headers)
         return Unpacked(receive, encodings, self._most) if encodings else receive
 
     async def read(self, receive: Receive) -> bytes:
-        """A whole body. Raises TooLarge, TooSlow, NoRoomForBody, ClientGone. What is left of it then is not waited for:
-        such an answer ends the connection."""
+        """A whole body. Raises BodyTooLarge, TooSlow, NoRoomForBody, ClientGone. The rest of the body is not waited for
+        then: such an answer ends the connection."""
         try:
             async with asyncio.timeout(BODY_TIME_OUT_S):
                 return await self._read(receive)
@@ -83,7 +85,7 @@ class Bodies:
 
 
 def request_id(headers: Headers) -> str:
-    """The client's own, if it can be echoed, or a new one."""
+    """The client's own request id, if it can be echoed, or a new one."""
     given = headers.get("x-request-id", "")
     return given if 0 < len(given) <= _LONGEST_ID and given.isascii() and given.isprintable() else uuid.uuid4().hex
 
@@ -110,7 +112,7 @@ def _milliseconds(headers: Headers, name: str) -> int:
 
 
 class WhileConnected:
-    """A block that is cancelled when the client goes away; afterwards `gone` says whether it did, and the block's
+    """A context that is cancelled when the client goes away. Afterwards `gone` says whether it did, and the
     cancellation has been absorbed. Enter it after the body was read."""
 
     def __init__(self, receive: Receive) -> None:
@@ -143,14 +145,14 @@ class WhileConnected:
 async def respond(
     send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None, kind: bytes = JSON
 ) -> None:
-    """A whole response."""
+    """Sends a whole response."""
     fields = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *(headers or ())]
     await send({"type": "http.response.start", "status": status, "headers": fields})
     await send({"type": "http.response.body", "body": body})
 
 
 async def respond_empty(send: Send, headers: errors.Headers) -> None:
-    """A response that says all in its headers."""
+    """Sends a response without a body, with status 204."""
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body"})
 
@@ -165,12 +167,12 @@ def headers_of(scope: Scope) -> Headers:
 
 
 def answer_headers(scope: Scope, request_id: str) -> errors.Headers:
-    """Headers that any answer has beside its own."""
+    """Headers that every answer to the request has beside its own."""
     return [(b"x-request-id", request_id.encode()), *scope[ANSWER_HEADERS]]
 
 
 def count_of(scope: Scope) -> metrics.Count:
-    """What is counted of a request."""
+    """The Count of the request."""
     count = scope[COUNT]
     assert isinstance(count, metrics.Count)
     return count

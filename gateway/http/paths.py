@@ -1,9 +1,9 @@
-"""Paths of requests: one way to write each, and what metrics call it."""
+"""Paths of requests: one way to write each, and their names in metrics."""
 
 from __future__ import annotations
 
 _DIRECTORY = "/ui/"
-"""The page's own path: its files are named relative to it, and without the slash it leads there."""
+"""Path of the page itself: its files are named relative to it, and the path without the slash leads here."""
 _KNOWN = frozenset(
     (
         "/v1/chat/completions",
@@ -23,8 +23,8 @@ OTHER = "other"
 
 
 def plain(path: str) -> str:
-    """The path with one slash where it has several and none at its end. It is what access is decided by, and what the
-    router looks up: nothing can be one path to the one and another to the other."""
+    """The path with one slash where it has several, and none at its end. Access is decided by this path, and the router
+    looks it up, so that no path can mean one thing to access and another to the router."""
     if not path.startswith("/") or ("//" not in path and not path.endswith("/")):
         return path
     parts = "/".join(part for part in path.split("/") if part)
@@ -32,7 +32,7 @@ def plain(path: str) -> str:
 
 
 def label(path: str) -> str:
-    """The path as metrics have it, of a few: names that clients make up must not become series."""
+    """The path's label in metrics, one of a few: names that clients make up must not become series."""
     if path in _KNOWN:
         return path
     if path.startswith(_OF_A_MODEL):

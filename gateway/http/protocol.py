@@ -1,8 +1,9 @@
-"""HTTP connections that end when their other side takes too much room or time for a request, or reads nothing of what
-is written to it, and on which an offer to speak another protocol changes nothing.
+"""HTTP connections with bounds: they end if the client takes too much room or time for a request, or does not read what
+is written to it, and an offer to speak another protocol changes nothing.
 
-uvicorn bounds neither what comes before a body and after it, nor how long that takes; bodies are `http.Bodies`'.
-Its parser ends a request with an `Upgrade` at the end of its head, and the body is lost: clients offer HTTP/2 so.
+uvicorn bounds neither what comes before a body and after it, nor how long that takes; bodies are bounded by
+`http.Bodies`. Its parser ends a request with an `Upgrade` at the end of its head, and the body is lost: clients offer
+HTTP/2 in that way.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from gateway.http.messages import JSON
 from gateway.metrics import Count
 
 MOST_HEAD_BYTES = 64 << 10
-"""Of a request line and headers, and of trailers; nginx takes 32 KiB."""
+"""The most bytes of a request line with its headers, and of trailers; nginx takes 32 KiB."""
 HEAD_TIME_OUT_S = 30.0
-"""From a connection, or a request's first byte on one that was kept, to the end of its headers. So long may also take
-what is left of a body that has been answered."""
+"""Seconds from a connection, or from a request's first byte on a kept connection, to the end of its headers. The rest
+of a body that has been answered may take as long."""
 READ_TIME_OUT_S = 60.0
-"""In which some of what is written has to be read. Who reads nothing would keep places of requests, and memory."""
+"""Seconds within which a client has to read some of what is written. A client that reads nothing would keep places of
+requests, and memory."""
 
 
 @dataclass(frozen=True)
 class _Refusal:
-    """The last that is said on a connection."""
+    """The last response on a connection."""
 
     status: int
     phrase: bytes
@@ -63,7 +65,7 @@ _NO_TUNNEL = _Refusal(405, b"Method Not Allowed", "method_not_allowed", "Not all
 _NO_HTTP = _Refusal(400, b"Bad Request", "no_http", "This is no HTTP request, or its method is none that is known.")
 _NO_HTTP2 = _Refusal(505, b"HTTP Version Not Supported", "http_version", "HTTP/2 is not spoken here: use HTTP/1.1.")
 _PREFACE = b"PRI"
-"""Method of what a client sends first that knows, or thinks so, that HTTP/2 is spoken."""
+"""Method of the first line from a client that expects HTTP/2."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -72,11 +74,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._aside = 0
-        """Bytes since the last that was part of a body, or ended a request."""
+        """Bytes received since the last byte of a body, or the last end of a request."""
         self._in_message = False
         self._refused = False
         self._answered: RequestResponseCycle | None = None
-        """The request whose answer is being made: not the last that came where a client sends several in a row."""
+        """The request whose answer is being made; not the last one received if a client sends several in a row."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
 
@@ -91,7 +93,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(error)
 
     def _leave_all(self) -> None:
-        """Nobody takes any answer any more. uvicorn tells only the last request, and writes for the others."""
+        """Ends all requests of the connection: the client takes no answer any more. uvicorn itself ends only the last
+        request, and goes on writing for the others."""
         for cycle in (self._answered, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
@@ -157,7 +160,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
 
     def _head_without_offer(self) -> bytes:
-        """The head that was just parsed, for a parser that is to find no `Upgrade` in it: a server may ignore one (RFC
+        """The head that was just parsed, without its `Upgrade`, for a new parser: a server may ignore that header (RFC
         9110, 7.8)."""
         version = self.parser.get_http_version().encode()
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
@@ -178,7 +181,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_NO_TUNNEL)
         elif not self.parser.should_upgrade():
             super().on_headers_complete()
-        # Else the parser goes no further, and another one has the head without the offer, and all behind it.
+        # Otherwise the parser stops here, and a new one gets the head without the offer, and everything behind it.
 
     def on_body(self, body: bytes) -> None:
         self._aside = 0
@@ -198,8 +201,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_TIME_OUT_S, self._refuse, _TOO_SLOW)
 
     def _await_next(self) -> None:
-        """uvicorn ends its wait for a next request with whatever comes, the rest of a body that it has answered and
-        empty lines among it, and would wait for ever then."""
+        """Bounds the wait for a next request. uvicorn ends its own wait with whatever comes, even the rest of a body
+        that it has answered or empty lines, and would wait for ever then."""
         waits = self._head_timer is not None or self.timeout_keep_alive_task is not None
         if waits or self.transport.is_closing() or self.cycle is None or not self.cycle.response_complete:
             return
@@ -216,7 +219,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _refuse(self, refusal: _Refusal) -> None:
-        """A response to an earlier request that is under way is cut off: there is nothing to be said beside it."""
+        """Ends the connection with `refusal`. If a response to an earlier request is under way, that is cut off
+        instead, since nothing can be sent beside it."""
         self._refused = True
         self._head_came()
         if self.transport.is_closing():

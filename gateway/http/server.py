@@ -19,7 +19,7 @@ from services.wording import addresses
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 _FIRST_REQUEST_S = 1.0
-"""How long a connection that was taken before a stop has for its request: who made it has it on the way."""
+"""Seconds that a connection taken before a stop has for its first request, which may already be on its way."""
 
 
 class _Protocol(BoundedProtocol):
@@ -33,7 +33,7 @@ class _Protocol(BoundedProtocol):
 class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The process has its own handlers."""
+        """Does nothing: the process has signal handlers of its own."""
         yield
 
 
@@ -65,8 +65,8 @@ class HttpServer:
         """The port in use, once started."""
 
     async def start(self, listener: socket.socket | None = None) -> None:
-        """On `listener`, which somebody else opened, or else at the address. Raises Unavailable with one line when that
-        cannot be had."""
+        """Serves on `listener`, if one was handed over, or else at the address. Raises Unavailable with one line if the
+        address cannot be had."""
         if listener is None:
             listener = self._listen()
         self.port = listener.getsockname()[1]
@@ -78,21 +78,21 @@ class HttpServer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
-            listener.listen(_BACKLOG)  # who connects from now on waits, and is not refused
+            listener.listen(_BACKLOG)  # clients that connect from now on wait, and are not refused
         except OSError as error:
             listener.close()
             raise Unavailable(f"cannot serve HTTP on {self._address}: {error.strerror or error}") from None
         return listener
 
     def withdraw(self) -> None:
-        """From now on every connection ends with its next response. Unasked, one that a client keeps would be closed
-        at the stop, maybe under a request that is on its way."""
+        """Has every connection end with its next response from now on. Otherwise a connection that a client keeps would
+        be closed at the stop, maybe under a request that is on its way."""
         self._uvicorn.config.encoded_headers.append((b"connection", b"close"))
         self._uvicorn.server_state.default_headers = list(self._uvicorn.config.encoded_headers)
 
     async def stop(self) -> None:
-        """Takes no more connections, closes those that had a request and have none, waits for the others' responses.
-        Cancelling it cuts those off."""
+        """Takes no more connections, closes those that had a request and have none now, and waits for the others'
+        responses. Cancelling this call cuts those off."""
         self._uvicorn.should_exit = True
         if self._serving is not None:
             await self._serving

@@ -1,8 +1,8 @@
 """Server-sent events of streamed answers, in OpenAI's two forms.
 
 At some thousand events a second, building each as a dictionary and encoding it costs more than anything else here. So
-all that stays the same in a stream is encoded once, and an event is: what comes before the text, the text as JSON, what
-comes after it.
+everything that stays the same in a stream is encoded once, and an event is the bytes before the text, the text as JSON,
+and the bytes after it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import orjson
 
 DONE = b"data: [DONE]\n\n"
 WAKING = b": waking\n\n"
-"""A comment, which clients step over."""
+"""A comment, which clients ignore."""
 
 
 class Events:
@@ -21,11 +21,11 @@ class Events:
 
     _before: bytes
     _text_end: bytes
-    """Closes what holds the text; the log-probabilities and the reason follow."""
+    """Bytes that close what holds the text; the log-probabilities and the reason follow."""
 
     def __init__(self, head: dict[str, Any], index: int, with_usage: bool) -> None:
-        """`head`: id, object, created and model. `with_usage`: the stream ends with the usage, so that all other
-        events say that they have none."""
+        """`head`: id, object, created and model. `with_usage`: the stream ends with the usage, so that all other events
+        have a null usage."""
         self._start = b"data: " + orjson.dumps(head)[:-1] + b',"choices":[{"index":%d,' % index
         self._usage = b',"usage":null' if with_usage else b""
         self._lay_out()
@@ -35,20 +35,20 @@ class Events:
         raise NotImplementedError
 
     def opening(self) -> bytes:
-        """What comes before any text."""
+        """The event before any text; empty if the form has none."""
         return b""
 
     def text(self, text: str) -> bytes:
-        """More text."""
+        """An event with more text."""
         return self._before + orjson.dumps(text) + self._after
 
     def scored(self, text: str, logprobs: Any) -> bytes:
-        """More text with log-probabilities."""
+        """An event with more text and log-probabilities."""
         scores = b',"logprobs":' + orjson.dumps(logprobs) + b',"finish_reason":null}]'
         return self._before + orjson.dumps(text) + self._text_end + scores + self._usage + b"}\n\n"
 
     def calls(self, deltas: list[dict[str, Any]]) -> bytes:
-        """Calls of tools, each whole."""
+        """An event with calls of tools, each whole."""
         delta = b'"delta":' + orjson.dumps({"tool_calls": deltas})
         return self._start + delta + b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
 
@@ -83,10 +83,10 @@ class CompletionEvents(Events):
 
 
 def usage(head: dict[str, Any], counts: dict[str, Any]) -> bytes:
-    """The event with the usage: after all choices have ended."""
+    """The event with the usage, after all choices have ended."""
     return b"data: " + orjson.dumps({**head, "choices": [], "usage": counts}) + b"\n\n"
 
 
 def error(encoded: bytes) -> bytes:
-    """An error after the answer began; `encoded` is OpenAI's error JSON."""
+    """The event for an error after the answer began; `encoded` is OpenAI's error JSON."""
     return b"data: " + encoded + b"\n\n"

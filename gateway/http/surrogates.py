@@ -1,7 +1,7 @@
 """JSON in which a string has half of a character: "\\ud83d", the first half of an emoji that was cut in two.
 
-JSON's grammar allows it, clients that cut strings by UTF-16 send it, and no text can be made of it: the parser refuses
-it. Other servers take U+FFFD in its place, and so does this one.
+JSON's grammar allows it, clients that cut strings by UTF-16 send it, and it is no text: the parser refuses it. Other
+servers put U+FFFD in its place, and so does this one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 def mended(body: bytes) -> bytes | None:
-    """A body that says the same with U+FFFD in place of each half; None if it has none, or is no JSON anyway."""
+    """The body with U+FFFD in place of each half of a character; None if it has none, or is no JSON anyway."""
     if _PERHAPS.search(body) is None:
         return None
     try:

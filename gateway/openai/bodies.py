@@ -1,7 +1,7 @@
-"""OpenAI's requests: what a body may say, checked, and turned into the gateway's own form.
+"""OpenAI's requests: the fields of a body, checked, and turned into the gateway's own form.
 
-A field that Prism does not know is ignored, as clients send many; one that it knows it cannot honour, and that would
-change the answer, is refused by name. Values are taken as JSON has them: "5" is not 5.
+A field that Prism does not know is ignored, as clients send many. A field that it knows it cannot honour, and that
+would change the answer, is refused by name. Values are taken as JSON has them: "5" is not 5.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ MOST_STOPS = 4
 MOST_STOP_CHARACTERS = 1024
 MOST_MESSAGES = 1 << 14
 MOST_IDS = 1 << 21
-"""Token ids in a list; no context is as long."""
+"""The most token ids in a list; no context is as long."""
 MOST_STOP_TOKENS = 1024
-"""Every choice of a request carries them."""
+"""The most stop tokens; every choice of a request carries them."""
 MOST_TOP_LOGPROBS = 20
 _INT64 = 1 << 63
 _TOKENS = 1 << 32
-"""Tokenizers know no larger ids."""
+"""Bound of token ids; tokenizers know no larger ones."""
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -60,7 +60,8 @@ def _is_token(value: Any) -> bool:
 
 
 def prompts(value: Any, most: int = MOST_PROMPTS) -> list[Prompt]:
-    """A string, a list of strings, a list of token ids, or a list of lists of token ids. Raises ValueError."""
+    """Prompts from a string, a list of strings, a list of token ids, or a list of lists of token ids. Raises
+    ValueError."""
     if isinstance(value, str):
         return [Prompt(text=value)]
     if isinstance(value, list) and value:
@@ -81,7 +82,8 @@ Content = str | list[dict[str, str]]
 
 
 def _content(value: Any) -> Content:
-    """Text, or a list of text parts, which the model's chat template may want one by one."""
+    """A message's content: text, or a list of text parts, which the model's chat template may want one by one. Raises
+    ValueError."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -138,7 +140,7 @@ _UNSUPPORTED: dict[str, Sequence[Any]] = {
     "return_tokens_as_token_ids": (False,),
 }
 _OF_PROMPTS = ("functions", "function_call", "chat_template", "truncate_prompt_tokens")
-"""Those of them that would change the prompt."""
+"""Those of the unsupported fields that would change the prompt."""
 
 
 def _check_supported(given: Mapping[str, Any], names: Collection[str] = _UNSUPPORTED) -> None:
@@ -151,7 +153,7 @@ def _check_supported(given: Mapping[str, Any], names: Collection[str] = _UNSUPPO
 
 
 class _Generate(_Model):
-    """What both ways of asking for text share. Beside OpenAI's fields those that vLLM and SGLang have in common."""
+    """The fields that chat and completion requests share: OpenAI's, and those that vLLM and SGLang have in common."""
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
@@ -187,11 +189,11 @@ class _Generate(_Model):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def _logprobs(self) -> tuple[bool, int]:
-        """Whether log-probabilities are wanted, and of how many tokens beside the chosen one."""
+        """Whether log-probabilities are wanted, and for how many tokens beside the chosen one."""
         raise NotImplementedError
 
     def _limit(self) -> tuple[int | None, str]:
-        """The most tokens, and the field that said so."""
+        """The most tokens of an answer, and the field that set it."""
         return self.max_tokens, "max_tokens"
 
     def _check(self) -> None:
@@ -203,7 +205,7 @@ class _Generate(_Model):
             raise BadField(f"'min_tokens' is {self.min_tokens}, above the limit of {limit}.", "min_tokens")
 
     def _grammar(self) -> tuple[str, dict[str, str]]:
-        """(the field that asks for one, that grammar as Sampling has it). Raises BadField."""
+        """(field that asks for a grammar, the grammar as Sampling has it). Raises BadField."""
         field, grammar = structured_outputs.asked(
             self.response_format, regex=self.regex, ebnf=self.ebnf, json_schema=self.json_schema
         )
@@ -211,7 +213,8 @@ class _Generate(_Model):
         return field, grammar
 
     def _alone(self, field: str) -> None:
-        """A grammar, which `field` asks for, says itself where an answer ends."""
+        """Raises BadField for limits given beside `field`, which asks for a grammar: a grammar itself says where an
+        answer ends."""
         for other, given in (("min_tokens", self.min_tokens), ("ignore_eos", self.ignore_eos)):
             if field and given:
                 raise BadField(f"'{other}' cannot be given beside '{field}'.", other)
@@ -245,7 +248,7 @@ class _Generate(_Model):
 
 
 class _Conversation(_Model):
-    """Messages, and all that a chat template makes a prompt of beside them."""
+    """Messages, and the other fields from which a chat template makes a prompt."""
 
     messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     chat_template_kwargs: dict[str, Any] | None = None
@@ -257,7 +260,7 @@ class _Conversation(_Model):
     parallel_tool_calls: bool | None = None
 
     def called(self) -> calling.Tools | None:
-        """The tools that an answer may call. Raises BadField."""
+        """The tools that an answer may call; None if there are none. Raises BadField."""
         try:
             return calling.asked(self.tools, self.tool_choice, self.parallel_tool_calls)
         except ValueError as error:
@@ -265,7 +268,7 @@ class _Conversation(_Model):
             raise BadField(f"Invalid '{field}': {what}", field) from None
 
     def conversation(self, called: calling.Tools | None) -> Prompt:
-        """The prompt, with `called` among what the template is shown. Raises BadField."""
+        """The prompt; the template is given the tools in `called` too. Raises BadField."""
         if self.add_special_tokens:
             what = "'add_special_tokens' is not supported beside 'messages': the chat template writes what a chat has."
             raise BadField(what, "add_special_tokens", "unsupported_parameter")
@@ -314,7 +317,7 @@ class ChatRequest(_Conversation, _Generate):
         return self.max_tokens, "max_tokens"
 
     def request(self, request_id: str, slo: common_pb2.Slo, arrival_s: float) -> Request:
-        """Raises BadField."""
+        """The gateway's request made of the body. Raises BadField."""
         self._check()
         if self.top_logprobs and not self.logprobs:
             raise BadField("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
@@ -326,7 +329,7 @@ class ChatRequest(_Conversation, _Generate):
             if called.must:
                 self._alone("tool_choice")
                 field, grammar = "tools", {"ebnf": tools_grammar.of(called, ENFORCED)}
-            elif field:  # it depends on how the model writes its calls, which is known when its tokenizer is
+            elif field:  # it depends on how the model writes its calls, which is known once its tokenizer is
                 called, grammar = replace(called, answer=self.response_format), {}
                 tools_grammar.of(called, ENFORCED)
         return Request(
@@ -360,7 +363,7 @@ class CompletionRequest(_Generate):
         return self.logprobs is not None, self.logprobs or 0
 
     def request(self, request_id: str, slo: common_pb2.Slo, arrival_s: float) -> Request:
-        """Raises BadField."""
+        """The gateway's request made of the body. Raises BadField."""
         self._check()
         field, grammar = self._grammar()
         sampling = self._sampling(default_limit=16, grammar=grammar)
@@ -393,8 +396,8 @@ class TokenizeRequest(_Conversation):
     return_token_strs: bool | None = None
 
     def tokenized(self) -> tuple[Prompt, str, calling.Tools | None]:
-        """The prompt, the field that has it, and the tools that an answer to it may call. Raises BadField, for
-        messages where the chat does."""
+        """The prompt, the field that has it, and the tools that an answer to it may call. Raises BadField; for messages
+        if a chat with them would."""
         if (self.prompt is None) == (self.messages is None):
             raise BadField("Give one of 'prompt' and 'messages'.", "prompt")
         _check_supported(self.model_extra or {}, _OF_PROMPTS)
@@ -430,7 +433,7 @@ _CODES = {
 
 
 def parse(kind: type[M], body: bytes) -> M:
-    """Checks a body. Raises BadField that names the first wrong field; a body that is not JSON has no field."""
+    """The checked body. Raises BadField that names the first wrong field; for a body that is not JSON it names none."""
     try:
         return kind.model_validate_json(body)
     except pydantic.ValidationError as error:
@@ -451,7 +454,7 @@ def parse(kind: type[M], body: bytes) -> M:
 
 
 def model_of(body: bytes) -> str:
-    """The model that a body names which is otherwise wrong; empty if none can be found."""
+    """The model that a faulty body names; empty if none can be found."""
     try:
         said = pydantic_core.from_json(body)
     except ValueError:

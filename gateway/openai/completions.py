@@ -27,7 +27,7 @@ from gateway.tools.formats import Call
 from tokenization.tokenizer import Tokenizer
 
 _LEAST_LOGPROB = -9999.0
-"""JSON has no infinity."""
+"""Logprob that stands for minus infinity, which JSON does not have."""
 
 
 def _told(logprob: float | None) -> float | None:
@@ -42,24 +42,24 @@ class CompletionBody(endpoint.Body, Protocol):
 
 
 class Form(Protocol):
-    """How one of the two APIs writes its answers."""
+    """The form in which one of the two APIs writes its answers."""
 
     path: str
     operation: str
-    """In GenAI's words."""
+    """Operation name in OpenTelemetry's GenAI conventions."""
 
     def parse(self, body: bytes) -> CompletionBody: ...
 
     def head(self, request_id: str, model: str, stream: bool) -> dict[str, Any]:
-        """What every object of a response begins with."""
+        """The fields that every object of a response begins with."""
 
     def events(self, head: dict[str, Any], index: int, with_usage: bool) -> sse.Events: ...
 
     def choice(self, index: int, text: str, calls: Sequence[Call], logprobs: Any, reason: str | None) -> dict[str, Any]:
-        """One whole answer."""
+        """One whole answer as a choice of the response."""
 
     def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> dict[str, list[Any]]:
-        """Lists with an entry for each token."""
+        """Lists with an entry for each token, by the API's names."""
 
     def echoes(self, body: Any) -> bool:
         """Whether each answer begins with its prompt."""
@@ -137,8 +137,8 @@ class CompletionForm:
 
 
 class _Logprobs:
-    """Of an answer that is sent as a whole. They are written as they come: those of a long answer, tens of megabytes,
-    would hold up others' streams for a second."""
+    """The log-probabilities of an answer that is sent as a whole. They are encoded as they come: those of a long
+    answer, tens of megabytes, would hold up other requests' streams for a second."""
 
     def __init__(self) -> None:
         self._lists: dict[str, list[bytes]] = {}
@@ -175,7 +175,7 @@ class GenerateEndpoint(Endpoint[CompletionBody]):
                 await self._whole(served, echoes, reply)
 
     async def _echoes(self, body: CompletionBody, served: Served) -> list[Echo]:
-        """What each choice begins with."""
+        """For each choice the text that it begins with."""
         request = served.request
         if not self._form.echoes(body):
             return [Echo() for _ in served.choices]

@@ -1,5 +1,5 @@
 """/v1/embeddings: each prompt of a request goes its own way to an engine, as prompts of completions do, and its vector
-is put in place when it comes."""
+is put in its place when it comes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from protos import common_pb2
 from services.errors import Unavailable
 
 MOST_INPUTS = 2048
-"""OpenAI's, which its users' libraries count on."""
+"""OpenAI's bound, on which its users' libraries rely."""
 _UNSUPPORTED: Mapping[str, Any] = {
-    # Of vLLM and others: fields that would change the vectors, and the values that would not.
+    # Fields of vLLM and others that would change the vectors, and the values with which they would not.
     "truncate_prompt_tokens": None,
     "add_special_tokens": True,
     "normalize": True,
@@ -48,7 +48,7 @@ class EmbeddingRequest(pydantic.BaseModel):
         return False
 
     def request(self, request_id: str, slo: common_pb2.Slo, arrival_s: float) -> Request:
-        """Raises BadField."""
+        """The gateway's request made of the body. Raises BadField."""
         for name, value in (self.model_extra or {}).items():
             if name in _UNSUPPORTED and value not in (None, _UNSUPPORTED[name]):
                 raise BadField(f"'{name}' is not supported.", name, "unsupported_parameter")
@@ -67,7 +67,7 @@ class EmbeddingRequest(pydantic.BaseModel):
 
 
 class EmbeddingsEndpoint(Endpoint[EmbeddingRequest]):
-    """Its ASGI app."""
+    """The ASGI app of /v1/embeddings."""
 
     path = "/v1/embeddings"
     operation = "embeddings"
@@ -85,10 +85,11 @@ class EmbeddingsEndpoint(Endpoint[EmbeddingRequest]):
                 async with at_once:
                     while choice.finish_reason is None:
                         await choice.next()
-                if not choice.answer.embedding:  # of a gpu_scheduler that is older than embeddings
+                if not choice.answer.embedding:  # the gpu_scheduler is older than embeddings
                     raise Unavailable("an engine made no embedding")
                 vector = shortened(choice.answer.embedding, request.dimensions)
-                # Written as it comes: all of a large request at once would hold up others' streams.
+                # Encoded as it comes: encoding all vectors of a large request at once would hold up other requests'
+                # streams.
                 written = as_base64(vector) if body.encoding_format == "base64" else list(vector)
                 vectors[choice.index] = orjson.Fragment(orjson.dumps(written))
 

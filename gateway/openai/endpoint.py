@@ -1,5 +1,5 @@
-"""What requests for something of a model have in common: one is read, checked, answered, and traced; whatever goes
-wrong is its answer."""
+"""The part that requests to a model have in common: the body is read, checked, answered and traced, and any error is
+answered."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ class Endpoint(Generic[B]):
 
     path: str
     operation: str
-    """In GenAI's words."""
+    """Operation name in OpenTelemetry's GenAI conventions."""
 
     def __init__(self, serving: Serving, bodies: messages.Bodies) -> None:
         self._serving = serving
         self._bodies = bodies
 
     def _parse(self, data: bytes) -> B:
-        """Raises BadField."""
+        """The checked body. Raises BadField."""
         raise NotImplementedError
 
     async def _answer(self, body: B, request: Request, reply: Reply, caller: Caller) -> None:
-        """Raises PrismError, which is answered then."""
+        """Answers the request. A PrismError that it raises becomes the answer."""
         raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +92,7 @@ class Endpoint(Generic[B]):
             reply.gone()
         except PrismError as error:
             await reply.fail(error)
-        except Exception:  # the outermost edge of a request: it gets an answer, the log the trace
+        except Exception:  # the outermost edge of a request: it gets an answer, the log gets the trace
             _log.exception("request failed")
             await reply.fault()
         finally:
@@ -100,10 +100,10 @@ class Endpoint(Generic[B]):
 
 
 class Reply:
-    """The response to one request, in whichever form it turns out to need."""
+    """The response to one request, as a whole or as a stream."""
 
     def __init__(self, send: Send, headers: errors.Headers, span: Span, count: Count) -> None:
-        """`headers`: those that it has in any form."""
+        """`headers`: those that the response has in either form."""
         self.span = span
         self._send = send
         self._headers = headers
@@ -111,10 +111,10 @@ class Reply:
         self._streaming = False
         self._ended = False
         self.said = False
-        """Whether there were events since this was last set to false."""
+        """Whether there were events since this was last set to False."""
 
     def add(self, headers: errors.Headers) -> None:
-        """To those of a response that has not begun."""
+        """Adds headers to a response that has not begun."""
         self._headers += headers
 
     async def whole(self, body: bytes) -> None:
@@ -132,7 +132,8 @@ class Reply:
         await self._send({"type": "http.response.body", "body": events, "more_body": more})
 
     async def comment(self) -> None:
-        """Says that the model wakes. It may begin the stream; once there is an answer it does nothing."""
+        """Sends the comment that the model wakes. It may begin the stream; once the answer has ended it does
+        nothing."""
         if not self._ended and not self._streaming:
             await self._begin()
         if not self._ended:
@@ -146,10 +147,11 @@ class Reply:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def fail(self, error: PrismError) -> None:
-        """By its status, or as an event once the response has begun: OpenAI's clients raise that."""
+        """Answers with the error: by its status, or as an event once the response has begun, which OpenAI's clients
+        raise."""
         self._count.failed(error)
         status = errors.shape(error).status
-        if self._streaming or status >= 500:  # what its client did wrong is no failure of a server
+        if self._streaming or status >= 500:  # an error of the client is no failure of the server
             self.span.fail(type(error).__name__, str(error))
         if self._streaming:
             await self.events(sse.error(errors.encode(error)) + sse.DONE, more=False)
@@ -159,7 +161,7 @@ class Reply:
             await messages.respond_error(self._send, error, self._headers)
 
     async def fault(self) -> None:
-        """By a fault of ours."""
+        """Answers with a fault of the gateway."""
         self._count.fault()
         self.span.fail("fault")
         body = orjson.dumps(errors.envelope("Internal error.", "server_error", None))
@@ -171,14 +173,14 @@ class Reply:
             await messages.respond(self._send, 500, body, self._headers)
 
     def gone(self) -> None:
-        """To its client's leaving; nothing if that had all of it."""
+        """Records that the client has left; does nothing if it had the whole answer."""
         if not self._ended:
             self.span.fail(metrics.GONE)
             self._count.gone()
 
 
 async def each(work: Callable[[Choice], Coroutine[Any, Any, None]], choices: Sequence[Choice]) -> None:
-    """Does `work` for each choice at the same time; the first failure ends the others."""
+    """Does `work` for each choice at the same time; the first failure ends the others. Raises that PrismError."""
     if len(choices) == 1:
         await work(choices[0])
         return

@@ -1,4 +1,4 @@
-"""What may be asked of a model that makes embeddings, and how a vector becomes the one that was asked for. No I/O."""
+"""Checks of requests for embeddings, and how a vector is made that has the requested form. No I/O."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from gateway.request import Request
 from protos import common_pb2
 
 MOST_AT_ONCE = 64
-"""Prompts of one request that are in flight together: enough to fill an engine's steps, and not all that a gateway or a
-shared queue takes."""
+"""The most prompts of one request that are in flight together: enough to fill an engine's steps, but less than all that
+a gateway or a shared queue takes."""
 
 
 def check(request: Request, model: common_pb2.ModelSpec) -> None:
-    """Whether it is for what the model makes. Raises BadField."""
+    """Raises BadField if the request is not for what the model makes, or wants dimensions that the model does not
+    have."""
     if request.embeds != model.HasField("embedding"):
         instead = "text: ask for completions" if request.embeds else "embeddings: ask /v1/embeddings"
         raise BadField(f"The model '{model.name}' makes {instead}.", "model", "wrong_task")
@@ -26,7 +27,7 @@ def check(request: Request, model: common_pb2.ModelSpec) -> None:
 
 
 def _problem(dimensions: int, made: common_pb2.Embedding) -> str:
-    """Why the model cannot say it in so many; empty: it can."""
+    """Why the model's embeddings cannot have so many dimensions; empty if they can."""
     if dimensions == made.dimensions:
         return ""
     if not made.shortens:
@@ -40,7 +41,7 @@ def _problem(dimensions: int, made: common_pb2.Embedding) -> str:
 
 
 def shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:
-    """Its first ones, of length 1 again."""
+    """The vector's first `dimensions` values, scaled to length 1 again; the vector itself if `dimensions` is None."""
     if dimensions is None or dimensions >= len(vector):
         return vector
     first = vector[:dimensions]
@@ -49,5 +50,5 @@ def shortened(vector: Sequence[float], dimensions: int | None) -> Sequence[float
 
 
 def as_base64(vector: Sequence[float]) -> str:
-    """32-bit floats, as OpenAI's clients read them."""
+    """The vector as 32-bit floats in base64, which OpenAI's clients read."""
     return base64.b64encode(array("f", vector).tobytes()).decode()

@@ -1,7 +1,7 @@
 """Comments in a stream that waits for its model to come up.
 
-Clients, and proxies between, give up on an answer of which nothing comes for some time. A comment of server-sent events
-is something, and every client steps over it.
+Clients, and proxies between, give up on an answer when nothing arrives for some time. A comment of server-sent events
+counts as data, and every client ignores it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from services.runtime import tasks
 
 
 class Comments:
-    """A block in which a streamed reply gets a comment after each `every_s` in which nothing was said, if nothing can
-    be: while `waking` says so. 0: none."""
+    """A context in which a streamed reply gets a comment after every `every_s` seconds without events, while `waking`
+    returns True; 0: no comments."""
 
     def __init__(self, reply: Reply, every_s: float, waking: Callable[[], bool]) -> None:
         self._reply = reply
@@ -38,7 +38,7 @@ class Comments:
 
     def _look(self) -> None:
         quiet, self._reply.said = not self._reply.said, False
-        # One that its client does not read yet is enough.
+        # One comment that the client has not read yet is enough.
         if quiet and self._waking() and (self._sending is None or self._sending.done()):
             self._sending = tasks.spawn(self._reply.comment(), "comment that a model wakes")
         self._wait()

@@ -1,1 +1,1 @@
-"""Where a request runs: routes, links to groups, activation of models, and the relay that keeps a request going."""
+"""Routing of requests: routes, links to groups, activation of models, and the relay that keeps a request going."""

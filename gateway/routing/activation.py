@@ -1,4 +1,4 @@
-"""Asking placement to bring a model up: one call at a time for each model, however many requests wait for it."""
+"""Calls to placement to bring a model up: one at a time for each model, however many requests wait for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Activations:
 
     async def activate(self, model: str, ttft_left_ms: int) -> RoutePlace:
         """The group chosen for `model`, which has begun to bring it up. Raises the PrismError that placement answered,
-        Unavailable when it is away. Cancelling one waiter leaves the call to the others."""
+        Unavailable if placement is away. Cancelling one waiter leaves the call to the others."""
         call = self._under_way.get(model)
         if call is None:
             call = self._under_way[model] = tasks.spawn(self._call(model, ttft_left_ms), f"activate {model}")
@@ -34,7 +34,8 @@ class Activations:
         return outcome
 
     async def _call(self, model: str, ttft_left_ms: int) -> RoutePlace | PrismError:
-        """An error is a value here: it is the answer to all who wait, not a failure of this task."""
+        """The outcome of one call. An error is a value here: it is the answer to all requests that wait, not a failure
+        of this task."""
         request = placement_pb2.ActivateRequest(model=model, ttft_left_ms=ttft_left_ms)
         try:
             answer = await self._placement.Activate(request, timeout=self._time_out_s)

@@ -1,7 +1,7 @@
 """Links to groups: one stream each way to each gpu_scheduler, kept open, that carries all requests of this gateway.
 
-A link comes back by itself. What was unfinished on a stream that broke is told so, at once and all of it: the other
-side has cancelled it.
+A link comes back by itself. When its stream breaks, the receivers of all its unfinished requests are notified at once:
+the other side has cancelled them.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _CONNECT_S = 1.0
-"""How long a request waits for a connection that is being made before it looks for another group."""
+"""Seconds that a request waits for a connection that is being made before it looks for another group."""
 _PAUSE_S = 0.02
-"""Between a broken stream and the next, against spinning where a server refuses each."""
+"""Seconds between a broken stream and the next, so that a server that refuses each is not called in a busy loop."""
 
 
 class Receiver(Protocol):
-    """Who waits for the tokens of one request."""
+    """The receiver of one request's tokens."""
 
     def deliver(self, chunk: common_pb2.TokenChunk) -> None:
-        """Some of its tokens, in order; the last chunk has `finish`."""
+        """Takes some of the request's tokens, in order; the last chunk has `finish`."""
 
     def lost(self, reason: str, was_sent: bool) -> None:
-        """Nothing more comes: the stream broke, or there is no connection (then it never was sent)."""
+        """Ends the request: the stream broke, or there is no connection (then the request never was sent)."""
 
 
 class GroupLink:
-    """The stream of one group. Its methods are for the loop that runs `run`."""
+    """The stream of one group. Its methods have to be called in the loop that runs `run`."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._transport = transport(address)
         self._open: dict[str, Receiver] = {}
         self._waiting: list[gpu_scheduler_pb2.FromGateway] = []
-        """Submitted while there is no stream."""
+        """Messages submitted while there is no stream."""
         self.connected = False
-        """Whether a stream is open: what is submitted otherwise waits for one, but not for long."""
+        """Whether a stream is open; messages submitted meanwhile wait for one, but not for long."""
 
     @property
     def in_flight(self) -> int:
         return len(self._open)
 
     def submit(self, submit: gpu_scheduler_pb2.Submit, receiver: Receiver) -> None:
-        """Sends a request; `receiver` hears of it until it has finished, was lost, or is cancelled."""
+        """Sends a request; `receiver` gets its tokens until it has finished, was lost, or is cancelled."""
         self._open[submit.request_id] = receiver
         self._send(gpu_scheduler_pb2.FromGateway(submit=submit))
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request; its receiver hears no more."""
+        """Ends a request; its receiver gets nothing more."""
         if self._open.pop(request_id, None) is not None:
             self._send(gpu_scheduler_pb2.FromGateway(cancel=gpu_scheduler_pb2.Cancel(request_id=request_id)))
 
@@ -65,7 +65,7 @@ class GroupLink:
             self._waiting.append(message)
 
     async def run(self) -> None:
-        """Keeps the stream, for ever."""
+        """Keeps the stream open, for ever."""
         try:
             while True:
                 try:
@@ -91,7 +91,7 @@ class GroupLink:
         for chunk in message.chunks:
             receiver = receivers.get(chunk.request_id)
             if receiver is None:
-                continue  # cancelled meanwhile
+                continue  # it was cancelled meanwhile
             if chunk.finish:
                 del receivers[chunk.request_id]
             receiver.deliver(chunk)
@@ -119,7 +119,7 @@ class GroupLinks:
         return known[0]
 
     def keep(self, addresses: Iterable[str]) -> None:
-        """Opens what is missing; closes those that are not named and have no request in flight."""
+        """Opens links to `addresses` that are missing; closes those to other groups that have no request in flight."""
         wanted = set(addresses)
         for address in wanted:
             self.get(address)

@@ -1,10 +1,10 @@
-"""One request's life between the gateway and the groups: find a place, send it there, pass its tokens on, and when the
-place fails, go on at another as if nothing had happened.
+"""One request's life between the gateway and the groups: find a place, send the request there, pass its tokens on, and
+when the place fails, go on at another as if nothing had happened.
 
-`Relay` holds what all requests share; `Tokens` is one request. Its consumer sees one row of chunks, whatever happened
-to engines and groups meanwhile. A request that is taken up again has the old prompt with the tokens already emitted
-behind it, and what is left of its limits; so nothing is drawn twice and nothing counted twice. Log-probabilities of the
-prompt go on behind those that came.
+`Relay` holds what all requests share; `Tokens` is one request. Its consumer sees one sequence of chunks, whatever
+happened to engines and groups meanwhile. A request that is taken up again has the old prompt with the tokens already
+emitted behind it, and what is left of its limits; so nothing is sampled twice and nothing counted twice.
+Log-probabilities of the prompt go on behind those that came.
 """
 
 from __future__ import annotations
@@ -31,37 +31,39 @@ from services.wording.plurals import counted
 
 _log = log.get(__name__)
 _NOT_HERE = "not here"
-"""How a group says that it does not serve the model: our routes were old, and nothing failed."""
+"""Beginning of a group's error that it does not serve the model: the gateway's routes were old, and nothing failed."""
 _COMPILED_IN_S = 30.0
-"""When a request may come again for whose model kernels are still being compiled."""
+"""Seconds after which a request may come again whose model's kernels are still being compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelayPatience:
-    """How long a request waits, and for what."""
+    """How long a request waits, and for what; durations are in seconds."""
 
     park_s: float
-    """For a place, and there for a model that wakes: from the arrival, or from when its place failed."""
+    """Time for finding a place, and for the model to wake there: from the request's arrival, or from when its place
+    failed."""
     total_s: float
-    """From arrival to the last token; 0: no bound."""
+    """Time from arrival to the last token; 0: no bound."""
     strikes: int
-    """How many times in a row its place may fail under it without a token. Then it is given up: it may be what makes
-    them fail."""
+    """How many times in a row its place may fail under a request without a token. Then the request is given up: it may
+    be what makes places fail."""
     compile_s: float = 0.0
-    """Instead of `park_s`, if it is longer, while kernels are being compiled for the model or the first engine of its
-    group starts."""
+    """Time that replaces `park_s`, if it is longer, while kernels are being compiled for the model or the first engine
+    of its group starts."""
     reach_s: float = 15.0
-    """For a group that can be reached at all, when there is none: waiting helps less then."""
+    """Time for reaching any group at all, if none can be reached: waiting helps less then."""
     first_pause_s: float = 0.05
     longest_pause_s: float = 2.0
 
     def strikes_of(self, job: AnswerJob) -> int:
-        """A grammar can make an engine stand still, until it is killed: it gets one more."""
+        """Strikes that the job may have. A grammar can make an engine hang until it is killed, so a job with a grammar
+        gets one at most."""
         return min(self.strikes, 1) if job.sampling.WhichOneof("grammar") else self.strikes
 
     def pause_s(self, tries: int) -> float:
-        """Before the next attempt, after `tries` in a row that brought no token: none after the first, then ever
-        longer."""
+        """Seconds before the next attempt, after `tries` in a row that brought no token: none after the first, then
+        ever longer."""
         return min(self.first_pause_s * 2.0 ** (tries - 2), self.longest_pause_s) if tries > 1 else 0.0
 
 
@@ -88,13 +90,13 @@ class Relay:
         self._open.discard(tokens)
 
     def cut(self, fate: PrismError) -> None:
-        """Ends all that are open, which raise it."""
+        """Ends all open requests, whose consumers get `fate` raised."""
         for tokens in list(self._open):
             tokens.cut(fate)
 
     def name_attempt(self, request_id: str) -> str:
-        """Unique at this gateway: clients choose request ids and may choose one twice, and what an abandoned attempt
-        still sends must find nobody."""
+        """A name for an attempt, unique at this gateway: clients choose request ids and may choose one twice, and
+        chunks that an abandoned attempt still sends must match no request."""
         return f"{request_id}/{next(self._serial)}"
 
 
@@ -118,7 +120,7 @@ class Attempt:
             self._tokens.failed(reason, strike=was_sent)
 
     def leave(self) -> None:
-        """Nothing that still comes from it counts."""
+        """Detaches the attempt: nothing that still comes from it counts."""
         self._tokens = None
         self.span.end()
 
@@ -138,14 +140,14 @@ class Tokens:
         self._waiter: asyncio.Future[None] | None = None
         self._attempt: Attempt | None = None
         self._emitted: list[int] = []
-        self._scored = 0  # tokens of the prompt, from the second on
+        self._scored = 0  # log-probabilities of the prompt's tokens that have come, from the second token on
         self._fate: PrismError | None = None
         self._timer: asyncio.TimerHandle | None = None
-        # Of the attempts since the last token:
+        # The attempts since the last token:
         self._tries = 0
         self._strikes = 0
         self._asked = False
-        self._stranded_at: float | None = job.arrival_s  # since when no place has given it tokens
+        self._stranded_at: float | None = job.arrival_s  # second since when no place has given it tokens
         self._paused_at: float | None = None
         """When its place failed, while no tokens have come since."""
         self._pause_reason = ""
@@ -154,12 +156,12 @@ class Tokens:
         self._attempts = 0
         self._why = ""
         self._failed_address = ""
-        self._unreached_at: float | None = None  # since when nobody could be reached
+        self._unreached_at: float | None = None  # second since when no group and no placement could be reached
 
     async def next(self) -> common_pb2.TokenChunk:
-        """The next tokens; the last chunk's `finish` is STOP or LENGTH. Raises a PrismError when the request cannot be
+        """The next tokens; the last chunk's `finish` is STOP or LENGTH. Raises a PrismError if the request cannot be
         served, or not to its end."""
-        if not self._asked:  # of a call with many inputs the last ones are asked for long after it came
+        if not self._asked:  # of a call with many inputs the last jobs begin long after the call came
             self._asked, self._stranded_at = True, time.monotonic()
         while not self._ready:
             if self._fate is not None:
@@ -172,7 +174,7 @@ class Tokens:
         return self._ready.popleft()
 
     def close(self) -> None:
-        """Ends it: an unfinished request is cancelled where it runs."""
+        """Ends the request: an unfinished one is cancelled where it runs."""
         if self._timer is not None:
             self._timer.cancel()
         if self._attempt is not None:
@@ -181,17 +183,18 @@ class Tokens:
         self._relay.closed(self)
 
     def cut(self, fate: PrismError) -> None:
-        """Ends it with what there is: `next` raises. One that looks for a place does so once it has looked."""
+        """Ends the request with the tokens it has: `next` raises `fate`. A request that looks for a place ends once it
+        has looked."""
         if self._fate is None:
             self._end(fate)
 
-    # What its place says.
+    # Messages of its place.
 
     def arrived(self, chunk: common_pb2.TokenChunk) -> None:
         attempt = self._attempt
         assert attempt is not None
         self._unreached_at = None
-        if self._job.sampling.prompt_only:  # a group that does not know this has drawn a token
+        if self._job.sampling.prompt_only:  # a group that does not know prompt_only has sampled a token
             del chunk.token_ids[:], chunk.logprobs[:]
         self._scored += len(chunk.prompt_logprobs)
         answers = chunk.token_ids or chunk.finish in (common_pb2.STOP, common_pb2.LENGTH)
@@ -223,17 +226,17 @@ class Tokens:
 
     @property
     def _unscored(self) -> int:
-        """Tokens of the prompt whose log-probabilities are asked for and have not come."""
+        """Number of the prompt's tokens whose log-probabilities are wanted and have not come."""
         job = self._job
         return len(job.token_ids) - 1 - self._scored if job.sampling.HasField("prompt_logprobs_from") else 0
 
     def unreached(self) -> None:
-        """Who was asked could not be reached."""
+        """Notes that the group or placement could not be reached."""
         if self._unreached_at is None:
             self._unreached_at = time.monotonic()
 
     def failed(self, why: str, strike: bool) -> None:
-        """Its place gave it back, or is gone."""
+        """Ends the attempt: its place gave the request back, or is gone. `strike`: it counts towards giving up."""
         attempt = self._attempt
         assert attempt is not None
         attempt.span.fail("failed" if strike else "not_here", why)
@@ -286,11 +289,11 @@ class Tokens:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # Finding a place and sending it there.
+    # Finding a place and sending the request there.
 
     async def _start(self) -> None:
         left = self._job.sampling.max_new_tokens - len(self._emitted)
-        if left <= 0:  # its place failed between the last token and saying that it was the last
+        if left <= 0:  # its place failed between the last token and reporting that it was the last
             self._ready.append(common_pb2.TokenChunk(finish=common_pb2.LENGTH))
             return
         place = self._routed() if not self._tries else None
@@ -301,7 +304,7 @@ class Tokens:
         self._submit(place, left)
 
     async def _wait_for_place(self) -> RoutePlace:
-        """Raises what ends the request when there is none in time."""
+        """A place for the request. Raises the error that ends it if there is none in time."""
         span = self._job.span.child("find place")
         if span.recorded:
             before = self._relay.routes.get(self._job.model).residency
@@ -322,7 +325,8 @@ class Tokens:
             span.end()
 
     async def _found_in_time(self) -> RoutePlace:
-        """Raises TimeoutError; by the patience that there is when it would be over."""
+        """A place for the request. Raises TimeoutError when the patience is over; that may have grown since the wait
+        began."""
         while True:
             bound = asyncio.timeout_at(min(self._park_deadline(), self._total_deadline()))
             try:
@@ -334,7 +338,8 @@ class Tokens:
                     raise
 
     def _routed(self) -> RoutePlace | None:
-        """A place from the routes, active before waking, but not the one that just failed."""
+        """A place from the routes, active before waking, except the one that just failed; None if there is none. Raises
+        ModelFaulty."""
         model = self._job.model
         route = self._relay.routes.get(model)
         if route.faulty:
@@ -342,7 +347,8 @@ class Tokens:
         return self._best([place for place in route.places if place.address != self._failed_address])
 
     def _best(self, places: Sequence[RoutePlace]) -> RoutePlace | None:
-        """Active before waking, connected before not, then the one with the fewest of this gateway's requests."""
+        """The best of the places: active before waking, connected before not, then the one with the fewest of this
+        gateway's requests."""
         links = self._relay.links
 
         def badness(place: RoutePlace) -> tuple[bool, bool, int]:
@@ -352,9 +358,10 @@ class Tokens:
         return min(places, key=badness, default=None)
 
     async def _find_place(self) -> RoutePlace:
-        """Another place from the routes; else what placement says, which may know more than our routes; else, while
-        placement is away, the place that failed: it may have recovered. With pauses in between, until one is found, or
-        nobody could be reached for so long that it is given up."""
+        """A place for a request whose routes have none: another place from newer routes; else what placement answers,
+        which may know more than the routes; else, while placement is away, the place that failed, which may have
+        recovered. Tries again with pauses until one is found; raises Unavailable if nothing could be reached for
+        `reach_s` seconds."""
         relay = self._relay
         while True:
             if self._unreached_at is not None and time.monotonic() - self._unreached_at > relay.patience.reach_s:
@@ -440,7 +447,8 @@ class Tokens:
         return self._relay.routes.residency(self._job.model, address) != common_pb2.ACTIVE
 
     def _set_timer(self, address: str) -> None:
-        """One for both bounds; a place in the routes that is active may take as long as the request as a whole."""
+        """Sets one timer for both bounds. A place that is active by the routes may take as long as the request as a
+        whole."""
         if self._timer is not None:
             self._timer.cancel()
         when = self._total_deadline()
@@ -481,7 +489,7 @@ def _without_end(chunk: common_pb2.TokenChunk) -> common_pb2.TokenChunk:
 
 
 def _fate(finish: common_pb2.Finish, error: str) -> PrismError:
-    """What a client is told of an end that is neither an answer nor worth another attempt."""
+    """The error for an end that is neither an answer nor worth another attempt."""
     if finish == common_pb2.LATE:
         why = f" ({error})" if error else ""
         return Late(f"the first token would have come after its target, and x-slo-drop: late was asked{why}")

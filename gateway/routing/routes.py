@@ -1,6 +1,6 @@
 """The table of routes: which models there are and where requests for them may be sent.
 
-Placement streams it; a request only looks here. While placement is away the table last known serves on.
+Placement streams it; a request only looks here. While placement is away the last table is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RoutePlace:
     address: str
     residency: common_pb2.Residency
     compiling: bool = False
-    """Whether it is coming up there and kernels are being compiled for it."""
+    """Whether the model is coming up there and kernels are being compiled for it."""
 
     @property
     def active(self) -> bool:
@@ -34,7 +34,7 @@ class RoutePlace:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One model, as placement last told."""
+    """The route of one model, as placement last sent it."""
 
     model: common_pb2.ModelSpec
     residency: common_pb2.Residency
@@ -43,16 +43,16 @@ class Route:
     measured_weights_bytes: int
     measured_private_bytes: int
     retry_s: float = 0.0
-    """Of an error that may pass: within so long it is tried again."""
+    """Seconds within which a model with a passing error is tried again."""
 
     @property
     def faulty(self) -> bool:
-        """Whether it is in state error and nowhere served."""
+        """Whether the model is in state error and served nowhere."""
         return self.residency == common_pb2.ERROR and not self.places
 
     @property
     def fault(self) -> ModelFaulty:
-        """What a request for a faulty one is told."""
+        """The error for requests to a faulty model."""
         return ModelFaulty(f"model '{self.model.name}' is in state error: {self.error}", self.retry_s)
 
 
@@ -73,15 +73,15 @@ def decode(route: placement_pb2.Route) -> Route:
 
 
 class RouteTable:
-    """All routes."""
+    """All routes, by model."""
 
     def __init__(self) -> None:
         self._routes: dict[str, Route] = {}
         self._listeners: list[Callable[[Mapping[str, Route]], None]] = []
         self.known = False
-        """Whether placement has ever told."""
+        """Whether placement has ever sent the routes."""
         self.fresh = False
-        """Whether placement is there, so that the table is what it says now."""
+        """Whether placement is reachable, so that the table is what it says now."""
 
     def on_change(self, listener: Callable[[Mapping[str, Route]], None]) -> None:
         """`listener` is called with the new table after each change, in the loop."""
@@ -94,7 +94,7 @@ class RouteTable:
             listener(self._routes)
 
     def lost(self) -> None:
-        """Placement is away."""
+        """Notes that placement is away."""
         if self.fresh:
             _log.warning("placement is away: serving by the routes last known", models=len(self._routes))
         self.fresh = False
@@ -103,7 +103,7 @@ class RouteTable:
         return sorted(self._routes.values(), key=lambda route: route.model.name)
 
     def get(self, model: str) -> Route:
-        """Raises UnknownModel; Unavailable as long as nothing is known at all."""
+        """The model's route. Raises UnknownModel; Unavailable as long as no routes were received at all."""
         route = self._routes.get(model)
         if route is None:
             if not self.known:
@@ -115,19 +115,19 @@ class RouteTable:
         return model in self._routes
 
     def residency(self, model: str, address: str) -> common_pb2.Residency:
-        """Of a model on the group at `address`; unspecified when the routes do not say."""
+        """Residency of a model on the group at `address`; unspecified if the routes do not say."""
         route = self._routes.get(model)
         places = route.places if route is not None else ()
         return next((place.residency for place in places if place.address == address), common_pb2.RESIDENCY_UNSPECIFIED)
 
     def compiles(self, model: str) -> bool:
-        """Whether the model is nowhere active, and coming up somewhere where kernels are being compiled for it."""
+        """Whether the model is active nowhere, and is coming up on a group where kernels are being compiled for it."""
         route = self._routes.get(model)
         places = route.places if route is not None else ()
         return any(place.compiling for place in places) and not any(place.active for place in places)
 
     async def follow(self, messages: AsyncIterator[placement_pb2.Routes | None]) -> None:
-        """Keeps the table; `messages` yields None when the stream was lost."""
+        """Keeps the table up to date; `messages` yields None when the stream was lost."""
         async for message in messages:
             if message is None:
                 self.lost()

@@ -1,5 +1,5 @@
-"""How the stream of one group is carried: gRPC (`GpuScheduler.Serve`), or on the group's own node the same messages
-over a plain Unix socket (`gpu_scheduler/local.py` says what that saves)."""
+"""Transports of a group's stream: gRPC (`GpuScheduler.Serve`), or on the group's own node the same messages over a
+plain Unix socket (`gpu_scheduler/local.py` says what that saves)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from services.runtime import tasks
 
 Take = Callable[[gpu_scheduler_pb2.ToGateway], None]
 _RETRY_S = 0.02
-"""A connection to a Unix socket that nobody serves is refused at once."""
+"""Seconds between attempts: a connection to a Unix socket that no process serves is refused at once."""
 
 
 class Transport(Protocol):
     """Streams to one address, one at a time."""
 
     async def connect(self, take: Take) -> None:
-        """Opens a stream, whose messages go to `take`. Returns when it is open, if need be after many attempts."""
+        """Opens a stream, whose messages go to `take`. Returns once it is open, if need be after many attempts."""
         ...
 
     def send(self, message: gpu_scheduler_pb2.FromGateway) -> None:
-        """On the open stream; never waits. Lost when the stream breaks."""
+        """Sends on the open stream; never waits. The message is lost if the stream breaks."""
         ...
 
     async def broken(self) -> str:
-        """Waits for the end of the open stream; why it ended."""
+        """Waits for the end of the open stream, and returns why it ended."""
         ...
 
     async def close(self) -> None: ...
@@ -45,7 +45,7 @@ def transport(address: str) -> Transport:
 
 
 class LocalTransport:
-    """Over a Unix socket."""
+    """Streams over a Unix socket."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -76,7 +76,7 @@ class LocalTransport:
 
 
 class GrpcTransport:
-    """Over gRPC."""
+    """Streams over gRPC."""
 
     def __init__(self, address: str) -> None:
         self._channel = rpc.channel(address)
@@ -123,7 +123,7 @@ class GrpcTransport:
                 self._something_to_send.clear()
                 await self._something_to_send.wait()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # the reader hears of it too
+            pass  # the reader gets the error too
 
     async def close(self) -> None:
         await self._channel.close()

@@ -1,4 +1,4 @@
-"""A schema as a document: its places, what `$ref` refers to, and keywords, whose values must be of the right kind."""
+"""A schema as a document: its places, the targets of `$ref`, and keywords, whose values must be of the right kind."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from typing import Any
 from urllib.parse import unquote
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
-"""`integer` is no type of its own: a number that is whole."""
+"""JSON's types. `integer` is no type of its own: it is a number that is whole."""
 
 
 _MOST_SAID = 500
 
 
 class SchemaRefused(ValueError):
-    """A schema that is no schema, or that no grammar keeps; `str` says what and where."""
+    """A value that is no schema, or a schema that no grammar keeps; `str` says what is wrong and where."""
 
     def __init__(self, why: str) -> None:
-        said = why.encode(errors="replace").decode()  # names may be halves of characters
+        said = why.encode(errors="replace").decode()  # names may have halves of characters
         super().__init__(
             said if len(said) <= _MOST_SAID else f"{said[: _MOST_SAID // 2]} ... {said[-_MOST_SAID // 2 :]}"
         )
 
 
 class Node:
-    """One schema in a document; the same one for the same place."""
+    """One schema in a document. The same place always gives the same node."""
 
     __slots__ = ("_document", "_named", "_renamed", "pointer", "value")
 
     def __init__(self, document: Document, pointer: str, value: Any, renamed: bool) -> None:
-        """`renamed`: a schema around it, or itself, has an `$id`, so that references in it begin elsewhere."""
+        """`renamed`: the schema, or one around it, has an `$id`, so that references in it are relative to another
+        place."""
         self._document = document
         self._renamed = renamed
         self._named: dict[str, Mapping[str, Node]] = {}
         self.pointer = pointer
-        """Where it is, as a fragment of a URI: `#/properties/a`."""
+        """Place of the schema as a fragment of a URI: `#/properties/a`."""
         self.value: Mapping[str, Any] | bool = value
         if not isinstance(value, (dict, bool)):
             raise SchemaRefused(f"'{pointer}' must be a schema, an object or a boolean")
@@ -55,11 +56,11 @@ class Node:
         return self.value.get(keyword) if isinstance(self.value, dict) else None
 
     def wrong(self, keyword: str, must: str) -> SchemaRefused:
-        """An error: the keyword's value is of the wrong kind."""
+        """The error for a keyword whose value is of the wrong kind."""
         return SchemaRefused(f"'{keyword}' at '{self.pointer}' must be {must}")
 
     def unkept(self, keyword: str, why: str) -> SchemaRefused:
-        """An error: nothing here keeps the keyword."""
+        """The error for a keyword that no grammar here keeps."""
         return SchemaRefused(f"'{keyword}' at '{self.pointer}' cannot be kept: {why}")
 
     def child(self, *keys: str | int) -> Node:
@@ -69,7 +70,7 @@ class Node:
         return self.child(keyword) if keyword in self else None
 
     def row(self, keyword: str) -> Sequence[Node]:
-        """The schemas of a keyword that has a list of them."""
+        """The schemas of a keyword that has a list of them; empty if the keyword is missing. Raises SchemaRefused."""
         if keyword not in self:
             return ()
         value = self.get(keyword)
@@ -78,14 +79,16 @@ class Node:
         return [self.child(keyword, index) for index in range(len(value))]
 
     def several(self, keyword: str) -> Sequence[Node]:
-        """Those of a keyword that has at least one."""
+        """The schemas of a keyword that has a list of at least one; empty if the keyword is missing. Raises
+        SchemaRefused."""
         found = self.row(keyword)
         if keyword in self and not found:
             raise self.wrong(keyword, "a list of at least one schema")
         return found
 
     def named(self, keyword: str) -> Mapping[str, Node]:
-        """The schemas of a keyword that has an object of them."""
+        """The schemas of a keyword that has an object of them, by name; empty if the keyword is missing. Raises
+        SchemaRefused."""
         if keyword not in self:
             return {}
         value = self.get(keyword)
@@ -143,7 +146,7 @@ class Node:
         return listed
 
     def literals(self) -> Sequence[Sequence[Any]]:
-        """The values of `const` and of `enum`."""
+        """The lists of values in `const` and `enum`, one for each keyword that is there. Raises SchemaRefused."""
         found: list[Sequence[Any]] = [[self.get("const")]] if "const" in self else []
         if "enum" in self:
             if not isinstance(self.get("enum"), list):
@@ -152,7 +155,7 @@ class Node:
         return found
 
     def target(self) -> Node | None:
-        """What `$ref` refers to."""
+        """The schema that `$ref` refers to; None if there is no `$ref`. Raises SchemaRefused."""
         reference = self.string("$ref")
         if reference is None:
             return None
@@ -181,7 +184,8 @@ class Document:
         return self.at("#")
 
     def at(self, pointer: str) -> Node:
-        """Raises LookupError where there is nothing, Refused for what is no schema."""
+        """The schema at a place. Raises LookupError if there is no such place, SchemaRefused if the value there is no
+        schema."""
         node = self._nodes.get(pointer)
         if node is None:
             value, renamed = self._value, False
@@ -200,7 +204,7 @@ class Document:
 
 
 def _shown(value: Any) -> str:
-    """A value that is no string, in a message."""
+    """A value that is no string, as text for a message."""
     return f"an {type_of(value)}" if isinstance(value, (list, dict)) else json.dumps(value)
 
 
@@ -214,7 +218,7 @@ def _keys(pointer: str) -> Iterator[str]:
 
 
 def key(value: Any) -> Hashable:
-    """The same for values that JSON takes for the same: 1 is 1.0, and is not true."""
+    """A key that is equal for values that JSON takes as equal: 1 is 1.0, and is not true."""
     if isinstance(value, list):
         return "array", tuple(map(key, value))
     if isinstance(value, dict):

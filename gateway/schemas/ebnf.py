@@ -1,4 +1,4 @@
-"""Languages of JSON's strings and numbers, and values, in xgrammar's EBNF."""
+"""JSON's strings and numbers as languages, and JSON values, in xgrammar's EBNF."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _ESCAPED = languages.of("".join(_ESCAPES))
 _CONTROLS: Chars = ((0, 0x1F),)
 _UNESCAPED = languages.without(languages.ALL, languages.ranges((*_CONTROLS, *_ESCAPED)))
 WRITABLE = languages.without(languages.ALL, languages.without(_CONTROLS, _ESCAPED))
-"""All but control characters without an escape of one letter, which is how those of a language are written."""
+"""All characters but control characters without an escape of one letter; languages are written with these alone."""
 _SIZES = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, 0x10FFFF))
-"""Code points by how many bytes they have."""
+"""Ranges of code points by their number of bytes in UTF-8."""
 
 
 def written(value: Any) -> str:
-    """A value, as answers have it. Raises ValueError for what is no JSON."""
+    """A value as answers have it. Raises ValueError if it is no JSON."""
     said = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", said)
 
 
 def quoted(said: str) -> str:
-    """What is written so, and nothing else."""
+    """EBNF for exactly this text."""
     return '"' + said.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
@@ -41,7 +41,7 @@ def times(least: int, most: int | None) -> str:
 
 
 def characters(points: Chars) -> str:
-    """One of those, in a JSON string; all of them writable."""
+    """EBNF for one of these characters in a JSON string; all of them have to be writable."""
     plain = languages.common(points, _UNESCAPED)
     escapes = "".join(said for one, said in _ESCAPES.items() if languages.common(points, languages.of(one)))
     ways = [_class(plain)] if plain else []
@@ -51,8 +51,8 @@ def characters(points: Chars) -> str:
 
 
 def language(tree: Tree) -> str:
-    """Of a plain one. Of characters whose number is bounded, those that need no escape: xgrammar follows groups of
-    them a hundred times slower."""
+    """EBNF for a plain language. In a repetition with a bound only characters that need no escape are kept: xgrammar is
+    a hundred times slower with counted groups."""
     kind, args = tree.kind, tree.args
     if kind == "chars":
         return characters(args)
@@ -80,7 +80,7 @@ def language(tree: Tree) -> str:
 
 
 def _only(tree: Tree) -> str:
-    """Its one character; empty: it has others."""
+    """The one character of a language; empty if the language has others."""
     if tree.kind == "chars" and len(tree.args) == 1 and tree.args[0][0] == tree.args[0][1]:
         return chr(tree.args[0][0])
     return ""
@@ -96,8 +96,8 @@ def _class(points: Chars) -> str:
 
 
 def _alike(low: int, high: int) -> Iterator[tuple[int, int]]:
-    """The parts of a range whose bytes are ranges themselves: in others xgrammar 0.2.1 leaves characters out and lets
-    through what is not UTF-8."""
+    """The parts of a range whose UTF-8 bytes are ranges themselves: with other ranges xgrammar 0.2.1 leaves characters
+    out, and lets through bytes that are not UTF-8."""
     for bits, (first, last) in enumerate(_SIZES):
         if max(low, first) <= min(high, last):
             yield from _split(max(low, first), min(high, last), 6 * bits)
@@ -121,12 +121,13 @@ def _split(low: int, high: int, bits: int) -> Iterator[tuple[int, int]]:
 def _point(point: int) -> str:
     if chr(point).isascii() and chr(point).isalnum():
         return chr(point)
-    return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"  # not \x: it takes all digits that follow
+    return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"  # not \x, which takes all digits that follow
 
 
 _PLAIN = _class(_UNESCAPED)
 AFTER = r"(= [,}\]:])"
-"""What comes after a string: xgrammar need not try other tokens that end one, at every step. It is no rule."""
+"""Lookahead for what comes after a string: with it xgrammar need not try other tokens that end one, at every step. It
+is no rule."""
 BASICS: Mapping[str, str] = {
     "any": 'number | string | "true" | "false" | "null" | array | object',
     "array": '"[]" | "[" any (", " any)* "]"',
@@ -137,7 +138,7 @@ BASICS: Mapping[str, str] = {
     "number": '"-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+-]? [0-9]+)?',
     "integer": '"0" | "-"? [1-9] [0-9]*',
 }
-"""Rules for values of which nothing more is said."""
+"""Rules for values with no further restriction."""
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "any": ("number", "string", "array", "object"),
     "array": ("any",),
@@ -145,4 +146,4 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "string": ("characters",),
     "characters": ("escaped",),
 }
-"""Rules that they refer to."""
+"""Rule -> rules that it refers to."""

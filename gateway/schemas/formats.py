@@ -1,4 +1,4 @@
-"""Formats of strings that are kept: each a pattern. Others are annotations, as JSON Schema has them."""
+"""The formats of strings that are kept, each as a pattern. Other formats are annotations, as JSON Schema has them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _FIXED: Mapping[str, str] = {
 
 
 def pattern(name: str, most: int | None = None) -> str | None:
-    """Of the strings of a format; where they have at most so many characters, of those of them whose parts are so short
-    that none is longer. None: the format is not known, or none is as short."""
+    """The pattern for strings of a format. With `most` it allows only strings whose parts are so short that no string
+    has more characters than that. None if the format is not known, or no string of it is as short."""
     if name in _FIXED:
         return _FIXED[name]
     made = _MADE.get(name)
@@ -71,7 +71,8 @@ def _email(length: int | None) -> str:
 
 
 def _of_uri(others: str, length: int | None) -> str:
-    """A character. Of a part of so many only one that needs no percent sign, as such are three."""
+    """Pattern for one character of a URI. With a bounded `length` only characters that need no percent sign, since an
+    escape is three characters."""
     plain = rf"[A-Za-z0-9._~!$&'()*+,;={others}-]"
     return plain if length is not None else rf"(?:{plain}|%[0-9A-Fa-f]{{2}})"
 
@@ -97,6 +98,7 @@ _MADE: Mapping[str, tuple[Callable[[int | None], str], int, int, int]] = {
     "uri": (_uri, 8, 27, 14),
     "uri-reference": (_reference, 8, 2, 14),
 }
-"""Of formats whose strings have no bound: how a pattern is made of parts of so many characters (None: of any number),
-how many such parts a string has, what is beside them, and the most that a part of a bounded one may have."""
+"""Formats whose strings have no bound -> (function that makes a pattern of parts of so many characters (None: any
+number), how many such parts a string has, number of characters beside them, the most characters of a part if the string
+is bounded)."""
 NAMES = frozenset((*_FIXED, *_MADE))

@@ -1,7 +1,7 @@
 """A schema's grammar, in xgrammar's EBNF: JSON on one line, as Python's json writes it.
 
-Why not the schema itself: what xgrammar 0.2.1 makes of one leaves out half of what it says (`maximum: 120` allows 129,
-`minimum: 5` allows 1, a pattern's `.` ends the string). Of EBNF it allows exactly what is written.
+Why not give xgrammar the schema itself: what xgrammar 0.2.1 makes of it leaves out half of what it says (`maximum: 120`
+allows 129, `minimum: 5` allows 1, a pattern's `.` ends the string). Of EBNF it allows exactly what is written.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from gateway.schemas.rules import Many, Part, Row, Rule, Rules
 from gateway.schemas.terms import NUMBER, OBJECT, SAYING, STRING, Conjunction, Items, ObjectMembers, Reader, Term
 
 MOST_LEVELS = 64
-"""Of objects and lists of a schema in one another."""
+"""The most levels of objects and lists inside one another in a schema."""
 _MOST_STATES = 400
-"""Of a language that is no plain one."""
+"""The most states of a language that is not plain."""
 _MOST_PLAIN = 260
-"""Of one that is. What takes more is written as it is: xgrammar is slower at it with every token, and it has no escapes
-in what is counted."""
+"""The most states of a plain language. One with more is written as it stands: xgrammar is slower with it at every
+token, and it has no escapes in what is counted."""
 _REPEATED = 128
-"""Characters from which on xgrammar counts them; it has a state for each of fewer."""
+"""Number of characters from which on xgrammar counts them; it has a state for each of fewer."""
 _MOST_OF_ALL = 2_000
-"""States of all of them."""
+"""The most states of all languages together."""
 _STRAIGHT = 40
-"""Properties in one rule."""
+"""Number of properties in one rule."""
 _SIMPLE: Mapping[str, Part] = {
     "null": '"null"',
     "boolean": '("true" | "false")',
     **{kind: Rule(kind) for kind in ("integer", "number", "string", "array", "object")},
 }
-"""Types of which nothing more is said."""
+"""Parts for types with no further restriction."""
 
 
 def of(schema: Any) -> str:
-    """The grammar of a schema's answers. Raises Refused."""
+    """The grammar of the answers that a schema allows. Raises SchemaRefused."""
     made = Builder()
     root = made.value(schema)
     for why in made.impossible().values():
@@ -53,7 +53,7 @@ class Builder:
         self.rules = Rules()
         self._reader = Reader()
         self._left: list[Callable[[], None]] = []
-        """What fills rules that have been referred to."""
+        """Functions that fill rules which have been referred to."""
         self._roots: list[Conjunction] = []
         self._values: dict[Conjunction, Part] = {}
         self._terms: dict[Term, Part] = {}
@@ -62,7 +62,7 @@ class Builder:
         self._states = _MOST_OF_ALL
 
     def value(self, schema: Any, *, is_object: bool = False) -> Part:
-        """What a schema allows. `is_object`: of that, objects. Raises Refused."""
+        """The part for what a schema allows. `is_object`: only its objects. Raises SchemaRefused."""
         if _levels(schema) > MOST_LEVELS:
             raise SchemaRefused(f"it has more than {MOST_LEVELS} levels")
         wanted: Conjunction = (Document(schema).root,)
@@ -80,12 +80,12 @@ class Builder:
         return made
 
     def impossible(self) -> Mapping[int, str]:
-        """Why nothing fits a schema, by its number, for those of which that is so."""
+        """Number of a schema -> why nothing fits it, for schemas that nothing fits."""
         found = self.rules.impossible([self._values[self._reader.straight(wanted)] for wanted in self._roots])
         return {index: f"it allows no answer: {self._why(self._roots[index])}" for index in found}
 
     def _why(self, wanted: Conjunction) -> str:
-        """What is said of a value that nothing fits, or of one that it has to have in it."""
+        """Why nothing fits a value, by the keywords that describe it, or a value that it must contain."""
         seen: set[Conjunction] = set()
         while True:
             wanted = self._reader.straight(wanted)
@@ -184,7 +184,7 @@ class Builder:
         return ways
 
     def _language(self, tree: Tree, most: int, *, quotes: bool = False) -> Sequence[Row] | None:
-        """None where it takes more than `most` states. `quotes`: it is of strings."""
+        """The rows for a language; None if it takes more than `most` states. `quotes`: it is a language of strings."""
         if quotes and tree == EVERYTHING:
             return [[Rule("string")]]
         if (tree, quotes) not in self._languages:
@@ -217,10 +217,10 @@ class Builder:
         return [[*begin, self._state_rules[tree, quotes]]]
 
     def _counted_out(self, tree: Tree) -> Sequence[Row]:
-        """Strings of a plain language of many states."""
+        """The rows for strings of a plain language with many states."""
         if tree.kind == "repeat" and tree.args[0].kind == "chars":
             one, least, most = tree.args
-            if least < _REPEATED < most:  # then xgrammar has half as many states to look at
+            if least < _REPEATED < most:  # splitting it here halves the states that xgrammar has to look at
                 short = self._language(languages.repeat(one, least, _REPEATED - 1), _MOST_STATES, quotes=True)
                 return [*(short or ()), ['"\\""', self._plain(languages.repeat(one, _REPEATED, most)), '"\\""']]
         return [['"\\""', self._plain(tree), '"\\""']]
@@ -253,7 +253,7 @@ class Builder:
         return ways
 
     def _unique(self, items: Items, node: Node) -> Sequence[Row]:
-        """Values that are listed, each once, in their order."""
+        """The rows for arrays of listed values, each at most once, in their listed order."""
         terms = [] if items.first or items.rest is None else self._reader.terms(items.rest)
         literals = [term.literals for term in terms]
         if not terms or None in literals:
@@ -287,9 +287,9 @@ class Builder:
     def _counted(
         self, entries: Sequence[tuple[Row, bool]], free: Part | None, least: int, most: int | None, end: str
     ) -> Row | None:
-        """What follows an opening bracket: the entries in their order, of which some are always there, and after them
-        any number of `free`; from `least` to `most` together. None where that is impossible."""
-        cap = max(1, least) if most is None else len(entries) + 1  # beyond it, what was written is not counted
+        """The row after an opening bracket: the entries in their order, some of which are always there, and after them
+        any number of `free`; from `least` to `most` together. None if that is impossible."""
+        cap = max(1, least) if most is None else len(entries) + 1  # written entries beyond it are not counted
         cells: list[Row | None] = [
             self._last(count, free, least, most, end) for count in range(min(cap, len(entries)) + 1)
         ]
@@ -309,14 +309,14 @@ class Builder:
         return cells[0]
 
     def _last(self, count: int, free: Part | None, least: int, most: int | None, end: str) -> Row | None:
-        """What may follow `count` entries."""
+        """The row that may follow `count` entries; None if nothing may."""
         room = None if most is None else most - count
         if room is not None and room < 0:
             return None
         if free is None or room == 0:
             return [end] if count >= least else None
         if count < least - 1:
-            return None  # names that are not listed may be the same: they count as one
+            return None  # names that are not listed may be equal, so they count as one
         if count:
             return [Many(['", "', free], int(count < least), room), end]
         some: Row = [free, Many(['", "', free], 0, None if room is None else room - 1), end]
@@ -324,7 +324,7 @@ class Builder:
 
 
 def _levels(value: Any) -> int:
-    """Of lists and objects in one another."""
+    """The number of levels of lists and objects inside one another."""
     levels, now = 0, [value]
     while now := [each for each in now if isinstance(each, (list, dict))]:
         levels += 1

@@ -1,4 +1,4 @@
-"""Regular languages as trees: with intersections and complements, tried by derivatives (Brzozowski).
+"""Regular languages as trees, with intersections and complements, matched by derivatives (Brzozowski).
 
 A tree is made by the functions below, which keep it small and flat, so that equal languages mostly are equal trees.
 """
@@ -12,24 +12,24 @@ from typing import Any, Protocol
 Chars = tuple[tuple[int, int], ...]
 """Code points, as sorted ranges that do not touch; both ends belong to a range."""
 ALL: Chars = ((0, 0xD7FF), (0xE000, 0x10FFFF))
-"""All characters: no halves of surrogate pairs."""
+"""All characters; halves of surrogate pairs are none."""
 _END = 0x110000
 _MOST_TRIED = 20_000
-"""Characters that are looked up in trees, for one state."""
+"""The most characters that are looked up in trees for one state."""
 
 
 class LanguageTooLarge(Exception):
-    """It takes more states than may be, or more work."""
+    """A language takes more states than it may, or more work."""
 
 
 class LanguageWork:
-    """What may be done for one grammar: characters that are looked up in trees, and written."""
+    """The work that may still be done for one grammar: characters that are looked up in trees, and written."""
 
     def __init__(self, left: int) -> None:
         self.left = left
 
     def spend(self, count: int) -> None:
-        """Raises TooLarge where there is not as much left: then nothing is."""
+        """Takes `count` off what is left. Raises LanguageTooLarge if less is left, and then nothing is left."""
         if count > self.left:
             self.left = 0
             raise LanguageTooLarge
@@ -44,14 +44,15 @@ class Machine(Protocol):
 
     @property
     def marks(self) -> Chars:
-        """Characters that it tells apart, each a range of its own; no text has others."""
+        """Characters that the automaton tells apart, each a range of its own; no text has others."""
 
     def after(self, character: str) -> Machine | None: ...
 
 
 class Tree:
-    """One of: "chars" (Chars), "row" (trees, one after the other), "choice" (trees), "repeat" (a tree, least, most or
-    None), "both" (trees, each of which has to fit), "not" (a tree), "machine" (a Machine)."""
+    """A language. `kind` and `args` are one of: "chars" (Chars), "row" (trees, one after the other), "choice" (trees),
+    "repeat" (a tree, least, most or None), "both" (trees, each of which has to fit), "not" (a tree), "machine" (a
+    Machine)."""
 
     __slots__ = ("_hash", "args", "kind", "nullable", "width")
 
@@ -59,9 +60,9 @@ class Tree:
         self.kind = kind
         self.args = args
         self.nullable = nullable
-        """Whether the empty text belongs to it."""
+        """Whether the empty text belongs to the language."""
         self.width = _width(kind, args)
-        """Trees that a character is looked up in."""
+        """Number of trees in which a character is looked up."""
         self._hash = hash((kind, args))
 
     def __hash__(self) -> int:
@@ -209,7 +210,7 @@ def both(parts: Iterable[Tree]) -> Tree:
 
 
 def but(tree: Tree) -> Tree:
-    """Every text that does not belong to it."""
+    """The language of every text that does not belong to `tree`."""
     if tree.kind == "not":
         return tree.args[0]  # type: ignore[no-any-return]
     if tree is NOTHING:
@@ -222,7 +223,7 @@ def machine(state: Machine) -> Tree:
 
 
 def plain(tree: Tree) -> bool:
-    """Whether it has neither intersections nor complements nor machines."""
+    """Whether the tree has neither intersections nor complements nor machines."""
     left = [tree]
     while left:
         one = left.pop()
@@ -233,7 +234,7 @@ def plain(tree: Tree) -> bool:
 
 
 def only(tree: Tree, points: Chars) -> Tree:
-    """Its texts of no other characters."""
+    """The texts of a language that have no characters but `points`."""
     if not plain(tree):
         return both((tree, repeat(chars(points))))
     kind, args = tree.kind, tree.args
@@ -246,7 +247,7 @@ def only(tree: Tree, points: Chars) -> Tree:
 
 @lru_cache(1 << 14)
 def after(tree: Tree, point: int) -> Tree:
-    """What may follow that character."""
+    """The language of what may follow the character `point` (the derivative)."""
     kind, args = tree.kind, tree.args
     if kind == "chars":
         return EMPTY if any(low <= point <= high for low, high in args) else NOTHING
@@ -272,7 +273,7 @@ def after(tree: Tree, point: int) -> Tree:
 
 
 def _cuts(tree: Tree, found: set[int]) -> None:
-    """Where what may follow a character changes."""
+    """Adds to `found` the code points at which the derivative changes."""
     kind, args = tree.kind, tree.args
     if kind in ("chars", "machine"):
         for low, high in args if kind == "chars" else args[0].marks:
@@ -290,7 +291,7 @@ def _cuts(tree: Tree, found: set[int]) -> None:
 
 @lru_cache(1 << 12)
 def ways(tree: Tree) -> tuple[Mapping[Tree, Chars], int]:
-    """(what may follow a first character, by which it is; the work that it took). Raises TooLarge."""
+    """(rest of a text -> its possible first characters, the work that this took). Raises LanguageTooLarge."""
     cuts = {low for low, _ in ALL} | {high + 1 for _, high in ALL}
     _cuts(tree, cuts)
     if (tried := len(cuts) * tree.width) > _MOST_TRIED:
@@ -306,9 +307,10 @@ def ways(tree: Tree) -> tuple[Mapping[Tree, Chars], int]:
 
 
 def states(tree: Tree, most: int, work: LanguageWork) -> Mapping[Tree, Mapping[Tree, Chars]]:
-    """An automaton: each state's ways to others. From all of them a text can come to its end. Raises TooLarge."""
+    """An automaton: state -> its ways to others. From each of its states a text can come to its end. Raises
+    LanguageTooLarge."""
     if plain(tree) and (lengths(tree)[1] or 0) >= most:
-        raise LanguageTooLarge  # there is one for each character
+        raise LanguageTooLarge  # there is a state for each character
     found: dict[Tree, Mapping[Tree, Chars]] = {}
     back: dict[Tree, list[Tree]] = {}
     left = [tree]
@@ -346,7 +348,7 @@ def fits(tree: Tree, said: str) -> bool:
 
 
 def lengths(tree: Tree) -> tuple[int, int | None]:
-    """The fewest and the most characters of its texts; None: any number. Of a plain one."""
+    """The fewest and the most characters of the texts of a plain language; None: any number."""
     kind, args = tree.kind, tree.args
     if kind == "chars":
         return 1, 1
@@ -362,7 +364,7 @@ def lengths(tree: Tree) -> tuple[int, int | None]:
 
 
 def between(tree: Tree, least: int, most: int | None) -> Tree:
-    """Its texts of so many characters, as a plain tree where that is easy to see."""
+    """The texts of a language with `least` to `most` characters, as a plain tree if one is easy to find."""
     if plain(tree):
         found = _between(tree, least, most)
         if found is not None:
@@ -392,7 +394,8 @@ def _between(tree: Tree, least: int, most: int | None) -> Tree | None:
 
 
 def _opened(tree: Tree) -> Iterator[list[Tree]]:
-    """The rows that a row stands for, its optional parts there or not."""
+    """The rows that a row stands for, with its optional parts there or left out; none if there would be more than
+    `_MOST_WAYS`."""
     rows: list[list[Tree]] = [[]]
     for part in tree.args if tree.kind == "row" else (tree,):
         if part.kind == "repeat" and part.args[1:] == (0, 1) and lengths(part.args[0])[1] != 1:
@@ -407,7 +410,8 @@ def _opened(tree: Tree) -> Iterator[list[Tree]]:
 
 
 def _one_between(parts: list[Tree], least: int, most: int | None) -> Tree | None:
-    """Of a row in which the number of one part's repetitions alone says how long it is."""
+    """The texts with `least` to `most` characters of a row whose length depends on one part's number of repetitions
+    alone; None for any other row."""
     sizes = [lengths(part) for part in parts]
     varies = [index for index, (low, high) in enumerate(sizes) if low != high]
     fixed = sum(low for low, high in sizes if low == high)

@@ -1,8 +1,8 @@
-"""Numbers as JSON writes them: those between two bounds, and multiples of one, as languages.
+"""Numbers as JSON writes them, as languages: those between two bounds, and multiples of a number.
 
-A number beside a bound or `multipleOf` is written without an exponent, with at most `DIGITS` digits before the point
-and as many after it. What a client's reader makes of it, a float mostly, keeps to the bounds too: rounding keeps the
-order, and a bound that does not belong to its range is moved to the next number that no float takes for it.
+A number with a bound or `multipleOf` is written without an exponent, with at most `DIGITS` digits before the point and
+as many after it. The value that a client's reader makes of it, a float mostly, keeps to the bounds too: rounding keeps
+the order, and a bound that does not belong to its range is moved to the next number that no float takes for it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from gateway.schemas.languages import EMPTY, NOTHING, Chars, Tree
 
 DIGITS = 15
 _MOST_BEFORE = 30
-"""Digits before the point of a bound that is kept as it is; beside `multipleOf` `DIGITS` are."""
+"""The most digits before the point of a bound that is kept as it is; with `multipleOf` it is `DIGITS`."""
 _MOST_MULTIPLES = 64
-"""That are written one by one."""
+"""The most multiples that are written one by one."""
 _MOST_REMAINDERS = 200
 _STEP = Decimal(1).scaleb(-DIGITS)
 
 
 class TooFar(ValueError):
-    """A number that is too long to be told from others digit by digit."""
+    """A number is too long to be told from others digit by digit."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """All numbers from `low` to `high`, both of which belong to it; None: without an end."""
+    """All numbers from `low` to `high`, both of which belong to the range; None: no bound."""
 
     low: Decimal | None = None
     high: Decimal | None = None
@@ -47,7 +47,7 @@ class NumberRange:
 
     @property
     def whole(self) -> NumberRange:
-        """Its integers."""
+        """The range of its integers."""
         low, high = self.low, self.high
         return NumberRange(
             None if low is None else Decimal(math.ceil(low)), None if high is None else Decimal(math.floor(high))
@@ -58,12 +58,12 @@ _COUNTED = NumberRange(Decimal(1 - 10**DIGITS), Decimal(10**DIGITS - 1))
 
 
 def decimal(value: int | float) -> Decimal:
-    """As it is written."""
+    """The value exactly as it is written."""
     return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
 
 
 def beyond(value: int | float, up: bool) -> Decimal:
-    """The next number above, or below."""
+    """The next number above `value`, or below it."""
     bound, sign = decimal(value), 1 if up else -1
     try:
         nearest = float(value)
@@ -92,7 +92,7 @@ _POINT, _MINUS, _ZERO = languages.text("."), languages.text("-"), languages.text
 
 
 def integers(within: NumberRange, multiples_of: Sequence[Decimal] = ()) -> Tree:
-    """Of `within`, those that each of the others divides. Raises TooFar, languages.TooLarge."""
+    """The integers of `within` that each of `multiples_of` divides. Raises TooFar, languages.LanguageTooLarge."""
     within = within.whole
     step = math.lcm(*(Fraction(one).numerator for one in multiples_of))
     if within.low is not None and within.high is not None and step:
@@ -105,7 +105,7 @@ def integers(within: NumberRange, multiples_of: Sequence[Decimal] = ()) -> Tree:
 
 
 def decimals(within: NumberRange, multiples_of: Sequence[Decimal] = ()) -> Tree:
-    """Of `within`, those that each of the others divides. Raises TooFar, languages.TooLarge."""
+    """The decimals of `within` that each of `multiples_of` divides. Raises TooFar, languages.LanguageTooLarge."""
     if not multiples_of:
         return _signed(within, _with_fractions)
     places = max(0, *(-int(one.normalize().as_tuple().exponent) for one in multiples_of))
@@ -131,7 +131,7 @@ def _signed(within: NumberRange, sizes: Callable[[Decimal, Decimal | None], Tree
 
 
 def _near(number: Decimal) -> Decimal:
-    """A high end, or one that leaves out what takes too many digits."""
+    """A high bound, lowered to leave out numbers with too many digits."""
     return min(number, Decimal(10**_MOST_BEFORE - 1))
 
 
@@ -142,7 +142,7 @@ def _check(low: Decimal) -> Decimal:
 
 
 def _wholes(low: Decimal, high: Decimal | None) -> Tree:
-    """Integers of no sign."""
+    """Integers without a sign."""
     _check(low)
     return _count(int(low), None if high is None else int(_near(high)))
 
@@ -181,7 +181,7 @@ def _same_size(first: str, last: str) -> Tree:
 
 
 def _with_fractions(low: Decimal, high: Decimal | None) -> Tree:
-    """Numbers of no sign."""
+    """Numbers without a sign, with fractions."""
     _check(low)
     first, after_first = _split(low)
     if high is None:
@@ -200,7 +200,7 @@ def _with_fractions(low: Decimal, high: Decimal | None) -> Tree:
 
 
 def _split(number: Decimal) -> tuple[int, str]:
-    """Its whole part, and the digits after its point."""
+    """The number's whole part, and the digits after its point."""
     whole = int(number)
     digits = format(number - whole if number else Decimal(0), "f").partition(".")[2].rstrip("0")
     if len(digits) > 400:
@@ -209,8 +209,8 @@ def _split(number: Decimal) -> tuple[int, str]:
 
 
 def _fraction(low: str, high: str | None) -> Tree:
-    """What comes after a whole part, the point as well: from those digits to those; None: to any."""
-    if high is not None and low > high:  # digits without zeros at their ends are in the order of their numbers
+    """What comes after a whole part, its point included: from the digits `low` to the digits `high`; None: to any."""
+    if high is not None and low > high:  # digits without zeros at their ends have the order of their numbers
         return NOTHING
     after = _after_point(low, high, max(DIGITS, len(low), len(high or "")))
     point = languages.row((_POINT, after))
@@ -218,7 +218,7 @@ def _fraction(low: str, high: str | None) -> Tree:
 
 
 def _after_point(low: str, high: str | None, left: int) -> Tree:
-    """At least one digit."""
+    """The digits after the point, from `low` to `high`: at least one and at most `left` of them."""
     if not left:
         return NOTHING
     if not low and high is None:
@@ -248,8 +248,8 @@ def _after_point(low: str, high: str | None, left: int) -> Tree:
 
 
 def _multiples(step: int, places: int) -> Tree:
-    """Numbers with at most so many places after the point that are a multiple of `step` in units of the last one.
-    Raises TooFar where there are too many remainders to tell apart."""
+    """Numbers with at most so many places after the point that are a multiple of `step` in units of the last place.
+    Raises TooFar if there are too many remainders to tell apart."""
     zeros = 0
     while step and step % 10 == 0 and zeros < _MOST_BEFORE:
         step, zeros = step // 10, zeros + 1
@@ -264,16 +264,16 @@ def _multiples(step: int, places: int) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class _Multiple:
-    """So much of a number, sign, digits and point, that may become a multiple of `step`."""
+    """The beginning of a number, with sign, digits and point, that may become a multiple of `step`."""
 
     step: int
     places: int
-    """Digits that may come after the point, or still may."""
+    """Digits that may come after the point; once there is a point, that still may."""
     remainder: int = 0
     digits: bool = False
-    """Whether there is one, since the point if there is that."""
+    """Whether there is a digit; after a point, whether there is one since."""
     begun: bool = False
-    """Whether there is anything."""
+    """Whether there is any character."""
     fraction: bool = False
     """Whether there is a point."""
 

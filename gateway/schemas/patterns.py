@@ -1,5 +1,5 @@
-"""Patterns of strings, as ECMA-262 writes them (JSON Schema says so), as languages of the whole strings that they are
-found in."""
+"""Patterns of strings, as ECMA-262 writes them (JSON Schema requires it), as languages of the whole strings in which
+they are found."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LINE_ENDS = languages.of("\n\r\u2028\u2029")
 _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 _Item = tuple[Any, ...]
-"""("tree", a Tree), ("begin",), ("end",), ("ahead", ways, whether it has to be so), ("group", ways) or
-("repeat", ways, least, most): the last two have one of the three before them in them."""
+"""("tree", a Tree), ("begin",), ("end",), ("ahead", ways, whether it has to match), ("group", ways) or ("repeat", ways,
+least, most); the last two contain a "begin", "end" or "ahead"."""
 _Ways = list[list[_Item]]
-"""Any of these rows."""
+"""Alternatives, each a row of items."""
 
 
 class UnknownPattern(ValueError):
@@ -32,7 +32,7 @@ class UnknownPattern(ValueError):
 
 @lru_cache(256)
 def found_in(pattern: str) -> Tree:
-    """The strings that it is found in. Raises Unknown."""
+    """The strings in which the pattern is found. Raises UnknownPattern."""
     rows = [row for way in _Reader(pattern).whole() for row in _opened(way)]
     return languages.choice(
         _row(row, begins=True) if _begins(row) else languages.row((EVERYTHING, _row(row, begins=False))) for row in rows
@@ -44,7 +44,7 @@ def _begins(row: list[_Item]) -> bool:
 
 
 def _row(items: list[_Item], *, begins: bool) -> Tree:
-    """What the rest of a text is that has it at its beginning. `begins`: the text has not begun before."""
+    """The rests of a text that begin with the row of items. `begins`: the rest is the whole text."""
     made = EVERYTHING
     for index in range(len(items) - 1, -1, -1):
         kind, *said = items[index]
@@ -60,7 +60,7 @@ def _row(items: list[_Item], *, begins: bool) -> Tree:
                 raise UnknownPattern("'^' in a lookahead that is not at the beginning")
             ahead = languages.choice(_row(row, begins=first) for row in rows)
             made = languages.both((made, ahead if has_to else languages.but(ahead)))
-        else:  # the begin: nothing may come before it
+        else:  # "begin": nothing may come before it
             before = items[:index]
             if any(one[0] == "ahead" for one in before):
                 raise UnknownPattern("a lookahead before '^'")
@@ -71,7 +71,7 @@ def _row(items: list[_Item], *, begins: bool) -> Tree:
 
 
 def _opened(row: list[_Item]) -> _Ways:
-    """Rows without groups: what a group has in it is put in its place."""
+    """Rows without groups: each group is replaced by its content. Raises UnknownPattern."""
     rows: _Ways = [[]]
     for item in row:
         if item[0] == "group":
@@ -133,7 +133,7 @@ class _Reader:
         if times is None:
             return item
         if self._next("?"):
-            pass  # lazy: the same strings
+            pass  # lazy: it matches the same strings
         elif self._at < len(self._text) and (self._text[self._at] in "*+" or self._bounds(peek=True)):
             raise UnknownPattern("a repetition of a repetition")
         if item[0] == "tree":
@@ -149,7 +149,7 @@ class _Reader:
         return self._bounds()
 
     def _bounds(self, peek: bool = False) -> tuple[int, int | None] | None:
-        """Of a repetition in braces; none: they are ordinary characters."""
+        """The bounds of a repetition in braces; None if the braces are ordinary characters. Raises UnknownPattern."""
         if not self._text.startswith("{", self._at):
             return None
         end = self._text.find("}", self._at)
@@ -229,7 +229,7 @@ class _Reader:
                     if high[0][0] < low[0][0]:
                         raise UnknownPattern("a range of characters that runs backwards")
                     found.append((low[0][0], high[0][0]))
-                else:  # '\w-.': the three of them
+                else:  # '\w-.' means the three of them
                     found.extend((*low, *high, (45, 45)))
             else:
                 found.extend(low)

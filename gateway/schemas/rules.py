@@ -1,4 +1,4 @@
-"""The rules of a grammar, while it is made: those that nothing fits are left out of it in the end."""
+"""The rules of a grammar while it is being made; rules that nothing fits are left out of the text."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from gateway.schemas import ebnf
 from gateway.schemas.documents import SchemaRefused
 
 MOST_CHARACTERS = 1 << 18
-"""Of a grammar."""
+"""The most characters of a grammar."""
 _MOST_RULES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The place of what a rule says."""
+    """A reference to a rule by its name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Many:
-    """A row, so many times; None: any number."""
+    """A row repeated `least` to `most` times; None: any number."""
 
     parts: Row
     least: int
@@ -30,20 +30,20 @@ class Many:
 
 
 Part = str | Rule | Many
-"""Text is EBNF, and something fits it."""
+"""Part of a row; a string is EBNF that something fits."""
 Row = Sequence[Part]
-"""One after the other."""
+"""Parts, one after the other."""
 
 
 class Rules:
-    """All of one grammar."""
+    """All rules of one grammar."""
 
     def __init__(self) -> None:
         self._ways: dict[str, Sequence[Row]] = {}
         self._after: dict[str, str] = {}
 
     def new(self, ways: Sequence[Row] = ()) -> Rule:
-        """One that says: any of those. Raises Refused."""
+        """A new rule with these alternatives. Raises SchemaRefused if there are too many rules."""
         if len(self._ways) >= _MOST_RULES:
             raise SchemaRefused(f"its grammar has more than {_MOST_RULES} rules")
         made = Rule(f"r{len(self._ways)}")
@@ -51,17 +51,18 @@ class Rules:
         return made
 
     def fill(self, rule: Rule, ways: Sequence[Row], after: str = "") -> None:
-        """`after`: what comes after it, in EBNF, if that is known."""
+        """Sets a rule's alternatives. `after`: what comes after the rule, in EBNF, if that is known."""
         self._ways[rule.name] = ways
         self._after[rule.name] = after
 
     def impossible(self, parts: Sequence[Part]) -> list[int]:
-        """Which of them nothing fits."""
+        """Indices of the parts that nothing fits."""
         alive = self._alive()
         return [index for index, part in enumerate(parts) if not _fits([part], alive)]
 
     def text(self, root: Sequence[Row]) -> str:
-        """The grammar of any of those, with the rules that it needs. Raises Refused."""
+        """The text of the grammar with these alternatives as its root, and the rules that it needs. Raises
+        SchemaRefused."""
         self._ways["root"] = root
         alive = self._alive()
         lines: list[str] = []
@@ -84,7 +85,7 @@ class Rules:
         return made
 
     def _alive(self) -> set[str]:
-        """Rules that something fits."""
+        """Names of rules that something fits."""
         alive = set(ebnf.BASICS)
         waits: dict[str, list[str]] = {}
         for name, ways in self._ways.items():
@@ -110,7 +111,7 @@ def _fits(row: Row, alive: set[str]) -> bool:
 
 
 def _named(row: Row, alive: set[str] | None) -> Iterator[str]:
-    """The rules that it refers to. `alive`: without what nothing fits."""
+    """Names of the rules to which a row refers. `alive`: leave out repetitions that nothing fits."""
     for part in row:
         if isinstance(part, Rule):
             yield part.name

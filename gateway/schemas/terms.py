@@ -1,8 +1,8 @@
-"""What all places of a schema that speak of one value say of it together.
+"""Terms: what all places of a schema that describe one value say of it together.
 
-A value is described by some schemas at once: that of its property in each part of an `allOf`, a `$ref`'s target and
-what stands beside it. `Reader.terms` follows all of them and takes choices apart (`anyOf`, `oneOf`), so that what is
-left are *terms*: schemas of which each is kept by its own keywords, and a value has to fit all of one term.
+A value is described by several schemas at once: that of its property in each part of an `allOf`, a `$ref`'s target and
+the keywords beside it. `Reader.terms` follows all of them and takes choices apart (`anyOf`, `oneOf`), so that what is
+left are *terms*: schemas of which each is kept by its own keywords, and a value has to fit all schemas of one term.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from gateway.schemas.languages import NOTHING, Tree
 from gateway.schemas.numbers import NumberRange
 
 MOST_STEPS = 20_000
-"""Schemas that are looked at, again and again where others refer to them, for one grammar."""
+"""The most schemas that are looked at for one grammar; a schema counts each time that another refers to it."""
 MOST_WORK = 300_000
-"""With numbers and strings, for one grammar."""
+"""The most work with numbers and strings for one grammar."""
 MOST_TERMS = 500
-"""Of one value."""
+"""The most terms of one value."""
 _MOST_STATES = 500
-"""By which strings of branches are told apart."""
+"""The most states of a language by which strings of branches are told apart."""
 _MOST_TAGS = 20
 _DEPTH = 4
-"""Of values in one another by which branches of a `oneOf` are told apart."""
+"""Levels of nested values by which branches of a `oneOf` are told apart."""
 
 NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 STRING = ("minLength", "maxLength", "pattern", "format")
@@ -39,22 +39,22 @@ OBJECT = (
     *("maxProperties", "dependentRequired", "dependentSchemas", "dependencies"),
 )
 KEYWORDS: Mapping[str, Sequence[str]] = {"number": NUMBER, "string": STRING, "array": ARRAY, "object": OBJECT}
-"""By the type that they say something of."""
+"""Type -> keywords that restrict it."""
 _OWN = frozenset(
     (*NUMBER, *STRING, *ARRAY, *OBJECT, "type", "enum", "const", "not", "if", "unevaluatedItems")
     + ("unevaluatedProperties",)
 )
-"""All that say something of a value without a choice."""
+"""Keywords that restrict a value without a choice."""
 _FURTHER = frozenset(("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf"))
 SAYING = _OWN | _FURTHER
-"""All keywords that say something of a value."""
+"""All keywords that restrict a value."""
 Conjunction = tuple[Node, ...]
 """Schemas that describe the same value."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Free:
-    """Properties that have no names of their own: names of a language, and what their values have to be."""
+    """Properties that are not named one by one: the language of their names, and the schemas of their values."""
 
     names: Tree
     value: Conjunction
@@ -62,10 +62,10 @@ class Free:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ObjectMembers:
-    """What an object has in it."""
+    """The properties that an object has."""
 
     named: Mapping[str, Conjunction]
-    """In their order."""
+    """Named properties in their order."""
     always: frozenset[str]
     free: Sequence[Free]
     least: int
@@ -74,15 +74,15 @@ class ObjectMembers:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Items:
-    """What an array has in it."""
+    """The items that an array has."""
 
     first: Sequence[Conjunction]
     rest: Conjunction | None
-    """What comes after them; None: nothing does."""
+    """Schemas of the items after `first`; None: there are none."""
     least: int
     most: int | None
     unique: Node | None
-    """Where it is said that no two are the same."""
+    """The schema that forbids equal items."""
 
 
 class Reader:
@@ -96,13 +96,13 @@ class Reader:
         self._tags: dict[Node, str | None] = {}
 
     def step(self, node: Node) -> None:
-        """Raises Refused where it has gone on for too long."""
+        """Counts a step. Raises SchemaRefused after too many."""
         self._steps += 1
         if self._steps > MOST_STEPS:
             raise SchemaRefused(f"'{node.pointer}' and others refer to one another in too many ways")
 
     def straight(self, conjunction: Conjunction) -> Conjunction:
-        """The same, with targets in the place of what is nothing but a reference."""
+        """The conjunction with schemas that are nothing but a reference replaced by their targets."""
         made: dict[Node, None] = {}
         for node in conjunction:
             seen = {node}
@@ -117,11 +117,11 @@ class Reader:
         return tuple(made)
 
     def terms(self, conjunction: Conjunction) -> Sequence[Term]:
-        """One of them has to fit, and no two branches of a `oneOf` do. Raises Refused."""
+        """Terms of which one has to fit, so that no two branches of a `oneOf` do. Raises SchemaRefused."""
         return [self._told_apart(term, apart) for term, apart in self._expanded(conjunction).items()]
 
     def any(self, conjunction: Conjunction) -> Sequence[Term]:
-        """As `terms`; branches of a `oneOf` may fit beside one another."""
+        """Terms of which one has to fit; several branches of a `oneOf` may fit. Raises SchemaRefused."""
         return tuple(self._expanded(conjunction))
 
     def _expanded(self, conjunction: Conjunction) -> Mapping[Term, _Apart]:
@@ -149,12 +149,12 @@ class Reader:
         return found
 
     def _flatten(self, part: _Part) -> bool:
-        """Follows references; false: nothing fits."""
+        """Follows references; False: nothing fits."""
         while part.left:
             node, within = part.left.pop()
             self.step(node)
             if node in within or node.value is False:
-                return False  # what is itself and nothing else is nothing
+                return False  # a schema that is made of itself and nothing else: nothing fits
             if node in part.done or node.value is True:
                 continue
             part.done[node] = None
@@ -173,7 +173,7 @@ class Reader:
         return self._same[nodes, forced]
 
     def _told_apart(self, term: Term, apart: _Apart) -> Term:
-        """The term, written so that no other branch of a `oneOf` fits it. Raises Refused."""
+        """The term, restricted so that no other branch of a `oneOf` fits it. Raises SchemaRefused."""
         for node, chosen in apart:
             tag = self._tag(node) if list(term.written) == ["object"] else None
             if tag is not None:
@@ -188,7 +188,8 @@ class Reader:
         return term
 
     def _tag(self, node: Node) -> str | None:
-        """The property by whose values, which are listed, the branches of a `oneOf` of objects can be told apart."""
+        """The property whose values are listed and tell the branches of a `oneOf` of objects apart; None if there is
+        none."""
         if node not in self._tags:
             branches = [self.any((branch,)) for branch in node.several("oneOf")]
             first = branches[0][0] if branches[0] else None
@@ -211,8 +212,8 @@ class Reader:
         return True
 
     def told_apart(self, term: Term, other: Term, depth: int = _DEPTH) -> frozenset[str] | None:
-        """Properties that have to be there so that nothing which is written for `term` fits `other`; None where that is
-        not known."""
+        """Properties that have to be there so that nothing which is written for `term` fits `other`; None if no such
+        are known."""
         if term.nodes:
             self.step(term.nodes[0])
         forced: frozenset[str] = frozenset()
@@ -234,7 +235,7 @@ class Reader:
         return depth <= 0 or any(self._possible(term, kind, depth) for term in self.any(value) for kind in term.written)
 
     def matches(self, tree: Tree, said: str) -> bool:
-        """Raises languages.TooLarge."""
+        """Whether the text belongs to the language. Raises languages.LanguageTooLarge."""
         if tree == languages.EVERYTHING:
             return True
         self.work.spend(len(said) * tree.width)
@@ -262,7 +263,7 @@ class Reader:
         return all(self.possible(members.named[name], depth - 1) for name in members.always)
 
     def values_apart(self, value: Conjunction, other: Conjunction, depth: int) -> bool:
-        """Whether nothing fits both, and no property has to be there for that."""
+        """Whether nothing fits both, without any property being forced."""
         if depth <= 0:
             return False
         theirs = self.any(other)
@@ -271,7 +272,7 @@ class Reader:
         )
 
     def fits(self, node: Node, value: Any) -> bool:
-        """Whether a value is what a schema says, in full."""
+        """Whether a value fits a schema in full."""
         self.step(node)
         if isinstance(node.value, bool):
             return node.value
@@ -286,8 +287,8 @@ class Reader:
         )
 
     def fits_own(self, node: Node, value: Any, *, literals: bool = True) -> bool:
-        """As `fits`, by the keywords that are the schema's own, without references and choices, and without its list of
-        values."""
+        """Whether a value fits the schema's own keywords, without references and choices; `literals` False: also
+        without its lists of values."""
         types = node.types()
         kind = type_of(value)
         if types is not None and kind not in types:
@@ -340,21 +341,21 @@ class Reader:
 
 
 _Apart = tuple[tuple[Node, int], ...]
-"""Each a schema that has a `oneOf`, and which branch of it was chosen: the others must not fit."""
+"""(schema with a `oneOf`, number of the branch chosen there) of each choice: the other branches must not fit."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """So much of a conjunction as has been followed."""
+    """A conjunction, as far as it has been followed."""
 
     left: list[tuple[Node, frozenset[Node]]]
-    """Beside each, those that it was referred to from."""
+    """(schema, schemas from which it was referred to) still to be followed."""
     done: dict[Node, None]
     choices: list[tuple[Node, str, frozenset[Node]]]
     apart: _Apart
 
     def chosen(self) -> Iterator[_Part]:
-        """One for each branch of its first choice."""
+        """A copy for each branch of the first choice."""
         (node, keyword, within), *choices = self.choices
         for index, branch in enumerate(node.several(keyword)):
             apart = (*self.apart, (node, index)) if keyword == "oneOf" else self.apart
@@ -362,21 +363,21 @@ class _Part:
 
 
 class Term:
-    """Schemas that describe one value, with no more choices."""
+    """Schemas that describe one value, with no choices left."""
 
     def __init__(self, reader: Reader, nodes: Conjunction, forced: frozenset[str]) -> None:
-        """`forced`: properties that have to be written, or it could be taken for something else."""
+        """`forced`: properties that have to be written, since the value might fit another branch without them."""
         self._reader = reader
         self.nodes = nodes
         self.forced = forced
 
     def _with(self, *keywords: str) -> list[tuple[Node, str]]:
-        """Where those are said."""
+        """(schema, keyword) of each place where one of the keywords is used."""
         return [(node, keyword) for node in self.nodes for keyword in keywords if keyword in node]
 
     @cached_property
     def _stated(self) -> tuple[frozenset[str], bool, bool]:
-        """(types that it allows, whether numbers have to be whole, whether it says so itself)."""
+        """(types that the term allows, whether numbers have to be whole, whether the schemas name types themselves)."""
         types, whole, said = set(TYPES), False, False
         for node in self.nodes:
             named = node.types()
@@ -397,7 +398,7 @@ class Term:
 
     @cached_property
     def written(self) -> Sequence[str]:
-        """Types that answers have. Where none is said, those whose keywords are there."""
+        """Types that answers have. If no type is named, those whose keywords are used."""
         types, _, said = self._stated
         if not said:
             meant = {kind for kind, keywords in KEYWORDS.items() if self._with(*keywords)}
@@ -406,7 +407,7 @@ class Term:
 
     @property
     def constrained(self) -> bool:
-        """Whether anything but its type is said."""
+        """Whether anything but the type is restricted."""
         return bool(self.forced) or any(one != "type" and one in _OWN for node in self.nodes for one in node.keywords)
 
     @cached_property
@@ -416,7 +417,7 @@ class Term:
 
     @cached_property
     def literals(self) -> Sequence[Any] | None:
-        """The only values that fit, where they are listed."""
+        """The only values that fit, if they are listed; None if they are not."""
         lists = [(node, values) for node in self.nodes for values in node.literals()]
         if not lists:
             return None
@@ -436,11 +437,11 @@ class Term:
 
     @property
     def unlike(self) -> Sequence[Any]:
-        """Values that `not` takes away."""
+        """Values that `not` excludes."""
         return [value for node in self.nodes for value in _refusal(node).values]
 
     def check(self) -> None:
-        """Raises Refused for what says something of all types and is not kept."""
+        """Raises SchemaRefused for keywords of all types that are not kept."""
         for node, keyword in self._with("if"):
             if "then" in node or "else" in node:
                 raise node.unkept(keyword, "no grammar depends on a condition")
@@ -449,7 +450,7 @@ class Term:
                 raise node.unkept(keyword, "only a type, values or one required property can be taken away")
 
     def unkept(self, keywords: Sequence[str], why: str) -> SchemaRefused:
-        """An error: one of those is not kept."""
+        """The error for one of these keywords, which is not kept."""
         node, keyword = self._with(*keywords)[-1]
         return node.unkept(keyword, why)
 
@@ -469,7 +470,7 @@ class Term:
 
     @property
     def numbers(self) -> Tree | None:
-        """None: any. Raises Refused."""
+        """The language of numbers; None: any number fits. Raises SchemaRefused."""
         if self.range == NumberRange() and not self.multiples:
             return None
         try:
@@ -489,7 +490,7 @@ class Term:
 
     @cached_property
     def strings(self) -> Tree:
-        """Raises Refused."""
+        """The language of strings. Raises SchemaRefused."""
         trees = []
         for node in self.nodes:
             if (pattern := node.string("pattern")) is not None:
@@ -503,7 +504,7 @@ class Term:
 
     @property
     def formatted(self) -> Tree | None:
-        """As `strings`, in the formats that are known; None: there are none, or a pattern says what they have to be."""
+        """The language of strings in the known formats; None if there are none, or a pattern describes the strings."""
         least, most = self.lengths
         known = [formats.pattern(node.string("format") or "", most) for node, _ in self._with("format")]
         if not any(known) or self._with("pattern"):
@@ -515,7 +516,7 @@ class Term:
 
     @cached_property
     def items(self) -> Items:
-        """Raises Refused."""
+        """The items of an array. Raises SchemaRefused."""
         for node, keyword in self._with("contains", "unevaluatedItems"):
             if keyword == "contains" and node.count("minContains") == 0 and "maxContains" not in node:
                 continue
@@ -547,7 +548,7 @@ class Term:
 
     @cached_property
     def names(self) -> Mapping[str, None]:
-        """Of properties that it speaks of, in their order."""
+        """Names of the properties that the term mentions, in their order."""
         names: dict[str, None] = {}
         for node in self.nodes:
             names.update(dict.fromkeys(node.named("properties")))
@@ -556,7 +557,7 @@ class Term:
         return names
 
     def of_name(self, name: str) -> Conjunction:
-        """What a property of that name has to be."""
+        """The schemas of a property of that name."""
         found: list[Node] = []
         for node in self.nodes:
             own = node.named("properties").get(name)
@@ -579,12 +580,12 @@ class Term:
 
     @property
     def _banned(self) -> frozenset[str]:
-        """Names that `not` takes away."""
+        """Names that `not` excludes."""
         return frozenset(name for node in self.nodes for name in _refusal(node).names)
 
     @cached_property
     def members(self) -> ObjectMembers | None:
-        """None: nothing fits. Raises Refused."""
+        """The properties of an object; None: nothing fits. Raises SchemaRefused."""
         named, always = {}, set()
         required = {name for node in self.nodes for name in node.names("required")} | self.forced
         for name in self.names:
@@ -611,7 +612,7 @@ class Term:
                 raise node.wrong(keyword, "an object")
             for name, then in value.items():
                 if not free and name not in named:
-                    continue  # it is never there
+                    continue  # the property is never there
                 if isinstance(then, list) and set(then) <= always:
                     continue
                 raise node.unkept(keyword, f"no grammar depends on whether '{name}' is there")
@@ -623,8 +624,8 @@ class Term:
             raise node.unkept(keyword, "only false is, where nothing beside it lists other properties")
 
     def _free(self) -> Sequence[Free]:
-        """Properties without names of their own: those of patterns, and where none are named, or others are explicitly
-        allowed, any."""
+        """Properties that are not named one by one: those of patterns; and any others if no properties are named, or
+        others are explicitly allowed."""
         listed = list(dict.fromkeys(name for node in self.nodes for name in node.named("patternProperties")))
         if len(listed) > 4:
             node = self._with("patternProperties")[0][0]
@@ -679,18 +680,18 @@ class Term:
 
 
 def _check_references(node: Node) -> None:
-    """Raises Refused."""
+    """Raises SchemaRefused for references that are not kept."""
     for keyword in ("$dynamicRef", "$recursiveRef"):
         if keyword in node:
             raise node.unkept(keyword, "what it refers to is not known before it is used")
 
 
 def _bounds(node: Node) -> Iterator[tuple[int | float, bool, bool]]:
-    """Each a bound, whether numbers are above it, and whether it belongs to them itself."""
+    """(bound, whether numbers are above it, whether the bound itself belongs to the range) of each bound."""
     for keyword, beside, up in (("minimum", "exclusiveMinimum", True), ("maximum", "exclusiveMaximum", False)):
         bound, open_end = node.number(keyword), node.get(beside)
         if bound is not None:
-            yield bound, up, open_end is not True  # as drafts before 6 have it
+            yield bound, up, open_end is not True  # the form of drafts before 6
         if not isinstance(open_end, bool) and (bound := node.number(beside)) is not None:
             yield bound, up, False
 
@@ -712,13 +713,13 @@ def _fits_number(node: Node, value: int | float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """What a `not` takes away."""
+    """What a `not` excludes."""
 
     types: frozenset[str] = frozenset()
     values: Sequence[Any] = ()
     names: Sequence[str] = ()
     whole: bool = True
-    """Whether that is all it does."""
+    """Whether that is all that the `not` excludes."""
 
 
 def _refusal(node: Node) -> _Refusal:
@@ -743,8 +744,8 @@ def _refusal(node: Node) -> _Refusal:
 
 
 def _places(node: Node) -> tuple[Sequence[Node], Node | None]:
-    """(the schemas of the first items, that of those after them)."""
-    if isinstance(node.get("items"), list):  # as drafts before 2020 have it
+    """(schemas of the first items, schema of the items after them)."""
+    if isinstance(node.get("items"), list):  # the form of drafts before 2020
         return node.row("items"), node.schema("additionalItems")
     return node.row("prefixItems"), node.schema("items")
 
@@ -760,7 +761,7 @@ _MOST_KEYS, _DEEPEST_KEY = 400, 60
 
 
 def _others(taken: Sequence[str]) -> Tree:
-    """Names that are none of those. Where they are many, only such as soon differ from each of them."""
+    """Names that are not in `taken`. If there are many, only names that differ from each of them early."""
     deepest = min(_DEEPEST_KEY, max(map(len, taken)))
     while deepest > 1 and len({name[:length] for name in taken for length in range(deepest + 1)}) > _MOST_KEYS:
         deepest -= 1

@@ -20,10 +20,10 @@ class Scored:
 
     token: int
     logprob: float | None
-    """None of a prompt's first token."""
+    """The token's log-probability; None for a prompt's first token."""
     top: Sequence[tuple[int, float]] | None
     offset: int
-    """Characters of the answer, and of its prompt where that is part of it, before it."""
+    """Number of characters before the token, in the answer, and in its prompt if the answer begins with that."""
 
     @classmethod
     def of(cls, token: int, scores: common_pb2.TokenLogprob, offset: int) -> Scored:
@@ -31,7 +31,8 @@ class Scored:
 
 
 class Answer:
-    """Fed with a request's chunks across however many attempts; they are one row of tokens."""
+    """The text of one answer. It is fed with a request's chunks from however many attempts, which form one sequence of
+    tokens."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Answer:
         show_special: bool = False,
         finder: CallFinder | None = None,
     ) -> None:
-        """`before`: the prompt's ids. `finder`: of calls of tools, in an answer that may have some."""
+        """`before`: the prompt's token ids. `finder`: finds calls of tools, for an answer that may have some."""
         shown = finder.marks if finder is not None else ()
         self._detokenizer = detokenizer(tokenizer, before=before, show_special=show_special, shown=shown)
         self._finder = finder
@@ -50,25 +51,25 @@ class Answer:
         self._stops = StopMatcher(stops) if stops else None
         self._scored: list[Scored] = []
         self._prompt_scores: list[common_pb2.TokenLogprob] = []
-        self._decoded = 0  # characters, those that the stop matcher holds included
+        self._decoded = 0  # characters, those that the stop matcher holds back included
         self._given = 0
         self.tokens = 0
-        """Output tokens, those of a matched stop string included."""
+        """Number of output tokens, those of a matched stop string included."""
         self.latest: Sequence[int] = ()
         """The tokens of the last push, as far as they count."""
         self.cached_tokens = 0
         self.embedding: Sequence[float] = ()
-        """Of a request for one, once it has ended."""
+        """The vector of a request for an embedding, once the request has ended."""
         self.finish_reason: str | None = None
-        """OpenAI's word once the answer has ended; "stop" with a matched stop string, though the engine may go on;
-        "tool_calls" where it called some."""
+        """OpenAI's finish reason once the answer has ended: "stop" also for a matched stop string, though the engine
+        may go on; "tool_calls" if the answer called some."""
 
     def follow(self, text: str) -> None:
-        """It will be told behind `text`, so that its offsets count from there. Before the first push."""
+        """Has offsets count from the end of `text`, which the answer follows. To be called before the first push."""
         self._decoded = self._given = len(text)
 
     def push(self, chunk: common_pb2.TokenChunk) -> str:
-        """The text that may be given out now. Once there is a `finish_reason` nothing more may be pushed."""
+        """The text that may be sent now. Once there is a `finish_reason` nothing more may be pushed."""
         if not self.tokens:  # what a later attempt found cached was partly answer
             self.cached_tokens = self.cached_tokens or chunk.cached_tokens
         ids, finish = chunk.token_ids, chunk.finish
@@ -97,13 +98,13 @@ class Answer:
         return text
 
     def take_calls(self) -> list[Call]:
-        """Those that were complete since the last call."""
+        """The calls that were completed since the last call of this."""
         calls, self._calls = self._calls, []
         return calls
 
     def _push_singly(self, chunk: common_pb2.TokenChunk) -> str:
-        """Token by token: a stop string in the middle of a chunk ends the answer there, and each token has an
-        offset."""
+        """The text of a chunk, taken token by token: a stop string in the middle ends the answer there, and each token
+        has an offset."""
         told: list[str] = []
         self.latest = taken = []
         for index, token in enumerate(chunk.token_ids):
@@ -117,7 +118,7 @@ class Answer:
         return "".join(told)
 
     def _stop_in(self, text: str, told: list[str]) -> bool:
-        """Passes `text` on to `told` as far as the stop strings let it; whether one of them ended the answer."""
+        """Appends `text` to `told` as far as the stop strings allow; returns whether one of them ended the answer."""
         if self._stops is None:
             told.append(text)
             return False
@@ -136,12 +137,12 @@ class Answer:
         return "".join(told)
 
     def take_prompt_scores(self) -> list[common_pb2.TokenLogprob]:
-        """Of the prompt's tokens, those that came since the last call."""
+        """Scores of the prompt's tokens that came since the last call."""
         scores, self._prompt_scores = self._prompt_scores, []
         return scores
 
     def take_scored(self) -> list[Scored]:
-        """The scored tokens whose text was begun to be given out since the last call; at the end all that are left."""
+        """The scored tokens whose text has begun to be sent since the last call; at the end all that are left."""
         count = len(self._scored)
         if self.finish_reason is None:
             count = next((n for n, one in enumerate(self._scored) if one.offset >= self._given), count)

@@ -1,8 +1,9 @@
-"""Token ids to text while they arrive: never half a character, and all together what decoding the whole gives.
+"""Token ids to text while they arrive: never half a character, and the parts together are what decoding the whole
+gives.
 
-Two ways. Where a text is its tokens' bytes in a row (byte-level vocabularies: Llama 3, Qwen, GPT), an incremental UTF-8
-decoder is enough, and exact. Elsewhere (SentencePiece vocabularies, byte fallback, word pieces) a token's text depends
-on its neighbours, and a window of recent tokens is decoded with and without the new ones.
+There are two ways. Where a text is its tokens' bytes in sequence (byte-level vocabularies: Llama 3, Qwen, GPT), an
+incremental UTF-8 decoder is enough, and exact. Elsewhere (SentencePiece vocabularies, byte fallback, word pieces) a
+token's text depends on its neighbours, and a window of recent tokens is decoded with and without the new ones.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from tokenization.tokenizer import Tokenizer
 
 _INCOMPLETE = "\ufffd"
 _CONTEXT = 8
-"""Tokens of a prompt that its answer's first ones are decoded with."""
+"""Number of a prompt's tokens with which its answer's first tokens are decoded."""
 _LOOKED_AT = 64
-"""Tokens at a prompt's end among which those are looked for; templates may end one in a row of special ones."""
+"""Number of tokens at a prompt's end among which the context is looked for; templates may end a prompt with several
+special tokens."""
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
@@ -25,14 +27,15 @@ class Detokenizer(Protocol):
     """The text of one answer."""
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that `ids` complete; possibly none."""
+        """The text that `ids` complete, possibly none."""
 
     def finish(self) -> str:
-        """What is still held back, characters that never became complete as U+FFFD. Nothing may be pushed after."""
+        """The text that is still held back, with U+FFFD for characters that never became complete. Nothing may be
+        pushed after this."""
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies."""
+    """A detokenizer for byte-level vocabularies."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._bytes = tokenizer.token_bytes
@@ -48,17 +51,17 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For all others.
+    """A detokenizer for all other vocabularies.
 
-    `_ids[:_told]` is context whose text was given out; the text of `_ids` beyond that of the context is new. It is
-    given out when it ends with a whole character: not with U+FFFD, and not in a row of byte tokens, since one invalid
-    byte makes the whole row invalid. Then the new tokens become the context, which is therefore never without text of
-    its own, and what a decoder does at the start of a text (dropping a space) touches both texts alike. The first
-    context is the end of the prompt: where an answer goes on a text, its first token keeps its space.
+    `_ids[:_told]` is context whose text was sent; the text of `_ids` beyond that of the context is new. It is sent when
+    it ends with a whole character: not with U+FFFD, and not with byte tokens, since one invalid byte makes the whole
+    run of them invalid. Then the new tokens become the context, which is therefore never without text of its own, and
+    what a decoder does at the start of a text (dropping a space) touches both texts alike. The first context is the end
+    of the prompt: where an answer continues a text, its first token keeps its space.
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], before: Sequence[int] = ()) -> None:
-        """`before`: the prompt's ids."""
+        """`before`: the prompt's token ids."""
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._ids = self._end_of(before)
@@ -66,8 +69,8 @@ class WindowDetokenizer:
         self._context = tokenizer.decode(self._ids) if self._ids else ""
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """The prompt's last tokens with a text. Bytes at its very end are left out where there are others before them:
-        together with bytes of the answer they would be one row."""
+        """The prompt's last tokens with a text. Byte tokens at its very end are left out if there are others before
+        them: together with byte tokens of the answer they would be one run."""
         tokenizer = self._tokenizer
         seen = [
             token
@@ -103,8 +106,8 @@ class WindowDetokenizer:
 def detokenizer(
     tokenizer: Tokenizer, *, before: Sequence[int] = (), show_special: bool = False, shown: Collection[str] = ()
 ) -> Detokenizer:
-    """A detokenizer for one answer to the prompt `before`; special tokens, and those that end an answer, have no text
-    unless `show_special`, or they are `shown`."""
+    """A detokenizer for one answer to the prompt `before`. Special tokens, and those that end an answer, have no text
+    unless `show_special` is set, or they are in `shown`."""
     hidden = frozenset() if show_special else tokenizer.special_ids | tokenizer.end_ids
     if shown:
         hidden = frozenset(token for token in hidden if tokenizer.piece(token) not in shown)

@@ -1,5 +1,5 @@
-"""A prompt that its answer begins with: its text, and the log-probabilities of its tokens where they are asked for.
-No I/O."""
+"""A prompt with which its answer begins: its text, and the log-probabilities of its tokens if they are wanted. No
+I/O."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from protos import common_pb2
 from tokenization.tokenizer import Tokenizer
 
 MOST_SCORED = 1 << 22
-"""Log-probabilities of one request's prompts, in all choices: their own, and the best ones beside them. Written as JSON
-they are 100 MB, and an answer that is no stream is held until it is whole."""
+"""The most log-probabilities of one request's prompts, in all choices: their own, and the best ones beside them. As
+JSON they are 100 MB, and an answer that is no stream is held until it is whole."""
 
 
 def check(request: Request, prompts: Iterable[Sequence[int]]) -> None:
-    """Whether all log-probabilities that are asked for can be told. Raises BadField."""
+    """Raises BadField if more log-probabilities are wanted than can be sent."""
     if not request.sampling.HasField("prompt_logprobs_from"):
         return
     count = sum(map(len, prompts)) * request.choices * (1 + request.sampling.top_logprobs)
@@ -30,8 +30,8 @@ def check(request: Request, prompts: Iterable[Sequence[int]]) -> None:
 
 
 def offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
-    """Characters of `text` before each token of it. A special token that is not in the text (a BOS that the tokenizer
-    has put there) has none, and nor has the space that some tokenizers drop in front."""
+    """Number of characters of `text` before each token of it. A special token that is not in the text (a BOS that the
+    tokenizer has put there) has none, nor has the space that some tokenizers drop at the front."""
     found, at = [], 0
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in ids:
@@ -47,20 +47,20 @@ def offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
 
 
 class Echo:
-    """What one choice begins with. Its text is told at once; with log-probabilities, which come by and by, as far as
-    these are there."""
+    """The prompt with which one choice begins. Its text is sent at once; with log-probabilities, which come over time,
+    as far as these have come."""
 
     def __init__(self, text: str = "", ids: Sequence[int] = (), places: Sequence[int] = ()) -> None:
-        """`places`: the `offsets` of `ids`, the tokens that are told with the text; none: the text is told alone."""
+        """`places`: the `offsets` of `ids`, the tokens that are sent with the text; empty: the text is sent alone."""
         self.text = text
         self._ids = ids
         self._places = places
-        self._next = 0  # token
-        self._told = 0  # characters
+        self._next = 0  # number of the next token to score
+        self._told = 0  # characters that were sent
 
     def more(self, logprobs: Iterable[common_pb2.TokenLogprob]) -> tuple[str, list[Scored]]:
-        """What can be told now, `logprobs` being those of the next tokens; the first token has none. All of it has to
-        be told before any of the answer."""
+        """The text and scored tokens that can be sent now. `logprobs`: those of the next tokens; the first token has
+        none. All of it has to be sent before any of the answer."""
         scored = []
         if self._ids and not self._next:
             scored.append(Scored(self._ids[0], None, None, 0))

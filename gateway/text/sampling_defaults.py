@@ -1,5 +1,5 @@
-"""What a request leaves open of how its tokens are drawn: its model says, by the generation_config.json of its
-checkpoint, as in SGLang's and vLLM's servers; where that says nothing, OpenAI's defaults hold."""
+"""Sampling parameters that a request leaves open: its model's generation_config.json gives them, as in SGLang's and
+vLLM's servers; where that says nothing, OpenAI's defaults hold."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ OPEN: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def filled(sampling: common_pb2.Sampling, left: Collection[str], model: common_pb2.ModelSpec) -> common_pb2.Sampling:
-    """`sampling` with what the model says of the fields of OPEN that its client `left` open; the same object where the
-    model says nothing of them."""
+    """`sampling` with the model's values for the fields in `left`, which the client left open; the same object if the
+    model has no values for them."""
     said = [name for name in left if model.sampling.HasField(name)]
     if not said:
         return sampling

@@ -1,7 +1,7 @@
 """The tokenizers in use, and the threads that work with them.
 
-Loading one takes a second and a long prompt tens of milliseconds, so both are done by a few threads; the tokenizer's
-own code releases the interpreter's lock while it encodes a batch, and only then.
+Loading a tokenizer takes a second and encoding a long prompt tens of milliseconds, so a few threads do both. The
+tokenizer's own code releases the interpreter's lock only while it encodes a batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tokenization.loading import load
 from tokenization.tokenizer import Tokenizer
 
 MOST_ASIDE = 64
-"""Texts that wait for a turn aside."""
+"""The most texts that wait for a thread aside."""
 R = TypeVar("R")
 Folder = tuple[str, int]
 """A folder's path, and the generation of its files."""
@@ -36,9 +36,9 @@ class Tokenizers:
         this length is encoded at once, as handing it to a thread would cost more."""
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
         self._turn = asyncio.Semaphore(max(1, threads - 1))
-        """Of what runs aside; a thread is left for prompts."""
+        """Limits work that runs aside; one thread is left for prompts."""
         self._waiting = 0
-        """For a turn."""
+        """Number of texts that wait for a thread aside."""
         self._kept = kept
         self._inline_characters = inline_characters
         self._loader = loader
@@ -46,11 +46,11 @@ class Tokenizers:
         self._listeners: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """`listener` is called in the loop whenever a load has ended, well or not."""
+        """Has `listener` called in the loop whenever a load has ended, well or not."""
         self._listeners.append(listener)
 
     def failure(self, path: str, generation: int) -> str:
-        """Why the last load of a folder failed; empty: it did not, or there was none."""
+        """Why the last load of a folder failed; empty if it did not, or there was none."""
         found = self._known.get((path, generation))
         if found is None or not found.done() or found.cancelled():
             return ""
@@ -58,7 +58,8 @@ class Tokenizers:
         return "" if error is None else str(error)
 
     async def get(self, path: str, generation: int) -> Tokenizer:
-        """The tokenizer of a folder, loaded once for all who wait for it. Raises Unmet; the next call tries again."""
+        """The tokenizer of a folder, loaded once for all callers that wait for it. Raises Unmet; the next call tries
+        again."""
         key = (path, generation)
         found = self._known.get(key)
         if found is None or (found.done() and (found.cancelled() or found.exception() is not None)):
@@ -70,7 +71,7 @@ class Tokenizers:
         return await asyncio.shield(found)
 
     def prefetch(self, folders: Iterable[Folder]) -> None:
-        """Begins to load those that are not loaded."""
+        """Begins to load the tokenizers of folders that are not loaded."""
         for path, generation in folders:
             if (path, generation) not in self._known:
                 self._begin((path, generation))
@@ -92,14 +93,14 @@ class Tokenizers:
             listener()
 
     async def run(self, characters: int, work: Callable[..., R], *arguments: Any, **options: Any) -> R:
-        """Calls `work`, in a thread when it has to do with more than a few characters."""
+        """The result of `work`, which runs in a thread if there are more than a few characters."""
         if characters <= self._inline_characters:
             return work(*arguments, **options)
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments, **options))
 
     async def run_aside(self, characters: int, work: Callable[..., R], *arguments: Any, **options: Any) -> R:
-        """The same for what nobody's answer waits for, in one thread less. A turn lasts until the work is done, also
-        where nobody waits for it any more. Raises TooMany."""
+        """The result of `work` that no answer waits for; it uses one thread less. It keeps its thread until the work is
+        done, even if its caller has gone. Raises TooMany."""
         if characters <= self._inline_characters:
             return work(*arguments, **options)
         if self._waiting >= MOST_ASIDE:
@@ -115,7 +116,7 @@ class Tokenizers:
         loop = asyncio.get_running_loop()
 
         def done(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # of a loop that has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(self._turn.release)
 
         doing = self._threads.submit(partial(work, *arguments, **options))

@@ -1,4 +1,4 @@
-"""How models write calls of tools, and which of these ways a model has.
+"""The ways in which models write calls of tools, and which of these a model uses.
 
 SGLang has parsers for some thirty. They cannot be had here without torch (six seconds, 220 MB), so these are the ways
 of the models that are known to run, and the one that a grammar enforces, which every model can be made to use.
@@ -19,26 +19,27 @@ from gateway.tools.request import Tools
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Calls are JSON objects with a name and arguments (or parameters), one or more after each other."""
+    """One way to write calls: JSON objects with a name and arguments (or parameters), one or several after each
+    other."""
 
     begin: str
-    """Comes before them, anywhere in the answer."""
+    """Text before the calls, anywhere in the answer."""
     end: str = ""
-    """Comes after them; empty: nothing does."""
+    """Text after the calls; empty: there is none."""
     between: str = " \t\r\n"
-    """Characters that say nothing there."""
+    """Characters without meaning around and between the calls."""
     bare: bool = False
-    """`begin` may be missing where the answer begins with a call."""
+    """Whether `begin` may be missing if the answer begins with a call."""
     short_ids: bool = False
-    """Templates want ids of calls of nine characters."""
+    """Whether templates want ids of calls of nine characters."""
     arguments: str = "arguments"
-    """What a grammar has the model call them."""
+    """Name of the arguments in calls that a grammar enforces."""
     around: tuple[str, str] = ("", "")
-    """What a grammar has it write around each call."""
+    """Text that a grammar has the model write before and after each call."""
     joins: str = "\n"
-    """What it writes between two calls."""
+    """Text that a grammar has the model write between two calls."""
     around_all: tuple[str, str] = ("", "")
-    """What it writes around all calls."""
+    """Text that a grammar has the model write before and after all calls."""
 
 
 FORMATS: Mapping[str, Format] = {
@@ -48,18 +49,19 @@ FORMATS: Mapping[str, Format] = {
         "[TOOL_CALLS]", between=" \t\r\n[,]", short_ids=True, joins=", ", around_all=("[TOOL_CALLS][", "]")
     ),
 }
-"""By name: Hermes, Qwen 2.5 and 3; Llama 3.1 to 3.3; Mistral up to tokenizer v7."""
+"""Formats by name: Hermes, Qwen 2.5 and 3; Llama 3.1 to 3.3; Mistral up to tokenizer v7."""
 ENFORCED = Format("", between=" \t\r\n[,]", bare=True, arguments="parameters", joins=", ", around_all=("[", "]"))
-"""What the grammar of an answer that must be calls makes of it."""
+"""The format that a grammar enforces in an answer that must be calls."""
 
 
 def guess(template: str) -> Format | None:
-    """By the chat template, which has to show the model what it wrote before."""
+    """The format that a chat template uses, since it has to show the model what it wrote before; None if none is
+    recognized."""
     return next((known for known in FORMATS.values() if known.begin in template), _by_parameters(template))
 
 
 def _by_parameters(template: str) -> Format | None:
-    """Templates of Llama 3.2 have the form of a call and no tag."""
+    """The format of templates of Llama 3.2, which have the form of a call and no tag."""
     return FORMATS["llama3"] if '{"name": function name, "parameters":' in template else None
 
 
@@ -68,27 +70,27 @@ class Call:
     id: str
     name: str
     arguments: str
-    """JSON."""
+    """Arguments as JSON text."""
 
     def whole(self) -> dict[str, Any]:
-        """As OpenAI's messages have it."""
+        """The call as OpenAI's messages have it."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
     def delta(self, index: int) -> dict[str, Any]:
-        """As OpenAI's streams have it."""
+        """The call as OpenAI's streams have it."""
         return {"index": index, **self.whole()}
 
 
 _DECODER = json.JSONDecoder()
 _MARK = re.compile(r'\\.|["{}]', re.DOTALL)
-"""What decides where an object ends. What follows a backslash does not."""
+"""Characters that decide where an object ends; one that follows a backslash does not count."""
 
 
 class CallFinder:
-    """Finds calls in one answer, while its text arrives. What is not a call of a tool there is, is text."""
+    """Finds calls in one answer while its text arrives. A JSON object that is no call of a known tool is text."""
 
     def __init__(self, form: Format, names: Set[str], *, most: int | None = None) -> None:
-        """`most`: calls beyond that many are dropped."""
+        """`names`: those of the tools. `most`: calls beyond that number are dropped."""
         self._form = form
         self._names = names
         self._most = most
@@ -97,15 +99,15 @@ class CallFinder:
         self._inside = False
         self._found = 0
         self._blank = ""
-        """Between or after calls, until it is known whether anything follows."""
-        # Of the object that is held:
-        self._seen = 0  # characters
+        """Blank text between or after calls, until it is known whether anything follows."""
+        # The object that is held:
+        self._seen = 0  # characters of it that were looked at
         self._depth = 0
         self._quoted = False
         self._broken = False
 
     def push(self, text: str) -> tuple[str, list[Call]]:
-        """(text that may be given out, calls that are complete)."""
+        """(text that may be sent, calls that are complete)."""
         self._held += text
         told: list[str] = []
         calls: list[Call] = []
@@ -114,7 +116,7 @@ class CallFinder:
         return "".join(told), calls
 
     def finish(self) -> str:
-        """The text that is held back, as the answer is over."""
+        """The text that is held back, when the answer has ended."""
         held, self._held = self._held, ""
         told: list[str] = []
         self._tell(told, self._form.begin + held if self._inside and held and not self._form.bare else held)
@@ -122,7 +124,7 @@ class CallFinder:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """That are looked for, though they may be special tokens."""
+        """Marks that are looked for, although they may be special tokens."""
         return tuple(mark for mark in (self._form.begin, self._form.end) if mark)
 
     @property
@@ -131,7 +133,7 @@ class CallFinder:
         return self._found > 0
 
     def _tell(self, told: list[str], text: str) -> None:
-        """Line ends between calls, and after the last one, say nothing."""
+        """Appends text to `told`, without line ends between calls and after the last one, which have no meaning."""
         if self._found:
             text = self._blank + text
             said = text.rstrip()
@@ -139,7 +141,7 @@ class CallFinder:
         told.append(text)
 
     def _step(self, told: list[str], calls: list[Call]) -> bool:
-        """Whether there is more to do."""
+        """Takes one step through the held text. Returns whether there is more to do."""
         if not self._inside:
             return self._outside(told)
         form = self._form
@@ -163,7 +165,7 @@ class CallFinder:
         try:
             value, end = _DECODER.raw_decode(held)
         except (ValueError, RecursionError):
-            self._broken = True  # nothing that comes can mend it
+            self._broken = True  # nothing that follows can make it valid
             return False
         call = self._call(value)
         if call is None:
@@ -223,13 +225,13 @@ class CallFinder:
             return None
         arguments = value.get("arguments", value.get("parameters", {}))
         written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        written = written.encode(errors="replace").decode()  # JSON may name half a character
+        written = written.encode(errors="replace").decode()  # JSON may have half of a character
         return Call(uuid4().hex[:9] if self._form.short_ids else f"call_{uuid4().hex[:24]}", name, written)
 
 
 def form(tools: Tools, template: str, stated: str = "") -> Format:
-    """How a model with that chat template writes its calls; what is `stated` of it holds. Raises BadField where it
-    cannot be told."""
+    """The format in which a model with that chat template writes calls; `stated`, the model's configured format, holds
+    if it is known. Raises BadField if the format is not known."""
     if "tools" not in template:
         raise BadField("The model's chat template takes no tools.", "tools", "unsupported_parameter")
     found = FORMATS.get(stated) or guess(template)
@@ -246,5 +248,5 @@ def form(tools: Tools, template: str, stated: str = "") -> Format:
 
 
 def finder(tools: Tools, form: Format) -> CallFinder:
-    """For one answer."""
+    """A finder for one answer."""
     return CallFinder(form, tools.names, most=None if tools.parallel else 1)

@@ -1,4 +1,4 @@
-"""The grammar of answers that call tools, and of those that do or are what a schema says."""
+"""The grammar of answers that call tools, and of answers that either call tools or fit a schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KNOWN = 64
 
 
 def of(tools: Tools, form: Format) -> str:
-    """In that form; raises BadField for functions whose parameters cannot be kept."""
+    """The grammar in a format. Raises BadField for functions whose parameters cannot be kept."""
     functions = []
     for index, tool in enumerate(tools.functions):
         function = tool.function

@@ -1,4 +1,4 @@
-"""What a request says of tools: `tools`, `tool_choice` and `parallel_tool_calls`, checked."""
+"""Tools in a request: `tools`, `tool_choice` and `parallel_tool_calls`, checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.http import surrogates
 
 MOST_TOOLS = 128
 MOST_LEVELS = 64
-"""Of arguments: templates write them out, and go down into them."""
+"""The most levels of arguments: templates write them out recursively."""
 _NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
@@ -39,20 +39,20 @@ class Tools:
 
     functions: Sequence[Tool]
     must: bool
-    """Whether the answer is calls and nothing else."""
+    """Whether the answer has to be calls and nothing else."""
     name: str | None = None
-    """The only tool that may be called."""
+    """The only tool that may be called; None: any."""
     parallel: bool = True
     """Whether there may be several calls."""
     answer: str | None = None
-    """The schema, as text, of an answer that is no calls; none: it is free, or there must be calls."""
+    """The schema, as text, of an answer without calls; None: such an answer is free, or there must be calls."""
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset({self.name} if self.name else (tool.function.name for tool in self.functions))
 
     def for_template(self) -> list[dict[str, Any]]:
-        """As chat templates take them."""
+        """The tools as chat templates take them."""
         return [tool.model_dump(exclude_none=True) for tool in self.functions]
 
 
@@ -61,7 +61,7 @@ _THE = "the function "
 
 
 def choice(value: Any) -> str | None:
-    """A `tool_choice`: one of `_KINDS`, or `_THE` and a name. Raises ValueError."""
+    """A checked `tool_choice`: one of `_KINDS`, or `_THE` and a name. Raises ValueError."""
     if value is None or value in _KINDS:
         return value
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
@@ -71,8 +71,8 @@ def choice(value: Any) -> str | None:
 
 
 def asked(functions: Sequence[Tool] | None, chosen: str | None, parallel: bool | None) -> Tools | None:
-    """None: there is nothing to call. `chosen`: see `choice`. Raises ValueError, with the field and what is wrong with
-    it."""
+    """The tools of a request; None if there is nothing to call. `chosen`: as `choice` returns it. Raises ValueError
+    with the field and what is wrong with it."""
     functions = functions or ()
     names = [tool.function.name for tool in functions]
     if len(functions) > MOST_TOOLS:
@@ -90,8 +90,8 @@ def asked(functions: Sequence[Tool] | None, chosen: str | None, parallel: bool |
 
 
 def for_template(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message of the conversation as chat templates take it: the arguments of its calls as objects, which OpenAI has
-    as text. Raises ValueError for calls that are none."""
+    """A message of the conversation as chat templates take it: the arguments of its calls, which are text in OpenAI's
+    form, become objects. Raises ValueError for calls that are none."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -115,7 +115,7 @@ def for_template(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _levels(value: Any) -> int:
-    """Of lists and objects in one another."""
+    """The number of levels of lists and objects inside one another."""
     levels, now = 0, [value]
     while now := [each for each in now if isinstance(each, (list, dict))]:
         levels += 1

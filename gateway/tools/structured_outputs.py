@@ -1,6 +1,6 @@
-"""What an answer has to be: `response_format`, and SGLang's `regex`, `ebnf` and `json_schema`.
+"""Structured outputs: `response_format`, and SGLang's `regex`, `ebnf` and `json_schema`.
 
-Schemas become grammars here, and engines see no other: what a schema says is kept, or the request is refused
+Schemas become grammars here, and engines get no other form: what a schema says is kept, or the request is refused
 (`gateway/schemas`).
 """
 
@@ -16,16 +16,16 @@ from gateway.schemas.documents import SchemaRefused
 from protos import common_pb2
 
 MOST_CHARACTERS = 1 << 16
-"""Of a schema or grammar that a client sends."""
+"""The most characters of a schema or grammar that a client sends."""
 MOST_TOGETHER = 1 << 22
-"""Characters in all choices of a request, each of which carries its grammar."""
+"""The most characters in all choices of a request, each of which carries its grammar."""
 _KNOWN = 64
-"""Grammars of schemas; clients ask for the same again and again."""
+"""Number of schemas whose grammars are kept; clients use the same ones again and again."""
 _ANY_OBJECT = '{"type":"object"}'
 
 
 def of_format(value: Any) -> str | None:
-    """The schema that a `response_format` asks for, as text. Raises ValueError."""
+    """The schema of a `response_format`, as text; None if it has none. Raises ValueError."""
     kind = value.get("type") if isinstance(value, dict) else None
     if value is None or kind == "text":
         return None
@@ -43,10 +43,10 @@ def of_format(value: Any) -> str | None:
 
 
 def as_text(schema: Any) -> str:
-    """Raises ValueError for a schema that is no JSON."""
+    """A schema as JSON text. Raises ValueError for a schema that is no JSON."""
     try:
         return json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # a number without an end, or of thousands of digits
+    except ValueError:  # a number that is infinite, or has thousands of digits
         raise ValueError("the schema has a number that is none in JSON") from None
 
 
@@ -65,7 +65,7 @@ def _of_schema(text: str) -> str:
 
 
 def read(text: str) -> Any:
-    """A schema. Raises Refused."""
+    """The schema in a JSON text. Raises SchemaRefused."""
     try:
         return json.loads(text, parse_constant=_no_number)
     except RecursionError:
@@ -79,7 +79,7 @@ def _no_number(said: str) -> Any:
 
 
 def asked(format_schema: str | None, **named: str | None) -> tuple[str, dict[str, str]]:
-    """(the field that asks for a grammar, the grammar by its name in Sampling), both empty if none does. Raises
+    """(field that asks for a grammar, the grammar by its name in Sampling), both empty if none does. Raises
     BadField."""
     found = [(field, text) for field, text in named.items() if text is not None]
     if format_schema is not None:
@@ -96,13 +96,13 @@ def asked(format_schema: str | None, **named: str | None) -> tuple[str, dict[str
 
 
 def check_length(text: str, field: str) -> None:
-    """Raises BadField for more than a client may send."""
+    """Raises BadField for a text that is longer than a client may send."""
     if len(text) > MOST_CHARACTERS:
         raise BadField(f"'{field}' has {len(text)} characters, at most {MOST_CHARACTERS} are compiled.", field)
 
 
 def check(sampling: common_pb2.Sampling, choices: int, field: str) -> None:
-    """Raises BadField for a grammar that is too long for so many."""
+    """Raises BadField for a grammar that is too long for so many choices."""
     kind = sampling.WhichOneof("grammar")
     characters = len(getattr(sampling, kind)) if kind is not None else 0
     if (together := characters * choices) > MOST_TOGETHER:

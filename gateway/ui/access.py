@@ -1,4 +1,4 @@
-"""Who may see the page, where there are no keys. (With keys, `gateway/access/access.py` has asked for an admin's
+"""Access to the page where there are no keys. (With keys, `gateway/access/access.py` has checked for an admin's
 before.)"""
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from starlette.datastructures import Headers
 from gateway.errors import Denied
 
 Access = Callable[[Headers], None]
-"""Of a request's headers: raises Denied."""
+"""A check of a request's headers; raises Denied."""
 
 
 def by_setting(ui: bool | None, http: str, keys: bool) -> Access | None:
-    """What the gateway's setting `ui` means where it listens on `http`, "host:port", with or without keys; None: there
-    is no page."""
+    """The check that the gateway's setting `ui` means for a gateway that listens on `http`, "host:port", with or
+    without keys; None: there is no page."""
     if keys:
         return None if ui is False else _anyone
     if ui is None:
@@ -25,19 +25,19 @@ def by_setting(ui: bool | None, http: str, keys: bool) -> Access | None:
 
 
 def _anyone(headers: Headers) -> None:
-    """Whoever comes so far: by a key, or because the operator said so."""
+    """Allows every request that gets here: it had a key, or the operator opened the page."""
 
 
 def _by_loopback_name(headers: Headers) -> None:
-    """Only who asked for this machine by a name of its own. A page elsewhere whose name was made to mean this machine
-    shows its own name here (DNS rebinding), and so does what a proxy passes on for others."""
+    """Allows only requests for this machine by a name of its own. A page elsewhere whose name was made to mean this
+    machine shows its own name here (DNS rebinding), and so does a request that a proxy passes on. Raises Denied."""
     host = _host(headers.get("host", ""))
     if not _is_loopback(host):
         raise Denied(f"the page is for this machine only, not for '{host}': the gateway's setting 'ui' opens it")
 
 
 def _host(address: str) -> str:
-    """Of "host", "host:port" or "[host]:port"."""
+    """The host in "host", "host:port" or "[host]:port"."""
     if address.startswith("["):
         return address[1:].partition("]")[0]
     return address.rpartition(":")[0] or address

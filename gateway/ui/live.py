@@ -1,4 +1,5 @@
-"""Looks again and again while somebody wants to see, once for all of them, and not at all while nobody does."""
+"""Looks at the system again and again while there are viewers, once for all of them, and not at all while there are
+none."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ class View:
     """What is known after a look."""
 
     at: float
-    """When that was, seconds on the gateway's clock."""
+    """Second on the gateway's clock at which the look ended."""
     told: ServiceReply | None = None
-    """The last that placement told; None: it never did."""
+    """The last reply of the services; None: there was none yet."""
     away: str = ""
-    """Not empty while placement is away: why."""
+    """Why placement is away; empty while it is there."""
 
 
 class Live:
-    """`follow` for every viewer."""
+    """The looks of all viewers, who each call `follow`."""
 
     def __init__(
         self,
@@ -36,12 +37,12 @@ class Live:
         now: Callable[[], float] = time.monotonic,
         every_s: float = _EVERY_S,
     ) -> None:
-        """`look` raises a PrismError when placement is away."""
+        """`look` raises a PrismError if placement is away. `every_s`: seconds between looks."""
         self._look = look
         self._now = now
         self._every_s = every_s
         self._views: Watched[View | None] = Watched(View(at=-every_s))
-        """None: closed."""
+        """The last view; None once this is closed."""
         self._viewers = 0
         self._looking: asyncio.Task[None] | None = None
 
@@ -64,13 +65,13 @@ class Live:
                 self._looking = None
 
     def close(self) -> None:
-        """Nobody sees anything any more."""
+        """Ends the streams of all viewers."""
         self._views.set(None)
 
     async def _keep(self) -> None:
-        """Until it is cancelled, or closed."""
+        """Looks every `every_s` seconds, until it is cancelled, or this is closed."""
         while (last := self._views.value) is not None:
-            # Whoever comes and goes in a moment makes no more looks than who stays.
+            # Viewers that come and go in a moment cause no more looks than one that stays.
             await asyncio.sleep(last.at + self._every_s - self._now())
             try:
                 told: ServiceReply | None = await self._look()

@@ -1,4 +1,4 @@
-"""Asks once how things are: placement, and of the groups those that have requests waiting."""
+"""One look at the system: asks placement, and the groups that have requests waiting."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from protos import gpu_scheduler_pb2, placement_pb2
 from services.errors import PrismError, Unavailable
 
 _ANSWER_S = 2.0
-"""A look that takes longer has failed; a group that takes longer is shown without its queue."""
+"""Seconds after which a look has failed; a group that takes longer is shown without its queue."""
 _DECISIONS = 200
-"""As many of placement's last decisions are shown."""
+"""Number of placement's last decisions that are shown."""
 
 
 @dataclass(frozen=True)
 class ServiceReply:
-    """What was answered, `at` seconds on the gateway's clock."""
+    """The services' answers, heard at second `at` on the gateway's clock."""
 
     at: float
     cluster: placement_pb2.Cluster
     decisions: list[placement_pb2.Decision] = field(default_factory=list)
-    """Newest first; their ages are of `at`."""
+    """Decisions, newest first; their ages are as of `at`."""
     queues: dict[str, gpu_scheduler_pb2.QueueState] = field(default_factory=dict)
-    """Of groups in which requests wait, by name; one that did not answer is left out."""
+    """Group's name -> its queue, for groups in which requests wait; a group that did not answer is left out."""
 
 
 class ServiceClients:
@@ -40,7 +40,7 @@ class ServiceClients:
         self._now = now
 
     async def look(self) -> ServiceReply:
-        """Raises a PrismError when placement is away."""
+        """One look at the system. Raises a PrismError if placement is away."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 cluster, decisions = await asyncio.gather(

@@ -25,7 +25,7 @@ from gateway.ui.state import document
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _HEADERS = {
-    # The page's own files and nothing else; names of models, which come from users, can never become markup.
+    # The page loads its own files and nothing else; names of models, which come from users, can never become markup.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",
@@ -35,7 +35,7 @@ _HEADERS = {
     "cache-control": "no-cache",
 }
 _DECIDED = ("model", "action", "group", "reason", "outcome")
-"""What of a decision is not its age."""
+"""Fields of a decision that do not change with time."""
 _KINDS = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -46,7 +46,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class File:
-    """As it is sent."""
+    """A file of the page, as it is sent."""
 
     body: bytes
     kind: str
@@ -54,7 +54,7 @@ class File:
 
 
 class Pages:
-    """All paths of the page. Each asks `access` first."""
+    """All paths of the page; each calls `access` first."""
 
     def __init__(
         self, live: Live, models: RouteTable, access: Access, now: Callable[[], float] = time.monotonic
@@ -65,7 +65,7 @@ class Pages:
         self._now = now
         self._files = _files()
         self._last: tuple[View, dict[str, Any]] | None = None
-        """What the last view was made into: for all who look, once."""
+        """The last view and the document made of it, once for all viewers."""
 
     def routes(self) -> list[Route]:
         endpoints: dict[str, Endpoint] = {
@@ -91,7 +91,7 @@ class Pages:
         return checked
 
     async def _redirect(self, request: Request) -> Response:
-        return RedirectResponse("ui/")  # relative: whatever a proxy puts in front stays
+        return RedirectResponse("ui/")  # relative: a prefix that a proxy puts in front stays
 
     async def _file(self, request: Request) -> Response:
         file = self._files.get(request.path_params.get("file", "index.html"))
@@ -115,7 +115,8 @@ class Pages:
         return StreamingResponse(_zipped(self._stream()), media_type="text/event-stream", headers=headers)
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
-        """The document as the event "state", again and again. Decisions are left out while they are those sent last."""
+        """The document as the event "state", again and again. Decisions are left out while they are the same as those
+        sent last."""
         sent: Any = None
         async with contextlib.aclosing(self._live.follow()) as views:
             async for view in views:
@@ -134,7 +135,7 @@ class Pages:
 
 
 async def _zipped(stream: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    """One event is much like the one before: a tenth is left of it."""
+    """The stream, compressed: each event is much like the one before, so a tenth is left of it."""
     pack = zlib.compressobj(1, wbits=31)
     async with contextlib.aclosing(stream) as events:
         async for event in events:

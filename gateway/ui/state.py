@@ -1,4 +1,4 @@
-"""The page's JSON, from what was told: pure. Bytes, seconds; what is not known is null."""
+"""The page's JSON, made of what was heard: pure. Units are bytes and seconds; what is not known is null."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, placement_pb2
 from services.wording import enums
 
 _RUNNING, _LATE = "running", "second"
-"""How the places of a queue begin that do not wait, and that wait in the second queue."""
+"""Beginnings of a place in a queue for requests that run, and for requests that wait in the second queue."""
 
 
 def document(
     told: ServiceReply | None, away: str, now: float, routes: Iterable[Route], slo: Iterable[Metric]
 ) -> dict[str, Any]:
-    """Everything. `away`: why placement is, or nothing; then groups and decisions are the last it told, `age_s` old."""
+    """The whole document. `away`: why placement is away, or empty; while it is, groups and decisions are those last
+    heard, `age_s` seconds old."""
     groups = told.cluster.groups if told is not None else []
     queues = told.queues if told is not None else {}
     decisions = told.decisions if told is not None else []
@@ -63,7 +64,7 @@ def _group(group: placement_pb2.Group, queue: gpu_scheduler_pb2.QueueState | Non
         "group": group.group,
         "reachable": group.reachable,
         "drained": group.drained,
-        # Infinite where somebody asks for KV and nothing is left for it: JSON has no such number.
+        # Infinite if there is demand for KV and nothing is left for it: JSON has no such number.
         "pressure": group.pressure if isfinite(group.pressure) else "infinite",
         "devices": list(map(_device, group.memory)),
         "models": [_resident(model, queue is not None, waiting.get(model.model, [])) for model in group.models],
@@ -71,7 +72,7 @@ def _group(group: placement_pb2.Group, queue: gpu_scheduler_pb2.QueueState | Non
 
 
 def _waiting(queue: gpu_scheduler_pb2.QueueState | None) -> Mapping[str, list[gpu_scheduler_pb2.QueuedRequest]]:
-    """By model."""
+    """Model -> its waiting requests."""
     found: dict[str, list[gpu_scheduler_pb2.QueuedRequest]] = {}
     for request in queue.requests if queue is not None else ():
         if not request.place.startswith(_RUNNING):
@@ -100,7 +101,7 @@ def _resident(
 
 
 def _device(device: balloond_pb2.DeviceState) -> dict[str, Any]:
-    """Owners' weights and KV, and private + stranded + free, are the capacity."""
+    """A device's memory. Owners' weights and KV, and private + stranded + free, add up to the capacity."""
     quotas = {booking.model: booking.quota_bytes for booking in device.bookings}
     leases = {lease.model: lease for lease in device.leases}
     return {
@@ -117,7 +118,8 @@ def _device(device: balloond_pb2.DeviceState) -> dict[str, Any]:
 
 
 def _owner(model: str, lease: balloond_pb2.LeaseState, quota: int) -> dict[str, Any]:
-    """The parts of the KV are its own last report, the whole balloond's: what the report does not name is reserve."""
+    """One model's memory on a device. The parts of the KV are the model's own last report, the whole is balloond's:
+    what the report does not name is reserve."""
     used = min(lease.kv_used_bytes, lease.kv_bytes)
     cached = min(lease.kv_cached_bytes, lease.kv_bytes - used)
     return {
@@ -131,7 +133,7 @@ def _owner(model: str, lease: balloond_pb2.LeaseState, quota: int) -> dict[str, 
 
 
 def _decision(decision: placement_pb2.Decision, told_s: float) -> dict[str, Any]:
-    """`told_s`: for how long that has been known."""
+    """A decision. `told_s`: seconds since it was heard."""
     return {
         "age_s": round(decision.age_s + told_s, 3),
         "model": decision.model,

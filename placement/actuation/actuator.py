@@ -1,4 +1,4 @@
-"""Carrying placement's decisions out at the groups, each recorded with its outcome."""
+"""Carries out placement's decisions at the groups, and records each with its outcome."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _SILENT_S = 0.5
-"""How long a group's report may be on its way: they come 0.1 s apart at least."""
+"""Seconds that a group's report may lag behind what the group did; reports come 0.1 s apart at least."""
 
 
 class Actuator:
-    """Asks gpu_schedulers for residencies. One activation, eviction or move at a time for each model."""
+    """Orders residencies at gpu_schedulers. Each model has one activation, eviction or move at a time."""
 
     def __init__(self, cluster: Cluster, drain_ms: int, *, move_kv: bool = True) -> None:
         self._cluster = cluster
@@ -28,21 +28,22 @@ class Actuator:
         self._drain_ms = drain_ms
         self.activating: dict[str, tuple[HeardGroup, asyncio.Task[None]]] = {}
         self.leaving: dict[str, str] = {}
-        """Model -> group that it is leaving: its route prefers the other."""
+        """Model -> name of the group that it is leaving; its route prefers its other group."""
         self.moving: set[str] = set()
         self.making_way: list[str] = []
-        """For models that come up where they are. One may do so for several."""
+        """Names of models that are leaving their group for one that comes up there. A model that makes way for several
+        is listed once for each."""
         self._targets: dict[str, HeardGroup] = {}
-        """Of moves whose model is not up there yet."""
+        """Model -> target group of a move, until the model is active there."""
         self._came: dict[str, tuple[HeardGroup, float]] = {}
-        """Models that came up on a group, and until when (monotonic) it may be silent about it."""
+        """Model -> (group that it came up on, monotonic second until which the group's reports may not show it yet)."""
         self._went: dict[str, tuple[HeardGroup, float]] = {}
-        """Models that went down on a group, and until when (monotonic) it may be silent about it."""
+        """Model -> (group that it went down on, monotonic second until which the group's reports may still show it)."""
         self.removing: set[str] = set()
-        """Models that have no route and come up nowhere any more."""
+        """Names of models that are being removed: they have no route and come up nowhere."""
 
     def on_their_way(self) -> dict[str, HeardGroup]:
-        """Models that were told to come up, and have not yet as far as their groups' reports say, with these groups."""
+        """Models whose activation was ordered and that their groups' reports do not show yet, with these groups."""
         if self._came:
             now = time.monotonic()
             self._came = {
@@ -54,7 +55,8 @@ class Actuator:
         return came | self._targets | {model: group for model, (group, _) in self.activating.items()}
 
     def has_gone_down(self, model: str, group: HeardGroup) -> bool:
-        """Whether it went down there a moment ago, so that the group's report may still say that it is awake."""
+        """Whether the model went down on the group less than `_SILENT_S` ago, so that the group's report may still show
+        it awake."""
         where, until = self._went.get(model, (None, 0.0))
         return where is group and time.monotonic() < until
 
@@ -69,7 +71,8 @@ class Actuator:
     async def activate(
         self, model: str, group: HeardGroup, record: DecisionRecord, yields: Iterable[gpu_scheduler_pb2.Yield] = ()
     ) -> None:
-        """Returns as soon as the group takes requests for the model; the activation goes on. Raises what refused it."""
+        """Brings a model up. Returns as soon as the group takes requests for it; the activation goes on. Raises the
+        group's error if it refuses."""
         spec = self.spec(model)
         self._went.pop(model, None)
         yields = list(yields)
@@ -117,7 +120,8 @@ class Actuator:
         record: DecisionRecord,
         drain_ms: int = 0,
     ) -> gpu_scheduler_pb2.ResidencyProgress:
-        """To HIBERNATING, COLD or ON_DISK; what the group says of it last. Raises what refused it."""
+        """Brings a model down on a group to HIBERNATING, COLD or ON_DISK, and returns the group's last progress
+        message. Raises the group's error if it refuses."""
         try:
             work = group.client.set_residency(spec, target, record.reason, drain_ms=drain_ms)
             reached = await self._recorded(record, work)
@@ -129,8 +133,8 @@ class Actuator:
             self._cluster.changed(spec.name)
 
     async def remove(self, spec: common_pb2.ModelSpec, record: Callable[[HeardGroup], DecisionRecord]) -> None:
-        """Brings a model down wherever it is, when what runs has finished or the time to drain is over. `record` makes
-        the entry of each group. Raises what refused it."""
+        """Brings a model down on every group that has it, once its running requests have finished or the drain time is
+        over. `record` makes the history's entry for each group. Raises the group's error if one refuses."""
         groups = [group for group, _ in self._cluster.residents(spec.name)]
         under_way = self.activating.get(spec.name)
         if under_way is not None:
@@ -147,10 +151,11 @@ class Actuator:
         record: DecisionRecord,
         yields: Sequence[gpu_scheduler_pb2.Yield] = (),
     ) -> float:
-        """The target is prepared, where `yields` make way for it, while the source serves; then the route turns; then
-        the source hands over what it runs, on one node with its KV, or finishes it, and lets go. Seconds it took.
-        Raises what refused it: the source serves on then, unless it was the source that did not let go. It is asked
-        again (`placement/actuation/deduplicate.py`)."""
+        """Moves a model, and returns the seconds that it took. The target is prepared, with `yields` making way for it,
+        while the source serves; then the route turns; then the source hands over its running requests, with their KV if
+        both groups are on one node, or finishes them, and releases the model. Raises the error of the group that
+        refused: the source then serves on, unless it was the source that did not release the model; in that case it is
+        asked again (`placement/actuation/deduplicate.py`)."""
         if model in self.moving:
             raise Unmet(f"{model} is moving already")
         began = time.monotonic()
@@ -188,7 +193,7 @@ class Actuator:
             raise
         finally:
             for group, _ in self._cluster.residents(model):
-                if group is not source and group is not target:  # it was brought up there when the source was gone
+                if group is not source and group is not target:  # it was brought up there after the source had gone
                     self._cluster.doubt(group, model)
             self.leaving.pop(model, None)
             self.moving.discard(model)

@@ -1,5 +1,6 @@
-"""A model lives on one group, and one that was removed on none. While a group was away its models may have come up
-elsewhere, or been removed: when it is found again, they leave one of the two, or it."""
+"""Keeps a model on one group, and a removed model on none. While a group was away its models may have come up on
+another group, or may have been removed: when it is found again, such a model leaves one of the two groups, or its only
+one."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _AGAIN_S = 2.0
-"""After a group that refused to let go, mostly because the model is on its way up there."""
+"""Seconds before a group that refused to release a model is asked again; mostly the model is on its way up there."""
 
 
 class Deduplicator:
-    """Looks at what is doubtful of the cluster (`Cluster.doubtful`)."""
+    """Settles the doubtful places of the cluster (`Cluster.doubtful`)."""
 
     def __init__(
         self,
@@ -30,8 +31,8 @@ class Deduplicator:
         drain_ms: int,
         on_change: Callable[[], None],
     ) -> None:
-        """`drain_ms`: how long what runs on the group that is left may finish; `on_change` is called when a model has
-        left, or could not."""
+        """`drain_ms`: milliseconds that running requests may take to finish on the group that is left. `on_change` is
+        called when a model has left, or could not."""
         self._cluster = cluster
         self._actuator = actuator
         self._history = history
@@ -40,15 +41,15 @@ class Deduplicator:
         self._leaving: set[tuple[str, str]] = set()
 
     def settle(self) -> None:
-        """Has models leave where they are twice, or are nobody's any more. One that is twice stays where it takes
-        requests, and where it was while the other group was away."""
+        """Takes models off groups where they are a second time, or where they are although they were removed. A model
+        on two groups stays where it takes requests, and of two such groups on the one that was not away."""
         for model in sorted({model for _, model in self._cluster.doubtful}):
             if model in self._actuator.moving | self._actuator.removing or model in self._actuator.activating:
-                continue  # who carries that out leaves it on one
+                continue  # the operation under way leaves it on one group
             places = [each for each in self._cluster.residents(model) if each[1].residency in PRESENT]
             places.sort(key=lambda each: self._rank(model, *each))
             if not any((group.client.address, model) in self._cluster.doubtful for group, _ in places):
-                continue  # away again, or it is in error there
+                continue  # the group is away again, or the model is in error there
             was_removed = model in self._cluster.removed and self._cluster.entry(model) is None
             for group, _ in places:
                 place, best = (group.client.address, model), places[0][0]
@@ -75,7 +76,7 @@ class Deduplicator:
             spec = common_pb2.ModelSpec(name=model) if entry is None else entry.model
             record = self._history.add(model, "go cold", group.name, why)
             await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
-            # Until the group itself says that it has left, it would be routed.
+            # Until the group itself reports that the model has left, routes would lead there.
             await self._cluster.until(lambda: model not in group.residents or not group.reachable)
         except PrismError as error:
             _log.warning("a model stays on two groups", model=model, group=group.name, why=str(error))

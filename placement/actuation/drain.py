@@ -1,6 +1,6 @@
-"""Emptying a group for its operator: nothing comes up there any more, and what is there leaves.
+"""Empties a group for its operator: nothing comes up there any more, and the models there leave.
 
-That it is drained is the group's own knowledge, so that a placement that comes after this one hears it.
+The group itself keeps whether it is drained, so that a restarted placement learns it from the group's report.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _log = log.get(__name__)
 
 @dataclass(frozen=True)
 class DrainedModel:
-    """What became of a model that was on the group."""
+    """Outcome of a drain for one model that was on the group."""
 
     model: str
     to_group: str = ""
-    """Empty: it went cold, or stays."""
+    """Name of the group that the model moved to; empty if it went cold, or stays."""
     error: str = ""
-    """Not empty: why it stays."""
+    """Why the model stays; empty if it left."""
 
 
 class Drain:
-    """Carries DrainGroup out."""
+    """Carries out DrainGroup, and moves models away from groups that stop."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Drain:
         history: DecisionHistory,
         drain_ms: int,
     ) -> None:
-        """`drain_ms`: how long what runs may finish where it cannot go along."""
+        """`drain_ms`: milliseconds that running requests may take to finish if they cannot move with their model."""
         self._cluster = cluster
         self._reconciler = reconciler
         self._actuator = actuator
@@ -54,30 +54,32 @@ class Drain:
         self._drain_ms = drain_ms
 
     async def begin(self, name: str) -> list[DrainedModel]:
-        """Returns when the group is empty but for what stays. Raises NotFound, Unavailable."""
+        """Drains the group `name`. Returns when it is empty but for models that stay, with the outcome for each model.
+        Raises NotFound, Unavailable."""
         group = await self._set(name, True)
-        # Who was told to come up there before; until its group has said so it would be overlooked.
+        # Activations ordered earlier would be overlooked until the group has reported them.
         await self._cluster.until(lambda: not group.reachable or not self._comes_up(group))
         there = sorted(group.residents.values(), key=lambda r: r.residency != common_pb2.ACTIVE)
-        # As it is when it is its turn: others took their time, and it may have left by then.
+        # Each resident is read when its turn comes: earlier ones took their time, and it may have left by then.
         turns = (group.residents.get(resident.model) for resident in there)
         return [await self._leave(group, each, f"{group.name} is drained") for each in turns if each is not None]
 
     def _comes_up(self, group: HeardGroup) -> bool:
-        """Whether a model does there, as far as it was told to or the group has said."""
+        """Whether a model comes up on the group, by what was ordered or by the group's report."""
         there = (resident.residency for resident in group.residents.values())
         return common_pb2.WAKING in there or group in self._actuator.on_their_way().values()
 
     async def move_away(self, group: HeardGroup) -> None:
-        """Of a group that is stopping: moves models with requests to where there is room. The others end with it, and
-        come up again where somebody asks for them."""
+        """Moves models with requests off a group that is stopping, to groups that have room. Other models end with the
+        group, and come up again where a request asks for them."""
         moves = []
         for model in [each.model for each in group.residents.values() if each.waiting + each.running]:
             if (resident := group.residents.get(model)) is None:
                 continue
             move = tasks.spawn(self._move(group, resident, f"{group.name} is stopping"), f"move {model} away")
             moves.append((model, move))
-            # The next one's place is looked for when this one has its own; what runs may take long to end.
+            # The next model's place is looked for when this model is up in its own; its running requests may take long
+            # to end.
             up = tasks.spawn(self._cluster.until(partial(self._is_up_beside, group, model)), f"{model} is up elsewhere")
             await asyncio.wait([move, up], return_when=asyncio.FIRST_COMPLETED)
             await tasks.cancel(up)
@@ -92,7 +94,7 @@ class Drain:
         return any(each is not group and there.residency == common_pb2.ACTIVE for each, there in places)
 
     async def undo(self, name: str) -> None:
-        """Models may come up there again. Raises NotFound, Unavailable."""
+        """Lets models come up on the group again. Raises NotFound, Unavailable."""
         await self._set(name, False)
 
     async def _set(self, name: str, drained: bool) -> HeardGroup:
@@ -106,9 +108,9 @@ class Drain:
         return group
 
     async def renew(self, group: HeardGroup, resident: gpu_scheduler_pb2.Resident, why: str) -> None:
-        """Has a model leave whose engine is not what the catalogue says: to another group that has room, where it is
-        read afresh, or altogether, also if it is pinned; it comes up again where somebody asks for it. What runs may
-        finish. Raises what refused it."""
+        """Takes a model off the group if its engine is not what the catalogue says. It moves to another group that has
+        room, where it is read afresh, or goes cold, even if it is pinned, and comes up again where a request asks for
+        it. Running requests may finish. Raises the group's error if it refuses."""
         verdict = await self._move(group, resident, why)
         if verdict is None or verdict.group is None:
             await self._bring_down(group, resident.model, why)
@@ -132,8 +134,9 @@ class Drain:
         await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
 
     async def _move(self, group: HeardGroup, resident: gpu_scheduler_pb2.Resident, why: str) -> PlacementPlan | None:
-        """Moves an active model to where there is room, as the verdict says, with no group if that is none or its own.
-        None: it is not one that could move. Raises what refused it."""
+        """Moves an active model to a group that has room, and returns the plan; the plan's group is None if there is no
+        room, or room only where the model is. Returns None for a model that cannot move: it is not active, or its entry
+        is missing or in error. Raises the error of the group that refused."""
         model, entry = resident.model, self._cluster.entry(resident.model)
         if resident.residency != common_pb2.ACTIVE or entry is None or entry.error:
             return None

@@ -1,4 +1,5 @@
-"""Groups that are stopped on purpose wait for what runs to be moved away, as long as they are held."""
+"""Evacuates groups that are stopped on purpose: such a group waits for its running requests to be moved away, as long
+as placement holds it."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ _log = log.get(__name__)
 
 
 class Evacuation:
-    """Looks for them."""
+    """Finds groups that are stopping, and begins to empty each once."""
 
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
         self._seen: set[HeardGroup] = set()
 
     def look(self, groups: Iterable[HeardGroup]) -> None:
-        """Begins to empty each of these, which spoke or are away, that says anew that it is stopping."""
+        """Begins to empty each of `groups` that newly reports that it is stopping. `groups`: those that reported, or
+        are away."""
         for group in groups:
             if not (group.reachable and group.state.stopping):
                 self._seen.discard(group)

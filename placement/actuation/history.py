@@ -1,4 +1,4 @@
-"""The last decisions and what became of them: what Explain shows."""
+"""The last decisions with their outcomes: what Explain shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ KEPT = 1000
 
 @dataclass(eq=False)
 class DecisionRecord:
-    """A decision; `outcome` is filled in when it is carried out."""
+    """A decision: `at` in seconds of the history's clock, `took_s` in seconds. `outcome` is filled in when it is
+    carried out."""
 
     at: float
     model: str
@@ -26,13 +27,13 @@ class DecisionRecord:
     took_s: float = 0.0
 
     def done(self, seconds: float) -> None:
-        """It was carried out."""
+        """Records that the decision was carried out in so many seconds."""
         self.took_s = seconds
         self.outcome = f"done in {seconds:.2f} s"
 
 
 class DecisionHistory:
-    """Bounded; newest last."""
+    """The last `KEPT` decisions, newest last."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -50,13 +51,13 @@ class DecisionHistory:
         entry = DecisionRecord(self._now(), model, action, group, reason, list(candidates), outcome)
         last = next((e for e in reversed(self._entries) if e.model == model), None)
         if last is not None and (last.action, last.group, last.reason) == (action, group, reason) and action == "stay":
-            last.at = entry.at  # nothing new: do not push out what is
+            last.at = entry.at  # it repeats the last one: do not push out older entries
             return last
         self._entries.append(entry)
         return entry
 
     def last(self, model: str, limit: int) -> list[placement_pb2.Decision]:
-        """Newest first, of one model or all."""
+        """The last `limit` decisions (0: all), newest first, of one model, or of all if `model` is empty."""
         chosen = [entry for entry in reversed(self._entries) if not model or entry.model == model]
         return [
             placement_pb2.Decision(

@@ -1,7 +1,7 @@
 """Placement's loop: activations at once, evictions when memory is wanted, moves when the gain is worth it.
 
-It asks the judge (which puts the cluster before the policy), records every decision with its reason, and has the
-actuator carry it out.
+The loop asks the planner (which puts the cluster before the policy), records every decision with its reason, and has
+the actuator carry it out.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ from services.wording import enums
 
 _log = log.get(__name__)
 _LOOK_S, _CALM_S = 0.01, 0.1
-"""From one look at the cluster to the next: at least, and where that many would take much of the time."""
+"""Seconds from one look at the cluster to the next: the least, and the least where looks that often would take much of
+the time."""
 _OFTEN, _REST, _REST_AFTER_MOVES = 20.0, 4.0, 20.0
-"""How much of it, the same where one takes long, and from one search for moves to the next, in times of what the last
-one took: with a thousand groups that is longer, and calls and reports wait meanwhile."""
+"""Pauses as multiples of the seconds that the last pass took: after a look at the cluster up to `_CALM_S`, after a slow
+look, and after a search for moves. With a thousand groups a pass takes longer, and calls and reports wait meanwhile."""
 _LONGEST_REST_S, _LONGEST_REST_AFTER_MOVES_S = 1.0, 30.0
-"""However long it took: perhaps the host stood still."""
+"""Longest pause in seconds, after a look and after a search for moves, however long the pass took: perhaps the host
+stood still."""
 _BELOW = {
     common_pb2.HIBERNATING: (common_pb2.ACTIVE,),
     common_pb2.COLD: (common_pb2.ACTIVE, common_pb2.HIBERNATING, common_pb2.ERROR),
     common_pb2.ON_DISK: (common_pb2.ACTIVE, common_pb2.HIBERNATING, common_pb2.ERROR),
 }
-"""Where a model must be for an eviction to the key to mean anything."""
+"""Target of an eviction -> residencies from which it brings a model down."""
 
 
 @dataclass(frozen=True)
 class EvictionOutcome:
-    """What became of an eviction."""
+    """Outcome of an eviction: the residency that the model has then."""
 
     residency: common_pb2.Residency
     reason: str = ""
-    """Why that is lower than was asked for."""
+    """Why the residency is lower than the requested one; empty if it is not."""
 
 
 class Reconciler:
-    """One for the cluster."""
+    """Runs placement's loop and the operators' calls. A cluster has one."""
 
     def __init__(
         self, config: PlacementConfig, cluster: Cluster, actuator: Actuator, planner: Planner, history: DecisionHistory
@@ -62,20 +64,21 @@ class Reconciler:
         self._history = history
         self._choosing: dict[str, asyncio.Task[HeardGroup]] = {}
         self._asked_at: dict[str, float] = {}
-        """When these were asked for first, seconds on the loop's clock."""
+        """Model -> second on the loop's clock at which its activation was first requested."""
         self._changed = asyncio.Event()
         self._informed = asyncio.Event()
-        """All was heard, or waited for."""
+        """Set once every group and the catalogue were heard, or the wait for them has ended."""
         self._heard_all = False
         self._looked = Watched(0)
-        """The judge's count of changes when it was last told something: whoever waits asks again where it rises."""
+        """The planner's count of changes at its last observation; an activation that waits for room is planned again
+        when it rises."""
         self._relieving: set[HeardGroup] = set()
         self._moves_after = 0.0
-        """Seconds on the loop's clock, before which moves are not looked for again."""
+        """Second on the loop's clock before which moves are not searched for again."""
         self._settler = Deduplicator(cluster, actuator, history, config.drain_ms, self._changed.set)
 
     def changed(self) -> None:
-        """The cluster said something."""
+        """Notes that the cluster has changed, and wakes the loop."""
         self._changed.set()
         known = self._cluster.catalogue_known and not self._cluster.searching
         if not self._heard_all and known and all(group.reachable for group in self._cluster.groups.values()):
@@ -83,7 +86,8 @@ class Reconciler:
             self._informed.set()
 
     async def informed(self, timeout_s: float) -> None:
-        """Returns when the catalogue and all groups were heard; after `timeout_s` with what there is."""
+        """Returns when the catalogue and all groups were heard, and after `timeout_s` seconds at the latest, whatever
+        was heard by then."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._informed.wait()
@@ -95,8 +99,8 @@ class Reconciler:
     # --- activation
 
     async def activate(self, model: str) -> HeardGroup:
-        """The group that takes requests for the model from now on. Whoever asks while it is being chosen waits for the
-        same choice. Raises NotFound, Unmet, Refused, Unavailable."""
+        """The group that takes requests for the model from now on. Callers that come while the group is being chosen
+        share one choice. Raises NotFound, Unmet, Refused, Unavailable."""
         if model in self._actuator.removing:
             raise NotFound(f"no model {model!r} in the catalogue")
         for group, resident in self._cluster.residents(model):
@@ -132,7 +136,7 @@ class Reconciler:
         return verdict.group
 
     def yields(self, verdict: PlacementPlan, outcome: str) -> list[gpu_scheduler_pb2.Yield]:
-        """Who makes way for what the verdict says, each recorded."""
+        """The models that make way for a plan, for the group's activation call; each is recorded with `outcome`."""
         assert verdict.group is not None
         for each in verdict.yields:
             self._history.add(each.model, _action(each.target), verdict.group.name, each.reason, outcome=outcome)
@@ -140,8 +144,9 @@ class Reconciler:
         return [gpu_scheduler_pb2.Yield(model=y.model, target=y.target, drain_ms=drain_ms) for y in verdict.yields]
 
     async def _place(self, spec: common_pb2.ModelSpec) -> PlacementPlan:
-        """Where the model can be told to come up. A group that is bringing it down would refuse: that is waited for,
-        20 ms mostly, and whoever was refused would be back later than that. Then the answer may be another."""
+        """A plan whose group can be ordered to bring the model up. A group that is still bringing it down would refuse,
+        so that is waited for: it takes 20 ms mostly, and a refused caller would come back later than that. The plan
+        made afterwards may be another."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._config.hold_s
         verdict = await self._find_place(spec, until)
@@ -156,14 +161,14 @@ class Reconciler:
                 await self._cluster.until(lambda: not _leaves(group, model))
 
     async def _find_place(self, spec: common_pb2.ModelSpec, until: float) -> PlacementPlan:
-        """The judge's verdict; where that is to wait, the one that it comes to while the asker does, up to `until` on
-        the loop's clock. It is asked again only when it may say something else."""
+        """The planner's plan. If that is to wait, the plan that it reaches before `until`, in seconds on the loop's
+        clock. The planner is asked again only when its answer may have changed."""
         loop = asyncio.get_running_loop()
         verdict, asked_at = self._planner.activation(spec, max(0.0, until - loop.time())), self._planner.changes
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 while verdict.group is None:
-                    self._changed.set()  # who waits now may hold others up, or be held up for so long and no longer
+                    self._changed.set()  # a model that waits may hold others up, or be held up itself
                     while self._looked.value <= asked_at:
                         await self._looked.changed(self._looked.revision)
                     verdict = self._planner.activation(spec, max(0.0, until - loop.time()))
@@ -171,26 +176,28 @@ class Reconciler:
         return verdict
 
     def check_fits(self, spec: common_pb2.ModelSpec) -> None:
-        """Raises Unmet with the arithmetic for a model that no group could hold even alone."""
+        """Raises Unmet with the arithmetic if no group could hold the model even alone."""
         refused = self._planner.refused(spec)
         if refused:
             raise Unmet(f"{spec.name}: {refused}")
 
     def refusal(self, entry: loader_pb2.Entry) -> str:
-        """Why a model of the catalogue fits nowhere, with the arithmetic; empty where it does. Empty while a group is
-        still unheard: it may be larger."""
+        """Why a model of the catalogue fits nowhere, with the arithmetic; empty if it fits, and while a group is still
+        unheard, which may be larger."""
         return "" if entry.error or not self._heard_all else self._planner.refused(entry.model)
 
     @property
     def premises(self) -> Hashable:
-        """What all refusals rest on: where this is another, they may be, of models of which nothing was heard too."""
-        return self._cluster.sizes if self._heard_all else None  # then there are none
+        """What all refusals rest on. When this value changes, refusals may change too, also of models of which nothing
+        new was heard."""
+        return self._cluster.sizes if self._heard_all else None  # there are no refusals until then
 
     # --- operators
 
     def prospect(self, model: str) -> tuple[PlacementPlan, float] | None:
-        """What a request for the model would meet if it came now, and for how many seconds room has been looked for,
-        because somebody asked. None where it takes requests, cannot be served or is unknown."""
+        """The plan that a request for the model would meet now, and the seconds for which room has been looked for on
+        behalf of an earlier caller (0 without one). None if the model takes requests, cannot be served or is
+        unknown."""
         entry = self._cluster.entry(model)
         here = {resident.residency for _, resident in self._cluster.residents(model)}
         if entry is None or entry.error or here.intersection(TAKES_REQUESTS) or model in self._actuator.removing:
@@ -203,8 +210,8 @@ class Reconciler:
         return self._planner.prospect(entry.model), now - self._asked_at.get(model, now)
 
     async def evict(self, model: str, target: common_pb2.Residency) -> EvictionOutcome:
-        """Brings the model down wherever it is; what it has then, once its image is gone too where that is asked for.
-        Raises NotFound, Unmet."""
+        """Brings the model down to `target` on every group that has it. Returns the residency that it has then; for
+        ON_DISK that holds once the caller has dropped its image. Raises NotFound, Unmet."""
         spec = self._actuator.spec(model)
         if target not in _BELOW:
             known = target in common_pb2.Residency.values()
@@ -225,7 +232,7 @@ class Reconciler:
         return EvictionOutcome(common_pb2.ON_DISK, self._without_image(model, target, reason))
 
     def _without_image(self, model: str, target: common_pb2.Residency, why: str) -> str:
-        """Why a model came lower than it was to: `why` it has no image, as its group knew it."""
+        """Why a model came lower than `target`. `why`: why it has no image, by its group's report."""
         entry = self._cluster.entry(model)
         if entry is not None and entry.on_disk and target == common_pb2.COLD:
             return "its image is on disk, and not in host memory"
@@ -238,16 +245,16 @@ class Reconciler:
         return entry is not None and entry.has_image
 
     def _state(self, model: str) -> str:
-        """As people say it."""
+        """The model's residency in words, for messages to people."""
         residents = self._cluster.residents(model)
         away = common_pb2.COLD if self._has_image(model) else common_pb2.ON_DISK
         return enums.name(common_pb2.Residency, residents[0][1].residency if residents else away).replace("_", " ")
 
     @contextlib.asynccontextmanager
     async def removing(self, model: str, force: bool = False) -> AsyncIterator[None]:
-        """The model is nowhere, has no route and comes up nowhere until the end of this; it stays in the catalogue.
-        Raises NotFound, without `force` Unmet for a model that is pinned or has requests, Conflict, and what a group
-        refused."""
+        """A context in which the model is on no group, has no route and comes up nowhere; it stays in the catalogue.
+        Raises NotFound, Conflict, the error of a group that refused, and without `force` Unmet for a model that is
+        pinned or has requests."""
         entry = self._cluster.entry(model)
         if entry is None:
             raise NotFound(f"no model {model!r} in the catalogue")
@@ -270,7 +277,8 @@ class Reconciler:
             self._cluster.changed(model)
 
     async def migrate(self, model: str, to_group: str) -> float:
-        """Moves an active model. Raises NotFound, Unmet, Refused."""
+        """Moves an active model to the group `to_group`, and returns the seconds that it took. Raises NotFound, Unmet,
+        Refused."""
         self._actuator.spec(model)
         target = self._cluster.group(to_group)
         if target is None:
@@ -285,11 +293,11 @@ class Reconciler:
         record = self._history.add(model, "migrate", target.name, f"from {source.name}: an operator asked for it")
         return await self._actuator.migrate(model, source, target, record)
 
-    # --- by itself
+    # --- the loop
 
     async def run(self) -> None:
-        """Observes all the time, lets idle models make way for KV and moves models when the policy says so. Runs for
-        ever."""
+        """Runs placement's loop for ever: observes the cluster, lets idle models make way for KV, and moves models as
+        the policy decides."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(self._config.period_s, self._planner.rest_s())):
@@ -306,11 +314,11 @@ class Reconciler:
             took = asyncio.get_running_loop().time() - began
             if self._informed.is_set() and self._config.rebalance:
                 self._rebalance()
-            # States come from several groups: they are looked at together.
+            # The pause gathers the states of several groups into one look.
             await asyncio.sleep(rest_s(took))
 
     def relieve(self) -> None:
-        """Sends idle models to sleep where requests lack memory for KV; one group's at a time."""
+        """Hibernates idle models where requests lack memory for KV. Each group has one such round at a time."""
         for group, yields in self._planner.reliefs():
             if group not in self._relieving:
                 self._relieving.add(group)
@@ -324,8 +332,9 @@ class Reconciler:
             self._relieving.discard(group)
 
     async def _sleep(self, group: HeardGroup, yielding: DepartingModel) -> None:
-        """Raises what refused it. Nothing happens to a model that is on its way somewhere, or is not awake any more:
-        those before it took their time, and who makes way for an activation is not asleep at once."""
+        """Hibernates a model for the sake of KV. A model that is on its way somewhere, or is not idle and awake any
+        more, is left alone: hibernating those before it took time, and a model that makes way for an activation is not
+        asleep at once. Raises the group's error if it refuses."""
         model, actuator = yielding.model, self._actuator
         resident = group.residents.get(model)
         on_its_way = model in actuator.moving | actuator.removing | actuator.activating.keys()
@@ -338,7 +347,7 @@ class Reconciler:
         await self._actuator.bring_down(spec, group, yielding.target, record)
 
     def _rebalance(self) -> None:
-        if self._planner.waits():  # what moves would be in its way
+        if self._planner.waits():  # moves would take room from a model that waits
             return
         if self._actuator.activating or len(self._actuator.moving) >= self._config.migrations_at_once:
             return
@@ -373,7 +382,7 @@ class Reconciler:
 
     @property
     def load_weight(self) -> float:
-        """Of the configuration."""
+        """Weight of demand by itself in a group's pressure (`PlacementConfig.load_weight`)."""
         return self._config.load_weight
 
     def demands(self) -> dict[str, float]:
@@ -384,12 +393,12 @@ class Reconciler:
 
 
 def rest_s(took_s: float) -> float:
-    """Until the next look at the cluster, behind one that took so long."""
+    """Seconds to pause before the next look at the cluster, after a look that took `took_s` seconds."""
     return max(_LOOK_S, min(_CALM_S, _OFTEN * took_s), min(_LONGEST_REST_S, _REST * took_s))
 
 
 def _leaves(group: HeardGroup, model: str) -> bool:
-    """Whether the group is bringing it down, as far as it was heard."""
+    """Whether the group is bringing the model down, by its last report."""
     resident = group.residents.get(model)
     return group.reachable and resident is not None and resident.residency == common_pb2.DRAINING
 

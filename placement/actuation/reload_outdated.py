@@ -1,8 +1,8 @@
-"""Models whose engines are not what the catalogue says: its file was read again, and a model is of other files by now,
-has another context, or is not listed any more. They leave, one of a group at a time, and what runs may finish; those
-that are listed come up afresh.
+"""Reloads models whose engines are not what the catalogue says: its file was read again, and a model has other files by
+now, has another context, or is not listed any more. Such models leave, one of a group at a time, and running requests
+may finish; models that are listed come up afresh.
 
-What left the catalogue while placement was not there is not known here, and stays as long as its group.
+A model that left the catalogue while placement was not running is not known here, and stays as long as its group.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from services.telemetry import log
 _log = log.get(__name__)
 _LASTS = (common_pb2.ACTIVE, common_pb2.HIBERNATING)
 _AGAIN_S = 2.0
-"""After one that could not leave."""
+"""Seconds before a model that could not leave is tried again."""
 
 
 class OutdatedReloader:
-    """Looks for them."""
+    """Finds outdated models, and has them leave."""
 
     def __init__(self, cluster: Cluster, actuator: Actuator, drain: Drain) -> None:
         self._cluster = cluster
         self._actuator = actuator
         self._drain = drain
         self._leaving: dict[str, str] = {}
-        """Model -> its group."""
+        """Model -> name of the group that it is leaving."""
 
     def look(self, groups: Iterable[HeardGroup]) -> None:
-        """Has those leave that nobody else moves, of these groups: that spoke, or have what the catalogue has no more.
-        Who cannot be looked at now is when its group speaks again."""
+        """Has outdated models leave these groups, unless they are on their way already. `groups`: those that reported,
+        or have a model whose catalogue entry changed. A model that cannot leave now is looked at when its group reports
+        again."""
         for group, resident, why in list(self._found(groups)):
             model = resident.model
             on_its_way = model in self._actuator.moving | self._actuator.removing or model in self._actuator.activating
-            # One by one: copied files look like others, and all models at once would leave nobody to serve.
+            # One by one: copied files look like changed ones, and if all models left at once none would serve.
             if not on_its_way and model not in self._leaving and group.name not in self._leaving.values():
                 self._leaving[model] = group.name
                 tasks.spawn(self._leave(group, resident, why), f"renew {model}")
@@ -60,7 +61,7 @@ class OutdatedReloader:
         _log.info("a model leaves", model=model, group=group.name, why=why)
         try:
             await self._drain.renew(group, resident, why)
-            # Until the group itself says so it would be found again.
+            # Until the group itself reports the change, the model would be found again.
             await self._cluster.until(lambda: model not in [r.model for _, r, _ in self._found([group])])
         except PrismError as error:
             _log.warning("a model stays as it was", model=model, group=group.name, why=str(error))

@@ -1,1 +1,2 @@
-"""What placement knows of the cluster: groups, loaders, catalogues as they were last heard; and the routes of that."""
+"""What placement knows of the cluster: groups, loaders and catalogues as they were last heard, and the routes that
+follow."""

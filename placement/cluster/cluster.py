@@ -1,4 +1,5 @@
-"""What placement knows: the loaders' catalogue and the groups' states, as they were last heard. Nothing here decides.
+"""The cluster as placement knows it: the loaders' catalogue and the groups' states, as they were last heard. Nothing is
+decided here.
 
 All of it is rebuilt from the streams after a restart: there is no other state.
 """
@@ -18,23 +19,25 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 Ledger = dict[str, balloond_pb2.DeviceState]
-"""Of a node's devices, by name."""
+"""Device name -> state, for the devices of one node."""
 TAKES_REQUESTS = (common_pb2.ACTIVE, common_pb2.WAKING)
 _VANISHED = 1000
 T = TypeVar("T")
 _SELDOM_MS = 100
-"""Up to which it makes no difference."""
+"""Milliseconds between reports up to which the cluster's size makes no difference to an open stream."""
 _FIGURES_MS = 1
-"""For each group of the cluster, between two reports of one that differ in figures alone, and between two of a ledger:
-so that there are a thousand or two a second at most, which is a few tenths of a core."""
+"""Milliseconds for each group of the cluster between two reports of one group that differ in counters alone, and
+between two reports of one ledger. So placement gets a thousand or two a second at most, which takes a few tenths of a
+core."""
 PRESENT = (common_pb2.ACTIVE, common_pb2.WAKING, common_pb2.HIBERNATING, common_pb2.DRAINING)
 _EVERY_INTERFACE = ("0.0.0.0:", "[::]:")
-"""Whoever listens so does not say where it is reached."""
+"""Listening addresses that do not say where a group is reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Bytes of all devices of a model, as an engine found them: the next one will as well, wherever it is."""
+    """Bytes on all devices of a model together, as an engine measured them; the model's next engine will measure the
+    same, on any group."""
 
     weights: int = 0
     graphs: int = 0
@@ -43,52 +46,54 @@ class Measured:
 
 @dataclass(slots=True)
 class ClusterNews:
-    """What was heard or decided since this was asked for last."""
+    """What was heard or decided since the last call of `Cluster.news`."""
 
     groups: dict[str, HeardGroup] = field(default_factory=dict)
-    """That spoke, are away, or have a model of which the catalogue says something else; by their clients' addresses."""
+    """Groups that reported, are away, or have a model whose catalogue entry changed; by their clients' addresses."""
     models: set[str] = field(default_factory=set)
-    """Of which something that routes tell may be another by now."""
+    """Models whose routes may have changed."""
 
 
 class HeardGroup:
-    """One gpu_scheduler. `state` is the last it said, `reachable` whether it is there now.
+    """One gpu_scheduler as it was last heard. `state` is its last report, `reachable` whether its stream is up now.
 
-    Messages are slow to read, and placement asks of all groups at every turn: what it asks is kept as plain values.
+    Reading protobuf messages is slow, and each pass of placement reads all groups: the fields that it needs are kept as
+    plain values.
     """
 
     def __init__(self, client: GpuSchedulerClient, ledgers: Mapping[str, Ledger]) -> None:
-        """`ledgers`: of each node, as balloond last told; the cluster's, shared by all groups."""
+        """`ledgers`: each node's ledger as its balloond last reported it; the cluster's own mapping, shared by all
+        groups."""
         self.client = client
         self.reachable = False
         self.heard_at = 0.0
-        """When it said that, seconds on the cluster's clock."""
+        """Second on the cluster's clock at which `state` was heard."""
         self._ledgers = ledgers
         self.hear(gpu_scheduler_pb2.GroupState())
 
     def hear(self, state: gpu_scheduler_pb2.GroupState) -> None:
-        """It says so now."""
+        """Takes in the group's report."""
         self.state = state
         self.node = state.node
         self.name = state.group or self.client.address
         says_where = state.address and not state.address.startswith(_EVERY_INTERFACE)
         self.address = state.address if says_where else self.client.address
-        """Where gateways reach it: where we do, unless it says another place."""
+        """Where gateways reach the group: the address that it reports, or else the one where placement reaches it."""
         self.residents = {resident.model: resident for resident in state.residents}
         self.hear_ledger()
 
     @property
     def drained(self) -> bool:
-        """Models do not come up there."""
+        """Whether the group is drained: models do not come up there."""
         return self.state.drained
 
     @property
     def size(self) -> Hashable:
-        """What it has for models that come up there, and whether they do; None: it is away."""
+        """Name, drained flag and bytes of each device, which decide what fits on the group; None if it is away."""
         return (self.name, self.drained, *(each.capacity_bytes for each in self.memory)) if self.reachable else None
 
     def hear_ledger(self) -> None:
-        """Its memory: from balloond's own stream where that is heard, else as the group last told."""
+        """Sets the group's memory: from its node's balloond if that is heard, else from the group's own last report."""
         told = {device.device: device for device in self.state.memory}
         heard = self._ledgers.get(self.node, {})
         self.memory = [heard.get(name, told[name]) for name in told]
@@ -97,7 +102,7 @@ class HeardGroup:
 
 
 class Cluster:
-    """Groups by address and the catalogue. `on_change` is called after every message."""
+    """The groups by address, and the catalogue. `on_change` is called after every message."""
 
     def __init__(
         self,
@@ -108,33 +113,34 @@ class Cluster:
         self.ledgers: dict[str, Ledger] = {}
         self.groups: dict[str, HeardGroup] = {}
         self.searching = False
-        """Whether there may be groups whose addresses are not known yet: names are still to be looked up."""
+        """Whether there may be groups whose addresses are not known yet, because names are still being looked up."""
         self.catalogue: dict[str, loader_pb2.Entry] = {}
         self.catalogue_known = False
         self.vanished: dict[str, None] = {}
-        """Names that were in the catalogue and are not any more: those that a group has, and the last `_VANISHED`."""
+        """Names that were in the catalogue and are not any more: all that a group still has, and the last `_VANISHED`
+        others."""
         self.removed: frozenset[str] = frozenset()
-        """Names that a call took out of the catalogue."""
+        """Names that a call removed from the catalogue."""
         self._measured: dict[str, Measured] = {}
-        """Of models of the catalogue, as it is."""
+        """Model of the present catalogue -> what its last engine measured."""
         self.weights_extent_bytes = 1
-        """The largest in which a group was heard to hold weights."""
+        """Bytes of the largest extents in which any group was heard to hold weights."""
         self._names: dict[str, HeardGroup] = {}
-        """Groups by name and by address."""
+        """Groups by their names and by their addresses."""
         self._of_node: dict[str, dict[str, HeardGroup]] = {}
-        """Groups of a node, by the address of their client."""
+        """Node -> its groups, by the addresses of their clients."""
         self._with: dict[str, dict[str, HeardGroup]] = {}
-        """Model -> groups that have it, by the address of their client."""
+        """Model -> groups that have it, by the addresses of their clients."""
         self.doubtful: set[tuple[str, str]] = set()
-        """(address of a group's client, model): what a group had when it was found. While it was away the model may
-        have come up elsewhere."""
+        """(address of a group's client, model) of models that a group had when it was found: while it was away the
+        model may have come up elsewhere."""
         self._refused: dict[str, str] = {}
-        """Why a group that speaks is not taken in, by address."""
+        """Address -> why the group that reports from there is not taken in; empty if it is."""
         self._told_ledgers: dict[str, str] = {}
-        """Which balloond told a node's ledger, by the node's name."""
+        """Node -> address of the balloond that reports its ledger."""
         self.sizes = 0
-        """Rises when a group has come or gone or has another size, or weights count in larger extents: what fits
-        nowhere may be other models."""
+        """Rises when a group comes, goes or changes size, or weights count in larger extents: other models may fit
+        nowhere then."""
         self._fresh: dict[str, HeardGroup] = {}
         self._news = ClusterNews()
         self._on_change = on_change
@@ -144,15 +150,15 @@ class Cluster:
             self.add_group(client)
 
     def add_group(self, client: GpuSchedulerClient) -> None:
-        """There is one at its address, of which nothing was heard yet."""
+        """Adds a group at the client's address; nothing was heard of it yet."""
         self.groups[client.address] = self._names[client.address] = HeardGroup(client, self.ledgers)
 
     def has_group(self, address: str) -> bool:
-        """Whether the group at that address is there now."""
+        """Whether the group at the address is reachable now."""
         return self.groups[address].reachable
 
     def forget_group(self, address: str) -> None:
-        """There is none any more."""
+        """Removes the group at the address."""
         self.heard_group(address, None)
         group = self.groups.pop(address)
         self._leave_node(address, group)
@@ -162,32 +168,33 @@ class Cluster:
         self._refused.pop(address, None)
 
     def has_ledger(self, address: str) -> bool:
-        """Whether a node's ledger is told by the balloond at that address."""
+        """Whether the balloond at the address reports a node's ledger."""
         return address in self._told_ledgers.values()
 
     def changed(self, *models: str) -> None:
-        """Something that others are told of is new; what was decided of `models` too, not only what was heard."""
+        """Notes that something has changed that routes and waiting tasks depend on. `models`: those of which something
+        was decided, beside what was heard."""
         self._news.models.update(models)
         self._on_change()
         self._heard.set(None)
 
     def doubt(self, group: HeardGroup, model: str) -> None:
-        """It may be there, and elsewhere."""
+        """Notes that the model may be on this group and on another one too."""
         self.doubtful.add((group.client.address, model))
         self._news.models.add(model)
 
     def trust(self, group: HeardGroup, model: str) -> None:
-        """It is there, and nowhere else."""
+        """Notes that the model is on this group and on no other."""
         self.doubtful.discard((group.client.address, model))
         self._news.models.add(model)
 
     def news(self) -> ClusterNews:
-        """What is new; nothing the next time."""
+        """What was heard or decided since the last call; a second call right away returns nothing."""
         news, self._news = self._news, ClusterNews()
         return news
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Returns once what was heard, and told on, meets `condition`."""
+        """Returns once the cluster, as others were notified of it, meets `condition`."""
         while not condition():
             await self._heard.changed(self._heard.revision)
 
@@ -195,32 +202,32 @@ class Cluster:
         return self.catalogue.get(model)
 
     def group(self, name: str) -> HeardGroup | None:
-        """By the group's name or its address."""
+        """The group with this name or address; None if there is none."""
         return self._names.get(name)
 
     def measured(self, model: str) -> Measured:
-        """What the last engine that had the model found; zeros where none has told."""
+        """What the model's last engine measured; zeros if none has reported it."""
         return self._measured.get(model, Measured())
 
     def reachable(self) -> list[HeardGroup]:
-        """Groups that are there and have told their memory."""
+        """Groups that are reachable and have reported their memory."""
         return [group for group in self.groups.values() if group.reachable and group.capacity_bytes]
 
     def residents(self, model: str) -> list[tuple[HeardGroup, gpu_scheduler_pb2.Resident]]:
-        """Where the model is, on reachable groups, active ones first."""
+        """The model's residents on reachable groups, active ones first."""
         groups = self._with.get(model, {}).values()
         found = [(group, group.residents[model]) for group in groups if group.reachable]
         return sorted(found, key=lambda pair: pair[1].residency != common_pb2.ACTIVE)
 
     def fresh(self) -> list[HeardGroup]:
-        """Groups of which something was heard since this was asked last."""
+        """Groups of which something was heard since the last call."""
         fresh, self._fresh = self._fresh, {}
         return list(fresh.values())
 
     # --- messages
 
     def heard_group(self, address: str, state: gpu_scheduler_pb2.GroupState | None) -> None:
-        """A group said this; None: it is away."""
+        """Takes in a group's report; None: the group is away."""
         before = self.groups[address].size
         self._hear_group(address, state)
         if self.groups[address].size != before:
@@ -257,7 +264,7 @@ class Cluster:
         if state.weights_extent_bytes > self.weights_extent_bytes:
             self.weights_extent_bytes = state.weights_extent_bytes
             self.sizes += 1
-            self._fresh |= self.groups  # all weights count in larger extents now
+            self._fresh |= self.groups  # all weights count in larger extents from now on
 
     def _leave(self, address: str, group: HeardGroup) -> None:
         for model in group.residents:
@@ -272,7 +279,7 @@ class Cluster:
             self._of_node.pop(group.node, None)
 
     def _is_refused(self, address: str, state: gpu_scheduler_pb2.GroupState) -> bool:
-        """Whether another group has its name: groups are told apart by name, also in what operators ask for."""
+        """Whether another group has the same name: groups are told apart by name, also in operators' calls."""
         other = self._names.get(state.group)
         taken = other is not None and other.client.address != address and other.reachable
         reason = f"the group at {other.client.address} is called {state.group} as well" if other and taken else ""
@@ -282,7 +289,8 @@ class Cluster:
         return bool(reason)
 
     def heard_ledger(self, node: str, state: balloond_pb2.NodeState | None) -> None:
-        """A node's balloond said this; while it is away what its groups told last counts."""
+        """Takes in a node's ledger from its balloond; None: balloond is away, and the last reports of the node's groups
+        count."""
         if state is None:
             self.ledgers.pop(node, None)
         else:
@@ -295,7 +303,7 @@ class Cluster:
                 self._fresh[address] = group
 
     def heard_catalogue(self, entries: Iterable[loader_pb2.Entry], removed: Iterable[str] = ()) -> None:
-        """The loaders have exactly these, and know that those were removed."""
+        """Takes in the loaders' catalogue, which has exactly these entries, and the names that calls have removed."""
         self.removed = frozenset(removed)
         before, self.catalogue = self.catalogue, {entry.model.name: entry for entry in entries}
         self.catalogue_known = True
@@ -315,11 +323,12 @@ class Cluster:
         return _FIGURES_MS * len(self.groups)
 
     async def _told(self, watch: Callable[[Callable[[], int], bool], AsyncIterator[T]]) -> AsyncIterator[T]:
-        """Messages of a stream, which is opened again when the cluster has become another, twice as large say."""
+        """Messages of a stream. It is opened again when the cluster has changed so much, to twice its size say, that
+        reports should come at another rate."""
         heard = False
         while True:
             asked = self._apart_ms()
-            # It may be lost just when it is closed and opened again.
+            # The peer may be lost just when the stream is closed and opened again.
             stream = watch(self._apart_ms, heard)
             async for state in stream:
                 yield state
@@ -344,7 +353,7 @@ class Cluster:
             self.changed()
 
     async def follow_balloond(self, balloond: BalloondClient, address: str) -> None:
-        """Keeps a node's ledger fresh, for ever."""
+        """Keeps one node's ledger fresh, for ever."""
         node = refused = ""
         async for state in self._told(balloond.watch):
             node = node if state is None else state.node

@@ -1,8 +1,8 @@
-"""The nodes' loaders: their catalogues as one, and what changes it, told to each of them.
+"""The nodes' loaders: merges their catalogues into one, and carries changes to each of them.
 
-What calls change has numbers that rise over all nodes, and loaders keep them (AddRequest.change). Of each name the
-highest counts; a loader that knows a lower one, because it was away or has joined since, is told. What a node's
-catalogue file lists is its operator's, and never told to another.
+Changes that calls make have numbers that rise over all nodes, and loaders keep them (AddRequest.change). For each name
+the highest number counts; a loader that knows a lower one, because it was away or has joined since, is sent the change.
+What a node's catalogue file lists is its operator's own, and is never sent to another node.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 Entries = Mapping[str, loader_pb2.Entry]
-"""By name of the model."""
+"""Model name -> catalogue entry."""
 
 
 @dataclass(frozen=True)
 class CatalogueChange:
-    """What a call made of a name."""
+    """What a call did to one name of the catalogue: it added or removed the model."""
 
     number: int
     listing: common_pb2.ModelListing | None
-    """None: it was removed."""
+    """The listing that was added; None: the model was removed."""
 
 
 @dataclass(frozen=True)
 class CatalogueRequest:
-    """A loader's catalogue, as it is asked for."""
+    """One loader's catalogue as it was last heard."""
 
     entries: Entries
     changes: Mapping[str, CatalogueChange]
-    """The calls that it knows of, by name."""
+    """Model name -> the last call's change that the loader knows."""
 
     @classmethod
     def of(cls, catalogue: loader_pb2.Catalogue) -> CatalogueRequest:
@@ -49,8 +49,8 @@ class CatalogueRequest:
 
 
 def merged(entries: Iterable[loader_pb2.Entry]) -> loader_pb2.Entry | None:
-    """One entry of several nodes': as the first says whose checkpoint can be served, else the first whose fault may
-    pass; and with an image where any has one. None of none."""
+    """One entry made of several nodes' entries of a model: the first whose checkpoint can be served, else the first
+    whose fault may pass; with an image if any node has one. None if there are no entries."""
     best, has_image, on_disk = None, False, False
     for entry in entries:
         has_image, on_disk = has_image or entry.has_image, on_disk or entry.on_disk
@@ -66,51 +66,53 @@ def merged(entries: Iterable[loader_pb2.Entry]) -> loader_pb2.Entry | None:
 
 
 def lasts(entry: loader_pb2.Entry, latest: Mapping[str, CatalogueChange]) -> bool:
-    """Whether it counts: what was added by a call may have been removed since."""
+    """Whether an entry counts: a model that a call added may have been removed since."""
     change = latest.get(entry.model.name)
     return not entry.HasField("listing") or change is None or change.listing is not None
 
 
 class Loaders:
-    """All of a cluster, in the order in which they joined."""
+    """All loaders of a cluster, in the order in which they joined."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.clients: dict[str, LoaderClient] = {}
-        """By address."""
+        """Clients by address."""
         self._cluster = cluster
         self._heard: dict[str, CatalogueRequest] = {}
-        """Of one that is away what it said last is kept, and counts after the others'."""
+        """Address -> the loader's last catalogue. That of a loader that is away is kept, and counts after the
+        others'."""
         self._merged: dict[str, loader_pb2.Entry] = {}
-        """What they say together. A fleet's catalogues are long: of a message only what is new in it is merged."""
+        """Model name -> merged entry of all loaders. A fleet's catalogues are long, so a message has only its new
+        entries merged."""
         self._in_order = False
-        """Whether nobody has come or gone since that was made of all."""
+        """Whether no loader has come or gone since `_merged` was last made of all of them."""
         self._there: set[str] = set()
         self._latest: dict[str, CatalogueChange] = {}
-        """By name, of what all have said."""
+        """Model name -> the change with the highest number that any loader knows."""
         self._numbers = 0
-        """The highest of a change."""
+        """Highest number of a change so far."""
         self._told: set[tuple[str, str, int]] = set()
-        """(address, name, number) of changes that were told to one since it was found: it took them, or could not."""
+        """(address, name, number) of changes that a loader was sent since it was found, whether it took them or not."""
         self._changing = asyncio.Lock()
         self._bringing: asyncio.Task[None] | None = None
 
     def join(self, address: str, client: LoaderClient) -> None:
-        """There is one, of which nothing was heard yet."""
+        """Adds a loader; nothing was heard of it yet."""
         self.clients[address] = client
 
     def is_there(self, address: str) -> bool:
-        """Whether it can be reached."""
+        """Whether the loader at the address can be reached."""
         return address in self._there
 
     def forget(self, address: str) -> None:
-        """There is none any more."""
+        """Removes the loader at the address."""
         del self.clients[address]
         self._lose(address)
         self._heard.pop(address, None)
         self._tell(())
 
     async def follow(self, address: str) -> None:
-        """Keeps what one says fresh, for ever."""
+        """Keeps one loader's catalogue fresh, for ever."""
         async for catalogue in self.clients[address].watch():
             if catalogue is None:
                 self._lose(address)
@@ -121,13 +123,13 @@ class Loaders:
             self._cluster.changed()
 
     def _hear(self, address: str, said: CatalogueRequest) -> None:
-        # Who was never heard comes between others, who stay in their order.
+        # A loader that was never heard before goes between others, which keep their order.
         self._in_order = self._in_order and (address in self._there or address not in self._heard)
         self._there.add(address)
         before, now = self._heard.get(address, CatalogueRequest({}, {})).entries, said.entries
         self._heard[address] = said
         names = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
-        # One more that says what all say together changes nothing; in a fleet nearly all do.
+        # An entry that equals the merged one changes nothing; in a fleet nearly all do.
         self._tell(name for name in names if name in before or now[name] != self._merged.get(name))
 
     def _lose(self, address: str) -> None:
@@ -136,7 +138,8 @@ class Loaders:
         self._told = {each for each in self._told if each[0] != address}
 
     def _tell(self, names: Iterable[str]) -> None:
-        """What they say together, where something is new of these; as long as none is there, what they said last."""
+        """Updates the cluster's catalogue, for `names` and for names whose changes are new. While no loader is
+        reachable the last catalogue stays."""
         if not self._there:
             return
         before, self._latest = self._latest, {}
@@ -145,7 +148,7 @@ class Loaders:
                 if name not in self._latest or self._latest[name].number < change.number:
                     self._latest[name] = change
         for name, change in self._latest.items():
-            # Loaders forget old removals; one that is away may list what they were of.
+            # Loaders forget old removals, and a loader that is away may list such a model.
             if name in before and before[name].number > change.number:
                 self._latest[name] = before[name]
         self._told = {each for each in self._told if each[1] in self._latest}
@@ -171,7 +174,8 @@ class Loaders:
         return address not in self._there
 
     def _first(self) -> str:
-        """One that is there; else the first, for which its client waits a while. Raises Unavailable."""
+        """Address of a loader that is reachable; else of the first one, whose client waits a while for it. Raises
+        Unavailable if there is none."""
         if not self.clients:
             raise Unavailable("no loader has been found yet")
         return min(self.clients, key=self._is_away)
@@ -179,7 +183,7 @@ class Loaders:
     # --- changes
 
     def _lacking(self) -> Iterator[tuple[str, str, CatalogueChange]]:
-        """(address, name, what it has to be told) of loaders that are there."""
+        """(address, name, change that it has to be sent) for loaders that are reachable."""
         for address in self.clients:
             if address not in self._there:
                 continue
@@ -187,7 +191,7 @@ class Loaders:
             for name, change in self._latest.items():
                 known = said.changes.get(name)
                 if known is None:
-                    behind = name not in said.entries  # else its file lists it
+                    behind = name not in said.entries  # otherwise the loader's own file lists it
                 else:
                     behind = known.number < change.number
                 if behind and (address, name, change.number) not in self._told:
@@ -200,7 +204,7 @@ class Loaders:
                     await self._carry(address, name, change)
 
     async def _carry(self, address: str, name: str, change: CatalogueChange) -> None:
-        """Tells one. What it cannot do is named once, and tried again when it has been away."""
+        """Sends a change to one loader. A failure is logged once, and tried again after the loader has been away."""
         if address not in self._there:
             return
         self._told.add((address, name, change.number))
@@ -216,12 +220,13 @@ class Loaders:
             _log.warning("a node's loader has not added the model", model=name, loader=address, why=str(error))
 
     async def inspect(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
-        """What adding it would give. Raises as LoaderClient does."""
+        """The spec that adding the listing would give. Raises as LoaderClient does."""
         return await self.clients[self._first()].inspect(listing)
 
     async def add(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
-        """At all that are there, and at others once they are. One that cannot serves the model without images of it.
-        Raises what the first refused it with."""
+        """Adds a model at all loaders that are reachable, and at others once they are; returns its spec. A node whose
+        loader cannot add it serves the model without images of it. Raises the first loader's error if that one
+        refuses."""
         async with self._changing:
             first = self._first()
             change = self._next(listing)
@@ -231,13 +236,14 @@ class Loaders:
         return spec
 
     async def drop_image(self, name: str) -> None:
-        """Of a model, out of the host memory of all nodes that are there."""
+        """Drops a model's image from the host memory of all nodes whose loaders are reachable."""
         for address in [each for each in self.clients if each in self._there]:
             await self.clients[address].drop_image(name)
 
     async def remove(self, name: str) -> None:
-        """At all that are there, and at others once they are. Raises Unavailable when one is away whose catalogue file
-        lists it, since it would come back with that; NotFound when none has it."""
+        """Removes a model at all loaders that are reachable, and at others once they are. Raises Unavailable if a
+        loader is away whose catalogue file lists the model, since the model would come back with it; NotFound if no
+        loader has it."""
         async with self._changing:
             having = {
                 address: entry for address, said in self._heard.items() if (entry := said.entries.get(name)) is not None

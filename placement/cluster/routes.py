@@ -1,4 +1,4 @@
-"""Routes for gateways, from what placement knows."""
+"""Routes for gateways, made of what placement knows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from protos import common_pb2, loader_pb2, placement_pb2
 from services.rpc.watch import Watched
 
 _REST_S, _LONGEST_REST_S = 5e-5, 0.1
-"""For each route, between two times that all are told: a gateway takes a tenth of that to read it. And in all."""
+"""Seconds between two messages of all routes: for each route, a tenth of which a gateway needs to read it, and at
+most in all."""
 
 
 class Routes:
-    """All of them. Groups speak ten times a second, and a fleet has many: of each message the routes are made anew that
-    it may have changed, and all are told again only where one is another."""
+    """All routes. Groups report ten times a second, and a fleet has many: a report has only those routes made again
+    that it may have changed, and a message is sent only if one of them is different."""
 
     def __init__(
         self,
@@ -24,22 +25,22 @@ class Routes:
         leaving: Mapping[str, str],
         removed: Container[str],
     ) -> None:
-        """`refusal`: why a model fits nowhere. `leaving`: model -> group that it is leaving: last among its places.
-        `removed`: models that have none any more."""
+        """`refusal`: why a model fits nowhere. `leaving`: model -> group that it is leaving, which goes last among its
+        places. `removed`: models that have no route any more."""
         self._cluster = cluster
         self._refusal = refusal
         self._leaving = leaving
         self._removed = removed
         self._routes: dict[str, placement_pb2.Route] = {}
-        self._premises: Hashable = object()  # none was told yet
+        self._premises: Hashable = object()  # equals no premises, since none were given yet
         self._refusals: dict[str, tuple[loader_pb2.Entry, Measured, str]] = {}
-        """What was said of models without a place, and of what; until the premises are others."""
+        """Model without a place -> (entry, measured bytes, refusal made of them); cleared when the premises change."""
         self._changes: Watched[None] = Watched(None)
         self._message = placement_pb2.Routes()
 
     def renew(self, models: Iterable[str], premises: Hashable) -> None:
-        """Something is new of these models. `premises`: what refusals rest on; where it is another than the last time,
-        all routes may be."""
+        """Makes the routes of these models again. `premises`: what refusals rest on; if it differs from the last time,
+        all routes are made again."""
         if premises != self._premises:
             self._premises = premises
             self._refusals.clear()
@@ -59,14 +60,14 @@ class Routes:
             self._changes.set(None)
 
     def message(self) -> placement_pb2.Routes:
-        """All, as they are."""
+        """All routes as they are now."""
         if self._message.revision != self._changes.revision:
             routes = [self._routes[name] for name in sorted(self._routes)]
             self._message = placement_pb2.Routes(revision=self._changes.revision, routes=routes)
         return self._message
 
     async def follow(self) -> AsyncIterator[placement_pb2.Routes]:
-        """All now, and again after every change, for ever."""
+        """All routes now, and again after every change, for ever."""
         while True:
             message = self.message()
             yield message
@@ -90,8 +91,9 @@ class Routes:
 def route(
     cluster: Cluster, entry: loader_pb2.Entry, refusal: Callable[[loader_pb2.Entry], str], avoided: str | None
 ) -> placement_pb2.Route:
-    """Where one model takes requests. `refusal`: why it fits nowhere, asked where it is nowhere. `avoided`: the group
-    that it is leaving. Where a group was found with a model that has come up elsewhere meanwhile, it gets nothing."""
+    """The route of one model: the places where it takes requests. `refusal`: why it fits nowhere, called if it is on no
+    group. `avoided`: name of the group that it is leaving. A doubtful place gets no requests while another group takes
+    them: its group was found again with a model that has come up elsewhere meanwhile."""
     model = entry.model
     away = common_pb2.COLD if entry.has_image else common_pb2.ON_DISK
     found = placement_pb2.Route(model=model, residency=away, no_image=entry.no_image)
@@ -118,7 +120,8 @@ def route(
         if resident.residency != common_pb2.ERROR and not places:
             found.residency = resident.residency
     if places:
-        # A group that the model is leaving still serves what it has, but gets nothing new while there is another.
+        # A group that the model is leaving still serves its requests, but gets no new ones while there is another
+        # group.
         places.sort(key=lambda place: (place.group == avoided, place.residency != common_pb2.ACTIVE))
         if len(places) > 1 and avoided is not None:
             places = [place for place in places if place.group != avoided or place.residency == common_pb2.ACTIVE]

@@ -1,1 +1,1 @@
-"""The cluster put before the policy, and its answers as plans that can be carried out."""
+"""Puts the cluster before the policy, and turns the policy's answers into plans that can be carried out."""

@@ -1,8 +1,8 @@
-"""What is known of the groups, in the policy's terms and kept between decisions: token rates, demands, who is where.
+"""What is known of the groups, in the policy's terms and kept between decisions: token rates, demands, and residents.
 
-Groups are made anew of what something was heard of; demands each time that is observed; what is on a group when one of
-its models has been idle, or awake, for so long that it may leave. A group says how long that was when it reports, so
-that it is older by the time that has passed since.
+A group's facts are made anew when it reports, when the demand of one of its models changes, and when one of its models
+has been idle, or awake, for so long that it may leave. A group reports how long that was, so placement adds the time
+since the report.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from placement.policy.window import RateWindow
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
 
 _WAKE_S, _COLD_S = 1.0, 30.0
-"""What waking up and starting cold are thought to take until a group has measured it."""
+"""Seconds that a wake-up and a cold start are taken to last until a group has measured them."""
 
 
 class GroupIndexes:
-    """One standing for each size of group."""
+    """One GroupIndex for each size of group."""
 
     def __init__(
         self,
@@ -34,54 +34,55 @@ class GroupIndexes:
         now: Callable[[], float],
         on_their_way: Callable[[], Mapping[str, HeardGroup]],
     ) -> None:
-        """`on_their_way`: models whose activation was ordered, with the group: its reports may not show them yet."""
+        """`on_their_way`: models whose activation was ordered, with the group; its reports may not show them yet."""
         self._config = config
         self._rules = config.lifecycle
         self._cluster = cluster
         self._now = now
         self._on_their_way = on_their_way
         self.by_size: dict[int, GroupIndex] = {}
-        """By the number of devices of a group."""
+        """Number of devices of a group -> index of the groups of that size."""
         self._standing_of: dict[str, tuple[int, str]] = {}
-        """Which of these a group is in, and under what name, by the address of its client."""
+        """Address of a group's client -> (size of the index that the group is in, the group's name there)."""
         self._stood: dict[str, HeardGroup] = {}
-        """Which group that is."""
+        """Address of a group's client -> the group that is in the index."""
         self.changes = 0
-        """Rises when a model that waits for room may be told something else."""
+        """Rises when the answer to a model that waits for room may have changed."""
         self._footings: dict[str, Hashable] = {}
         self._until: dict[str, float] = {}
-        """How long what is on a group stays as it is by itself, by address."""
+        """Address of a group's client -> second until which its eligibility stays the same by itself."""
         self._soonest = inf
-        """None of these is earlier."""
+        """The earliest second in `_until`, or one before it."""
         self._expected: dict[str, tuple[HeardGroup, loader_pb2.Entry | None, Measured]] = {}
-        """Models that were on their way when this was looked at last, with the group and what it books for them."""
+        """Models that were on their way at the last look -> (group, catalogue entry, measured bytes): what is booked
+        for them there."""
         self._news: dict[str, HeardGroup] = {}
-        """Groups that were made anew since they were last asked for, by address."""
+        """Groups that were made anew since the last call of `news`, by the addresses of their clients."""
         self._demands: dict[str, float] = {}
         self._windows: dict[str, RateWindow] = {}
         self._seen: dict[str, dict[str, int]] = {}
-        """The counters of a group's residents when it was last heard, by its client's address."""
+        """Address of a group's client -> its residents' token counters at the last report."""
         self._tpot_ms: dict[str, float] = {}
 
     # --- groups
 
     @property
     def any(self) -> bool:
-        """Whether a group is here."""
+        """Whether any group is in an index."""
         return bool(self._standing_of)
 
     def of(self, group: HeardGroup) -> GroupIndex | None:
-        """The one that the group is in, by its name."""
+        """The index that the group is in; None if it is in none."""
         there = self._standing_of.get(group.client.address)
         return None if there is None else self.by_size[there[0]]
 
     def news(self) -> list[HeardGroup]:
-        """Groups that were made anew since this was asked last."""
+        """Groups that were made anew since the last call."""
         news, self._news = self._news, {}
         return list(news.values())
 
     def rest_s(self) -> float:
-        """Seconds in which nothing changes by itself; +inf: ever."""
+        """Seconds in which nothing changes by itself; +inf if nothing ever does."""
         return max(0.0, self._soonest - self._now())
 
     def observe(self) -> None:
@@ -92,18 +93,18 @@ class GroupIndexes:
         changed = [name for name, demand in fresh.items() if demand != self._demands.get(name)]
         self._demands = fresh
         for name in self._windows.keys() - fresh.keys():
-            # Models come and go for ever; one that is back begins anew.
+            # Models come and go for ever; one that comes back begins anew.
             del self._windows[name]
         for name in self._tpot_ms.keys() - self._cluster.catalogue.keys():
             del self._tpot_ms[name]
         self._stand([*heard, *(group for name in changed for group, _ in self._cluster.residents(name))])
 
     def listen(self) -> None:
-        """Takes in the groups of which something was heard, or that are others by now."""
+        """Takes in the groups that reported, or that have changed by themselves."""
         self._stand(self._heard())
 
     def _heard(self) -> list[HeardGroup]:
-        """Those, with their tokens counted."""
+        """Groups that reported or have changed by themselves; the tokens of those that reported are counted."""
         now, before = self._now(), self._expected
         self._expected = {
             model: (group, self._cluster.entry(model), self._cluster.measured(model))
@@ -125,12 +126,14 @@ class GroupIndexes:
         return [group for address in ripe if (group := self._cluster.groups.get(address)) is not None]
 
     def _stand(self, groups: Iterable[HeardGroup]) -> None:
-        """Brings groups up to date in their standings. Who has left goes first: another may have its name by now."""
+        """Brings groups up to date in their indexes. Groups that have left go first: another group may have their name
+        by now."""
         places: dict[HeardGroup, tuple[int, str] | None] = {}
         for group in groups:
             address = group.client.address
             if self._cluster.groups.get(address, group) is not group:
-                # Forgotten, perhaps while something was on its way there; another one has its address by now.
+                # Its group was forgotten, perhaps while an activation was on its way there; another group has its
+                # address by now.
                 if self._stood.get(address) is group:
                     self._lose(address)
                     self.changes += 1
@@ -171,12 +174,12 @@ class GroupIndexes:
     # --- demand
 
     def _count(self, group: HeardGroup, now: float) -> None:
-        """Takes a group's token counters into the windows. A counter that fell is of a model that came anew."""
+        """Adds a group's token counters to the windows. A counter that fell belongs to a model that came anew."""
         address = group.client.address
         before_of, self._seen[address] = self._seen.get(address), {}
         for name, resident in group.residents.items():
             total = resident.prefill_tokens + resident.decode_tokens
-            # What a group had counted before it was found is of any age.
+            # Tokens that a group had counted before it was found are of any age.
             before = total if before_of is None else before_of.get(name, 0)
             self._seen[address][name] = total
             if total != before:
@@ -190,7 +193,7 @@ class GroupIndexes:
         return self._windows[model]
 
     def demand(self, spec: common_pb2.ModelSpec) -> float:
-        """w, now."""
+        """The model's demand w now, in bytes per second per second of TPOT."""
         target = self._tpot_ms.get(spec.name) or spec.default_slo.tpot_ms
         return kvpr.demand(
             self._window(spec.name).rate(self._now()),
@@ -207,11 +210,12 @@ class GroupIndexes:
     # --- the policy's terms
 
     def model(self, spec: common_pb2.ModelSpec, resident: gpu_scheduler_pb2.Resident | None = None) -> kvpr.Model:
-        """With the demand of the last observation, and what engines measured of it. `resident`: as it is on a group;
-        None, or nothing measured there: in an engine that has yet to build it, as `Activation.quota` books that."""
+        """The model with the demand of the last observation, and the bytes that engines measured. `resident`: its state
+        on a group; if that is None, or nothing was measured there, the quota is that of an engine which has yet to
+        build its graphs, as `Activation.quota` books it."""
         measured = self._cluster.measured(spec.name)
         weights = max(spec.weights_bytes, measured.weights)
-        extent = self._cluster.weights_extent_bytes  # as gpu_schedulers book them: whole extents
+        extent = self._cluster.weights_extent_bytes  # gpu_schedulers book weights in whole extents
         parts = max(1, spec.devices)
         weights = parts * extent * -(-kvpr.share(weights, parts) // extent)
         quota = spec.quota_bytes
@@ -232,7 +236,7 @@ class GroupIndexes:
 
     def _residents(self, group: HeardGroup) -> list[PlacedModel]:
         """What holds memory on the group, in the policy's terms: its residents, and what balloond's ledger has booked
-        beside them (an engine that is being buried)."""
+        beside them (an engine that is being cleaned up after its death)."""
         found = []
         place = _place(group)
         coming = {name for name, where in self._on_their_way().items() if where is group}
@@ -244,7 +248,8 @@ class GroupIndexes:
             cold_s = resident.cold_s or _COLD_S
             parts = max(1, entry.model.devices)
             active = resident.residency == common_pb2.ACTIVE
-            # Its group may have yet to say that it wakes; until then another would be put in the same place.
+            # The group may not have reported yet that the model wakes; until then another would be put in the same
+            # place.
             asleep = resident.residency == common_pb2.HIBERNATING and resident.model not in coming
             idle = resident.idle_s > 0.0 and (active or asleep)
             found.append(
@@ -271,7 +276,7 @@ class GroupIndexes:
                 present.add(name)
         for device in group.memory:
             for booking in device.bookings:
-                if booking.model not in present and booking.model != WARM_ENGINES:  # they give way
+                if booking.model not in present and booking.model != WARM_ENGINES:  # warm engines make way
                     left = kvpr.Model(
                         booking.model,
                         weights=booking.weights_bytes,
@@ -284,7 +289,7 @@ class GroupIndexes:
 
 
 def _device(group: HeardGroup, device: balloond_pb2.DeviceState) -> str:
-    """Its name in the cluster: every node has a "cuda:0"."""
+    """The device's name in the cluster; every node has a "cuda:0"."""
     return device.device if device.device == group.name else f"{group.name}/{device.device}"
 
 
@@ -296,5 +301,5 @@ def _group(group: HeardGroup, load_weight: float) -> kvpr.Group:
 
 
 def _place(group: HeardGroup) -> kvpr.Place:
-    """What a model has there: a part on each device."""
+    """The place of a model on the group: a part on each of its devices."""
     return kvpr.Place(group.name, tuple(_device(group, device) for device in group.memory))

@@ -1,4 +1,4 @@
-"""Puts the cluster, as last heard, before the policy, and turns the answers into verdicts that can be carried out."""
+"""Puts the cluster, as last heard, before the policy, and turns the answers into plans that can be carried out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.wording.plurals import counted
 
 @dataclass(frozen=True)
 class DepartingModel:
-    """A model of the group that makes way."""
+    """A model that leaves its group to make way for another, with the residency that it goes to."""
 
     model: str
     target: common_pb2.Residency
@@ -32,7 +32,8 @@ class DepartingModel:
 
 @dataclass(frozen=True)
 class PlacementPlan:
-    """What is to happen to a model; `group` None: nothing can."""
+    """What is to happen to a model; if `group` is None, it cannot come up now, for `reason`. `source`: the group that
+    it moves from; None for an activation."""
 
     model: str
     group: HeardGroup | None
@@ -43,7 +44,8 @@ class PlacementPlan:
 
 
 class Planner:
-    """Asks the policy."""
+    """Asks the policy for plans, and keeps what it needs between decisions: indexes of groups, cool-downs, rounds,
+    reservations."""
 
     def __init__(
         self,
@@ -52,16 +54,16 @@ class Planner:
         now: Callable[[], float],
         on_their_way: Callable[[], Mapping[str, HeardGroup]],
     ) -> None:
-        """`on_their_way`: models whose activation was ordered, with the group: its reports may not show them yet."""
+        """`on_their_way`: models whose activation was ordered, with the group; its reports may not show them yet."""
         self._config = config
         self._cluster = cluster
         self._now = now
         self._group_indexes = GroupIndexes(config, cluster, now, on_their_way)
         self._cool_downs = CoolDowns(config.cool_down_s)
         self._rounds: dict[int, Round] = {}
-        """Of moves, the last that were wanted, by the size of groups."""
+        """Number of devices of a group -> the last round of moves that was wanted among groups of that size."""
         self._reservations: dict[int, Reservations] = {}
-        """By the number of devices of a group."""
+        """Number of devices of a group -> reservations of groups of that size."""
 
     def observe(self) -> None:
         """Takes in what was heard of the groups, and what follows from it and from the time."""
@@ -71,12 +73,12 @@ class Planner:
 
     @property
     def changes(self) -> int:
-        """Rises when a model that waits for room may be told something else than the last time."""
+        """Rises when the plan for a model that waits for room may have changed."""
         return self._group_indexes.changes + sum(reservations.changes for reservations in self._reservations.values())
 
     def rest_s(self) -> float:
-        """Seconds until it may without anything being heard: somebody has been idle or awake, or has waited, for long
-        enough. +inf: never."""
+        """Seconds until `changes` may rise without a new report, because a model has been idle or awake, or has waited,
+        for long enough; +inf if it never may."""
         now = self._now()
         waits = (reservations.next_at(now) - now for reservations in self._reservations.values())
         return max(0.0, min([self._group_indexes.rest_s(), *waits]))
@@ -86,10 +88,10 @@ class Planner:
         return self._group_indexes.rates()
 
     def demands(self) -> dict[str, float]:
-        """w of every model."""
+        """Demand w of every model of the catalogue, in bytes per second per second of TPOT."""
         return {name: self._group_indexes.demand(entry.model) for name, entry in self._cluster.catalogue.items()}
 
-    # --- verdicts
+    # --- plans
 
     def refused(self, spec: common_pb2.ModelSpec) -> str:
         """Why no group could hold the model even alone; empty if one could."""
@@ -103,8 +105,9 @@ class Planner:
         return answer.reason if answer is not None else ""
 
     def _suitable(self, spec: common_pb2.ModelSpec) -> GroupIndex | None:
-        """A group's engines have a process on each of its devices: it serves models on exactly so many. A model that
-        has its place is for that one alone. None: no such group is here."""
+        """The index of the groups that have exactly as many devices as the model needs: a group's engines have a
+        process on each of its devices. None if there is no such group, or the configuration gives the model one place
+        and that is not there."""
         there = self._group_indexes.by_size.get(max(1, spec.devices))
         place = self._config.places.get(spec.name)
         if there is None or not (len(there) if place is None else place in there):
@@ -121,8 +124,8 @@ class Planner:
         return f"it is for {on} of {counted(max(1, spec.devices), 'device')}: {have}"
 
     def activation(self, spec: common_pb2.ModelSpec, holds_s: float = 0.0) -> PlacementPlan:
-        """Where a model that is nowhere comes up, and who makes way. `holds_s`: for how long whoever asks waits for
-        another answer than that there is no room."""
+        """Where a model that is on no group comes up, and which models make way. `holds_s`: seconds that the caller
+        waits for another answer than that there is no room."""
         self._group_indexes.listen()
         there = self._suitable(spec)
         if there is None:
@@ -132,7 +135,8 @@ class Planner:
         return self._verdict(spec, reservations.ask(self._wanted(spec), there, self._now(), place, holds_s))
 
     def prospect(self, spec: common_pb2.ModelSpec) -> PlacementPlan:
-        """Where it would come up if that were asked now, and who would make way. Nothing is promised to it."""
+        """Where the model would come up if it were activated now, and which models would make way. Nothing is reserved
+        for it."""
         self._group_indexes.listen()
         there = self._suitable(spec)
         if there is None:
@@ -152,7 +156,8 @@ class Planner:
         return PlacementPlan(spec.name, group, answer.outcome.reason, candidates, _yielding(answer))
 
     def served(self, spec: common_pb2.ModelSpec) -> None:
-        """It is where it was to be. Until then it keeps its place among those who wait: its group may refuse it."""
+        """Notes that the model is up in its place. Until then it keeps its rank among models that wait, since its group
+        may refuse it."""
         if (reservations := self._reservations.get(max(1, spec.devices))) is not None:
             reservations.served(spec.name)
 
@@ -161,8 +166,8 @@ class Planner:
         return any(reservations.any(self._now()) for reservations in self._reservations.values())
 
     def reliefs(self) -> list[tuple[HeardGroup, list[DepartingModel]]]:
-        """Groups that lack memory for KV, of those heard since this was asked last, and the idle models that are to
-        make way for it."""
+        """Groups that lack memory for KV, of those made anew since the last call, with the idle models that are to make
+        way."""
         self._group_indexes.listen()
         found = []
         for group in self._group_indexes.news():
@@ -175,8 +180,8 @@ class Planner:
         return found
 
     def moves(self) -> list[PlacementPlan]:
-        """Migrations that Algorithm 1 wants and that can begin now: among groups of one size at a time, since no model
-        moves to one of another."""
+        """Migrations that Algorithm 1 wants and that can begin now. It runs for groups of one size at a time, since no
+        model moves to a group of another size."""
         self._group_indexes.listen()
         return [
             move for size, there in sorted(self._group_indexes.by_size.items()) for move in self._moves(size, there)
@@ -200,7 +205,7 @@ class Planner:
         return moves
 
     def _move(self, there: GroupIndex, wanted: WantedMove) -> PlacementPlan | None:
-        """With those who make way at the target; None: there is no room after all."""
+        """The plan of a move, with the models that make way at the target; None if there is no room after all."""
         move, reason = wanted.move, wanted.reason
         entry = self._cluster.entry(move.model)
         if entry is None:
@@ -218,11 +223,11 @@ class Planner:
         )
 
     def moved(self, model: str) -> None:
-        """A migration is through: the cool-down begins."""
+        """Notes that a migration has ended: the model's cool-down begins."""
         self._cool_downs.moved(model, self._now())
 
     def not_moved(self, model: str) -> None:
-        """A migration came to nothing."""
+        """Notes that a migration has failed."""
         self._cool_downs.not_moved(model, self._now())
 
 

@@ -1,4 +1,4 @@
-"""What placement decides, without I/O or a clock: times are arguments, decisions are values.
+"""Placement's policy, without I/O or a clock: times are arguments, decisions are values.
 
 kvpr        facts about models, devices and groups; demand; pressure (KVPR)
 window      token rates over 60 s, with a fast-rising short window beside it

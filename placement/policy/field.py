@@ -4,8 +4,8 @@ Algorithm 1 asks 10,000 times for the least of 10,000 resulting pressures (W + w
 value depends on the model in the numerator and in the denominator, so no order of the devices holds for the next model:
 a heap by pressure answers another question, and an exact search tree of such fractions has to be rebuilt where a model
 was booked. The whole row is eight passes over arrays that stay in the cache (some 40 microseconds for 10,000 devices),
-exact, and indifferent to how the load lies. The same numbers as `kvpr.Books`, in the same order of additions, so the
-same floats.
+exact, and indifferent to how the load is spread. The numbers are those of `kvpr.Books`, added in the same order, so the
+floats are equal.
 
 Groups of the same size make one block, a matrix with a row for each group. Ties go to the smaller group size, then to
 the group that serves the least demand today (nothing is pushed away for no gain), then to the order given.
@@ -39,13 +39,13 @@ class Option:
 
 
 def pressures_of(demand: Floats, left: Floats, load: Floats) -> Floats:
-    """`kvpr.pressure` of many devices, of which each has something left."""
+    """`kvpr.pressure` of many devices; each has to have something left."""
     found: Floats = demand / left + demand * load
     return found
 
 
 class _Block:
-    """Groups with `size` devices each, which are those of the field from number `first`."""
+    """Groups with `size` devices each; their devices are those of the field from number `first` on."""
 
     def __init__(self, groups: Sequence[Group], size: int, first: int) -> None:
         self.groups = groups
@@ -54,7 +54,7 @@ class _Block:
         count = size * len(groups)
         self._names = [tuple(device.name for device in group.devices) for group in groups]
         self._whole = [Place(group.name, names) for group, names in zip(groups, self._names, strict=True)]
-        """Of each group, the place of a model with a part on every device."""
+        """For each group, the place of a model with a part on every device."""
         self.result: Floats = np.empty(count)
         self._left_after: Floats = np.empty(count)
         self._by_load: Floats = np.empty(count)
@@ -62,7 +62,7 @@ class _Block:
         self._full: Mask = np.empty(count, dtype=np.bool_)
 
     def over(self, field: Field) -> _Block:
-        """The same groups, as that field has them booked."""
+        """A block of the same groups, over the arrays of that field."""
         other = _Block.__new__(_Block)
         other.__dict__ = dict(self.__dict__)
         mine = slice(self.first, self.first + len(self.result))
@@ -75,7 +75,7 @@ class _Block:
     left: Floats
     room: Floats
     load: Floats | None
-    """None: there is none."""
+    """Load of each device in 1/bytes; None if no device has one."""
 
     def rows(self, of_devices: Floats) -> Floats:
         """The block's part of the field's array: a row for each group."""
@@ -84,7 +84,7 @@ class _Block:
     def evaluate(self, model: Model) -> Floats:
         """Fills and returns `result`: the resulting pressure on every device, +inf where the model does not fit."""
         unfit = self._find_unfit(model)
-        np.maximum(self._left_after, 1.0, out=self._left_after)  # less is no whole byte, and unfit
+        np.maximum(self._left_after, 1.0, out=self._left_after)  # less than 1 is no whole byte: the model is unfit
         np.add(self.demand, model.part_demand, out=self.result)
         if self.load is not None:
             np.multiply(self.result, self.load, out=self._by_load)
@@ -95,7 +95,7 @@ class _Block:
         return self.result
 
     def worst_of_the_best(self, parts: int) -> Floats:
-        """Of each group, the highest of its `parts` least values in `result`."""
+        """For each group, the highest of its `parts` least values in `result`."""
         rows = self.result.reshape(-1, self.size)
         if parts == self.size:  # numpy is slow along short rows: five times as fast column by column
             return reduce(np.maximum, [rows[:, column] for column in range(self.size)])
@@ -108,13 +108,13 @@ class _Block:
         fixed, needed = model.fixed, model.needed
         np.subtract(self.left, float(fixed), out=self._left_after)
         np.less(self.room, float(needed), out=self._unfit)
-        if needed == fixed:  # a floor that finds its place leaves something for KV anyway
+        if needed == fixed:  # elsewhere the floor fits, so something is left for KV anyway
             np.less_equal(self._left_after, 0.0, out=self._full)
             np.logical_or(self._unfit, self._full, out=self._unfit)
         return self._unfit
 
     def best_first(self, model: Model) -> Iterator[Option]:
-        """See `Field.best_first`."""
+        """The block's places where the model fits, best first (`Field.best_first`)."""
         size, parts = self.size, model.parts
         result = self.evaluate(model)
         if parts == 1:
@@ -126,7 +126,7 @@ class _Block:
             yield Option(self.place(row, sorted(sorted(range(size), key=values.__getitem__)[:parts])), worst)
 
     def place(self, row: int, columns: Sequence[int]) -> Place:
-        """Of a group, the devices with these numbers."""
+        """The place made of the devices with these column numbers of a group."""
         if len(columns) == self.size:
             return self._whole[row]
         names = self._names[row]
@@ -138,7 +138,8 @@ def _cells(values: Floats) -> memoryview[float]:
 
 
 def _ascending(values: Floats) -> Iterator[tuple[int, float]]:
-    """Numbers and values, by value, the first of equals first, as far as they are finite. Overwrites them."""
+    """Indices and values of all finite values, in ascending order of value, the first of equals first. Overwrites
+    `values`."""
     while True:
         i = int(values.argmin())
         value = float(values[i])
@@ -149,10 +150,10 @@ def _ascending(values: Floats) -> Iterator[tuple[int, float]]:
 
 
 class Field:
-    """The cluster; `book` changes it, `copy` makes an independent one."""
+    """All devices of the cluster; `book` changes the field, `copy` makes an independent one."""
 
     def __init__(self, groups: Sequence[Group], present: Mapping[str, float]) -> None:
-        """`present`: what demand each group serves today, for ties."""
+        """`present`: group -> demand that it serves today, for ties. Raises ValueError if a device is in two groups."""
         ordered = sorted(groups, key=lambda group: present.get(group.name, 0.0))
         blocks: list[_Block] = []
         self._where: dict[str, int] = {}
@@ -171,23 +172,23 @@ class Field:
                     capacity.append(float(device.capacity))
                     load.append(device.load)
         self.demand: Floats = np.zeros(len(capacity))
-        """Of each device, by number: W."""
+        """Demand W booked on each device, by number."""
         self.left: Floats = np.array(capacity)
-        """S without weights and quotas."""
+        """Bytes S of each device without weights and quotas."""
         self.room: Floats = np.array(capacity)
-        """And without floors."""
+        """Bytes of each device without weights, quotas and floors."""
         self.capacity: Floats = np.array(capacity)
         self.load: Floats = np.array(load)
         self._blocks = [block.over(self) for block in blocks]
         self._one_by_one()
 
     def _one_by_one(self) -> None:
-        """The same numbers, for single devices: three times as fast as numpy's own look-ups."""
+        """Makes views of the arrays for single devices, which are three times as fast as numpy's own look-ups."""
         self._demand, self._left, self._room = _cells(self.demand), _cells(self.left), _cells(self.room)
         self._load = _cells(self.load)
 
     def copy(self) -> Field:
-        """An independent one in the same state."""
+        """An independent field in the same state."""
         other = Field.__new__(Field)
         other.demand, other.left, other.room = self.demand.copy(), self.left.copy(), self.room.copy()
         other._where, other._group_of = self._where, self._group_of
@@ -198,11 +199,11 @@ class Field:
 
     @property
     def groups(self) -> list[Group]:
-        """In the order of `by_group`."""
+        """Groups in the order of `by_group`."""
         return [group for block in self._blocks for group in block.groups]
 
     def by_group(self, model: Model) -> Floats:
-        """Of each group, the pressure of the best place for the model; +inf where it does not fit."""
+        """For each group, the pressure of the best place for the model; +inf where it does not fit."""
         found = []
         for block in self._blocks:
             if block.size < model.parts:
@@ -213,7 +214,7 @@ class Field:
         return np.concatenate(found) if found else np.empty(0)
 
     def nth_most(self, of_devices: Floats, parts: int) -> Floats:
-        """Of each group, what the worst of the `parts` devices with the most has; -inf where it has fewer devices."""
+        """For each group, the value of the worst of its `parts` devices with the most; -inf if it has fewer devices."""
         found = []
         for block in self._blocks:
             rows = block.rows(of_devices)
@@ -224,11 +225,11 @@ class Field:
         return np.concatenate(found) if found else np.empty(0)
 
     def numbers(self, place: Place) -> tuple[int, ...]:
-        """Of the devices of a place."""
+        """Numbers of the devices of a place."""
         return tuple(self._where[device] for device in place.devices)
 
     def pressures(self) -> Floats:
-        """Of all devices as booked, by number; 0 where nothing is demanded, +inf where demand has nothing left."""
+        """Pressure of every device as booked, by number; 0 without demand, +inf where demand has nothing left."""
         with np.errstate(divide="ignore", invalid="ignore"):
             found = pressures_of(self.demand, self.left, self.load)
         found[self.left <= 0] = inf
@@ -236,20 +237,20 @@ class Field:
         return found
 
     def single(self, number: int) -> Place:
-        """The device with this number."""
+        """The place that is the device with this number alone."""
         block = next(each for each in self._blocks if number < each.first + len(each.result))
         row, column = divmod(number - block.first, block.size)
         return block.place(row, [column])
 
     def has(self, place: Place) -> bool:
         """Whether the place is still part of the cluster."""
-        for device in place.devices:  # a plain loop: asked for every model of every decision
+        for device in place.devices:  # a plain loop: this is called for every model of every decision
             if self._group_of.get(device) != place.group:
                 return False
         return True
 
     def book(self, model: Model, devices: Iterable[str]) -> None:
-        """Put the parts of a model onto devices, whether they fit or not."""
+        """Books the parts of a model on devices, whether they fit or not."""
         demand, fixed, needed = model.part_demand, model.fixed, model.needed
         where, demands, left, room = self._where, self._demand, self._left, self._room
         for device in devices:
@@ -259,7 +260,7 @@ class Field:
             room[i] -= needed
 
     def rebook(self, device: str, models: Collection[Model]) -> None:
-        """Exactly these have a part on the device, whatever was booked there before."""
+        """Sets which models have a part on the device, whatever was booked there before."""
         i = self._where[device]
         self.demand[i] = sum(model.part_demand for model in models)
         self.left[i] = self.capacity[i] - sum(model.fixed for model in models)
@@ -281,16 +282,16 @@ class Field:
 
     def best_first(self, model: Model) -> Iterator[Option]:
         """All places where the model fits, best first; a group of several devices may appear more than once for a model
-        of one part. Taken before the field is asked for another model, or changed."""
+        of one part. The iterator has to be used before the field is asked for another model, or changed."""
         found = [block.best_first(model) for block in self._blocks if block.size >= model.parts]
         return found[0] if len(found) == 1 else merge(*found, key=lambda option: option.pressure)
 
     def best(self, model: Model, count: int = 1) -> list[Option]:
-        """The `count` first of these."""
+        """The `count` best places where the model fits."""
         return list(islice(self.best_first(model), count))
 
     def first(self, model: Model) -> Place | None:
-        """The first place where the model fits."""
+        """The first place where the model fits; None if it fits nowhere."""
         for block in self._blocks:
             if block.size < model.parts:
                 continue

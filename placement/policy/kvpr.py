@@ -4,12 +4,13 @@
     KVPR      sum of w / (S - weights and engine quotas)                     (1/s^2; only comparisons matter)
     pressure  KVPR + load * sum of w                                         (`Device.load`, 1/bytes)
 
-KVPR is from the Prism paper, section "Load-Aware Model Placement"; that demand counts by itself too is ours: what is
-left of memory says little where there is plenty (docs/lab/tuning.md). `S` is what balloond's ledger has for models on
-the device.
-What is not elastic is taken off it: weights, and the private quota of each engine, or what a hibernating one keeps. A
-floor is KV, so it stays in the denominator, but it must find its place: a model fits where its weights, quota and floor
-are free of the others' weights, quotas and floors. Where a model does not fit the pressure is infinite.
+KVPR is from the Prism paper, section "Load-Aware Model Placement"; that demand counts by itself too is ours: the memory
+left says little where there is plenty (docs/lab/tuning.md). `S` is the bytes that balloond's ledger has for models on the
+device.
+
+Bytes that are not elastic are taken off S: weights, and the private quota of each engine, or what a hibernating one
+keeps. A floor is KV, so it stays in the denominator, but it must find its place: a model fits where its weights, quota
+and floor are free of the others' weights, quotas and floors. Where a model does not fit the pressure is infinite.
 
 Bytes of a model are of the whole model. A tensor-parallel model is n equal parts on n distinct devices of one group,
 each with 1/n of the bytes and of the demand (paper, appendix on tensor parallelism).
@@ -23,18 +24,18 @@ from functools import lru_cache
 from math import inf
 
 LEAST_DEMAND = 1.0
-"""w of a model that nobody asked for lately. One token a second counts for a million of it; being above zero it makes
+"""Demand w of a model without recent requests. One token a second counts for a million of it; being above zero it makes
 the model prefer, of devices without load, the one with the most memory left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device; `capacity` is S in bytes: what there is for models."""
+    """One device; `capacity` is S, the bytes that it has for models."""
 
     name: str
     capacity: int
     load: float = 0.0
-    """What each unit of demand adds to the pressure whatever memory is left, 1/bytes; 0: the paper's KVPR."""
+    """Pressure that each unit of demand adds whatever memory is left, in 1/bytes; 0: the paper's KVPR."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,9 @@ class Model:
     quota: int = 0
     parts: int = 1
     pinned: bool = False
-    """It never leaves the place it has."""
+    """Whether the model never leaves the place that it has."""
     kept: int = 0
-    """What is left of the quota while it hibernates; 0: all of it, as far as is known."""
+    """Bytes of the quota that the model keeps while it hibernates; 0: all of them, as far as is known."""
     fixed: int = field(init=False, repr=False, compare=False)
     """Bytes of one part that are not elastic."""
     needed: int = field(init=False, repr=False, compare=False)
@@ -76,18 +77,18 @@ class Model:
     part_demand: float = field(init=False, repr=False, compare=False)
     """Demand on each device of the model."""
 
-    def __post_init__(self) -> None:  # kept, because decisions ask for them far more often than models are made
+    def __post_init__(self) -> None:  # kept, because decisions read them far more often than models are made
         fixed = share(self.weights, self.parts) + share(self.quota, self.parts)
         object.__setattr__(self, "fixed", fixed)
         object.__setattr__(self, "needed", fixed + share(self.floor, self.parts))
         object.__setattr__(self, "part_demand", self.demand / self.parts)
 
     def asleep(self) -> Model:
-        """The same model hibernating: what its engine keeps stays booked, everything else is gone."""
+        """The model as it is while hibernating: what its engine keeps stays booked, everything else is gone."""
         return _asleep(self.name, self.kept or self.quota, self.parts, self.pinned, self.kept)
 
     def wanted(self, demand: float) -> Model:
-        """The same model with another demand."""
+        """The model with another demand."""
         if demand == self.demand:
             return self
         return Model(
@@ -97,28 +98,29 @@ class Model:
 
 @lru_cache(maxsize=1 << 16)
 def _asleep(name: str, quota: int, parts: int, pinned: bool, kept: int) -> Model:
-    """Kept, because every decision asks for it again, and it does not depend on the demand."""
+    """Cached, because every decision needs it again, and it does not depend on the demand."""
     return Model(name, quota=quota, parts=parts, pinned=pinned, kept=kept)
 
 
 def share(amount: int, parts: int) -> int:
-    """One part of `amount` bytes, rounded up."""
+    """Bytes of one part of `amount` bytes, rounded up."""
     return -(-amount // parts)
 
 
 def demand(tokens_per_s: float, kv_bytes_per_token: int, tpot_target_s: float | None, default_target_s: float) -> float:
-    """w of a model; `default_target_s` counts for one without a TPOT target (best effort). Never under LEAST_DEMAND."""
+    """Demand w of a model in bytes/s^2, never below LEAST_DEMAND; `default_target_s` counts for a model without a TPOT
+    target (best effort)."""
     return max(LEAST_DEMAND, tokens_per_s * kv_bytes_per_token / (tpot_target_s or default_target_s))
 
 
 def load(weight: float, capacity: int) -> float:
-    """A device's `load`, where demand is to count, beside the memory that is left, `weight` times as much as it would
-    on a device without weights."""
+    """Load of a device in 1/bytes with which demand counts, beside the memory that is left, `weight` times as much as
+    it would on a device without weights."""
     return weight / capacity if capacity else 0.0
 
 
 def pressure(total_demand: float, capacity: int, fixed: int, load: float = 0.0) -> float:
-    """Of a device; +inf if nothing is left for KV."""
+    """Pressure of a device with so many bytes; +inf if nothing is left for KV."""
     left = capacity - fixed
     return total_demand / left + total_demand * load if left > 0 else inf
 
@@ -142,18 +144,18 @@ class Books:
                 self._fixed[device.name] = self._needed[device.name] = 0
 
     def copy(self) -> Books:
-        """An independent set of books."""
+        """Independent books in the same state."""
         other = Books(())
         other._capacity, other._load = self._capacity, self._load
         other._demand, other._fixed, other._needed = dict(self._demand), dict(self._fixed), dict(self._needed)
         return other
 
     def book(self, model: Model, devices: Sequence[str]) -> None:
-        """Put the parts of a model onto devices, whether they fit or not."""
+        """Books the parts of a model on devices, whether they fit or not."""
         self._add(model, devices, 1)
 
     def release(self, model: Model, devices: Sequence[str]) -> None:
-        """Undo `book` with the same facts."""
+        """Undoes `book` of the same model and devices."""
         self._add(model, devices, -1)
 
     def _add(self, model: Model, devices: Sequence[str], sign: int) -> None:
@@ -163,7 +165,7 @@ class Books:
             self._needed[device] += sign * model.needed
 
     def capacity(self, device: str) -> int:
-        """S."""
+        """Bytes S of the device."""
         return self._capacity[device]
 
     def free(self, device: str) -> int:
@@ -175,11 +177,11 @@ class Books:
         return self.free(device) >= model.needed
 
     def pressure(self, device: str) -> float:
-        """Of the device as booked."""
+        """Pressure of the device as booked."""
         return pressure(self._demand[device], self._capacity[device], self._fixed[device], self._load[device])
 
     def resulting(self, model: Model, device: str) -> float:
-        """Of the device with one more part of the model; +inf where it does not fit."""
+        """Pressure of the device with one more part of the model; +inf where it does not fit."""
         if not self.fits(model, device):
             return inf
         fixed = self._fixed[device] + model.fixed

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 
 class RateWindow:
-    """Tokens per second of one model; prompt tokens and generated ones alike."""
+    """Tokens per second of one model; prompt tokens and generated tokens count alike."""
 
     __slots__ = ("_at", "_bucket_s", "_counts", "_long", "_short", "_short_n")
 
     def __init__(self, *, window_s: float = 60.0, short_s: float = 5.0, bucket_s: float = 1.0) -> None:
-        """Both windows are whole numbers of buckets."""
+        """Sizes in seconds; both windows have to be whole numbers of buckets. Raises ValueError if the short window is
+        empty or longer than the other."""
         n, short_n = round(window_s / bucket_s), round(short_s / bucket_s)
         if not 0 < short_n <= n:
             raise ValueError(f"bad window: {window_s=} {short_s=} {bucket_s=}")
@@ -26,7 +27,8 @@ class RateWindow:
         self._at: int | None = None  # number of the present bucket
 
     def observe(self, tokens: int, now: float) -> None:
-        """`tokens` were processed by `now` (seconds). An earlier `now` than the last counts as the last bucket."""
+        """Counts `tokens` that were processed by `now` (seconds). A `now` earlier than the last one counts for the last
+        bucket."""
         at = self._advance(now)
         self._counts[at % len(self._counts)] += tokens
         self._long += tokens
@@ -52,11 +54,11 @@ class RateWindow:
         return self._short / (self._bucket_s * self._short_n + present_s)
 
     def _present_s(self, now: float) -> float:
-        """The part of the present bucket that has passed."""
+        """Seconds of the present bucket that have passed."""
         return min(max(0.0, now - self._advance(now) * self._bucket_s), self._bucket_s)
 
     def _advance(self, now: float) -> int:
-        """Make the bucket of `now` the present one. At most one step for each bucket of the ring."""
+        """Makes the bucket of `now` the present one. Takes at most one step for each bucket of the ring."""
         at = int(now // self._bucket_s)
         if self._at is None:
             self._at = at

@@ -1,5 +1,5 @@
-"""`prismctl config validate`: are these configuration files what the services can use? `prismctl config settings`: what
-may be in them?"""
+"""`prismctl config validate`: whether configuration files are such that the services can use them. `prismctl config
+settings`: the settings that they may have."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KINDS: dict[str, tuple[type[ConfigSection], str]] = {
     "catalogue": (CatalogueFile, "model"),
     "keys": (KeysFile, "key"),
 }
-"""Schema, and a key that no other has."""
+"""Kind of file -> (its schema, a key that no other kind has)."""
 
 
 @dataclass
@@ -110,7 +110,7 @@ def settings(
 
 
 def _check(file: _File, as_: str) -> None:
-    """By itself."""
+    """Checks one file by itself."""
     try:
         values = tomllib.loads(file.text)
     except tomllib.TOMLDecodeError as error:
@@ -148,7 +148,7 @@ def _check_together(read: list[_File], folders: bool) -> None:
 
 
 def _sizes(loaders: list[LoaderConfig]) -> Sizes:
-    """Those of the loader whose configuration is given; else those that it has by default."""
+    """Sizes of the loader whose configuration is given; otherwise a loader's default sizes."""
     if loaders:
         return Sizes(loaders[0].device_dtype_bytes, loaders[0].kv_extent_bytes, loaders[0].engine_quota_bytes)
     fields = LoaderConfig.model_fields
@@ -158,7 +158,7 @@ def _sizes(loaders: list[LoaderConfig]) -> Sizes:
 
 
 def _models(file: _File, sizes: Sizes) -> list[Fault]:
-    """What the loader would find in the models' folders."""
+    """Faults that the loader would find in the models' folders."""
     assert isinstance(file.parsed, CatalogueFile)
     found = []
     for number, listed in enumerate(file.parsed.model):

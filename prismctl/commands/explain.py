@@ -16,7 +16,7 @@ from prismctl.views.terminal import Json, show_json, show_table, width
 from services.errors import NotFound, Unavailable
 
 _LOOKED_AT = 10
-"""Decisions among which the one is that brought a model where it is, however many are shown."""
+"""Number of decisions among which the one is looked for that brought a model where it is, however many are shown."""
 _COLUMNS = (
     Column("age", right=True),
     Column("model"),
@@ -58,8 +58,8 @@ async def _all(system: SystemAddresses, last: int) -> list[dict[str, Any]]:
 
 
 async def _one(system: SystemAddresses, model: str, last: int) -> dict[str, Any]:
-    """What placement and the groups that have it say of a model, and who does not answer of the node. Raises
-    NotFound."""
+    """What placement and the groups that have the model report about it, and which processes of the node do not answer.
+    Raises NotFound."""
     async with system.open_placement() as placement:
         routes, cluster = await placement.routes(), await placement.cluster()
         answer = await placement.explanation(model, last)

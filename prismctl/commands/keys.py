@@ -1,4 +1,4 @@
-"""`prismctl keys new`: a key for the gateway's file of keys. It asks nobody and keeps nothing."""
+"""`prismctl keys new`: makes a key for the gateway's file of keys. It calls no service and keeps nothing."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def make(
 
 
 def _entry(key: Key) -> str:
-    """As TOML, whose strings, numbers and lists are here those of JSON."""
+    """The key's entry as TOML, whose strings, numbers and lists are here those of JSON."""
     values = key.model_dump(exclude_defaults=True) | {"models": key.models}
     return "[[key]]\n" + "".join(f"{field} = {json.dumps(value)}\n" for field, value in values.items())

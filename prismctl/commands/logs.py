@@ -18,14 +18,15 @@ from prismctl.views.terminal import Json
 
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _TAIL_BYTES = 8 << 20
-"""Of each file no more is read than its end."""
+"""The most bytes that are read of each file: its end."""
 _LOOK_S = 0.2
 _OWN = ("timestamp", "level", "event", "service")
 
 
 @dataclass(frozen=True)
 class LogEntry:
-    """A line of a log; those that are not ours (a traceback, what a library printed) belong to the one before."""
+    """A line of a log. Lines that no service wrote itself (a traceback, output of a library) belong to the line
+    before."""
 
     service: str
     at: str
@@ -38,7 +39,7 @@ class LogEntry:
 
 
 def entries(service: str, lines: Iterable[str]) -> Iterator[LogEntry]:
-    """Of one file, in its order."""
+    """The entries of one file, in its order."""
     at, level, values = "", "", dict[str, Any]()
     for line in lines:
         try:
@@ -53,7 +54,7 @@ def entries(service: str, lines: Iterable[str]) -> Iterator[LogEntry]:
 
 
 class LogTail:
-    """A file of which, call by call, the whole lines are read that were not yet."""
+    """A file whose new whole lines are read call by call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,10 +63,10 @@ class LogTail:
         self._rest = b""
 
     def read(self) -> list[str]:
-        """Empty where there is nothing new. A file that began anew is read from its start."""
+        """The lines that are new since the last call, possibly none. A file that began anew is read from its start."""
         try:
             file = open(self._path, "rb")
-        except FileNotFoundError:  # the system starts again, and puts its logs away
+        except FileNotFoundError:  # the system is being started again, and moves its logs away
             return []
         with file:
             if file.seek(0, 2) < self._offset:
@@ -76,7 +77,7 @@ class LogTail:
         *lines, self._rest = told.split(b"\n")
         if self._cut and lines:
             self._cut = False
-            del lines[0]  # only its end was read
+            del lines[0]  # reading began in the middle of this line
         return [line.decode(errors="replace") for line in lines]
 
 
@@ -117,7 +118,7 @@ def logs(
         least = "" if level == _LEVELS[0] else f" of level {level} or above"
         where = f"of {', '.join(tails)}" if services else f"of the logs in {folder.resolve()}"
         typer.echo(f"prismctl: no line{least} {where} names the model {model!r}", err=True)
-    with contextlib.suppress(KeyboardInterrupt):  # how following is ended
+    with contextlib.suppress(KeyboardInterrupt):  # how a user ends following
         while follow:
             time.sleep(_LOOK_S)
             tails = _tails(folder, tails, services)
@@ -125,7 +126,7 @@ def logs(
 
 
 def _tails(folder: Path, known: dict[str, LogTail], services: list[str] | None) -> dict[str, LogTail]:
-    """One for each service that has a log, which may be new."""
+    """A LogTail for each service that has a log; `known` ones are kept, new ones are opened."""
     paths = {path.stem: path for path in sorted(folder.glob("*.log")) if not services or path.stem in services}
     return {name: known.get(name) or LogTail(path) for name, path in paths.items()}
 

@@ -114,7 +114,7 @@ def add_model(
 
 
 def _listed(**given: Any) -> CatalogueEntry:
-    """Checked as the loader does. Raises BadParameter with the option that cannot be."""
+    """A checked catalogue entry, as the loader would make it. Raises BadParameter that names the faulty option."""
     try:
         return CatalogueEntry(**given)
     except pydantic.ValidationError as error:

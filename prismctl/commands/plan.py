@@ -1,6 +1,6 @@
-"""`prismctl plan`: does a load fit a fleet?
+"""`prismctl plan`: whether a load fits a fleet.
 
-The simulator answers, with the services' own policy; nothing that serves is asked.
+The simulator answers, with the services' own policy; no running service is called.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sim.policies import SYSTEMS
 from sim.system import Build
 
 MISSED, BAD_INPUT = 1, 2
-"""Exit codes: fewer are on time than asked; something is wrong with what was given."""
+"""Exit codes: fewer requests are on time than required; the input has a fault."""
 _DRAWN_S = 600.0
 
 

@@ -51,7 +51,8 @@ def wake(
 
 
 async def _until_active(placement: PlacementClient, name: str) -> str:
-    """The group, when it is. Raises Unmet when its activation has failed, NotFound when it was removed meanwhile."""
+    """Name of the group on which the model is active, once it is. Raises Unmet if its activation has failed, NotFound
+    if the model was removed meanwhile."""
     was_waking = False
     async for routes in placement.watch_routes():
         if routes is None:
@@ -72,7 +73,7 @@ async def _until_active(placement: PlacementClient, name: str) -> str:
 
 
 async def _outcome(placement: PlacementClient, name: str) -> str:
-    """Of the last decision about it, when that has one: routes change a moment before."""
+    """Outcome of the last decision about the model, once it has one: routes change a moment before."""
     while True:
         (last,) = await placement.explain(name, 1)
         if last.outcome != "under way":

@@ -40,7 +40,7 @@ def top(
     if once:
         _show_once(system, frame.top, json_)
         return
-    with contextlib.suppress(KeyboardInterrupt):  # how it is ended
+    with contextlib.suppress(KeyboardInterrupt):  # how a user ends it
         run(_lines(system, every_s, json_) if json_ or not sys.stdout.isatty() else _screen(system, every_s))
 
 
@@ -82,7 +82,7 @@ def styled(text: str) -> Text:
 
 
 async def _looks(system: SystemAddresses, every_s: float) -> AsyncIterator[dict[str, Any]]:
-    """A frame every so often, however long looking takes; for ever."""
+    """A look every `every_s` seconds, however long looking takes, for ever."""
     loop = asyncio.get_running_loop()
     async with SystemSnapshots(system) as looking:
         while True:

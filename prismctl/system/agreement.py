@@ -1,4 +1,4 @@
-"""Do the configurations of one system's services agree? Pure: of files that each are fine."""
+"""Whether the configurations of one system's services agree. Pure. Each file is taken to be fine by itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _ASKED: tuple[tuple[type[Config], str, type[Config]], ...] = (
     (GpuSchedulerConfig, "loader", LoaderConfig),
     (GpuSchedulerConfig, "balloond", BalloondConfig),
 )
-"""Whose key has an address, or several, of what."""
+"""(class of a configuration, its key with one or several addresses, class of the configuration of the service
+there)."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class ConfigFile:
 
 
 def disagreements(given: Sequence[ConfigFile]) -> Iterator[tuple[str, Fault]]:
-    """(path, what does not agree with another file) of services of one node. Names no file of which there is nothing
-    to compare with."""
+    """(path, fault) for everything in which a file does not agree with another one, of services of one node. A file
+    that has nothing to be compared with has no fault."""
     yield from _twice(given)
     yield from _paths(given)
     yield from _devices(given)
@@ -53,7 +54,8 @@ def _of(given: Iterable[ConfigFile], kind: type[Config]) -> list[tuple[str, Any]
 
 
 def _twice(given: Sequence[ConfigFile]) -> Iterator[tuple[str, Fault]]:
-    """Other addresses may be of containers, each of which has all ports for itself."""
+    """Addresses that are used twice. Only Unix sockets and loopback addresses are compared: others may be of
+    containers, each of which has all ports for itself."""
     for key in ("listen", "metrics"):
         seen: dict[str, str] = {}
         for each in given:
@@ -66,7 +68,7 @@ def _twice(given: Sequence[ConfigFile]) -> Iterator[tuple[str, Fault]]:
 
 
 def _paths(given: Sequence[ConfigFile]) -> Iterator[tuple[str, Fault]]:
-    """Sockets that several name have to be the same: balloond's word counts."""
+    """Sockets that several files name and that differ from balloond's: its own file counts."""
     for path, balloond in _of(given, BalloondConfig):
         others = [(other, config, "handoff") for other, config in _of(given, LoaderConfig)]
         others += [(other, config, "balloond_handoff") for other, config in _of(given, GpuSchedulerConfig)]
@@ -91,7 +93,8 @@ def _devices(given: Sequence[ConfigFile]) -> Iterator[tuple[str, Fault]]:
 
 
 def _addresses(given: Sequence[ConfigFile]) -> Iterator[tuple[str, Fault]]:
-    """Who asks whom, where. Only Unix sockets can be told: an address of the network has several names."""
+    """Addresses of services at which none of these files listens. Only Unix sockets can be checked: an address of the
+    network has several names."""
     for kind, key, asked in _ASKED:
         listen = {config.listen for _, config in _of(given, asked)}
         for path, config in _of(given, kind):

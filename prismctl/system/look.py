@@ -1,5 +1,5 @@
-"""Looking at all services of a system at once, again and again over the same connections. One that does not answer in
-time is shown as that; the others are shown all the same."""
+"""Looks at all services of a system at once, again and again over the same connections. A service that does not answer
+in time is shown as such, and the others are shown all the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class SystemSnapshots:
-    """An asynchronous context; `look` says how things are now, as plain values."""
+    """An asynchronous context; `look` returns the present state of the system as plain values."""
 
     def __init__(self, system: SystemAddresses) -> None:
         self._system = system
@@ -32,9 +32,9 @@ class SystemSnapshots:
         self._balloond = BalloondClient(system.address("balloond"))
         self._groups: dict[str, GpuSchedulerClient] = {}
         self._problems: dict[str, str] = {}
-        """By service, of a group by address: why it does not answer."""
+        """Service, or address of a group -> why it does not answer."""
         self._names: dict[str, str] = {}
-        """Of groups, by address, as they last called themselves."""
+        """Address -> name of the group, as it last reported it."""
 
     async def __aenter__(self) -> SystemSnapshots:
         return self
@@ -46,8 +46,8 @@ class SystemSnapshots:
         await asyncio.gather(self._placement.close(), self._loader.close(), self._balloond.close(), *groups)
 
     async def look(self) -> dict[str, Any]:
-        """Takes as long as the slowest answer, at most twice `wait_s`: groups are asked when placement has said where
-        they are."""
+        """The state of the system as plain values. Takes as long as the slowest answer, at most twice `wait_s`: groups
+        are asked once placement has reported where they are."""
         self._problems = {}
         cluster, routes, catalogue, ledger, self._problems["gateway"] = await asyncio.gather(
             self._in_time("placement", self._placement.cluster()),
@@ -91,8 +91,8 @@ class SystemSnapshots:
         return {"service": service, "address": address, "answers": not problem, "problem": problem or None}
 
     async def _keeper(self, ledger: balloond_pb2.NodeState | None) -> list[dict[str, Any]]:
-        """As its balloond sees it, which may be elsewhere; where that does not answer, what its socket tells, if that
-        is here."""
+        """The keeper's state as balloond sees it, which may be on another host; if balloond does not answer, what the
+        keeper's socket shows, if that is here."""
         if ledger is not None and ledger.HasField("keeper"):
             path, unheard = ledger.keeper.socket, "balloond hears nothing of it"
             if ledger.keeper.answers:
@@ -112,7 +112,7 @@ class SystemSnapshots:
         return self._groups[address]
 
     async def _in_time(self, service: str, question: Awaitable[T]) -> T | None:
-        """None: there was no answer, and `_problems` has what is known of why."""
+        """The answer; None if there was none in time, and then `_problems` has the reason as far as it is known."""
         address = self._system.address(service) if service in SERVICES else service
         try:
             async with asyncio.timeout(self._system.wait_s):

@@ -1,4 +1,4 @@
-"""Waiting for no longer than those answer without whom what was asked for does not come to its end."""
+"""Bounds the waiting of a command: it goes on only while the processes answer that its operation needs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from services.errors import Unavailable
 from services.runtime import tasks
 
 PATIENCE = 2
-"""Times the wait for a service that does not answer: so long one may be silent while something is under way. It is
-named after the first."""
+"""Multiple of the wait for a service that does not answer: for so long one may be silent while an operation is under
+way. It is named after the first wait."""
 _LOOK_S = 0.5
 
 
@@ -23,22 +23,23 @@ class RequiredProcess:
     """A process that has to answer."""
 
     name: str
-    """As sentences call it: "the loader"."""
+    """Name of the process in sentences: "the loader"."""
     address: str
     problem: Callable[[float], Awaitable[str]]
-    """Asks it, for so many seconds at most: empty if it answers, else what can be told of why it does not."""
+    """Checks the process, for so many seconds at most; returns an empty text if it answers, else what is known of why
+    it does not."""
     look: str = ""
-    """What to look at then."""
+    """What a person should look at if it does not answer."""
 
     def silent(self, why: str) -> str:
-        """Says that it does not answer."""
+        """The sentence that the process does not answer, and why."""
         return f"{self.name} at {self.address} does not answer; {why}" + (f"; {self.look}" if self.look else "")
 
 
 @asynccontextmanager
 async def attending(asked: Sequence[RequiredProcess], wait_s: float) -> AsyncIterator[None]:
-    """While this is open, these are asked again and again whether they are there. Who is silent for `wait_s` is named
-    on stderr; who is for PATIENCE times as long ends the block. Raises Unavailable then, with its name."""
+    """A context in which these processes are checked again and again. One that is silent for `wait_s` seconds is named
+    on stderr; one that is silent for PATIENCE times as long ends the block. Raises Unavailable with its name then."""
     silent: list[str] = []
     loop = asyncio.get_running_loop()
 

@@ -1,5 +1,5 @@
-"""Whether who is asked answers, and what can be told of why not: nobody is there, a process is stopped or hangs, a
-socket is another user's."""
+"""Whether a process answers, and what can be found out if it does not: no process is there, it is stopped or hangs, or
+its socket is another user's."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 async def problem(address: str, wait_s: float) -> str:
-    """Empty once the gRPC server at `address` says that it serves; after `wait_s` what can be told of why it does
-    not."""
+    """An empty text once the gRPC server at `address` reports that it serves; after `wait_s` seconds what is known of
+    why it does not."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_s
     async with rpc.channel(address) as there:
@@ -49,8 +49,9 @@ async def problem(address: str, wait_s: float) -> str:
 
 
 async def keeper_problem(path: str, wait_s: float) -> str:
-    """The same of the keeper, which has a SEQPACKET socket at `path`. It answers if it ends the connection when we do:
-    that it is made says nothing, the kernel does that for a process that hangs as well."""
+    """An empty text once the keeper at the SEQPACKET socket `path` answers; after `wait_s` seconds what is known of why
+    it does not. The keeper answers if it ends the connection when this side does: that a connection is made says
+    nothing, since the kernel does that for a process that hangs as well."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_s
     while True:
@@ -71,8 +72,8 @@ async def keeper_problem(path: str, wait_s: float) -> str:
 
 
 async def why(address: str, connected: str = "") -> str:
-    """What can be told of somebody who does not answer at a gRPC address, or at the path of a socket. `connected`: what
-    to say of one that takes connections, and is not stopped, instead of that it is silent."""
+    """What can be found out about a process that does not answer at a gRPC address, or at the path of a socket.
+    `connected`: text for one that takes connections and is not stopped, in place of the text that it is silent."""
     path = address if address.startswith("/") else unix_path(address)
     return await _at_port(address, connected) if path is None else await asyncio.to_thread(_at_socket, path, connected)
 
@@ -100,7 +101,7 @@ def _at_socket(path: str, connected: str) -> str:
 
 
 def _owner(path: str) -> str:
-    """Whose it is, where that can be told."""
+    """The socket's owner as the end of a sentence; empty if it cannot be found out."""
     try:
         return f" of {pwd.getpwuid(os.stat(path).st_uid).pw_name}"
     except (OSError, KeyError):
@@ -108,7 +109,7 @@ def _owner(path: str) -> str:
 
 
 def _connected(there: socket.socket, told: str) -> str:
-    """Of the process that listens, if it can be seen from here: whether somebody stopped it."""
+    """The state of the process that listens, if it can be seen from here: whether it was stopped."""
     silent = "it is connected and silent"
     try:
         peer = seqpacket.peer(there)
@@ -134,7 +135,7 @@ async def _at_port(address: str, connected: str) -> str:
         return f"no connection within {_CONNECT_S:g} s"
     except OSError as error:
         if error.errno is not None and error.errno > 0:
-            return os.strerror(error.errno).lower()  # the loop's own words have the address again
+            return os.strerror(error.errno).lower()  # the loop's own words repeat the address
         return (error.strerror or str(error)).lower()
     writer.close()
     return connected or "it is connected and silent: it hangs, or only one side speaks TLS (PRISM_TLS_CA)"

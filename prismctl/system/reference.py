@@ -1,4 +1,4 @@
-"""The reference of all services' settings: which class each has, and how it is written. Pure."""
+"""The reference of all services' settings: which class each service has, and how the reference is written. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Every service reads one TOML file, which its command line names: `python -m gate
   `loader/catalogue/catalogue.py`. Keys: docs/operate/security.md.
 """
 _MARKDOWN = re.compile(r"\\|\*(?=\S)|(?<=\S)\*|<(?=[A-Za-z/!?])")
-"""What it would not print as it is."""
+"""Text that Markdown would not show as it is."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class ReferenceSection:
 
 
 def of_service(name: str) -> list[ReferenceSection]:
-    """All that one service may be told."""
+    """All settings of one service."""
     return [ReferenceSection(name, _intro(SERVICES[name]), rows(SERVICES[name])), *_options_of(name)]
 
 
 def of_all() -> list[ReferenceSection]:
-    """What all services have comes once."""
+    """The settings of all services; those that they have in common come once."""
     common = ReferenceSection("Every service", _intro(Config), rows(Config))
     sections = [common]
     for name, kind in SERVICES.items():
@@ -84,7 +84,7 @@ def _intro(kind: type[Config]) -> str:
 
 
 def _options_of(name: str) -> list[ReferenceSection]:
-    """The text that a gpu_scheduler hands on to its engines."""
+    """The options that a gpu_scheduler hands on to its engines."""
     if name != "gpu_scheduler":
         return []
     intro = 'Of the engine "sglang". Where only numbers are taken, 1 is yes and 0 is no.'
@@ -92,7 +92,8 @@ def _options_of(name: str) -> list[ReferenceSection]:
 
 
 def options() -> list[SettingRow]:
-    """With what differs on a GPU: a range where that is by the model's size."""
+    """Rows of the engine's options, with the defaults that differ on a GPU: a range if they depend on the model's
+    size."""
     models = (common_pb2.ModelSpec(weights_bytes=size, devices=1) for size in (_LARGEST_MODEL, 1))
     with_largest, with_smallest = (Options.parse({}, "cuda", model) for model in models)
     found = []
@@ -105,7 +106,7 @@ def options() -> list[SettingRow]:
 
 
 def as_text(sections: Iterable[ReferenceSection], width: int) -> str:
-    """For a terminal of so many columns."""
+    """The reference as text for a terminal of so many columns."""
     lines: list[str] = []
     for section in sections:
         lines += ["", section.title, *_wrapped(section.intro, width, "  ")]
@@ -130,7 +131,7 @@ def _wrapped(text: str, width: int, indent: str, rest: str = "") -> list[str]:
 
 
 def _said(row: SettingRow, code: str = "") -> str:
-    """Of its default, between two of `code`."""
+    """The default of a setting in words; its value stands between two of `code`."""
     if row.default == REQUIRED:
         return REQUIRED
     default = row.default if row.default == NONE else f"{code}{row.default}{code}"
@@ -138,8 +139,8 @@ def _said(row: SettingRow, code: str = "") -> str:
 
 
 def as_markdown(sections: Iterable[ReferenceSection]) -> str:
-    """docs/operate/settings.md. A paragraph is one line: where it is wrapped, a line may begin with what Markdown takes
-    for a list."""
+    """The reference as docs/operate/settings.md. A paragraph is one line: if it were wrapped, a line might begin with what
+    Markdown takes for a list."""
     parts = [_HEAD]
     for section in sections:
         parts.append(f"## {section.title}\n\n{_escaped(section.intro)}\n")
@@ -153,6 +154,6 @@ def _item(row: SettingRow) -> str:
 
 
 def _escaped(text: str) -> str:
-    """But what stands between backticks."""
+    """The text with Markdown's characters escaped, except between backticks."""
     parts = text.split("`")
     return "`".join(part if i % 2 else _MARKDOWN.sub(r"\\\g<0>", part) for i, part in enumerate(parts))

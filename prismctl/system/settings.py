@@ -1,5 +1,5 @@
-"""The settings of a class that checks configurations, as rows for people. Pure: of the class and its source alone, so
-that what they say cannot be older than it."""
+"""The settings of a class that checks configurations, as rows for people. Pure: they are made of the class and its
+source alone, so they cannot be older than it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BOUNDS: dict[type, tuple[str, str]] = {
     annotated_types.MinLen: ("of at least", "min_length"),
     annotated_types.MaxLen: ("of at most", "max_length"),
 }
-"""In words, and where the number is."""
+"""Kind of bound -> (its words, attribute that has the number)."""
 _BINARY = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -41,15 +41,15 @@ class SettingRow:
     """One setting."""
 
     key: str
-    """With those of the tables that it is in: "engines.warm", and "devices[].name" of each of a list of tables."""
+    """Key with those of the tables around it: "engines.warm", and "devices[].name" in each of a list of tables."""
     type: str
-    """In words, with its bounds."""
+    """Type in words, with its bounds."""
     default: str
-    """As TOML has it, or NONE, or REQUIRED."""
+    """Default as TOML has it, or NONE, or REQUIRED."""
     aside: str
-    """What else is to be said of the default: "8 MiB"."""
+    """Remark on the default: "8 MiB"; empty: none."""
     description: str
-    """Empty where the source says nothing."""
+    """Docstring of the setting; empty if the source has none."""
 
 
 def rows(kind: type[Any], within: str = "") -> list[SettingRow]:
@@ -94,11 +94,11 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
     return PydanticUndefined if field.default is dataclasses.MISSING else field.default
 
 
-# What the source says.
+# Descriptions, from the source.
 
 
 def _docs(kind: type) -> dict[str, str]:
-    """What stands below each field, in the class or in those that it extends."""
+    """Field -> the docstring below it, in the class or in those that it extends."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         if each not in (object, pydantic.BaseModel):
@@ -108,7 +108,7 @@ def _docs(kind: type) -> dict[str, str]:
 
 @functools.cache
 def _docs_of_class(kind: type) -> dict[str, str]:
-    """Without its bases'."""
+    """Field -> docstring, for the class without its bases."""
     return {
         field.target.id: _collapsed(below.value.value)
         for field, below in itertools.pairwise(_source(kind).body)
@@ -135,13 +135,13 @@ def _collapsed(text: str) -> str:
 
 
 def _bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Without what is annotated, and that."""
+    """(annotation without its metadata, the metadata)."""
     metadata = getattr(annotation, "__metadata__", ())
     return (annotation.__origin__, metadata) if metadata else (annotation, ())
 
 
 def _section(annotation: Any) -> tuple[type[pydantic.BaseModel] | None, bool]:
-    """The model that a field's tables are checked by, if it has any, and whether they are a list."""
+    """The model that checks a field's tables, None if it has no tables; and whether they are a list."""
     for each in _alternatives(annotation):
         listed = get_origin(each) in (list, tuple)
         (inner, *_) = get_args(each) if listed else (each,)
@@ -152,7 +152,7 @@ def _section(annotation: Any) -> tuple[type[pydantic.BaseModel] | None, bool]:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """But None, which a default says."""
+    """The alternatives of a union without None, which a default stands for."""
     if get_origin(annotation) in (Union, types.UnionType):
         return [each for each in get_args(annotation) if each is not types.NoneType]
     return [annotation]
@@ -183,7 +183,7 @@ def _words(annotation: Any, metadata: Iterable[Any], name: str) -> str:
     if annotation is float:
         return unit or "number"
     if annotation is str:
-        # An alias may say what kind of text it is, by a string beside what checks it.
+        # An alias may name the kind of text, by a string beside its check.
         return next((each for each in metadata if isinstance(each, str)), "text")
     return "table"
 
@@ -215,12 +215,12 @@ def _default(value: Any) -> str:
 
 
 def _aside(field: _Field) -> str:
-    """Of bytes, how many they are in the largest unit that they are whole in."""
+    """A number of bytes in the largest unit in which it is whole; empty for other settings."""
     return binary(field.default) if field.name.endswith("_bytes") and isinstance(field.default, int) else ""
 
 
 def binary(count: int) -> str:
-    """Empty where no unit makes it shorter."""
+    """The count in a binary unit; empty if no unit makes it shorter."""
     return next((f"{count // unit} {name}" for unit, name in _BINARY if count and not count % unit), "")
 
 

@@ -1,4 +1,4 @@
-"""Where the services of a system are, and asking them. How a command ends is told by its exit status."""
+"""Addresses of a system's services, and calls to them. Exit statuses tell how a command ended."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from services.errors import Conflict, PrismError, TimedOut, Unavailable
 from services.ipc.sockets import unix_path
 
 NO, USAGE, UNREACHABLE, BUSY = 1, 2, 3, 4
-"""Exit statuses beside 0, done: the answer is no, or it was refused; the command line, or a file that it names, cannot
-be used; who has to answer does not; another change is under way, so that trying again can help."""
+"""Exit statuses beside 0 (done): the answer is no, or the operation was refused; the command line, or a file that it
+names, cannot be used; a service that has to answer does not; another change is under way, so that trying again can
+help."""
 SERVICES = ("placement", "loader", "balloond", "gateway")
 _CALLED = {"loader": "the loader", "keeper": "the keeper"}
 _DEPLOYED = Path("/run/prism")
-"""Where sockets are under systemd and in compose."""
+"""Folder of the sockets under systemd and in compose."""
 _LEAST_S = 1.0
-"""Of work that is under way nothing is lost by waiting so long for a service that is busy."""
+"""The least seconds of waiting for a service that is busy while an operation is under way: nothing is lost by it."""
 T = TypeVar("T")
 
 
@@ -43,7 +44,8 @@ C = TypeVar("C", bound=_Client)
 
 @dataclass(frozen=True)
 class SystemAddresses:
-    """Addresses, as the command line and the environment give them. Empty: the service's socket in `state`."""
+    """Addresses of the services, as the command line and the environment give them. Empty: the service's socket in
+    `state`."""
 
     state: Path
     placement: str = ""
@@ -51,10 +53,10 @@ class SystemAddresses:
     balloond: str = ""
     gateway: str = ""
     wait_s: float = 2.0
-    """How long a service that does not answer is waited for: a restart takes less."""
+    """Seconds of waiting for a service that does not answer: a restart takes less."""
 
     def address(self, service: str) -> str:
-        """Of placement, loader, balloond or gateway."""
+        """The gRPC address of placement, loader, balloond or gateway."""
         return getattr(self, service) or f"unix:{self.state.resolve() / service}.sock"
 
     @property
@@ -62,18 +64,18 @@ class SystemAddresses:
         return str(self.state.resolve() / "keeper.sock")
 
     def is_here(self, service: str) -> bool:
-        """Whether something is known of it: its address was given, or it has a socket in `state`."""
+        """Whether the service is known here: its address was given, or it has a socket in `state`."""
         if service == "keeper":
             return os.path.exists(self.keeper_socket)
         return bool(getattr(self, service)) or os.path.exists(unix_path(self.address(service)) or "")
 
     def group_sockets(self) -> list[str]:
-        """Addresses of the gpu_schedulers whose sockets are in `state`: for when placement cannot be asked."""
+        """Addresses of the gpu_schedulers whose sockets are in `state`, for use when placement does not answer."""
         return [f"unix:{path}" for path in _sockets(self.state.resolve(), "gpu?scheduler*")]
 
     def nowhere(self) -> str | None:
-        """Where a system was looked for of which nobody answers, and where else one may be; None where addresses were
-        given instead."""
+        """A hint for a system of which no process answers: where it was looked for, and where else one may be; None if
+        addresses were given instead."""
         if self.placement:
             return None
         folder = self.state.resolve()
@@ -81,10 +83,10 @@ class SystemAddresses:
         named = f"--state FOLDER, or PRISM_STATE, says where its sockets are{there}"
         return f"no system in {folder}: {_seen(folder)}; {named}"
 
-    # --- who has to answer
+    # --- processes that have to answer
 
     def node(self) -> list[RequiredProcess]:
-        """Those of the node, as far as they are known, that models come and go by."""
+        """The node's known processes on which it depends that models come up and go down."""
         here = [service for service in ("loader", "balloond") if self.is_here(service)]
         found = [self.asked(_CALLED.get(service, service), self.address(service)) for service in here]
         if self.is_here("keeper"):
@@ -95,7 +97,7 @@ class SystemAddresses:
         return found
 
     async def groups(self, placement: PlacementClient, model: str = "", *more: str) -> list[RequiredProcess]:
-        """Groups that placement can reach: all, or those that have the model, and those of `more`."""
+        """Groups that placement can reach: all, or those that have the model and those in `more`."""
         return [
             self.asked(each.group, each.address)
             for each in (await placement.cluster()).groups
@@ -104,20 +106,20 @@ class SystemAddresses:
         ]
 
     def attending(self, asked: Iterable[RequiredProcess]) -> AbstractAsyncContextManager[None]:
-        """Work inside goes on for as long as these answer. Raises Unavailable."""
+        """A context in which work goes on as long as these processes answer. Raises Unavailable."""
         return attending(list(asked), max(self.wait_s, _LEAST_S))
 
     def asked(self, name: str, address: str) -> RequiredProcess:
-        """Of a gRPC address."""
+        """The process that serves at a gRPC address."""
         return RequiredProcess(name, address, partial(presence.problem, address), self._look(address))
 
     def _look(self, address: str) -> str:
-        """What to look at when the process there does not answer."""
+        """Hint at the log of the process there; empty if it has none here."""
         path = unix_path(address) or address
         log = self.state.resolve() / "logs" / f"{Path(path).stem}.log"
         return f"its log is {os.path.relpath(log)}" if os.path.isfile(log) and os.path.exists(path) else ""
 
-    # --- asking
+    # --- calls
 
     @asynccontextmanager
     async def open_placement(self) -> AsyncIterator[PlacementClient]:
@@ -126,7 +128,7 @@ class SystemAddresses:
 
     @asynccontextmanager
     async def open_loader(self) -> AsyncIterator[LoaderClient]:
-        """It waits for the others of the node."""
+        """A client of the loader, as long as the node's other processes answer too: the loader waits for them."""
         address = self.address("loader")
         others = [each for each in self.node() if each.address != address]
         async with self._open("the loader", address, LoaderClient, others) as client:
@@ -141,8 +143,8 @@ class SystemAddresses:
     async def _open(
         self, name: str, address: str, connect: Callable[[str], C], others: Iterable[RequiredProcess] = ()
     ) -> AsyncIterator[C]:
-        """Raises Unavailable with the name, when it does not answer or stops doing so, or one of `others`: what gRPC
-        says of a connection names nobody."""
+        """A client of a service, as long as the service and `others` answer. Raises Unavailable with the name of one
+        that does not: gRPC's own text about a connection names no service."""
         asked = self.asked(name, address)
         problem = await asked.problem(self.wait_s)
         if problem == presence.NO_SOCKET:
@@ -158,14 +160,14 @@ class SystemAddresses:
 
 
 def _sockets(folder: Path, name: str = "*") -> list[str]:
-    """In order; none where the folder may not be read."""
+    """Paths of sockets, in order; none if the folder may not be read."""
     return sorted(glob.glob(os.path.join(glob.escape(str(folder)), f"{name}.sock")))
 
 
 def _seen(folder: Path) -> str:
-    """What there is of a folder in which nobody answers."""
+    """What a folder holds in which no process answers."""
     try:
-        os.stat(os.path.join(folder, "."))  # as a folder
+        os.stat(os.path.join(folder, "."))  # checks that it is a folder
     except FileNotFoundError:
         return "there is no such folder"
     except NotADirectoryError:
@@ -176,7 +178,7 @@ def _seen(folder: Path) -> str:
 
 
 def run(work: Awaitable[T]) -> T:
-    """Carries out the work of a command; an error ends it with one line and a status."""
+    """The result of a command's work; an error ends the command with one line and a status."""
 
     async def working() -> T:
         return await work
@@ -190,7 +192,7 @@ def run(work: Awaitable[T]) -> T:
 
 
 def failed(line: str, status: int) -> typer.Exit:
-    """Says why, and is to be raised."""
+    """Prints why the command failed, and returns the exception to raise."""
     typer.echo(f"prismctl: {line}", err=True)
     return typer.Exit(status)
 

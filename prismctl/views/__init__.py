@@ -1,1 +1,1 @@
-"""What was seen, as values and as text: tables, frames, sentences. Pure."""
+"""The views: what was seen of a system, as values and as text: tables, frames, sentences. Pure."""

@@ -1,4 +1,4 @@
-"""Why a model is where it is, in sentences, from what is known of it. Pure."""
+"""Why a model is where it is, in sentences made of what is known of it. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BROUGHT = {
     "on disk": ("go cold", "migrate"),
     "error": ("refuse", "activate"),
 }
-"""Residency -> the decisions that lead to it."""
+"""Residency -> actions of the decisions that lead to it."""
 _MEANS = {
     "hibernating": "its engine waits, its weights are in host memory",
     "cold": "its weights are in host memory, it has no engine",
@@ -28,8 +28,8 @@ _MEANS = {
 
 
 def account(known: Mapping[str, Any]) -> list[str]:
-    """What `explain` knows of a model, as sentences: where it is, why, what waits, what a request would meet, and who
-    does not answer, without whom nothing comes up or leaves."""
+    """What `explain` knows of a model, as sentences: where it is, why, what waits, what a request would meet, and which
+    processes do not answer without which no model comes up or leaves."""
     return [*_where(known), *_why(known), *_waiting(known), *_prospect(known), *known["silent"]]
 
 
@@ -70,7 +70,7 @@ def _facts(place: Mapping[str, Any]) -> Iterator[str]:
     if place["compiling"]:
         what = f"compiling kernels, {place['kernels_compiled']} so far"
         yield f"{what if place['kernels_compiled'] else 'waiting for the first engine'}: once for this machine"
-    if place["reason"] and state != "error":  # which was said first
+    if place["reason"] and state != "error":  # the error was said first
         yield str(place["reason"])
 
 
@@ -114,6 +114,6 @@ def _prospect(known: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kind(place: str) -> str:
-    """Of "on time 3, model waking": its number in the plan is of no account here."""
+    """The kind in "on time 3, model waking"; its number in the plan is left out."""
     of, _, waking = place.partition(", ")
     return of.rstrip(" 0123456789") + (" (the model wakes)" if waking else "")

@@ -1,4 +1,4 @@
-"""One frame of `prismctl top`, and what `prismctl status` prints: lines of text made of what was seen. Pure."""
+"""One frame of `prismctl top`, and the output of `prismctl status`: lines of text made of what was seen. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prismctl.views.wording import fault
 from services.wording.plurals import counted
 
 _BAR = 50
-"""Characters of a device's memory."""
+"""Width in characters of the bar for a device's memory."""
 _KINDS = (
     ("W", "weights", "weights_bytes"),
     ("K", "KV of requests", "kv_used_bytes"),
@@ -52,7 +52,7 @@ _STATUS = (
 
 
 def top(seen: Mapping[str, Any], width: int) -> str:
-    """Bytes of every device by owner, queues, residencies."""
+    """The frame of `top`: bytes of every device by owner, queues, residencies."""
     lines = [*_wrapped(_summary(seen), width), *_away(seen, width)]
     if seen["groups"]:
         lines.append(render(_COLUMNS, _devices(seen), width))
@@ -62,7 +62,7 @@ def top(seen: Mapping[str, Any], width: int) -> str:
 
 
 def status(seen: Mapping[str, Any], width: int) -> str:
-    """Services, groups, and what each model does there."""
+    """The text of `status`: services, groups, and what each model does there."""
     lines = _away(seen, width) or _wrapped(_all_answer([each["service"] for each in seen["services"]]), width)
     table: list[Row | TableSection] = []
     for group in seen["groups"]:
@@ -92,9 +92,11 @@ def limit(count: int) -> str:
 
 
 def bar(device: Mapping[str, Any], length: int = _BAR) -> str:
-    """A device's memory: a letter for each kind, in proportion. Whatever there is a byte of shows if there is room."""
+    """A device's memory as letters, one for each kind, in proportion. Each kind of which there is a byte shows if there
+    is room."""
     parts = [(letter, sum(owner[key] for owner in device["owners"])) for letter, _, key in _KINDS]
-    # What a lease holds and has not told of: mapped weights of an engine that comes up, extents on their way.
+    # Bytes that a lease holds and has not reported yet: mapped weights of an engine that comes up, extents on their
+    # way.
     untold = device["leased_bytes"] - sum(count for letter, count in parts if letter != "p")
     parts += [("r", max(0, untold)), ("x", device["stranded_bytes"]), (".", device["free_bytes"])]
     capacity = max(1, sum(count for _, count in parts))
@@ -142,7 +144,7 @@ def _away(seen: Mapping[str, Any], width: int) -> list[str]:
 
 
 def _nowhere(seen: Mapping[str, Any], width: int) -> list[str]:
-    """Models of the catalogue that are on no group, and what is wrong with any."""
+    """Lines for models of the catalogue that are on no group, and for errors of any model."""
     here = {model["model"] for group in seen["groups"] for model in group["models"]}
     lines = []
     away = [model for model in seen["models"] or () if model["model"] not in here and not model["error"]]
@@ -169,7 +171,8 @@ def _devices(seen: Mapping[str, Any]) -> Iterator[Row | TableSection]:
 
 
 def _owners(group: Mapping[str, Any], device: Mapping[str, Any], with_queue: bool) -> Iterator[Row]:
-    """Who holds memory, and who has a queue there; queues are the group's and stand with its first device."""
+    """Rows of models that hold memory, and of models with a queue; queues are the group's, and stand with its first
+    device."""
     owners = {owner["model"]: owner for owner in device["owners"]}
     models = {model["model"]: model for model in group["models"]}
     names = sorted(owners.keys() | (models.keys() if with_queue else set()))

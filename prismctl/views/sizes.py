@@ -11,7 +11,7 @@ _MOST = 1 << 60
 
 
 def parse_size(text: str, none: bool = False) -> int:
-    """Bytes of "12MiB", "1.5g", "4096"; -1 for "none", where that may be."""
+    """Number of bytes in "12MiB", "1.5g" or "4096"; -1 for "none", if `none` allows that. Raises BadParameter."""
     if none and text.lower() in ("none", "-1"):
         return -1
     match = _SIZE.match(text.strip())

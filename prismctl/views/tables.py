@@ -1,4 +1,5 @@
-"""Tables as text. Where room is short the least important columns are left out; no cell is cut or wrapped. Pure."""
+"""Tables as text. If there is not enough room, the least important columns are left out; no cell is cut or wrapped.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ _GAP = "  "
 
 @dataclass(frozen=True)
 class Column:
-    """`rank` 0 is always shown; of the others the highest rank goes first."""
+    """A column. `rank` 0 is always shown; of the others the highest rank is left out first."""
 
     title: str
     rank: int = 0
@@ -20,7 +21,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """One cell for each column. `note` is a sentence that follows on lines of its own."""
+    """A row of a table, with one cell for each column. `note` is a sentence that follows on lines of its own."""
 
     cells: Sequence[str]
     note: str = ""
@@ -28,13 +29,13 @@ class Row:
 
 @dataclass(frozen=True)
 class TableSection:
-    """A line above the rows that belong to it."""
+    """A line above its rows."""
 
     text: str
 
 
 def render(columns: Sequence[Column], lines: Iterable[Row | TableSection], width: int) -> str:
-    """The table in at most `width` characters a line, unless the columns that always stay need more."""
+    """The table with at most `width` characters in a line, unless the columns that always stay need more."""
     lines = list(lines)
     indent = _GAP if any(isinstance(line, TableSection) for line in lines) else ""
     rows = [line for line in lines if isinstance(line, Row)]

@@ -1,4 +1,4 @@
-"""Where answers go."""
+"""Output of answers: to a terminal, a pipe, or as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def show_json(value: Any) -> None:
 
 
 def show(value: Any, as_json: bool, text: str) -> None:
-    """The value for a script, or the text for a person."""
+    """Prints the value for a script, or the text for a person."""
     if as_json:
         show_json(value)
     else:
@@ -32,7 +32,7 @@ def show(value: Any, as_json: bool, text: str) -> None:
 
 
 async def told_meanwhile(work: Awaitable[T], line: str, after_s: float = 1.0) -> T:
-    """What `work` comes to; where that takes longer, `line` on stderr."""
+    """The result of `work`; if that takes longer than `after_s` seconds, prints `line` on stderr meanwhile."""
     say = partial(typer.echo, f"prismctl: {line}", err=True)
     telling = asyncio.get_running_loop().call_later(after_s, say)
     try:
@@ -49,6 +49,6 @@ def show_table(value: Any, as_json: bool, columns: Sequence[Column], lines: Iter
 
 
 def width() -> int:
-    """Of the terminal. What reads a pipe does not wrap lines."""
+    """Columns of the terminal. Lines are not wrapped for a pipe."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return shutil.get_terminal_size().columns if known else sys.maxsize

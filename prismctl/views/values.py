@@ -83,8 +83,9 @@ def group(
     state: gpu_scheduler_pb2.GroupState | None,
     ledger: Mapping[str, balloond_pb2.DeviceState],
 ) -> dict[str, Any]:
-    """A group as placement has it and as it says itself; None: that was not to be had. Where it does not answer its
-    memory is that of `ledger`, balloond's devices by name (a group is called as its own), or what placement heard."""
+    """A group as placement reports it and as it reports itself; None: that report could not be had. If the group does
+    not answer, its memory is that of `ledger`, balloond's devices by name (a group's name is made of theirs), or what
+    placement last heard."""
     seen = {model.model: model for model in told.models} if told is not None else {}
     residents = state.residents if state is not None else seen.values()
     if state is not None:
@@ -126,7 +127,7 @@ def _resident(
 
 
 def device_memory(device: balloond_pb2.DeviceState) -> dict[str, Any]:
-    """Whose the bytes of a device are: leased + private + stranded + free = capacity."""
+    """The owners of a device's bytes: leased + private + stranded + free = capacity."""
     leases = {lease.model: lease for lease in device.leases}
     bookings = {booking.model: booking for booking in device.bookings}
     return {
@@ -210,7 +211,7 @@ def request(each: gpu_scheduler_pb2.QueuedRequest, group: str) -> dict[str, Any]
 
 
 def place(name: str, resident: gpu_scheduler_pb2.Resident) -> dict[str, Any]:
-    """A model on a group, as that tells it."""
+    """A model on a group, as the group reports it."""
     return {
         "group": name,
         "answers": True,

@@ -1,4 +1,4 @@
-"""What is said of a model's error wherever it is shown. Pure."""
+"""The wording of a model's error, wherever it is shown. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 def fault(model: Mapping[str, Any]) -> str:
-    """Of a model of `views.models`: its error, within what time it is tried again where it may pass, and its folder,
-    which the error does not name; empty where it has none."""
+    """For a model of `views.models`: its error, the time within which it is tried again if the error may pass, and its
+    folder, which the error does not name; empty if it has no error."""
     if not model["error"]:
         return ""
     again = f"; it is tried again within {model['retry_s']:.0f} s" if model["retry_s"] else ""

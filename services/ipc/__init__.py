@@ -1,1 +1,1 @@
-"""Between processes of one host: Unix sockets, framed messages, descriptors, and children."""
+"""Communication between processes of one host: Unix sockets, framed messages, descriptors, and child processes."""

@@ -10,9 +10,9 @@ Process = asyncio.subprocess.Process
 
 
 async def start(*command: str, **options: Any) -> Process:
-    """Same as `asyncio.create_subprocess_exec`, except that a cancellation waits for the process, ends it and is raised
-    then. asyncio itself never returns from a creation that is cancelled before the pipes are connected (Python 3.11
-    and 3.12), and the process stays."""
+    """Starts a process as `asyncio.create_subprocess_exec` does, except that a cancellation waits for the process, ends
+    it and is raised then. asyncio itself never returns from a creation that is cancelled before the pipes are connected
+    (Python 3.11 and 3.12), and the process stays."""
     creation = asyncio.get_running_loop().create_task(asyncio.create_subprocess_exec(*command, **options))
     try:
         return await asyncio.shield(creation)

@@ -1,7 +1,7 @@
 """Protobuf messages on a stream socket: a 4-byte little-endian length, then the message.
 
-`FramedChannel` for asyncio, `BlockingChannel` for a thread that looks in between other work. Both buffer what the other
-side does not take at once, so that sending never waits.
+`FramedChannel` is for asyncio, `BlockingChannel` for a thread that looks in between other work. Both buffer what the
+peer does not take at once, so that sending never waits.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from google.protobuf.message import DecodeError
 from services.errors import Unavailable
 
 MAX_BYTES = 64 << 20
-"""A longer frame is a fault of the other side."""
+"""Longest frame in bytes; a longer one is the peer's fault."""
 _RECEIVED_TOGETHER = 64 << 10
-"""Bytes; a buffer of so many is made with every look, mostly for nothing."""
+"""Bytes received at a time; a buffer of this size is made with every look, mostly for nothing."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -34,14 +34,15 @@ M = TypeVar("M")
 
 
 class _Unframe(Generic[M]):
-    """Bytes in, messages out."""
+    """Turns received bytes into messages."""
 
     def __init__(self, kind: type[M]) -> None:
         self._parse: Callable[[bytes], M] = kind.FromString  # type: ignore[attr-defined]
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
-        """Raises Unavailable for what is no frame, or no message in one."""
+        """Returns the messages that `data` completes. Raises Unavailable for bytes that are no frame, and for a frame
+        that is no message."""
         self._buffer += data
         messages: list[M] = []
         start = 0
@@ -66,10 +67,10 @@ def frame(message: ProtoMessage) -> bytes:
 
 
 class FramedChannel(asyncio.Protocol, Generic[M]):
-    """One end in a running loop; `kind` is what is received.
+    """One end of a framed stream in a running loop; `kind` is the type of received messages.
 
-    Messages go to `on_message` as they arrive, in the loop, or wait for `recv` where none was given. `on_close` is
-    called once, when the other side is gone or spoke something else. `on_writable` is called whenever the other side
+    Messages go to `on_message` as they arrive, in the loop, or wait for `recv` if no callback was given. `on_close` is
+    called once, when the peer has gone or sent something that is no message. `on_writable` is called whenever the peer
     has caught up with what `send` had to buffer (`congested`).
     """
 
@@ -88,26 +89,26 @@ class FramedChannel(asyncio.Protocol, Generic[M]):
         self._kept: deque[M | None] = deque()
         self._arrived = asyncio.Event()
         self.congested = False
-        """The other side reads more slowly than we send."""
+        """Whether the peer reads more slowly than this end sends."""
 
     async def open(self, sock: socket.socket) -> FramedChannel[M]:
-        """Over a connected socket, which is ours from now on."""
+        """Opens the channel over a connected socket, which belongs to the channel from then on."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
         return self
 
     async def connect(self, path: str) -> FramedChannel[M]:
-        """To whoever listens on a Unix socket. Raises OSError."""
+        """Connects to the Unix socket at `path`. Raises OSError."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, path)
         return self
 
     def send(self, message: ProtoMessage) -> None:
-        """Sends or buffers a message. Dropped when the other side is gone: `on_close` or `recv` tells."""
+        """Sends or buffers a message. It is dropped if the peer has gone, which `on_close` or `recv` reports."""
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(frame(message))
 
     async def recv(self) -> M | None:
-        """The next message, None when the other side closed."""
+        """The next message; None once the peer has closed."""
         while not self._kept:
             self._arrived.clear()
             await self._arrived.wait()
@@ -126,7 +127,7 @@ class FramedChannel(asyncio.Protocol, Generic[M]):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is one in all but name
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's transport has the methods
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -152,7 +153,7 @@ class FramedChannel(asyncio.Protocol, Generic[M]):
 
 
 class BlockingChannel(Generic[M]):
-    """One end in a thread that has other work: nothing here ever waits, except `flush`."""
+    """One end of a framed stream in a thread that has other work: nothing here ever waits, except `flush`."""
 
     def __init__(self, fd: int, kind: type[M]) -> None:
         self._sock = socket.socket(fileno=fd)
@@ -166,11 +167,11 @@ class BlockingChannel(Generic[M]):
 
     @property
     def pending(self) -> bool:
-        """Whether something waits to be sent: then poll for writing too, and call `flush_ready`."""
+        """Whether bytes wait to be sent; if so, poll for writing too, and call `flush_ready`."""
         return bool(self._outgoing)
 
     def send(self, message: ProtoMessage) -> None:
-        """Sends or buffers. Dropped when the other side is gone."""
+        """Sends or buffers a message; it is dropped if the peer has gone."""
         self._outgoing += frame(message)
         self.flush_ready()
 
@@ -186,14 +187,14 @@ class BlockingChannel(Generic[M]):
             del self._outgoing[:sent]
 
     def flush(self) -> None:
-        """Waits until everything is sent or the other side is gone."""
+        """Waits until everything is sent or the peer has gone."""
         self._sock.setblocking(True)
         self.flush_ready()
         self._sock.setblocking(False)
 
     def recv_ready(self) -> list[M]:
-        """The messages that are here now, possibly none. Sets `closed` when the other side closed, or speaks
-        something else."""
+        """The messages that have arrived, possibly none. Sets `closed` if the peer has closed, or sends something that
+        is no message."""
         messages: list[M] = []
         while not self.closed:
             try:

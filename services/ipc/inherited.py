@@ -1,7 +1,7 @@
 """Listening sockets that the service manager opened and handed over: sd_listen_fds(3), without its C library.
 
-The manager's socket outlives every process that listens on it: while one is started again, who connects waits or is
-taken by another that has the same socket, and is not refused.
+The manager's socket outlives every process that listens on it: while one is started again, a client that connects
+waits, or is taken by another process that has the same socket, and is not refused.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ _FIRST_FD = 3
 
 
 def listeners(environment: MutableMapping[str, str] = os.environ) -> list[socket.socket]:
-    """Those that are for this process, in the manager's order. The variables are taken out of the environment: children
-    have no such sockets."""
+    """The sockets for this process, in the manager's order. Removes the variables from the environment, since child
+    processes have no such sockets."""
     process = environment.pop("LISTEN_PID", "")
     count = environment.pop("LISTEN_FDS", "")
     environment.pop("LISTEN_FDNAMES", None)

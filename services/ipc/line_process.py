@@ -1,4 +1,5 @@
-"""A child process that is asked by lines and answers each with one: for work that may end the process that does it."""
+"""A child process that gets requests as lines and answers each with one line: for work that may end the process that
+does it."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ _LONGEST_LINE = 1 << 16
 
 
 class LineProcess:
-    """One child. Callers take turns. Importing `services.ipc.forking` before grpc is theirs to do."""
+    """One child process. Callers have to take turns, and have to import `services.ipc.forking` before grpc."""
 
     def __init__(self, process: children.Process) -> None:
         self._process = process
 
     @classmethod
     async def start(cls, command: Sequence[str], within_s: float) -> LineProcess:
-        """Started, once it has said its first line. Raises OSError where it cannot be, TimeoutError."""
+        """Starts the child, and returns once it has written its first line. Raises OSError if it cannot be started or
+        ends, TimeoutError after `within_s` seconds."""
         process = await children.start(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -44,12 +46,12 @@ class LineProcess:
         return self._process.returncode is None
 
     async def ask(self, line: bytes, within_s: float) -> bytes:
-        """Its answer to `line`, which has no line break. Raises OSError when it has ended, TimeoutError; after either
-        it is of no use any more."""
+        """The child's answer to `line`, which has no line break. Raises OSError if the child has ended, TimeoutError
+        after `within_s` seconds; after either error the child is of no use any more."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line + b"\n")
-        except RuntimeError as error:  # uvloop's, of a closed pipe
+        except RuntimeError as error:  # uvloop raises it for a closed pipe
             raise OSError(str(error)) from None
         return await self._said(within_s)
 
@@ -62,7 +64,7 @@ class LineProcess:
         return line
 
     async def ended(self) -> None:
-        """Returns once the process has ended and nothing more comes from it."""
+        """Returns once the process has ended and no more output comes from it."""
         assert self._process.stdout is not None
         await self._process.wait()
         await self._process.stdout.read()

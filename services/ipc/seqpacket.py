@@ -1,7 +1,6 @@
-"""Datagrams with descriptors on Unix SEQPACKET sockets: ordered, message by message, and the closing of either end is
-seen by the other.
+"""Datagrams with descriptors on Unix SEQPACKET sockets: ordered, message by message, and each end sees the other close.
 
-Blocking functions for threads, `SeqpacketServer` and `SeqpacketConnection` for asyncio.
+There are blocking functions for threads, and `SeqpacketServer` and `SeqpacketConnection` for asyncio.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ _log = log.get(__name__)
 MAX_DESCRIPTORS = 253
 """The kernel's limit of descriptors on one message (SCM_MAX_FD)."""
 MAX_BYTES = 128 * 1024
-"""Longest message; below the default socket buffer of 208 KiB, so that a single one always fits."""
+"""Longest message in bytes; below the default socket buffer of 208 KiB, so that a single message always fits."""
 _ACCEPT_AGAIN_S = 0.2
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Who is at the other end, as the kernel says. `pidfd` stays readable-when-dead; its owner closes it."""
+    """The process at the other end, by the kernel's word. `pidfd` becomes readable when that process is dead; the
+    receiver of the Peer closes it."""
 
     pid: int
     uid: int
@@ -44,7 +44,7 @@ def new() -> socket.socket:
 
 
 def connect(path: str, timeout_s: float | None = None) -> socket.socket:
-    """A blocking connection. Raises OSError."""
+    """A blocking connection to the socket at `path`; connecting takes `timeout_s` seconds at most. Raises OSError."""
     there = new()
     there.settimeout(timeout_s)
     try:
@@ -57,16 +57,16 @@ def connect(path: str, timeout_s: float | None = None) -> socket.socket:
 
 
 def listen(path: str) -> socket.socket:
-    """A listening socket; a stale file is removed first. Raises Unavailable with one line when another process serves
-    the path."""
+    """A listening socket; a stale file is removed first. Raises Unavailable with one line if another process serves the
+    path."""
     here = sockets.bound(new, path, 0o600)
     here.listen(64)
     return here
 
 
 def send(sock: socket.socket, message: bytes, fds: Sequence[int] = (), *, wait: bool = True) -> None:
-    """Sends one message. Raises OSError; BlockingIOError where the buffer is full and the socket, or this call, does
-    not wait."""
+    """Sends one message. Raises ValueError if it is too large, OSError, and BlockingIOError if the buffer is full and
+    the socket, or this call, does not wait."""
     if len(message) > MAX_BYTES or len(fds) > MAX_DESCRIPTORS:
         raise ValueError(f"{len(message)} bytes with {len(fds)} descriptors do not fit one message")
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -74,7 +74,8 @@ def send(sock: socket.socket, message: bytes, fds: Sequence[int] = (), *, wait: 
 
 
 def recv(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """Receives one message and the descriptors on it (the caller's to close). Empty bytes: the other end closed."""
+    """Receives one message with its descriptors, which the caller has to close. Empty bytes: the other end has closed.
+    Raises OSError, also for a message that the kernel cut."""
     message, ancillary, flags, _ = sock.recvmsg(MAX_BYTES, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
     for level, kind, data in ancillary:
@@ -90,8 +91,8 @@ def recv(sock: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def peer(sock: socket.socket) -> Peer:
-    """Who is at the other end. Raises Unavailable when its pid is not visible here (no shared pid namespace) or it is
-    gone."""
+    """The process at the other end. Raises Unavailable if its pid is not visible here (no shared pid namespace) or it
+    has gone."""
     pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if pid == 0:
         raise Unavailable("the peer's pid is not visible here: both ends must share a pid namespace")
@@ -103,7 +104,8 @@ def peer(sock: socket.socket) -> Peer:
 
 
 class SeqpacketConnection:
-    """One connection in a running loop. `send` never blocks: what the socket does not take at once waits in a queue."""
+    """One connection in a running loop. `send` never blocks: messages that the socket does not take at once wait in a
+    queue."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -122,8 +124,8 @@ class SeqpacketConnection:
         return self._closed
 
     def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
-        """Sends or queues one message. Descriptors are duplicated when they must wait. Dropped when the connection is
-        closed."""
+        """Sends or queues one message. Descriptors are duplicated if they have to wait. The message is dropped if the
+        connection is closed."""
         if self._closed:
             return
         if not self._outgoing:
@@ -159,12 +161,12 @@ class SeqpacketConnection:
         self._drained.set()
 
     async def drained(self) -> None:
-        """Returns when the other end has taken all that was sent, or is gone. Who waits for it between requests holds
-        the answer to one of them for a peer that does not read, and not to all that it sends."""
+        """Returns when the peer has taken everything that was sent, or has gone. A server that waits for this between
+        requests holds one answer for a peer that does not read, instead of answers to everything that it sends."""
         await self._drained.wait()
 
     async def recv(self) -> tuple[bytes, list[int]] | None:
-        """The next message with its descriptors, None when the connection is closed."""
+        """The next message with its descriptors; None once the connection is closed."""
         while not self._closed:
             try:
                 message, fds = recv(self.sock)
@@ -181,7 +183,7 @@ class SeqpacketConnection:
         return None
 
     def close(self) -> None:
-        """Closes; safe to repeat. A pending `recv` returns None."""
+        """Closes the connection; safe to repeat. A pending `recv` returns None."""
         if self._closed:
             return
         self._closed = True
@@ -198,8 +200,7 @@ class SeqpacketConnection:
 
 
 async def connect_async(path: str) -> SeqpacketConnection:
-    """A connection in the running loop. Raises OSError. (Connecting to a Unix socket does not wait for the other
-    side.)"""
+    """A connection in the running loop. Raises OSError. (Connecting to a Unix socket does not wait for the peer.)"""
     return SeqpacketConnection(connect(path, timeout_s=5.0))
 
 
@@ -214,7 +215,7 @@ class SeqpacketServer:
         self._again: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Listens. Raises Unavailable when another process serves the path."""
+        """Starts to listen. Raises Unavailable if another process serves the path."""
         self._sock = listen(self.path)
         self._sock.setblocking(False)
         self._listen()
@@ -231,7 +232,8 @@ class SeqpacketServer:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                # No descriptor, no memory: who comes waits in the kernel's queue, and would wake this loop for ever.
+                # Out of descriptors or memory: connections wait in the kernel's queue, and would wake this loop for
+                # ever.
                 _log.warning("connections wait", path=self.path, why=error.strerror)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(self._sock.fileno())

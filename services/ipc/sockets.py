@@ -1,4 +1,4 @@
-"""Unix socket files: whose they are, and removing those that nobody listens on any more."""
+"""Unix socket files: their addresses and modes, and the removal of files that no process listens on any more."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from services.errors import Unavailable
 
 
 def unix_path(address: str) -> str | None:
-    """The path of a "unix:" address, None for any other."""
+    """The path of a "unix:" address; None for any other address."""
     return address.removeprefix("unix:") if address.startswith("unix:") else None
 
 
 def stream_path(address: str) -> str | None:
-    """Where a server at a "unix:" address takes plain streams of messages (`services/ipc/framing.py`) beside gRPC; None
-    for any other address."""
+    """The path at which a server at a "unix:" address takes plain streams of messages (`services/ipc/framing.py`)
+    beside gRPC; None for any other address."""
     path = unix_path(address)
     return None if path is None else f"{path}.stream"
 
 
 def clear_stale(path: str) -> None:
-    """Makes `path` free to bind: removes a socket file without a listener, makes its folder. Raises Unavailable when
-    somebody listens there, when it is no socket, or when the folder is not to be written to."""
+    """Makes `path` free to bind: removes a socket file without a listener, and makes its folder. Raises Unavailable if
+    a process listens there, if the file is no socket, or if the folder is not writable."""
     folder = os.path.dirname(path) or "."
     try:
         os.makedirs(folder, exist_ok=True)
@@ -56,8 +56,8 @@ def clear_stale(path: str) -> None:
 
 
 def bound(make: Callable[[], socket.socket], path: str, mode: int) -> socket.socket:
-    """One that `make` makes, which does not listen yet: nobody can connect before `mode` holds. A stale file is
-    removed first. Raises Unavailable with one line when another process serves the path or it cannot be bound."""
+    """A bound socket, made by `make`, that does not listen yet: no process can connect before `mode` holds. A stale
+    file is removed first. Raises Unavailable with one line if another process serves the path or it cannot be bound."""
     clear_stale(path)
     here = make()
     try:
@@ -71,7 +71,7 @@ def bound(make: Callable[[], socket.socket], path: str, mode: int) -> socket.soc
 
 @contextmanager
 def nobody_elses() -> Iterator[None]:
-    """Socket files that are bound inside are their owner's alone, until somebody says otherwise."""
+    """A context in which socket files are bound for their owner alone; their modes may be widened later."""
     before = os.umask(0o177)
     try:
         yield

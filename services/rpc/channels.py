@@ -1,7 +1,7 @@
-"""A gRPC channel that is opened anew when its certificate has changed: gRPC's own keeps the one that it began with.
+"""A gRPC channel that is opened anew when its certificate has changed: gRPC's own channel keeps the one that it began
+with.
 
-Calls that run stay on the old channel, which closes after the last of them. A call that is made later goes by the new
-one.
+Running calls stay on the old channel, which closes after the last of them. Later calls go by the new one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _AS_LONG_AS_IT_TAKES_S = 365 * 24 * 3600.0
 
 
 class RenewedChannel(grpc.aio.Channel):  # type: ignore[misc]
-    """`open` opens a channel as of now; another one is needed when `revision` is not what it was."""
+    """A channel over the present certificate. `open` opens a gRPC channel with the state of the moment; a new one is
+    opened when `revision` has changed."""
 
     def __init__(self, open: Callable[[], grpc.aio.Channel], revision: Callable[[], int]) -> None:
         self._open = open
@@ -62,7 +63,7 @@ class RenewedChannel(grpc.aio.Channel):  # type: ignore[misc]
         await self._now().wait_for_state_change(last_observed_state)
 
     async def close(self, grace: float | None = None) -> None:
-        """Of the channel as it is now; what still runs on an older one runs to its end."""
+        """Closes the present channel; calls that still run on an older one run to their end."""
         await self._channel.close(grace)
 
     async def __aenter__(self) -> RenewedChannel:

@@ -1,7 +1,7 @@
 """gRPC servers with health, reflection and translated errors, and channels to them.
 
-Every call says in its user agent which protocol its process speaks (`PROTOCOL`); a server refuses another major version
-with FAILED_PRECONDITION. Callers that say nothing (probes, grpcurl) are served.
+Every call states in its user agent which protocol version its process speaks (`PROTOCOL`); a server refuses another
+major version with FAILED_PRECONDITION. Callers that state none (probes, grpcurl) are served.
 """
 
 from __future__ import annotations
@@ -27,48 +27,49 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _identity: Identity | None = None
-"""Of this process: channels are made in many places, and a process is one."""
+"""Identity of this process, for its channels; a module variable, because channels are made in many places of one
+process."""
 PROTOCOL = (1, 3)
-"""Major and minor version of protos/. The minor one rises with what an older process may leave out or step over (a new
-field, a new call), the major one with what it would understand wrongly."""
+"""Major and minor version of protos/. The minor version rises with a change that an older process may leave out or
+ignore (a new field, a new call), the major one with a change that it would misunderstand."""
 _AGENT = re.compile(r"prism-protocol/(\d+)\.(\d+)")
 _MEGABYTE = 1 << 20
 _OPTIONS: list[tuple[str, Any]] = [
-    # Prompts and states are lists of numbers; none comes near this.
+    # Prompts and states are lists of numbers; none of them comes near this size.
     ("grpc.max_receive_message_length", 64 * _MEGABYTE),
     ("grpc.max_send_message_length", 64 * _MEGABYTE),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # Coming back after a restart must not take the default's up to two minutes.
+    # Reconnecting after a restart must not take up to two minutes, as it would by default.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A call that finds its server stopping fails, and its caller knows whether it may be made again. gRPC's own asking
-    # again ("transparent retries") has no bound: between a server's GOAWAY and its closed socket it can begin a call
-    # anew for ever, in native threads, for 200 MB of memory a second.
+    # A call that finds its server stopping fails, and its caller knows whether it may be repeated. gRPC's own
+    # repetition ("transparent retries") has no bound: between a server's GOAWAY and its closed socket it can begin a
+    # call anew for ever, in native threads, for 200 MB of memory a second.
     ("grpc.enable_retries", 0),
-    # Two channels of a process to one address are two connections: a busy stream does not hold up another service's
-    # calls.
+    # Two channels of a process to one address are two connections, so that a busy stream does not hold up another
+    # service's calls.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _KEEPALIVE: list[tuple[str, Any]] = [
-    # A peer that vanished without closing (another host, a cut cable) is noticed within 5 s, by either side: a ping
-    # goes out when nothing came for 2 s. It has 3 s to reach the other's kernel (gRPC makes the keepalive's time-out
-    # TCP_USER_TIMEOUT, for all bytes) and to be answered by its process (the ping's time-out, else a minute). A second
-    # of silence must not count, nor what the kernel sends again after it: every stream to the peer would begin anew.
-    # gRPC answers pings beside Python, so a busy loop is no silence.
+    # A peer that vanished without closing (another host, a cut cable) is noticed within 5 s by either side: a ping is
+    # sent after 2 s without data. It has 3 s to reach the peer's kernel (gRPC makes the keepalive's time-out
+    # TCP_USER_TIMEOUT, for all bytes) and to be answered by its process (the ping's time-out, which is a minute by
+    # default). One second of silence must not count, nor what the kernel sends again after it: every stream to the peer
+    # would begin anew. gRPC answers pings beside Python, so a busy loop is no silence.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),
 ]
 _LOCAL_KEEPALIVE: list[tuple[str, Any]] = [
-    # On one host the kernel tells at once that a peer is dead. One that stands still may have reason to: to register a
-    # host's memory takes seconds. A ping has gRPC's own minute.
+    # On one host the kernel reports at once that a peer is dead. A peer that does not answer may have a reason:
+    # registering a host's memory takes seconds. A ping has gRPC's own minute.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 ]
 _SERVER_STOPPED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-"""Whichever it was just doing with the call."""
+"""Codes of a call whose server stopped, whichever state the call was in."""
 _AGAIN_S = 0.05
 _THIS_HOST = ("unix:", "127.", "localhost:", "[::1]:")
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
@@ -87,11 +88,12 @@ def _other_version(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 Guard = Callable[[str, Iterable[tuple[str, str | bytes]]], Any]
-"""Of a call's method ("/package.Service/Method") and metadata: raises the PrismError by which it is refused."""
+"""(method, metadata) of a call -> None; raises the PrismError with which the call is refused. The method is
+"/package.Service/Method"."""
 
 
 def _parse(kind: Callable[[bytes], Any], message: bytes) -> Any:
-    """Raises Invalid for bytes that are no such message."""
+    """The message in `message`. Raises Invalid for bytes that are no such message."""
     try:
         return kind(message)
     except DecodeError as error:
@@ -104,10 +106,11 @@ async def _parse_each(kind: Callable[[bytes], Any], messages: AsyncIterator[byte
 
 
 class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses callers of another major version, and whom the server's guard does. Answers a PrismError with its status.
-    Anything else is a fault of ours: logged with its trace, told as INTERNAL.
+    """Refuses callers of another major version, and calls that the server's guard refuses. Answers a PrismError with
+    its status. Any other exception is a fault of the server: it is logged with its trace, and answered as INTERNAL.
 
-    Requests are parsed here, because gRPC would tell what it cannot parse as a fault of the server."""
+    Requests are parsed here, because gRPC would answer a request that it cannot parse as a fault of the server.
+    """
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -116,7 +119,7 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(details)
         if handler is None:
             return None
-        ours = details.method.startswith("/prism.")  # health and reflection are everybody's
+        ours = details.method.startswith("/prism.")  # health and reflection are open to any version
         other = _other_version(details.invocation_metadata) if ours else ""
         refusal: PrismError | None = Unmet(other) if other else None
         try:
@@ -164,7 +167,7 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                         yield message
                 except grpc.aio.AbortError:
                     raise
-                except Exception as error:  # as above
+                except Exception as error:  # the outermost edge here too
                     await refuse(context, error)
 
             return call
@@ -178,20 +181,20 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _options(address: str) -> list[tuple[str, Any]]:
-    """Of both sides of a connection."""
+    """gRPC options for both sides of a connection at the address."""
     return [*_OPTIONS, *(_LOCAL_KEEPALIVE if address.startswith(_THIS_HOST) else _KEEPALIVE)]
 
 
 class Server:
-    """A gRPC server on one address, NOT_SERVING until `set_serving(True)`."""
+    """A gRPC server on one address. It is NOT_SERVING until `set_serving(True)`."""
 
     def __init__(self, address: str, identity: Identity | None = None, socket_mode: int = 0o600) -> None:
-        """Over TCP with TLS where there is an `identity`; a Unix socket with that mode."""
+        """Serves over TCP, with TLS if there is an `identity`, or on a Unix socket with mode `socket_mode`."""
         self.address = address
         self._socket_mode = socket_mode
         self._identity = identity
         self.guard: Guard = lambda method, metadata: None
-        """Asked before each call, health's and reflection's included."""
+        """Check that is called before each call, health's and reflection's included."""
         options = [*_options(address), *_SERVER_OPTIONS]
         interceptor = _TranslateErrors(lambda method, metadata: self.guard(method, metadata))
         self._server = grpc.aio.server(interceptors=[interceptor], options=options)
@@ -205,7 +208,7 @@ class Server:
         self._names.append(name)
 
     async def start(self) -> None:
-        """Listens. Raises Unavailable with one line when the address is taken."""
+        """Starts to listen. Raises Unavailable with one line if the address is taken."""
         path = sockets.unix_path(self.address)
         if path is not None:
             sockets.clear_stale(path)
@@ -214,7 +217,7 @@ class Server:
             if path is None and self._identity is not None:
                 self.port = self._server.add_secure_port(self.address, self._identity.server_credentials())
             else:
-                with sockets.nobody_elses():  # it listens at once
+                with sockets.nobody_elses():  # it listens at once, before its mode can be set
                     self.port = self._server.add_insecure_port(self.address)
         except RuntimeError:
             raise Unavailable(f"cannot listen on {self.address}: taken, or no address of this host") from None
@@ -234,14 +237,14 @@ class Server:
 
 
 def identify(identity: Identity | None) -> None:
-    """What all channels of this process over TCP show, and demand of servers, from now on; None: nothing, in the
-    clear."""
+    """Sets what all channels of this process over TCP show to servers, and demand of them, from now on; None: nothing,
+    and connections are in the clear."""
     global _identity
     _identity = identity
 
 
 def channel(address: str) -> grpc.aio.Channel:
-    """A channel to `address`; it connects when first used and again whenever the other side comes back."""
+    """A channel to `address`. It connects when first used, and again whenever the server comes back."""
     agent = f"prism-protocol/{PROTOCOL[0]}.{PROTOCOL[1]}"
     options = [*_options(address), ("grpc.primary_user_agent", agent)]
     identity = _identity
@@ -256,8 +259,8 @@ def channel(address: str) -> grpc.aio.Channel:
 
 
 async def answer(method: Any, request: Any, timeout_s: float, again: bool = True) -> Any:
-    """Of a call: waits for its server to be there, and asks again where that stops meanwhile, if it may be made twice.
-    Raises AioRpcError."""
+    """The answer of a unary call. Waits for the server to be there, for `timeout_s` seconds in all, and repeats the
+    call if the server stops meanwhile and `again` says that the call may be made twice. Raises AioRpcError."""
     loop = asyncio.get_running_loop()
     until = loop.time() + timeout_s
     while True:
@@ -270,7 +273,7 @@ async def answer(method: Any, request: Any, timeout_s: float, again: bool = True
 
 
 async def healthy(address: str, timeout_s: float) -> bool:
-    """Whether the server at `address` says SERVING within the time."""
+    """Whether the server at `address` answers SERVING within `timeout_s` seconds."""
     async with channel(address) as there:
         try:
             answer = await health_pb2_grpc.HealthStub(there).Check(

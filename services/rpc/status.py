@@ -31,21 +31,21 @@ _CODES: dict[type[PrismError], grpc.StatusCode] = {
     TimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 _NO_ANSWER = "Deadline Exceeded"
-"""What gRPC itself says; a server that gives up in time has a sentence of its own."""
+"""What gRPC itself says when there was no answer; a server that gives up in time has a sentence of its own."""
 _KINDS = {code: kind for kind, code in _CODES.items()}
 
 
 def to_status(error: PrismError) -> tuple[grpc.StatusCode, str]:
-    """The status that tells `error` to a caller."""
+    """The status code and text with which a caller gets `error`."""
     for kind in type(error).__mro__:
         if kind in _CODES:
             return _CODES[kind], str(error)
-    return grpc.StatusCode.UNAVAILABLE, str(error)  # as `from_rpc` has it
+    return grpc.StatusCode.UNAVAILABLE, str(error)  # the reverse of what `from_rpc` does
 
 
 def from_rpc(error: grpc.aio.AioRpcError, whom: str = "") -> PrismError:
-    """The domain error that a status tells; UNAVAILABLE for everything that has no kind of its own. `whom`: who was
-    asked, for a call whose time was over before there was an answer: what gRPC says of that names nobody."""
+    """The domain error of a status; Unavailable for every code that has no kind of its own. `whom`: name of the called
+    service, for a call whose time was over before there was an answer: gRPC's own text names no service then."""
     kind = _KINDS.get(error.code(), Unavailable)
     told = error.details() or error.code().name
     if whom and kind is TimedOut and _NO_ANSWER in told:

@@ -1,6 +1,6 @@
 """Certificates that are read from files and follow them: for servers, and for channels between nodes.
 
-A new certificate counts for connections that are made after it was read; those that are open go on.
+A new certificate counts for connections that are made after it was read; open connections go on.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from services.runtime.files import Followed
 
 @dataclass(frozen=True)
 class Certificate:
-    """One state of the files, checked: the key is the certificate's."""
+    """Contents of the files at one moment; the key was checked to belong to the certificate."""
 
     chain: bytes
     key: bytes
     ca: bytes
-    """Whose certificates peers must have; empty: they need none."""
+    """CA whose certificates peers must have (PEM); empty: peers need none."""
     context: ssl.SSLContext
-    """For servers that are not gRPC's."""
+    """TLS context for servers that are not gRPC's."""
 
 
 _VARIABLES = {
@@ -37,14 +37,14 @@ _VARIABLES = {
     "key": "PRISM_TLS_KEY",
     "server_name": "PRISM_TLS_SERVER_NAME",
 }
-"""Of tools that have no configuration file, as `tls` of one."""
+"""Setting of `tls` -> environment variable, for tools that have no configuration file."""
 
 
 class Identity:
-    """Who this process is to others, by the files that say so."""
+    """Identity of this process towards others: its certificate and key, read from files."""
 
     def __init__(self, files: NodeTls | ServerTls) -> None:
-        """Raises Invalid with one line when they cannot be used."""
+        """Reads the files. Raises Invalid with one line if they cannot be used."""
         self._files = files
         self._ca = files.ca if isinstance(files, NodeTls) else ""
         paths = [files.certificate, files.key, *([self._ca] if self._ca else [])]
@@ -52,7 +52,7 @@ class Identity:
 
     @property
     def revision(self) -> int:
-        """Another one means that new channels would be others."""
+        """Rises when the files have changed, so that new channels would have another certificate."""
         return self.followed.revision
 
     def _read(self) -> Certificate:
@@ -72,10 +72,10 @@ class Identity:
         return Certificate(chain, key, ca, context)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """With a CA, clients must have a certificate of it."""
+        """Credentials of a gRPC server; with a CA, clients must have a certificate of it."""
 
         def present() -> grpc.ServerCertificateConfiguration:
-            """Asked before each handshake, in a thread of gRPC's."""
+            """The newest certificate; gRPC calls this before each handshake, in a thread of its own."""
             now = self.followed.value
             return grpc.ssl_server_certificate_configuration([(now.key, now.chain)], now.ca or None)
 
@@ -84,7 +84,7 @@ class Identity:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Of a channel that is opened now."""
+        """Credentials for a channel that is opened now."""
         now = self.followed.value
         return grpc.ssl_channel_credentials(now.ca, now.key, now.chain)
 
@@ -93,7 +93,7 @@ class Identity:
         return [("grpc.ssl_target_name_override", name)] if name else []
 
     def server_context(self) -> ssl.SSLContext:
-        """For an asyncio server: each handshake goes on with the newest certificate."""
+        """TLS context for an asyncio server: each handshake goes on with the newest certificate."""
         context = _server_context()
 
         def take_newest(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
@@ -104,7 +104,7 @@ class Identity:
 
 
 def from_environment() -> Identity | None:
-    """Of a tool; None: it speaks in the clear. Raises Invalid with one line."""
+    """The identity of a tool, by its environment; None: it speaks in the clear. Raises Invalid with one line."""
     given = {field: os.environ[name] for field, name in _VARIABLES.items() if os.environ.get(name)}
     if not given:
         return None

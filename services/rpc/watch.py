@@ -1,4 +1,4 @@
-"""State that others follow, and following others' streams.
+"""State that others follow, and following other processes' streams.
 
 A `Watched` value is sent whole: first as it is, then as it is after each change, with changes in between left out. So a
 slow follower gets fewer messages, never stale ones, and a reconnect needs no history.
@@ -44,7 +44,7 @@ class Watched(Generic[T]):
             await self._changed.wait()
 
     async def follow(self, min_interval_s: float = 0.0) -> AsyncIterator[T]:
-        """The present value, then the latest after each change: at most one per `min_interval_s`."""
+        """The present value, then the latest after each change: at most one in `min_interval_s` seconds."""
         while True:
             seen = self.revision
             yield self._value
@@ -54,8 +54,8 @@ class Watched(Generic[T]):
 
 
 class ThrottledFollower(Generic[T]):
-    """Which states one follower gets that follows many: one whose facts are others than of the last it got at once, one
-    that differs in figures alone when some time has passed."""
+    """Chooses the states that a follower of many peers gets: a state whose facts differ from those of the last one sent
+    goes at once, a state that differs in figures alone when some time has passed."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class ThrottledFollower(Generic[T]):
         signs: Callable[[T], Hashable] = lambda state: None,
         signs_s: float = inf,
     ) -> None:
-        """Where `signs` are others, `signs_s` are enough if `figures_s` is more."""
+        """`facts`: part of a state that goes at once. `figures_s`: seconds between states whose facts are equal.
+        `signs`: part of a state whose change shortens that to `signs_s` seconds, if `figures_s` is more."""
         self._facts_of, self._signs_of = facts, signs
         self._figures_s, self._signs_s = figures_s, min(figures_s, signs_s)
         self._facts: Hashable = None
@@ -72,8 +73,8 @@ class ThrottledFollower(Generic[T]):
         self._told_at = -inf
 
     def wait_s(self, state: T, now: float) -> float:
-        """In how many seconds the follower gets it, if nothing else is new until then; 0: it gets it now, at `now`
-        (seconds on a clock that does not go back)."""
+        """Seconds until the follower gets the state, if nothing else changes until then; 0: it gets it now. `now` is in
+        seconds of a clock that does not go back."""
         facts, signs = self._facts_of(state), self._signs_of(state)
         if facts == self._facts:
             left = self._told_at + (self._figures_s if signs == self._signs else self._signs_s) - now
@@ -90,8 +91,8 @@ async def follow_sparingly(
     least_s: float,
     longest_s: float | None,
 ) -> AsyncIterator[T]:
-    """What `build` makes, now and after changes, as often as `sparing` says: at most one per `least_s`, and one at
-    least every `longest_s`."""
+    """States that `build` makes, now and after changes, as often as `sparing` says: at most one in `least_s` seconds,
+    and at least one in `longest_s` seconds (None: no such bound)."""
     now = asyncio.get_running_loop().time
     while True:
         seen, state = changes.revision, build()
@@ -112,10 +113,10 @@ async def follow_stream(
     longest_wait_s: float = 0.5,
     heard: bool = False,
 ) -> AsyncGenerator[Any, None]:
-    """Messages of a server stream, opened again for ever when it breaks, with growing waits in between. Yields None
-    once each time it was lost, so that the follower can mark what it knows as old; with `heard`, whoever follows has
-    something to mark from the beginning. A refusal is logged once, as long as it is the same, and so is that it cannot
-    be reached from the beginning."""
+    """Messages of a server stream, which is opened again for ever when it breaks, with growing waits in between. Yields
+    None once each time it was lost, so that the follower can mark what it knows as old; `heard`: the follower already
+    knows something at the start, so that None also reports that the stream cannot be opened. A refusal is logged once
+    as long as it stays the same, and so is a peer that cannot be reached from the beginning."""
     wait = first_wait_s
     lost = not heard
     refused = ""

@@ -1,5 +1,5 @@
-"""Configuration: one TOML file a service, checked by a schema. An unknown key or an impossible value refuses to
-start, in one line.
+"""Configuration: one TOML file a service, checked by a schema. With an unknown key or an impossible value a service
+does not start, and says why in one line.
 
 `${NAME}` in a string is the environment's NAME when a service reads its file: for what differs between nodes that have
 the same file.
@@ -67,7 +67,7 @@ class Config(ConfigSection):
 
     @property
     def serving_tls(self) -> ServerTls | None:
-        """What is shown to who connects to `listen`."""
+        """Certificate that is shown to clients of `listen`; None: connections are in the clear."""
         return self.tls
 
 
@@ -76,7 +76,7 @@ _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
 
 
 def parse(kind: type[C], text: str, source: str, environment: Mapping[str, str] | None = None) -> C:
-    """Checks `text` (TOML) against `kind`. With `environment` its variables are filled in, without they stay as they
+    """Checks `text` (TOML) against `kind`. With `environment` its variables are filled in, without it they stay as they
     are. Raises ValueError with one line that names `source`, the key and the problem."""
     try:
         values = tomllib.loads(text)
@@ -95,7 +95,7 @@ def parse(kind: type[C], text: str, source: str, environment: Mapping[str, str] 
 
 
 def _filled(value: Any, environment: Mapping[str, str]) -> Any:
-    """Raises KeyError with the name of a variable that is not set."""
+    """The value with variables filled in. Raises KeyError with the name of a variable that is not set."""
     if isinstance(value, str):
         return _VARIABLE.sub(lambda found: environment[found[1]], value)
     if isinstance(value, list):
@@ -117,7 +117,7 @@ class Fault(NamedTuple):
 
 
 def faults(error: pydantic.ValidationError) -> list[Fault]:
-    """All of them."""
+    """All faults of a failed validation."""
     return [
         Fault(
             problem["loc"],
@@ -129,7 +129,7 @@ def faults(error: pydantic.ValidationError) -> list[Fault]:
 
 def read(kind: type[C], path: str | os.PathLike[str]) -> C:
     """The configuration file of a service, checked, with the environment's variables filled in. Raises ValueError with
-    one line when it cannot be used."""
+    one line if it cannot be used."""
     try:
         text = Path(path).read_text()
     except OSError as error:
@@ -140,7 +140,8 @@ def read(kind: type[C], path: str | os.PathLike[str]) -> C:
 
 
 def load(kind: type[C], path: str | os.PathLike[str]) -> C:
-    """As `read`; ends the process with one line when it cannot be used."""
+    """The configuration file of a service, as `read` returns it; ends the process with one line if it cannot be
+    used."""
     try:
         return read(kind, path)
     except ValueError as error:

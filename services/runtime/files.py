@@ -1,8 +1,8 @@
-"""What is read from files and follows them while the process runs: keys, certificates.
+"""Values that are read from files and follow them while the process runs: keys, certificates.
 
-A change is a file with another identity, size or time. What was read before stays while the new files cannot be used,
-or are still being written. Files are looked at once a second (`follow`), whatever they lie on: a mounted Secret changes
-by a link, which inotify would not tell of the file behind it.
+A change is a file with another identity, size or time. The last value stays while the new files cannot be used, or are
+still being written. Files are looked at once a second (`follow`), whatever file system they are on: a mounted Secret
+changes by a link, and inotify would not report that for the file behind it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Followed(Generic[T]):
     """The last good value that `read` made of `paths`. `read` raises OSError, or ValueError with one line."""
 
     def __init__(self, what: str, paths: Sequence[str], read: Callable[[], T]) -> None:
-        """`what` they are, for the log. Raises Invalid with one line when they cannot be used."""
+        """`what`: what the files are, for the log. Raises Invalid with one line if they cannot be used."""
         self._what = what
         self._paths = paths
         self._read = read
@@ -39,12 +39,12 @@ class Followed(Generic[T]):
         self._changed: list[Callable[[T], None]] = []
 
     def on_change(self, tell: Callable[[T], None]) -> None:
-        """`tell` gets every later value."""
+        """Has `tell` called with every later value."""
         self._changed.append(tell)
 
     def refresh(self) -> bool:
-        """Takes what has changed; whether that was something. Files that cannot be used are logged once, in one line,
-        and change nothing."""
+        """Reads the files if they have changed. Returns whether there is a new value. Files that cannot be used are
+        logged once, in one line, and change nothing."""
         stamps = _stamps(self._paths)
         if stamps == self._seen:
             return False
@@ -55,7 +55,7 @@ class Followed(Generic[T]):
             _log.error("new file refused, the old one holds", what=self._what, why=_line(error))
             return False
         if _stamps(self._paths) != stamps:
-            return False  # written meanwhile, so of no one moment: the next look takes it
+            return False  # written meanwhile, so it is of no one moment: the next look reads it
         self._seen, self.value = stamps, value
         self.revision += 1
         _log.info("read again", what=self._what, files=list(self._paths))
@@ -65,7 +65,7 @@ class Followed(Generic[T]):
 
 
 async def follow(followed: Sequence[Followed[Any]], hurry: asyncio.Event) -> None:
-    """Keeps them fresh, for ever; at once when `hurry` is set."""
+    """Keeps the values fresh, for ever: once a second, and at once when `hurry` is set."""
     while True:
         try:
             async with asyncio.timeout(_LOOK_S):
@@ -78,7 +78,7 @@ async def follow(followed: Sequence[Followed[Any]], hurry: asyncio.Event) -> Non
 
 
 def _stamps(paths: Sequence[str]) -> _Stamps:
-    """What tells one state of the files from another; None for one that cannot be looked at."""
+    """Stamps that differ between two states of the files; None for a file that cannot be looked at."""
     stamps: list[tuple[int, ...] | None] = []
     for path in paths:
         try:

@@ -16,7 +16,7 @@ _running: set[asyncio.Task[Any]] = set()
 def spawn(
     work: Coroutine[Any, Any, Any], name: str, on_failure: Callable[[BaseException], None] | None = None
 ) -> asyncio.Task[Any]:
-    """Starts `work` in the running loop. A failure is logged (with its trace, unless it is a PrismError) and told to
+    """Starts `work` in the running loop. A failure is logged (with its trace, unless it is a PrismError) and passed to
     `on_failure`; a cancellation is neither."""
     task = asyncio.get_running_loop().create_task(work, name=name)
     _running.add(task)
@@ -26,7 +26,7 @@ def spawn(
         if done.cancelled():
             return
         failure = done.exception()
-        if isinstance(failure, PrismError):  # said in one line, and whoever waits for the task hears it as well
+        if isinstance(failure, PrismError):  # it is one line, and a caller that waits for the task gets it as well
             _log.info("task ended", task=name, why=str(failure))
         elif failure is not None:
             _log.error("task failed", task=name, exc_info=failure)

@@ -1,5 +1,5 @@
-"""Logging: structlog over the standard library, JSON lines or text, with what is bound to the current task (request
-id, model, device)."""
+"""Logging: structlog over the standard library, as JSON lines or text, with the values bound to the current task
+(request id, model, device)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import structlog
 
 PLAIN = structlog.dev.plain_traceback
-"""How a trace is written: without the values of variables, prompts and keys among them, as the prettier ones have."""
+"""How a trace is written: without the values of variables, among which are prompts and keys; the prettier formatters
+print them."""
 
 
 def configure(service: str, level: str = "info", style: str = "auto") -> None:
-    """Sets up logging of this process, the standard library's loggers included. Call once, before anything logs."""
+    """Sets up logging of this process, the standard library's loggers included. Call it once, before anything logs."""
     as_text = style == "text" or (style == "auto" and sys.stderr.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -64,7 +65,7 @@ def get(name: str) -> Any:
 
 
 def bound(**values: Any) -> contextlib.AbstractContextManager[None]:
-    """Adds `values` to every line that is logged within it."""
+    """A context in which `values` are added to every logged line."""
     return structlog.contextvars.bound_contextvars(**values)
 
 

@@ -15,9 +15,9 @@ from services.errors import Unavailable
 from services.wording import addresses
 
 QUICK_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
-"""Of histograms of what takes microseconds when all is well."""
+"""Bucket bounds in seconds, for histograms of durations that are microseconds when all is well."""
 SLOW_BUCKETS_S = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2, 3, 5, 10, 20, 60, 120, 600)
-"""Of what takes a part of a second, or minutes."""
+"""Bucket bounds in seconds, for histograms of durations of a part of a second, or minutes."""
 
 _blocks = prometheus_client.Gauge(
     "prism_python_blocks",
@@ -27,7 +27,7 @@ _blocks.set_function(sys.getallocatedblocks)
 
 
 def serve(address: str) -> None:
-    """Serves this process's metrics on "host:port" from a thread of its own. Raises Unavailable when the port is
+    """Serves this process's metrics on "host:port" from a thread of its own. Raises Unavailable if the port is
     taken."""
     host, port = addresses.host_and_port(address)
     try:
@@ -37,8 +37,8 @@ def serve(address: str) -> None:
 
 
 class Published(Collector):
-    """Families that are replaced as a whole, by whoever knows them all at some moment: what is gone leaves no series
-    behind, and a scrape, which comes in a thread of its own, sees no half of them."""
+    """Metric families that are replaced as a whole, by code that knows all of them at one moment: a thing that is gone
+    leaves no series behind, and a scrape, which comes in a thread of its own, never sees half of them."""
 
     def __init__(self, registry: CollectorRegistry = prometheus_client.REGISTRY) -> None:
         self._families: Sequence[Metric] = ()
@@ -52,16 +52,16 @@ class Published(Collector):
 
 
 Values = Iterable[tuple[Sequence[str], float]]
-"""For each series the values of its labels, and its own."""
+"""(values of the labels, value) of each series of a family."""
 
 
 def gauge(name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
-    """A family of what goes up and down."""
+    """A family of values that rise and fall."""
     return _filled(GaugeMetricFamily(name, text, labels=labels), values)
 
 
 def counter(name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
-    """One of what only grows; the name gets `_total`."""
+    """A family of values that only grow; `_total` is added to the name."""
     return _filled(CounterMetricFamily(name, text, labels=labels), values)
 
 

@@ -1,8 +1,8 @@
-"""Spans by OpenTelemetry's SDK, to a collector by OTLP over HTTP. Imported only when traces are on.
+"""Exports spans with OpenTelemetry's SDK to a collector, by OTLP over HTTP. Imported only when traces are on.
 
-The SDK's own environment variables say everything else: OTEL_EXPORTER_OTLP_ENDPOINT and _HEADERS, OTEL_TRACES_SAMPLER,
-OTEL_BSP_* for the queue. A thread of its own exports, in batches; what does not fit the queue is dropped, oldest first,
-so that a collector that is away costs its traces and nothing else.
+The SDK's own environment variables set everything else: OTEL_EXPORTER_OTLP_ENDPOINT and _HEADERS, OTEL_TRACES_SAMPLER,
+OTEL_BSP_* for the queue. A thread of its own exports, in batches; spans that do not fit the queue are dropped, oldest
+first, so that a collector that is away costs its traces and nothing else.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from services.telemetry.spans import UNTRACED, Attributes, Kind, Span
 
 _log = log.get(__name__)
 _FLUSH_S = 3.0
-"""Of a stop: for spans that were not sent yet. A collector that is away must not keep a process from ending."""
+"""The most seconds that a stop waits for spans that were not sent yet. A collector that is away must not keep a process
+from ending."""
 _TELL_EVERY_S = 60.0
 _SWITCH_S = 0.0005
-"""Encoding a batch of spans is Python that does not let go of the interpreter by itself: each time the loop comes back
-from a system call it waits so long for that thread. With the interpreter's 5 ms a gateway of 256 streams was late with
-3 to 13 % of its tokens on two cores, with this with 0 to 2 %."""
+"""Interpreter switch interval in seconds. Encoding a batch of spans is Python that does not release the interpreter by
+itself: on two cores 3 to 13 % of tokens were more than a step late because of it; with this interval 0 to 2 % are."""
 _KINDS = {"internal": trace.SpanKind.INTERNAL, "server": trace.SpanKind.SERVER, "client": trace.SpanKind.CLIENT}
 
 
 class OtlpTracer:
-    """See services.telemetry.tracing.Tracer."""
+    """A tracer that exports by OTLP (`services.telemetry.tracing.Tracer`)."""
 
     def __init__(self, service: str, resource: Attributes) -> None:
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(min(_SWITCH_S, self._switch_s))
-        # The exporter says the same with every batch; `_Telling` says it now and then.
+        # The exporter logs the same with every batch; `_Telling` logs it now and then.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         facts = {"service.namespace": "prism", SERVICE_NAME: service, **resource}
         self._provider = TracerProvider(resource=Resource.create(facts), shutdown_on_exit=False)
@@ -49,10 +49,10 @@ class OtlpTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, name: str, kind: Kind, traceparent: str, tracestate: str, at_s: float | None) -> Span:
-        # By the clock of the moment: a process lives for months, and the host's clock is set now and then. Within a
-        # tree nothing is.
+        # Offset of the wall clock at this moment: a process lives for months, and the host's clock is set now and then.
+        # Within one tree of spans the offset stays the same.
         offset_ns = time.time_ns() - time.monotonic_ns()
-        # An empty context: what the caller's task happens to have as its span is nobody's parent.
+        # An empty context, since the span that the caller's task happens to have is not the parent.
         context = trace.set_span_in_context(trace.INVALID_SPAN)
         if traceparent:
             context = self._propagator.extract({"traceparent": traceparent, "tracestate": tracestate}, context)
@@ -116,7 +116,7 @@ def _wall_ns(at_s: float, offset_ns: int) -> int:
 
 
 class _Telling(SpanExporter):
-    """Logs once a minute at most what did not arrive. Its calls come from the exporting thread, one at a time."""
+    """Logs at most once a minute how many spans did not arrive. The exporting thread makes its calls, one at a time."""
 
     def __init__(self, exporter: SpanExporter, now: Callable[[], float] = time.monotonic) -> None:
         self._exporter = exporter

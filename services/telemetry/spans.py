@@ -1,4 +1,4 @@
-"""Spans of traces: what every process may call, whether traces are on or not."""
+"""Spans of traces: the calls that every process may make, whether traces are on or not."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ Kind = Literal["internal", "server", "client"]
 
 
 class Span:
-    """One that is not recorded, and what one that is can do."""
+    """A span that is not recorded; subclasses record."""
 
     recorded = False
-    """Ask before putting together what costs something and only goes into spans."""
+    """Whether the span is recorded. Ask before computing costly values that only go into spans."""
 
     @property
     def traceparent(self) -> str:
-        """For whom it calls; empty: nothing of the request is traced."""
+        """W3C traceparent that is sent along with calls made for this span; empty: the request is not traced."""
         return ""
 
     @property
     def log_fields(self) -> Mapping[str, str]:
-        """What log lines of the request are found by."""
+        """Fields by which log lines of the request are found."""
         return {}
 
     def child(self, name: str, kind: Kind = "internal", *, at_s: float | None = None, link: Span | None = None) -> Span:
-        """One that began now, or at `at_s`. `link`: a span of another tree that it had to do with."""
+        """A child span that begins now, or at `at_s` (seconds of time.monotonic). `link`: a related span of another
+        tree."""
         return self
 
     def set(self, attributes: Attributes) -> None:
         """Adds attributes, or replaces them."""
 
     def event(self, name: str) -> None:
-        """Something happened now."""
+        """Records that something happened now."""
 
     def fail(self, kind: str, text: str = "") -> None:
-        """It ended in an error: `kind` is one of few words, `text` one line for people."""
+        """Marks the span as failed: `kind` is one of a few words, `text` one line for people."""
 
     def end(self, at_s: float | None = None) -> None:
-        """It ended now, or at `at_s`. Only the first call counts."""
+        """Ends the span now, or at `at_s` (seconds of time.monotonic). Only the first call counts."""
 
 
 UNTRACED = Span()

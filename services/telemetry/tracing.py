@@ -1,8 +1,9 @@
-"""Traces: what a request's time went into, as OpenTelemetry spans. Off unless `start` was called; then nothing of
-OpenTelemetry is imported, and every span is UNTRACED, whose methods do nothing: callers need not ask.
+"""Traces: what a request's time went into, as OpenTelemetry spans. They are off unless `start` was called; then nothing
+of OpenTelemetry is imported, and every span is UNTRACED, whose methods do nothing: callers need not check.
 
-A tree of spans goes on in another process by its `traceparent` (W3C Trace Context), whose sampled flag holds for all of
-it. Times are the callers' own, seconds of time.monotonic, so that spans can be made when what they tell of is over.
+A tree of spans goes on in another process by its `traceparent` (W3C Trace Context), whose sampled flag holds for the
+whole tree. Times are the callers' own, in seconds of time.monotonic, so that a span can be made when the work that it
+describes is over.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from services.telemetry.spans import UNTRACED, Attributes, Kind, Span
 
 
 class Tracer(Protocol):
-    """Who makes spans, and exports them."""
+    """Makes spans, and exports them."""
 
     def begin(self, name: str, kind: Kind, traceparent: str, tracestate: str, at_s: float | None) -> Span: ...
 
@@ -26,8 +27,9 @@ _tracer: Tracer | None = None
 
 
 def start(service: str, resource: Attributes | None = None) -> Callable[[], Awaitable[None]]:
-    """From now on spans are recorded and exported, as `service`, with the attributes that all of them have. Returns
-    what ends that: it sends what is left, within a bound. Raises Unavailable when OpenTelemetry is not installed."""
+    """Has spans recorded and exported from now on, as `service`, with `resource` as attributes of all of them. Returns
+    the coroutine function that ends this: it sends the spans that are left, within a bound. Raises Unavailable if
+    OpenTelemetry is not installed."""
     global _tracer
     try:
         from services.telemetry import otlp
@@ -51,6 +53,6 @@ def on() -> bool:
 def begin(
     name: str, kind: Kind = "internal", *, traceparent: str = "", tracestate: str = "", at_s: float | None = None
 ) -> Span:
-    """The first span of a tree here: the child of `traceparent` if that is given and valid, else a new tree's root.
-    UNTRACED when traces are off or the sampler leaves the tree out."""
+    """The first span of a tree in this process: the child of `traceparent` if that is given and valid, else a new
+    tree's root. UNTRACED if traces are off or the sampler leaves the tree out."""
     return UNTRACED if _tracer is None else _tracer.begin(name, kind, traceparent, tracestate, at_s)

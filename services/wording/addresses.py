@@ -1,5 +1,5 @@
-"""Addresses as configurations give them, checked when they are read: what gRPC is given it takes in its own way, and
-"127.0.0.1" would be port 443 of it."""
+"""Addresses in configurations, checked when they are read: gRPC would take any text in its own way, "127.0.0.1" as port
+443 of it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from pydantic import AfterValidator
 _UNIX = "unix:"
 _NAME = "dns:"
 _MOST_PATH = 100
-"""Characters of a socket's path: the kernel takes 107, and beside some sockets is another with a longer name."""
+"""The most bytes of a socket's path: the kernel takes 107, and beside some sockets there is another with a longer
+name."""
 
 
 def grpc(address: str) -> str:
-    """Of a server: "unix:PATH" or "HOST:PORT", of several "dns:HOST:PORT". Raises ValueError with one line, as all of
-    these do."""
+    """Checks a gRPC server's address, "unix:PATH" or "HOST:PORT", or that of several, "dns:HOST:PORT". Raises
+    ValueError with one line."""
     if _is_open(address):
         return address
     if address.startswith(_UNIX):
         socket_path(address.removeprefix(_UNIX))
     elif (name := of_several(address)) is not None:
-        if "[" in name or not _is_host_and_port(name):  # an address is not looked up
+        if "[" in name or not _is_host_and_port(name):  # a numeric address is not looked up
             raise ValueError(f'"{address}" is not "dns:HOST:PORT"')
     elif not _is_host_and_port(address):
         raise ValueError(f'"{address}" is neither "unix:PATH" nor "HOST:PORT"')
@@ -30,14 +31,14 @@ def grpc(address: str) -> str:
 
 
 def http(address: str) -> str:
-    """Of a server: "HOST:PORT"."""
+    """Checks an HTTP server's address, "HOST:PORT". Raises ValueError with one line."""
     if not (_is_open(address) or _is_host_and_port(address)):
         raise ValueError(f'"{address}" is not "HOST:PORT"')
     return address
 
 
 def socket_path(path: str) -> str:
-    """Of a Unix socket, as it is."""
+    """Checks the path of a Unix socket, without "unix:". Raises ValueError with one line."""
     if _is_open(path):
         return path
     if not path or path.startswith(_UNIX):
@@ -48,18 +49,18 @@ def socket_path(path: str) -> str:
 
 
 def of_several(address: str) -> str | None:
-    """The "HOST:PORT" of one that stands for several, as gRPC writes names; None for any other."""
+    """The "HOST:PORT" in an address that stands for several, as gRPC writes names; None for any other address."""
     return address.removeprefix(_NAME).removeprefix("///") if address.startswith(_NAME) else None
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Of one that was checked, the host without the brackets of IPv6."""
+    """Host and port of a checked address, the host without the brackets of IPv6."""
     host, _, port = address.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _is_open(text: str) -> bool:
-    """Whether the environment's variables are yet to be filled in (`services/runtime/config.py`)."""
+    """Whether the environment's variables are not filled in yet (`services/runtime/config.py`)."""
     return "${" in text
 
 
@@ -78,6 +79,6 @@ Address = Annotated[str, AfterValidator(grpc), "address"]
 HttpAddress = Annotated[str, AfterValidator(http), "HTTP address"]
 SocketPath = Annotated[str, AfterValidator(socket_path), "socket path"]
 AddressOrNone = Annotated[str, _or_empty(grpc), "address"]
-"""These may be empty. (The words are for docs/operate/settings.md.)"""
+"""Address types that may be empty. (The last word of each is for docs/operate/settings.md.)"""
 HttpAddressOrNone = Annotated[str, _or_empty(http), "HTTP address"]
 SocketPathOrNone = Annotated[str, _or_empty(socket_path), "socket path"]

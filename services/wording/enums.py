@@ -6,7 +6,7 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
 
 def name(kind: EnumTypeWrapper, value: int) -> str:
-    """In small letters; of a value that only a newer process knows its number."""
+    """The value's name in small letters; the number of a value that only a newer process knows."""
     try:
         return str(kind.Name(value)).lower()
     except ValueError:

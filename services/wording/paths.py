@@ -1,4 +1,4 @@
-"""Text for people who are not on the host: what is wrong, and with which file, but not where that lies."""
+"""Text for people who are not on the host: it says what is wrong with which file, but not where that file lies."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 
 _PART = r"[^\s/'\"`,;:()<>\[\]{}|]+"
 _FOLDERS = re.compile(rf"(?:\bunix:|(?<![\w.:/<~-]))~?/(?:{_PART}/)+(?={_PART})")
-"""Of absolute paths, with at least one folder: "</s>" and "tokens/s" are none."""
+"""Folders of absolute paths, at least one: "</s>" and "tokens/s" have none."""
 
 
 def without_folders(text: str) -> str:
-    """The text with the last part alone of each absolute path in it, those of sockets included."""
+    """The text with each absolute path, those of sockets included, cut to its last part."""
     return _FOLDERS.sub("", text)

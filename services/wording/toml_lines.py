@@ -1,4 +1,4 @@
-"""On which line of a TOML file something stands. Pure."""
+"""Finds the line of a TOML file on which a value stands. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 
 def line_of(text: str, at: Sequence[str | int]) -> int | None:
-    """Where what `at` leads to begins, or the nearest that is there and holds it; counted from 1. None: the whole
-    file. `text` is TOML.
+    """The line, counted from 1, on which the value that `at` leads to begins, or the nearest value that is there and
+    holds it; None: the whole file. `text` is TOML.
 
-    The shortest beginning of the file that has it ends there: tomllib tells no lines, and this asks nothing else.
+    The shortest beginning of the file that has the value ends on that line: tomllib reports no lines, and this needs
+    nothing else.
     """
     at = _there(tomllib.loads(text), at)
     lines, whole = text.splitlines(), 0
@@ -27,7 +28,7 @@ def line_of(text: str, at: Sequence[str | int]) -> int | None:
 
 
 def _there(values: Any, at: Sequence[str | int]) -> tuple[str | int, ...]:
-    """As much of the way as the values have."""
+    """The longest beginning of `at` that the values have."""
     found: list[str | int] = []
     for step in at:
         try:

@@ -1,5 +1,5 @@
-"""What the values of a JSON object may be. Of any other it is said in one line where it is, what it is, and what is
-allowed."""
+"""Kinds of values that a JSON object may have. For any other value a message says in one line where it is, what it is,
+and what is allowed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
-"""Characters of a value in a message."""
+"""The most characters of a value in a message."""
 
 
 @dataclass(frozen=True)
 class ValueKind:
-    """A kind of values. `allowed` says what they are, after "is not"."""
+    """A kind of values. `allowed` is the text after "is not" that describes them."""
 
     allowed: str
     holds: Callable[[Any], bool]
@@ -46,13 +46,13 @@ NAMES = ValueKind(
 
 
 def fault(key: str, value: Any, kind: ValueKind) -> str | None:
-    """What is said of a value that is not of the kind; None of one that is."""
+    """The message about a value that is not of the kind; None if it is."""
     return None if kind.holds(value) else f"{key} = {_SHORT.repr(value)} is not {kind.allowed}"
 
 
 def first_fault(values: Mapping[str, Any], kinds: Mapping[str, ValueKind], of: str = "") -> str | None:
-    """Of the first value that is not of its key's kind; None where there is none. A null is as good as no value. `of`:
-    the key whose value `values` are."""
+    """The message about the first value that is not of its key's kind; None if there is none. A null counts as no
+    value. `of`: the key whose value `values` are."""
     given = ((key, values[key], kind) for key, kind in kinds.items() if values.get(key) is not None)
     found = (fault(f"{of}.{key}" if of else key, value, kind) for key, value, kind in given)
     return next((each for each in found if each is not None), None)

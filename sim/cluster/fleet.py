@@ -1,10 +1,10 @@
 """Placement on a fleet, by placement's policy: what `reconcile.py`, `planner.py` and `actuator.py` do, without their
 I/O.
 
-A request for a model that has no place brings it up at once where `GroupIndex.activate` says; where that says that
-there is no room now it waits, and is looked at again every 0.03 s, until idle models make way or busy ones have to, on
-the group that is promised to it (`promises`). Where KV lacks memory idle models leave (`relief`). Every `period_s` the
-token rates are taken and `rebalance` is asked which models should move. The source of a move serves until the target is
+A request for a model that has no place brings it up at once where `GroupIndex.activate` says. If there is no room now
+it waits, and is looked at again every 0.03 s, until idle models make way or busy ones have to, on the group that is
+reserved for it (`reservations`). Where KV lacks memory idle models leave (`kv_pressure`). Every `period_s` seconds the
+token rates are taken, and `rebalance` decides which models should move. The source of a move serves until the target is
 up, and then finishes what it runs.
 """
 
@@ -31,9 +31,10 @@ from sim.inputs.catalogue import Spec
 from sim.inputs.request import SimulatedRequest
 
 _LOOK_S = 0.03
-"""How long after something has changed on a group placement looks again (`placement/actuation/reconcile.py`)."""
+"""Seconds after a change on a group until placement looks again (`placement/actuation/reconcile.py`)."""
 _REST_S = 0.1
-"""How long requests that an activation failed pause before they ask again, at first (`gateway/routing/relay.py`)."""
+"""Seconds that requests pause before they ask again after a failed activation, at first
+(`gateway/routing/relay.py`)."""
 
 
 class Fleet:
@@ -49,7 +50,7 @@ class Fleet:
         rules: Arbitration,
         finished: Callable[[SimulatedRequest], None],
     ) -> None:
-        """`sizes`: devices of each group. Raises FleetError for a model that no group can hold."""
+        """`sizes`: devices of each group. Raises FleetError if no group can hold a model."""
         self._clock = clock
         self._config = config
         self.specs = {spec.name: spec for spec in specs}
@@ -71,16 +72,16 @@ class Fleet:
             config.least_share,
         )
         self._home: dict[str, SimulatedGroup] = {}
-        """Where a model's requests go."""
+        """Model -> group to which its requests go."""
         self._cool_downs = CoolDowns(config.cool_down_s)
         self._rounds: dict[int, Round] = {}
-        """Of moves, the last that were wanted, by the size of groups."""
+        """Number of devices of a group -> the last round of moves that was wanted among groups of that size."""
         self._began: set[str] = set()
-        """Models that have come up once."""
+        """Names of models that have come up once."""
         self._moving: set[str] = set()
         self._activating: set[str] = set()
         self._rests_until: dict[str, float] = {}
-        """Models whose activation came to nothing a moment ago."""
+        """Model whose activation failed a moment ago -> second until which it is not tried again."""
         self._parked: dict[str, deque[SimulatedRequest]] = {}
         self._reservations = {size: Reservations(config.patience_s) for size in self._group_indexes.sizes}
         self.migrations = 0
@@ -105,14 +106,14 @@ class Fleet:
         self._activate(request.model)
 
     def _again(self, requests: Sequence[SimulatedRequest]) -> None:
-        """A group gave these back."""
+        """Takes back requests that a group has returned."""
         for request in requests:
             self._clock.after(0.0, self.submit, request)
 
     # --- activation
 
     def _activate(self, name: str) -> None:
-        """For those that are parked."""
+        """Brings the model up for its parked requests, or tries again later."""
         now, until = self._clock.now, self._rests_until.get(name, 0.0)
         if now < until:
             self._clock.after(until - now, self._activate, name)
@@ -144,12 +145,12 @@ class Fleet:
             group.queue.submit(request)
 
     def _only(self, spec: Spec) -> str | None:
-        """The group that it has to come up on; None: any."""
+        """Name of the group that the model has to come up on; None: any."""
         first = None if spec.name in self._began else spec.begins_on or None
         return self._config.places.get(spec.name, first)
 
     def _yields(self, group: SimulatedGroup, answer: ActivationPlan) -> list[tuple[str, bool]]:
-        """Who makes way on the group, and whether it goes cold; their requests go there no more."""
+        """(model, whether it goes cold) of the models that make way on the group; their requests go there no more."""
         for eviction in answer.evictions:
             if self._home.get(eviction.model) is group:
                 del self._home[eviction.model]
@@ -162,7 +163,7 @@ class Fleet:
         if not up and self._home.get(name) is group:
             del self._home[name]
 
-    # --- by itself
+    # --- the loop
 
     def _relieve(self) -> None:
         self._clock.after(_LOOK_S, self._relieve)
@@ -195,7 +196,7 @@ class Fleet:
             self._migrate(move.model, self._by_name[move.source.group], self._by_name[move.target.group])
 
     def _wait(self) -> bool:
-        """Whether a model waits: what moves then would be in its way."""
+        """Whether a model waits for a place: moves would be in its way then."""
         return any(promises.any(self._clock.now) for promises in self._reservations.values())
 
     def _migrate(self, name: str, source: SimulatedGroup, target: SimulatedGroup) -> None:
@@ -215,7 +216,7 @@ class Fleet:
                 self._cool_downs.not_moved(name, self._clock.now)
                 return
             self._home[name] = target
-            if here is None or not here.active:  # it left meanwhile
+            if here is None or not here.active:  # it has left meanwhile
                 self._moving.discard(name)
                 return
             source.bring_down(name, True, lambda: self._moved(name), self._config.drain_ms / 1e3)

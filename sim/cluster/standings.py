@@ -1,8 +1,8 @@
 """What placement knows of the groups, in its own terms and kept between decisions: what
 `placement/planning/group_indexes.py` does.
 
-Demands are taken anew once a period, as there. What is on a group is taken anew when something of it has changed, or
-when one of its models has been idle, or awake, for long enough to be evicted.
+Demands are computed anew once a period, as there. The residents of a group are taken anew when one of them has changed,
+or when one has been idle, or awake, for long enough to be evicted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from sim.group.node import SimulatedGroup, SimulatedResidency
 from sim.inputs.catalogue import Spec
 
 _COLD_S, _WAKE_S = 30.0, 1.0
-"""Until a group has measured it (`placement/planning/group_indexes.py`)."""
+"""Seconds that stand for a cold start and a wake-up until a group has measured them
+(`placement/planning/group_indexes.py`)."""
 _PRESENT = (
     SimulatedResidency.ACTIVE,
     SimulatedResidency.WAKING,
@@ -34,7 +35,7 @@ _STEADY = (SimulatedResidency.ACTIVE, SimulatedResidency.HIBERNATING)
 
 
 class SimulatedIndexes:
-    """One for each size of group."""
+    """One GroupIndex for each size of group."""
 
     def __init__(
         self,
@@ -43,27 +44,27 @@ class SimulatedIndexes:
         groups: Mapping[str, tuple[SimulatedGroup, Arbiter]],
         config: PlacementConfig,
     ) -> None:
-        """Raises FleetError for a model that no group can hold."""
+        """Raises FleetError if no group can hold a model."""
         self._clock = clock
         self._config = config
         self._specs = {spec.name: spec for spec in specs}
         self._groups = groups
         everywhere = [group for group, _ in groups.values()]
         self.models = {spec.name: model_of(spec, suitable(spec, everywhere)[0], kvpr.LEAST_DEMAND) for spec in specs}
-        """With their demand."""
+        """Models by name, with their present demand."""
         self._windows: dict[str, RateWindow] = {}
         self._seen: dict[tuple[str, str], int] = {}
         self._by_size = {group.devices: GroupIndex(config.lifecycle) for group in everywhere}
         self._plain = {group.name: group_of(group, config.load_weight) for group in everywhere}
         self._heard: dict[str, tuple[int, float]] = {}
-        """Group -> its arbiter's count of changes when it was heard, and until when that holds."""
+        """Group -> (its arbiter's count of changes when it was last read, second until which that reading holds)."""
 
     @property
     def sizes(self) -> list[int]:
         return sorted(self._by_size)
 
     def of(self, size: int) -> GroupIndex:
-        """Of the groups of so many devices, up to date."""
+        """The index of the groups with so many devices, brought up to date."""
         now, standing = self._clock.now, self._by_size[size]
         for name, (group, arbiter) in self._groups.items():
             changes, until = self._heard.get(name, (-1, inf))
@@ -85,14 +86,14 @@ class SimulatedIndexes:
         return used > (1 - self._config.headroom) * (group.hardware.capacity_bytes - group.memory.fixed_bytes)
 
     def heard_now(self, name: str) -> GroupIndex:
-        """That of the group, which is up to date with what its models use and lack."""
+        """The group's index, brought up to date with what the group's models use and lack."""
         group, arbiter = self._groups[name]
         self._hear(group, arbiter)
         return self._by_size[group.devices]
 
     def observe(self) -> bool:
-        """Takes the groups' token counters into the windows, and the demands from those. Whether there was anything
-        new."""
+        """Adds the groups' token counters to the windows, and computes demands from those. Returns whether any counter
+        had changed."""
         now = self._clock.now
         news = False
         for group, _ in self._groups.values():
@@ -112,14 +113,14 @@ class SimulatedIndexes:
         changed = {name for name, rate in rates.items() if self._demands(name, rate)}
         for name, rate in rates.items():
             if not rate:
-                del self._windows[name]  # as good as none
+                del self._windows[name]  # a rate of zero is as good as none
         for group, arbiter in self._groups.values():
             if not changed.isdisjoint(group.residents):
                 self._hear(group, arbiter)
         return news
 
     def _demands(self, name: str, rate: float) -> bool:
-        """Works the model's demand out anew. Whether it changed."""
+        """Computes the model's demand anew. Returns whether it changed."""
         spec = self._specs[name]
         demand = kvpr.demand(
             rate,

@@ -20,7 +20,7 @@ def group_of(group: SimulatedGroup, load_weight: float = 0.0) -> kvpr.Group:
 
 
 def model_of(spec: Spec, group: SimulatedGroup, demand: float = 0.0) -> kvpr.Model:
-    """As a group of its size books it."""
+    """The model as a group of its size books it."""
     parts, hardware = spec.parts, group.hardware
     return kvpr.Model(
         name=spec.name,
@@ -35,7 +35,8 @@ def model_of(spec: Spec, group: SimulatedGroup, demand: float = 0.0) -> kvpr.Mod
 
 
 def suitable(spec: Spec, groups: Sequence[SimulatedGroup]) -> list[SimulatedGroup]:
-    """Those on which the model can be. Raises FleetError with the arithmetic when it fits on none even alone."""
+    """The groups that have as many devices as the model. Raises FleetError with the arithmetic if it fits on none of
+    them even alone."""
     found = [group for group in groups if group.devices == spec.parts]
     if not found:
         have = ", ".join(f"{group.name} has {group.devices}" for group in groups)

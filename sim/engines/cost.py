@@ -2,14 +2,15 @@
 
 A decode step reads all weights, once, and the KV of every request of the batch, and computes with each weight for each
 request, which takes two thirds of the time that it takes for a token of a prompt. A layer takes some time whatever its
-size, and weights are read in that, too: `weight_bytes_per_s` is of what more there are, and above the memory's rate.
+size, and weights are read in that time too: `weight_bytes_per_s` is for the weights beyond those, and so is above the
+memory's rate. On the devices,
 
     decode  = layers * step_layer_s + weights / weight_bytes_per_s + batch * weights * request_s_per_byte
               + KV / kv_bytes_per_s
 
-on the devices, and its host is at it for `decode_host_s + batch * decode_host_request_s` at least: it gives them the
-step, chooses for each request what comes next and passes on what came of the one before. Only small models' devices
-are faster; what they are not busy meanwhile others may have (`processor.py`).
+and the host needs `decode_host_s + batch * decode_host_request_s` at least: it gives the devices the step, decides for
+each request what comes next, and passes on the results of the previous step. Only small models' devices are faster than
+the host; other engines may use the time in which they are idle meanwhile (`processor.py`).
 
 A prefill step needs its devices for
 
@@ -20,17 +21,17 @@ and its host for
 
     prefill_host_s + layers * (prefill_graph_layer_s up to prefill_graph_tokens, else prefill_layer_s)
 
-because it chooses prompts and their places, gives the device all its kernels, which are so many for each layer and
-fewer where a graph has most of them, and looks at the results. Both go on at the same time, and the host may begin
-while the devices are at the step before, once it is through with that one. Of several engines each has a host for
-itself.
+because the host chooses prompts and their places, gives the device all kernels, whose number grows with the layers and
+is smaller where a graph has most of them, and looks at the results. Host and devices work at the same time, and the
+host may begin a step while the devices are at the previous one, once it is through with that itself. Each engine has a
+host of its own.
 
-Bytes are those of one device of the model; with several, every step exchanges too (`exchange_s`). Engines that share a
-device get equal slices of it, and together `sharing` of what one alone would get, or `decode_sharing`
-(`processor.py`).
+Bytes are those of one device of the model; with several devices every step exchanges too (`exchange_s`). Engines that
+share a device get equal slices of it, and together `sharing` of what one alone would get, or `decode_sharing` while
+all of them decode (`processor.py`).
 
-The numbers of `GpuModel` are an H200's, put there by hand from what `python -m sim.fit` prints; `H100` says
-what differs there.
+The numbers of `GpuModel` are an H200's, put there by hand from what `python -m sim.fit` prints; `H100` has the numbers
+that differ for an H100.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """One kind of GPU with its host. `fit.py` says which numbers are fitted, and to what."""
+    """One kind of GPU with its host; fields end in their units. `fit.py` says which numbers are fitted, and to what."""
 
     capacity_bytes: int = 149_500_000_000
-    """Of one device, for models: an H200's 150.8 GB less balloond's reserve and spares."""
+    """Bytes of one device for models: an H200's 150.8 GB less balloond's reserve and spares."""
     step_layer_s: float = 5.53e-5
     weight_bytes_per_s: float = 5.406e12
     request_s_per_byte: float = 1.036e-15
@@ -56,66 +57,68 @@ class GpuModel:
     decode_host_s: float = 0.002024
     decode_host_request_s: float = 1.661e-5
     prefill_host_s: float = 0.003408
-    """No number of devices changes it, nor the next two."""
+    """Host's time of a prefill step; like the next two it does not depend on the number of devices."""
     prefill_after_s: float = 0.006378
-    """More of the host's time, after a step without graphs, until the next prefill step: a first token does not wait
-    for it."""
+    """Host's time after a step without graphs, until the next prefill step; a first token does not wait for it."""
     prefill_layer_s: float = 0.0004925
     prefill_graph_tokens: int = 0
-    """Steps of so many tokens and fewer are replayed from CUDA graphs. 0: by the weights, as engines have it
+    """Largest step in tokens that is replayed from CUDA graphs; 0: by the weights, as in engines
     (`gpu_scheduler/engines/sharing/prefill_graphs.py`)."""
     prefill_graph_layer_s: float = 0.0001975
-    """The same for each layer of such a step."""
+    """Host's time for each layer of a step with graphs."""
     prefill_gap_layer_s: float = 0.001704
-    """For each layer of a step that its host is slower with than the devices: what others have them for meanwhile, if
-    they always want them."""
+    """Time for each layer of a step with which its host is slower than the devices: neighbours have the devices for so
+    long meanwhile, if they always want them."""
     prefill_step_s: float = 0.0
     prefill_s_per_token_byte: float = 1.184e-15
     prefill_s_per_token_layer: float = 1.583e-07
-    """What is between the products with weights: two fifths of a 1B model's step, a sixth of an 8B model's."""
+    """Time between the products with weights: two fifths of a 1B model's step, a sixth of an 8B model's."""
     attention_s: float = 1.0e-16
-    """Seconds for each token and byte of KV that it looks at."""
+    """Seconds for each token and each byte of KV that it attends to."""
     exchange_s: float = 0.0008
-    """Of a step, where a model has several devices. From one model on two devices: little more than a guess."""
+    """Time that a step of a model on several devices takes to exchange. From one model on two devices: little more than
+    a guess."""
     sharing: float = 0.9024
-    """Above 1 engines would use the devices while others' hosts are between two steps; below it, they lose by taking
-    turns."""
+    """Share of one engine's work that several engines do together. Above 1 engines would use the devices while others'
+    hosts are between two steps; below 1 they lose by taking turns."""
     decode_sharing: float = 0.9366
-    """The same while none of them prefills."""
+    """Share of one engine's work that several engines do together while none of them prefills."""
     path_s: float = 0.01001
-    """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
+    """Time from a request's arrival at its gateway to its engine's queue, and of its first token back."""
     prefill_chunk: int = 2048
-    """Tokens of an engine's prefill step at most."""
+    """The most tokens of an engine's prefill step."""
     most_running: int = 256
-    """Requests that an engine decodes at a time."""
+    """The most requests that an engine decodes at a time."""
 
     link_bytes_per_s: float = 50.9 * GB
-    """A GPU's own way to host memory, mapping and checking of what comes included."""
+    """Rate of a GPU's own way to host memory, mapping and checking of what arrives included."""
     host_bytes_per_s: float = 122.5 * GB
-    """To all GPUs together; counted within a group only."""
+    """Rate of host memory to all GPUs together; counted within a group only."""
     wake_base_s: float = 0.01545
     cold_base_s: float = 0.978
     cold_layer_s: float = 0.089
-    """Of a cold start for each layer: graphs are captured."""
+    """Time of a cold start for each layer: graphs are captured."""
     hibernate_s: float = 0.02
-    """In the middle of 600 sleeps of running systems, by their logs; 0.009 where a host has nothing else to do."""
+    """Median of 600 hibernations of running systems, by their logs; 0.009 on a host that has nothing else to do."""
     reclaim_base_s: float = 0.003
     reclaim_bytes_per_s: float = 155.0 * GB
-    """Memory that others give back, until it can be had."""
+    """Rate at which memory that others give back becomes available."""
 
     quota_bytes: int = 1_650_000_000
-    """Of an engine for itself, awake."""
+    """Bytes that an awake engine needs for itself."""
     kept_bytes: int = 663_000_000
-    """Of it, asleep."""
+    """Bytes that a hibernating engine keeps of its quota."""
     graph_bytes: int = 480 * MIB
     prefill_graph_bytes: int = 128 * MIB // 1536
-    """Of an engine's CUDA graphs, and for each token by which its largest prefill step that has one is beyond the
-    least: engines of 8B took 480 MiB, of several ranks too, of 1B and 3B 608 with 2,048 tokens."""
+    """Bytes of an engine's CUDA graphs; `prefill_graph_bytes` more for each token by which its largest prefill step
+    with a graph exceeds the least. Engines of 8B took 480 MiB, also with several ranks; of 1B and 3B 608 MiB with 2,048
+    tokens."""
     weights_extent_bytes: int = 384 * MIB
-    """Of the largest; the last of a model is as large as its rest, in `weights_unit_bytes`."""
+    """Bytes of the largest extents of weights; a model's last extent is as large as its rest, in
+    `weights_unit_bytes`."""
     weights_unit_bytes: int = 32 * MIB
     kv_extent_bytes: int = 64 * MIB
-    """Large extents alone: an eighth of the events."""
+    """Bytes of an extent of KV: only large extents, which give an eighth of the events."""
 
 
 H200 = GpuModel()
@@ -133,7 +136,7 @@ GPUS = {"h200": H200, "h100": H100}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a model costs are made of. Bytes of all devices together."""
+    """The facts about a model from which costs are computed. Bytes are of all devices together."""
 
     weights_bytes: int
     kv_bytes_per_token: int
@@ -142,18 +145,19 @@ class Shape:
 
 
 def largest_graph(shape: Shape, hardware: GpuModel) -> int:
-    """Tokens of the largest prefill step that is replayed. Engines of several ranks have no graphs for prefill."""
+    """Tokens of the largest prefill step that is replayed from a graph; 0 for engines of several ranks, which have no
+    graphs for prefill."""
     return hardware.prefill_graph_tokens or graph_tokens(shape.weights_bytes) if shape.devices == 1 else 0
 
 
 def graph_bytes(shape: Shape, hardware: GpuModel) -> int:
-    """On each device."""
+    """Bytes of CUDA graphs on each device."""
     beyond = max(0, largest_graph(shape, hardware) - LEAST_TOKENS)
     return hardware.graph_bytes + beyond * hardware.prefill_graph_bytes
 
 
 class Cost:
-    """Of one model on one kind of GPU."""
+    """Costs of one model on one kind of GPU."""
 
     __slots__ = (
         "_decode_fixed",
@@ -185,23 +189,23 @@ class Cost:
         host = hardware.prefill_host_s + exchange
         self._host = host + shape.layers * hardware.prefill_layer_s
         self._host_graph = host + shape.layers * hardware.prefill_graph_layer_s
-        layers = shape.layers / shape.devices  # of each, its part is on one device
+        layers = shape.layers / shape.devices  # each layer's part is on one device
         self._token = weights * hardware.prefill_s_per_token_byte + layers * hardware.prefill_s_per_token_layer
         self._look = kv * hardware.attention_s
         self.chunk_tokens = hardware.prefill_chunk
         self._graph_tokens = largest_graph(shape, hardware)
 
     def decode(self, steps: int, batch: int, context: int) -> float:
-        """Seconds of so many steps that begin with `context` tokens of KV in all, with nobody beside them."""
+        """Seconds of so many decode steps, without neighbours, that begin with `context` tokens of KV in all."""
         return max(self.decode_devices(steps, batch, context), steps * self._decode_host(batch))
 
     def decode_share(self, batch: int, context: int) -> float:
-        """Of such a step's time, what the devices are busy."""
+        """Share of such a decode step's time in which the devices are busy."""
         devices, host = self.decode_devices(1, batch, context), self._decode_host(batch)
         return devices / host if host > devices else 1.0
 
     def steps_in(self, seconds: float, batch: int, context: int) -> int:
-        """How many of such steps have ended after `seconds`."""
+        """Number of such decode steps that have ended after `seconds`."""
         linear = self._decode_fixed + batch * self._each + self._kv * (context - batch / 2)
         square = self._kv * batch / 2
         root = (linear * linear + 4 * square * seconds) ** 0.5
@@ -222,11 +226,11 @@ class Cost:
         return self._host_decode + batch * self._host_each
 
     def prefill_part(self, tokens: int, before: int) -> float:
-        """Of a prefill step's seconds on the devices, one prompt's: `tokens` that follow `before` others."""
+        """Seconds on the devices that one prompt adds to a prefill step: `tokens` that follow `before` others."""
         return tokens * (self._token + self._look * (before + tokens / 2))
 
     def prefill_devices(self, parts: float) -> float:
-        """Seconds that the devices need for a step with these parts, together."""
+        """Seconds that the devices need for a step whose parts take `parts` seconds together."""
         return self._prefill_fixed + parts
 
     def prefill_host(self, tokens: int) -> float:
@@ -234,39 +238,39 @@ class Cost:
         return self._host_graph if tokens <= self._graph_tokens else self._host
 
     def prefill_gaps(self, parts: float, tokens: int) -> float:
-        """Seconds that a step with these parts takes longer beside decodes that leave the devices nothing and do not
-        stand still: after each piece that its host gives to the devices those have a slice, and what the host is ahead
-        by is no piece of its own."""
+        """Seconds by which a step with these parts takes longer beside decodes that leave the devices nothing and do
+        not stand still. After each piece that the host gives to the devices the decodes have a slice; pieces that the
+        host is ahead by need no slice of their own."""
         alone = max(0.0, 1 - self.prefill_devices(parts) / self.prefill_host(tokens))
         return alone * self.shape.layers * self.hardware.prefill_gap_layer_s
 
     def prefill_after(self, tokens: int) -> float:
-        """Seconds of the host's after a step of so many tokens, before it can begin with another."""
+        """Seconds of the host's time after a step of so many tokens, before it can begin another."""
         return 0.0 if tokens <= self._graph_tokens else self.hardware.prefill_after_s
 
     def prefill(self, parts: float, tokens: int) -> float:
-        """Seconds of a step that is alone."""
+        """Seconds of a prefill step without neighbours."""
         return max(self.prefill_host(tokens), self.prefill_devices(parts))
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Of one whole chunk, as an engine measures it when it comes up."""
+        """Rate of one whole chunk, as an engine measures it when it comes up."""
         tokens = self.chunk_tokens
         return tokens / self.prefill(self.prefill_part(tokens, 0), tokens)
 
     @property
     def decode_step_s(self) -> float:
-        """Of one request, as an engine measures it when it comes up."""
+        """Seconds of a step with one request, as an engine measures it when it comes up."""
         return self.decode(1, 1, 1)
 
     @property
     def wake_s(self) -> float:
-        """From hibernation: all devices at once, each over its own link."""
+        """Seconds of waking from hibernation: all devices at once, each over its own link."""
         return self.hardware.wake_base_s + self._copy_s
 
     @property
     def cold_s(self) -> float:
-        """From an image, in a warm engine: graphs are captured again."""
+        """Seconds of starting from an image, in a warm engine: graphs are captured again."""
         return self.hardware.cold_base_s + self.shape.layers * self.hardware.cold_layer_s + self._copy_s
 
     @property

@@ -1,9 +1,9 @@
-"""Whether an engine's next decode step waits for steps of others, as
-`gpu_scheduler/engines/sharing/decode_arbitration.py` and `prefill_priority.py` have it: what
-`engines/sglang/ranks/ranks.py` says before each step of a real one (`gives_way`). That is before the devices begin the
-step before, which is given to them then: a step that is decided follows whatever comes.
+"""Whether an engine's next decode step waits for steps of others, by
+`gpu_scheduler/engines/sharing/decode_arbitration.py` and `prefill_priority.py`: what `engines/sglang/ranks/ranks.py`
+decides before each step of a real engine (`gives_way`). That is before the devices begin the previous step, which is
+given to them then: a step that is decided follows whatever comes.
 
-An engine that stands still looks again every `_LOOK_S`, or when no prefill step goes first any more.
+An engine that stands still looks again every `_LOOK_S` seconds, or when no prefill step goes first any more.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from sim.clock import Clock, Timer
 from sim.engines.processor import Processor
 
 _LOOK_S = 0.001
-"""How often decodes that stand still look whether they may go on: a real engine's `_TURN_LOOK_S`."""
+"""Seconds after which decodes that stand still look again whether they may go on: a real engine's `_TURN_LOOK_S`."""
 _EXACT_S = 1e-9
-"""Of sums of times on the clock."""
+"""Rounding error in seconds of sums of times on the clock."""
 
 
 class DecodingEngine(Protocol):
-    """An engine, as far as this goes."""
+    """An engine, as far as decode order is concerned."""
 
     pace: PrefillThrottle
 
     @property
     def batch(self) -> int:
-        """Requests that decode."""
+        """Number of requests that decode."""
         ...
 
     @property
     def believed_s(self) -> float:
-        """What it takes a decode step alone to be."""
+        """Seconds that a decode step takes alone, by the engine's own estimate."""
         ...
 
     @property
     def lead_s(self) -> float:
-        """Until the next has to begin (`gpu_scheduler/engines/sharing/tpot_slack.py`)."""
+        """Seconds until the next decode step has to begin (`gpu_scheduler/engines/sharing/tpot_slack.py`)."""
         ...
 
     @property
     def prefills(self) -> bool:
-        """A prefill step is under way, or next."""
+        """Whether a prefill step is under way, or next."""
         ...
 
     def look(self) -> None:
-        """It may be able to go on."""
+        """Has the engine see whether it can go on."""
         ...
 
     def cut(self) -> None:
-        """Every step is to be looked at from now on: others decode, too, or go first."""
+        """Has the engine decide on each step singly from now on: other engines decode too, or go first."""
         ...
 
 
 class DecodeOrder:
-    """One engine's. Registered at the processor from `begin` to `end`."""
+    """The decode order as one engine follows it. It is registered at the processor from `begin` to `end`."""
 
     def __init__(
         self,
@@ -69,13 +69,14 @@ class DecodeOrder:
         precedence_s: float,
         decode_turn_s: float,
     ) -> None:
-        """Decodes wait `precedence_s` at most for prefill steps of others, and `decode_turn_s` for decode steps."""
+        """`precedence_s`: the most seconds that decodes wait for other engines' prefill steps; `decode_turn_s`: for
+        their decode steps."""
         self.standing = False
-        """The decodes stand still."""
+        """Whether the decodes stand still."""
         self.last = False
-        """The step that comes was decided before somebody went first, who is waited for behind it."""
+        """Whether the next step was decided before another engine went first, which is waited for after it."""
         self._decided = False
-        """The next step is made, whatever comes until then."""
+        """Whether the next step is made, whatever comes until then."""
         self._clock = clock
         self._name = name
         self._engine = engine
@@ -84,10 +85,10 @@ class DecodeOrder:
         self._turn_s = decode_turn_s
         self._place = next(processor.places)
         self._behind_since = inf
-        """Since when they do for prefill steps of others."""
+        """Second since which the decodes have stood still for other engines' prefill steps; +inf if they do not."""
         self._look: Timer | None = None
         self._decoded_at = 0.0
-        """When they were given the devices last."""
+        """Second at which the decodes last had the devices."""
 
     # --- what neighbours see
 
@@ -98,7 +99,8 @@ class DecodeOrder:
 
     @property
     def wants(self) -> bool:
-        """It does not while its own prefill step is under way or next, or another's stops it."""
+        """Whether the engine bids for the devices. It does not while its own prefill step is under way or next, or
+        another's stops it."""
         engine = self._engine
         if not engine.batch or engine.pace.step_s == 0 or self._processor.stands_still(engine.batch):
             return False
@@ -114,42 +116,43 @@ class DecodeOrder:
         if self._processor.stands_still(self._engine.batch):
             self._engine.cut()
 
-    # --- its engine's
+    # --- for its engine
 
     def begin(self) -> None:
-        """It has something to decode."""
+        """Notes that the engine has something to decode."""
         self._processor.decoding[self._name] = self
         for other in self._processor.decoding.values():
             if other is not self:
                 other.joined()
 
     def end(self) -> None:
-        """It has nothing any more."""
+        """Notes that the engine has nothing to decode any more."""
         del self._processor.decoding[self._name]
 
     def forget(self) -> None:
-        """It looks no more."""
+        """Drops the next look of decodes that stand still."""
         if self._look is not None:
             self._look.cancel()
             self._look = None
         self._processor.wait_no_more(self._engine.look)
 
     def prefills(self) -> None:
-        """The engine begins a prefill step."""
+        """Notes that the engine begins a prefill step."""
         self._behind_since = inf
         self._decided = False
 
     def begins(self) -> None:
-        """It begins a decode step, or a run of them: with that the step behind it is decided."""
+        """Notes that the engine begins a decode step, or a run of them: with that the next step is decided."""
         self._decided = not self._waits()
 
     @property
     def step_by_step(self) -> bool:
-        """Others decode, too: whose step is next is looked at before each."""
+        """Whether other engines decode too, so that each step is decided singly."""
         return len(self._processor.decoding) > 1 and self._turn_s > 0
 
     def stands_still(self) -> bool:
-        """Whether its next decode step waits for steps of others; then it looks again when it need not, or soon."""
+        """Whether the engine's next decode step waits for steps of others. If so it looks again when it need not wait,
+        or soon."""
         self.forget()
         now, batch = self._clock.now, self._engine.batch
         decided, self._decided = self._decided, False
@@ -173,14 +176,14 @@ class DecodeOrder:
         return self.standing
 
     def _waits(self) -> bool:
-        """Whether a step that is decided on now is not made at once."""
+        """Whether a step that is decided on now would wait."""
         if self._processor.stands_still(self._engine.batch):
             return min(self._behind_since, self._clock.now) + self._precedence_s - self._clock.now > _EXACT_S
         return self._gives_way()
 
     @property
     def undisturbed(self) -> bool:
-        """Whether a decode step that begins now has the devices for itself, as far as the engine knows
+        """Whether a decode step that begins now has the devices alone, as far as the engine knows
         (`gpu_scheduler/engines/sharing/solo_step_time.py`)."""
         others = [other for other in self._processor.decoding.values() if other is not self]
         if self._processor.goes_first or self._engine.pace.step_s == 0:
@@ -188,7 +191,7 @@ class DecodeOrder:
         return decode_arbitration.alone(self.want, self.wants, [other.want for other in others if other.wants])
 
     def _gives_way(self) -> bool:
-        """To decodes of others."""
+        """Whether the engine's decodes give way to decodes of others."""
         others = [other for other in self._processor.decoding.values() if other is not self]
         if not others or self._turn_s == 0 or self._engine.pace.step_s == 0:
             return False

@@ -1,12 +1,12 @@
 """One model's engine on a group: continuous batching with chunked prefill over elastic KV, as SGLang does it.
 
-An engine is at one of two things: a prefill step (a chunk of prompts, first come first served) or a run of decode steps
-of all requests whose prefill is through. Prefill goes first; decodes wait for it, as long as they have a lead
-(`gpu_scheduler/engines/sharing/tpot_slack.py`). A run goes on, in one event, until its first request ends or its memory
-does; whatever happens before cuts it at the end of the step under way. While others decode, too, each step is a run:
-whose goes first is looked at before each (`decode_order.py`).
+An engine does one of two things at a time: a prefill step (a chunk of prompts, first come first served) or a run of
+decode steps of all requests whose prefill is through. Prefill goes first; decodes wait for it as long as they have
+slack (`gpu_scheduler/engines/sharing/tpot_slack.py`). A run goes on, in one event, until its first request ends or its
+memory does; anything that happens before cuts it at the end of the step under way. While other engines decode too each
+step is a run of its own: which engine's goes first is decided before each (`decode_order.py`).
 
-Prefixes are not reused. What ended requests leave stays held, and the engine's next tokens take it first.
+Prefixes are not reused. Memory that ended requests leave stays held, and the engine's next tokens take it first.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from sim.group.memory import SimulatedMemory
 from sim.inputs.request import SimulatedRequest
 
 _LOOK_S = 0.05
-"""How long an engine goes by what it took a decode step to be: a real one's `_LOOK_S`."""
+"""Seconds for which an engine keeps its estimate of a decode step's time: a real engine's `_LOOK_S`."""
 _RUN_STEPS = 256
-"""Of a decode run at most, as memory is concerned: for so many it is asked for ahead."""
+"""The most steps of a decode run for which memory is requested ahead."""
 
 
 class EngineListener(Protocol):
-    """What a gpu_scheduler hears of its engines."""
+    """The events that a gpu_scheduler gets from its engines."""
 
     def first_token(self, engine: SimulatedEngine, request: SimulatedRequest) -> None: ...
 
     def prefilled(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
-        """A chunk of it, not the last."""
+        """A chunk of the request was prefilled, not the last one."""
 
     def stepped(self, engine: SimulatedEngine, steps: int, tokens: int) -> None:
         """So many decode steps ended since the last call, with so many tokens."""
@@ -48,11 +48,11 @@ class EngineListener(Protocol):
     def finished(self, engine: SimulatedEngine, request: SimulatedRequest) -> None: ...
 
     def parked(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
-        """It did not fit any more; what it had generated is kept."""
+        """The request did not fit any more; the tokens that it had generated are kept."""
 
 
 class SimulatedEngine:
-    """Awake from `SimulatedEngine()` on; `retire` parks what it runs."""
+    """An engine, awake from its construction on; `retire` parks the requests that it runs."""
 
     def __init__(
         self,
@@ -65,16 +65,16 @@ class SimulatedEngine:
         precedence_s: float = 0.0,
         decode_turn_s: float = 0.0,
     ) -> None:
-        """Its prefill steps go before decodes of other engines, for `precedence_s` at most; its decodes wait
-        `decode_turn_s` at most for those of others."""
+        """`precedence_s`: the most seconds that its prefill steps go before decodes of other engines. `decode_turn_s`:
+        the most seconds that its decodes wait for those of others."""
         self.name = name
         self.cost = cost
         self.listener = listener
         self.last_use = clock.now
         self.used_bytes = 0
-        """At the end of what it is at."""
+        """Bytes of KV on each device that are used at the end of the step or run under way."""
         self.prefill_tokens = 0
-        """Ever."""
+        """Prompt tokens that the engine has ever prefilled."""
         self._decoded = 0
         self.pace: PrefillThrottle = FREE
         self._clock = clock
@@ -84,53 +84,55 @@ class SimulatedEngine:
         self._task = Task(self._through)
         self._token_bytes = -(-cost.shape.kv_bytes_per_token // cost.shape.devices)
         self._waiting: deque[SimulatedRequest] = deque()
-        """To be prefilled, the first perhaps in part."""
+        """Requests to be prefilled, the first perhaps in part."""
         self._batch: dict[str, SimulatedRequest] = {}
-        """Decoding."""
+        """Requests that decode, by id."""
         self._ends: list[tuple[int, int, SimulatedRequest]] = []
-        """Of the batch, by the step that ends it, and by a number that grows; some are of the past."""
+        """(step that ends the request, a rising number, the request), as a heap; some entries are of requests that left
+        the batch."""
         self._joined = 0
         self._steps = 0
-        """Decode steps, ever."""
+        """Decode steps that the engine has ever made."""
         self._context = 0
         """Tokens of the batch's KV."""
         self._partial = 0
         """Tokens of KV of requests that are prefilled in part."""
         self._chunk: list[tuple[SimulatedRequest, int]] = []
-        """The prefill step under way."""
+        """(request, tokens) of the prefill step under way."""
         self._run = 0
-        """Steps of the decode run under way."""
+        """Number of steps of the decode run under way."""
         self._run_s = 0.0
-        """Of it, alone."""
+        """Seconds that the decode run takes alone."""
         self._cut = False
-        """It ends with the step under way."""
+        """Whether the decode run ends with the step under way."""
         self._began = 0.0
-        """The prefill step or the decode run under way."""
+        """Second at which the prefill step or decode run under way began."""
         self._host_free = 0.0
-        """When its host was, or will be, through with the step that it was last at, and may begin another."""
+        """Second at which the host is, or was, through with its last step, and may begin another."""
         self._hold = DecodeWindow()
         self._lead_s, self._lead_at = inf, 0.0
-        """Of the batch, and when that was."""
+        """TPOT slack of the batch in seconds, and the second at which it was computed."""
         self._lead_of = (-1, -1, -1, 0.0)
-        """After which step, of how many that ever joined and how many that are left, and with what bound."""
+        """State for which the slack was computed: steps, requests that ever joined, requests in the batch, and the TPOT
+        bound."""
         self._seen = SoloStepTime()
         self._undisturbed = False
-        """The decode run under way, as far as the engine knows."""
+        """Whether the decode run under way has the devices alone, as far as the engine knows."""
         self._believed, self._believed_at = DecodeStep(), -inf
         self._pause: Timer | None = None
         self._prefilled = 0.0, 0.0
-        """When the last prefill step ended, and how long it took."""
+        """Second at which the last prefill step ended, and the seconds that it took."""
         self._order = DecodeOrder(clock, name, self, processor, precedence_s, decode_turn_s)
 
     def __repr__(self) -> str:
         waiting, decoding = len(self._waiting), len(self._batch)
         return f"SimulatedEngine({self.name}, {waiting} to prefill, {decoding} decode, {self.used_bytes} used)"
 
-    # --- what it has
+    # --- requests
 
     @property
     def requests(self) -> list[SimulatedRequest]:
-        """All that it has, in order."""
+        """All requests of the engine, in order."""
         return [*self._waiting, *self._batch.values()]
 
     @property
@@ -138,7 +140,7 @@ class SimulatedEngine:
         return not self._waiting and not self._batch
 
     def decode_tokens(self) -> int:
-        """Generated, ever, up to now."""
+        """Tokens that the engine has ever generated, up to now."""
         done = 0
         if self._run:
             passed = self._run_s - self._processor.left(self._task)
@@ -159,7 +161,7 @@ class SimulatedEngine:
             self._rest()
 
     def retire(self) -> list[SimulatedRequest]:
-        """Stops, and lets go of everything, in the middle of a step. What it had, in order."""
+        """Stops the engine, and drops everything, even in the middle of a step. Returns its requests, in order."""
         self._settle_run()
         self._processor.rest(self._task)
         if self._pause is not None:
@@ -186,12 +188,13 @@ class SimulatedEngine:
 
     def grown(self, came: bool) -> None:
         if not self._task.busy:
-            if not came and not self.empty:  # it stood still for that
+            if not came and not self.empty:  # it stood still for that memory
                 self._park_newest()
             self._next()
 
     def limit_fell(self) -> None:
-        """Idle memory goes at once, requests at the end of the step, newest first."""
+        """Gives memory above the limit back: idle memory at once, that of requests at the end of the step, newest
+        first."""
         self._memory.give_back(self.name, self._memory.over_limit(self.name))
         if self._memory.over_limit(self.name):
             if self._task.busy:
@@ -200,7 +203,7 @@ class SimulatedEngine:
                 self._next()
 
     def _shrink(self) -> None:
-        """Down to the limit, at the end of a step."""
+        """Gives memory back down to the limit, at the end of a step."""
         over = self._memory.over_limit(self.name)
         if not over:
             return
@@ -211,11 +214,11 @@ class SimulatedEngine:
         self._memory.give_back(self.name, self._memory.over_limit(self.name))
 
     def _fits(self, tokens: int) -> bool:
-        """So many more than are used."""
+        """Whether so many more tokens fit into the memory that is held."""
         return (self._tokens + tokens) * self._token_bytes <= self._memory.held(self.name)
 
     def _room_for(self, tokens: int, wanted: int) -> bool:
-        """Whether `tokens` more fit; asks for `wanted` where they do not."""
+        """Whether `tokens` more fit; if they do not, requests memory for `wanted`."""
         if self._fits(tokens):
             return True
         self.used_bytes = self._tokens * self._token_bytes
@@ -238,7 +241,7 @@ class SimulatedEngine:
             self._cut_run()
 
     def _cut_run(self) -> None:
-        """The run ends with the step under way."""
+        """Ends the run with the step under way."""
         if not self._run or self._cut:
             return
         self._cut = True
@@ -249,7 +252,7 @@ class SimulatedEngine:
         self._decodes(max(0.0, self._run_s - passed))
 
     def _through(self) -> None:
-        """A prefill step or a decode run has ended."""
+        """Handles the end of a prefill step or a decode run."""
         if self._chunk:
             self._end_chunk()
         else:
@@ -257,7 +260,7 @@ class SimulatedEngine:
             self._advance(run)
             if run:
                 self._see(run)
-                # Of a decode step the host has little to do: a graph is all.
+                # The host has little to do for a decode step, which is one graph.
                 step_s = (self._clock.now - self._began) / run
                 self._host_free = max(self._host_free, self._clock.now - step_s)
             self.listener.stepped(self, run, run * len(self._batch))
@@ -269,13 +272,13 @@ class SimulatedEngine:
         self._next()
 
     def _next(self) -> None:
-        """What to do now. Its task is not at anything."""
+        """Decides what to do now. Its task is idle."""
         held = bool(self._waiting and self._batch) and self._holds()
         decodes = held and self._decode(1)
         stands_still = decodes and self._order.standing
         if decodes and not stands_still:
             return
-        # Nothing is held for decodes that stand still themselves.
+        # Decodes that stand still themselves hold up no prefill.
         if self._waiting and self._pause is None and self._prefill():
             return
         if stands_still or (self._batch and self._decode()):
@@ -284,8 +287,8 @@ class SimulatedEngine:
         self._processor.rest(self._task)
 
     def _holds(self) -> bool:
-        """Whether a decode step comes before the next prefill step. It is looked at anew before each: a step may be
-        slower than it is alone, and decodes that stand still hold nothing."""
+        """Whether a decode step comes before the next prefill step. This is decided anew before each: a step may be
+        slower than it is alone, and decodes that stand still hold nothing up."""
         step = self._believes()
         if self.lead_s >= 0 or self.pace.step_s <= step.seconds:
             return False
@@ -297,21 +300,21 @@ class SimulatedEngine:
         return self._believes().seconds
 
     def _believes(self) -> DecodeStep:
-        """What it takes a decode step alone to be."""
+        """The engine's own estimate of a decode step alone."""
         now = self._clock.now
         if now - self._believed_at > _LOOK_S:
             self._believed, self._believed_at = self._seen.seen(self.cost.decode_step_s, now), now
         return self._believed
 
     def _see(self, run: int) -> None:
-        """The steps behind the first of a run that has ended."""
+        """Takes the steps of an ended run, except the first, into the estimate."""
         apart_s = (self._clock.now - self._began) / run
         for step in range(max(1, run - MOST), run):
             self._seen.given(self._began + step * apart_s, self._undisturbed)
 
     @property
     def lead_s(self) -> float:
-        """Of the batch, now (`gpu_scheduler/engines/sharing/tpot_slack.py`)."""
+        """Seconds of TPOT slack of the batch now (`gpu_scheduler/engines/sharing/tpot_slack.py`)."""
         now = self._clock.now
         if self.pace.step_s == 0:
             return inf
@@ -369,13 +372,13 @@ class SimulatedEngine:
         return True
 
     def _stuck(self) -> None:
-        """No memory for the next prompt. Decodes end and leave theirs; if there are none and nothing comes, it is put
-        back into the queue."""
+        """Handles a lack of memory for the next prompt. Decodes end and leave theirs; if there are none and no memory
+        is coming, the prompt is put back into the queue."""
         if not self._batch and not self._memory.waits(self.name):
             self._park(self._drop_first())
 
     def _drop_first(self) -> SimulatedRequest:
-        """Of those to be prefilled; only it may be so in part."""
+        """Removes the first request to be prefilled; only that one may be prefilled in part."""
         request = self._waiting.popleft()
         self._partial -= request.prefilled
         return request
@@ -405,7 +408,7 @@ class SimulatedEngine:
                 self._finish(request)
 
     def _rest(self) -> None:
-        """A pause behind the last prefill step, as long as the pace has it now."""
+        """Begins the pause behind the last prefill step, as long as the throttle now requires."""
         ended_at, took_s = self._prefilled
         left_s = max(0.0, ended_at + self.pace.pause_ratio * took_s - self._clock.now)
         self._pause = self._clock.after(left_s, self._unpause)
@@ -417,7 +420,7 @@ class SimulatedEngine:
     # --- decode
 
     def _join(self, request: SimulatedRequest) -> None:
-        """Its prefill gave its first token, or the next one after it was parked."""
+        """Adds a request to the batch: its prefill gave its first token, or the next one after it was parked."""
         self._context += request.to_prefill + 1
         request.generated += 1
         self._decoded += 1
@@ -430,7 +433,7 @@ class SimulatedEngine:
         heappush(self._ends, (request.finish_step, self._joined, request))
 
     def _decode(self, most: int = sys.maxsize) -> bool:
-        """At most so many steps. False: it has to wait for memory."""
+        """Begins at most so many decode steps. Returns False if it has to wait for memory."""
         if self._order.stands_still():
             self._seen.disturbed()
             self._count_used()
@@ -479,13 +482,13 @@ class SimulatedEngine:
         self._processor.work(self._task, seconds, decodes=True, devices=devices)
 
     def _starved(self) -> bool:
-        """Not a step more fits. True: it has something to do nevertheless."""
+        """Handles a batch for which not one more step fits. Returns whether there is something to do nevertheless."""
         if self._memory.waits(self.name):
             return False
         self._park_newest()
         if self._batch:
             return self._decode()
-        # Who waited for a prefill had no room beside those that are parked now.
+        # Prompts that waited for a prefill had no room beside the requests that are parked now.
         return bool(self._waiting) and self._pause is None and self._prefill()
 
     def _advance(self, steps: int) -> None:
@@ -494,7 +497,7 @@ class SimulatedEngine:
         self._context += steps * len(self._batch)
 
     def _leave(self, request: SimulatedRequest) -> None:
-        """Out of the batch."""
+        """Takes a request out of the batch."""
         del self._batch[request.id]
         if not self._batch:
             self._order.end()

@@ -1,14 +1,14 @@
 """The compute of a group's devices: engines that are busy at the same time get equal slices of it. A prefill step goes
-first (`gpu_scheduler/engines/sharing/prefill_priority.py`) until it is over, or has done so for as long as one may:
+first (`gpu_scheduler/engines/sharing/prefill_priority.py`) until it is over, or has gone first for as long as it may:
 engines that decode for not too many requests are told, and stand still from their next step on that is not decided yet
 (`decode_order.py`).
 
-Who leaves them idle for a part of its time, as decodes of small models do, whose hosts are slower, needs no whole
-slice: the others share what is left of it.
+An engine that leaves the devices idle for a part of its time, as decodes of small models do, whose hosts are slower,
+needs no whole slice: the others share what is left of it.
 
-A prefill step also keeps its host busy, which nobody shares: until that is through the step goes on, whether the
-devices have something to do for it or not. Where its host is slower than its devices it reaches them piece by piece,
-and who decodes beside it has them for a slice after each piece (`Task.gaps`).
+A prefill step also keeps its host busy, which no other engine shares: until the host is through the step goes on,
+whether the devices have work for it or not. Where the host is slower than the devices the step reaches them piece by
+piece, and an engine that decodes beside it has them for a slice after each piece (`Task.gaps`).
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ class Task:
         self.done = done
         self.busy = False
         self.first = 0
-        """For how many prompts what it is at goes before what others are at."""
+        """Number of prompts for which its present work goes before that of others; 0: it does not go first."""
         self.first_until: Timer | None = None
         self.decodes = False
-        """That is what it is at."""
+        """Whether its present work is decoding."""
         self.devices = 1.0
-        """Of its time alone, what the devices are busy."""
+        """Share of the time of its work alone in which the devices are busy."""
         self.host_until = 0.0
-        """By the clock, when its host is through with what it is at."""
+        """Second on the clock at which its host is through with the present work."""
         self.host = self.gaps = 0.0
-        """For each second of its work alone: of its host's, and how much longer it takes beside decodes that always
-        have something for the devices to do."""
+        """For each second of its work alone: seconds of its host, and seconds that it takes longer beside decodes that
+        always keep the devices busy."""
         self.computed = False
-        """Its devices are, and the host is not."""
+        """Whether its devices are through, and its host is not."""
         self.ended = False
-        """What it was at is through, and what comes next is not said yet."""
+        """Whether its present work is through, and the next was not given yet."""
         self._left = 0.0
-        """Seconds of work alone, at `at`."""
+        """Seconds of work alone that were left at second `at`."""
         self._rate = 0.0
-        """Seconds of its work for each of the clock's, since then."""
+        """Seconds of its work done in each second of the clock since then."""
         self.at = 0.0
         self.timer: Timer | None = None
 
@@ -78,26 +78,26 @@ class Decoder(Protocol):
 
     @property
     def wants(self) -> bool:
-        """Whether it decodes and wants to be first."""
+        """Whether it decodes and bids to be first."""
         ...
 
     def joined(self) -> None:
-        """Another one has begun to decode."""
+        """Notes that another engine has begun to decode."""
         ...
 
     def claimed(self) -> None:
-        """A prefill step has begun that goes first."""
+        """Notes that a prefill step has begun that goes first."""
         ...
 
 
 class Processor:
-    """Shares itself among the tasks that are busy."""
+    """The devices' compute, shared among the tasks that are busy."""
 
     def __init__(
         self, clock: Clock, sharing: float, precedence_batch: int = 0, decode_sharing: float | None = None
     ) -> None:
-        """Of what one engine alone would get several get `sharing` together, or `decode_sharing` while all of them
-        decode (None: the same)."""
+        """`sharing`: share of one engine's work that several engines do together; `decode_sharing`: the same while all
+        of them decode (None: `sharing`)."""
         self._clock = clock
         self._sharing = sharing
         self._decode_sharing = sharing if decode_sharing is None else decode_sharing
@@ -106,9 +106,9 @@ class Processor:
         self.decoding: dict[str, Decoder] = {}
         """Engines that have something to decode, by name."""
         self._standing: dict[Callable[[], None], int] = {}
-        """Whom to tell when nothing goes first any more, and for how many requests they decode."""
+        """Function to call once nothing goes first any more -> number of requests that its engine decodes."""
         self.places = count(1)
-        """Of engines."""
+        """Numbers for engines, in the order in which they come."""
 
     @property
     def busy(self) -> int:
@@ -116,7 +116,7 @@ class Processor:
 
     @property
     def goes_first(self) -> bool:
-        """Whether a prefill step does."""
+        """Whether a prefill step goes first."""
         return any(task.first for task in self._busy)
 
     def work(
@@ -130,10 +130,11 @@ class Processor:
         host_s: float = 0.0,
         gaps_s: float = 0.0,
     ) -> None:
-        """`task.done` is called when so much work is through, and `host_s` from now at the earliest. Replaces what it
-        was at. `first`: for so many prompts others stand still for `first_s` at most, but for those that decode for too
-        many requests. `devices`: which part of its time alone the devices are busy with it. `gaps_s`: how much longer
-        it takes beside decodes that leave the devices nothing, if those do not stand still."""
+        """Gives a task new work in place of the present one; `task.done` is called once `seconds` of it are done, and
+        after `host_s` seconds at the earliest. `first`: number of prompts for which others stand still for `first_s`
+        seconds at most, except those that decode for too many requests. `devices`: share of its time alone in which the
+        devices are busy with it. `gaps_s`: seconds that it takes longer beside decodes that leave the devices nothing,
+        if those do not stand still."""
         self._stop(task)
         if not task.busy:
             task.busy = True
@@ -163,15 +164,15 @@ class Processor:
         self._share()
 
     def stands_still(self, decodes: int) -> bool:
-        """Whether decodes for so many requests do now."""
+        """Whether decodes for so many requests stand still now."""
         return worth(self._prompts, decodes, self._precedence_batch)
 
     def wait(self, decodes: int, then: Callable[[], None]) -> None:
-        """`then` is called, once, when decodes for so many requests need not stand still any more."""
+        """Has `then` called, once, when decodes for so many requests need not stand still any more."""
         self._standing[then] = decodes
 
     def wait_no_more(self, then: Callable[[], None]) -> None:
-        """It is not called, if it still was to be."""
+        """Drops the call of `then`, if it was still to come."""
         self._standing.pop(then, None)
 
     def _let_go(self) -> None:
@@ -182,15 +183,15 @@ class Processor:
 
     @property
     def _prompts(self) -> int:
-        """That others stand still for."""
+        """Number of prompts for which others stand still."""
         return sum(task.first for task in self._busy)
 
     def left(self, task: Task) -> float:
-        """Seconds of work that are left of what it is at."""
+        """Seconds of work that are left of the task's present work."""
         return max(0.0, task._left - (self._clock.now - task.at) * task._rate)
 
     def rest(self, task: Task) -> None:
-        """It has nothing to do."""
+        """Notes that the task has nothing to do."""
         self._stop(task)
         if task.busy:
             task.busy = task.computed = False
@@ -228,7 +229,8 @@ class Processor:
                 task.timer = self._clock.after(task._left / rate, self._through, task)
 
     def _rates(self, tasks: Sequence[Task]) -> dict[Task, float]:
-        """Of these, which want the devices: equal slices, but nobody gets more than it is busy with."""
+        """Work per second of these tasks, which all want the devices: equal slices, but none gets more than it is busy
+        with."""
         if len(tasks) == 1:
             return {tasks[0]: 1.0}
         left = self._decode_sharing if all(task.decodes for task in tasks) else self._sharing
@@ -244,7 +246,7 @@ class Processor:
 
 
 def _slices(task: Task, decodes: float) -> float:
-    """How much longer each second of a prefill step's work takes beside decodes that keep the devices busy for such a
-    part of the time: each of its pieces waits for a slice of theirs, but for those that come while they have nothing
+    """Seconds that each second of a prefill step's work takes longer beside decodes that keep the devices busy for such
+    a share of the time: each of its pieces waits for a slice of theirs, except pieces that come while they have nothing
     to do."""
     return min(task.gaps, task.host * decodes / (1 - decodes)) if decodes < 1 else task.gaps

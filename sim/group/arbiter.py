@@ -1,8 +1,8 @@
 """Arbitration on a group, by the gpu_scheduler's policy: what `gpu_scheduler/queue/dispatcher.py` does, without its
 I/O.
 
-Every event marks the queue as changed; it is planned once for all of the same moment. What decides is the policy's:
-backlog, admission, protection, holdings, speeds, forecasts.
+Every event marks the queue as changed; it is planned once for all events of the same moment. The policy's own modules
+decide: backlog, admission, throttling, holdings, speeds, forecasts.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ if TYPE_CHECKING:
     from sim.group.node import SimulatedGroup, SimulatedResident
 
 RESUME_S = 1.0
-"""What a stream that was interrupted gets to go on, as `gpu_scheduler/queue/requests.py` gives it."""
+"""Seconds that an interrupted stream gets to go on, as `gpu_scheduler/queue/requests.py` gives it."""
 _ROOM_TIMEOUT_S, _ROOM_HELD_S = 5.0, 1.0
-"""As `gpu_scheduler/memory/memory_requests.py` asks for it."""
+"""Seconds that a room is waited for and held, as `gpu_scheduler/memory/memory_requests.py` asks for it."""
 _ASK_AGAIN_S = 0.05
-"""A gpu_scheduler asks again as soon as it was answered: bounded here, because a room may be there (balloond has so
-many bytes free) and the request still lack memory (admission has set these bytes aside for what runs)."""
+"""Seconds between two requests for memory. A gpu_scheduler asks again as soon as it was answered: bounded here, because
+a room may be there (balloond has so many bytes free) and the request still lack memory (admission has set these bytes
+aside for what runs)."""
 
 
 class _Model:
-    """What one model's requests did here."""
+    """State of one model's requests on this group."""
 
     def __init__(self, speed: PrefillSpeed, forecast: ForecastRules, now: float) -> None:
         self.speed = speed
@@ -52,7 +53,7 @@ class _Model:
         self.requests = 0
         self.committed = 0
         self.at_engine = 0
-        """Requests."""
+        """Number of requests that the model's engine has."""
 
 
 class Arbiter:
@@ -71,21 +72,21 @@ class Arbiter:
         self._models: dict[str, _Model] = {}
         self._requests: dict[str, SimulatedRequest] = {}
         self._planned = False
-        """For this moment."""
+        """Whether a plan was already scheduled for this moment."""
         self._timer: Timer | None = None
         self._asking: set[str] = set()
         self._paces: dict[str, PrefillThrottle] = {}
-        """As the engines were told."""
+        """Model -> throttle as its engine was last told."""
         self._waiting = 0
-        """Requests that no engine has."""
+        """Number of requests that no engine has."""
         self._quiet = False
-        """Nothing waits and nothing prefills, and the engines were told: until a request comes, no plan can change
-        anything."""
+        """Whether nothing waits and nothing prefills, and the engines were told: until a request comes, no plan can
+        change anything."""
         self.lack = KvShortages()
         self._on_time: Iterable[str] = ()
         self.plans = 0
         self.changes = 0
-        """Of what is here: requests that came or went, residencies."""
+        """Rises when requests come or go, and when residencies change."""
 
     # --- requests
 
@@ -116,14 +117,14 @@ class Arbiter:
         self._changed()
 
     def hand_back(self, name: str) -> list[SimulatedRequest]:
-        """All that wait of a model; they are this group's no more."""
+        """Removes and returns all waiting requests of a model."""
         waiting = [self._requests[w.request_id] for w in self._backlog.waiting() if w.model == name]
         for request in waiting:
             self.forget(request)
         return waiting
 
     def forget(self, request: SimulatedRequest) -> None:
-        """Gone from here, for whatever reason."""
+        """Removes a request that has left the group, for whatever reason."""
         now = self._clock.now
         del self._requests[request.id]
         self._backlog.finish(request.id, now)
@@ -139,14 +140,14 @@ class Arbiter:
         self._changed()
 
     def idle_s(self, name: str) -> float:
-        """Since the model's last request arrived or ended; 0 while one is here."""
+        """Seconds since the model's last request arrived or ended; 0 while one is here."""
         model = self._models.get(name)
         if model is None or model.requests:
             return 0.0
         return self._clock.now - model.last_event
 
     def claims(self) -> Counter[str]:
-        """Requests that wait and can still be on time, by model."""
+        """Model -> number of its waiting requests that can still be on time."""
         waiting = (self._requests.get(request_id) for request_id in self._on_time)
         return Counter(request.model for request in waiting if request is not None and not request.committed)
 
@@ -181,7 +182,7 @@ class Arbiter:
         else:
             estimate = resident.up_s or self._rules.wake_estimate_s
             self._backlog.model_waking(name, self._clock.now + estimate if resident.waking else inf)
-        self._paces.pop(name, None)  # its next engine knows none
+        self._paces.pop(name, None)  # the model's next engine has been told none
         self._changed()
 
     # --- engines
@@ -312,7 +313,7 @@ class Arbiter:
     # --- memory
 
     def _need_memory(self, need: NeedMemory) -> None:
-        """One question at a time for each model."""
+        """Asks for the memory that a request lacks; one such request at a time for each model."""
         if need.model in self._asking:
             return
         self._asking.add(need.model)
@@ -336,7 +337,7 @@ class Arbiter:
         self._changed()
 
     def demand(self) -> dict[str, float]:
-        """w of every resident."""
+        """Demand w of every resident, in bytes per second per second of TPOT."""
         now = self._clock.now
         found = {}
         for name, resident in self._group.residents.items():

@@ -1,11 +1,11 @@
-"""The memory of a group, decided by balloond's policy (`balloond/policy/device.py`), whose every decision is
-carried out here at once, or when the cost model says.
+"""The memory of a group, decided by balloond's policy (`balloond/policy/device.py`), whose every decision is carried
+out here at once, or when the cost model says.
 
 A group's models are spread over all of its devices, in equal parts, so all devices are alike: one stands for each of
 them, and bytes are of one device.
 
-An engine's lease has the model's name. What it holds and runs nothing on is told to the policy as cached prefixes, last
-used when its last request ended: as on a real engine it stays until somebody wants it.
+An engine's lease has the model's name. Memory that it holds and runs nothing on is reported to the policy as cached
+prefixes, last used when its last request ended: as on a real engine it stays until another model wants it.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from sim.engines.cost import GpuModel
 
 DEVICE = "each"
 Answer = Callable[[int], None]
-"""Of a room: the bytes that are short."""
+"""Callback with the result of making room: the bytes that are short."""
 
 
 class SimulatedHolder(Protocol):
-    """An engine, as its memory sees it. Bytes on each device."""
+    """An engine, as its memory sees it. Bytes are on each device."""
 
     name: str
     used_bytes: int
-    """Of requests that run."""
+    """Bytes of KV of requests that run."""
     last_use: float
 
     def grown(self, came: bool) -> None:
-        """Memory that it waited for came, or will not."""
+        """Memory that the engine waited for came, or will not come."""
 
     def limit_fell(self) -> None:
-        """It may hold more than its limit now."""
+        """The engine may hold more than its limit now."""
 
 
 class SimulatedMemory:
@@ -62,23 +62,23 @@ class SimulatedMemory:
         self.device = DevicePolicy(DEVICE, capacity_bytes, 2 << 20, count(1), count(1), ClaimPatience())
         self._holders: dict[str, SimulatedHolder] = {}
         self._extents: dict[str, list[int]] = {}
-        """KV of each lease, last granted last."""
+        """Lease -> its extents of KV, those granted last at the end."""
         self._weights: dict[str, list[int]] = {}
         self._weights_bytes: dict[str, int] = {}
         self._growing: dict[str, int] = {}
-        """The request by which a lease waits for more."""
+        """Lease -> the request by which it waits for more memory."""
         self._requests = count(1)
         self._rooms: dict[int, Answer] = {}
         self._timer: Timer | None = None
         self.reclaimed_bytes = 0
-        """Taken from one model for another, ever."""
+        """Bytes that were ever taken from one model for another."""
         self.fixed_bytes = 0
-        """Booked, and not elastic."""
+        """Bytes that are booked and not elastic."""
 
     # --- bookings and leases
 
     def book(self, model: str, quota: int, weights: int, floor: int) -> None:
-        """Raises services.errors.Refused with the arithmetic."""
+        """Books a model's bytes. Raises services.errors.Refused with the arithmetic."""
         self._carry_out(self.device.book(self._clock.now, model, Booking(quota, weights, floor)))
         self._count_fixed()
 
@@ -90,34 +90,34 @@ class SimulatedMemory:
         self.fixed_bytes = sum(booking.quota + booking.weights for booking in self.device.ledger.bookings.values())
 
     def open(self, holder: SimulatedHolder) -> None:
-        """Its lease; the model is booked."""
+        """Opens the holder's lease; its model has to be booked."""
         self.device.open(holder.name, holder.name, holder.name)
         self._holders[holder.name] = holder
         self._extents[holder.name], self._weights[holder.name] = [], []
         self._weights_bytes[holder.name] = 0
 
     def close(self, model: str) -> None:
-        """The lease ends, with all it holds."""
+        """Ends the lease, with all that it holds."""
         for known in (self._holders, self._extents, self._weights, self._weights_bytes, self._growing):
             known.pop(model, None)
         self._carry_out(self.device.end(self._clock.now, model))
 
     def limit(self, model: str, nbytes: int) -> None:
-        """Of its KV, until it is set again."""
+        """Limits a model's KV, until the limit is set again."""
         _, decisions = self.device.set_limit(self._clock.now, model, nbytes, 0, 0)
         self._carry_out(decisions)
 
-    # --- what there is
+    # --- state
 
     def held(self, model: str) -> int:
-        """Of KV."""
+        """Bytes of KV that the model holds."""
         return len(self._extents[model]) * self._hardware.kv_extent_bytes
 
     def weights(self, model: str) -> int:
         return self._weights_bytes[model]
 
     def for_admission(self) -> DeviceMemory:
-        """As the group's gpu_scheduler hears it."""
+        """The memory as the group's gpu_scheduler hears of it."""
         ledger, limits = self.device.ledger, self.device.limits
         return DeviceMemory(
             device=DEVICE,
@@ -132,7 +132,7 @@ class SimulatedMemory:
         )
 
     def check(self) -> None:
-        """AssertionError where a byte is missing, or an engine runs on more than it holds."""
+        """Raises AssertionError if a byte is missing, or an engine runs on more than it holds."""
         self.device.ledger.check()
         for name, holder in self._holders.items():
             kv, weights = self.device.ledger.kv_of(name), self.device.ledger.weights_of(name)
@@ -142,7 +142,8 @@ class SimulatedMemory:
     # --- growing
 
     def grow(self, model: str, least: int, most: int) -> bool:
-        """KV: whether at least `least` bytes came at once. Else `grown` follows, with them or without."""
+        """Requests KV. Returns whether at least `least` bytes came at once; if not, `grown` is called later, with them
+        or without."""
         if model in self._growing:
             return False
         size = self._hardware.kv_extent_bytes
@@ -164,12 +165,12 @@ class SimulatedMemory:
         return len(self._extents[model]) - before >= least_count
 
     def waits(self, model: str) -> bool:
-        """For memory that it asked for."""
+        """Whether the model waits for memory that it requested."""
         return model in self._growing
 
     def fill(self, model: str, nbytes: int) -> None:
-        """Weights, into room that was made for them: as many large extents as they fill, and one of the rest.
-        AssertionError if the room is not there."""
+        """Takes weights' extents in the room that was made for them: as many large ones as they fill, and one for the
+        rest. Raises AssertionError if the room is not there."""
         large, page = self._hardware.weights_extent_bytes, self.device.ledger.page_bytes
         number, rest = divmod(max(0, nbytes - self.weights(model)), large)
         for size, wanted in ((large, number), (-(-rest // page) * page, min(rest, 1))):
@@ -181,7 +182,7 @@ class SimulatedMemory:
     # --- giving back
 
     def give_back(self, model: str, nbytes: int, reclaim_id: int = 0) -> None:
-        """KV that it runs nothing on, in whole extents, at most `nbytes`."""
+        """Gives back KV on which the model runs nothing, in whole extents, at most `nbytes` rounded up."""
         extents, size = self._extents[model], self._hardware.kv_extent_bytes
         idle = self.held(model) - self._holders[model].used_bytes
         number = max(0, min(-(-nbytes // size), idle // size))
@@ -195,14 +196,14 @@ class SimulatedMemory:
         self._carry_out(decisions)
 
     def empty(self, model: str) -> None:
-        """It gives back weights and KV, all."""
+        """Gives back all weights and KV."""
         ids = [*self._extents[model], *self._weights[model]]
         self._extents[model], self._weights[model] = [], []
         self._weights_bytes[model] = 0
         self._carry_out(self.device.give_back(self._clock.now, model, ids))
 
     def over_limit(self, model: str) -> int:
-        """Bytes that it holds above its limit."""
+        """Bytes that the model holds above its limit."""
         return max(0, self.held(model) - self.device.limits.bytes_of(model))
 
     # --- rooms
@@ -210,7 +211,7 @@ class SimulatedMemory:
     def make_room(
         self, model: str, nbytes: int, answer: Answer, *, may_retract: bool, hold_s: float, timeout_s: float
     ) -> None:
-        """`answer` is called once this has returned."""
+        """Has room made; `answer` is called after this has returned."""
         self._tell()
         now = self._clock.now
         claim, decisions = self.device.make_room(now, model, nbytes, may_retract, hold_s, now + timeout_s)
@@ -236,12 +237,13 @@ class SimulatedMemory:
         )
 
     def _tell(self) -> None:
-        """Engines report what they hold on every change; here, when it is going to matter."""
+        """Reports what each engine holds. Engines report on every change; here it is done when it is going to
+        matter."""
         for model in self._holders:
             self.device.reclaims.reported(model, self._report(model))
 
     def _carry_out(self, decisions: list[Decision], quiet: str = "") -> None:
-        """`quiet`: it sees by itself that it has grown."""
+        """Carries decisions out. `quiet`: the model that need not be told that it has grown."""
         for decision in decisions:
             match decision:
                 case Grant(lease_id, request_id, extents):

@@ -1,7 +1,7 @@
 """A group: its devices' memory and compute, its engines, and the residencies of its models.
 
 A residency changes in the steps of `gpu_scheduler/residency/activation.py` and `residency.py`: book, make room, fill,
-wake; or drain, empty, book what a sleeping engine keeps. What they take is the cost model's.
+wake; or drain, empty, book what a sleeping engine keeps. Their durations are the cost model's.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from sim.inputs.catalogue import Spec
 from sim.inputs.request import SimulatedRequest
 
 _ROOM_TIMEOUT_S, _ROOM_HELD_S = 20.0, 60.0
-"""As `gpu_scheduler/residency/activation.py` asks for it."""
+"""Seconds that a room is waited for and held, as `gpu_scheduler/residency/activation.py` asks for it."""
 
 
 class Queue(EngineListener, Protocol):
-    """What orders a group's requests: a policy's own, and the listener of its engines."""
+    """The queue that orders a group's requests; each policy has its own. It is also the listener of the group's
+    engines."""
 
     precedence_s: float
-    """Of prefill steps before neighbours' decodes, as engines have it."""
+    """The most seconds that prefill steps go before neighbours' decodes, for the group's engines."""
     precedence_batch: int
-    """The same."""
+    """The most requests for which neighbours decode and still stand still for one prompt's prefill, for the group's
+    engines."""
     decode_turn_s: float
-    """Of decode steps before others', the same."""
+    """The most seconds that decode steps wait for neighbours' decode steps, for the group's engines."""
 
     def submit(self, request: SimulatedRequest) -> None: ...
 
     def hand_back(self, name: str) -> list[SimulatedRequest]:
-        """All that wait of a model; they are this group's no more."""
+        """Removes and returns all waiting requests of a model."""
 
     def forget(self, request: SimulatedRequest) -> None: ...
 
@@ -53,7 +55,7 @@ class SimulatedResidency(Enum):
     HIBERNATING = "hibernating"
     DRAINING = "draining"
     GONE = "gone"
-    """Cold: it has no engine here."""
+    """Cold: the model has no engine here."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,20 +67,20 @@ class SimulatedResident:
     residency: SimulatedResidency = SimulatedResidency.WAKING
     engine: SimulatedEngine | None = None
     asleep: bool = False
-    """It has an engine that sleeps."""
+    """Whether the model has an engine that hibernates."""
     wake_s: float = 0.0
-    """What its last wake-up took; 0: none yet."""
+    """Seconds that its last wake-up took; 0: none yet."""
     cold_s: float = 0.0
-    """The later one of these two."""
+    """Seconds that its last cold start took; 0: none yet."""
     active_at: float = 0.0
-    """When it became active last."""
+    """Second at which it last became active."""
     token_bytes: int = field(init=False)
-    """Of KV, on each device."""
+    """Bytes of KV for each token, on each device."""
     drained: Callable[[], None] | None = None
-    """While it drains: to be called when its engine is empty."""
+    """While it drains: called when its engine is empty."""
     drain_timer: Timer | None = None
     past_tokens: int = 0
-    """Of engines before this one."""
+    """Tokens of the model's earlier engines here."""
 
     def __post_init__(self) -> None:
         self.token_bytes = -(-self.spec.shape.kv_bytes_per_token // self.spec.parts)
@@ -93,19 +95,19 @@ class SimulatedResident:
 
     @property
     def up_s(self) -> float:
-        """What bringing it up took the last time that it began as now; 0: never done."""
+        """Seconds that bringing it up took the last time from the same residency as now; 0: never done."""
         return self.wake_s if self.asleep else self.cold_s
 
     @property
     def tokens(self) -> int:
-        """Prompt and output tokens, ever, on this group."""
+        """Prompt and output tokens that were ever processed on this group."""
         engine = self.engine
         return self.past_tokens + (engine.prefill_tokens + engine.decode_tokens() if engine is not None else 0)
 
 
 @dataclass(slots=True)
 class Counts:
-    """What happened on a group."""
+    """Counts of what happened on a group."""
 
     wakes: int = 0
     cold_starts: int = 0
@@ -113,11 +115,11 @@ class Counts:
     hibernations: int = 0
     gone_cold: int = 0
     weights_bytes: int = 0
-    """Copied onto its devices."""
+    """Bytes of weights that were copied onto its devices."""
 
 
 class SimulatedGroup:
-    """`back` gets requests that cannot be served here any more."""
+    """A group of devices. `back` gets requests that cannot be served here any more."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class SimulatedGroup:
         self.memory = SimulatedMemory(clock, hardware, hardware.capacity_bytes)
         self.residents: dict[str, SimulatedResident] = {}
         self.active: dict[str, SimulatedResident] = {}
-        """Of them, those that are."""
+        """The residents that are active."""
         self.counts = Counts()
         self.on_finished = finished
         self._back = back
@@ -148,18 +150,18 @@ class SimulatedGroup:
         return f"SimulatedGroup({self.name}, {residents})"
 
     def own_room(self, spec: Spec) -> int:
-        """Weights and graphs on each device, as they are booked."""
+        """Bytes of weights and graphs on each device, as they are booked."""
         unit = self.hardware.weights_unit_bytes
         weights = -(-spec.shape.weights_bytes // spec.parts)
         return sum(-(-part // unit) * unit for part in (weights, graph_bytes(spec.shape, self.hardware)))
 
     def floor(self, spec: Spec) -> int:
-        """On each device, in whole extents."""
+        """Bytes of a model's floor on each device, in whole extents."""
         each = -(-spec.shape.kv_bytes_per_token // spec.parts)
         return floor_bytes(spec.context_tokens, 0, each, self.hardware.kv_extent_bytes)
 
     def finished(self, request: SimulatedRequest) -> None:
-        """Called by the queue."""
+        """Notes that a request has finished; called by the queue."""
         resident = self.residents.get(request.model)
         if resident is not None and resident.drained is not None:
             self.clock.after(0.0, self._look_drained, resident)
@@ -174,8 +176,8 @@ class SimulatedGroup:
         yields: Sequence[tuple[str, bool]] = (),
         drain_s: float = 0.0,
     ) -> None:
-        """`yields`: models that make way, within `drain_s` each, and whether they go cold. `done`: whether it is
-        active, later."""
+        """Brings a model up. `yields`: (model, whether it goes cold) of models that make way, within `drain_s` seconds
+        each. `done` is called later, with whether the model is active."""
         resident = self.residents.get(spec.name)
         if resident is None:
             resident = self.residents[spec.name] = SimulatedResident(spec, Cost(spec.shape, self.hardware))
@@ -244,7 +246,7 @@ class SimulatedGroup:
         done(True)
 
     def _failed(self, resident: SimulatedResident, done: Callable[[bool], None]) -> None:
-        """It is again as it was."""
+        """Puts everything back after a failed activation."""
         name = resident.spec.name
         self.counts.failed_activations += 1
         if resident.asleep:
@@ -260,7 +262,8 @@ class SimulatedGroup:
     # --- down
 
     def bring_down(self, name: str, cold: bool, done: Callable[[], None], drain_s: float = 0.0) -> None:
-        """What waits is handed back at once, what runs when `drain_s` are over."""
+        """Brings a model down. Waiting requests are handed back at once, running ones when `drain_s` seconds are
+        over."""
         resident = self.residents[name]
         if resident.residency is SimulatedResidency.HIBERNATING:
             self._down(resident, cold, done)
@@ -322,5 +325,5 @@ class SimulatedGroup:
         self._set(resident, SimulatedResidency.GONE)
 
     def check(self) -> None:
-        """Raises AssertionError where bytes are missing or counted twice."""
+        """Raises AssertionError if bytes are missing or counted twice."""
         self.memory.check()

@@ -1,1 +1,1 @@
-"""What a replay begins with: a trace of requests, a catalogue, rates."""
+"""The input of a replay: a trace of requests, a catalogue, rates."""

@@ -32,7 +32,7 @@ SHAPES = {
     "32b": Shape(65_530_000_000, 262_144, layers=64),
     "70b": Shape(141_106_905_088, 327_680, layers=80),
 }
-"""bf16: Llama 3's, and Qwen 2.5's of 14B and 32B."""
+"""Shapes in bf16: Llama 3's, and Qwen 2.5's of 14B and 32B."""
 _FIELDS = {
     "name",
     "shape",
@@ -48,12 +48,12 @@ _FIELDS = {
 
 
 class CatalogueError(ValueError):
-    """What is wrong with a catalogue, and where."""
+    """A fault in a catalogue, with its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One model. Bytes of all devices together."""
+    """One model. Bytes are of all devices together."""
 
     name: str
     shape: Shape
@@ -62,7 +62,8 @@ class Spec:
     context_tokens: int = 16_384
     pinned: bool = False
     begins_on: str = ""
-    """Under Prism, the group that it comes up on the first time, as in a run replayed; "": placement chooses."""
+    """Under Prism, name of the group on which the model comes up the first time, as in a run that is replayed; "":
+    placement chooses."""
 
     @property
     def parts(self) -> int:
@@ -70,7 +71,7 @@ class Spec:
 
 
 class ModelSet:
-    """Entries in the order of the file."""
+    """The catalogue's entries, in the order of the file."""
 
     def __init__(self, entries: list[Spec]) -> None:
         self._entries = entries
@@ -85,7 +86,7 @@ class ModelSet:
 
 
 def read(path: Path, slo_scale: float = 1.0) -> ModelSet:
-    """Raises CatalogueError, OSError. `slo_scale` multiplies all targets."""
+    """The catalogue of a file. `slo_scale` multiplies all targets. Raises CatalogueError, OSError."""
     try:
         document = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

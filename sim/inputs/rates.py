@@ -1,4 +1,4 @@
-"""A trace drawn from mean rates, for whoever has no trace: CSV with the columns `model,requests_per_s,prompt_tokens,
+"""A trace drawn from mean rates, for users who have no trace: CSV with the columns `model,requests_per_s,prompt_tokens,
 output_tokens`.
 
 Requests of a model come at random (Poisson); their tokens are lognormal around the given means, with the spreads that
@@ -21,12 +21,12 @@ from sim.inputs.trace import TraceError, Workload
 
 COLUMNS = ["model", "requests_per_s", "prompt_tokens", "output_tokens"]
 _SPREADS = (1.0, 1.4)
-"""Of the logarithms of prompt and output tokens."""
+"""Spreads of the logarithms of prompt and output tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One line."""
+    """One line of the file; tokens are means."""
 
     spec: Spec
     requests_per_s: float
@@ -35,7 +35,7 @@ class Rate:
 
 
 def read(path: Path, catalogue: ModelSet) -> list[Rate]:
-    """Raises TraceError with the line, OSError."""
+    """The rates of a file. Raises TraceError with the line, OSError."""
     found: dict[str, Rate] = {}
     with open(path, newline="") as file:
         for line, row in _rows(path, file):
@@ -66,7 +66,8 @@ def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def draw(rates: list[Rate], seconds: float, scale: float = 1.0, seed: int = 0) -> Workload:
-    """`scale` multiplies the rates. Raises TraceError when not one request comes."""
+    """A drawn workload of so many seconds. `scale` multiplies the rates. Raises TraceError if it would have no
+    request."""
     rows = sorted(
         (at, number, rest) for number, rate in enumerate(rates) for at, *rest in _of(rate, seconds, scale, seed)
     )
@@ -80,7 +81,7 @@ def draw(rates: list[Rate], seconds: float, scale: float = 1.0, seed: int = 0) -
 
 
 def _of(rate: Rate, seconds: float, scale: float, seed: int) -> Iterator[tuple[float, int, int]]:
-    """Arrival, prompt and output tokens, in order of time."""
+    """(arrival in seconds, (prompt tokens, output tokens)) of a model's requests, in order of time."""
     chance = random.Random(f"{rate.spec.name} {seed}")
     at = 0.0
     while (at := at + chance.expovariate(rate.requests_per_s * scale)) < seconds:

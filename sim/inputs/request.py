@@ -6,7 +6,7 @@ from math import inf, isnan, nan
 
 
 class SimulatedRequest:
-    """Times are seconds of the virtual clock; nan: not yet."""
+    """A request. Times are seconds of the virtual clock; nan: not yet."""
 
     __slots__ = (
         "arrival",
@@ -46,28 +46,28 @@ class SimulatedRequest:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.ttft_s = ttft_s
-        """Its target."""
+        """TTFT target in seconds."""
         self.tpot_s = tpot_s
-        """Its target."""
+        """TPOT target in seconds."""
         self.deadline = arrival + ttft_s
         self.first_at = nan
         self.ended_at = nan
         self.failed = ""
-        """Why it never ended well."""
+        """Why the request was not served; empty if it was, or still may be."""
         self.prefilled = 0
-        """Of `to_prefill`, in the attempt under way."""
+        """Tokens of `to_prefill` that are prefilled in the attempt under way."""
         self.generated = 0
-        """Up to date whenever it is not in a decoding batch."""
+        """Output tokens; up to date whenever the request is not in a decoding batch."""
         self.parked = 0
-        """How often its engine had to let go of it."""
+        """How often its engine had to park it."""
         self.committed = 0
-        """Bytes of KV on each device that it was admitted with."""
+        """Bytes of KV on each device with which it was admitted."""
         self.given_at = nan
-        """When its engine had it last."""
+        """Second at which its engine last got it."""
         self.joined_step = self.finish_step = 0
-        """Of its engine's count of decode steps: when it joined the batch, and when its last token is out."""
+        """Numbers of its engine's decode steps: when it joined the batch, and when its last token is out."""
         self.joined_at = nan
-        """When it joined it."""
+        """Second at which it joined the batch."""
 
     def __repr__(self) -> str:
         tokens = f"{self.prompt_tokens}+{self.output_tokens}, {self.generated} out"
@@ -75,7 +75,8 @@ class SimulatedRequest:
 
     @property
     def to_prefill(self) -> int:
-        """What an engine has to prefill if it starts anew: prompt, and what was generated before it was parked."""
+        """Tokens that an engine has to prefill if it starts anew: the prompt, and what was generated before it was
+        parked."""
         return self.prompt_tokens + self.generated
 
     @property
@@ -92,5 +93,5 @@ class SimulatedRequest:
 
     @property
     def tpot(self) -> float:
-        """Mean time for each token after the first; nan if there are none."""
+        """Mean seconds for each token after the first; nan if there are none."""
         return (self.ended_at - self.first_at) / (self.output_tokens - 1) if self.output_tokens > 1 else nan

@@ -1,6 +1,6 @@
 """Traces: CSV, perhaps gzipped, with the columns `arrival_s,model,prompt_tokens,output_tokens`, in order of time.
 
-A bad line ends the reading with its number and what is wrong with it.
+A bad line ends the reading with its number and its fault.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ COLUMNS = ["arrival_s", "model", "prompt_tokens", "output_tokens"]
 
 
 class TraceError(ValueError):
-    """What is wrong with a trace, and in which line."""
+    """A fault in a trace, with its line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Which part of a trace is replayed."""
+    """The part of a trace that is replayed."""
 
     start_s: float = 0.0
     seconds: float = inf
     rate: float = 1.0
-    """Requests for each of the trace: below 1 some are left out, above some come more than once, by a seeded draw."""
+    """Requests for each one of the trace: below 1 some are left out, above 1 some come more than once, by a seeded
+    draw."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -48,11 +49,11 @@ class Workload:
     requests: list[SimulatedRequest]
     seconds: float
     clipped: int = 0
-    """Requests that were longer than their model's context."""
+    """Number of requests that were longer than their model's context."""
 
 
 def read(path: Path, catalogue: ModelSet, part: Slice) -> Workload:
-    """Raises TraceError, OSError. The whole file is checked, not the slice alone."""
+    """The slice of a trace file. The whole file is checked, not the slice alone. Raises TraceError, OSError."""
     draw = random.Random(part.seed)
     trace = Workload([], part.seconds)
     last = 0.0

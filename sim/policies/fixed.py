@@ -1,7 +1,7 @@
-"""Fixed places: every model is where it is, awake, from the beginning to the end.
+"""Fixed places: every model stays in its place, awake, from the beginning to the end.
 
 Models are placed once, by the same Algorithm 1 as Prism's (`placement/policy/assignment/partition.py`), with the mean
-token rate of the whole replay as demand: nobody who plans ahead could know more.
+token rate of the whole replay as demand: no planner could know more in advance.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sim.system import World
 
 
 class Fixed:
-    """The groups, and where each model is."""
+    """The groups, and the place of each model."""
 
     def __init__(
         self, world: World, finished: Callable[[SimulatedRequest], None], queue: Callable[[SimulatedGroup], Queue]
     ) -> None:
-        """Raises FleetError for a model that no group can hold even alone."""
+        """Raises FleetError if no group can hold a model even alone."""
         self.groups = [
             SimulatedGroup(world.clock, f"g{i}", size, world.hardware, queue, _never, finished)
             for i, size in enumerate(world.sizes)
@@ -36,7 +36,7 @@ class Fixed:
         self._finished = finished
         self._home: dict[str, SimulatedGroup] = {}
         self.shares: dict[str, int] = {}
-        """KV bytes on each device, if it is divided."""
+        """Model -> bytes of KV on each device, if memory is divided."""
         for size in sorted({group.devices for group in self.groups}):
             groups = {group.name: group for group in self.groups if group.devices == size}
             specs = {spec.name: spec for spec in world.specs if spec.parts == size}
@@ -49,7 +49,7 @@ class Fixed:
         """Models for which there is no room."""
 
     def _fill(self, group: SimulatedGroup, spec: Spec) -> None:
-        """Before the first request, in no time."""
+        """Places a model before the first request, in no time."""
         hardware, memory = group.hardware, group.memory
         memory.book(spec.name, hardware.quota_bytes, group.own_room(spec), group.floor(spec))
         resident = SimulatedResident(spec, Cost(spec.shape, hardware))

@@ -1,19 +1,19 @@
 """Least slack: what the Prism authors' public code does instead of the paper's algorithms.
 
 As in that code: requests start in order of arrival + TTFT target - the time of their prefill at 2048 tokens a second
-(at least 0.2, at most 2 s), the same for every model; nobody is left out because it would be late. A model with more
-than ten requests that wait for their prefill gets no more; there is no prefill turn. A model comes up where memory is:
-of the groups within 5 GB of the one with the most, the one whose waiting requests have the most time left. Models that
-nobody asked for in 50 s leave, whether their memory is wanted or not. Every 5 s, where the memory per request of one
-group is 15 times that of another, the one with the least gives its least asked model away, if fewer such pairs are
-left afterwards; one model a round. Memory per request: capacity less weights, over the requests that are there (mean of
-the last 30 s).
+(at least 0.2, at most 2 s), the same for every model; no request is left out because it would be late. A model with
+more than ten requests that wait for their prefill gets no more; there is no prefill turn. A model comes up where memory
+is: of the groups within 5 GB of the one with the most, the one whose waiting requests have the most time left. Models
+without requests for 50 s leave, whether their memory is wanted or not. Every 5 s, where the memory per request of one
+group is 15 times that of another, the one with the least gives away its model with the fewest requests, if fewer such
+pairs are left afterwards; one model a round. Memory per request: capacity less weights, over the requests that are
+there (mean of the last 30 s).
 
-Given here, and not in that code: CUDA graphs, an exact fit of weights, engines and floors instead of a constant of
-6 GB, hibernation in place of engines that are made anew, an activation as soon as it is asked for (there: with the next
-round), and a source that serves until the target of a move is up. Two groups without requests count as balanced
-(there: as unbalanced, which looks like a slip). KV is elastic, and starts look at what memory is free, as its engines
-do.
+Given here, and not in that code: CUDA graphs, an exact fit of weights, engines and floors instead of a constant of 6
+GB, hibernation in place of engines that are made anew, an activation as soon as it is requested (there: with the next
+round), and a source that serves until the target of a move is up. Two groups without requests count as balanced (there:
+as unbalanced, which looks like a slip). KV is elastic, and a request starts if the free memory allows it, as in its
+engines.
 
 Settings: ratio (default: 15), idle_s (default: 50), round_s (default: 5).
 """
@@ -36,13 +36,13 @@ from sim.system import World
 _PREFILL_TOKENS_PER_S = 2048
 _LEAST_PREFILL_S, _MOST_PREFILL_S = 0.2, 2.0
 _MOST_PREFILLING = 11
-"""A model is skipped when it has more than ten."""
+"""Number of prefilling requests at which a model is skipped: more than ten."""
 _ALIKE_BYTES = 5_000_000_000
 _SAMPLE_S, _SAMPLES = 1.0, 30
 _ASK_AGAIN_S = 0.5
-"""Where there was no room."""
+"""Seconds before a model that found no room is tried again."""
 _DRAIN_S = 30.0
-"""For what the source of a move runs, as under Prism."""
+"""Seconds that the source of a move may take to finish what it runs, as under Prism."""
 
 
 def latest_start(request: SimulatedRequest) -> float:
@@ -51,7 +51,7 @@ def latest_start(request: SimulatedRequest) -> float:
 
 
 class PlannedPlace:
-    """A group with its lines, and how many requests were there lately."""
+    """A group with its queues, and how many requests were there lately."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class PlannedPlace:
         self._samples.append({name: self.lines.outstanding(name) for name in self.group.active})
 
     def requests(self, name: str) -> float:
-        """Of a model, in the mean of the samples."""
+        """Mean number of a model's requests over the samples."""
         return sum(sample.get(name, 0) for sample in self._samples) / max(1, len(self._samples))
 
     @property
@@ -96,13 +96,13 @@ class PlannedPlace:
         return [resident for resident in self.group.residents.values() if resident.asleep and not resident.waking]
 
     def time_left(self, now: float) -> float:
-        """Mean of the waiting requests; without end if there are none."""
+        """Mean seconds that waiting requests have left; +inf if there are none."""
         left = [r.deadline - now for name in self.group.residents for r in self.lines.waiting(name)]
         return sum(left) / len(left) if left else inf
 
 
 class LeastSlack:
-    """The groups, and where each model is."""
+    """The groups, and the place of each model."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class LeastSlack:
             suitable(spec, self.groups)
         self._home: dict[str, PlannedPlace] = {}
         self._parked: dict[str, list[SimulatedRequest]] = {}
-        """Of models that are nowhere, and for which there was no room."""
+        """Model that is nowhere and found no room -> its requests."""
         self._moving = ""
         self.migrations = 0
         self._clock.after(_SAMPLE_S, self._sample)
@@ -165,7 +165,8 @@ class LeastSlack:
             del self._home[name]
 
     def _roomiest(self, spec: Spec) -> PlannedPlace | None:
-        """Sleepers count as room: they can go cold."""
+        """The place for a model, by free memory; None if no group has room. Sleeping engines count as room: they can go
+        cold."""
         found: list[tuple[int, PlannedPlace]] = []
         for place in self._places:
             present = place.group.residents.get(spec.name)
@@ -179,7 +180,7 @@ class LeastSlack:
         return max(alike, key=lambda place: place.time_left(self._clock.now), default=None)
 
     def _cold(self, place: PlannedPlace, spec: Spec) -> list[tuple[str, bool]]:
-        """Sleepers that have to go cold to make room."""
+        """(model, True) of sleeping models that have to go cold to make room."""
         lacking = place.needs(spec) - place.free
         count = max(0, -(-lacking // place.group.hardware.kept_bytes))
         return [(r.spec.name, True) for r in place.sleepers if r.spec.name != spec.name][:count]
@@ -224,13 +225,13 @@ class LeastSlack:
                         return
 
     def _per_request(self, place: PlannedPlace, requests: Mapping[str, float]) -> float:
-        """Bytes."""
+        """Bytes of memory for each request; +inf without requests."""
         total = sum(requests.values())
         weights = sum(place.group.own_room(self._specs[name]) for name in requests)
         return (place.group.hardware.capacity_bytes - weights) / total if total else inf
 
     def _unbalanced(self, requests: Mapping[PlannedPlace, Mapping[str, float]]) -> int:
-        """Pairs of groups."""
+        """Number of pairs of groups that are unbalanced."""
         each = sorted(self._per_request(place, counts) for place, counts in requests.items())
         return sum(less < inf and more > self._ratio * less for less, more in combinations(each, 2))
 

@@ -1,6 +1,6 @@
-"""A line for each model of a group, in front of its engine: the queue of the systems that have no shared one.
+"""A queue for each model of a group, in front of its engine, for the systems that have no shared queue.
 
-Each model's requests start in the order of its line, whatever other models' requests wait for, as far as memory goes.
+Each model's requests start in the order of its queue, whatever other models' requests wait for, as far as memory goes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sim.group.node import SimulatedGroup, SimulatedResident
 from sim.inputs.request import SimulatedRequest
 
 Order = Callable[[SimulatedRequest], float]
-"""The least goes first; of equals the one that came first."""
+"""Key by which requests start: the least first; of equals the one that came first."""
 
 
 def by_arrival(request: SimulatedRequest) -> float:
@@ -24,9 +24,9 @@ def by_arrival(request: SimulatedRequest) -> float:
 
 
 class EngineQueues:
-    """`bounded`: a request starts when its prompt and the forecast of its output fit beside what its model has
-    started; else at once, and the engine sees to its memory. `most_prefilling`: requests of a model that its engine
-    has not prefilled yet, at most."""
+    """The queues of a group. `bounded`: a request starts when its prompt and the forecast of its output fit beside what
+    its model has started; otherwise at once, and the engine sees to its memory. `most_prefilling`: the most requests of
+    a model that its engine has not prefilled yet."""
 
     precedence_batch = 0
     precedence_s = decode_turn_s = 0.0
@@ -40,12 +40,12 @@ class EngineQueues:
         self._most_prefilling = most_prefilling
         self._came = count()
         self._lines: dict[str, list[tuple[float, int, SimulatedRequest]]] = {}
-        """Heaps."""
+        """Model -> its waiting requests, as a heap."""
         self._places: dict[str, int] = {}
-        """Of requests that are here, by id: among those of equal order."""
+        """Request id -> its rank among requests of equal order."""
         self._committed: dict[str, int] = {}
         self._prefilling: dict[str, set[str]] = {}
-        """Ids of requests that an engine has and that have no token of it yet."""
+        """Model -> ids of requests that its engine has and that have no token yet."""
         self._forecasts: dict[str, OutputForecast] = {}
         self._last_event: dict[str, float] = {}
 
@@ -76,17 +76,17 @@ class EngineQueues:
             self.group.clock.after(0.0, self.start, resident.spec.name)
 
     def idle_s(self, name: str) -> float:
-        """Since the model's last request arrived or ended; 0 while one is here."""
+        """Seconds since the model's last request arrived or ended; 0 while one is here."""
         return 0.0 if self.outstanding(name) else self.group.clock.now - self._last_event.get(name, -inf)
 
     def outstanding(self, name: str) -> int:
-        """Requests of the model that are here."""
+        """Number of the model's requests that are here."""
         resident = self.group.residents.get(name)
         running = len(resident.engine.requests) if resident is not None and resident.engine is not None else 0
         return len(self._lines.get(name, ())) + running
 
     def waiting(self, name: str) -> list[SimulatedRequest]:
-        """Those that no engine has, in no order."""
+        """The model's requests that no engine has, in no order."""
         return [request for _, _, request in self._lines.get(name, ())]
 
     def _know(self, name: str) -> None:
@@ -102,7 +102,7 @@ class EngineQueues:
     # --- starts
 
     def start(self, name: str) -> None:
-        """What may start of a model's line."""
+        """Starts the requests of a model's queue that may start."""
         self.generate(self.take(name))
 
     def start_all(self) -> None:
@@ -111,7 +111,8 @@ class EngineQueues:
                 self.start(name)
 
     def take(self, name: str, tokens: float = inf) -> list[SimulatedRequest]:
-        """Those that start now, the last of them with the one that fills so many tokens of prompts."""
+        """Removes and returns the requests that start now; the last one is the one with which `tokens` tokens of
+        prompts are reached."""
         resident, line = self.group.active.get(name), self._lines[name]
         taken: list[SimulatedRequest] = []
         if resident is None or not line:
@@ -138,7 +139,8 @@ class EngineQueues:
             engine.generate(request)
 
     def _reach(self, name: str) -> int:
-        """KV that the model may come to: what it holds, what is free, and what others hold idle, above their floors."""
+        """Bytes of KV that the model may reach: what it holds, what is free, and what others hold idle, above their
+        floors."""
         memory = self.group.memory.for_admission()
         reach = memory.free
         for holding in memory.holdings:
@@ -168,7 +170,7 @@ class EngineQueues:
         self.group.clock.after(0.0, self.start_all)
 
     def parked(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
-        """In line again, until another has ended."""
+        """Puts the request in the queue again, until another has ended."""
         self._left_engine(request)
         self._wait(request)
         if not self._committed[request.model]:
@@ -180,7 +182,7 @@ class EngineQueues:
         self._prefill_over(request)
 
     def _prefill_over(self, request: SimulatedRequest) -> None:
-        """Its prefill has ended, or been given up."""
+        """Notes that the request's prefill has ended, or was given up."""
         prefilling = self._prefilling[request.model]
         if request.id in prefilling:
             full = len(prefilling) >= self._most_prefilling

@@ -1,7 +1,7 @@
 """MuxServe++: models that share a device share its KV memory on demand, and stay where they are.
 
 As in the Prism paper, whose port of MuxServe to SGLang with elastic KV this stands for: places are fixed ahead, all
-models are resident, nobody is evicted or moved; a model takes the memory that others do not use. As in MuxServe's
+models are resident, none is evicted or moved; a model takes the memory that others do not use. As in MuxServe's
 adaptive batch scheduling: prefills go before decodes, one at a time on a group, the models in turn (round robin), each
 with a batch of its oldest requests; decodes of all models run side by side.
 
@@ -30,14 +30,14 @@ from sim.system import FleetError, World
 
 
 class Rounds(EngineQueues):
-    """One model of the group prefills at a time."""
+    """Queues with which one model of the group prefills at a time."""
 
     def __init__(self, group: SimulatedGroup) -> None:
         super().__init__(group)
         self._batch: set[str] = set()
         """Ids of the requests that prefill."""
         self._rotation: list[str] = []
-        """Models; the one that had its turn last is the last."""
+        """Names of models, the one that prefilled last at the end."""
 
     def start(self, name: str) -> None:
         self.start_all()

@@ -18,13 +18,13 @@ from sim.policies.lines import EngineQueues
 from sim.system import World
 
 _SLEEPERS = 0.25
-"""Of a device, what sleeping engines may keep."""
+"""Share of a device that sleeping engines may keep."""
 _UNBOUNDED = 1 << 30
-"""Requests that an engine decodes at a time."""
+"""The most requests that an engine decodes at a time."""
 
 
 class _Lines(EngineQueues):
-    """Tells of every prefill that ended, or was given up."""
+    """Queues that report every prefill that has ended, or was given up."""
 
     def __init__(self, group: SimulatedGroup, over: Callable[[], None]) -> None:
         super().__init__(group, bounded=False)
@@ -36,8 +36,8 @@ class _Lines(EngineQueues):
 
 
 class Owned:
-    """One group and whose it is. What is submitted to `lines` starts at once: the owner's engine has all of the memory,
-    and batches without a bound but that."""
+    """One group and the model that owns it. Requests submitted to `lines` start at once: the owner's engine has all of
+    the memory, and its batches have no other bound."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class Owned:
         ended: Callable[[Owned, SimulatedRequest], None],
         changed: Callable[[Owned], None],
     ) -> None:
-        """`back` gets requests that were preempted; `changed` is called when its owner is up, or did not come up, and
-        when it has begun."""
+        """`back` gets requests that were preempted. `changed` is called when its owner is up, or did not come up, and
+        when it has prefilled something."""
         hardware = replace(world.hardware, most_running=_UNBOUNDED)
         self.group = SimulatedGroup(
             world.clock,
@@ -62,28 +62,28 @@ class Owned:
         assert isinstance(self.group.queue, EngineQueues)
         self.lines = self.group.queue
         self.owner = ""
-        """The model that is active, or on its way; empty: nobody."""
+        """Name of the model that is active, or on its way; empty: none."""
         self.changing = False
         self.since = 0.0
-        """When the owner came up, or began to."""
+        """Second at which the owner came up, or began to."""
         self.began = False
-        """The owner has prefilled something since."""
+        """Whether the owner has prefilled something since then."""
         self.swaps = 0
-        """A model came and another left."""
+        """Number of times that a model came and another left."""
         self._changed = changed
         self._used: list[str] = []
-        """Models that have been here, the last owner last."""
+        """Names of models that have been here, the last owner at the end."""
 
     def __repr__(self) -> str:
         return f"Owned({self.group.name}, {self.owner or 'nobody'}{', changing' if self.changing else ''})"
 
     @property
     def empty(self) -> bool:
-        """The owner has nothing to do."""
+        """Whether the owner has nothing to do."""
         return not self.changing and not self.lines.outstanding(self.owner)
 
     def up_s(self, spec: Spec) -> float:
-        """What it takes to bring the model up here; 0 for the owner."""
+        """Seconds that bringing the model up here takes; 0 for the owner."""
         if spec.name == self.owner:
             return 0.0
         resident = self.group.residents.get(spec.name)
@@ -91,7 +91,8 @@ class Owned:
         return cost.wake_s if resident is not None and resident.asleep else cost.cold_s
 
     def give(self, spec: Spec) -> None:
-        """To another model. What the owner runs is preempted and comes back through the group's `back`."""
+        """Gives the group to another model. Requests that the owner runs are preempted, and go to the group's
+        `back`."""
         leaves = self.owner
         self.swaps += bool(leaves)
         self.owner, self.changing, self.since = spec.name, True, self.group.clock.now
@@ -100,12 +101,12 @@ class Owned:
         self.group.activate(spec, self._up, yields + [(name, True) for name in self._too_many(spec, leaves)])
 
     def leave(self) -> None:
-        """The owner goes to sleep, with nobody in its place."""
+        """Hibernates the owner, with no model in its place."""
         leaves, self.owner, self.changing = self.owner, "", True
         self.group.bring_down(leaves, False, self._down)
 
     def _too_many(self, spec: Spec, leaves: str) -> list[str]:
-        """Sleepers that have to go cold, the least recently used first, `leaves` counted as one."""
+        """Names of sleeping models that have to go cold, the least recently used first; `leaves` counts as sleeping."""
         sleep = [
             name
             for name in self._used

@@ -1,5 +1,5 @@
-"""QLM: requests are packed into groups by model, which wait in one virtual queue for each group of devices, in the
-order of their SLOs, and models are swapped in and out for them.
+"""QLM: requests are packed into request groups by model, which wait in one virtual queue for each group of devices, in
+the order of their SLOs, and models are swapped in and out for them.
 
 As in the paper: a new request joins the open request group of its model, or opens one, which goes to devices that have
 nothing to do, whatever model is there, else to the virtual queue with the least work. A virtual queue is in order of
@@ -8,15 +8,15 @@ bound but memory); one for another model swaps the models, and what runs is pree
 requests keep what they generated, and their KV is computed again.
 
 Given here, and not in its authors' system, where a swap restarts the engine: the warm pool and hibernation with CUDA
-graphs (`owned.py`), so that most swaps take tenths of a second. A swap comes no earlier than its request group needs
-it to be on time, and request groups of the present model pass meanwhile, as its authors' estimator of waiting times
-would have it. What they leave open: a preempted request gets its TTFT target anew as the deadline to go on, best
-effort counts as a deadline of a minute, and a model that came stays while it has work until it has prefilled something,
-and for `stay_s` at least, or else models trade places for a token each. Of 0.3, 1, 2, 4 and 8 s the default served most
+graphs (`owned.py`), so that most swaps take tenths of a second. A swap comes no earlier than its request group needs it
+to be on time, and request groups of the present model pass meanwhile, as its authors' estimator of waiting times would
+have it. What they leave open: a preempted request gets its TTFT target anew as the deadline to go on, best effort
+counts as a deadline of a minute, and a model that came stays while it has work until it has prefilled something, and
+for `stay_s` at least; otherwise models trade places for a token each. Of 0.3, 1, 2, 4 and 8 s the default served most
 on time on a slice with constant swapping (79 %, with 1 s 23 %); on another it was 3 points under the best, 2 s.
 
-Settings: swap_aware (default: 0; 1: request groups go where they would start first, the swap and the models that
-are there counted), stay_s (default: 4), group_requests (default: 32).
+Settings: swap_aware (default: 0; 1: request groups go where they would start first, the swap and the models that are
+there counted), stay_s (default: 4), group_requests (default: 32).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sim.policies.settings import numbers
 from sim.system import World
 
 _BEST_EFFORT_S = 60.0
-"""Deadline of requests without a target."""
+"""Seconds until the deadline of requests without a target."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,7 +44,7 @@ class RequestGroup:
 
     model: str
     due: float
-    """The earliest of their deadlines."""
+    """The earliest of their deadlines, in seconds."""
     number: int
     requests: list[SimulatedRequest] = field(default_factory=list)
 
@@ -59,7 +59,7 @@ class QlmServer:
 
     owned: Owned
     queue: list[RequestGroup] = field(default_factory=list)
-    """By deadline."""
+    """Request groups by deadline."""
     timer: Timer | None = None
 
 
@@ -88,7 +88,7 @@ class Qlm:
         for spec in world.specs:
             suitable(spec, self.groups)
         self._open: dict[str, tuple[QlmServer, RequestGroup]] = {}
-        """By model: the request group that new requests join."""
+        """Model -> its server and the request group that new requests join."""
         self._made = 0
         self.preempted = 0
 
@@ -139,7 +139,7 @@ class Qlm:
     # --- a virtual queue
 
     def _look(self, server: QlmServer) -> None:
-        """Starts what may start, and swaps when it is time."""
+        """Starts the request groups that may start, and swaps when it is time."""
         if server.timer is not None:
             server.timer.cancel()
             server.timer = None
@@ -158,7 +158,8 @@ class Qlm:
             self._dispatch(server, mine[0])
 
     def _swap_at(self, server: QlmServer, head: RequestGroup) -> float:
-        """Without end while the present model has not prefilled anything yet: then all it did would be lost."""
+        """Second at which to swap for `head`; +inf while the present model has not prefilled anything yet: then all of
+        its work would be lost."""
         if not server.owned.began:
             return inf
         latest = head.due - server.owned.up_s(self._specs[head.model]) - self._prefill_s(head)
@@ -180,7 +181,7 @@ class Qlm:
             self._clock.after(0.0, self._changed, owned)
 
     def _again(self, requests: Sequence[SimulatedRequest]) -> None:
-        """They were preempted."""
+        """Takes back requests that were preempted."""
         self.preempted += len(requests)
         for request in requests:
             self._clock.after(0.0, self.submit, request)

@@ -3,14 +3,14 @@
 As in the paper: requests of models that have no server wait, first come first served; a server that is free goes to the
 model whose request waits longest, of several free ones the one where that model starts fastest (where it sleeps, else
 cold from the image in host memory; of equals the one unused longest). An instance takes all of its model's requests at
-once: the batch has no bound but memory. Nobody who runs is preempted.
+once: the batch has no bound but memory. Running requests are not preempted.
 
 Given here, and not in its authors' system: the warm pool and hibernation with CUDA graphs, so that most starts take
-tenths of a second; its loading format and its live migration have no counterpart (checkpoints are images in host
-memory under every system here). An idle instance stays up until its server is wanted, or for `keep_alive_s`. What its
-authors leave open: a model that is never idle would keep its server for ever; when a request has waited `patience_s`
-the server whose model came up first takes no more requests, and is free when the last of them has ended. Any other is
-free once its model has been idle for `idle_s`.
+tenths of a second; its loading format and its live migration have no counterpart (checkpoints are images in host memory
+under every system here). An idle instance stays up until its server is wanted, or for `keep_alive_s`. What its authors
+leave open: a model that is never idle would keep its server for ever; when a request has waited `patience_s` the server
+whose model came up first takes no more requests, and is free when the last of them has ended. Any other is free once
+its model has been idle for `idle_s`.
 
 Settings: patience_s (default: 1), keep_alive_s (default: without end), idle_s (default: 0).
 """
@@ -53,11 +53,11 @@ class ServerlessLlm:
         for spec in world.specs:
             suitable(spec, self.groups)
         self._waiting: dict[str, deque[SimulatedRequest]] = {}
-        """Of models without a server; the model whose request came first is the first."""
+        """Model without a server -> its waiting requests; the model whose request came first is the first."""
         self._since: dict[str, float] = {}
-        """When the first of these began to wait."""
+        """Model -> second at which the first of its waiting requests came."""
         self._draining: set[str] = set()
-        """Groups that take no more requests."""
+        """Names of groups that take no more requests."""
         self._looking = False
 
     @property
@@ -83,7 +83,7 @@ class ServerlessLlm:
             self._clock.after(0.0, self._look)
 
     def _look(self) -> None:
-        """Gives free servers to those that wait, and drains one for who has waited too long."""
+        """Gives free servers to models that wait, and drains one for a model that has waited too long."""
         self._looking = False
         for name in list(self._waiting):
             spec = self._specs[name]
@@ -112,12 +112,12 @@ class ServerlessLlm:
         return _reached(server.lines.idle_s(server.owner), self._idle_s)
 
     def _drain(self, servers: Sequence[Owned]) -> None:
-        """One at a time of each size."""
+        """Drains a server; one at a time for each size."""
         if not any(server.group.name in self._draining or server.changing for server in servers):
             self._draining.add(min(servers, key=lambda server: server.since).group.name)
 
     def _wanted(self, server: Owned) -> bool:
-        """By another model than its owner."""
+        """Whether a model other than its owner waits for such a server."""
         size = server.group.devices
         return any(name != server.owner and self._specs[name].parts == size for name in self._waiting)
 
@@ -137,13 +137,14 @@ class ServerlessLlm:
             server.leave()
 
     def _again(self, requests: Sequence[SimulatedRequest]) -> None:
-        """A start failed."""
+        """Takes back requests whose start has failed."""
         for request in requests:
             self._clock.after(0.0, self.submit, request)
 
 
 def _reached(idle_s: float, least_s: float) -> bool:
-    """When a timer of so long has just run out, a difference of times may be a little less."""
+    """Whether `idle_s` has reached `least_s`: when a timer of that length has just run out, a difference of times may
+    be slightly less."""
     return idle_s >= least_s - 1e-9
 
 

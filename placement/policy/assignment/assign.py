@@ -1,19 +1,21 @@
 """Algorithm 1: which model lives where.
 
-Models by descending demand; each goes to the place with the least *resulting* pressure, (W + w) / (S - weights) + load
-(W + w), infinite where it does not fit. It leaves the place it has only if that is better by more than tau of the
-pressure of staying, and not within its cool-down. The paper compares pressures before the model is added and an
-absolute tau; resulting pressures see what the model itself brings (a large model on a small device), and a relative tau
-means the same at any load.
+Models choose by descending demand; each goes to the place with the least *resulting* pressure, (W + w) / (S - weights)
++ load (W + w), which is infinite where the model does not fit. It leaves its present place only if the best one is
+better by more than tau of the pressure of staying, and not within its cool-down. The paper compares pressures before
+the model is added, and an absolute tau; resulting pressures include what the model itself brings (a large model on a
+small device), and a relative tau means the same at any load.
 
 Pinned models and those in their cool-down do not take part: they are booked where they are before the others choose, so
-that nobody is put where they will stay.
+that no model is put where they will stay.
 
-Where this order leaves a model without a place, first-fit-decreasing by weights decides for all that may move: first
-with each model's present place as its first choice, then without. It counts only if it places more models than the
-greedy order did. A model that fits nowhere, even with everything that may move gone, changes nothing for the others.
+Where this order leaves a model without a place, first-fit-decreasing by weights decides for all models that may move:
+first with each model's present place as its first choice, then without. Its result counts only if it places more models
+than the greedy order did. A model that fits nowhere, even with everything that may move gone, changes nothing for the
+others.
 
-Tensor-parallel models: n parts on the n least pressured distinct devices of one group, judged by the worst of these.
+A tensor-parallel model has n parts on the n least pressured distinct devices of one group, and is judged by the worst
+of these.
 
 10,000 models on 10,000 devices take half a second to a second on one core; `field.py` says how and why.
 """
@@ -33,13 +35,13 @@ from placement.policy.kvpr import Group, Model, Place
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model that is to have a place."""
+    """A model that is to get a place."""
 
     model: Model
     current: Place | None = None
-    """Where it is active (or on its way to); None: nowhere."""
+    """Where the model is active (or on its way to); None: nowhere."""
     moved_at: float = -inf
-    """When it last moved (seconds)."""
+    """Second at which the model last moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class AssignRules:
     divide: bool = True
     """Whether it may divide the models of two places anew; False: moves and exchanges of two alone."""
     least_pressure: float = 0.0
-    """Local search relieves no device that has less."""
+    """Pressure below which local search leaves a device alone."""
 
 
 class ModelKind(Enum):
@@ -68,9 +70,9 @@ class ModelKind(Enum):
     STAYS = "stays"
     MOVES = "moves"
     DISPLACED = "displaced"
-    """Its place has no room for it any more, or is gone."""
+    """The model's place has no room for it any more, or is gone."""
     PLACED = "placed"
-    """It had no place."""
+    """The model had no place before."""
     PACKED = "packed"
     """First-fit-decreasing by weights decided."""
     IMPROVED = "improved"
@@ -89,17 +91,17 @@ class Reason:
     place: Place | None
     demand: float
     pressure: float = inf
-    """Resulting pressure at the place that it got."""
+    """Resulting pressure at the model's new place."""
     stay_pressure: float = inf
-    """Resulting pressure where it was; +inf if it was nowhere or does not fit there any more."""
+    """Resulting pressure at the model's old place; +inf if it had none or does not fit there any more."""
     tau: float = 0.0
     cool_down_left_s: float = 0.0
     options: tuple[Option, ...] = ()
-    """The best places, best first; the best alone for a model that stays."""
+    """The best places, best first; only the best for a model that stays."""
 
     @property
     def text(self) -> str:
-        """One sentence for `explain`."""
+        """The reason as one sentence, for `explain`."""
         where = self.place.group if self.place else "nowhere"
         best = self.options[0] if self.options else None
         match self.kind:
@@ -139,7 +141,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Every candidate has a reason; one without a place is not in `places`."""
+    """A reason for every candidate, and the places of those that have one."""
 
     places: dict[str, Place]
     reasons: dict[str, Reason]
@@ -157,10 +159,8 @@ def assign(
     rules: AssignRules | None = None,
     booked: Iterable[tuple[Model, Place]] = (),
 ) -> Assignment:
-    """Places for all candidates. `booked`: what else holds memory on the devices (a hibernating engine's quota).
-
-    Names are unique, each place is one of `groups` or counts as gone.
-    """
+    """Places for all candidates. `booked`: what else holds memory on the devices (a hibernating engine's quota). `now`
+    is in seconds. Candidates' names have to be unique; a present place that is not in `groups` counts as gone."""
     rules = rules or AssignRules()
     ordered = sorted(candidates, key=lambda c: (-c.model.demand, c.model.name))
     present: dict[str, float] = {}
@@ -204,7 +204,7 @@ def held(c: Candidate, now: float, rules: AssignRules) -> Reason | None:
 
 
 def _algorithm_1(field: Field, free: Sequence[Candidate], rules: AssignRules) -> dict[str, Reason]:
-    """By demand, and by weights where that leaves models out."""
+    """Places by descending demand, and by weights where that leaves models out."""
     chosen = greedy(field.copy(), free, rules)
     homeless = [c for c in free if chosen[c.model.name].place is None]
     if any(field.best(c.model) for c in homeless):
@@ -222,7 +222,7 @@ def _algorithm_1(field: Field, free: Sequence[Candidate], rules: AssignRules) ->
 def _room_made(
     field: Field, free: Sequence[Candidate], reasons: dict[str, Reason], rules: AssignRules
 ) -> dict[str, Reason]:
-    """Where packing left models out, others make room for them."""
+    """The reasons after other models have made room for those that packing left out."""
     after = _booked(field, free, reasons)
     homeless = [c.model for c in free if reasons[c.model.name].place is None and field.best(c.model)]
     found = dict(reasons)
@@ -239,14 +239,14 @@ def _placed(free: Sequence[Candidate], reasons: dict[str, Reason]) -> list[Place
 def _improved(
     field: Field, free: Sequence[Candidate], proposed: dict[str, Reason], rules: AssignRules
 ) -> dict[str, Reason]:
-    """The proposal after local search, if it is clearly better than moving nobody who need not; else the latter, after
-    local search too. Either way pressures become lexicographically less or nothing moves, so a constant load comes to
-    rest."""
+    """The proposal after local search, if it is clearly better than moving only models that have to; else the latter,
+    also after local search. Either way pressures become lexicographically less or nothing moves, so a constant load
+    comes to rest."""
     proposal, ours = _search(field, free, proposed, rules)
     if all(c.current is None or proposal[c.model.name].place == c.current for c in free):
         return proposal
     if all(proposed[c.model.name].place == c.current for c in free):
-        return proposal  # the search began with everybody at home
+        return proposal  # the search began with every model at home
     kept = _kept(field, free, proposed, rules)
     if _unplaced(proposal) != _unplaced(kept):
         return min(proposal, kept, key=_unplaced)
@@ -256,7 +256,7 @@ def _improved(
 
 
 def _booked(field: Field, free: Sequence[Candidate], reasons: dict[str, Reason]) -> Field:
-    """The field with everybody where the reasons say."""
+    """A copy of the field in which every model is booked where the reasons say."""
     after = field.copy()
     for c in free:
         place = reasons[c.model.name].place
@@ -268,7 +268,7 @@ def _booked(field: Field, free: Sequence[Candidate], reasons: dict[str, Reason])
 def _search(
     field: Field, free: Sequence[Candidate], reasons: dict[str, Reason], rules: AssignRules
 ) -> tuple[dict[str, Reason], Field]:
-    """Local search from the places of `reasons`, and the field as it is then."""
+    """Reasons after local search from the places of `reasons`, and the field at its end."""
     after = _booked(field, free, reasons)
     found = dict(reasons)
     placed = _placed(free, reasons)
@@ -288,7 +288,7 @@ def _search(
 def _kept(
     field: Field, free: Sequence[Candidate], proposed: dict[str, Reason], rules: AssignRules
 ) -> dict[str, Reason]:
-    """Everybody stays who has a place with room; then the others choose, by demand."""
+    """Reasons with every model that has a place with room staying there; the others then choose, by demand."""
     field = field.copy()
     reasons: dict[str, Reason] = {}
     homeless: list[Candidate] = []
@@ -333,8 +333,9 @@ def greedy(field: Field, ordered: Sequence[Candidate], rules: AssignRules) -> di
 def _first_fit_decreasing(
     field: Field, candidates: Sequence[Candidate], *, stay_first: bool, wide_first: bool
 ) -> dict[str, Reason]:
-    """By weights, each model to the first place that has room; `stay_first`: that is the one where it is;
-    `wide_first`: those of many parts, which need room on many devices of a group at once, before all others."""
+    """Places by descending weights: each model goes to the first place that has room. `stay_first`: a model's present
+    place comes first. `wide_first`: models of many parts, which need room on many devices of a group at once, go before
+    all others."""
     reasons: dict[str, Reason] = {}
 
     def order(c: Candidate) -> tuple[int, int, str]:

@@ -1,37 +1,40 @@
-"""Which models no move is for, because they moved lately or could not. Pure: the time is the caller's."""
+"""Models that no move is planned for, because they moved lately or could not. Pure: the time is the caller's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 _AGAIN_S = 5.0
-"""After a move that came to nothing. Building a model costs its target two to five seconds of its links and devices."""
+"""Seconds before a failed move is tried again. Building a model costs its target two to five seconds of its links and
+devices."""
 _MOST_DOUBLINGS = 20
 _FORGOTTEN_S = 3600.0
-"""After a model's rest: longer than any attempt takes, so that those that fail in a row are known as such."""
+"""Seconds for which a failure is remembered after the model's rest: longer than any attempt takes, so that failures in
+a row are known as such."""
 
 
 class CoolDowns:
-    """Of all models. Seconds on any clock."""
+    """The cool-downs of all models, in seconds of any clock."""
 
     def __init__(self, cool_down_s: float) -> None:
         self._cool_down_s = cool_down_s
         self._until: dict[str, float] = {}
         self._failures: dict[str, int] = {}
-        """Of moves of a model in a row."""
+        """Model -> number of its moves that failed in a row."""
 
     def moved_at(self) -> Mapping[str, float]:
-        """When each moved, as the rules of a move have it: what is left of a shorter rest as well."""
+        """Model -> second at which it counts as moved, for the rules of moves. After a failure it is set back, so that
+        only the shorter rest is left."""
         return {model: until - self._cool_down_s for model, until in self._until.items()}
 
     def moved(self, model: str, now: float) -> None:
-        """The cool-down begins."""
+        """Begins the model's cool-down."""
         self._failures.pop(model, None)
         self._rest(model, now, self._cool_down_s)
 
     def not_moved(self, model: str, now: float) -> None:
-        """What stood in its way may be gone soon, and may be there for long: it is tried again, each time after twice
-        as long, up to the cool-down."""
+        """Has the model rest after a failed move. The obstacle may be gone soon, or may be there for long: the move is
+        tried again after twice as long each time, up to the cool-down."""
         self._failures = {name: n for name, n in self._failures.items() if now <= self._until[name] + _FORGOTTEN_S}
         failures = self._failures[model] = self._failures.get(model, 0) + 1
         self._rest(model, now, min(self._cool_down_s, _AGAIN_S * 2.0 ** min(failures - 1, _MOST_DOUBLINGS)))

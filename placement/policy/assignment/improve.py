@@ -32,10 +32,10 @@ from placement.policy.kvpr import Model, Place
 STRICTLY = 1e-9
 """Share by which a pressure has to be lower to count as lower."""
 _PARTNERS = 16
-"""Places whose models a pressed place's are divided with, at most."""
+"""The most places that one pressed place's models are divided with."""
 
 Numbers = tuple[int, ...]
-"""Of the devices of a place."""
+"""Numbers of the devices of a place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Placed:
     model: Model
     place: Place
     home: Place | None
-    """Where it is active; None: nowhere."""
+    """Where the model is active; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentChange:
-    """A model's new place, and what the last step that touched it lowered, from and to."""
+    """A model's new place, and the pressure that the last step which touched it lowered, before and after."""
 
     place: Place
     before: float
@@ -60,8 +60,9 @@ class AssignmentChange:
 def improve(
     field: Field, placed: Sequence[Placed], steps: int, tau: float, least: float = 0.0, *, divides: bool = True
 ) -> dict[str, AssignmentChange]:
-    """Lower the largest pressures of `field`, in which all of `placed` are booked beside what cannot move. Changes it.
-    A device with less than `least` is not relieved. Returns the models that end elsewhere."""
+    """Lowers the largest pressures of `field`, in which all of `placed` are booked beside models that cannot move.
+    Changes `field`. Takes at most `steps` steps; a device with a pressure below `least` is not relieved. Returns the
+    models that end elsewhere."""
     search = _Search(field, placed, tau)
     search.divides = divides
     search.run(steps, least)
@@ -69,9 +70,9 @@ def improve(
 
 
 def clearly_lower(one: Field, other: Field, tau: float, least: float = 0.0) -> bool:
-    """Whether the pressures of `one`, in descending order, fall below those of `other` by more than tau somewhere,
-    where those are at least `least`, and are nowhere before that higher. Repeated, that never leads in a circle: each
-    time they become lexicographically less."""
+    """Whether the pressures of `one`, in descending order, fall below those of `other` by more than the share tau
+    somewhere, at a pressure of `least` or more, and are nowhere higher before that. Repeating such a change never leads
+    in a circle: each time the pressures become lexicographically less."""
     ours, theirs = -np.sort(-one.pressures()), -np.sort(-other.pressures())
     lower = np.flatnonzero((ours < theirs * (1 - tau)) & (theirs >= least))
     higher = np.flatnonzero(ours > theirs * (1 + STRICTLY))
@@ -81,17 +82,17 @@ def clearly_lower(one: Field, other: Field, tau: float, least: float = 0.0) -> b
 def make_room(
     field: Field, placed: Sequence[Placed], homeless: Sequence[Model], tries: int = 256, *, divides: bool = True
 ) -> dict[str, Place]:
-    """Places for models of one part that fit nowhere, by moving one model elsewhere, having two change places, or
-    gathering room on one device for each. Changes the field, in which `placed` are booked. Returns all new places: of
-    those that found one, and of those that went out of the way. `tries`: how many models may be looked at as the one
-    that goes, for all together, and a quarter of how many pairs of devices."""
+    """Places for models of one part that fit nowhere, made by moving one model elsewhere, by an exchange of two, or by
+    gathering room on one device. Changes the field, in which `placed` are booked. Returns all new places: of models
+    that found one, and of models that went out of the way. `tries`: how many models may be looked at as the one that
+    goes, for all homeless models together; four times as many pairs of devices may be."""
     search = _Search(field, placed, 0.0)
     search.tries, search.pairs = tries, 4 * tries
     found: dict[str, Place] = {}
     left = sorted((m for m in homeless if m.parts == 1), key=lambda m: (-m.needed, m.name))
     for way in (
         (search.vacate, search.gather) if divides else (search.vacate,)
-    ):  # of the second, who needs much may take all that there is to try
+    ):  # gather comes second: a model that needs much may use up all its pairs
         for model in [m for m in left if m.name not in found]:
             place = field.first(model) or way(model)
             if place is not None:
@@ -106,14 +107,14 @@ class _Search:
         self._placed = placed
         self._tau = tau
         self.tries = 0
-        """That `vacate` has left."""
+        """Number of models that `vacate` may still look at."""
         self.divides = True
         self.pairs = 0
-        """That `gather` has left."""
+        """Number of pairs of devices that `gather` may still look at."""
         self._places = [p.place for p in placed]
         self._numbers = [field.numbers(p.place) for p in placed]
         self._known = dict(zip(self._numbers, self._places, strict=True))
-        """Places by their devices, also those that nobody has any more."""
+        """Numbers of devices -> the place that has them, also places where no model is any more."""
         self._steps_of: dict[int, tuple[float, float]] = {}
         self._on: dict[int, list[int]] = {}
         for i, numbers in enumerate(self._numbers):
@@ -125,12 +126,14 @@ class _Search:
         self._at_home = np.array([p.home == p.place for p in placed], dtype=np.bool_)
         self._alike: dict[int, NDArray[np.int64]] = {}
         self._columns: dict[int, NDArray[np.int64]] = {}
-        """Of all models of so many parts: the devices of their first parts, of their second parts, and so on."""
+        """Number of parts -> for all models of so many: the devices of their first parts, of their second parts, and so
+        on."""
         for parts in {p.model.parts for p in placed}:
             self._alike[parts] = np.array([i for i, p in enumerate(placed) if p.model.parts == parts])
             self._columns[parts] = np.array([self._numbers[i] for i in self._alike[parts]]).T.copy()
         self._apart: dict[int, NDArray[np.int64]] = {}
-        """Of models of so many parts, as they were when it was asked first: the devices of their places, each once."""
+        """Number of parts -> the devices of the places of models of so many, each place once, as they were at the first
+        use."""
         self._row = {int(i): row for alike in self._alike.values() for row, i in enumerate(alike)}
 
     def run(self, steps: int, least: float) -> None:
@@ -161,13 +164,13 @@ class _Search:
         }
 
     def places(self) -> dict[str, Place]:
-        """Of the models that end elsewhere."""
+        """Model -> new place, for models that end elsewhere."""
         pairs = zip(self._placed, self._places, strict=True)
         return {p.model.name: place for p, place in pairs if place != p.place}
 
     def vacate(self, model: Model) -> Place | None:
-        """A place for a model of one part that fits nowhere, after one change of others that makes it fit: the
-        device that lacks least first, and of the changes there the one that moves the fewest bytes."""
+        """A place for a model of one part that fits nowhere, after one change of other models that makes it fit: the
+        device that lacks least comes first, and of the changes there the one that moves the fewest bytes."""
         field, ones = self._field, self._alike.get(1)
         if ones is None or self.tries == 0:
             return None
@@ -181,12 +184,12 @@ class _Search:
             self.tries -= 1
             i, device = int(ones[row]), int(at[row])
             moved = self._placed[i].model
-            spot = field.first(moved)  # not where it is: it leaves that for the other
+            spot = field.first(moved)  # not its present place, which it leaves to the other
             if spot is not None and device not in field.numbers(spot):
                 here = self._places[i]
                 self._put([(i, spot)])
                 return here
-            # or it changes places with a smaller one, which leaves room enough beside it
+            # or it changes places with a smaller model, which leaves enough room beside it
             swaps = (
                 (field.room[device] + needed[row] - needed >= model.needed)
                 & (field.left[device] + fixed[row] - fixed > model.fixed)
@@ -202,8 +205,9 @@ class _Search:
         return None
 
     def gather(self, model: Model) -> Place | None:
-        """A place for a model of one part that fits nowhere: the room of several devices is brought together on one,
-        by dividing its models and those of another one anew, and then of the next; those with the most room first."""
+        """A place for a model of one part that fits nowhere: the room of several devices is brought together on one.
+        The models of that device and of another one are divided anew, then with the next device; devices with the most
+        room come first."""
         if 1 not in self._columns or self.pairs == 0:
             return None
         roomy = [(number,) for number in map(int, _least(-self._field.room, _PARTNERS))]
@@ -230,7 +234,7 @@ class _Search:
         return None
 
     def _relieve(self, device: int, pressure: float) -> list[int]:
-        """The best change for the device, if there is one. Returns the devices that it touched."""
+        """Makes the best change for the device, if there is one. Returns the devices that it touched."""
         best: tuple[float, int, int, Place | None] = (inf, -1, -1, None)
         for i in self._on.get(device, ()):
             limit = self._limit(pressure, bool(self._at_home[i]))
@@ -259,8 +263,8 @@ class _Search:
         return sorted(touched)
 
     def _divide(self, device: int, pressure: float) -> list[int]:
-        """The best division of a place of the device and one of others that relieves it, if there is one. Returns the
-        devices that it touched."""
+        """Makes the best division between a place of the device and another place that relieves the device, if there is
+        one. Returns the devices that it touched."""
         limit, home_limit = self._limit(pressure, False), self._limit(pressure, True)
         best: tuple[repartition.Division, list[int], Numbers, Numbers] | None = None
         for here in {self._numbers[i] for i in self._on.get(device, ())}:
@@ -291,12 +295,14 @@ class _Search:
         return sorted({*here, *there})
 
     def _place_at(self, moves: Sequence[tuple[int, Numbers]]) -> None:
-        """`_put` by numbers: for models of several parts those of a place that one has had."""
+        """Books models elsewhere, by numbers of devices; for models of several parts these have to be of a place that a
+        model has had."""
         self._put([(i, self._field.single(to[0]) if len(to) == 1 else self._known[to]) for i, to in moves])
 
     def _partners(self, here: Numbers) -> list[tuple[Numbers, float]]:
-        """Other places for as many parts, and below which pressure no division with them can come: those first that
-        can come lowest. Of models of one part all devices, of others the places that such models have."""
+        """Other places for as many parts, each with the pressure below which no division with it can come; those that
+        can come lowest are first. For models of one part these are all devices, for others the places that such models
+        have."""
         field, parts = self._field, len(here)
         mine = list(here)
         if parts == 1:
@@ -328,7 +334,7 @@ class _Search:
         return pressure * (1 - (max(self._tau, STRICTLY) if at_home else STRICTLY))
 
     def _left_behind(self, i: int) -> float:
-        """The highest pressure on the devices of a model without it."""
+        """The highest pressure on a model's devices if it leaves them."""
         field, demand, fixed = self._field, float(self._demand[i]), float(self._fixed[i])
         found = 0.0
         for row in self._numbers[i]:
@@ -337,7 +343,7 @@ class _Search:
         return found
 
     def _elsewhere(self, i: int, left_behind: float) -> tuple[float, Place | None]:
-        """The best place for a model if it leaves the one it has, and the highest pressure on the devices touched."""
+        """The best place for a model if it leaves its present one, and the highest pressure on the devices touched."""
         field, rows = self._field, list(self._numbers[i])
         kept = field.demand[rows], field.left[rows], field.room[rows]
         field.demand[rows] -= self._demand[i]
@@ -350,7 +356,8 @@ class _Search:
         return max(options[0].pressure, left_behind), options[0].place
 
     def _swap(self, i: int, pressure: float) -> tuple[float, int]:
-        """The best model of as many parts to change places with, and the highest pressure on the devices touched."""
+        """The best model to change places with, among those of as many parts, and the highest pressure on the devices
+        touched."""
         field, parts = self._field, self._placed[i].model.parts
         alike, columns = self._alike[parts], self._columns[parts]
         demand, fixed, needed = (of[alike] - of[i] for of in (self._demand, self._fixed, self._needed))
@@ -375,7 +382,7 @@ class _Search:
         return float(worst[row]), int(alike[row])
 
     def _put(self, moves: Iterable[tuple[int, Place]]) -> None:
-        """Book models elsewhere."""
+        """Books models elsewhere."""
         field = self._field
         for i, place in moves:
             rows = list(self._numbers[i])
@@ -385,7 +392,7 @@ class _Search:
             for row in rows:
                 self._on[row].remove(i)
                 if not self._on[row] and abs(field.demand[row]) < STRICTLY * self._demand[i]:
-                    field.demand[row] = 0.0  # what adding and taking away left over
+                    field.demand[row] = 0.0  # rounding error of adding and subtracting demands
             self._places[i], self._numbers[i] = place, field.numbers(place)
             self._known[self._numbers[i]] = place
             self._columns[len(rows)][:, self._row[i]] = self._numbers[i]
@@ -399,7 +406,7 @@ class _Search:
 
 
 def _least(values: Floats, count: int) -> NDArray[np.int64]:
-    """Numbers of the least values, in order."""
+    """Indices of the `count` least values, in ascending order of value."""
     found = np.argpartition(values, count)[:count] if len(values) > count else np.arange(len(values))
     ordered: NDArray[np.int64] = found[np.argsort(values[found], kind="stable")]
     return ordered

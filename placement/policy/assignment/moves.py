@@ -1,11 +1,11 @@
-"""From where models are to where Algorithm 1 wants them, one feasible step after the other.
+"""Moves that bring models from their places to where Algorithm 1 wants them, as one feasible step after the other.
 
 A migration keeps the source serving until the target is ready, so while it is under way the model is booked at both
 places. The plan is a sequence of waves: the moves of one run side by side, at most `at_once` of them, and each finds
-room at its target beside everything else, sources included; when the wave is through, its sources are free. Models
-with the most demand go first. What can go in no wave (two models that want each other's place and no room beside
-them) is held back with the bytes that it lacks: hibernating one of them breaks the circle, and that is the caller's
-to decide.
+room at its target beside everything else, sources included; when the wave is through, its sources are free. Models with
+the most demand go first. A move that can go in no wave (two models that want each other's place and no room beside
+them) is held back with the bytes that it lacks: hibernating one of the models breaks the circle, and that is for the
+caller to decide.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class MoveRules:
     """Numbers of migration."""
 
     at_once: int = 1
-    """Migrations that may be under way together: each takes link bandwidth from those that serve."""
+    """The most migrations that may be under way together: each takes link bandwidth from models that serve."""
     cool_down_s: float = 60.0
-    """A model that moved stays at least this long."""
+    """Seconds that a model which moved stays at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Prepare the target, switch the route, let the source finish, release it."""
+    """A migration: prepare the target, switch the route, let the source finish, release it."""
 
     model: str
     source: Place
@@ -47,14 +47,14 @@ class DeferredMove:
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """`waves[0]` may begin now; it is empty while moves that are under way have to end first."""
+    """Moves in waves. `waves[0]` may begin now; it is empty while moves that are under way have to end first."""
 
     waves: tuple[tuple[Move, ...], ...]
     held: tuple[DeferredMove, ...]
 
     @property
     def moves(self) -> list[Move]:
-        """All of them in order."""
+        """All moves in order."""
         return [move for wave in self.waves for move in wave]
 
 
@@ -69,12 +69,13 @@ def plan_moves(
     under_way: Sequence[Move] = (),
     enough: Callable[[tuple[Move, ...]], bool] = lambda wave: False,
 ) -> MovePlan:
-    """How to bring the models of `booked` to their places in `target` (those not named there stay).
+    """Plans how to bring the models of `booked` to their places in `target` (models not named there stay).
 
     `booked` is all that holds memory. A model may be there more than once: asleep beside its active place, which is the
-    one that moves, or active twice in the middle of a move, then it is left alone. `moved_at`: when a model last moved
-    (seconds). `under_way`: moves that run already, with the model booked at its source; they count as part of the first
-    wave. `enough` is asked with each wave in turn; what would come after it says so is neither planned nor held.
+    one that moves, or active twice in the middle of a move, in which case it is left alone. `moved_at`: model -> second
+    at which it last moved. `under_way`: moves that run already, with the model booked at its source; they count as part
+    of the first wave. `enough` is called with each wave in turn; once it returns True, later moves are neither planned
+    nor held.
     """
     rules = rules or MoveRules()
     moved_at = moved_at or {}

@@ -2,10 +2,10 @@
 there.
 
 Places are Algorithm 1's (`assign.py`), with local search, for models that are nowhere yet, by the paper's KVPR (devices
-have no `load` here: these systems did no better with it, nor with the models of two places divided anew); demands are
-what each is expected to have in the mean. What a device has left after weights and engine quotas is divided among its
-models in proportion to demand, not below a model's floor. Prism itself never asks for this: the systems that it is
-compared with do.
+have no `load` here: these systems did no better with it, nor with the models of two places divided anew). A model's
+demand is the one that it is expected to have on average. The bytes that a device has left after weights and engine
+quotas are divided among its models in proportion to demand, and none gets less than its floor. Prism itself never uses
+this: the systems that it is compared with do.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from placement.policy.kvpr import Group, Model, Place, share
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one model has for good."""
+    """One model's place and share of KV memory, which never change."""
 
     place: Place
     kv_bytes: int
-    """On each of its devices; its floor or more."""
+    """Bytes of KV on each of the model's devices; its floor or more."""
 
 
 def partition(groups: Sequence[Group], models: Sequence[Model]) -> dict[str, Part]:
-    """By model; those that find no room are not in it."""
+    """Model -> its part; models that find no room are left out."""
     places = assign(groups, [Candidate(model) for model in models], 0.0, AssignRules(divide=False)).places
     by_name = {model.name: model for model in models}
     shares: dict[str, int] = {}
@@ -43,7 +43,8 @@ def partition(groups: Sequence[Group], models: Sequence[Model]) -> dict[str, Par
 
 
 def _divided(total: int, wants: Mapping[str, tuple[int, float]]) -> dict[str, int]:
-    """By demand, where that is more than the floor: name -> (floor, demand) -> bytes."""
+    """Bytes for each model, in proportion to demand where that gives more than the floor. `wants`: name -> (floor,
+    demand)."""
     shares: dict[str, int] = {}
     open_ = dict(wants)
     while open_:

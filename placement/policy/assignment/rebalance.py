@@ -1,9 +1,9 @@
 """Which models are to move now: Algorithm 1 says where they belong, `moves` in which order they get there, `rounds` how
-many of them it takes until the cluster is better off. For half a minute after each move of a round nothing but its rest
-is wanted, as long as that is still for the better.
+many moves it takes until the cluster is better off. For half a minute after each move of a round only the rest of that
+round is considered, as long as it still makes the cluster better off.
 
-A model that nobody has asked for lately neither moves nor is in the way: it sleeps where its memory is wanted. So it
-counts as asleep, and who moves to where it is has it make way (`GroupIndex.activate`).
+A model without recent requests neither moves nor is in the way: it hibernates where its memory is wanted. So it counts
+as asleep, and a model that moves to its group has it make way (`GroupIndex.activate`).
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from placement.policy.kvpr import Books, Group, Model, Place
 from placement.policy.lifecycle.decisions import PlacedModel
 
 _MOST_WAVES = 64
-"""That are looked at for a round. Nearly all end with the first or the second."""
+"""The most waves that are looked at for a round. Nearly all searches end with the first or the second."""
 _PRESSED = 8
-"""Devices off which one move is looked for, where no round is found."""
+"""Number of the most pressed devices off which a single move is looked for if no round is found."""
 _GO_ON_S = 30.0
-"""After a move, in which nothing but the rest of its round is wanted: until the source says that it let go, an engine
-that failed is there again, an idle model has been idle for long enough to make way."""
+"""Seconds after a move in which only the rest of its round is considered: until the source reports that it has released
+the model, an engine that failed is there again, or an idle model has been idle for long enough to make way."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebalanceRules:
-    """Numbers of all."""
+    """Rules of assignment, moves and rebalancing."""
 
     assign: AssignRules = AssignRules()
     moves: MoveRules = MoveRules()
     least_pressure: float = 0.05
-    """Nothing moves off a group with less: a move would cost more than it brings."""
+    """Pressure below which no model moves off a group: a move would cost more than it brings."""
     least_share: float = 0.1
-    """Nor does a model with a smaller share of the demand on its devices."""
+    """Share of the demand on its devices below which a model does not move."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedMove:
-    """A migration, and why."""
+    """A migration with its reason."""
 
     move: Move
     reason: Reason
@@ -55,7 +55,7 @@ class Round:
 
     moves: tuple[WantedMove, ...] = ()
     begin: tuple[WantedMove, ...] = ()
-    """Those of them that can begin now."""
+    """The moves of the round that can begin now."""
 
 
 NONE = Round()
@@ -69,8 +69,8 @@ def rebalance(
     rules: RebalanceRules | None = None,
     last: Round = NONE,
 ) -> Round:
-    """Migrations among `groups`. `residents`: all that holds memory there. `moved_at`: when a model last moved
-    (seconds). `last`: what was wanted the time before."""
+    """Migrations among `groups` that are wanted now. `residents`: all that holds memory there. `moved_at`: model ->
+    second at which it last moved. `last`: the round that was wanted the time before."""
     rules = rules or RebalanceRules()
     active: dict[str, PlacedModel] = {}
     for resident in residents:
@@ -108,14 +108,14 @@ def rebalance(
     wanted = tuple(WantedMove(move, assignment.reasons[move.model]) for move in moves)
     if begin := there.beginning(wanted):
         return Round(wanted, begin)
-    # Where all would have to change places there may be no room for it, and still some for one of them.
+    # Where a whole round finds no room there may still be room for one of its moves.
     one = there.single(moving.values())
     return NONE if one is None else Round((one,), (one,))
 
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """Where everything is."""
+    """The groups with all that is booked there, the last moves, the time and the rules."""
 
     groups: Sequence[Group]
     booked: Sequence[tuple[Model, Place]]
@@ -129,14 +129,14 @@ class _There:
         )
 
     def beginning(self, wanted: Sequence[WantedMove]) -> tuple[WantedMove, ...]:
-        """What can go now; nothing where not all can be made, one after the other."""
+        """The wanted moves that can begin now; none if they cannot all be made, one after the other."""
         plan = self.plan({each.move.model: each.move.target for each in wanted}, lambda wave: False)
         first = {move.model for move in plan.waves[0]} if plan.waves and not plan.held else ()
         return tuple(each for each in wanted if each.move.model in first)
 
     def first_round(self, target: Mapping[str, Place]) -> list[Move]:
-        """The first moves on the way to `target` after which the devices are better off by tau; none where no such are
-        found."""
+        """The first moves on the way to `target` after which the devices are better off by more than tau; none if there
+        are no such moves."""
         outlook = Outlook(self.groups, self.booked)
         found: list[Move] = []
         looked_at = 0
@@ -155,7 +155,8 @@ class _There:
         return found
 
     def single(self, moving: Iterable[PlacedModel]) -> WantedMove | None:
-        """The best move of one model off one of the most pressed devices that can be made as things are."""
+        """The best move of one model, off one of the most pressed devices, that can be made as things are; None if
+        there is none."""
         field = Field(self.groups, {})
         for model, place in self.booked:
             field.book(model, place.devices)
@@ -179,14 +180,14 @@ class _There:
 
 
 def _left_behind(field: Field, resident: PlacedModel) -> float:
-    """The highest pressure on the devices of a model without it."""
+    """The highest pressure on a model's devices if it leaves them."""
     rows, model = list(field.numbers(resident.place)), resident.model
     demand, left = field.demand[rows] - model.part_demand, field.left[rows] + model.fixed
     return float(pressures_of(demand, left, field.load[rows]).max()) if (left > 0).all() else inf
 
 
 def _left(groups: Sequence[Group], residents: Sequence[PlacedModel], last: Round) -> tuple[list[WantedMove], list[str]]:
-    """What is still to be made of a round, and the models that have moved."""
+    """The moves of a round that are still to be made, and the models that have moved."""
     names = {each.move.model for each in last.moves}
     at: dict[str, dict[Place, PlacedModel]] = {}
     for r in residents if names else ():
@@ -206,7 +207,7 @@ def _left(groups: Sequence[Group], residents: Sequence[PlacedModel], last: Round
 
 
 def _idle(resident: PlacedModel) -> bool:
-    """Whether nobody has asked for it lately, and it may leave."""
+    """Whether the model has had no recent requests, and may leave."""
     return resident.model.demand <= kvpr.LEAST_DEMAND and resident.idle_s > 0.0 and not resident.model.pinned
 
 
@@ -220,8 +221,8 @@ def _worth_moving(
     active: Mapping[str, PlacedModel],
     rules: RebalanceRules,
 ) -> dict[str, PlacedModel]:
-    """Of those that are active and asked for, by name: those with their share of the demand, and all where a device
-    is overcommitted."""
+    """Active models with recent requests, by name: those with their share of the demand, and all models of a device
+    that is overcommitted."""
     books = Books(groups)
     demand: dict[str, float] = {}
     for model, place in booked:
@@ -240,10 +241,13 @@ def _worth_moving(
 
 
 def _relievable(groups: Sequence[Group], booked: Iterable[tuple[Model, Place]], rules: RebalanceRules) -> bool:
-    """Whether any device has a pressure worth a move that a move could lower by more than tau. It could not where one
-    model brings so much of it that it would bring as much along to the largest device of all, alone there.
+    """Whether a move could lower the pressure of any device by more than tau, where that pressure is worth a move. It
+    could not if one model brings so much of the demand that it would bring as much pressure along to the largest device
+    of all, alone there.
 
-    Asked once a period, and nearly always answered with no: so it goes through the models once, with little else."""
+    This is asked once a period, and the answer is nearly always no: so it goes through the models once, with little
+    else.
+    """
     on: dict[str, list[Model]] = {}
     for model, place in booked:
         for device in place.devices:

@@ -1,4 +1,4 @@
-"""The best way to divide a few models between two places, all ways tried: where memory is tight a large model has to
+"""The best way to divide a few models between two places, all ways tried. Where memory is tight a large model has to
 change places with two small ones, and neither a move nor an exchange of two finds that.
 
 Twelve models can be divided in 4,096 ways; their pressures are a few products of small matrices.
@@ -17,14 +17,15 @@ from placement.policy.kvpr import Model
 
 Floats = NDArray[np.float64]
 MOST = 12
-"""Models that are divided at a time."""
+"""The most models that are divided at a time."""
 _EACH = 0.01
-"""Share of the pressure that the move of each model that is active has to bring."""
+"""Share of the pressure by which a division has to lower it for each active model that it moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The devices of a place without the models that are to be divided: a number for each device."""
+    """A place without the models that are to be divided; each array has a number for each device: demand w, bytes left
+    for KV, bytes free of weights, quotas and floors, and load in 1/bytes."""
 
     demand: Floats
     left: Floats
@@ -34,7 +35,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Which of the models are on the one side, and the highest pressure on the devices of both."""
+    """For each model whether it is on the first side, and the highest pressure on the devices of both sides."""
 
     there: tuple[bool, ...]
     pressure: float
@@ -43,8 +44,9 @@ class Division:
 def divide(
     models: list[Model], there: list[bool], home: list[bool], one: Side, other: Side, limit: float, home_limit: float
 ) -> Division | None:
-    """The division with the least pressure, that below `limit` and, where one leaves the place where it is active,
-    below `home_limit`. `there`: who is on the side `one`; `home`: who is active where it is. None: there is none."""
+    """The division with the least pressure, which has to be below `limit`, and below `home_limit` if a model leaves the
+    place where it is active. `there`: whether each model is on the side `one`; `home`: whether it is active where it
+    is. None if there is no such division."""
     assert len(models) <= MOST
     ways = _ways(len(models))
     demand, fixed, needed = (
@@ -68,8 +70,8 @@ def divide(
 
 
 def gather(models: list[Model], one: Side, other: Side) -> tuple[bool, ...] | None:
-    """Who is to be on the side `one` so that the device there has the most room: one device a side. None: however they
-    are divided, somebody does not fit."""
+    """Which models are to be on the side `one` so that its device has the most room; each side has one device. None if
+    no division lets all models fit."""
     assert len(models) <= MOST
     ways = _ways(len(models))
     fixed, needed = (np.array([float(getattr(model, name)) for model in models]) for name in ("fixed", "needed"))
@@ -82,6 +84,6 @@ def gather(models: list[Model], one: Side, other: Side) -> tuple[bool, ...] | No
 
 @lru_cache
 def _ways(number: int) -> Floats:
-    """A row for each way to choose of so many: 1 for those that are chosen."""
+    """A matrix with a row for each way to choose among so many models: 1 for those that are chosen."""
     found: Floats = (np.arange(2**number)[:, None] >> np.arange(number) & 1).astype(float)
     return found

@@ -1,12 +1,12 @@
 """Which moves are one change of the cluster, and whether that is worth making.
 
 Moves are made one after the other, and everything is decided anew after each. Halfway through a change the pressures
-may be worse than before it, and who decides anew there may take back what was meant as the first of two moves, for
-ever. So moves go in rounds: of all that are wanted the fewest after which the devices that they touch are better off. A
-round is begun only if it can be made to its end, and what was begun is finished (`rebalance.py`).
+may be worse than before it, and a decision made there may take back what was meant as the first of two moves, for ever.
+So moves go in rounds: of all that are wanted the fewest after which the devices that they touch are better off. A round
+is begun only if it can be made to its end, and a round that was begun is finished (`rebalance.py`).
 
-Better off: their pressures, in descending order, fall by more than tau somewhere and rise nowhere before that. Devices
-that no move touches add the same to both sides, so each round makes the pressures of the whole cluster
+Devices are better off if their pressures, in descending order, fall by more than tau somewhere and rise nowhere before
+that. Devices that no move touches add the same to both sides, so each round makes the pressures of the whole cluster
 lexicographically less: a constant load comes to rest.
 
 Moves that have a device in common, or are joined by others that have, depend on each other; those of two such clusters
@@ -23,7 +23,7 @@ from placement.policy.assignment.moves import Move
 from placement.policy.kvpr import Books, Group, Model, Place
 
 Strain = tuple[int, float]
-"""Of a device: the bytes that it lacks for what is promised, then its pressure."""
+"""Strain of a device: the bytes that it lacks for what is booked, then its pressure."""
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class _Joined:
 
 
 class Outlook:
-    """What comes of moves, one after the other, where `booked` is all that holds memory. Of a model that is there more
-    than once (asleep beside its active place) the one with the most bytes moves."""
+    """The state after moves that are made one after the other; `booked` is all that holds memory before. Of a model
+    that is there more than once (asleep beside its active place) the one with the most bytes moves."""
 
     def __init__(self, groups: Sequence[Group], booked: Iterable[tuple[Model, Place]]) -> None:
         self._books = Books(groups)
@@ -47,9 +47,9 @@ class Outlook:
             if known is None or model.needed > known.needed:
                 self._models[model.name] = model
         self._before: dict[str, Strain] = {}
-        """Of devices that were touched."""
+        """Device -> its strain before the first move that touched it."""
         self._joined: dict[str, _Joined] = {}
-        """By device."""
+        """Device -> the moves that depend on each other and touch it."""
 
     def make(self, moves: Iterable[Move]) -> None:
         for move in moves:
@@ -70,8 +70,8 @@ class Outlook:
             self._books.book(model, move.target.devices)
 
     def better(self, tau: float, least: float, of: Move | None = None) -> bool:
-        """Whether the devices are better off than before; `of`: those alone of the moves that this one depends on or
-        that depend on it. A pressure below `least` is no reason for a move."""
+        """Whether the devices are better off than before. `of`: look only at the moves that depend on this one or that
+        it depends on. A pressure below `least` is no reason for a move."""
         devices = self._before.keys() if of is None else self._joined[of.source.devices[0]].devices
         before = sorted((self._before[device] for device in devices), reverse=True)
         after = sorted(map(self._strain, devices), reverse=True)
@@ -85,7 +85,7 @@ class Outlook:
         return False
 
     def with_it(self, move: Move) -> list[Move]:
-        """The moves that were made which it depends on or that depend on it, itself among them, in order."""
+        """The moves made so far that depend on this one or that it depends on, itself among them, in order."""
         return list(self._joined[move.source.devices[0]].moves)
 
     def _strain(self, device: str) -> Strain:

@@ -1,11 +1,13 @@
-"""Activation: where a model that is not active comes up, and who has to leave for it.
+"""Activation: where a model that is not active comes up, and which models have to leave for it.
 
-The group with the least resulting pressure where the model fits, if need be after evicting what may be evicted. Two
-preferences: groups where nobody has to leave, broken by a gain of more than tau, and the group where the model
-hibernates, broken by much more alone (it wakes in tenths of a second there and starts cold elsewhere). Where nothing
-fits the answer is `Refuse`, if nothing ever could, or `Wait`, with the arithmetic of the nearest group.
+A model comes up on the group with the least resulting pressure where it fits, if need be after evicting models that may
+be evicted. Two preferences: groups where no model has to leave, broken by a gain of more than tau, and the group where
+the model hibernates, broken only by a much larger gain (it wakes in tenths of a second there and starts cold
+elsewhere). Where nothing fits the answer is `Refuse`, if nothing ever could, or `Wait`, with the arithmetic of the
+nearest group.
 
-Here is what one group has to offer, and how to choose among several; which groups are looked at is `group_index.py`'s.
+This module says what one group has to offer, and how to choose among several; `group_index.py` says which groups are
+looked at.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class ActivationPlan:
 
 
 def chosen(model: Model, found: list[GroupOption], compared: int, rules: LifecycleRules) -> ActivationPlan:
-    """Of what was found on groups, out of `compared` that had room."""
+    """The plan for the best of the options in `found`, out of `compared` groups that had room. Sorts `found`."""
     found.sort(key=lambda f: (f.pressure, -f.idle_s))
     best = _prefer(found, rules)
     outcome = Activate(model.name, best.place, best.pressure, _why(best, found, compared, rules))
@@ -41,7 +43,7 @@ def chosen(model: Model, found: list[GroupOption], compared: int, rules: Lifecyc
 
 
 def wait(model: Model, lacking: Sequence[tuple[int, str]]) -> ActivationPlan:
-    """`lacking`: what the nearest groups are short of (`lack`, below)."""
+    """The plan to wait. `lacking`: bytes that the nearest groups lack, with the sentence about each (`lack`, below)."""
     return ActivationPlan(Wait(model.name, f"no group has room now; the nearest is {min(lacking)[1]}"))
 
 
@@ -51,18 +53,18 @@ class GroupOption:
 
     place: Place
     pressure: float
-    """The highest resulting one on its devices."""
+    """The highest resulting pressure on the place's devices."""
     evictions: tuple[Hibernate | GoCold, ...]
     home: bool
     idle_s: float = inf
-    """The least of those that leave."""
+    """The least idle time in seconds of the models that leave; +inf if none that is awake does."""
 
 
 def attempt(model: Model, group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) -> GroupOption | None:
-    """The model's place on one group, with the evictions that it takes; None if there is none."""
+    """The model's option on one group, with the evictions that it takes; None if there is none."""
     others = [r for r in here if r.model.name != model.name]
     mine = next((r for r in here if r.model.name == model.name and r.hibernating), None)
-    if mine is not None:  # its engine is bound to its devices, and was measured
+    if mine is not None:  # its engine is bound to its devices, and was measured there
         model = mine.model.wanted(model.demand)
         group = Group(group.name, tuple(d for d in group.devices if d.name in mine.place.devices))
     books = _booked(group, others)
@@ -75,7 +77,7 @@ def attempt(model: Model, group: Group, here: Sequence[PlacedModel], rules: Life
     _, devices = gone.best(model, group)
     if not devices or not all(may_leave(r, rules) for r in in_the_way):
         return None
-    for spare in (0, 1):  # a byte more where nothing would be left for KV
+    for spare in (0, 1):  # a byte more if nothing would be left for KV
         wanted = {device: max(0, model.needed + spare - books.free(device)) for device in devices}
         for device, freed in freed_by(in_the_way, rules).items():
             wanted[device] = max(wanted.get(device, 0), freed)
@@ -89,14 +91,14 @@ def attempt(model: Model, group: Group, here: Sequence[PlacedModel], rules: Life
 
 
 def engines_lacking(group: Group, others: Iterable[PlacedModel]) -> int:
-    """How many of the others' engines have to go before another model gets one on the group."""
+    """How many of the other models' engines have to go before another model gets one on the group."""
     return int(max(0, sum(r.has_engine for r in others) + 1 - group.engines))
 
 
 def _after(
     model: Model, group: Group, devices: Sequence[str], others: Sequence[PlacedModel], eviction: Eviction
 ) -> float:
-    """The highest pressure on the devices with the model there, when those who leave have."""
+    """The highest pressure on the devices with the model there and the evicted models gone."""
     left = {d.model: isinstance(d, GoCold) for d in eviction.decisions}
     after = Books([group])
     for resident in others:
@@ -107,7 +109,7 @@ def _after(
 
 
 def _prefer(found: Sequence[GroupOption], rules: LifecycleRules) -> GroupOption:
-    """`found` by pressure."""
+    """The best option; `found` is sorted by pressure."""
     best = found[0]
     calm, home = next((f for f in found if not f.evictions), None), next((f for f in found if f.home), None)
     for favoured, gain in ((calm, rules.tau), (home, rules.home)):
@@ -145,7 +147,7 @@ def _names(group: Group) -> set[str]:
 
 
 def lack(model: Model, group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) -> tuple[int, str]:
-    """How far the group is from holding the model, and the sentence about it."""
+    """Bytes that the group lacks to hold the model, and the sentence about it."""
     others = [r for r in here if r.model.name != model.name]
     mine = next((r for r in here if r.model.name == model.name and r.hibernating), None)
     free = _nth_most(group, model.parts, _booked(group, others))

@@ -1,8 +1,8 @@
-"""What of a group decides whether a model could come up there, and for how long that stays as it is by itself.
+"""What of a group decides whether a model could come up there, and for how long that stays the same by itself.
 
-A group tells something new several times a second: tokens, requests that wait, bytes of KV. For a model that waits for
-room all of that is the same as before. Its question is asked anew when the footing of a group is another: who is there
-with how much, who may leave, and who has had its quantum.
+A group reports something new several times a second: tokens, requests that wait, bytes of KV. None of that changes the
+answer to a model that waits for room. Its place is looked for again when the footing of a group changes: which models
+are there with how many bytes, which may leave, and which have had their quantum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from placement.policy.lifecycle.eviction import least_stay_s, may_leave
 
 
 def footing(group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) -> Hashable:
-    """Equal to another one where a model that waits would be told the same."""
+    """The group's state as far as it decides the answer to a model that waits: equal values give equal answers."""
     return group, tuple(
         (
             r.model.name,
@@ -34,7 +34,8 @@ def footing(group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) ->
 
 
 def holds_s(here: Sequence[PlacedModel], rules: LifecycleRules) -> float:
-    """Seconds until one of them has been idle, or awake, for so long that it may leave; +inf: never by itself."""
+    """Seconds until one of the models has been idle, or awake, for so long that it may leave; +inf if that never
+    happens by itself."""
     return min((left for r in here for left in _ripens_s(r, rules) if left > 0.0), default=inf)
 
 

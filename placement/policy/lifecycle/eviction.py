@@ -1,12 +1,12 @@
 """Eviction under demand: an idle model leaves only when its memory is wanted.
 
-Two conditions: a model has been idle for `idle_s`, and memory is wanted. Hibernation first: weights, graphs and floor
-go, the engine keeps its addresses and a part of its quota. Where that is not enough, or host memory or an engine is
-wanted, models go cold and give back that and the engine too. Pinned models never leave, nor do those that have hardly
-come (`stay`). The least wake-up time for each byte freed and second idle goes first: who was not asked for in so long
-will not be for about as long again, so this is the share of time that requests will wait for what is freed. Where no
-image of its weights is there a model has nothing to wake up from: a cold start counts instead. Nothing goes that the
-others make needless.
+Two conditions: a model has been idle for `idle_s`, and memory is wanted. Hibernation comes first: weights, graphs and
+floor go, the engine keeps its addresses and a part of its quota. If that is not enough, or host memory or an engine is
+wanted, models go cold and give back that and the engine too. Pinned models never leave, nor do models that came only
+lately (`stay`). The model with the least wake-up time for each byte freed and second idle goes first: a model without
+requests for so long will have none for about as long again, so this is the share of time that requests will wait for
+what is freed. A model without an image of its weights has nothing to wake up from: its cold start counts instead. A
+model stays if the others that leave make its leaving needless.
 
 Bytes are bytes on one device, seconds are durations; there is no clock here.
 """
@@ -24,17 +24,17 @@ _LEAST_IDLE_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """What leaves, and what is still missing afterwards."""
+    """The models that leave, and what is still missing afterwards."""
 
     decisions: tuple[Hibernate | GoCold, ...] = ()
     short: Mapping[str, int] = field(default_factory=dict)
-    """Bytes by device that are wanted and not freed."""
+    """Device -> bytes that are wanted and not freed."""
     host_short: int = 0
     engines_short: int = 0
 
     @property
     def enough(self) -> bool:
-        """Whether all that was wanted is freed."""
+        """Whether everything that was wanted is freed."""
         return not self.short and self.host_short <= 0 and self.engines_short <= 0
 
 
@@ -48,10 +48,11 @@ def evict(
     for_whom: str = "",
     go_cold: bool = True,
 ) -> Eviction:
-    """Free `wanted` bytes (device -> bytes), `host_wanted` bytes of host memory and `engines_wanted` engines. Nothing
-    wanted: nobody leaves. `go_cold`: whether engines may go where hibernation is not enough.
+    """Chooses models to evict so that `wanted` bytes (device -> bytes), `host_wanted` bytes of host memory and
+    `engines_wanted` engines come free; if nothing is wanted, none leaves. `go_cold`: whether engines may go where
+    hibernation is not enough.
 
-    What falls short is in the answer; whether to carry out a part is the caller's choice.
+    The answer states what falls short; whether to carry out a part is the caller's choice.
     """
     rules = rules or LifecycleRules()
     leaving = [r for r in residents if not r.model.pinned]
@@ -64,21 +65,22 @@ def evict(
 
 
 def may_leave(resident: PlacedModel, rules: LifecycleRules) -> bool:
-    """Whether it may be evicted now."""
+    """Whether the model may be evicted now."""
     if resident.model.pinned or resident.hibernating:
         return not resident.model.pinned
     return 0.0 < resident.idle_s >= rules.idle_s and resident.stay_s >= least_stay_s(resident, rules)
 
 
 def least_stay_s(resident: PlacedModel, rules: LifecycleRules) -> float:
-    """How long it is awake at least before it makes way for others' sake, unless its group is promised to one: by what
-    coming back will take, so that coming is a small part of its time. What it took this time is paid: a model that was
-    read from a slow disk for a minute wakes in a moment from now on."""
+    """Seconds that a model stays awake at least before it makes way for others, unless its group is reserved for
+    another. It is a multiple of what coming back will take, so that coming back is a small part of the model's time.
+    What coming took this time does not count: a model that was read from a slow disk for a minute wakes in a moment
+    from now on."""
     return rules.stay * (_asleep_costs_s(resident) if rules.hibernate else resident.cold_s)
 
 
 def freed_by(residents: Iterable[PlacedModel], rules: LifecycleRules) -> dict[str, int]:
-    """Device -> bytes that come free when all of these, who are awake, leave."""
+    """Device -> bytes that come free when all of these models, which are awake, leave."""
     freed: dict[str, int] = {}
     for resident in residents:
         stays = resident.model.asleep().needed if rules.hibernate else 0
@@ -88,7 +90,7 @@ def freed_by(residents: Iterable[PlacedModel], rules: LifecycleRules) -> dict[st
 
 
 class _Eviction:
-    """Which residents go how far down; `_steps` in the order in which they were chosen."""
+    """Which residents go how far down; `_steps` has them in the order in which they were chosen."""
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class _Eviction:
         self._engines = max(0, engines)
         self._sleepy = [r for r in residents if not r.hibernating and may_leave(r, rules)]
         self._asleep = [r for r in residents if r.hibernating]
-        self._steps: list[tuple[PlacedModel, bool]] = []  # (who, goes cold): hibernating and cold are two steps
+        self._steps: list[tuple[PlacedModel, bool]] = []  # (resident, goes cold): two steps of a model
 
     def hibernate(self) -> None:
         if self._rules.hibernate:
@@ -113,12 +115,13 @@ class _Eviction:
     def go_cold(self) -> None:
         awake = (r for r, _ in self._steps) if self._rules.hibernate else self._sleepy
         self._take([*self._asleep, *awake], cold=True)
-        if self._host_short() > 0 or self._engines_short() > 0:  # models that are still awake hold both as well
+        if self._host_short() > 0 or self._engines_short() > 0:  # awake models hold both as well
             leaving = {step[0].model.name for step in self._steps}
             self._take([r for r in self._sleepy if r.model.name not in leaving], cold=True)
 
     def spare_the_needless(self) -> None:
-        """From the dearest on, whoever the others make needless stays (or at least stays in hibernation)."""
+        """Undoes steps that the others make needless, the most expensive first: the model stays (or at least stays in
+        hibernation)."""
         for cold in (True, False):
             for step in sorted((s for s in self._steps if s[1] == cold), key=self._price, reverse=True):
                 without = [other for other in self._steps if other != step]
@@ -161,7 +164,7 @@ class _Eviction:
                 self._steps.append(step)
 
     def _price(self, step: tuple[PlacedModel, bool]) -> tuple[float, float, str]:
-        """Seconds of later waiting for each byte that helps and second idle; of equals the longest idle."""
+        """Seconds of later waiting for each byte that helps and second idle; ties go to the longest idle."""
         resident, cold = step
         asleep_s = _asleep_costs_s(resident)
         seconds = max(0.0, resident.cold_s - asleep_s) if cold else asleep_s
@@ -176,11 +179,11 @@ class _Eviction:
         return (each, -resident.idle_s, resident.model.name)
 
     def _at_once(self, resident: PlacedModel) -> bool:
-        """Whether it goes cold in one step: it sleeps already, or nobody is to sleep."""
+        """Whether the model goes cold in one step: it hibernates already, or hibernation is off."""
         return resident.hibernating or not self._rules.hibernate
 
     def _frees(self, resident: PlacedModel, cold: bool) -> dict[str, int]:
-        """Bytes on each device: of falling asleep, or of the engine's going."""
+        """Device -> bytes that the step frees: by hibernating, or by the engine's end if `cold`."""
         model = resident.model
         asleep = model.asleep().needed
         amount = asleep if cold else model.needed - asleep
@@ -206,5 +209,5 @@ class _Eviction:
 
 
 def _asleep_costs_s(resident: PlacedModel) -> float:
-    """What its next request waits for once it was sent to sleep."""
+    """Seconds that the model's next request waits once the model was hibernated."""
     return resident.wake_s if resident.has_image else resident.cold_s

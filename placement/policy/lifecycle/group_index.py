@@ -1,13 +1,13 @@
-"""The groups of one size as they stand, kept between decisions: what is on each, and all of it as arrays.
+"""The groups of one size, kept between decisions: what is on each, and all of it as arrays.
 
 A model that comes up could be tried on every group in turn (`lifecycle.attempt`), which takes a fifth of a second for
-10,000 groups. The arrays tell of all groups at once the pressure that no attempt can beat: with everybody where they
-are, where the model fits, and with all gone who may leave, where it does not. So the groups are tried from the least
-on (of equals the longest idle first), and only until none of the others can be better, or `TRIES` were: where all
-groups are full of idle models the arrays do not tell what is left once as many of them have gone as have to, and a
-good one will do.
+10,000 groups. The arrays give for all groups at once the pressure that no attempt can beat: with every model where it
+is, where the new one fits, and with all gone that may leave, where it does not. So the groups are tried from the least
+pressure on (of equals the longest idle first), and only until none of the others can be better, or `TRIES` were tried:
+where all groups are full of idle models the arrays do not say what is left once only as many of them have gone as have
+to, and a good one will do.
 
-Whoever keeps a Standing says what changed, group by group (`hear`); that is all it knows of time.
+The owner of a GroupIndex reports changes group by group (`hear`); the index has no other notion of time.
 """
 
 from __future__ import annotations
@@ -28,49 +28,49 @@ from placement.policy.lifecycle.preemption import holds, preempt
 from placement.policy.lifecycle.refusal import refusal
 
 TRIES = 12
-"""Groups that are looked at closely, each a fraction of a millisecond."""
+"""The most groups that are tried closely; each takes a fraction of a millisecond."""
 
 
 @dataclass(slots=True)
 class _Arrays:
-    """Of all groups, by the number that `row` has for each."""
+    """All groups as arrays, by the number that `row` has for each."""
 
     groups: Sequence[Group]
     row: dict[str, int]
     now: Field
-    """With everybody where they are."""
+    """The groups with every model where it is."""
     gone: Field
-    """Without those who may leave."""
+    """The groups without the models that may leave."""
     busy: Mask
-    """Somebody is awake who may not leave."""
+    """Whether a model is awake there that may not leave."""
     idle_s: Floats
-    """The least of those who are awake and may leave; +inf: there are none."""
+    """Least idle time in seconds of the models that are awake and may leave; +inf if there are none."""
     engines: Floats
-    """Engines that further models can have."""
+    """Number of engines that further models can have."""
     engines_gone: Floats
-    """Engines that further models can have without those who may leave."""
+    """Number of engines that further models can have once the models that may leave are gone."""
 
 
 class GroupIndex:
-    """What is on which group."""
+    """Which models are on which group."""
 
     def __init__(self, rules: LifecycleRules | None = None) -> None:
         self._rules = rules or LifecycleRules()
         self._groups: dict[str, Group] = {}
         self._on: dict[str, Sequence[PlacedModel]] = {}
         self._with: dict[str, dict[str, None]] = {}
-        """Model -> the groups where it is, in any state."""
+        """Model -> names of the groups where it is, in any state."""
         self._arrays: _Arrays | None = None
-        """None: the groups are other ones since."""
+        """The arrays; None if groups have come, gone or changed since they were made."""
         self._unbooked: dict[str, None] = {}
-        """Groups that were heard since, and are as before in the arrays."""
+        """Names of groups that were heard since the arrays were last brought up to date."""
 
     def __len__(self) -> int:
-        """How many groups are here."""
+        """Number of groups."""
         return len(self._groups)
 
     def __contains__(self, name: str) -> bool:
-        """Whether a group of that name is here."""
+        """Whether there is a group of that name."""
         return name in self._groups
 
     @property
@@ -83,7 +83,7 @@ class GroupIndex:
         return [resident for here in self._on.values() for resident in here]
 
     def hear(self, group: Group, residents: Sequence[PlacedModel]) -> None:
-        """Exactly these are on the group now, which may be new, or have other devices."""
+        """Sets which models are on the group; the group may be new, or have other devices."""
         if self._groups.get(group.name) != group:
             self._groups[group.name] = group
             self._arrays = None
@@ -99,7 +99,7 @@ class GroupIndex:
         self._unbooked[group.name] = None
 
     def lose(self, name: str) -> None:
-        """That group is gone; nothing if it never was here."""
+        """Removes the group of that name; does nothing if there is none."""
         if name in self._groups:
             self.hear(self._groups[name], ())
             del self._groups[name], self._on[name]
@@ -108,15 +108,15 @@ class GroupIndex:
     # --- decisions
 
     def refused(self, model: Model, only: str | None = None) -> Refuse | None:
-        """Why no group could hold the model even if it were alone there; None if one could. `only`: the one group that
-        it is for."""
+        """Why no group could hold the model even if it were alone there; None if one could. `only`: name of the one
+        group that the model may be on; None: any."""
         if self._could_hold(model, only).any():
             return None
         return refusal(model, [group for group in self.groups if only in (None, group.name)])
 
     def activate(self, model: Model, only: str | None = None, closed: Collection[str] = ()) -> ActivationPlan:
-        """Where to bring up a model that is not active anywhere, and who has to leave for it. `only`: as above.
-        `closed`: groups that are promised to others."""
+        """Where to bring up a model that is not active anywhere, and which models have to leave for it. `only`: name of
+        the one group that the model may be on; None: any. `closed`: names of groups that are reserved for others."""
         model = model.wanted(max(model.demand, LEAST_DEMAND))
         refused = self.refused(model, only)
         if refused is not None:
@@ -125,7 +125,7 @@ class GroupIndex:
         could_hold = self._could_hold(model, only)
         could_hold[[at.row[name] for name in closed if name in at.row]] = False
         homes = sorted(at.row[name] for name in self._with.get(model.name, ()) if could_hold[at.row[name]])
-        now = at.now.by_group(model)  # where nobody has to leave
+        now = at.now.by_group(model)  # where no model has to leave
         bound, idle_s = at.gone.by_group(model), at.idle_s
         now[at.engines < 1] = bound[at.engines_gone < 1] = inf
         if self._rules.exclusive:
@@ -133,7 +133,7 @@ class GroupIndex:
         else:
             fits = now < inf
             bound[fits], idle_s = now[fits], np.where(fits, inf, idle_s)
-        for row in homes:  # what the model holds there itself is in the arrays
+        for row in homes:  # the arrays include what the model holds there itself
             now[row] = bound[row] = inf
         now[~could_hold] = bound[~could_hold] = inf
         possible = int(np.count_nonzero(bound < inf))
@@ -158,8 +158,8 @@ class GroupIndex:
         return wait(model, [lack(model, at.groups[row], self._here(row), self._rules) for row in nearest])
 
     def keep(self, model: Model, waited_s: float, only: str) -> ActivationPlan | None:
-        """Keeps a promise: the same on that one group, where those leave too who have had their quantum; None: they do
-        not suffice yet."""
+        """The plan for a reservation: the model comes up on the group `only`, from which models that have had their
+        quantum leave too. None if they do not suffice yet, or the group is gone."""
         group = self._groups.get(only)
         if group is None:
             return None
@@ -168,8 +168,9 @@ class GroupIndex:
         return None if found is None else chosen(model, [found], 1, self._rules)
 
     def to_reserve(self, model: Model, only: str | None = None, closed: Collection[str] = ()) -> str | None:
-        """The group to be promised to a model that found no room on any: of those that could hold it without their
-        pinned models the one where those awake have the fewest requests that can still be on time."""
+        """The group to be reserved for a model that found no room on any: of those that could hold it without all but
+        their pinned models, the one whose awake models have the fewest requests that can still be on time. None if
+        there is no such group."""
         at = self._at()
         rows: list[int] = np.flatnonzero(self._could_hold(model, only)).tolist()
         open_ones = (at.groups[row] for row in rows if at.groups[row].name not in closed)
@@ -178,7 +179,7 @@ class GroupIndex:
         return None if best is None else best.name
 
     def relieve(self, name: str) -> Eviction:
-        """Who leaves the group for the sake of KV there."""
+        """The models that leave the group for the sake of KV there."""
         return relieve(self._groups[name], self._on[name], self._rules)
 
     def _tried(self, model: Model, bound: Floats, row: int) -> list[GroupOption]:
@@ -238,7 +239,7 @@ class GroupIndex:
 def standing(
     groups: Iterable[Group], residents: Iterable[PlacedModel] = (), rules: LifecycleRules | None = None
 ) -> GroupIndex:
-    """One in which these are on these groups."""
+    """A GroupIndex with these models on these groups."""
     made = GroupIndex(rules)
     by_group: dict[str, list[PlacedModel]] = {}
     for resident in residents:

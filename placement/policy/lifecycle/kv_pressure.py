@@ -1,11 +1,11 @@
 """Idle models make way for KV.
 
 A device lacks KV memory when requests wait for some (`gpu_scheduler/policy/memory/kv_shortage.py`), or when running
-ones leave less than a share of it free: the next ones would then stop what runs. The first counts by itself: what idle
-models hold up to their floors is nobody else's, and is not in the sum of what is used. By that alone a model had its
-requests wait for half an hour beside six idle ones (24 hours of servegen48, simulated). What is lacking comes from
-weights of models that are idle there. They hibernate, those whose wake-up costs least for what they free first, and not
-more than is wanted; nobody goes cold for KV.
+ones leave less than a share of it free: the next ones would then stop running decodes. The first counts by itself,
+because what idle models hold up to their floors belongs to no other model, and is not in the sum of what is used. By
+the second condition alone a model had its requests wait for half an hour beside six idle ones (24 hours of servegen48,
+simulated). The bytes that are lacking come from weights of models that are idle there. These hibernate, those whose
+wake-up costs least for what they free first, and not more than is wanted; no model goes cold for KV.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from placement.policy.lifecycle.eviction import Eviction, evict
 
 
 def relieve(group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) -> Eviction:
-    """Who of those on the group leaves, and what is still lacking then. Nothing lacking: nobody."""
+    """The models of the group that leave, and what is still lacking then; none leaves if nothing is lacking."""
     wanted = lacking(group, here, rules)
     if not wanted:
         return Eviction()
@@ -30,7 +30,7 @@ def relieve(group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) ->
 
 
 def lacking(group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) -> dict[str, int]:
-    """Bytes by device, where there are any."""
+    """Device -> bytes of KV that are lacking; devices that lack none are left out."""
     found = {}
     for device in group.devices:
         there = [r for r in here if device.name in r.place.devices]

@@ -1,4 +1,4 @@
-"""Who of those that are busy makes way, on a group that is promised to a model that waits (`reservations.py`)."""
+"""Which busy models make way, on a group that is reserved for a model that waits (`reservations.py`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from placement.policy.lifecycle.activation import GroupOption, attempt, engines_
 from placement.policy.lifecycle.decisions import GoCold, Hibernate, LifecycleRules, PlacedModel
 
 _A_MOMENT_S = 1e-3
-"""Who is idle is so for more than nothing."""
+"""Least idle seconds of a model that counts as idle: 0 would mean busy."""
 
 
 def holds(model: Model, group: Group, here: Sequence[PlacedModel]) -> bool:
-    """Whether the group holds the model when all have left who ever may."""
+    """Whether the group could hold the model once all but its pinned models have left."""
     books = Books([group])
     for resident in here:
         if resident.model.pinned:
@@ -27,7 +27,7 @@ def holds(model: Model, group: Group, here: Sequence[PlacedModel]) -> bool:
 def preempt(
     model: Model, group: Group, here: Sequence[PlacedModel], waited_s: float, rules: LifecycleRules
 ) -> GroupOption | None:
-    """The model's place on the group with those sent to sleep who have had their quantum; None while that makes no
+    """The model's option on the group with models hibernated that have had their quantum; None while that makes no
     room."""
     others = [r for r in here if r.model.name != model.name]
     busy = [r for r in others if not r.hibernating and not r.model.pinned and r.stay_s >= rules.quantum_s]

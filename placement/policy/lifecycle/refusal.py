@@ -27,13 +27,13 @@ def could_hold(model: Model, group: Group) -> bool:
 
 
 def _nth_capacity(model: Model, group: Group) -> int:
-    """What the worst of the devices that the model would take has; -1 if the group has too few."""
+    """Capacity of the worst of the devices that the model would take, in bytes; -1 if the group has too few devices."""
     capacities = sorted((device.capacity for device in group.devices), reverse=True)
     return capacities[model.parts - 1] if len(capacities) >= model.parts else -1
 
 
 def arithmetic(model: Model) -> str:
-    """What one device has to hold, as a sum."""
+    """The sum of bytes that one device has to hold, as text."""
     weights, quota = share(model.weights, model.parts), share(model.quota, model.parts)
     floor = share(model.floor, model.parts)
     total = f"weights {weights:,} + floor {floor:,} + engine quota {quota:,} = {model.needed:,} bytes"
