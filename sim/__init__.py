@@ -25,7 +25,8 @@ short, two fifths where both get all the load that they can take), one engine un
 (TTFT 14 % more than was measured, TPOT 6 % less), what an engine measures of its own prefill (17 % more), and a wake-up
 while other GPUs of the host are busy (15 % too fast). Decode steps of 1 to 192 requests with nothing beside them are
 met within 6 % (8B, 3B), the share of a GPU that three engines use which decode at once within 8 %. Only models of 1B,
-3B and 8B were used for fitting. Whole systems, and two models that share a GPU: `benchmarks/sim_check.py`, docs/lab/gpu-runs.md.
+3B and 8B were used for fitting. Whole systems, and two models that share a GPU: `benchmarks/sim_check.py`,
+docs/lab/gpu-runs.md.
 
 An H100 (`cost.py`) differs by its memory alone. Of nine runs of whole systems on two H100s, four of one session are
 within 5 points of requests on time; five of another session, beside two more GPUs at work, are 2 to 13 points below

@@ -5,8 +5,8 @@
     pressure  KVPR + load * sum of w                                         (`Device.load`, 1/bytes)
 
 KVPR is from the Prism paper, section "Load-Aware Model Placement"; that demand counts by itself too is ours: the memory
-left says little where there is plenty (docs/lab/tuning.md). `S` is the bytes that balloond's ledger has for models on the
-device.
+left says little where there is plenty (docs/lab/tuning.md). `S` is the bytes that balloond's ledger has for models on
+the device.
 
 Bytes that are not elastic are taken off S: weights, and the private quota of each engine, or what a hibernating one
 keeps. A floor is KV, so it stays in the denominator, but it must find its place: a model fits where its weights, quota

@@ -139,8 +139,8 @@ def _said(row: SettingRow, code: str = "") -> str:
 
 
 def as_markdown(sections: Iterable[ReferenceSection]) -> str:
-    """The reference as docs/operate/settings.md. A paragraph is one line: if it were wrapped, a line might begin with what
-    Markdown takes for a list."""
+    """The reference as docs/operate/settings.md. A paragraph is one line: if it were wrapped, a line might begin with
+    what Markdown takes for a list."""
     parts = [_HEAD]
     for section in sections:
         parts.append(f"## {section.title}\n\n{_escaped(section.intro)}\n")
