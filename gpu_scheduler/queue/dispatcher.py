@@ -197,6 +197,8 @@ class Dispatcher:
     def _forget(self, request: GroupRequest, finish: common_pb2.Finish, error: str = "") -> None:
         if self._requests.pop(request.id, None) is None:
             return
+        if request.parked_at:
+            self._tell_pause(request, self._now(), "ended here")
         self._at_engines.pop(request.id, None)
         del self._by_gateway_id[request.stream, request.gateway_id]
         self._backlog.finish(request.id, self._now())
@@ -296,7 +298,7 @@ class Dispatcher:
                 TTFT_TARGETS.labels(request.model, str(met).lower()).inc()
         self.changed()
 
-    def _tell_pause(self, request: GroupRequest, now: float) -> None:
+    def _tell_pause(self, request: GroupRequest, now: float, outcome: str = "resumed") -> None:
         """Logs one line for each pause of a stream in this group, as the gateway does for pauses between groups."""
         _log.info(
             "stream paused",
@@ -305,7 +307,7 @@ class Dispatcher:
             reason="no KV memory",
             ms=round(1e3 * (now - request.parked_at), 1),
             emitted=len(request.emitted),
-            outcome="resumed",
+            outcome=outcome,
         )
         request.parked_at = 0.0
 

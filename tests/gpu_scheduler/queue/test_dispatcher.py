@@ -486,7 +486,9 @@ async def test_what_is_parked_while_its_model_leaves_is_handed_back_at_once(desk
     await desk.settle()
     desk.residents.set(desk.residents.get("a"), common_pb2.DRAINING)
     desk.dispatcher.hand_back("a")
-    desk.dispatcher.on_parked(engine, engine.started[0].request_id)
+    with capture_logs() as lines:
+        desk.dispatcher.on_parked(engine, engine.started[0].request_id)
+    assert [line["outcome"] for line in lines if line["event"] == "stream paused"] == ["ended here"]
     await desk.settle()
     last = desk.last("r1")
     assert (last.finish, last.error) == (common_pb2.FAILED, "not here")
