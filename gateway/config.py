@@ -22,40 +22,41 @@ class GatewayConfig(Config):
     placement: Address
     """gRPC address of placement."""
     withdraw_s: float = Field(0.0, ge=0)
-    """Of `drain_s`, how long a stop serves on as usual while /health and gRPC's health say no: longer than who balances
-    load over gateways takes to notice. 0 where nobody does, or the manager waits before it stops anybody."""
+    """Part of `drain_s` in which a gateway that is stopped serves on as usual while /health and gRPC's health are
+    negative: longer than a load balancer takes to notice. 0: without a load balancer, or if the service manager waits
+    before it stops a gateway."""
     most_in_flight: int = Field(1024, ge=1)
-    """Answers being made or waited for at once (a request with n = 4 is four); more get 429."""
+    """Most answers that are under way at once (a request with n = 4 counts as four); more get 429."""
     park_time_out_s: float = Field(60.0, gt=0)
-    """How long a request waits for a model to come up before it gets 503, and a stream for another place when its own
-    failed. Longer than a start from disk takes."""
+    """Longest time that a request waits for its model to come up, and a stream for another place when its own failed,
+    before it gets 503. It has to be longer than a start from disk."""
     compile_time_out_s: float = Field(600.0, gt=0)
     """How long a request waits instead of `park_time_out_s`, where this is longer, while kernels are compiled for its
     model or the first engine of its group starts. Both are done once for a machine: nvcc takes a minute or two for one
     model, and an engine that reads its libraries from a cold disk as long."""
     reach_time_out_s: float = Field(15.0, gt=0)
-    """Within `park_time_out_s`, how long a request waits while no group can be reached that has its model or could
-    bring it up: longer than a gpu_scheduler takes to start again and placement to notice a node that is cut off."""
+    """Part of `park_time_out_s` that a request waits while no group can be reached that has its model or could bring it
+    up: longer than a gpu_scheduler takes to restart, and placement to notice a node that is cut off."""
     request_time_out_s: float = Field(600.0, ge=0)
-    """From arrival to the last token; 0: no bound."""
+    """Longest time from a request's arrival to its last token; 0: no bound."""
     replay_limit: int = Field(4, ge=0)
-    """How many times in a row a request is taken up elsewhere after failing without a token. A request that kills what
-    it runs on must not go around the whole cluster; one that was only near a fault gets its tokens in between."""
+    """Most times in a row that a request is replayed elsewhere after its place failed without a token. A request that
+    kills its engine must not go round the whole cluster; one that was only near a fault gets tokens in between."""
     routes_time_out_s: float = Field(10.0, gt=0)
-    """How long a start waits for placement's routes before it serves without them."""
+    """Longest time that a starting gateway waits for placement's routes before it serves without them."""
     activate_time_out_s: float = Field(10.0, gt=0)
-    """For one call to placement, which answers as soon as it has chosen."""
+    """Longest time of one call to placement, which answers as soon as it has chosen a group."""
     tokenizer_threads: int = Field(2, ge=1)
-    """For prompts longer than `inline_characters`, for loading tokenizers, and all but one for /tokenize and
-    /detokenize."""
+    """Threads that tokenize prompts longer than `inline_characters` and load tokenizers; all but one of them also serve
+    /tokenize and /detokenize."""
     tokenizers_kept: int = Field(64, ge=1)
-    """How many models' tokenizers stay in memory; a large one takes about 100 MiB."""
+    """Most tokenizers that stay in memory; a large one takes about 100 MiB."""
     inline_characters: int = Field(4096, ge=0)
-    """A prompt up to this length is tokenized in the loop: about a millisecond, and less than handing it to a
-    thread and back costs under load."""
+    """Longest prompt that is tokenized in the event loop, which takes about a millisecond: less than a thread's turn
+    costs under load."""
     sampling_defaults: Literal["model", "openai"] = "model"
-    """What holds for `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` where a request does not give
-    them: the model's generation_config.json, or a temperature of 1 and no limits."""
+    """Source of `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` that a request does not give. "model":
+    the model's generation_config.json. "openai": a temperature of 1 and no limits."""
     max_tokens_beyond_context: Literal["refuse", "cut"] = "refuse"
     """What becomes of a request whose `max_tokens` (or `max_completion_tokens`) is more than its prompt leaves of the
     model's context. "refuse": it gets 400. "cut": it is answered as if it had asked for what is left, and ends with
@@ -66,18 +67,19 @@ class GatewayConfig(Config):
     where nothing comes. The first comment begins the answer: what goes wrong after it is an event in a stream whose
     status is 200."""
     most_body_bytes: int = Field(8 << 20, ge=1024)
-    """Of one body, as it is when it is unpacked; a longer one gets 413."""
+    """Most bytes of one body, after decompression; a longer one gets 413."""
     most_bodies_bytes: int = Field(256 << 20, ge=1024)
-    """Of bodies that have not come to their end, together, without the first 64 KiB of each; more get 503."""
+    """Most bytes of all bodies that are still arriving, without the first 64 KiB of each; more get 503."""
     traces: bool = False
-    """Spans of requests, by OTLP over HTTP; OTEL_EXPORTER_OTLP_ENDPOINT and other variables of OpenTelemetry's say
-    where to, and of how many (docs/operate/monitoring.md)."""
+    """True: spans of requests are exported by OTLP over HTTP. OpenTelemetry's own variables
+    (OTEL_EXPORTER_OTLP_ENDPOINT and others) say where to, and how many (docs/operate/monitoring.md)."""
 
     public_tls: ServerTls | None = None
-    """For clients, at `http` and `listen`, where that is TCP; none: in the clear. (`tls` is for the way to placement
-    and groups.)"""
+    """Certificate that clients see at `http` and `listen`, if these are TCP; none: without TLS. (`tls` is for the way to
+    placement and groups.)"""
     keys_file: str = ""
-    """API keys (docs/operate/security.md); empty: whoever reaches the gateway may ask for anything."""
+    """Path of the file of API keys (docs/operate/security.md); empty: everyone who reaches the gateway may ask for
+    anything."""
 
     cors_origins: Annotated[list[Origin], AfterValidator(cors.alone)] = []
     """Pages that may read answers in a browser, by their origins: "https://chat.example.com",

@@ -29,32 +29,32 @@ class Engines(ConfigSection):
     """The engine processes of a group."""
 
     kind: Literal["sglang", "echo"] = "sglang"
-    """For models whose catalogue entry names none."""
+    """Kind of engine for models whose catalogue entry names none."""
     warm: int = Field(default=1, ge=0)
-    """Engines kept with their imports done, for the next model."""
+    """Engine processes that are kept warm, their imports done, for the next model."""
     limit: int = Field(default=4, ge=1)
     """Most engine processes of the group, and with that most models that are awake or hibernate there. For one more, a
     model that is idle or hibernates goes cold."""
     start_timeout_s: float = Field(default=180.0, gt=0)
-    """From an engine process's start until it says that it is there, its imports done."""
+    """Longest time from an engine process's start until its imports are done; then the start counts as failed."""
     load_timeout_s: float = Field(default=600.0, gt=0)
-    """For one residency command; a checkpoint from a slow disk takes minutes."""
+    """Longest time for one command that changes a model's residency; a checkpoint from a slow disk takes minutes."""
     stall_timeout_s: float = Field(default=30.0, ge=0)
-    """An engine with requests, or with a command beside which it can answer, that says nothing for so long, though it
-    is asked, is killed and replaced (policy/hang_detector.py); four times what its prompts should take comes on top. 0:
-    never. Longer than Triton takes for a kernel while an engine serves; one that has nvcc compile says so, and is not
-    given up meanwhile."""
+    """An engine that has work and sends nothing for so long, though it is pinged, is killed and replaced
+    (policy/hang_detector.py); four times the expected time of its prompts comes on top. 0: never. It has to be longer
+    than Triton compiles a kernel while an engine serves; an engine that waits for nvcc says so, and is not killed."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    """Of the engines' own lines, SGLang's among them."""
+    """Least level of the log lines of engines, SGLang's among them."""
     kv_extent_bytes: int | None = Field(default=None, gt=0)
-    """Small enough to come back, large enough that growing is fast; left out, 8 MiB on CUDA (2 and 4 do as well) and
-    256 KiB on the CPU."""
+    """Bytes of one extent of KV: small enough to be returned, large enough that growth is fast. Left out: 8 MiB on CUDA
+    (2 and 4 MiB do as well), 256 KiB on the CPU."""
     weights_extent_bytes: int | None = Field(default=None, gt=0)
-    """Left out, 32 MiB on CUDA and 512 KiB on the CPU."""
+    """Bytes of one extent of weights. Left out: 32 MiB on CUDA, 512 KiB on the CPU."""
     poison_fresh_pages: bool = False
-    """Fill newly mapped KV with NaN: a wrong slot cannot pass a test."""
+    """True: newly mapped KV is filled with NaN, so that no test passes with a wrong slot. For tests."""
     options: dict[str, str] = {}
-    """Handed to every engine: chunked prefill size, maximum running requests and the like. Numbers, or their text."""
+    """Options that are handed to every engine (below): chunked prefill size, maximum running requests and the like, as
+    numbers or text."""
 
     @field_validator("options", mode="before")
     @classmethod
@@ -88,39 +88,40 @@ class Arbitration(ConfigSection):
     """The shared queue; see gpu_scheduler/policy."""
 
     chunk_tokens: int = Field(default=2048, gt=0)
-    """Prompt tokens of one model that may be on their way to be prefilled at a time, more if that takes no longer than
-    `joint_s`."""
+    """Most prompt tokens of one model that are sent to its engine before it has prefilled them, unless more take no
+    longer than `joint_s`."""
     late_share: float = Field(default=0.05, ge=0, le=1)
-    """Of the time of prefills, what requests that are late already and those without a target may claim while others
-    can still be on time (gpu_scheduler/policy/queue/ageing.py). 0: they wait until none can."""
+    """Share of the prefill time that requests which are late already, or have no target, may claim while others can
+    still be on time (gpu_scheduler/policy/queue/ageing.py). 0: they wait until no other can be on time."""
     joint_s: float = Field(default=0.1, ge=0)
     """Prefills of several engines may be under way together if they would take no longer than this one after another;
     longer prompts are prefilled one after another (policy/queue/admission.py). 0: strictly one engine at a time, with
     `chunk_tokens` of its prompts."""
     precedence_ms: float = Field(default=50.0, ge=0, le=10_000)
-    """How long decode steps wait at most while another engine prefills (engines/sharing/prefill_priority.py). 0: they
-    share the devices with it."""
+    """Longest time that an engine's decode steps wait while another engine prefills
+    (engines/sharing/prefill_priority.py). 0: they share the devices with the prefill."""
     precedence_batch: int = Field(default=16, ge=0, le=65_535)
-    """Engines that decode for more requests than this, for each prompt that is prefilled or waits behind it at its
-    engine, share the devices with it at once. 0: they wait, however many."""
+    """An engine that decodes for more requests than this, for each prompt that is prefilled or waits at the other
+    engine, does not wait for its prefills. 0: it always waits."""
     decode_turn_ms: float = Field(default=50.0, ge=0, le=10_000)
-    """How long decode steps wait at most for those of engines that need less of the devices for each request that is to
-    keep its TPOT target, where there is not enough for all, and, where each request has a step in hand, for any of
-    which one has not (engines/sharing/decode_arbitration.py). 0: they share the devices."""
+    """Longest time that a decode step waits, if the devices do not suffice for all targets, for engines that need less
+    of them for each request to keep its TPOT target; or, if all of its own requests are a step ahead, for any engine
+    with a request that is behind (engines/sharing/decode_arbitration.py). 0: decode steps share the devices."""
     stop_decodes: bool = False
-    """Running requests of other models stop, and are computed again later, for one that can still meet its TTFT target
-    and whose model is past its floor. Up to its floor a model always gets its memory so."""
+    """True: running requests of other models are retracted, and computed again later, for a request that can still meet
+    its TTFT target and whose model holds more than its floor. Memory up to a model's floor is always got in that
+    way."""
     forecast_tokens: int = Field(default=128, ge=0)
-    """Output tokens for which a request must find memory beside its prompt to start, before any request of its model
-    has ended (policy/memory/forecast.py); never more than it may generate."""
+    """Forecast of the output tokens of a model of which no request has ended yet (policy/memory/forecast.py). A request
+    starts when there is memory for its prompt and the forecast, or for all that it may generate if that is less."""
     forecast_weight: float = Field(default=0.1, ge=0, le=1)
-    """Of each request that ended, in the moving average that takes its place. 0: `forecast_tokens` stays."""
+    """Weight of each request that ends in the moving average that replaces `forecast_tokens`. 0: it is not replaced."""
     default_tpot_ms: float = Field(default=100.0, gt=0)
-    """What is kept for requests whose model and client name no TPOT target."""
+    """TPOT target of requests for which neither the model nor the client names one."""
     default_prefill_tokens_per_s: float = Field(default=2000.0, gt=0)
-    """Until an engine has measured its model."""
+    """Prefill speed that is assumed of a model until an engine has measured it."""
     wake_estimate_s: float = Field(default=5.0, gt=0)
-    """Rest of a wake-up of a model that was never woken here."""
+    """Duration that is assumed of a wake-up of a model that was never woken on this group."""
     experiments: Experiments = Experiments()
 
     @model_validator(mode="before")
@@ -140,12 +141,12 @@ class Arbitration(ConfigSection):
 
     @property
     def backlog(self) -> BacklogRules:
-        """Of the queue."""
+        """Rules of the shared queue."""
         return BacklogRules(order=self.experiments.order, late_share=self.late_share)
 
     @property
     def forecast(self) -> ForecastRules:
-        """Of output lengths."""
+        """Rules of the forecast of output lengths."""
         return ForecastRules(self.forecast_tokens, self.forecast_weight)
 
 
@@ -153,23 +154,24 @@ class GpuSchedulerConfig(Config):
     """One group."""
 
     group: str
-    """Its name, which no other has in the cluster."""
+    """Name of the group, unique in the cluster."""
     devices: list[str]
-    """It serves models that are spread over exactly so many."""
+    """Devices of the group: 1, 2 or 4. Each of its models is spread over all of them."""
     address: AddressOrNone = ""
-    """Where gateways reach it; `listen` when empty."""
+    """Address by which gateways reach the group; empty: `listen`."""
     balloond: AddressOrNone
-    """gRPC address of the node's balloond; empty: engines hold no memory of ours (echo engines in tests)."""
+    """gRPC address of the node's balloond; empty: engines hold no memory of balloond's (echo engines in tests)."""
     balloond_handoff: SocketPathOrNone = ""
     """Path of balloond's SEQPACKET socket."""
     loader: AddressOrNone = ""
     """gRPC address of the node's loader; empty: there are no images, every start is from the checkpoint."""
     traces: bool = False
-    """Spans of activations, and of the requests that a gateway traces, by OTLP over HTTP; OTEL_EXPORTER_OTLP_ENDPOINT
-    and other variables of OpenTelemetry's say where to, and of how many (docs/operate/monitoring.md)."""
+    """True: spans of activations, and of the requests that a gateway traces, are exported by OTLP over HTTP.
+    OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT and others) say where to, and how many
+    (docs/operate/monitoring.md)."""
     elastic_kv: bool = True
-    """False: a model's limit is its floor (`floor_tokens` in the catalogue) as long as it is here, unless an operator
-    sets another, and no room is made for its requests: memory is divided, as if every engine had a pool of its own."""
+    """False: a model's KV limit is its floor (`floor_tokens` in the catalogue) unless an operator sets another, and no
+    room is made for its requests: memory is divided as if every engine had a pool of its own."""
     engines: Engines = Engines()
     arbitration: Arbitration = Arbitration()
 

@@ -16,76 +16,77 @@ class PlacementConfig(Config):
     `dns:HOST:PORT` stands for PORT at every address of HOST."""
 
     groups: list[Address]
-    """gRPC addresses of the gpu_schedulers, whose `group`s have names of their own in the cluster."""
+    """gRPC addresses of the gpu_schedulers. The names of their groups are unique in the cluster."""
     loaders: list[Address] = Field(min_length=1)
-    """gRPC addresses of the nodes' loaders. Every node's file lists the same models; one that only some list is served
-    too, and where it is not listed without an image. What calls add, all get."""
+    """gRPC addresses of the nodes' loaders, whose catalogues list the same models. A model that only some list is
+    served too, without an image on the nodes that do not list it. A model that a call adds is added to all."""
     balloond: list[Address] = []
-    """gRPC addresses of the nodes' balloonds: their ledgers are the S of pressure. Without them the groups' reports
-    count."""
+    """gRPC addresses of the nodes' balloonds, whose ledgers give the memory in KVPR. Empty: the groups' reports give
+    it."""
     look_up_s: float = Field(default=5.0, gt=0)
-    """How often names are looked up."""
+    """Time from one DNS lookup of the members' names to the next."""
     period_s: float = Field(default=1.0, gt=0)
-    """How often placement looks whether a model should move."""
+    """Time from one search for models that should move to the next."""
     load_weight: float = Field(default=100.0, ge=0)
-    """Demand loads a device's compute too: pressure is W / (memory left) + load_weight * W / S. So what is left counts
-    for as much as demand itself only where it is a hundredth of S. 0: the paper's KVPR, memory alone."""
+    """Weight of demand by itself in a device's pressure, W / (memory left) + load_weight * W / S, since demand loads the
+    device's compute too. At 100 both terms are equal when a hundredth of S is left. 0: the paper's KVPR, memory
+    alone."""
     tau: float = Field(default=0.2, ge=0)
     """A model moves only for a gain in pressure above this share (Algorithm 1's threshold)."""
     home: float = Field(default=0.75, ge=0, le=1)
     """A model leaves the group where it hibernates, to start cold elsewhere, only for a gain above this share."""
     least_pressure: float = Field(default=2.0, ge=0)
-    """Below it nothing moves off a group: a move would cost more than it brings. A device without weights comes to it
-    with a TPOT target of 0.1 s when requests of 10 s use 2 % of its memory."""
+    """Least pressure at which models move off a group; below it a move costs more than it brings. A device without
+    weights has this pressure when requests of 10 s, with a TPOT target of 0.1 s, use 2 % of its memory."""
     least_share: float = Field(default=0.1, ge=0, le=1)
-    """Nor does a model with a smaller share of the demand on its devices."""
+    """Least share of the demand on its devices with which a model moves."""
     cool_down_s: float = Field(default=120.0, ge=0)
-    """A model that moved stays at least this long."""
+    """Least time between two moves of a model."""
     idle_s: float = Field(default=1.0, ge=0)
-    """A model idle for longer may be evicted, when its memory is wanted for another one's activation."""
+    """Least idle time after which a model may be evicted for another one's activation."""
     stay: float = Field(default=4.0, ge=0)
     """A model that has been awake for less than so many times what bringing it back would take is not evicted: `stay`
     times its wake-up time, or its cold start where there is no image of its weights."""
     patience_s: float = Field(default=2.0, ge=0)
-    """A model that has waited for so long, with no idle one to make way, is promised the place of a busy one."""
+    """Time that a model waits for room before a group is reserved for it, on which busy models have to make way."""
     quantum_s: float = Field(default=4.0, ge=0)
-    """How long a model is awake at least before that happens to it."""
+    """Least time that a busy model is awake before it has to make way for one that waits (`patience_s`)."""
     yield_drain_ms: int = Field(default=0, ge=0)
-    """How long those that make way may go on with what they run."""
+    """Time that a model which makes way may go on with its running requests."""
     kv_idle_s: float = Field(default=1.0, ge=0)
-    """A model idle for longer hibernates when others on its group lack memory for KV."""
+    """Least idle time after which a model hibernates if others on its group lack memory for KV."""
     headroom: float = Field(default=0.4, ge=0, lt=1)
-    """They do when running requests leave less than this share of it."""
+    """Share of a device's KV memory that running requests have to leave free; with less, idle models hibernate."""
     hold_s: float = Field(default=5.0, ge=0)
-    """How long a gateway that asks for a model waits for room before it is told that there is none; less than its own
-    patience with placement (`activate_time_out_s`)."""
+    """Time that a gateway's call for a model waits for room before it is refused; less than the gateway's
+    `activate_time_out_s`."""
     relieve: bool = True
-    """Off: idle models leave for activations only."""
+    """False: idle models leave for activations only, not for others' KV."""
     window_s: float = Field(default=60.0, gt=0)
-    """A model's demand is its tokens of this time, or of the shorter one below where they came faster."""
+    """Window over which a model's token rate is taken, or `short_window_s` if the rate was higher in that."""
     short_window_s: float = Field(default=20.0, ge=1)
-    """So that a burst counts before it is over; at most `window_s`."""
+    """Second, shorter window of token rates, so that a burst counts before it is over; at most `window_s`."""
     default_tpot_ms: float = Field(default=100.0, gt=0)
-    """Of models without a target: what their demand is weighted by."""
+    """TPOT target by which the demand of models without one is weighted."""
     drain_ms: int = Field(default=30_000, ge=0)
-    """How long the source of a migration may finish what it runs, where that does not go along with its KV."""
+    """Time that the source of a migration has for running requests that do not move along with their KV."""
     move_kv: bool = True
-    """Between groups of one node a model takes the KV of what runs along."""
+    """True: a model that moves between groups of one node takes the KV of its running requests along."""
     migrations_at_once: int = Field(default=1, ge=1)
-    """Of those that placement begins by itself."""
+    """Most migrations under way at a time, of those that placement begins by itself."""
     rebalance: bool = True
-    """Off: nothing moves by itself; activation and eviction go on."""
+    """False: placement begins no migration by itself; activation and eviction go on."""
     places: dict[str, str] = {}
-    """Model -> the group that it comes up on and no other. Only without `rebalance`."""
+    """Groups by model, for models that come up on that group and no other. Only without `rebalance`."""
     hibernate: bool = True
-    """False: a model that has to leave goes cold, and the engine forgets it."""
+    """False: a model that has to leave goes cold: its engine is given back."""
     exclusive: bool = False
-    """A model has a group for itself while it is active: it comes up where all others may leave, and they do, the
-    longest idle first."""
+    """True: a model has a group for itself while it is active. It comes up where all other models may leave, and they
+    leave, the longest idle first."""
 
     @property
     def lifecycle(self) -> LifecycleRules:
-        """Of activation and eviction."""
+        """Rules of activation and eviction."""
         return LifecycleRules(
             idle_s=self.idle_s,
             stay=self.stay,
@@ -100,7 +101,7 @@ class PlacementConfig(Config):
 
     @property
     def members(self) -> dict[str, list[str]]:
-        """The addresses of each kind."""
+        """Addresses by kind of member (`MEMBERS`)."""
         return {kind: getattr(self, kind) for kind in MEMBERS}
 
     @model_validator(mode="after")
