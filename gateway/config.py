@@ -55,8 +55,8 @@ class GatewayConfig(Config):
     """Longest prompt that is tokenized in the event loop, which takes about a millisecond: less than a thread's turn
     costs under load."""
     sampling_defaults: Literal["model", "openai"] = "model"
-    """Source of `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` that a request does not give. "model":
-    the model's generation_config.json. "openai": a temperature of 1 and no limits."""
+    """Source of `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` that a request does not give.
+    "model": the model's generation_config.json. "openai": a temperature of 1 and no limits."""
     max_tokens_beyond_context: Literal["refuse", "cut"] = "refuse"
     """What becomes of a request whose `max_tokens` (or `max_completion_tokens`) is more than its prompt leaves of the
     model's context. "refuse": it gets 400. "cut": it is answered as if it had asked for what is left, and ends with
@@ -75,8 +75,8 @@ class GatewayConfig(Config):
     (OTEL_EXPORTER_OTLP_ENDPOINT and others) say where to, and how many (docs/operate/monitoring.md)."""
 
     public_tls: ServerTls | None = None
-    """Certificate that clients see at `http` and `listen`, if these are TCP; none: without TLS. (`tls` is for the way to
-    placement and groups.)"""
+    """Certificate that clients see at `http` and `listen`, if these are TCP; none: without TLS. (`tls` is for the way
+    to placement and groups.)"""
     keys_file: str = ""
     """Path of the file of API keys (docs/operate/security.md); empty: everyone who reaches the gateway may ask for
     anything."""

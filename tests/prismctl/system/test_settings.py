@@ -194,7 +194,7 @@ def test_one_service_with_what_all_have_fits_the_terminal():
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 60
     at = lines.index("  most_in_flight: whole number >= 1, default 1024")
-    assert lines[at + 1] == "    Answers being made or waited for at once (a request with"
+    assert lines[at + 1] == "    Most answers that are under way at once (a request with"
     assert any(line.startswith("  listen: ") for line in lines)
     assert not any("idle_s" in line for line in lines)
 
