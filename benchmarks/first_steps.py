@@ -31,7 +31,7 @@ from benchmarks import _engine_logs
 from benchmarks.gpu import report
 
 STANDS_STILL = 16
-"""Requests that decode for whom one prompt goes first: the default of `precedence_batch`."""
+"""Requests that decode for whom one prompt goes first: the default of `prefill_priority_batch`."""
 SMALL_TOKENS = 512
 _LEAST = 4
 """Steps of a kind that are worth a line."""

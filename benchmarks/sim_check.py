@@ -46,7 +46,7 @@ POLICIES: dict[str, tuple[str, dict[str, str]]] = {
         "prism",
         systems.flat(systems.SYSTEMS["no-arbitration"].arbitration),
     ),
-    "no-decode-turn": ("prism", {"decode_turn_ms": "0"}),
+    "no-decode-turn": ("prism", {"decode_arbitration_ms": "0"}),
     "no-hibernation": ("prism", {"hibernate": "false"}),
 }
 WARM_GAP_S = 60.0

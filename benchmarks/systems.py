@@ -36,8 +36,8 @@ from sim.inputs.request import SimulatedRequest
 DEFAULT_TPOT_S = 0.1
 _BY_ARRIVAL = {
     "experiments": {"order": "arrival", "prefill_turn": False, "protect_decodes": False},
-    "precedence_ms": 0.0,
-    "decode_turn_ms": 0.0,
+    "prefill_priority_ms": 0.0,
+    "decode_arbitration_ms": 0.0,
 }
 
 
@@ -81,7 +81,7 @@ SYSTEMS = {
     "prism": System(),
     "no-placement": System(planned=True),
     "no-arbitration": System(arbitration=_BY_ARRIVAL),
-    "no-decode-turn": System(arbitration={"decode_turn_ms": 0.0}),
+    "no-decode-turn": System(arbitration={"decode_arbitration_ms": 0.0}),
     "no-ballooning": System(planned=True, divided=True, placement={"relieve": False}),
     "no-hibernation": System(placement={"hibernate": False}),
 }

@@ -84,6 +84,14 @@ class Experiments(ConfigSection):
     """False: no prefill is throttled for the TPOT targets of neighbours (engines/sharing/throttle.py)."""
 
 
+_RENAMED = {
+    "precedence_ms": "prefill_priority_ms",
+    "precedence_batch": "prefill_priority_batch",
+    "decode_turn_ms": "decode_arbitration_ms",
+}
+"""Names of settings by those that they had until protocol 1.3."""
+
+
 class Arbitration(ConfigSection):
     """The shared queue; see gpu_scheduler/policy."""
 
@@ -97,13 +105,13 @@ class Arbitration(ConfigSection):
     """Prefills of several engines may be under way together if they would take no longer than this one after another;
     longer prompts are prefilled one after another (policy/queue/admission.py). 0: strictly one engine at a time, with
     `chunk_tokens` of its prompts."""
-    precedence_ms: float = Field(default=50.0, ge=0, le=10_000)
+    prefill_priority_ms: float = Field(default=50.0, ge=0, le=10_000)
     """Longest time that an engine's decode steps wait while another engine prefills
     (engines/sharing/prefill_priority.py). 0: they share the devices with the prefill."""
-    precedence_batch: int = Field(default=16, ge=0, le=65_535)
+    prefill_priority_batch: int = Field(default=16, ge=0, le=65_535)
     """An engine that decodes for more requests than this, for each prompt that is prefilled or waits at the other
     engine, does not wait for its prefills. 0: it always waits."""
-    decode_turn_ms: float = Field(default=50.0, ge=0, le=10_000)
+    decode_arbitration_ms: float = Field(default=50.0, ge=0, le=10_000)
     """Longest time that a decode step waits, if the devices do not suffice for all targets, for engines that need less
     of them for each request to keep its TPOT target; or, if all of its own requests are a step ahead, for any engine
     with a request that is behind (engines/sharing/decode_arbitration.py). 0: decode steps share the devices."""
@@ -127,8 +135,12 @@ class Arbitration(ConfigSection):
     @model_validator(mode="before")
     @classmethod
     def _switches_that_have_moved(cls, given: Any) -> Any:
-        """Until 1.1 the switches of `experiments` stood among the settings of arbitration; there they still work."""
-        if not isinstance(given, dict) or not (moved := given.keys() & Experiments.model_fields.keys()):
+        """The switches of `experiments` stood among the settings of arbitration, and others had other names: both still
+        work."""
+        if not isinstance(given, dict):
+            return given
+        given = {_RENAMED.get(name, name): value for name, value in given.items()}
+        if not (moved := given.keys() & Experiments.model_fields.keys()):
             return given
         kept = {name: value for name, value in given.items() if name not in moved}
         return {**kept, "experiments": {**given.get("experiments", {}), **{name: given[name] for name in moved}}}

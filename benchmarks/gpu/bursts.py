@@ -87,7 +87,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--case", nargs="+", default=list(CASES), help="reference, or options of ours as JSON")
     parser.add_argument("--beside", type=int, default=0, help="streams of another engine that decode meanwhile")
     parser.add_argument("--precedence", type=int, nargs="+", default=[0, 50], help="milliseconds")
-    batch = Arbitration().precedence_batch
+    batch = Arbitration().prefill_priority_batch
     parser.add_argument("--precedence-batch", type=int, default=batch, help=f"of those that wait (default {batch})")
     parser.add_argument("--record", action="store_true", help="where the time of a turn goes")
     given = parser.parse_args()
@@ -173,7 +173,7 @@ async def measure_beside(
     """The same beside streams that decode, and without the bursts."""
     problems: list[str] = []
     for milliseconds in given.precedence:
-        turn.set_precedence(milliseconds / 1e3, given.precedence_batch)
+        turn.set_prefill_priority(milliseconds / 1e3, given.precedence_batch)
         name = f"{given.beside} streams, precedence {milliseconds} ms"
         async with neighbours.decoding(neighbour, prompts, given.beside, _STREAM_PROMPT, _STREAM_OUTPUT) as replies:
             problems += await measure(given, cases, prompts, name)

@@ -66,7 +66,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--reference-options", default="{}", help="more of them, for SGLang alone")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--precedence", type=float, default=0.0, help="ms that our decodes wait for others' prefills")
-    batch = Arbitration().precedence_batch
+    batch = Arbitration().prefill_priority_batch
     parser.add_argument("--precedence-batch", type=int, default=batch, help=f"of those that wait (default {batch})")
     parser.add_argument("--prefill-turn", action="store_true", help="our engines take turns with prefills")
     return parser
@@ -187,7 +187,7 @@ class Part:
             load, _, precedence_ms = name.partition("@")
             if self._words is not None:
                 precedence_s = float(precedence_ms or self._given.precedence) / 1e3
-                self._words.set_precedence(precedence_s, self._given.precedence_batch)
+                self._words.set_prefill_priority(precedence_s, self._given.precedence_batch)
             rows = await self._compare(ours, theirs, load, name, int(count or self._given.windows), 100 * (number + 1))
             show(rows)
             self.rows += rows

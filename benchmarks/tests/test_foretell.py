@@ -33,6 +33,6 @@ def test_every_system_that_is_foretold_is_one_of_the_simulator() -> None:
         "order": "arrival",
         "prefill_turn": "false",
         "protect_decodes": "false",
-        "precedence_ms": "0.0",
-        "decode_turn_ms": "0.0",
+        "prefill_priority_ms": "0.0",
+        "decode_arbitration_ms": "0.0",
     }

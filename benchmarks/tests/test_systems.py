@@ -55,7 +55,7 @@ def test_the_services_take_the_settings_of_every_system(name, models, tmp_path):
     experiments = group.arbitration.experiments
     assert (experiments.order == "moore_hodgson") == experiments.prefill_turn
     decode_turn = name in ("prism", "no-placement", "no-ballooning", "no-hibernation")
-    assert (group.arbitration.decode_turn_ms > 0) == decode_turn
+    assert (group.arbitration.decode_arbitration_ms > 0) == decode_turn
     assert all(entry["pinned"] == (name in ("static", "muxserve")) for entry in entries.values())
 
 

@@ -29,7 +29,7 @@ MOST_INDEX = 20_000
 _TURN = struct.Struct("<I")
 _PRECEDENCE = struct.Struct("<I")
 """Words behind the turn: most microseconds that decode steps wait for prefill steps; the same for others' decode steps;
-and `precedence_batch`."""
+and `prefill_priority_batch`."""
 _PACE = struct.Struct("<Q")
 """First throttle word of an engine: most tokens of a step in the lower half, 0 for no bound; the ratio of the pause, in
 millionths, in the upper one."""
@@ -94,25 +94,25 @@ class SharedBoard:
         return PrefillThrottle(word & _HALF, (word >> 32) / 1e6, (own & _HALF) / 1e6, bool(own >> 32))
 
     @property
-    def precedence_s(self) -> float:
+    def prefill_priority_s(self) -> float:
         """Most seconds that decode steps of an engine wait for prefill steps of others; 0: they do not wait."""
         return int(_PRECEDENCE.unpack_from(self._words, _TURN.size)[0]) / 1e6
 
     @property
-    def precedence_batch(self) -> int:
+    def prefill_priority_batch(self) -> int:
         """Most requests, for each waiting prompt, of an engine that decodes and waits for prefill steps of others; 0:
         any number."""
         return int(_PRECEDENCE.unpack_from(self._words, _TURN.size + 2 * _PRECEDENCE.size)[0])
 
-    def set_precedence(self, seconds: float, batch: int) -> None:
-        """Sets `precedence_s` and `precedence_batch`, for all engines."""
+    def set_prefill_priority(self, seconds: float, batch: int) -> None:
+        """Sets `prefill_priority_s` and `prefill_priority_batch`, for all engines."""
         _PRECEDENCE.pack_into(self._words, _TURN.size, min(_HALF, round(1e6 * seconds)))
         _PRECEDENCE.pack_into(self._words, _TURN.size + 2 * _PRECEDENCE.size, min(_HALF, batch))
 
     def claim(self, index: int, now: float, prompts: int) -> None:
         """Claims priority for a prefill step of the engine with `index` that goes to the device and that `prompts`
         prompts wait for. `now`: monotonic seconds."""
-        if (seconds := self.precedence_s) > 0:
+        if (seconds := self.prefill_priority_s) > 0:
             word = int(1e6 * (now + seconds)) << 16 | min(_MOST_LOW, prompts)
             _CLAIM.pack_into(self._words, _place(index), word)
 
@@ -129,12 +129,12 @@ class SharedBoard:
         return sum(word & _MOST_LOW for place, word in enumerate(words) if word >> 16 > 1e6 * now and place != own)
 
     @property
-    def decode_turn_s(self) -> float:
+    def decode_arbitration_s(self) -> float:
         """Most seconds that decode steps of an engine wait for decode steps of others; 0: they do not wait."""
         return int(_PRECEDENCE.unpack_from(self._words, _TURN.size + _PRECEDENCE.size)[0]) / 1e6
 
-    def set_decode_turn(self, seconds: float) -> None:
-        """Sets `decode_turn_s`, for all engines."""
+    def set_decode_arbitration(self, seconds: float) -> None:
+        """Sets `decode_arbitration_s`, for all engines."""
         _PRECEDENCE.pack_into(self._words, _TURN.size + _PRECEDENCE.size, min(_HALF, round(1e6 * seconds)))
 
     def want(self, index: int, need: float | None, now: float, requests: int = 1) -> None:

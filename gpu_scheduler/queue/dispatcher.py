@@ -82,8 +82,8 @@ class Dispatcher:
         self._residents = residents
         self._memory = memory
         self._turn = turn
-        turn.set_precedence(rules.precedence_ms / 1e3, rules.precedence_batch)
-        turn.set_decode_turn(rules.decode_turn_ms / 1e3)
+        turn.set_prefill_priority(rules.prefill_priority_ms / 1e3, rules.prefill_priority_batch)
+        turn.set_decode_arbitration(rules.decode_arbitration_ms / 1e3)
         self._on_need_memory = on_need_memory
         self._on_engine_death = on_engine_death
         self._on_idle_or_busy = on_idle_or_busy

@@ -66,11 +66,11 @@ class DecodeOrder:
         name: str,
         engine: DecodingEngine,
         processor: Processor,
-        precedence_s: float,
-        decode_turn_s: float,
+        prefill_priority_s: float,
+        decode_arbitration_s: float,
     ) -> None:
-        """`precedence_s`: the most seconds that decodes wait for other engines' prefill steps; `decode_turn_s`: for
-        their decode steps."""
+        """`prefill_priority_s`: the most seconds that decodes wait for other engines' prefill steps;
+        `decode_arbitration_s`: for their decode steps."""
         self.standing = False
         """Whether the decodes stand still."""
         self.last = False
@@ -81,8 +81,8 @@ class DecodeOrder:
         self._name = name
         self._engine = engine
         self._processor = processor
-        self._precedence_s = precedence_s
-        self._turn_s = decode_turn_s
+        self._prefill_priority_s = prefill_priority_s
+        self._turn_s = decode_arbitration_s
         self._place = next(processor.places)
         self._behind_since = inf
         """Second since which the decodes have stood still for other engines' prefill steps; +inf if they do not."""
@@ -161,7 +161,7 @@ class DecodeOrder:
             look_s = 0.0
         elif self._processor.stands_still(batch):
             self._behind_since = min(self._behind_since, now)
-            look_s = self._behind_since + self._precedence_s - now
+            look_s = self._behind_since + self._prefill_priority_s - now
             if look_s > _EXACT_S:
                 self._processor.wait(batch, self._engine.look)
         elif self._gives_way():
@@ -178,7 +178,7 @@ class DecodeOrder:
     def _waits(self) -> bool:
         """Whether a step that is decided on now would wait."""
         if self._processor.stands_still(self._engine.batch):
-            return min(self._behind_since, self._clock.now) + self._precedence_s - self._clock.now > _EXACT_S
+            return min(self._behind_since, self._clock.now) + self._prefill_priority_s - self._clock.now > _EXACT_S
         return self._gives_way()
 
     @property

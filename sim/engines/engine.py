@@ -62,11 +62,11 @@ class SimulatedEngine:
         processor: Processor,
         memory: SimulatedMemory,
         listener: EngineListener,
-        precedence_s: float = 0.0,
-        decode_turn_s: float = 0.0,
+        prefill_priority_s: float = 0.0,
+        decode_arbitration_s: float = 0.0,
     ) -> None:
-        """`precedence_s`: the most seconds that its prefill steps go before decodes of other engines. `decode_turn_s`:
-        the most seconds that its decodes wait for those of others."""
+        """`prefill_priority_s`: the most seconds that its prefill steps go before decodes of other engines.
+        `decode_arbitration_s`: the most seconds that its decodes wait for those of others."""
         self.name = name
         self.cost = cost
         self.listener = listener
@@ -79,7 +79,7 @@ class SimulatedEngine:
         self.pace: PrefillThrottle = FREE
         self._clock = clock
         self._processor = processor
-        self._precedence_s = precedence_s
+        self._prefill_priority_s = prefill_priority_s
         self._memory = memory
         self._task = Task(self._through)
         self._token_bytes = -(-cost.shape.kv_bytes_per_token // cost.shape.devices)
@@ -122,7 +122,7 @@ class SimulatedEngine:
         self._pause: Timer | None = None
         self._prefilled = 0.0, 0.0
         """Second at which the last prefill step ended, and the seconds that it took."""
-        self._order = DecodeOrder(clock, name, self, processor, precedence_s, decode_turn_s)
+        self._order = DecodeOrder(clock, name, self, processor, prefill_priority_s, decode_arbitration_s)
 
     def __repr__(self) -> str:
         waiting, decoding = len(self._waiting), len(self._batch)
@@ -365,7 +365,7 @@ class SimulatedEngine:
             self._task,
             self.cost.prefill_devices(seconds),
             first=min(len(self._waiting), most_at_once),
-            first_s=self._precedence_s,
+            first_s=self._prefill_priority_s,
             host_s=host_until - self._clock.now,
             gaps_s=self.cost.prefill_gaps(seconds, tokens),
         )

@@ -94,14 +94,14 @@ class Processor:
     """The devices' compute, shared among the tasks that are busy."""
 
     def __init__(
-        self, clock: Clock, sharing: float, precedence_batch: int = 0, decode_sharing: float | None = None
+        self, clock: Clock, sharing: float, prefill_priority_batch: int = 0, decode_sharing: float | None = None
     ) -> None:
         """`sharing`: share of one engine's work that several engines do together; `decode_sharing`: the same while all
         of them decode (None: `sharing`)."""
         self._clock = clock
         self._sharing = sharing
         self._decode_sharing = sharing if decode_sharing is None else decode_sharing
-        self._precedence_batch = precedence_batch
+        self._prefill_priority_batch = prefill_priority_batch
         self._busy: list[Task] = []
         self.decoding: dict[str, Decoder] = {}
         """Engines that have something to decode, by name."""
@@ -165,7 +165,7 @@ class Processor:
 
     def stands_still(self, decodes: int) -> bool:
         """Whether decodes for so many requests stand still now."""
-        return worth(self._prompts, decodes, self._precedence_batch)
+        return worth(self._prompts, decodes, self._prefill_priority_batch)
 
     def wait(self, decodes: int, then: Callable[[], None]) -> None:
         """Has `then` called, once, when decodes for so many requests need not stand still any more."""

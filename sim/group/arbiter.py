@@ -64,9 +64,9 @@ class Arbiter:
         self._clock = group.clock
         self._rules = rules
         self._turn = rules.turn
-        self.precedence_batch = rules.precedence_batch
-        self.precedence_s = rules.precedence_ms / 1e3
-        self.decode_turn_s = rules.decode_turn_ms / 1e3
+        self.prefill_priority_batch = rules.prefill_priority_batch
+        self.prefill_priority_s = rules.prefill_priority_ms / 1e3
+        self.decode_arbitration_s = rules.decode_arbitration_ms / 1e3
         self._backlog = Backlog(rules.backlog)
         self._protection = ThrottleController()
         self._models: dict[str, _Model] = {}

@@ -29,12 +29,12 @@ class Queue(EngineListener, Protocol):
     """The queue that orders a group's requests; each policy has its own. It is also the listener of the group's
     engines."""
 
-    precedence_s: float
+    prefill_priority_s: float
     """The most seconds that prefill steps go before neighbours' decodes, for the group's engines."""
-    precedence_batch: int
+    prefill_priority_batch: int
     """The most requests for which neighbours decode and still stand still for one prompt's prefill, for the group's
     engines."""
-    decode_turn_s: float
+    decode_arbitration_s: float
     """The most seconds that decode steps wait for neighbours' decode steps, for the group's engines."""
 
     def submit(self, request: SimulatedRequest) -> None: ...
@@ -143,7 +143,7 @@ class SimulatedGroup:
         self.on_finished = finished
         self._back = back
         self.queue = queue(self)
-        self.processor = Processor(clock, hardware.sharing, self.queue.precedence_batch, hardware.decode_sharing)
+        self.processor = Processor(clock, hardware.sharing, self.queue.prefill_priority_batch, hardware.decode_sharing)
 
     def __repr__(self) -> str:
         residents = ", ".join(f"{name} {r.residency.value}" for name, r in self.residents.items())
@@ -225,8 +225,8 @@ class SimulatedGroup:
                 self.processor,
                 self.memory,
                 self.queue,
-                self.queue.precedence_s,
-                self.queue.decode_turn_s,
+                self.queue.prefill_priority_s,
+                self.queue.decode_arbitration_s,
             )
             self.memory.open(resident.engine)
         self.memory.fill(name, self.own_room(resident.spec))

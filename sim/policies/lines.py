@@ -28,8 +28,8 @@ class EngineQueues:
     its model has started; otherwise at once, and the engine sees to its memory. `most_prefilling`: the most requests of
     a model that its engine has not prefilled yet."""
 
-    precedence_batch = 0
-    precedence_s = decode_turn_s = 0.0
+    prefill_priority_batch = 0
+    prefill_priority_s = decode_arbitration_s = 0.0
 
     def __init__(
         self, group: SimulatedGroup, *, bounded: bool = True, order: Order = by_arrival, most_prefilling: float = inf

@@ -79,6 +79,12 @@ def test_switches_that_take_a_rule_away_are_experiments_and_work_where_they_stoo
         Arbitration(order="random")
 
 
+def test_settings_work_under_the_names_that_they_had():
+    assert Arbitration(**{"precedence_ms": 1, "precedence_batch": 2, "decode_turn_ms": 3}) == Arbitration(
+        prefill_priority_ms=1, prefill_priority_batch=2, decode_arbitration_ms=3
+    )
+
+
 def test_the_forecast_of_output_lengths_is_a_setting_with_the_policy_s_defaults():
     assert Arbitration().forecast == ForecastRules()
     assert Arbitration(forecast_tokens=512, forecast_weight=0.5).forecast == ForecastRules(first=512, weight=0.5)

@@ -34,7 +34,7 @@ def both(tpot_a, tpot_b, settings=None, output=300):
 
 
 def test_where_equal_slices_are_too_little_for_both_one_is_on_time():
-    assert both(0.020, 0.020, {"decode_turn_ms": "0"}) == pytest.approx([0.0222, 0.0222], abs=0.0006)
+    assert both(0.020, 0.020, {"decode_arbitration_ms": "0"}) == pytest.approx([0.0222, 0.0222], abs=0.0006)
     first, second = sorted(both(0.020, 0.020))
     assert first <= 0.020 and second < 0.030
 
@@ -49,7 +49,7 @@ def test_the_one_that_needs_less_is():
 def test_where_there_is_enough_for_both_by_their_targets_though_not_in_equal_parts_both_are():
     a, b = both(0.017, 0.045)
     assert a <= 0.017 and b <= 0.045
-    a, b = both(0.017, 0.045, {"decode_turn_ms": "0"})
+    a, b = both(0.017, 0.045, {"decode_arbitration_ms": "0"})
     assert a > 0.017 and b <= 0.045
 
 
@@ -67,7 +67,7 @@ def test_short_answers_of_one_do_not_stop_another_where_there_is_enough_for_both
 
 
 def test_one_that_no_share_would_help_goes_on_nevertheless():
-    hopeless, other = both(0.005, 0.021, {"decode_turn_ms": "40"}, output=60)
+    hopeless, other = both(0.005, 0.021, {"decode_arbitration_ms": "40"}, output=60)
     assert hopeless < 0.045 and other <= 0.021
 
 
@@ -99,7 +99,7 @@ class Steps(Counter):
 def test_many_go_on_beside_few_that_stand_still_for_a_prefill():
     """Of too many for one prompt they do not stand still for that."""
     clock, steps = Clock(), Steps()
-    processor = Processor(clock, sharing=1.0, precedence_batch=2)
+    processor = Processor(clock, sharing=1.0, prefill_priority_batch=2)
     engines = {
         name: SimulatedEngine(clock, name, Cost(Shape(GB, 1), ROUND), processor, Plenty(), steps, 9.0, 9.0)
         for name in ("few", "many", "prefills")

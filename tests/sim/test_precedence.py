@@ -42,16 +42,17 @@ def told(clock):
     return Told(clock)
 
 
-def engines(clock, told, precedence_s):
+def engines(clock, told, prefill_priority_s):
     processor = Processor(clock, sharing=1.0)
     cost = Cost(Shape(GB, 1), ROUND)
     return [
-        SimulatedEngine(clock, name, cost, processor, Plenty(), told, precedence_s) for name in ("decodes", "prefills")
+        SimulatedEngine(clock, name, cost, processor, Plenty(), told, prefill_priority_s)
+        for name in ("decodes", "prefills")
     ]
 
 
 def test_a_prompt_whose_engines_decodes_stand_still_does_not_wait_with_them(clock, told):
-    decodes, prefills = engines(clock, told, precedence_s=5.0)
+    decodes, prefills = engines(clock, told, prefill_priority_s=5.0)
     decodes.generate(SimulatedRequest("decodes", "decodes", 0.0, 10, 10**6))
     clock.at(1.0, prefills.generate, SimulatedRequest("long", "prefills", 1.0, 3000, 0))
     clock.at(2.0, decodes.generate, SimulatedRequest("short", "decodes", 2.0, 100, 0))
@@ -62,7 +63,7 @@ def test_a_prompt_whose_engines_decodes_stand_still_does_not_wait_with_them(cloc
 
 
 def test_nor_does_one_that_comes_in_the_last_step_of_a_run(clock, told):
-    decodes, prefills = engines(clock, told, precedence_s=5.0)
+    decodes, prefills = engines(clock, told, prefill_priority_s=5.0)
     decodes.generate(SimulatedRequest("decodes", "decodes", 0.0, 10, 20))
     clock.at(0.305, prefills.generate, SimulatedRequest("long", "prefills", 0.305, 3000, 0))
     clock.at(0.4, decodes.generate, SimulatedRequest("short", "decodes", 0.4, 100, 1))
@@ -71,7 +72,7 @@ def test_nor_does_one_that_comes_in_the_last_step_of_a_run(clock, told):
 
 
 def test_decodes_share_the_devices_once_they_stood_still_for_as_long_as_they_may(clock, told):
-    decodes, prefills = engines(clock, told, precedence_s=0.5)
+    decodes, prefills = engines(clock, told, prefill_priority_s=0.5)
     decodes.generate(SimulatedRequest("decodes", "decodes", 0.0, 10, 10**6))
     clock.at(1.0, prefills.generate, SimulatedRequest("long", "prefills", 1.0, 8000, 0))
     clock.run(1.45)
@@ -83,7 +84,7 @@ def test_decodes_share_the_devices_once_they_stood_still_for_as_long_as_they_may
 
 def test_a_step_that_is_decided_is_made_whoever_goes_first_by_then(clock, told):
     """Real engines give the devices a step while these are at the one before."""
-    decodes, prefills = engines(clock, told, precedence_s=5.0)
+    decodes, prefills = engines(clock, told, prefill_priority_s=5.0)
     decodes.generate(SimulatedRequest("decodes", "decodes", 0.0, 10, 10**6))
     clock.at(1.0, prefills.generate, SimulatedRequest("long", "prefills", 1.0, 3000, 0))
     clock.run(0.9999)
@@ -96,7 +97,7 @@ def test_a_step_that_is_decided_is_made_whoever_goes_first_by_then(clock, told):
 
 
 def test_no_pace_makes_a_prefill_step_larger_than_the_engine_has_them(clock, told):
-    engine, _ = engines(clock, told, precedence_s=5.0)
+    engine, _ = engines(clock, told, prefill_priority_s=5.0)
     engine.set_pace(PrefillThrottle(chunk_tokens=10**6))
     engine.generate(SimulatedRequest("long", "decodes", 0.0, ROUND.prefill_chunk + 1000, 0))
     clock.run()

@@ -20,8 +20,8 @@ a queue may never end.
 An engine that prefills, or stands still for a neighbour's prefill (`prefill_priority.py`), makes no bid meanwhile:
 others would wait for steps that are not made.
 
-An engine waits for `decode_turn_ms` at most and then makes a step (`prefill_priority.py`): a target that cannot be kept
-is missed, but its streams never stop.
+An engine waits for `decode_arbitration_ms` at most and then makes a step (`prefill_priority.py`): a target that cannot
+be kept is missed, but its streams never stop.
 """
 
 from __future__ import annotations

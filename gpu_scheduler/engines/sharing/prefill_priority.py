@@ -9,13 +9,13 @@ each gap costs a slice. First tokens of models of 1B to 8B took 2 to 2.7 times a
 and 4.4 times beside two (docs/lab/gpu-runs.md).
 
 **It is not for every prefill.** All decoding requests pay for the wait, and each prompt that is prefilled or queued
-behind that at its engine gains as much. So an engine that decodes more than `precedence_batch` requests for each of
-these prompts does not wait: where many requests decode beside single prompts, they would pay with one or two hundredths
-of their speed (smaller prefill steps, and idle gaps on the devices between them), which buys less than they lose
-(docs/lab/tuning.md has both).
+behind that at its engine gains as much. So an engine that decodes more than `prefill_priority_batch` requests for each
+of these prompts does not wait: where many requests decode beside single prompts, they would pay with one or two
+hundredths of their speed (smaller prefill steps, and idle gaps on the devices between them), which buys less than they
+lose (docs/lab/tuning.md has both).
 
-An engine waits for `precedence_s` at most and then makes a step, so that claims of engines that died, or prefills in an
-unbroken row, stop no decodes. The prefills' share of the time in the long run is the throttle's concern
+An engine waits for `prefill_priority_s` at most and then makes a step, so that claims of engines that died, or prefills
+in an unbroken row, stop no decodes. The prefills' share of the time in the long run is the throttle's concern
 (`throttle.py`); it learns what steps they cost (`interference.py`).
 """
 

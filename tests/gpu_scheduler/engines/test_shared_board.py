@@ -54,7 +54,7 @@ def test_a_pace_below_zero_is_none_at_all():
 
 def test_a_claim_stops_all_others_until_it_is_released_or_ends_by_itself():
     words = SharedBoard(shared_board.create())
-    words.set_precedence(0.05, 0)
+    words.set_prefill_priority(0.05, 0)
     words.claim(7, 100.0, 1)
     assert words.claimed(8, 100.04) and not words.claimed(7, 100.04)
     assert not words.claimed(8, 100.06), "its engine died"
@@ -68,18 +68,18 @@ def test_a_claim_stops_all_others_until_it_is_released_or_ends_by_itself():
 
 def test_claims_say_for_how_many_prompts_all_others_have_them_together():
     words = SharedBoard(shared_board.create())
-    words.set_precedence(0.05, 16)
+    words.set_prefill_priority(0.05, 16)
     words.claim(7, 1e7, 3)
     words.claim(8, 1e7, 1 << 20)
     most = (1 << 16) - 1
     assert (words.claimed(7, 1e7), words.claimed(8, 1e7), words.claimed(9, 1e7)) == (most, 3, 3 + most)
-    assert words.claimed(9, 1e7 + 0.06) == 0 and words.precedence_batch == 16
+    assert words.claimed(9, 1e7 + 0.06) == 0 and words.prefill_priority_batch == 16
 
 
 def test_nobody_claims_where_prefills_have_no_precedence():
     words = SharedBoard(shared_board.create())
     words.claim(7, 100.0, 1)
-    assert words.precedence_s == 0 and not words.claimed(8, 100.0)
+    assert words.prefill_priority_s == 0 and not words.claimed(8, 100.0)
 
 
 def test_who_wants_to_decode_is_seen_by_all_others_until_it_does_not_or_says_no_more():
@@ -107,8 +107,8 @@ def test_needs_are_told_to_a_hundredth_and_compared_as_they_are_told():
 def test_wants_leave_everything_else_as_it_is():
     words = SharedBoard(shared_board.create())
     words.give(3)
-    words.set_precedence(0.02, 16)
-    words.set_decode_turn(0.03)
+    words.set_prefill_priority(0.02, 16)
+    words.set_decode_arbitration(0.03)
     words.set_pace(shared_board.MOST_INDEX, PrefillThrottle(224))
     words.claim(5, 100.0, 1)
     words.want(5, 1e9, 100.0)
@@ -116,7 +116,7 @@ def test_wants_leave_everything_else_as_it_is():
     assert (
         words.claimed(6, 100.01) and words.holder == 3 and words.pace(shared_board.MOST_INDEX) == PrefillThrottle(224)
     )
-    assert (words.precedence_s, words.precedence_batch, words.decode_turn_s) == (0.02, 16, 0.03)
+    assert (words.prefill_priority_s, words.prefill_priority_batch, words.decode_arbitration_s) == (0.02, 16, 0.03)
     words.release(5)
     assert not words.claimed(6, 100.01) and words.wanting(6, 100.01) == [shared_board.wanted(5, 1e9)]
 
@@ -125,8 +125,8 @@ def test_precedence_leaves_the_turn_and_paces_as_they_are():
     words = SharedBoard(shared_board.create())
     words.give(3)
     words.set_pace(shared_board.MOST_INDEX, PrefillThrottle(224))
-    words.set_precedence(1e9, 1 << 40)  # as much as the words hold
+    words.set_prefill_priority(1e9, 1 << 40)  # as much as the words hold
     words.claim(shared_board.MOST_INDEX, 1e6, 1)
     assert words.holder == 3 and words.pace(shared_board.MOST_INDEX) == PrefillThrottle(224) and words.pace(1) == FREE
-    assert (words.precedence_s, words.precedence_batch) == (((1 << 32) - 1) / 1e6, (1 << 32) - 1)
-    assert words.decode_turn_s == 0
+    assert (words.prefill_priority_s, words.prefill_priority_batch) == (((1 << 32) - 1) / 1e6, (1 << 32) - 1)
+    assert words.decode_arbitration_s == 0

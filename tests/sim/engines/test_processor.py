@@ -169,7 +169,7 @@ def test_a_prefill_stands_still_for_nobody():
 
 def test_who_waits_hears_of_it_once_when_nothing_goes_first_any_more():
     clock = Clock()
-    processor, heard = Processor(clock, sharing=1.0, precedence_batch=16), []
+    processor, heard = Processor(clock, sharing=1.0, prefill_priority_batch=16), []
     prefills = Task(lambda: processor.rest(prefills))
 
     def few():

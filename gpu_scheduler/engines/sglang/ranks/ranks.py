@@ -145,8 +145,8 @@ class _Turn:
         now = time.monotonic()
         self._alone = False
         prompts = self._turn.claimed(self._index, now)
-        claimed = worth(prompts, self._requests, self._turn.precedence_batch)
-        self._behind_prefill = claimed and self._precedence.waits(True, now, self._turn.precedence_s)
+        claimed = worth(prompts, self._requests, self._turn.prefill_priority_batch)
+        self._behind_prefill = claimed and self._precedence.waits(True, now, self._turn.prefill_priority_s)
         self._tell_want(now)
         if claimed:
             return self._behind_prefill
@@ -155,7 +155,7 @@ class _Turn:
             own, others = wanted(self._index, self._need, self._requests), self._turn.wanting(self._index, now)
             is_others = decode_arbitration.waits(own, self._wanting, others)
             self._alone = not prompts and decode_arbitration.alone(own, self._wanting, others)
-        return self._precedence.waits(is_others, now, self._turn.decode_turn_s)
+        return self._precedence.waits(is_others, now, self._turn.decode_arbitration_s)
 
     def alone(self) -> bool:
         return self._alone
@@ -168,7 +168,7 @@ class _Turn:
         """Publishes the bid, or withdraws it. An engine that prefills, or whose decodes wait for a neighbour's prefill
         step, makes none meanwhile: neighbours would wait for a decode step that does not come."""
         wants = self._need is not None and self._wanting and not self._prefills and not self._behind_prefill
-        if self._turn is not None and (wants or self._told_want) and self._turn.decode_turn_s > 0:
+        if self._turn is not None and (wants or self._told_want) and self._turn.decode_arbitration_s > 0:
             self._turn.want(self._index, self._need if wants else None, now, self._requests)
             self._told_want = wants
 

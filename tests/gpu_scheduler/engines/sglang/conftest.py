@@ -65,8 +65,8 @@ def turns(word: int) -> Iterator[shared_board.SharedBoard]:
     yield turns
     turns.give(shared_board.ANYBODY)
     turns.set_pace(INDEX, throttle.FREE)
-    turns.set_precedence(0.0, 0)
-    turns.set_decode_turn(0.0)
+    turns.set_prefill_priority(0.0, 0)
+    turns.set_decode_arbitration(0.0)
 
 
 class Motion:
@@ -79,7 +79,7 @@ class Motion:
     def slow(self, step_s: float = 0.2) -> None:
         """So long from one decode step to the next: a test that has something to do between two of them is in time on
         any machine."""
-        self._turns.set_precedence(step_s, 0)
+        self._turns.set_prefill_priority(step_s, 0)
         self._turns.claim(NEIGHBOUR, time.monotonic() + 1000.0, 1)
 
     def still(self) -> None:
@@ -87,7 +87,7 @@ class Motion:
 
     def free(self) -> None:
         self._turns.release(NEIGHBOUR)
-        self._turns.set_precedence(0.0, 0)
+        self._turns.set_prefill_priority(0.0, 0)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ async def test_decodes_stand_still_for_a_neighbour_that_wants_to_be_first_and_no
     await llama.until(lambda: llama.has_counted)  # what follows is counted from there
 
     turns.set_pace(INDEX, PACE)
-    turns.set_decode_turn(LONG_S)
+    turns.set_decode_arbitration(LONG_S)
     turns.want(NEIGHBOUR, 0.0, time.monotonic() + LONG_S)
     for number in range(3):
         llama.ask(f"{number}", prompts[number], 40, ignore_eos=True)
@@ -45,7 +45,7 @@ async def test_decodes_stand_still_for_a_neighbour_that_wants_to_be_first_and_no
     assert (await llama.answer("no target")).tokens == said["llama"][3][:10]
 
     turns.set_pace(INDEX, PACE)
-    turns.set_decode_turn(SHORT_S)
+    turns.set_decode_arbitration(SHORT_S)
     turns.want(NEIGHBOUR, 0.0, time.monotonic() + LONG_S)
     llama.ask("slow", prompts[3], 10, ignore_eos=True)
     assert (await llama.answer("slow")).tokens == said["llama"][3][:10], "a step each time that it waited"

@@ -23,23 +23,23 @@ async def test_decodes_stand_still_while_a_neighbour_prefills_unless_they_are_to
     said: dict[str, list[list[int]]],
 ) -> None:
     turns.set_pace(INDEX, FREE)
-    turns.set_precedence(LONG_S, 0)
+    turns.set_prefill_priority(LONG_S, 0)
     turns.claim(NEIGHBOUR, time.monotonic(), 1)
     for number in range(3):
         llama.ask(f"{number}", prompts[number], 40, ignore_eos=True)
         await llama.until(lambda number=number: len(llama.answers[f"{number}"].tokens) > 0)
     assert [len(llama.answers[f"{number}"].tokens) for number in range(3)] == [1, 1, 1]
 
-    turns.set_precedence(LONG_S, 2)
+    turns.set_prefill_priority(LONG_S, 2)
     await llama.until(lambda: all(len(llama.answers[f"{number}"].tokens) > 1 for number in range(3)))  # for one prompt
     turns.release(NEIGHBOUR)
     for number in range(3):
         assert (await llama.answer(f"{number}")).tokens == said["llama"][number]
 
-    turns.set_precedence(SHORT_S, 0)
+    turns.set_prefill_priority(SHORT_S, 0)
     turns.claim(NEIGHBOUR, time.monotonic() + LONG_S, 1)  # as if it prefilled for ever
     llama.ask("slow", prompts[3], 10, ignore_eos=True)
     assert (await llama.answer("slow")).tokens == said["llama"][3][:10], "a step each time that it waited"
     turns.release(NEIGHBOUR)
-    turns.set_precedence(0.0, 0)
+    turns.set_prefill_priority(0.0, 0)
     assert not turns.claimed(NEIGHBOUR, time.monotonic()), "its own claims ended with its prefills"

@@ -83,7 +83,7 @@ def test_the_worst_off_decides_for_all() -> None:
 def test_all_ranks_give_way_in_the_same_step_and_the_first_one_claims_for_all() -> None:
     fd = shared_board.create()
     words, three = shared_board.SharedBoard(fd), Three(shared_board.SharedBoard(fd))
-    words.set_precedence(1000.0, 0)
+    words.set_prefill_priority(1000.0, 0)
     words.claim(2, time.monotonic(), 1)
     three.all(lambda rank: three.channels[rank].receive())
     assert [rank.gives_way() for rank in three.ranks] == [True] * 3
@@ -104,7 +104,7 @@ def test_all_ranks_give_way_in_the_same_step_and_the_first_one_claims_for_all() 
 def test_who_decodes_for_many_requests_waits_for_as_many_more_prompts_and_has_no_device_for_itself_without() -> None:
     fd = shared_board.create()
     words, three = shared_board.SharedBoard(fd), Three(shared_board.SharedBoard(fd))
-    words.set_precedence(1000.0, 16)
+    words.set_prefill_priority(1000.0, 16)
 
     def give_way(requests: int, prompts: int) -> list[bool]:
         words.claim(2, time.monotonic(), prompts)
@@ -116,7 +116,7 @@ def test_who_decodes_for_many_requests_waits_for_as_many_more_prompts_and_has_no
     assert give_way(16, 1) == [True] * 3
     assert give_way(17, 1) == [False] * 3 and not three.leader.alone()
     assert give_way(17, 2) == [True] * 3
-    words.set_precedence(1000.0, 0)
+    words.set_prefill_priority(1000.0, 0)
     assert give_way(1000, 1) == [True] * 3, "however many"
 
 
@@ -130,8 +130,8 @@ def wants_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_stands_still_for_a_prefill_or_prefills_itself_wants_nothing_meanwhile() -> None:
     fd = shared_board.create()
     words, own = shared_board.SharedBoard(fd), Alone(shared_board.SharedBoard(fd), 1)
-    words.set_precedence(1000.0, 16)
-    words.set_decode_turn(1000.0)
+    words.set_prefill_priority(1000.0, 16)
+    words.set_decode_arbitration(1000.0)
 
     def wanted_with(requests: int) -> bool:
         own.decodes(requests, 0.4, True)
@@ -154,8 +154,8 @@ def test_who_stands_still_for_a_prefill_or_prefills_itself_wants_nothing_meanwhi
 def test_who_decodes_for_too_many_requests_goes_on_beside_one_that_stands_still_for_the_same_prefill() -> None:
     fd = shared_board.create()
     words = shared_board.SharedBoard(fd)
-    words.set_precedence(1000.0, 16)
-    words.set_decode_turn(1000.0)
+    words.set_prefill_priority(1000.0, 16)
+    words.set_decode_arbitration(1000.0)
     few, many = Alone(shared_board.SharedBoard(fd), 1), Alone(shared_board.SharedBoard(fd), 2)
 
     def look() -> tuple[bool, bool]:
@@ -174,7 +174,7 @@ def test_who_decodes_for_too_many_requests_goes_on_beside_one_that_stands_still_
 def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_and_the_first_one_tells() -> None:
     fd = shared_board.create()
     words, three = shared_board.SharedBoard(fd), Three(shared_board.SharedBoard(fd))
-    words.set_decode_turn(1000.0)
+    words.set_decode_arbitration(1000.0)
 
     def give_way(need: float | None, wanting: bool) -> list[bool]:
         words.want(2, 0.55, time.monotonic())
@@ -193,7 +193,7 @@ def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_
     assert give_way(None, False) == [False] * 3, "it has no target"
     words.want(2, None, time.monotonic())
     words.want(3, 0.4, time.monotonic())
-    words.set_decode_turn(0.0)
+    words.set_decode_arbitration(0.0)
     assert give_way(0.6, True) == [False] * 3
 
 
