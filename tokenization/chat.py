@@ -7,7 +7,8 @@ conversation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -47,6 +48,9 @@ _LONGEST_WHY = 300
 _OF_IMAGES = ("image", "audio", "video", "vision")
 _LOOPED = ("message", "msg", "m")
 """Names that templates give a message where they go through the parts of its content."""
+bounded: Callable[[], AbstractContextManager[object]] = nullcontext
+"""Bound on the time in which a template makes the plainest prompts. A process that may interrupt itself replaces it
+(`trial.py`)."""
 
 
 class WrongMessage(Invalid):
@@ -83,7 +87,9 @@ class Template:
                 _compile(text, places.get(name, _IN_SETTINGS))
         self._written: set[str] = set()
         """Roles whose messages were seen in a prompt. Number and length are bounded, because clients make roles up."""
-        if self.text and (why := self._refusal()) is not None:
+        with bounded():
+            why = self._refusal() if self.text else None
+        if why is not None:
             place = places.get("default") or ", ".join(places.values()) or _IN_SETTINGS
             raise Unmet(f"its chat template makes no prompt of a message of a user: {place}: {why}")
 

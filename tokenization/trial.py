@@ -10,10 +10,36 @@ are.
 from __future__ import annotations
 
 import json
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from services.errors import Unmet
-from tokenization import files, loading
+from tokenization import chat, files, loading
+
+TEMPLATE_S = 3.0
+"""Seconds of the processor in which a chat template has to make the plainest prompts, which takes milliseconds."""
+
+
+class _Endless(BaseException):
+    """The time for a template is over. No handler of exceptions in a template engine catches it."""
+
+
+@contextmanager
+def _seconds_of_the_processor() -> Iterator[None]:
+    """Raises _Endless inside the block after `TEMPLATE_S`."""
+
+    def over(_number: int, _frame: object) -> None:
+        raise _Endless
+
+    before = signal.signal(signal.SIGVTALRM, over)
+    signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def verdict(path: str) -> tuple[str, bool]:
@@ -23,11 +49,14 @@ def verdict(path: str) -> tuple[str, bool]:
         loading.load(path)
     except Unmet as error:
         return str(error), isinstance(error, files.UnreadableNow)
+    except _Endless:
+        return f"its chat template takes longer than {TEMPLATE_S:.0f} s for a message of a user", False
     return "", False
 
 
 def main() -> None:
     loading.without_torch()
+    chat.bounded = _seconds_of_the_processor
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         print(json.dumps(verdict(json.loads(line))), flush=True)

@@ -36,6 +36,12 @@ KERNELS = ROOT / ".cache" / "kernels"
 """Folder of compiled kernels of engines on GPUs."""
 
 
+def _shown(path: Path) -> str:
+    """A path as lines to copy have it: relative where it lies in the current folder, absolute elsewhere."""
+    absolute = path.absolute()
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
+
+
 def say(text: str) -> None:
     print(f"prism: {text}", flush=True)
 
@@ -137,7 +143,7 @@ async def main() -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        say(f"a system runs in {os.path.relpath(state)} already; stop it, or name another folder with --state")
+        say(f"a system runs in {_shown(state)} already; stop it, or name another folder with --state")
         return 1
     for old in (state / "logs").glob("*.log"):
         old.replace(old.with_suffix(".log.previous"))
@@ -181,7 +187,7 @@ async def main() -> int:
     compiled = kernels.caches(KERNELS, os.environ) if local.on_gpus else {}
     precompiled = kernels.Precompiled(local.catalogue, compiled, state / "logs" / "precompile.log", say)
     system = LocalSystem(local.processes(), state / "logs", say, compiled)
-    say(f"starting; logs in {os.path.relpath(state / 'logs')}")
+    say(f"starting; logs in {_shown(state / 'logs')}")
     began = time.monotonic()
     starting = asyncio.get_running_loop().create_task(system.start())
     try:
@@ -218,7 +224,7 @@ async def _warm(local: Local, system: LocalSystem, stopping: asyncio.Task[bool])
     watched = []
     for group in local.group_names:
         scheduler = local.scheduler(group)
-        log_path = Path(os.path.relpath(system.running[scheduler].log_path))
+        log_path = Path(_shown(system.running[scheduler].log_path))
         watched.append(WatchedGroup(group, local.unix(scheduler), log_path))
     say(f"engines {'are importing SGLang' if local.engine == 'sglang' else 'start'}")
     warming = Warming(watched, say)
@@ -237,7 +243,7 @@ async def _introduce(local: Local, system: LocalSystem, problems: Mapping[str, s
         await placement.close()
     say(f"serving after {seconds:.1f} s\n")
     processes = {name: running.pid for name, running in system.running.items()}
-    prismctl = f"{os.path.relpath(sys.executable)} -m prismctl --state {os.path.relpath(local.state)}"
+    prismctl = f"{_shown(Path(sys.executable))} -m prismctl --state {_shown(local.state)}"
     print(introduction(processes, cluster, routes, problems, local.http, prismctl), flush=True)
 
 

@@ -87,7 +87,7 @@ class TextTrials:
             why, may_pass = json.loads(await self._process.ask(json.dumps(path).encode(), ANSWER_S))
             return TextFault(why, may_pass) if why else None
         except TimeoutError:
-            found = TextFault(f"its tokenizer cannot be read within {ANSWER_S:.0f} s", may_pass=True)
+            found = TextFault(f"its tokenizer and chat template cannot be read within {ANSWER_S:.0f} s", may_pass=True)
         except OSError:
             found = TextFault("its tokenizer ends the process that reads it", may_pass=True)
         await self.close()

@@ -85,6 +85,17 @@ async def test_the_real_process_tells_good_from_bad(tmp_path: Path) -> None:
     ]
 
 
+async def test_the_real_process_refuses_a_template_that_does_not_end_and_goes_on(tmp_path: Path) -> None:
+    endless = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+    bad = folders.write(tmp_path / "bad", tokenizers.byte_level, {}, template=endless)
+    good = folders.write(tmp_path / "good", tokenizers.byte_level, {})
+    tried = TextTrials()
+    assert await asyncio.gather(tried.fault(str(bad), 1), tried.fault(str(good), 1)) == [
+        TextFault("its chat template takes longer than 3 s for a message of a user"),
+        None,
+    ]
+
+
 async def test_the_real_process_asks_nobody_whether_to_run_a_folders_code(tmp_path: Path) -> None:
     """Transformers would, by the process's own input and output, which are for verdicts."""
     code = {"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}
