@@ -42,7 +42,7 @@ _BY_ARRIVAL = {
 
 
 def flat(arbitration: Mapping[str, Any]) -> dict[str, str]:
-    """The same settings as `--set` of the simulator takes them: names without sections, values as text."""
+    """Settings of arbitration in the form of the simulator's `--set`: names without sections, values as text."""
     named = {**arbitration, **arbitration.get("experiments", {})}
     return {name: str(value).lower() for name, value in named.items() if name != "experiments"}
 

@@ -139,11 +139,14 @@ class Arbitration(ConfigSection):
         work."""
         if not isinstance(given, dict):
             return given
+        if twice := [old for old, new in _RENAMED.items() if old in given and new in given]:
+            raise ValueError(f"{twice[0]} is {_RENAMED[twice[0]]} now: give one of them")
         given = {_RENAMED.get(name, name): value for name, value in given.items()}
-        if not (moved := given.keys() & Experiments.model_fields.keys()):
-            return given
-        kept = {name: value for name, value in given.items() if name not in moved}
-        return {**kept, "experiments": {**given.get("experiments", {}), **{name: given[name] for name in moved}}}
+        experiments = given.get("experiments", {})
+        moved = {name: given.pop(name) for name in Experiments.model_fields.keys() & given.keys()}
+        if not moved or not isinstance(experiments, dict):
+            return given | moved
+        return {**given, "experiments": {**experiments, **moved}}
 
     @property
     def turn(self) -> admission.PrefillLimits:

@@ -25,7 +25,8 @@ def page_bytes(device: str) -> int:
 
 
 def look(device: str) -> DeviceHardware:
-    """What a GPU reports of itself. Raises Invalid for a device without a backend, OSError without its driver."""
+    """Hardware of a device by its name, "cuda:N". Raises Invalid for a device without a backend, OSError without its
+    driver."""
     from balloond.backends import cuda_hardware
 
     return cuda_hardware.look(parse(device)[1])

@@ -1,5 +1,5 @@
-"""What the GPUs of this machine report of themselves. Nothing here takes memory of them: CUDA is called without a
-context, the rest is NVML's."""
+"""Hardware of this machine's GPUs: sizes, drivers, MIG, processes. Reading it takes no memory of a GPU: CUDA is called
+without a context, the rest is NVML's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def count() -> int:
 
 
 def look(index: int) -> DeviceHardware:
-    """What the device reports of itself. Raises OSError without a driver or such a device."""
+    """Hardware of the GPU with this index. Raises OSError without a driver or without such a GPU."""
     call(cu.cuInit, 0)
     device = call(cu.cuDeviceGet, index)
     can_map, can_export = (bool(call(cu.cuDeviceGetAttribute, what, device)) for what in (_CAN_MAP, _CAN_EXPORT))

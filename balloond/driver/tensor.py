@@ -46,7 +46,7 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _alive: dict[int, tuple[object, ...]] = {}
-"""What torch has a pointer to, by address of the DLPack structure, until torch lets go of it."""
+"""Objects behind DLPack structures that torch still points to, by the address of the structure."""
 
 
 @_Deleter  # type: ignore[untyped-decorator]

@@ -16,8 +16,8 @@ _log = log.get(__name__)
 
 @dataclass
 class RecoveredState:
-    """What a predecessor left in the keeper. Each extent has its descriptor; `unusable` has the ids of records that
-    mean nothing, to be forgotten."""
+    """Bookings, leases and extents of an earlier balloond, read from the keeper's records. Each extent has its
+    descriptor; `unusable` has the ids of records that cannot be read, to be forgotten."""
 
     bookings: list[BookingFacts] = field(default_factory=list)
     leases: list[LeaseFacts] = field(default_factory=list)

@@ -13,7 +13,7 @@ _OTHER_DESCRIPTORS = 256
 
 @dataclass(frozen=True)
 class DeviceHardware:
-    """What a GPU reports of itself."""
+    """Properties and free memory of one GPU, in bytes, when it was looked at."""
 
     model: str
     driver: str
@@ -22,7 +22,7 @@ class DeviceHardware:
     page_bytes: int
     """Bytes of the smallest page that it maps."""
     shares_memory: bool
-    """Whether it maps memory that came as a descriptor from another process."""
+    """True if the GPU can map memory whose descriptor came from another process."""
     partitioned: bool
     """Whether MIG is on."""
     processes: tuple[tuple[int, int], ...] = ()

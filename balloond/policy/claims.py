@@ -36,7 +36,7 @@ class ClaimSources:
 
 @dataclass(frozen=True)
 class UsageReport:
-    """What a lease last reported of its KV. Sizes in bytes; times are on balloond's clock."""
+    """KV usage of a lease by its last report. Sizes in bytes; times in seconds on balloond's clock."""
 
     at: float = 0.0
     limit_revision: int = 0

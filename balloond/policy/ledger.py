@@ -30,7 +30,7 @@ class Extent:
     lease_id: str
     stranded: bool = False
     held: bool = True
-    """Whether its lease's process has it."""
+    """True while the process of the extent's lease has its descriptor."""
     borrowers: set[str] | None = None
     """Loaders that were sent it and have not given it back; None if there are none."""
 
@@ -53,7 +53,7 @@ class Booking:
 
 @dataclass
 class LeaseRecord:
-    """What one process holds of the device."""
+    """Lease of one process on one device: the extents that it holds. Sizes in bytes."""
 
     id: str
     model: str

@@ -134,9 +134,9 @@ class Reclaims:
         from_decodes: int,
         own: balloon.OwnCache | None = None,
     ) -> balloon.ReclaimPlan:
-        """What to take for `need` bytes from other models than `without`; decodes may be stopped for `from_decodes` of
-        them. The `dry` leases have nothing but decodes. Where requests of others run, a little more is taken: they are
-        served in between, and must not cause a second reclaim."""
+        """Plan that takes `need` bytes from models other than `without`; running decodes may be stopped for at most
+        `from_decodes` bytes of that. The `dry` leases have nothing but decodes. Where requests of others run, a little
+        more is taken: they are served in between, and must not cause a second reclaim."""
         ledger = self._ledger
         holders = [
             self._holder(lease, lease.id in dry)

@@ -3,7 +3,7 @@ imported before it is used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gpu_scheduler.engines import echo
@@ -17,8 +17,6 @@ class EngineKind:
     """Module that `python -m` starts as the engine's process."""
     first_step: str
     """What its process does before it is warm, for people who wait for that."""
-    has_options: Callable[[Mapping[str, str]], None]
-    """Raises ValueError, in one line, for options of a Load that the engine would refuse on any model."""
     several_devices: bool
     """Whether one engine can be spread over the devices of a group."""
     grammar_sandbox: str = ""
@@ -26,37 +24,27 @@ class EngineKind:
     none."""
 
 
-def _sglang_has_options(options: Mapping[str, str]) -> None:
-    from gpu_scheduler.engines.sglang.base.errors import CommandError
-    from gpu_scheduler.engines.sglang.base.options import Options
-
-    try:
-        Options.parse(options, "cpu:0")
-    except CommandError as error:
-        raise ValueError(str(error)) from None
-
-
-def _echo_has_options(options: Mapping[str, str]) -> None:
-    if unknown := sorted(options.keys() - echo.OPTIONS):
-        raise ValueError(f"unknown options {', '.join(unknown)}; there are {', '.join(sorted(echo.OPTIONS))}")
-
-
 KINDS = {
     "sglang": EngineKind(
         "gpu_scheduler.engines.sglang",
         "importing SGLang",
-        _sglang_has_options,
         several_devices=True,
         grammar_sandbox="gpu_scheduler.engines.sglang.grammar.sandbox",
     ),
-    "echo": EngineKind("gpu_scheduler.engines.echo", "starting", _echo_has_options, several_devices=False),
+    "echo": EngineKind("gpu_scheduler.engines.echo", "starting", several_devices=False),
 }
 
 
 def check_options(options: Mapping[str, str]) -> None:
-    """Checks options that a group passes to all of its engines, of whatever kind; each kind reads its own. Raises
-    ValueError, in one line, for options that no kind has."""
-    KINDS["sglang"].has_options({name: value for name, value in options.items() if name not in echo.OPTIONS})
+    """Checks options that a group hands to all of its engines, each of which looks at its own. Raises ValueError, in
+    one line, for an option that no kind of engine has, or a value that SGLang's engine would refuse of any model."""
+    from gpu_scheduler.engines.sglang.base.errors import CommandError
+    from gpu_scheduler.engines.sglang.base.options import Options
+
+    try:
+        Options.parse({name: value for name, value in options.items() if name not in echo.OPTIONS}, "cpu:0")
+    except CommandError as error:
+        raise ValueError(str(error)) from None
 
 
 def of_group(devices: Collection[str]) -> list[str]:

@@ -31,7 +31,8 @@ from sim.inputs.catalogue import Spec
 from sim.inputs.request import SimulatedRequest
 
 _LOOK_S = 0.03
-"""Seconds after a change on a group until placement looks again (`placement/actuation/reconcile.py`)."""
+"""Seconds after a change on a group until placement looks again; `placement/actuation/reconcile.py` waits 0.01 to
+0.1 s, by how long its looks take."""
 _REST_S = 0.1
 """Seconds that requests pause before they ask again after a failed activation, at first
 (`gateway/routing/relay.py`)."""

@@ -83,6 +83,10 @@ def test_settings_work_under_the_names_that_they_had():
     assert Arbitration(**{"precedence_ms": 1, "precedence_batch": 2, "decode_turn_ms": 3}) == Arbitration(
         prefill_priority_ms=1, prefill_priority_batch=2, decode_arbitration_ms=3
     )
+    with pytest.raises(ValueError, match="precedence_ms is prefill_priority_ms now"):
+        Arbitration(**{"precedence_ms": 1, "prefill_priority_ms": 2})
+    with pytest.raises(ValueError, match="experiments"):
+        Arbitration(experiments="none", order="arrival")
 
 
 def test_the_forecast_of_output_lengths_is_a_setting_with_the_policy_s_defaults():
