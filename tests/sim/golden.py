@@ -6,11 +6,15 @@ python -m tests.sim.golden --write  writes `golden.json` anew, for a change that
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import enum
 import hashlib
 import json
+import pkgutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,6 +41,14 @@ FLEETS = {
 """System, GPUs and seeds by name: few enough GPUs that models make way for each other, as many as the fixed places of
 two systems need. "prism_short" has too little memory: requests are retracted, models wait for room."""
 RUNS = [(name, seed) for name, (_, _, seeds) in FLEETS.items() for seed in seeds]
+POLICIES = {
+    "admission": "gpu_scheduler.policy.queue.admission.admit",
+    "activation": "placement.policy.lifecycle.group_index.GroupIndex.activate",
+    "kv_pressure": "placement.policy.lifecycle.group_index.GroupIndex.relieve",
+    "moves": "sim.cluster.fleet.rebalance",
+    "reclaims": "balloond.policy.balloon.plan",
+}
+"""Functions that decide, by the name of their policy: all of their answers in a run are digested."""
 _FIRST = 40
 """Decisions of a run that are kept as text, for people who look for the first difference."""
 
@@ -45,6 +57,41 @@ def tail(seed: int) -> LongTail:
     """The fleet of a seed: 13 models that take turns in bursts, about 700 requests in a minute."""
     kinds = shapes("1b=3,3b=3,8b=4,14b=1")
     return LongTail(models=13, rate=9.0, seconds=60.0, kinds=kinds, busy=0.4, burst_s=15.0, seed=seed)
+
+
+def plain(value: Any) -> Any:
+    """The value without names of types, which may change: dataclasses as lists of their fields, enums as their
+    values."""
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if dataclasses.is_dataclass(value):
+        return [plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if isinstance(value, Mapping):
+        return sorted((str(key), plain(each)) for key, each in value.items())
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(repr, map(plain, value)))
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return value
+
+
+@contextlib.contextmanager
+def answers() -> Iterator[dict[str, list[str]]]:
+    """What each policy answers inside the block, in order."""
+    told: dict[str, list[str]] = {policy: [] for policy in POLICIES}
+
+    def recorded(policy: str, decide: Any) -> Any:
+        def decided(*given: Any, **named: Any) -> Any:
+            answer = decide(*given, **named)
+            told[policy].append(repr(plain(answer)))
+            return answer
+
+        return decided
+
+    with contextlib.ExitStack() as stack:
+        for policy, where in POLICIES.items():
+            stack.enter_context(mock.patch(where, recorded(policy, pkgutil.resolve_name(where))))
+        yield told
 
 
 def run(name: str, seed: int) -> dict[str, Any]:
@@ -56,7 +103,11 @@ def run(name: str, seed: int) -> dict[str, Any]:
         decisions.append(f"{group.clock.now!r} {group.name} {resident.spec.name} {residency.name}")
         change(group, resident, residency)
 
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(SimulatedGroup, "_set", recorded):
+    with (
+        answers() as told,
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(SimulatedGroup, "_set", recorded),
+    ):
         files = Path(folder) / "trace.csv", Path(folder) / "models.toml"
         write(tail(seed), *files)
         models = catalogue.read(files[1], 1.0)
@@ -74,6 +125,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
         "report": _digest([json.dumps(built, sort_keys=True)]),
         "requests": _digest(times),
         "decisions": _digest(decisions),
+        "policies": {policy: [len(each), _digest(each)] for policy, each in told.items()},
         "first_decisions": decisions[:_FIRST],
     }
 
