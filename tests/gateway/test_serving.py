@@ -100,6 +100,11 @@ async def test_prompts_that_are_long_together_and_calls_with_long_arguments_are_
     assert len(threads) == 1 and here not in threads
 
 
+_CAME_AS_GRPC_STOPPED = (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+"""Codes of a call that arrives while grpc.aio stops taking calls: it is cancelled, or (3 of 1,000 that come just then)
+it stays without an answer until the server's grace is over."""
+
+
 @pytest.mark.parametrize("settings", [{"drain_s": 60}])
 async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world: World) -> None:
     release = asyncio.Event()
@@ -118,10 +123,9 @@ async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world
         while True:
             try:
                 request = gateway_pb2.GenerateRequest(model=MODEL, text="hello")
-                await gateway_pb2_grpc.InferenceStub(channel).Generate(request).read()
+                await gateway_pb2_grpc.InferenceStub(channel).Generate(request, timeout=10).read()
             except grpc.aio.AioRpcError as refused:
-                # CANCELLED: it came in the moment in which gRPC stopped taking calls.
-                assert refused.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+                assert refused.code() in (grpc.StatusCode.UNAVAILABLE, *_CAME_AS_GRPC_STOPPED)
                 break
     release.set()
     assert (await open_stream).text.endswith("data: [DONE]\n\n")
