@@ -1,11 +1,10 @@
 """The shared board: words of shared memory between a gpu_scheduler and its engines.
 
-The first word is the prefill turn: 0 means that any engine may prefill; otherwise only the engine with that index may
-start a prefill step. The next three are how long decode steps wait for others' prefill steps at most, how long for
-others' decode steps, and the batch of the first (`engines/sharing/prefill_priority.py`). Then come two words for each
-engine, its prefill throttle: the most prompt tokens of its next prefill steps, with the pause after each for each
-second that it took; and the mean that its own decode steps may take, and whether they are urgent. Engines read them
-between two steps, which costs nothing; a message would wait for the step.
+The first three words are how long decode steps wait for others' prefill steps at most, how long for others' decode
+steps, and the batch of the first (`engines/sharing/prefill_priority.py`). Then come two words for each engine, its
+prefill throttle: the most prompt tokens of its next prefill steps, with the pause after each for each second that it
+took; and the mean that its own decode steps may take, and whether they are urgent. Engines read them between two steps,
+which costs nothing; a message would wait for the step.
 
 At the end are words that engines write themselves, because a message through the gpu_scheduler would come too late:
 until when a prefill step of theirs goes before decode steps of the others, and for how many prompts
@@ -23,20 +22,18 @@ from gpu_scheduler.engines.sharing import decode_arbitration
 from gpu_scheduler.engines.sharing.decode_arbitration import DecodeBid
 from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 
-ANYBODY = 0
 MOST_INDEX = 20_000
 """Greatest index of an engine."""
-_TURN = struct.Struct("<I")
-_PRECEDENCE = struct.Struct("<I")
-"""Words behind the turn: most microseconds that decode steps wait for prefill steps; the same for others' decode steps;
-and `prefill_priority_batch`."""
-_PACE = struct.Struct("<Q")
+_SETTINGS = struct.Struct("<I")
+"""Each of the first words: most microseconds that decode steps wait for prefill steps; the most that they wait for
+others' decode steps; and `prefill_priority_batch`."""
+_THROTTLE = struct.Struct("<Q")
 """First throttle word of an engine: most tokens of a step in the lower half, 0 for no bound; the ratio of the pause, in
 millionths, in the upper one."""
 _STEP = struct.Struct("<Q")
 """Second throttle word of an engine: microseconds of its own mean decode step in the lower half, 0 for no bound; in the
 upper one whether it is urgent."""
-_EACH = _PACE.size + _STEP.size
+_EACH = _THROTTLE.size + _STEP.size
 _HALF = (1 << 32) - 1
 _PLACES = 64
 """Slots for claims and bids: engines whose indices differ by a multiple of this share one, and may end each other's."""
@@ -56,8 +53,8 @@ _BYTES = _WANTS_AT + _CLAIMS.size
 
 
 def create() -> int:
-    """A descriptor of a new board on which any engine may prefill as it likes; engines inherit it."""
-    fd = os.memfd_create("prism-turn")
+    """A descriptor of a new board, on which no engine waits for others; engines inherit it."""
+    fd = os.memfd_create("prism-board")
     os.ftruncate(fd, _BYTES)
     return fd
 
@@ -68,46 +65,34 @@ class SharedBoard:
     def __init__(self, fd: int) -> None:
         self._words = mmap.mmap(fd, _BYTES)
 
-    def give(self, index: int) -> None:
-        """Lets only the engine with `index` prefill (ANYBODY: every engine)."""
-        _TURN.pack_into(self._words, 0, index)
-
-    @property
-    def holder(self) -> int:
-        return int(_TURN.unpack_from(self._words, 0)[0])
-
-    def mine(self, index: int) -> bool:
-        """Whether the engine with `index` may start a prefill step now."""
-        return self.holder in (ANYBODY, index)
-
-    def set_pace(self, index: int, pace: PrefillThrottle) -> None:
+    def set_throttle(self, index: int, throttle: PrefillThrottle) -> None:
         """Sets the prefill throttle of the engine with `index`, until the next call."""
-        millionths = min(_HALF, round(1e6 * pace.pause_ratio))
-        _PACE.pack_into(self._words, _EACH * index, millionths << 32 | min(_HALF, pace.chunk_tokens))
-        step_us = max(0, min(_HALF, round(1e6 * pace.step_s)))
-        _STEP.pack_into(self._words, _EACH * index + _PACE.size, pace.urgent << 32 | step_us)
+        millionths = min(_HALF, round(1e6 * throttle.pause_ratio))
+        _THROTTLE.pack_into(self._words, _EACH * index, millionths << 32 | min(_HALF, throttle.chunk_tokens))
+        step_us = max(0, min(_HALF, round(1e6 * throttle.step_s)))
+        _STEP.pack_into(self._words, _EACH * index + _THROTTLE.size, throttle.urgent << 32 | step_us)
 
-    def pace(self, index: int) -> PrefillThrottle:
+    def throttle(self, index: int) -> PrefillThrottle:
         """The prefill throttle of the engine with `index`."""
-        (word,) = _PACE.unpack_from(self._words, _EACH * index)
-        (own,) = _STEP.unpack_from(self._words, _EACH * index + _PACE.size)
+        (word,) = _THROTTLE.unpack_from(self._words, _EACH * index)
+        (own,) = _STEP.unpack_from(self._words, _EACH * index + _THROTTLE.size)
         return PrefillThrottle(word & _HALF, (word >> 32) / 1e6, (own & _HALF) / 1e6, bool(own >> 32))
 
     @property
     def prefill_priority_s(self) -> float:
         """Most seconds that decode steps of an engine wait for prefill steps of others; 0: they do not wait."""
-        return int(_PRECEDENCE.unpack_from(self._words, _TURN.size)[0]) / 1e6
+        return int(_SETTINGS.unpack_from(self._words, 0)[0]) / 1e6
 
     @property
     def prefill_priority_batch(self) -> int:
         """Most requests, for each waiting prompt, of an engine that decodes and waits for prefill steps of others; 0:
         any number."""
-        return int(_PRECEDENCE.unpack_from(self._words, _TURN.size + 2 * _PRECEDENCE.size)[0])
+        return int(_SETTINGS.unpack_from(self._words, 2 * _SETTINGS.size)[0])
 
     def set_prefill_priority(self, seconds: float, batch: int) -> None:
         """Sets `prefill_priority_s` and `prefill_priority_batch`, for all engines."""
-        _PRECEDENCE.pack_into(self._words, _TURN.size, min(_HALF, round(1e6 * seconds)))
-        _PRECEDENCE.pack_into(self._words, _TURN.size + 2 * _PRECEDENCE.size, min(_HALF, batch))
+        _SETTINGS.pack_into(self._words, 0, min(_HALF, round(1e6 * seconds)))
+        _SETTINGS.pack_into(self._words, 2 * _SETTINGS.size, min(_HALF, batch))
 
     def claim(self, index: int, now: float, prompts: int) -> None:
         """Claims priority for a prefill step of the engine with `index` that goes to the device and that `prompts`
@@ -131,11 +116,11 @@ class SharedBoard:
     @property
     def decode_arbitration_s(self) -> float:
         """Most seconds that decode steps of an engine wait for decode steps of others; 0: they do not wait."""
-        return int(_PRECEDENCE.unpack_from(self._words, _TURN.size + _PRECEDENCE.size)[0]) / 1e6
+        return int(_SETTINGS.unpack_from(self._words, _SETTINGS.size)[0]) / 1e6
 
     def set_decode_arbitration(self, seconds: float) -> None:
         """Sets `decode_arbitration_s`, for all engines."""
-        _PRECEDENCE.pack_into(self._words, _TURN.size + _PRECEDENCE.size, min(_HALF, round(1e6 * seconds)))
+        _SETTINGS.pack_into(self._words, _SETTINGS.size, min(_HALF, round(1e6 * seconds)))
 
     def want(self, index: int, need: float | None, now: float, requests: int = 1) -> None:
         """Makes a bid for the engine with `index`, which holds for 50 ms from `now` (monotonic seconds). `need`: share

@@ -26,8 +26,8 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     parser.add_argument("--rank", type=int, default=0, help="which of them this is; the first has the channel")
     parser.add_argument("--rank-fds", default="", help="sockets: of the first to the others, of these to the first")
     parser.add_argument("--rendezvous-fd", type=int, help="shared memory where process groups find each other")
-    parser.add_argument("--turn-fd", type=int, help="shared memory of the prefill turn")
-    parser.add_argument("--turn-index", type=int, default=0, help="this engine's number on the turn word")
+    parser.add_argument("--board-fd", type=int, help="shared board of the engines on these devices")
+    parser.add_argument("--board-index", type=int, default=0, help="this engine's number on the shared board")
     parser.add_argument("--log-level", default="warning")
     given = parser.parse_args(arguments)
     environment.die_with_parent()
@@ -62,15 +62,15 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     from gpu_scheduler.engines.sglang.engine import ModelHost
     from gpu_scheduler.engines.sglang.memory import on_balloond
 
-    turn = None if given.turn_fd is None else SharedBoard(given.turn_fd)
+    turn = None if given.board_fd is None else SharedBoard(given.board_fd)
     fds = [int(fd) for fd in given.rank_fds.split(",") if fd]
     channel: Channel | FollowerChannel
     ranks: Ranks
     if given.ranks == 1:
-        ranks = Alone(turn, given.turn_index)
+        ranks = Alone(turn, given.board_index)
         channel = Channel(given.channel_fd)
     elif given.rank == 0:
-        ranks = leader = Leader(fds, turn, given.turn_index)
+        ranks = leader = Leader(fds, turn, given.board_index)
         channel = LeaderChannel(given.channel_fd, leader)
     else:
         ranks = follower = Follower(fds[0], given.rank, given.ranks)

@@ -137,7 +137,7 @@ class _Turn:
     def pace_now(self) -> PrefillThrottle | None:
         if self._turn is None:
             return FREE
-        return self._turn.pace(self._index) if self._turn.mine(self._index) else None
+        return self._turn.throttle(self._index)
 
     def gives_way_now(self) -> bool:
         if self._turn is None:

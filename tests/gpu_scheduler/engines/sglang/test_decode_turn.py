@@ -28,7 +28,7 @@ async def test_decodes_stand_still_for_a_neighbour_that_wants_to_be_first_and_no
     await llama.answer("first")
     await llama.until(lambda: llama.has_counted)  # what follows is counted from there
 
-    turns.set_pace(INDEX, PACE)
+    turns.set_throttle(INDEX, PACE)
     turns.set_decode_arbitration(LONG_S)
     turns.want(NEIGHBOUR, 0.0, time.monotonic() + LONG_S)
     for number in range(3):
@@ -39,12 +39,12 @@ async def test_decodes_stand_still_for_a_neighbour_that_wants_to_be_first_and_no
     for number in range(3):
         assert (await llama.answer(f"{number}")).tokens == said["llama"][number]
 
-    turns.set_pace(INDEX, FREE)
+    turns.set_throttle(INDEX, FREE)
     turns.want(NEIGHBOUR, 0.0, time.monotonic() + LONG_S)
     llama.ask("no target", prompts[3], 10, ignore_eos=True)
     assert (await llama.answer("no target")).tokens == said["llama"][3][:10]
 
-    turns.set_pace(INDEX, PACE)
+    turns.set_throttle(INDEX, PACE)
     turns.set_decode_arbitration(SHORT_S)
     turns.want(NEIGHBOUR, 0.0, time.monotonic() + LONG_S)
     llama.ask("slow", prompts[3], 10, ignore_eos=True)
