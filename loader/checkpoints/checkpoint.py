@@ -131,8 +131,9 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         raise BrokenCheckpoint(
             f"{shape.heads} attention heads with {shape.kv_heads} key-value heads do not divide among {devices} devices"
         )
+    tensors = families.text_tensors(tensors_of(folder), shape)
     expected = families.expected_tensors(shape, config)
-    _check_tensors(families.named(tensors_of(folder), shape), expected)
+    _check_tensors(tensors, expected)
     _check_tokenizer(folder)
     made = embedding.read(folder, config, shape.hidden) if embedding.embeds(folder, task) else None
     return Checkpoint(
@@ -144,7 +145,9 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         head_dim=shape.head_dim,
         vocabulary=shape.vocabulary,
         weights_bytes=sum(
-            _held_bytes(name, size, dtype_bytes, _parts(name, size, shape, devices)) for name, size in expected.items()
+            _held_bytes(name, tensor.shape, dtype_bytes, _parts(name, tensor.shape, shape, devices))
+            for name, tensor in tensors.items()
+            if name in expected or families.beside_text(name, shape)
         ),
         # With more devices than heads, several devices have the same head.
         kv_bytes_per_token=2 * shape.layers * -(-shape.kv_heads // devices) * shape.head_dim * dtype_bytes,

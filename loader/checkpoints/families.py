@@ -1,8 +1,7 @@
-"""The model families that engines hold elastically today, and why others are refused.
+"""The shape of a model by its config.json, the tensors that its checkpoint has to have, and why a model is refused.
 
-All of them are decoders with full attention over keys and values of one size per layer: their KV is a number of bytes
-per token. A model with another kind of attention would be served wrongly by the same accounting, so it is refused by
-name, before any memory is booked.
+The KV of every model that is served is a number of bytes per token. A model with another kind of attention would be
+served wrongly by the same accounting, so it is refused by name, before any memory is booked.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from loader.checkpoints import rope
+from loader.checkpoints.classes import CLASSES, Experts, ModelClass
 from loader.checkpoints.config_values import TOKEN, TOKENS, check, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
 from services.wording.values import COUNT, COUNT_OR_NONE, FLAG, FRACTION, NAMES, POSITIVE, at_least, one_of
@@ -19,30 +19,10 @@ from services.wording.values import COUNT, COUNT_OR_NONE, FLAG, FRACTION, NAMES,
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Family:
-    """Tensors that a family's layers have beside the common ones. A bias is there always, never, or as a key of
-    config.json says."""
-
-    qkv_bias: bool | str
-    output_bias: bool | str = False
-    mlp_bias: bool | str = False
-    qk_norm: bool = False
-    bare_names: bool = False
-    """Whether engines also read checkpoints whose names lack "model." in front, as those of embedding models do."""
-
-
-FAMILIES = {
-    "LlamaForCausalLM": Family(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias"),
-    "MistralForCausalLM": Family(qkv_bias=False),
-    "Qwen2ForCausalLM": Family(qkv_bias=True),
-    "Qwen3ForCausalLM": Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, bare_names=True),
-}
 CONFIG = "config.json"
 _FLOATS = one_of("float16", "half", "bfloat16", "float32", "float", "float64", "double")
 """Names that torch has for the floats that weights may consist of (`weight_files.FLOATS`)."""
 _KINDS = {
-    "hidden_act": one_of("silu"),  # engines have no other for these families
     "rms_norm_eps": at_least(0),
     "rope_theta": POSITIVE,
     "partial_rotary_factor": FRACTION,
@@ -64,13 +44,20 @@ _KINDS = {
 }
 """Kinds of values of a config.json, by the keys that are read here or by engines; shape and rotary embedding aside."""
 _STATE_SPACE_KEYS = ("mamba_", "ssm_", "linear_")
+_MOST_BEYOND = 16
+"""Layers beyond those of the model that a checkpoint may have, to predict several tokens at once."""
 _LONGEST_CONTEXT = (1 << 31) - 1
 """Most tokens of a context: what `context_tokens` of the catalogue may say."""
 
 
+_TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
+"""What stands in front of names of the language model in checkpoints of wrappers: as published, and as newer
+Transformers saves them."""
+
+
 @dataclass(frozen=True)
 class ModelShape:
-    """What config.json says of a model's size."""
+    """A model's size by its config.json."""
 
     architecture: str
     layers: int
@@ -85,29 +72,44 @@ class ModelShape:
     """Whether input and output embedding are one tensor, and one in memory."""
 
 
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the language model, with the defaults of its class; the whole of it if
+    the model takes only text."""
+    text = config.get("text_config")
+    given = text if isinstance(text, dict) else config
+    known = CLASSES.get(config["architectures"][0])
+    return {**known.defaults, **given} if known else given
+
+
 def refusal(config: Mapping[str, Any]) -> str | None:
     """Why a model with this config.json is not served, None when it may be. One line that names the kind."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         return "config.json names no architecture"
     name = architectures[0]
-    layer_types = config.get("layer_types")
+    known = CLASSES.get(name)
+    wraps = name.endswith("ForConditionalGeneration") or {"vision_config", "audio_config", "text_config"} & set(config)
+    if wraps and not (known and known.wrapper):
+        return f"{name} is multimodal, which is not supported: only text models are, and text of {_wrappers()}"
+    text = text_config(config)
+    layer_types = text.get("layer_types")
     kinds = {str(kind) for kind in layer_types} if isinstance(layer_types, list) else set()
-    if name.endswith("ForConditionalGeneration") or {"vision_config", "audio_config", "text_config"} & set(config):
-        return f"{name} is multimodal, which is not supported: only text models are"
-    if config.get("kv_lora_rank"):
+    if text.get("kv_lora_rank"):
         return f"{name} has multi-head latent attention (MLA), which is not supported: its KV has no elastic form yet"
-    if kinds - {"full_attention", "sliding_attention"} or any(key.startswith(_STATE_SPACE_KEYS) for key in config):
+    if kinds - {"full_attention", "sliding_attention"} or any(key.startswith(_STATE_SPACE_KEYS) for key in text):
         return f"{name} is a hybrid of attention and state-space or linear layers, which is not supported"
-    if _slides(config, kinds):
-        return f"{name} has sliding-window attention, which is not supported: its KV has no elastic form yet"
-    if config.get("quantization_config"):
-        quantised = config["quantization_config"]
+    if not (known and known.windows) and _slides(text, kinds):
+        return f"{name} has sliding-window attention, which is not supported: engines would ignore its window"
+    if quantised := config.get("quantization_config") or text.get("quantization_config"):
         method = quantised.get("quant_method", "?") if isinstance(quantised, dict) else "?"
         return f"{name} is quantised ({method}), which is not supported: give the unquantised checkpoint"
-    if name not in FAMILIES:
-        return f"the architecture {name} is not supported; these are: {', '.join(sorted(FAMILIES))}"
+    if known is None:
+        return f"the architecture {name} is not supported; these are: {', '.join(sorted(CLASSES))}"
     return None
+
+
+def _wrappers() -> str:
+    return ", ".join(sorted(name for name, known in CLASSES.items() if known.wrapper))
 
 
 def _slides(config: Mapping[str, Any], kinds: set[str]) -> bool:
@@ -128,7 +130,16 @@ def _slides(config: Mapping[str, Any], kinds: set[str]) -> bool:
 def read_shape(config: Mapping[str, Any]) -> ModelShape:
     """The shape that a config.json describes. Raises BrokenCheckpoint naming the key that is missing or impossible, of
     those that engines read too."""
-    check_given(CONFIG, config, _KINDS)
+    name = config["architectures"][0]
+    known = CLASSES[name]
+    if known.wrapper and not isinstance(config.get("text_config"), dict):
+        raise BrokenCheckpoint("config.json has no text_config, which describes the language model")
+    config = text_config(config)
+    for key in known.needs:
+        if config.get(key) is None:
+            raise BrokenCheckpoint(f"config.json has no {key}")
+    activation = one_of(known.activation)
+    check_given(CONFIG, config, _KINDS | {"hidden_act": activation, "hidden_activation": activation})
 
     def number(key: str, default: int | None = None) -> int:
         value = config.get(key)
@@ -148,12 +159,14 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
             f"config.json: hidden_size {hidden} does not divide into {heads} heads; no head_dim is given"
         )
     head_dim = number("head_dim", hidden // heads)
-    context = rope.context_tokens(config, number("max_position_embeddings"))
-    rope.check_factors(config, head_dim)
+    context = number("max_position_embeddings")
+    if not known.rope_by_layer:
+        context = rope.context_tokens(config, context)
+        rope.check_factors(config, head_dim)
     if context > _LONGEST_CONTEXT:
         raise BrokenCheckpoint(f"config.json makes it a context of {context} tokens, more than {_LONGEST_CONTEXT}")
     return ModelShape(
-        architecture=config["architectures"][0],
+        architecture=name,
         layers=number("num_hidden_layers"),
         hidden=hidden,
         intermediate=number("intermediate_size"),
@@ -166,45 +179,111 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def named(tensors: Mapping[str, T], shape: ModelShape) -> Mapping[str, T]:
-    """Tensors by the names that `expected_tensors` has for them."""
-    if not FAMILIES[shape.architecture].bare_names:
-        return tensors
-    bare = ("embed_tokens.", "layers.", "norm.")
-    return {f"model.{name}" if name.startswith(bare) else name: tensor for name, tensor in tensors.items()}
+def text_tensors(tensors: Mapping[str, T], shape: ModelShape) -> dict[str, T]:
+    """Tensors of the language model by the names that `expected_tensors` has for them. Layers beyond the model's own
+    are left out: they predict several tokens at once, and engines do not load them."""
+    known = CLASSES[shape.architecture]
+    found = {_named(name, known): tensor for name, tensor in tensors.items()}
+    beyond = tuple(f"model.layers.{layer}." for layer in range(shape.layers, shape.layers + _MOST_BEYOND))
+    return {name: tensor for name, tensor in found.items() if not name.startswith(beyond)}
+
+
+def beside_text(name: str, shape: ModelShape) -> bool:
+    """Whether a tensor is of a part that takes images, which engines load with the language model."""
+    return CLASSES[shape.architecture].wrapper and not name.startswith(("model.", "lm_head."))
+
+
+def _named(name: str, known: ModelClass) -> str:
+    if known.wrapper:
+        for prefix in _TEXT_PREFIXES:
+            if name.startswith(prefix):
+                return f"model.{name.removeprefix(prefix)}"
+        return name.removeprefix("language_model.").removeprefix("model.")
+    if known.bare_names and name.startswith(("embed_tokens.", "layers.", "norm.")):
+        return f"model.{name}"
+    return name
 
 
 def expected_tensors(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor that a whole checkpoint of this shape has, by name; tied ones once."""
-    family = FAMILIES[shape.architecture]
-
-    def has(bias: bool | str) -> bool:
-        return config.get(bias) is True if isinstance(bias, str) else bias
-
-    query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    linears: dict[str, tuple[int, int, bool]] = {
-        "self_attn.q_proj": (query, shape.hidden, has(family.qkv_bias)),
-        "self_attn.k_proj": (key_value, shape.hidden, has(family.qkv_bias)),
-        "self_attn.v_proj": (key_value, shape.hidden, has(family.qkv_bias)),
-        "self_attn.o_proj": (shape.hidden, query, has(family.output_bias)),
-        "mlp.gate_proj": (shape.intermediate, shape.hidden, has(family.mlp_bias)),
-        "mlp.up_proj": (shape.intermediate, shape.hidden, has(family.mlp_bias)),
-        "mlp.down_proj": (shape.hidden, shape.intermediate, has(family.mlp_bias)),
-    }
-    norms = {"input_layernorm": shape.hidden, "post_attention_layernorm": shape.hidden}
-    if family.qk_norm:
-        norms |= {"self_attn.q_norm": shape.head_dim, "self_attn.k_norm": shape.head_dim}
-
+    """Shape of every tensor that a whole checkpoint of this shape has, by name; tied ones once. Raises BrokenCheckpoint
+    naming a key that is missing or impossible."""
+    known, config = CLASSES[shape.architecture], text_config(config)
     tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocabulary, shape.hidden)}
+    mixture = known.experts
+    dense = _count(config, mixture.dense_layers) if mixture and mixture.dense_layers else 0
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."
-        for name, (rows, columns, bias) in linears.items():
-            tensors[f"{prefix}{name}.weight"] = (rows, columns)
-            if bias:
-                tensors[f"{prefix}{name}.bias"] = (rows,)
-        for name, size in norms.items():
-            tensors[f"{prefix}{name}.weight"] = (size,)
+        found = _attention(shape, known, config)
+        if mixture is None or layer < dense:
+            found |= _mlp(shape, known, config)
+        else:
+            found |= _experts(shape, mixture, config)
+        found |= {f"{norm}.weight": (shape.hidden,) for norm in known.norms}
+        tensors |= {prefix + name: size for name, size in found.items()}
     tensors["model.norm.weight"] = (shape.hidden,)
     if not shape.tied:
         tensors["lm_head.weight"] = (shape.vocabulary, shape.hidden)
     return tensors
+
+
+def _attention(shape: ModelShape, known: ModelClass, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    inputs = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
+    if known.fused:
+        inputs = {"qkv_proj": query + 2 * key_value}
+    tensors: dict[str, tuple[int, ...]] = {}
+    for name, rows in inputs.items():
+        tensors |= _linear(f"self_attn.{name}", rows, shape.hidden, _has(known.qkv_bias, config))
+    tensors |= _linear("self_attn.o_proj", shape.hidden, query, _has(known.output_bias, config))
+    if _has(known.qk_norm, config):
+        tensors |= {f"self_attn.{name}.weight": (shape.head_dim,) for name in ("q_norm", "k_norm")}
+    return tensors
+
+
+def _mlp(shape: ModelShape, known: ModelClass, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    bias = _has(known.mlp_bias, config)
+    inputs = (
+        {"gate_up_proj": 2 * shape.intermediate}
+        if known.fused
+        else dict.fromkeys(("gate_proj", "up_proj"), shape.intermediate)
+    )
+    tensors: dict[str, tuple[int, ...]] = {}
+    for name, rows in inputs.items():
+        tensors |= _linear(f"mlp.{name}", rows, shape.hidden, bias)
+    return tensors | _linear("mlp.down_proj", shape.hidden, shape.intermediate, bias)
+
+
+def _experts(shape: ModelShape, experts: Experts, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    count, size = _count(config, *experts.count), _count(config, experts.size)
+    tensors: dict[str, tuple[int, ...]] = {f"{experts.module}.gate.weight": (count, shape.hidden)}
+    if experts.router_bias:
+        tensors[f"{experts.module}.gate.{experts.router_bias}"] = (count,)
+    sizes = {f"experts.{number}": size for number in range(count)}
+    if experts.shared and (shared := _count(config, experts.shared)):
+        sizes["shared_experts"] = shared * size
+    for name, width in sizes.items():
+        for part, (rows, columns) in {
+            experts.gate: (width, shape.hidden),
+            experts.up: (width, shape.hidden),
+            experts.down: (shape.hidden, width),
+        }.items():
+            tensors[f"{experts.module}.{name}.{part}.weight"] = (rows, columns)
+    return tensors
+
+
+def _linear(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:
+    tensors: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, columns)}
+    return tensors | {f"{name}.bias": (rows,)} if bias else tensors
+
+
+def _has(part: bool | str, config: Mapping[str, Any]) -> bool:
+    return config.get(part) is True if isinstance(part, str) else part
+
+
+def _count(config: Mapping[str, Any], *keys: str) -> int:
+    """The number by the first of the keys that is there."""
+    key = next((key for key in keys if config.get(key) is not None), None)
+    if key is None:
+        raise BrokenCheckpoint(f"config.json has no {keys[0]}")
+    check(CONFIG, key, config[key], COUNT_OR_NONE)
+    return int(config[key])

@@ -39,7 +39,7 @@ def config(**changes):
             id="sliding window that Qwen2 uses",
         ),
         pytest.param(
-            {"architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
+            {"architectures": ["Olmo3ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
             "sliding-window attention",
             id="sliding window by layer",
         ),
@@ -53,8 +53,8 @@ def config(**changes):
         pytest.param({"vision_config": {}}, "multimodal", id="multimodal by its parts"),
         pytest.param({"quantization_config": {"quant_method": "awq"}}, "quantised (awq)", id="quantised"),
         pytest.param(
-            {"architectures": ["MixtralForCausalLM"]},
-            "MixtralForCausalLM is not supported; these are: Llama",
+            {"architectures": ["OlmoForCausalLM"]},
+            "OlmoForCausalLM is not supported; these are: Gemma2",
             id="unknown",
         ),
         pytest.param({"architectures": None}, "names no architecture", id="none named"),
@@ -166,8 +166,8 @@ def test_a_value_is_shown_as_far_as_it_fits_a_line(tmp_path):
 
 
 def test_an_architecture_that_is_not_supported_is_named_before_its_values():
-    assert "Gemma2ForCausalLM is not supported" in (
-        families.refusal(config(architectures=["Gemma2ForCausalLM"], hidden_act="gelu_pytorch_tanh")) or ""
+    assert "GemmaForCausalLM is not supported" in (
+        families.refusal(config(architectures=["GemmaForCausalLM"], hidden_act="gelu_pytorch_tanh")) or ""
     )
 
 

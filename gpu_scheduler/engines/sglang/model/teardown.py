@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.eplb.expert_location import set_global_expert_location_metadata
 from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.model_executor import input_buffers
 from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
@@ -19,11 +20,13 @@ def forget() -> None:
     - The logits of all graphs are one buffer, in memory of the model (`graph_memory`).
     - Graphs' memory: a pool whose graphs are gone is returned to the device.
     - Tables of rotary embeddings, some megabytes for each shape that was ever here.
+    - The places of experts: SGLang fails an assertion if a model finds those of another one, also one without experts.
     """
     input_buffers._forward_input_buffer_pool.clear()
     GraphSharedOutput._process_shared = None
     set_global_graph_memory_pool(None)
     factory._ROPE_DICT.clear()
+    set_global_expert_location_metadata(None, allow_overwrite=True)
 
 
 def prefixes(scheduler: Any) -> None:

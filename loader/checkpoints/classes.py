@@ -1,0 +1,152 @@
+"""The model classes that engines serve: one entry for each, with what its checkpoints have beside what all have.
+
+All are decoders whose KV is a number of bytes per token: keys and values of one size in every layer. A class that is
+not here is refused by name, before any memory is booked; `docs/guide/models.md` has this table for users. To add a
+class, add an entry, and a line to `tests/gpu_scheduler/engines/sglang/classes.py`, which makes a small checkpoint of
+the class and compares an engine's answers with those of Transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The mixture of experts in a class's layers. Keys are those of config.json."""
+
+    count: tuple[str, ...]
+    """Keys of the number of experts in a layer: as published, and as newer Transformers save it."""
+    size: str
+    """Key of an expert's intermediate size."""
+    module: str = "mlp"
+    """Name of the module that holds router and experts."""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    router_bias: str = ""
+    """Name of a bias of the router, which every layer with experts has; empty: there is none."""
+    shared: str = ""
+    """Key of the number of experts that serve every token; empty: there are none."""
+    dense_layers: str = ""
+    """Key of the number of layers at the beginning that have no experts; empty: all have."""
+
+
+@dataclass(frozen=True)
+class ModelClass:
+    """One class of SGLang's. A bias is there always, never, or as a key of config.json says."""
+
+    models: str
+    """Published models of this class, as users know them."""
+    verified: tuple[str, ...] = ("CPU",)
+    """Where answers were compared with those of another implementation."""
+    qkv_bias: bool | str = False
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    qk_norm: bool | str = False
+    fused: bool = False
+    """Whether queries, keys and values are one tensor in checkpoints, and so are gate and up projection."""
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    """Norms of a layer, of the hidden size."""
+    activation: str = "silu"
+    """Value of `hidden_act`: the one that engines have for the class."""
+    needs: tuple[str, ...] = ()
+    """Keys of config.json without which engines fail, beside those of the model's shape."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys that published configurations leave out, as Transformers has them."""
+    rope_by_layer: bool = False
+    """Whether rotary embeddings may differ by kind of layer. What stretches them is counted in
+    `max_position_embeddings`."""
+    experts: Experts | None = None
+    windows: bool = False
+    """Whether layers with sliding windows are served. Their KV lies in one pool with that of the other layers, so a
+    window saves compute and no memory."""
+    wrapper: bool = False
+    """Whether the class takes images too, and its language model is described by `text_config`. Text is served; the
+    other parts lie in memory with the weights."""
+    bare_names: bool = False
+    """Whether engines also read checkpoints whose names lack "model." in front, as those of embedding models do."""
+
+
+_GEMMA_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+_GELU = "gelu_pytorch_tanh"
+_GEMMA_3: dict[str, Any] = {
+    "qk_norm": True,
+    "norms": _GEMMA_NORMS,
+    "activation": _GELU,
+    "windows": True,
+    "rope_by_layer": True,
+    "defaults": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": True,
+    },
+}
+
+CLASSES = {
+    "LlamaForCausalLM": ModelClass(
+        "Llama 2 and 3, and models made like them",
+        ("CPU", "GPU"),
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias="mlp_bias",
+    ),
+    "MistralForCausalLM": ModelClass("Mistral, without a sliding window", ("CPU", "GPU")),
+    "Qwen2ForCausalLM": ModelClass("Qwen 2 and 2.5, distilled R1", ("CPU", "GPU"), qkv_bias=True),
+    "Qwen3ForCausalLM": ModelClass(
+        "Qwen 3, its embedding models",
+        ("CPU", "GPU"),
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm=True,
+        bare_names=True,
+    ),
+    "Phi3ForCausalLM": ModelClass("Phi 3 and 4, without a sliding window", fused=True),
+    "Gemma2ForCausalLM": ModelClass(
+        "Gemma 2",
+        norms=_GEMMA_NORMS,
+        activation=_GELU,
+        needs=("hidden_act",),
+        defaults={"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True},
+        windows=True,
+    ),
+    "Gemma3ForCausalLM": ModelClass("Gemma 3 1B and other text models", **_GEMMA_3),
+    "Gemma3ForConditionalGeneration": ModelClass("Gemma 3 4B to 27B, text", wrapper=True, **_GEMMA_3),
+    "Mistral3ForConditionalGeneration": ModelClass("Mistral Small 3.1 and 3.2, Devstral, text", wrapper=True),
+    "MixtralForCausalLM": ModelClass(
+        "Mixtral",
+        experts=Experts(
+            ("num_local_experts",), "intermediate_size", module="block_sparse_moe", gate="w1", up="w3", down="w2"
+        ),
+    ),
+    "Qwen3MoeForCausalLM": ModelClass(
+        "Qwen 3 mixtures: 30B-A3B, 235B-A22B, Coder",
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm=True,
+        experts=Experts(("num_experts", "num_local_experts"), "moe_intermediate_size"),
+    ),
+    "Glm4MoeForCausalLM": ModelClass(
+        "GLM 4.5, 4.5 Air, 4.6, 4.7",
+        qkv_bias="attention_bias",
+        qk_norm="use_qk_norm",
+        experts=Experts(
+            ("n_routed_experts", "num_local_experts"),
+            "moe_intermediate_size",
+            router_bias="e_score_correction_bias",
+            shared="n_shared_experts",
+            dense_layers="first_k_dense_replace",
+        ),
+    ),
+}
+"""The classes by the name that config.json gives in `architectures`."""

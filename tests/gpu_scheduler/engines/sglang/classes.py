@@ -1,0 +1,86 @@
+"""A small random checkpoint of every model class that is served (`loader/checkpoints/classes.py`): a line each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY, CONTEXT = 1024, 512
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.08,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+EXPERTS = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
+WINDOWS = {
+    "sliding_window": 16,
+    "query_pre_attn_scalar": 32,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "tie_word_embeddings": True,
+}
+VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@dataclass(frozen=True)
+class SmallCheckpoint:
+    """How Transformers makes it: the names of its configuration and of its model, and what the configuration says."""
+
+    config: str
+    changes: dict[str, Any]
+    published: Callable[[dict[str, torch.Tensor], dict[str, Any]], None] = lambda weights, config: None
+    """Changes names of weights, or config.json, from what Transformers saves to what is published."""
+
+    def write(self, architecture: str, folder: Path) -> Path:
+        """A whole folder, tokenizer aside."""
+        torch.manual_seed(3)
+        config = getattr(transformers, self.config)(**self.changes)
+        model = getattr(transformers, architecture)(config).eval()
+        model.save_pretrained(folder)
+        (folder / "tokenizer.json").write_text("{}")
+        return folder
+
+
+def text(config: str, **changes: Any) -> SmallCheckpoint:
+    return SmallCheckpoint(config, {**SHAPE, **changes})
+
+
+CLASSES = {
+    "LlamaForCausalLM": text("LlamaConfig"),
+    "MistralForCausalLM": text("MistralConfig", sliding_window=None),
+    "Qwen2ForCausalLM": text("Qwen2Config"),
+    "Qwen3ForCausalLM": text("Qwen3Config"),
+    "Phi3ForCausalLM": text("Phi3Config"),
+    "Gemma2ForCausalLM": text("Gemma2Config", **WINDOWS),
+    "Gemma3ForCausalLM": text("Gemma3TextConfig", **WINDOWS),
+    "MixtralForCausalLM": text("MixtralConfig", num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "Qwen3MoeForCausalLM": text("Qwen3MoeConfig", **EXPERTS, num_experts=8, norm_topk_prob=True),
+    "Glm4MoeForCausalLM": text(
+        "Glm4MoeConfig", **EXPERTS, n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, use_qk_norm=True
+    ),
+}
+
+
+def write(architecture: str, folder: Path) -> Path:
+    """The checkpoint of a class, as its publisher writes it."""
+    CLASSES[architecture].write(architecture, folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    if "hidden_activation" in config:  # published ones say it twice, and SGLang reads the other one for Gemma 2
+        config["hidden_act"] = config["hidden_activation"]
+    path.write_text(json.dumps(config))
+    return folder
