@@ -93,7 +93,7 @@ class RangeGrowth:
         """Indices that the engine requested and did not get; what came for it meanwhile is in the reserve, and stays
         there."""
         self.missing = 0
-        """Number of `wanted` that have not come."""
+        """Number of `wanted` that no request for them has brought."""
         self.requested = 0
         """Number of `missing` that are requested of balloond and not answered."""
         self._unanswered = 0

@@ -117,10 +117,27 @@ def test_where_much_is_missing_it_comes_in_large_extents_and_the_rest_in_small_o
     assert book.growth.demand == "large"
 
 
+def test_large_extents_are_requested_only_as_many_as_fit_beside_those_that_are_under_way():
+    book = Playbook(indices=48, large=4)
+    book.wants(8)
+    book.runs(capacity=48)
+    book.takes()
+    book.releases([1, 2, 3, 5, 6, 7])
+    assert book.leaves() == [1, 2, 3, 5, 6, 7], "so ten groups of four are free, and six other indices"
+    book.wants(46)
+    assert book.requests() == ["need 8 of 4, 14 behind", "need 2 of 4, 6 behind", "need 6"]
+
+
 def test_less_than_four_large_extents_come_in_small_ones():
     book = Playbook(large=4)
     book.wants(15)
     assert book.requests() == ["need 15"] and book.growth.demand == "small"
+
+
+def test_an_engine_of_several_ranks_gets_small_extents_alone():
+    book = Playbook(large=4)
+    book.growth.want(16, 16, room=64, now=book.now, only_small=True)
+    assert book.requests() == ["need 16"]
 
 
 def test_large_extents_are_requested_only_where_they_fit():
@@ -228,6 +245,14 @@ def test_a_reserve_that_lacks_much_is_filled_with_large_extents_and_with_small_o
     assert book.growth.fill == "ready"
 
 
+def test_no_large_extent_of_the_reserve_is_waited_for():
+    book = Playbook(large=4, low=8, high=12)
+    book.running = True
+    assert book.requests() == ["fill 2 of 4, if free"]
+    book.answer(0)
+    assert book.requests() == ["fill 8"]
+
+
 def test_large_extents_are_tried_again_when_small_ones_had_not_to_be_requested():
     book = Playbook(large=4, low=8, high=12)
     book.requests()
@@ -304,6 +329,16 @@ def test_a_running_engine_keeps_its_low_mark_until_it_did_what_it_could_for_a_re
     assert len(book.reserve) == max(0, before - 5)
 
 
+def test_what_left_for_a_reclaim_leaves_once():
+    book = Playbook(high=9)
+    book.wants(6)
+    book.runs(capacity=64)
+    reclaim = book.reclaims.add(1, 2, deep=False)
+    book.running = True
+    assert len(book.leaves()) == 2 and (reclaim.remaining, reclaim.returned) == (0, 2)
+    assert book.leaves() == []
+
+
 @pytest.mark.parametrize(("floor", "leaving"), [(12, [12, 13, 14, 15]), (13, [])])
 def test_a_large_extent_leaves_for_a_reclaim_of_less_only_if_the_floor_holds(floor, leaving):
     book = Playbook(large=4, low=0, high=4)
@@ -357,8 +392,8 @@ def test_what_lies_too_high_goes_back_after_the_offer():
 def test_while_lower_extents_may_come_none_goes_back_for_lying_too_high():
     book = Playbook(low=4, high=4)
     book.runs(capacity=64)
-    book.wants(8)
-    book.requests()
+    book.growth.want(8, 4, room=60, now=book.now)
+    assert book.requests() == ["need 4"]
     book.growth.offer(holes=1)
     book.growth.end_offer()
     assert book.leaves() == []
@@ -445,7 +480,7 @@ class GrowthMachine(RuleBasedStateMachine):
         growth, needs = self.book.growth, [each for each in self.book.under_way if not each.is_fill]
         assert growth.requested == sum(each.size * each.count for each in needs) and len(needs) <= 4
         assert (growth.fill == "under_way") == any(each.is_fill for each in self.book.under_way)
-        assert 0 <= growth.missing <= growth.wanted + growth.requested
+        assert growth.missing >= 0 and growth.wanted >= 0
         assert growth.demand != "refused" or growth.missing == 0
 
     @invariant()
