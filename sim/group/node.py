@@ -22,7 +22,7 @@ from sim.inputs.catalogue import Spec
 from sim.inputs.request import SimulatedRequest
 
 _ROOM_TIMEOUT_S, _ROOM_HELD_S = 20.0, 60.0
-"""Seconds that a room is waited for and held, as `gpu_scheduler/residency/activation.py` asks for it."""
+"""Seconds that a room is waited for and held, as `gpu_scheduler/residency/bookings.py` asks for it."""
 
 
 class Queue(EngineListener, Protocol):
