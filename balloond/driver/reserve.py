@@ -83,7 +83,8 @@ class Reserve:
         indices = sorted(self._indices)
         if not self._here:
             return [], [], indices
-        here = [self._here.get(self._first_of(index), 0) for index in indices]
+        first_of = self._first_of
+        here = [self._here.get(first_of(index), 0) for index in indices]
         tied = [index for index, count in zip(indices, here, strict=True) if 0 < count < self._factor]
         large = [index for index, count in zip(indices, here, strict=True) if count == self._factor]
         return tied, large, [index for index, count in zip(indices, here, strict=True) if not count]
@@ -91,12 +92,13 @@ class Reserve:
     def _count(self, indices: Iterable[int], change: int) -> None:
         if not self._large:
             return
+        here, factor, first_of = self._here, self._factor, self._first_of
         for index in indices:
-            first = self._first_of(index)
+            first = first_of(index)
             if first in self._large:
-                before = self._here.get(first, 0)
+                before = here.get(first, 0)
                 after = before + change
-                self.tied += after % self._factor - before % self._factor
-                self._here[first] = after
+                self.tied += after % factor - before % factor
+                here[first] = after
                 if not after:
-                    del self._here[first]
+                    del here[first]
