@@ -75,7 +75,7 @@ class SimulatedIndexes:
     def tight(self, name: str) -> bool:
         """Whether the group could lack KV memory."""
         group, arbiter = self._groups[name]
-        if arbiter.lack:
+        if arbiter.shortages:
             return True
         if arbiter.empty:
             return False
@@ -157,7 +157,7 @@ class SimulatedIndexes:
                     stay_s=stay_s,
                     claims=claims[name],
                     kv_used=engine.used_bytes if engine is not None else 0,
-                    kv_lacking=arbiter.lack.of(name, now),
+                    kv_lacking=arbiter.shortages.of(name, now),
                 )
             )
         self._by_size[group.devices].hear(plain, residents)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
+from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 from gpu_scheduler.policy.queue.wait_queues import Order
 
 
@@ -64,6 +65,14 @@ class Expire:
 
     request_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetThrottle:
+    """The prefills of a model are throttled so from now on."""
+
+    model: str
+    throttle: PrefillThrottle
 
 
 @dataclass(frozen=True, slots=True)
