@@ -175,6 +175,7 @@ class Arbitration(ConfigSection):
             tpot_s=self.default_tpot_ms / 1e3,
             prefill_tokens_per_s=self.default_prefill_tokens_per_s,
             wake_s=self.wake_estimate_s,
+            stop_decodes=self.stop_decodes,
             throttles=self.experiments.protect_decodes,
         )
 

@@ -1,10 +1,11 @@
 """The core of a group: the shared queue, admission, throttles and what is known of each model, joined.
 
 Events go in: a request arrived, was retracted or ended; a model came up or left; an engine made a step or a first
-token. `plan` gives decisions out, which are carried out in their order:
+token; memory was made free. `plan` gives decisions out, which are carried out in their order:
 
     Drop, Expire    end this request (the core has forgotten it already)
     NeedMemory      a request lacks memory
+    RequestMemory   have memory made free; `memory_answered` is the answer
     SetThrottle     from now on this model's prefills are throttled so
     Start           send this request to its engine (the core counts it as sent); its engine knows the throttle by then
 
@@ -26,13 +27,14 @@ from gpu_scheduler.policy.memory.demand import weight
 from gpu_scheduler.policy.memory.forecast import OutputForecast
 from gpu_scheduler.policy.memory.holdings import DeviceMemory
 from gpu_scheduler.policy.memory.kv_shortage import KvShortages
+from gpu_scheduler.policy.memory.request_limit import MemoryRequestLimit
 from gpu_scheduler.policy.queue import admission
 from gpu_scheduler.policy.queue.backlog import Backlog
-from gpu_scheduler.policy.queue.decisions import Agenda, Drop, Expire, NeedMemory, SetThrottle, Start
+from gpu_scheduler.policy.queue.decisions import Agenda, Drop, Expire, NeedMemory, RequestMemory, SetThrottle, Start
 from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
 from gpu_scheduler.policy.throttle.throttling import ThrottleController
 
-Decision = Drop | Expire | NeedMemory | SetThrottle | Start
+Decision = Drop | Expire | NeedMemory | RequestMemory | SetThrottle | Start
 
 RESUME_S = 1.0
 """Seconds until the deadline of an interrupted stream that goes on here. It has shown its first token, so that its
@@ -41,6 +43,10 @@ time."""
 TOGETHER_S = 0.002
 """Seconds that a plan waits for more streams of a model that moved here: streams that start together go on after one
 step, later ones after two."""
+ROOM_TIMEOUT_S = 5.0
+"""Seconds after which balloond gives up making room for a request."""
+ROOM_HELD_S = 1.0
+"""Seconds for which balloond holds the room: long enough for the engine to grow into it once its request is there."""
 KEPT_MODELS = 64
 """Models that have left of which the speed of prefills and the length of answers are still remembered."""
 
@@ -79,6 +85,7 @@ class GroupCore:
         self._left: dict[str, None] = {}
         """Models that are remembered but not here, in the order in which they left."""
         self._requests: dict[str, _Request] = {}
+        self._memory_requests = MemoryRequestLimit()
         self._together_at = inf
         """When streams that wait for others of their model are planned at the latest."""
 
@@ -242,16 +249,23 @@ class GroupCore:
         """The model's engine has generated so many tokens since the last call."""
         self._models[name].rate.observe(count, now)
 
+    # --- memory
+
+    def memory_answered(self, request: RequestMemory, granted: bool, now: float) -> None:
+        """balloond has made the room, or could not."""
+        self._memory_requests.answered(request.model, request.for_request, granted, now)
+
     # --- the plan
 
     def next_deadline(self) -> float:
         """When to plan again if nothing else happens; +inf: never."""
-        return min(self._together_at, self.backlog.next_deadline())
+        return min(self._together_at, self.backlog.next_deadline(), self._memory_requests.next_deadline())
 
     def plan(self, now: float, memory: Callable[[], Sequence[DeviceMemory]]) -> list[Decision]:
         """Decides anew about all that waits. `memory`: the devices of the group; it is called if a request could start,
         and without devices memory is unbounded."""
         self._together_at = inf
+        self._memory_requests.expire(now)
         agenda = self.agenda = self.backlog.plan(now)
         for thrown in agenda.decisions:
             self.ended(thrown.request_id, now)
@@ -267,7 +281,12 @@ class GroupCore:
             self.shortages.look(needs, self.backlog.waiting_by_model(), now)
         else:
             self.shortages.look((), {}, now)
-        return [*agenda.decisions, *needs, *self._throttles(now), *starts]
+        requested = [self._request(need) for need in needs if self._memory_requests.take(need, now)]
+        return [*agenda.decisions, *needs, *requested, *self._throttles(now), *starts]
+
+    def _request(self, need: NeedMemory) -> RequestMemory:
+        may_retract = self._rules.stop_decodes and need.slack < inf
+        return RequestMemory(need.model, need.bytes, need.for_request, may_retract, ROOM_TIMEOUT_S, ROOM_HELD_S)
 
     def _admit(self, agenda: Agenda, devices: Sequence[DeviceMemory]) -> list[Start | NeedMemory]:
         active = self._active

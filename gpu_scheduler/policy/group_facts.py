@@ -27,6 +27,10 @@ class GroupRules:
     """Prefill speed of a model that no engine has measured."""
     wake_s: float = 5.0
     """Seconds that coming up is expected to take of a model that never came up here."""
+    stop_decodes: bool = False
+    """True: for a request with a target, other models' decodes may be stopped; otherwise only up to its model's floor,
+    which balloond enforces. A stopped request has its prompt and its output so far computed again, which costs more
+    than is gained."""
     throttles: bool = True
     """False: no prefill is throttled for its neighbours' decodes."""
 

@@ -20,7 +20,7 @@ from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.policy.group_core import GroupCore
 from gpu_scheduler.policy.group_facts import ModelFacts, Presence, ServedModel
 from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
-from gpu_scheduler.policy.queue.decisions import Drop, Expire, NeedMemory, SetThrottle, Start, Why
+from gpu_scheduler.policy.queue.decisions import Drop, Expire, NeedMemory, RequestMemory, SetThrottle, Start, Why
 from gpu_scheduler.queue.requests import GroupRequest
 from gpu_scheduler.queue.streams import GatewayStream
 from gpu_scheduler.residents import Resident, Residents
@@ -50,10 +50,11 @@ class Dispatcher:
         now: Callable[[], float] = time.monotonic,
         brought: MigratedPrefixes | None = None,
         on_idle_or_busy: Callable[[], None] = lambda: None,
+        request_memory: Callable[[RequestMemory], None] = lambda request: None,
     ) -> None:
         """`on_need_memory` is called for each request that lacks memory, at each plan; `on_engine_death` after the
         requests of a dead engine were failed; `on_idle_or_busy` when a model gets its first request or its last one has
-        left."""
+        left; `request_memory` to make a request that `memory_answered` answers."""
         self._residents = residents
         self._memory = memory
         self._board = board
@@ -62,6 +63,7 @@ class Dispatcher:
         self._on_need_memory = on_need_memory
         self._on_engine_death = on_engine_death
         self._on_idle_or_busy = on_idle_or_busy
+        self._request_memory = request_memory
         self._now = now
         self._migrated_prefixes = brought or MigratedPrefixes()
         self._core = GroupCore(rules.group, now())
@@ -154,6 +156,14 @@ class Dispatcher:
         for forgotten in self._core.model_changed(name, _facts(resident, here), self._now()):
             forget(forgotten)
         self.changed()
+
+    # --- memory
+
+    def memory_answered(self, request: RequestMemory, granted: bool) -> None:
+        """The memory that was requested is there, or will not come."""
+        self._core.memory_answered(request, granted, self._now())
+        if granted:
+            self.changed()
 
     # --- engines (the Listener of engines.base)
 
@@ -299,6 +309,8 @@ class Dispatcher:
                         self._board.set_throttle(resident.engine.index, throttle)
                 case NeedMemory():
                     self._on_need_memory(decision)
+                case RequestMemory():
+                    self._request_memory(decision)
                 case Drop(request_id, reason):
                     self._end(self._requests[request_id], common_pb2.LATE, reason)
                 case Expire(request_id, reason):

@@ -12,7 +12,7 @@ from math import inf, isnan
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.policy.group_core import GroupCore
 from gpu_scheduler.policy.group_facts import ArrivedRequest, ModelFacts, Presence
-from gpu_scheduler.policy.queue.decisions import NeedMemory, SetThrottle, Start
+from gpu_scheduler.policy.queue.decisions import NeedMemory, RequestMemory, SetThrottle, Start
 from sim.clock import Timer
 from sim.engines.engine import SimulatedEngine
 from sim.group.node import SimulatedGroup, SimulatedResidency, SimulatedResident
@@ -25,13 +25,6 @@ _PRESENCE = {
 }
 """Presence by residency; in the others a model is down."""
 
-_ROOM_TIMEOUT_S, _ROOM_HELD_S = 5.0, 1.0
-"""Seconds that a room is waited for and held, as `gpu_scheduler/memory/memory_requests.py` asks for it."""
-_ASK_AGAIN_S = 0.05
-"""Seconds between two requests for memory. A gpu_scheduler asks again as soon as it was answered: bounded here, because
-a room may be there (balloond has so many bytes free) and the request still lack memory (admission has set these bytes
-aside for what runs)."""
-
 
 class Arbiter:
     """The shared queue of a group; the listener of its engines."""
@@ -39,7 +32,6 @@ class Arbiter:
     def __init__(self, group: SimulatedGroup, rules: Arbitration) -> None:
         self._group = group
         self._clock = group.clock
-        self._rules = rules
         self.prefill_priority_batch = rules.prefill_priority_batch
         self.prefill_priority_s = rules.prefill_priority_ms / 1e3
         self.decode_arbitration_s = rules.decode_arbitration_ms / 1e3
@@ -48,7 +40,6 @@ class Arbiter:
         self._planned = False
         """Whether a plan was already scheduled for this moment."""
         self._timer: Timer | None = None
-        self._asking: set[str] = set()
         self.shortages = self._core.shortages
         self.changes = 0
         """Rises when requests come or go, and when residencies change."""
@@ -165,36 +156,30 @@ class Arbiter:
                     resident = group.active.get(model)
                     if resident is not None and resident.engine is not None:
                         resident.engine.set_pace(throttle)
+                case RequestMemory():
+                    self._request_memory(decision)
                 case NeedMemory():
-                    self._need_memory(decision)
+                    pass  # `shortages` has it
                 case _:
                     raise RuntimeError(f"unexpected decision {decision}")
 
     # --- memory
 
-    def _need_memory(self, need: NeedMemory) -> None:
-        """Asks for the memory that a request lacks; one such request at a time for each model."""
-        if need.model in self._asking:
-            return
-        self._asking.add(need.model)
+    def _request_memory(self, request: RequestMemory) -> None:
         self._group.memory.device.set_demand(self.demand())
         self._group.memory.make_room(
-            need.model,
-            need.bytes,
-            lambda short: self._room(need.model, short),
-            may_retract=self._rules.stop_decodes and need.slack < inf,
-            hold_s=_ROOM_HELD_S,
-            timeout_s=_ROOM_TIMEOUT_S,
+            request.model,
+            request.bytes,
+            lambda short: self._answered(request, short),
+            may_retract=request.may_retract,
+            hold_s=request.hold_s,
+            timeout_s=request.timeout_s,
         )
 
-    def _room(self, name: str, short: int) -> None:
-        self._clock.after(_ASK_AGAIN_S, self._may_ask, name)
+    def _answered(self, request: RequestMemory, short: int) -> None:
+        self._core.memory_answered(request, short == 0, self._clock.now)
         if short == 0:
             self._changed()
-
-    def _may_ask(self, name: str) -> None:
-        self._asking.discard(name)
-        self._changed()
 
     def demand(self) -> dict[str, float]:
         """Demand w of every resident, in bytes per second per second of TPOT."""

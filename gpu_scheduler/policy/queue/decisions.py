@@ -52,6 +52,22 @@ class NeedMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestMemory:
+    """Have balloond make room for a model, and tell the core of the answer (`GroupCore.memory_answered`)."""
+
+    model: str
+    bytes: int
+    """Bytes on each device."""
+    for_request: str
+    may_retract: bool
+    """True if other models' decodes may be stopped for it; otherwise they are only up to the model's floor."""
+    timeout_s: float
+    """Seconds after which balloond gives up."""
+    hold_s: float
+    """Seconds for which the room is held."""
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """The request is thrown away because it is late and its client asked for that."""
 
