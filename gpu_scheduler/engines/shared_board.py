@@ -20,6 +20,7 @@ import struct
 
 from gpu_scheduler.engines.sharing import decode_arbitration
 from gpu_scheduler.engines.sharing.decode_arbitration import DecodeBid
+from gpu_scheduler.engines.sharing.step_gate import Neighbours
 from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 
 MOST_INDEX = 20_000
@@ -42,14 +43,14 @@ _CLAIM = struct.Struct("<Q")
 no claim."""
 _CLAIMS = struct.Struct(f"<{_PLACES}Q")
 _CLAIMS_AT = _EACH * (1 + MOST_INDEX)
-_WANTS_AT = _CLAIMS_AT + _CLAIMS.size
+_BIDS_AT = _CLAIMS_AT + _CLAIMS.size
 """Offset of the bids. Their layout is that of claims, with the need, in hundredths, in the lowest 8 bits, and the
 requests in the next 8."""
 _MOST_BYTE = (1 << 8) - 1
 _MOST_LOW = (1 << 16) - 1
-_WANTED_S = 0.05
+_BID_S = 0.05
 """Seconds for which a bid holds unless it is repeated, which happens with every step."""
-_BYTES = _WANTS_AT + _CLAIMS.size
+_BYTES = _BIDS_AT + _CLAIMS.size
 
 
 def create() -> int:
@@ -122,35 +123,77 @@ class SharedBoard:
         """Sets `decode_arbitration_s`, for all engines."""
         _SETTINGS.pack_into(self._words, _SETTINGS.size, min(_HALF, round(1e6 * seconds)))
 
-    def want(self, index: int, need: float | None, now: float, requests: int = 1) -> None:
+    def bid(self, index: int, need: float | None, now: float, requests: int = 1) -> None:
         """Makes a bid for the engine with `index`, which holds for 50 ms from `now` (monotonic seconds). `need`: share
         of the devices that its `requests` decoding requests need; None: takes the bid back."""
-        word = 0 if need is None else int(1e6 * (now + _WANTED_S)) << 16 | _told(need, requests)
-        _CLAIM.pack_into(self._words, _place(index, _WANTS_AT), word)
+        word = 0 if need is None else int(1e6 * (now + _BID_S)) << 16 | _packed(need, requests)
+        _CLAIM.pack_into(self._words, _place(index, _BIDS_AT), word)
 
-    def wanting(self, index: int, now: float) -> list[DecodeBid]:
+    def bids(self, index: int, now: float) -> list[DecodeBid]:
         """The bids of engines other than that with `index`."""
-        words, own = _CLAIMS.unpack_from(self._words, _WANTS_AT), index % _PLACES
+        words, own = _CLAIMS.unpack_from(self._words, _BIDS_AT), index % _PLACES
         if not any(words):
             return []
         return [
-            _heard(word & _MOST_LOW, place)
+            _unpacked(word & _MOST_LOW, place)
             for place, word in enumerate(words)
             if word >> 16 > 1e6 * now and place != own
         ]
 
+    def neighbours(self, index: int, now: float) -> Neighbours:
+        """What the engine with `index` sees of the others."""
+        return Neighbours(
+            self.prefill_priority_s,
+            self.prefill_priority_batch,
+            self.decode_arbitration_s,
+            self.claimed(index, now),
+            self.bids(index, now),
+        )
 
-def wanted(index: int, need: float, requests: int = 1) -> DecodeBid:
+
+class BoardSeat:
+    """One engine's place on the board, and what it has written there."""
+
+    def __init__(self, board: SharedBoard, index: int) -> None:
+        self._board = board
+        self._index = index
+        self._has_bid = False
+
+    @property
+    def throttle(self) -> PrefillThrottle:
+        return self._board.throttle(self._index)
+
+    def neighbours(self, now: float) -> Neighbours:
+        return self._board.neighbours(self._index, now)
+
+    def bid_of(self, need: float, requests: int) -> DecodeBid:
+        """This engine's bid as others see it."""
+        return bid_of(self._index, need, requests)
+
+    def bid(self, need: float | None, now: float, requests: int) -> None:
+        """Makes a bid, or takes the last one back (`need` None)."""
+        if (need is not None or self._has_bid) and self._board.decode_arbitration_s > 0:
+            self._board.bid(self._index, need, now, requests)
+            self._has_bid = need is not None
+
+    def claim(self, now: float, prompts: int) -> None:
+        self._board.claim(self._index, now, prompts)
+
+    def release(self) -> None:
+        self._board.release(self._index)
+
+
+def bid_of(index: int, need: float, requests: int = 1) -> DecodeBid:
     """The bid that others see if the engine with `index` makes one for that many requests."""
-    return _heard(_told(need, requests), index % _PLACES)
+    return _unpacked(_packed(need, requests), index % _PLACES)
 
 
-def _told(need: float, requests: int) -> int:
+def _packed(need: float, requests: int) -> int:
     return min(_MOST_BYTE, requests) << 8 | min(_MOST_BYTE, round(1e2 * need))
 
 
-def _heard(low: int, place: int) -> DecodeBid:
-    return decode_arbitration.want((low & _MOST_BYTE) / 1e2, low >> 8, place)
+def _unpacked(low: int, place: int) -> DecodeBid:
+    return decode_arbitration.bid((low & _MOST_BYTE) / 1e2, low >> 8, place)
 
 
 def _place(index: int, table: int = _CLAIMS_AT) -> int:

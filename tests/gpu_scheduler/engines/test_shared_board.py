@@ -73,24 +73,24 @@ def test_nobody_claims_where_prefills_have_no_precedence():
 
 def test_who_wants_to_decode_is_seen_by_all_others_until_it_does_not_or_says_no_more():
     words = SharedBoard(shared_board.create())
-    words.want(7, 0.25, 100.0)
-    words.want(shared_board.MOST_INDEX, 70.0, 100.0)
-    assert sorted(words.wanting(8, 100.04)) == [
-        shared_board.wanted(7, 0.25),
-        shared_board.wanted(shared_board.MOST_INDEX, 70.0),
+    words.bid(7, 0.25, 100.0)
+    words.bid(shared_board.MOST_INDEX, 70.0, 100.0)
+    assert sorted(words.bids(8, 100.04)) == [
+        shared_board.bid_of(7, 0.25),
+        shared_board.bid_of(shared_board.MOST_INDEX, 70.0),
     ]
-    assert words.wanting(7, 100.04) == [shared_board.wanted(shared_board.MOST_INDEX, 70.0)]
-    words.want(7, None, 100.05)
-    assert words.wanting(8, 100.05) == [] == words.wanting(7, 101.0), "one has ended, the other died"
+    assert words.bids(7, 100.04) == [shared_board.bid_of(shared_board.MOST_INDEX, 70.0)]
+    words.bid(7, None, 100.05)
+    assert words.bids(8, 100.05) == [] == words.bids(7, 101.0), "one has ended, the other died"
 
 
 def test_needs_are_told_to_a_hundredth_and_compared_as_they_are_told():
     words = SharedBoard(shared_board.create())
-    words.want(1, 0.3349, 1e7, 3)
-    assert words.wanting(2, 1e7) == [shared_board.wanted(1, 0.3301, 3)] != [shared_board.wanted(1, 0.3301, 2)]
-    assert shared_board.wanted(1, 0.33, 3) == decode_arbitration.want(0.33, 3, 1)
-    words.want(1, 9.0, 1e7, 1000)
-    assert words.wanting(2, 1e7) == [decode_arbitration.want(2.55, 255, 1)], "as much as a word holds"
+    words.bid(1, 0.3349, 1e7, 3)
+    assert words.bids(2, 1e7) == [shared_board.bid_of(1, 0.3301, 3)] != [shared_board.bid_of(1, 0.3301, 2)]
+    assert shared_board.bid_of(1, 0.33, 3) == decode_arbitration.bid(0.33, 3, 1)
+    words.bid(1, 9.0, 1e7, 1000)
+    assert words.bids(2, 1e7) == [decode_arbitration.bid(2.55, 255, 1)], "as much as a word holds"
 
 
 def test_wants_leave_everything_else_as_it_is():
@@ -99,12 +99,12 @@ def test_wants_leave_everything_else_as_it_is():
     words.set_decode_arbitration(0.03)
     words.set_throttle(shared_board.MOST_INDEX, PrefillThrottle(224))
     words.claim(5, 100.0, 1)
-    words.want(5, 1e9, 100.0)
-    words.want(6, 0.0, 100.0)
+    words.bid(5, 1e9, 100.0)
+    words.bid(6, 0.0, 100.0)
     assert words.claimed(6, 100.01) and words.throttle(shared_board.MOST_INDEX) == PrefillThrottle(224)
     assert (words.prefill_priority_s, words.prefill_priority_batch, words.decode_arbitration_s) == (0.02, 16, 0.03)
     words.release(5)
-    assert not words.claimed(6, 100.01) and words.wanting(6, 100.01) == [shared_board.wanted(5, 1e9)]
+    assert not words.claimed(6, 100.01) and words.bids(6, 100.01) == [shared_board.bid_of(5, 1e9)]
 
 
 def test_precedence_leaves_the_turn_and_paces_as_they_are():
