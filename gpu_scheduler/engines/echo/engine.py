@@ -210,7 +210,7 @@ class EchoEngine:
             self._send_chunks([self._last_chunk(request.request_id, common_pb2.FAILED, "not serving")])
             return
         if request.sampling.WhichOneof("grammar") is not None:
-            why = "the echo engine says what it is told: no grammars, no tool_choice that needs one"
+            why = "the echo engine serves no grammars and no tool_choice that needs one"
             self._send_chunks([self._last_chunk(request.request_id, common_pb2.REJECTED, why)])
             return
         if request.embed != bool(self._dimensions):

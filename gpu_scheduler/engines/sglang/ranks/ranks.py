@@ -312,7 +312,7 @@ def _receive(other: Connection, timeout_s: float | None = None) -> Any:
     seconds."""
     try:
         if timeout_s is not None and not other.poll(timeout_s):
-            raise SystemExit(f"another rank of this engine said nothing for {timeout_s:.0f} s")
+            raise SystemExit(f"another rank of this engine sent nothing for {timeout_s:.0f} s")
         return pickle.loads(other.recv_bytes())
     except (EOFError, OSError):
         raise SystemExit("another rank of this engine is gone") from None

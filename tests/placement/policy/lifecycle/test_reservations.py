@@ -48,7 +48,7 @@ def test_nobody_makes_way_before_its_quantum_and_pinned_ones_never_do():
     g, reservations = group(), Reservations(0.0)
     there = standing([g], [on(g, "came", stay_s=3.9), on(g, "pinned", stay_s=99.0, pinned=True)], RULES)
     answer = reservations.ask(new(), there, 0.0)
-    assert answer.outcome.reason.endswith("g is promised to it, which has waited for 0.0 s")
+    assert answer.outcome.reason.endswith("g is reserved for it, which has waited for 0.0 s")
     there = standing([g], [on(g, "a", stay_s=99.0, pinned=True), on(g, "b", stay_s=99.0, pinned=True)], RULES)
     assert "promised" not in Reservations(0.0).ask(new(), there, 0.0).outcome.reason
 
