@@ -12,7 +12,7 @@ from math import inf
 
 from placement.config import PlacementConfig
 from placement.policy import kvpr
-from placement.policy.lifecycle.decisions import PlacedModel
+from placement.policy.lifecycle.decisions import PlacedModel, durations
 from placement.policy.lifecycle.eligibility import holds_s
 from placement.policy.lifecycle.group_index import GroupIndex
 from placement.policy.window import RateWindow
@@ -22,9 +22,6 @@ from sim.group.arbiter import Arbiter
 from sim.group.node import SimulatedGroup, SimulatedResidency
 from sim.inputs.catalogue import Spec
 
-_COLD_S, _WAKE_S = 30.0, 1.0
-"""Seconds that stand for a cold start and a wake-up until a group has measured them
-(`placement/planning/group_indexes.py`)."""
 _PRESENT = (
     SimulatedResidency.ACTIVE,
     SimulatedResidency.WAKING,
@@ -104,10 +101,8 @@ class SimulatedIndexes:
                     self._seen[group.name, name] = total
                     window = self._windows.get(name)
                     if window is None:
-                        window = self._windows[name] = RateWindow(
-                            window_s=self._config.window_s, short_s=self._config.short_window_s
-                        )
-                    window.observe(total - before if total > before else total, now)
+                        window = self._windows[name] = self._config.window()
+                    window.counted(total, before, now)
                     news = True
         rates = {name: window.rate(now) for name, window in self._windows.items()}
         changed = {name for name, rate in rates.items() if self._demands(name, rate)}
@@ -142,7 +137,7 @@ class SimulatedIndexes:
         for name, resident in group.residents.items():
             if resident.residency not in _PRESENT:
                 continue
-            cold_s = resident.cold_s or _COLD_S
+            wake_s, cold_s = durations(resident.wake_s, resident.cold_s)
             idle = arbiter.idle_s(name) if resident.residency in _STEADY else 0.0
             stay_s = now - resident.active_at if resident.active else 0.0
             engine = resident.engine
@@ -152,7 +147,7 @@ class SimulatedIndexes:
                     place,
                     hibernating=resident.residency is SimulatedResidency.HIBERNATING,
                     idle_s=idle,
-                    wake_s=resident.wake_s or min(_WAKE_S, cold_s),
+                    wake_s=wake_s,
                     cold_s=cold_s,
                     stay_s=stay_s,
                     claims=claims[name],
