@@ -184,7 +184,7 @@ async def test_weights_of_another_checksum_make_no_image(open_world):
 
 async def test_an_image_that_is_there_is_not_taken_for_weights_of_another_checksum(open_world):
     await open_world.save()
-    with pytest.raises(Unmet, match="their engine said rows:00000000"):
+    with pytest.raises(Unmet, match="their engine computed rows:00000000"):
         await open_world.save(checksum="rows:00000000")
     assert open_world.images.get("m") is not None
 
