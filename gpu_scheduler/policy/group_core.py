@@ -63,6 +63,8 @@ class _Request:
     tpot_s: float
     shown: bool
     """True once its first token is out, here or elsewhere."""
+    generated: int = 0
+    """Tokens that engines had generated when it was last retracted."""
     running: bool = False
     """True while an engine has it."""
     kv_bytes: int = 0
@@ -193,6 +195,7 @@ class GroupCore:
         before it goes on, those that it generated included."""
         request = self._requests[request_id]
         self._off_engine(request_id, request)
+        request.generated += prompt_tokens - request.prompt_tokens
         request.prompt_tokens, request.most_new_tokens = prompt_tokens, most_new_tokens
         self.backlog.requeue(
             request_id,
@@ -268,7 +271,7 @@ class GroupCore:
         self._memory_requests.expire(now)
         agenda = self.agenda = self.backlog.plan(now)
         for thrown in agenda.decisions:
-            self.ended(thrown.request_id, now)
+            self.ended(thrown.request_id, now, self._requests[thrown.request_id].generated)
         starts: list[Start] = []
         needs: list[NeedMemory] = []
         if self._active and (agenda.on_time or agenda.second):

@@ -12,9 +12,11 @@ from gpu_scheduler.policy.group_core import KEPT_MODELS, RESUME_S, TOGETHER_S, G
 from gpu_scheduler.policy.group_facts import ArrivedRequest, GroupRules, ModelFacts, Presence
 from gpu_scheduler.policy.memory.forecast import ForecastRules
 from gpu_scheduler.policy.memory.holdings import DeviceMemory
+from gpu_scheduler.policy.memory.kv_shortage import LASTING_S
 from gpu_scheduler.policy.memory.request_limit import AGAIN_S
 from gpu_scheduler.policy.queue.admission import PrefillLimits
 from gpu_scheduler.policy.queue.decisions import Drop, Expire, NeedMemory, RequestMemory, SetThrottle, Start
+from gpu_scheduler.policy.throttle.interference import WINDOW
 
 RULES = GroupRules(PrefillLimits(joint_s=0.1))
 UP = ModelFacts(Presence.ACTIVE, token_bytes=10, prefill_tokens_per_s=10_000, decode_step_s=0.01)
@@ -158,6 +160,24 @@ def test_a_request_that_was_retracted_before_its_first_token_may_still_be_droppe
     assert group.plans() == ["drop r"]
 
 
+def test_what_a_request_generated_before_it_expired_counts_as_the_length_of_an_answer():
+    group = Group("a", rules=replace(RULES, forecast=ForecastRules(weight=1.0)))
+    group.arrives("r", expires=group.now + 3.0)
+    group.plans()
+    group.first_token("r")
+    group.core.retracted("r", group.now, prompt_tokens=107, most_new_tokens=43)
+    group.waits(3.0)
+    assert (group.plans(), group.core.model("a", 0).forecast.tokens) == (["expire r"], 7)
+
+
+def test_an_answer_that_goes_on_here_is_not_dropped_for_being_late():
+    group = Group("a", facts=ModelFacts(Presence.WAKING))
+    group.arrives("r", ttft_s=9.0, resumed=True, drop_late=True)
+    assert group.core.backlog.request("r").deadline == group.now + RESUME_S
+    group.waits(2 * RESUME_S)
+    assert (group.plans(), group.core.count("a")) == ([], (1, 0, 1))
+
+
 def test_ids_that_are_not_known():
     group = Group("a")
     group.arrives("r")
@@ -183,6 +203,19 @@ def test_progress_of_a_prefill_counts_until_its_first_token_is_out():
     group.first_token("r")
     assert not group.core.prefilled("r", group.now, 700)
     assert group.core.work_of("a") == (1, 0.0)
+
+
+def test_a_model_learns_its_speed_from_the_tokens_that_no_cache_had():
+    group = Group("a")
+    group.arrives("r", tokens=1000)
+    group.plans()
+    before = group.core.model("a", 0).speed.seconds_per_token
+    group.waits(0.02)
+    group.core.first_token("r", group.now, cached_tokens=900)
+    group.plans()
+    bucket = group.core.model("a", 0).speed.bucket(100)
+    after = group.core.model("a", 0).speed.seconds_per_token
+    assert after[bucket] == pytest.approx(0.75 * before[bucket] + 0.25 * 0.02 / 100)
 
 
 def test_a_target_is_met_or_missed_by_the_first_token_of_an_answer_that_begins_here():
@@ -240,6 +273,27 @@ def test_memory_that_was_granted_and_does_not_suffice_is_requested_again_after_a
     assert group.core.next_deadline() == group.now + AGAIN_S
     group.waits(AGAIN_S)
     assert group.plans() == ["a needs 1500", "request 1500 for a"]
+    assert group.core.next_deadline() > group.now
+
+
+def test_a_shortage_ends_with_the_last_request_that_waits():
+    group = Group("a")
+    group.holds(free=500)
+    group.arrives("r")
+    group.plans()
+    group.waits(LASTING_S)
+    group.plans()
+    assert group.core.shortages.of("a", group.now) == 1000
+    group.ends("r")
+    group.plans()
+    assert not group.core.shortages
+
+
+def test_memory_is_looked_at_only_where_a_request_could_start():
+    group = Group("a")
+    group.arrives("r")
+    group.becomes("a", ModelFacts(Presence.DOWN))
+    assert group.core.plan(group.now, lambda: pytest.fail("nothing could start")) == [SetThrottle("a", FREE)]
 
 
 def test_memory_that_was_not_granted_is_requested_again_with_the_next_plan():
@@ -325,6 +379,19 @@ def test_a_throttle_is_told_when_it_changes_and_to_an_engine_that_knows_none():
     assert group.throttles.keys() == {"b"}
 
 
+def test_steps_that_take_longer_beside_a_prefill_lengthen_its_pauses():
+    group = Group("a", "b")
+    decoding(group, tpot_s=0.02)
+    group.arrives("long", "b", tokens=50_000)
+    group.plans()
+    before = group.throttles["b"].pause_ratio
+    for _ in range(WINDOW + 1):
+        group.waits(0.03)
+        group.core.step_ended("a", group.now)
+    group.plans()
+    assert group.throttles["b"].pause_ratio > before > 0
+
+
 def test_where_decodes_are_not_protected_there_are_no_throttles():
     group = Group("a", "b", rules=replace(RULES, throttles=False))
     decoding(group)
@@ -384,6 +451,7 @@ def test_a_model_is_idle_since_its_last_request_and_its_demand_follows_its_token
     assert group.core.idle_s("a", group.now) == 0
     group.plans()
     group.first_token("r")
+    assert group.core.demand("a", group.now) > 0, "prompts count, too"
     group.core.step_ended("a", group.now)
     group.core.tokens("a", 100, group.now)
     both = group.core.demand("a", group.now)
