@@ -34,8 +34,8 @@ class MemoryRequests:
                 request.model,
                 bytes=request.bytes,
                 may_retract=request.may_retract,
-                hold_ms=int(1e3 * request.hold_s),
-                timeout_s=request.timeout_s,
+                hold_ms=int(1e3 * request.terms.held_s),
+                timeout_s=request.terms.timeout_s,
             )
             _log.debug("room", **facts, bytes=request.bytes, short=short, on=where)
         except PrismError as error:

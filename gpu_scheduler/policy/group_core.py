@@ -43,10 +43,6 @@ time."""
 TOGETHER_S = 0.002
 """Seconds that a plan waits for more streams of a model that moved here: streams that start together go on after one
 step, later ones after two."""
-ROOM_TIMEOUT_S = 5.0
-"""Seconds after which balloond gives up making room for a request."""
-ROOM_HELD_S = 1.0
-"""Seconds for which balloond holds the room: long enough for the engine to grow into it once its request is there."""
 KEPT_MODELS = 64
 """Models that have left of which the speed of prefills and the length of answers are still remembered."""
 
@@ -289,7 +285,7 @@ class GroupCore:
 
     def _request(self, need: NeedMemory) -> RequestMemory:
         may_retract = self._rules.stop_decodes and need.slack < inf
-        return RequestMemory(need.model, need.bytes, need.for_request, may_retract, ROOM_TIMEOUT_S, ROOM_HELD_S)
+        return RequestMemory(need.model, need.bytes, need.for_request, may_retract)
 
     def _admit(self, agenda: Agenda, devices: Sequence[DeviceMemory]) -> list[Start | NeedMemory]:
         active = self._active

@@ -172,8 +172,7 @@ class Arbiter:
             request.bytes,
             lambda short: self._answered(request, short),
             may_retract=request.may_retract,
-            hold_s=request.hold_s,
-            timeout_s=request.timeout_s,
+            terms=request.terms,
         )
 
     def _answered(self, request: RequestMemory, short: int) -> None:

@@ -52,6 +52,22 @@ class NeedMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomTerms:
+    """Terms on which balloond makes room, in seconds."""
+
+    timeout_s: float
+    """After so long balloond gives up."""
+    held_s: float
+    """For so long the room is held."""
+
+
+ROOM_FOR_REQUEST = RoomTerms(timeout_s=5.0, held_s=1.0)
+"""It is held long enough for the engine to grow into it once its request is there."""
+ROOM_FOR_ACTIVATION = RoomTerms(timeout_s=20.0, held_s=60.0)
+"""A load from the checkpoint maps its last weights long after the room was made."""
+
+
+@dataclass(frozen=True, slots=True)
 class RequestMemory:
     """Have balloond make room for a model, and tell the core of the answer (`GroupCore.memory_answered`)."""
 
@@ -61,10 +77,7 @@ class RequestMemory:
     for_request: str
     may_retract: bool
     """True if other models' decodes may be stopped for it; otherwise they are only up to the model's floor."""
-    timeout_s: float
-    """Seconds after which balloond gives up."""
-    hold_s: float
-    """Seconds for which the room is held."""
+    terms: RoomTerms = ROOM_FOR_REQUEST
 
 
 @dataclass(frozen=True, slots=True)

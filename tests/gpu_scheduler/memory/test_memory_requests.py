@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from gpu_scheduler.memory.memory_requests import MemoryRequests
-from gpu_scheduler.policy.queue.decisions import RequestMemory
+from gpu_scheduler.policy.queue.decisions import RequestMemory, RoomTerms
 from services.errors import Unavailable
 
 TIMEOUT_S = 20.0
-REQUEST = RequestMemory("a", 100, "r", may_retract=True, timeout_s=5.0, hold_s=1.5)
+REQUEST = RequestMemory("a", 100, "r", may_retract=True, terms=RoomTerms(timeout_s=5.0, held_s=1.5))
 
 
 class Devices:
