@@ -24,7 +24,7 @@ from placement.policy.lifecycle.reservations import Reservations
 from sim.clock import Clock
 from sim.cluster.standings import SimulatedIndexes
 from sim.engines.cost import GpuModel
-from sim.group.arbiter import Arbiter
+from sim.group.arbiter import SimulatedQueue
 from sim.group.node import SimulatedGroup, SimulatedResidency
 from sim.inputs.catalogue import Spec
 from sim.inputs.request import SimulatedRequest
@@ -55,12 +55,12 @@ class Fleet:
         self._config = config
         self.specs = {spec.name: spec for spec in specs}
         self.groups: list[SimulatedGroup] = []
-        arbiters: dict[str, tuple[SimulatedGroup, Arbiter]] = {}
+        arbiters: dict[str, tuple[SimulatedGroup, SimulatedQueue]] = {}
         for i, size in enumerate(sizes):
             group = SimulatedGroup(
-                clock, f"g{i}", size, hardware, lambda group: Arbiter(group, rules), self._again, finished
+                clock, f"g{i}", size, hardware, lambda group: SimulatedQueue(group, rules), self._again, finished
             )
-            assert isinstance(group.queue, Arbiter)
+            assert isinstance(group.queue, SimulatedQueue)
             self.groups.append(group)
             arbiters[group.name] = group, group.queue
         self._by_name = {group.name: group for group in self.groups}

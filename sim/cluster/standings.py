@@ -18,7 +18,7 @@ from placement.policy.lifecycle.group_index import GroupIndex
 from placement.policy.window import RateWindow
 from sim.clock import Clock
 from sim.cluster.terms import group_of, model_of, suitable
-from sim.group.arbiter import Arbiter
+from sim.group.arbiter import SimulatedQueue
 from sim.group.node import SimulatedGroup, SimulatedResidency
 from sim.inputs.catalogue import Spec
 
@@ -38,7 +38,7 @@ class SimulatedIndexes:
         self,
         clock: Clock,
         specs: Sequence[Spec],
-        groups: Mapping[str, tuple[SimulatedGroup, Arbiter]],
+        groups: Mapping[str, tuple[SimulatedGroup, SimulatedQueue]],
         config: PlacementConfig,
     ) -> None:
         """Raises FleetError if no group can hold a model."""
@@ -128,7 +128,7 @@ class SimulatedIndexes:
         self.models[name] = self.models[name].wanted(demand)
         return True
 
-    def _hear(self, group: SimulatedGroup, arbiter: Arbiter) -> None:
+    def _hear(self, group: SimulatedGroup, arbiter: SimulatedQueue) -> None:
         now, rules = self._clock.now, self._config.lifecycle
         claims = arbiter.claims()
         plain = self._plain[group.name]

@@ -26,7 +26,7 @@ _PRESENCE = {
 """Presence by residency; in the others a model is down."""
 
 
-class Arbiter:
+class SimulatedQueue:
     """The shared queue of a group; the listener of its engines."""
 
     def __init__(self, group: SimulatedGroup, rules: Arbitration) -> None:
