@@ -46,7 +46,7 @@ class Desk:
 
     def __init__(self, **rules):
         self.time = 100.0
-        self.needs, self.deaths, self.turns = [], [], []
+        self.needs, self.deaths, self.turns, self.requested = [], [], [], []
         self.memory = GroupMemory(["cpu:0"])
         self.board = SharedBoard(shared_board.create())
         self.brought = MigratedPrefixes()
@@ -61,6 +61,7 @@ class Desk:
             lambda: self.time,
             self.brought,
             lambda: self.turns.append({name: self.dispatcher.count(name)[:2] for name in SPEC}),
+            self.requested.append,
         )
         self.stream = PulledStream(1)
         self.chunks = []
@@ -586,6 +587,25 @@ async def test_a_request_that_lacks_memory_asks_for_room_and_starts_when_there_i
     desk.dispatcher.changed()
     await desk.settle()
     assert len(engine.started) == 1
+
+
+@pytest.mark.parametrize("granted", [True, False])
+async def test_memory_is_requested_once_and_a_plan_follows_if_it_was_granted(desk, granted):
+    engine = desk.model("a")
+    state = balloond_pb2.DeviceState(device="cpu:0", capacity_bytes=1000, free_bytes=20)
+    state.bookings.add(model="a", limit_bytes=1000)
+    desk.memory.update([state])
+    desk.submit("r1", tokens=20, new=5, ttft_ms=9_000)
+    await desk.settle()
+    desk.dispatcher.changed()
+    await desk.settle()
+    (request,) = desk.requested
+    assert (request.model, request.bytes, request.may_retract) == ("a", 25 * 10, False)
+    state.free_bytes = 500
+    desk.memory.update([state])
+    desk.dispatcher.memory_answered(request, granted)
+    await desk.settle()
+    assert len(engine.started) == granted
 
 
 async def test_room_is_asked_for_by_the_forecast_which_is_a_setting_until_a_request_has_ended():
