@@ -17,7 +17,6 @@ from gpu_scheduler.memory.memory_requests import MemoryRequests
 from gpu_scheduler.memory.warm_booking import WarmBooking
 from gpu_scheduler.observe import drop_left_over, follow_balloond, follow_loader, tell_demand
 from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
-from gpu_scheduler.policy.queue.decisions import NeedMemory
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.grammar_sandbox import GrammarSandbox
 from gpu_scheduler.queue.intake import Intake
@@ -63,26 +62,21 @@ async def build(service: Service) -> None:
 
     residents = Residents(resident_changed)
     # If limits are fixed, no memory of others helps a request.
-    room = MemoryRequests(
+    memory_requests = MemoryRequests(
         devices if config.elastic_kv else None,
-        lambda: dispatcher.changed(),
-        stop_decodes=config.arbitration.stop_decodes,
+        lambda request, granted: dispatcher.memory_answered(request, granted),
     )
-
-    def need_memory(need: NeedMemory) -> None:
-        room.need(need)
-        changes.set(None)
-
     brought = MigratedPrefixes()
     dispatcher = Dispatcher(
         config.arbitration,
         residents,
         memory,
         board,
-        need_memory,
+        lambda need: changes.set(None),
         lambda engine: residency.engine_died(engine),
         brought=brought,
         on_idle_or_busy=lambda: changes.set(None),
+        request_memory=memory_requests.make,
     )
     engines = config.engines
     pools = {

@@ -9,6 +9,7 @@ from gpu_scheduler.engines.engine import EngineProcess
 from gpu_scheduler.memory.devices import Devices, share
 from gpu_scheduler.memory.warm_booking import WarmBooking
 from gpu_scheduler.policy.memory.entitlement import EngineSizes, Entitlement, ModelSizes, entitlement
+from gpu_scheduler.policy.queue.decisions import ROOM_FOR_ACTIVATION
 from gpu_scheduler.residents import Resident, Residents
 from protos import balloond_pb2, common_pb2
 from services.errors import PrismError, Refused
@@ -16,10 +17,6 @@ from services.runtime import tasks
 from services.telemetry import log
 
 _log = log.get(__name__)
-_ROOM_TIMEOUT_S = 20.0
-_ROOM_HELD_S = 60.0
-"""Seconds for which balloond holds the room that it made: a load from the checkpoint maps its last weights long after
-that."""
 _KEPT_SPARE_BYTES = 16 << 20
 """Bytes booked on top of what a sleeping engine reports to keep: the driver's own tables grow and shrink."""
 
@@ -111,8 +108,8 @@ class Bookings:
             name,
             bytes=needed,
             may_retract=True,
-            hold_ms=int(1e3 * _ROOM_HELD_S),
-            timeout_s=_ROOM_TIMEOUT_S,
+            hold_ms=int(1e3 * ROOM_FOR_ACTIVATION.held_s),
+            timeout_s=ROOM_FOR_ACTIVATION.timeout_s,
         )
         if short:
             raise Refused(
@@ -125,7 +122,7 @@ class Bookings:
         if self.devices is None:
             return
         try:
-            await self.devices.release_room(resident.spec.name, _ROOM_TIMEOUT_S)
+            await self.devices.release_room(resident.spec.name, ROOM_FOR_ACTIVATION.timeout_s)
         except PrismError as error:
             _log.info("room is held until its time is over", model=resident.spec.name, why=str(error))
 
