@@ -173,9 +173,12 @@ def _check_tensors(tensors: Mapping[str, Tensor], expected: dict[str, tuple[int,
 
 def _parts(name: str, size: tuple[int, ...], shape: families.ModelShape, devices: int) -> int:
     """Number of parts that a tensor is divided into; where there are more devices, several have the same part."""
-    if "k_proj" in name or "v_proj" in name:
+    module = name.rpartition(".")[0].rpartition(".")[2]
+    if module in ("k_proj", "v_proj"):
         return min(devices, shape.kv_heads)
-    whole = len(size) == 1 and not ("q_proj" in name or "gate_proj" in name or "up_proj" in name)
+    if families.beside_text(name, shape) or module == "gate":  # parts for images, and routers
+        return 1
+    whole = len(size) == 1 and module not in ("q_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
     return 1 if whole else devices
 
 

@@ -150,3 +150,21 @@ CLASSES = {
     ),
 }
 """The classes by the name that config.json gives in `architectures`."""
+
+
+def markdown() -> str:
+    """The table of `docs/guide/models.md`."""
+    rows = [
+        f"| {known.models} | `{name}` | {_notes(known)} | {', '.join(known.verified)} |"
+        for name, known in sorted(CLASSES.items(), key=lambda item: (item[1].wrapper, bool(item[1].experts), item[0]))
+    ]
+    return "\n".join(["| models | class | | compared on |", "|---|---|---|---|", *rows])
+
+
+def _notes(known: ModelClass) -> str:
+    notes = [
+        "mixture of experts" if known.experts else "",
+        "windows in one pool" if known.windows else "",
+        "text in, text out" if known.wrapper else "",
+    ]
+    return ", ".join(filter(None, notes)) or "\u2013"

@@ -105,9 +105,11 @@ def _one_thread() -> Iterator[None]:
 
 def reference(path: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
     """Greedy tokens, end-of-sequence ignored."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    sees = "vision_config" in json.loads((path / "config.json").read_text())
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model = kind.from_pretrained(path, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     said = []
     with _one_thread(), torch.inference_mode():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 VOCABULARY, CONTEXT = 1024, 512
 SHAPE: dict[str, Any] = {
@@ -33,26 +33,26 @@ WINDOWS = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "tie_word_embeddings": True,
 }
-VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 
 
 @dataclass(frozen=True)
 class SmallCheckpoint:
-    """How Transformers makes it: the names of its configuration and of its model, and what the configuration says."""
+    """How Transformers makes a checkpoint."""
 
     config: str
+    """Name of the configuration's class."""
     changes: dict[str, Any]
-    published: Callable[[dict[str, torch.Tensor], dict[str, Any]], None] = lambda weights, config: None
-    """Changes names of weights, or config.json, from what Transformers saves to what is published."""
-
-    def write(self, architecture: str, folder: Path) -> Path:
-        """A whole folder, tokenizer aside."""
-        torch.manual_seed(3)
-        config = getattr(transformers, self.config)(**self.changes)
-        model = getattr(transformers, architecture)(config).eval()
-        model.save_pretrained(folder)
-        (folder / "tokenizer.json").write_text("{}")
-        return folder
+    """Values of the configuration."""
+    published: tuple[tuple[str, str], ...] = ()
+    """Beginnings of names of weights as this version of Transformers saves them, and as they are published."""
 
 
 def text(config: str, **changes: Any) -> SmallCheckpoint:
@@ -72,15 +72,46 @@ CLASSES = {
     "Glm4MoeForCausalLM": text(
         "Glm4MoeConfig", **EXPERTS, n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, use_qk_norm=True
     ),
+    "Gemma3ForConditionalGeneration": SmallCheckpoint(
+        "Gemma3Config",
+        {
+            "text_config": {**SHAPE, **WINDOWS},
+            "vision_config": {**VISION, "vision_use_head": False},
+            "mm_tokens_per_image": 4,
+        },
+        published=(("vision_tower.", "vision_tower.vision_model."),),
+    ),
+    "Mistral3ForConditionalGeneration": SmallCheckpoint(
+        "Mistral3Config",
+        {
+            "text_config": {"model_type": "mistral", **SHAPE, "sliding_window": None, "tie_word_embeddings": False},
+            "vision_config": {"model_type": "pixtral", **VISION, "head_dim": 16},
+            "tie_word_embeddings": False,
+        },
+    ),
 }
 
 
 def write(architecture: str, folder: Path) -> Path:
-    """The checkpoint of a class, as its publisher writes it."""
-    CLASSES[architecture].write(architecture, folder)
+    """The checkpoint of a class, as its publisher writes it; of a tokenizer there is only the file."""
+    known = CLASSES[architecture]
+    torch.manual_seed(3)
+    model = getattr(transformers, architecture)(getattr(transformers, known.config)(**known.changes)).eval()
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
     path = folder / "config.json"
     config = json.loads(path.read_text())
     if "hidden_activation" in config:  # published ones say it twice, and SGLang reads the other one for Gemma 2
         config["hidden_act"] = config["hidden_activation"]
     path.write_text(json.dumps(config))
+    if known.published:
+        weights = load_file(folder / "model.safetensors")
+        save_file(
+            {_published(name, known.published): each for name, each in weights.items()}, folder / "model.safetensors"
+        )
     return folder
+
+
+def _published(name: str, names: tuple[tuple[str, str], ...]) -> str:
+    saved = next((pair for pair in names if name.startswith(pair[0])), ("", ""))
+    return saved[1] + name.removeprefix(saved[0])
