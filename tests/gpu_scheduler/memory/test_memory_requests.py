@@ -8,8 +8,8 @@ import pytest
 from gpu_scheduler.memory.memory_requests import MemoryRequests
 from gpu_scheduler.policy.queue.decisions import NeedMemory
 from services.errors import Unavailable
+from testing.patience import PATIENCE_S
 
-TIMEOUT_S = 20.0
 NEED = NeedMemory("a", 100, "r", 1.0)
 
 
@@ -48,7 +48,7 @@ class Queue:
             self.planned.notify_all()
 
     async def until(self, plans):
-        async with asyncio.timeout(TIMEOUT_S), self.planned:
+        async with asyncio.timeout(PATIENCE_S), self.planned:
             await self.planned.wait_for(lambda: self.plans >= plans)
 
 
@@ -99,11 +99,11 @@ async def test_decodes_of_others_stop_only_for_a_request_with_a_target_and_where
 async def test_where_no_room_came_nobody_plans_and_the_next_need_asks_again(devices):
     queue = Queue(devices, lacks=False, again_s=3600.0)
     queue.maker.need(NEED)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while queue.maker._asking:
             await asyncio.sleep(0)
     queue.maker.need(NEED)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while queue.maker._asking:
             await asyncio.sleep(0)
     assert len(devices.asked) == 2 and queue.plans == 0
