@@ -120,7 +120,7 @@ async def build(service: Service) -> None:
         async with asyncio.timeout(config.routes_time_out_s):
             await heard.wait()
     except TimeoutError:
-        _log.warning("serving before placement was heard: every model is unavailable until then")
+        _log.warning("serving before placement has answered: every model is unavailable until then")
     listeners = inherited.listeners()
     if len(listeners) > 1:
         raise Invalid(f"{len(listeners)} listening sockets were handed over, and HTTP is one")

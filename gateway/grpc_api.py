@@ -165,7 +165,7 @@ def _check(message: gateway_pb2.GenerateRequest) -> None:
             raise BadField(f"'{field}' is {value:g}: it must be from {least} to {most}.", field)
     if sampling.HasField("prompt_logprobs_from"):
         field = "sampling.prompt_logprobs_from"
-        raise BadField(f"'{field}': no log-probabilities are told here.", field, "unsupported_parameter")
+        raise BadField(f"'{field}': no log-probabilities are returned here.", field, "unsupported_parameter")
     if message.HasField("chat") and not message.chat.messages:
         raise BadField("'chat.messages' is empty.", "chat.messages", "array_too_short")
     if len(message.stop) > MOST_STOPS or not all(message.stop):

@@ -6,8 +6,7 @@ from functools import partial
 
 from balloond.client import BalloondClient
 from gpu_scheduler.config import GpuSchedulerConfig
-from gpu_scheduler.engines import kinds
-from gpu_scheduler.engines import shared_board as turn_module
+from gpu_scheduler.engines import kinds, shared_board
 from gpu_scheduler.engines.engine import Spawn
 from gpu_scheduler.engines.shared_board import SharedBoard
 from gpu_scheduler.engines.warm_pool import WarmPool
@@ -52,8 +51,8 @@ async def build(service: Service) -> None:
     devices = Devices(config.devices, balloond) if balloond is not None else None
     memory = GroupMemory(config.devices)
     images: Images = {}
-    turn_fd = turn_module.create()
-    turn = SharedBoard(turn_fd)
+    board_fd = shared_board.create()
+    board = SharedBoard(board_fd)
 
     def resident_changed(resident: Resident) -> None:
         dispatcher.residency_changed(resident)
@@ -76,7 +75,7 @@ async def build(service: Service) -> None:
         config.arbitration,
         residents,
         memory,
-        turn,
+        board,
         need_memory,
         lambda engine: residency.engine_died(engine),
         brought=brought,
@@ -88,7 +87,7 @@ async def build(service: Service) -> None:
             Spawn(kind, engines.log_level, ranks=len(config.devices), start_timeout_s=engines.start_timeout_s),
             warm=engines.warm if kind == engines.kind else 0,
             limit=engines.limit,
-            turn_fd=turn_fd,
+            board_fd=board_fd,
             first_index=1 + 10_000 * number,
             # Memory that ranks open of each other's graphs by CUDA IPC is never closed: that of a model that left would
             # stay.

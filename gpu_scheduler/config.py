@@ -103,8 +103,8 @@ class Arbitration(ConfigSection):
     still be on time (gpu_scheduler/policy/queue/ageing.py). 0: they wait until no other can be on time."""
     joint_s: float = Field(default=0.1, ge=0)
     """Prefills of several engines may be under way together if they would take no longer than this one after another;
-    longer prompts are prefilled one after another (policy/queue/admission.py). 0: strictly one engine at a time, with
-    `chunk_tokens` of its prompts."""
+    longer prompts are prefilled one after another (policy/queue/admission.py). 0: the
+    prompts of one model at a time, and `chunk_tokens` of them."""
     prefill_priority_ms: float = Field(default=50.0, ge=0, le=10_000)
     """Longest time that an engine's decode steps wait while another engine prefills
     (engines/sharing/prefill_priority.py). 0: they share the devices with the prefill."""

@@ -56,7 +56,7 @@ async def tell_demand(devices: Devices, memory: GroupMemory, demand: Callable[[]
                 await devices.set_demand(now)
                 told = now
             except PrismError as error:
-                _log.info("demand not told", why=str(error))
+                _log.info("demand not reported", why=str(error))
 
 
 async def drop_left_over(

@@ -64,7 +64,9 @@ def _check_address(option: str, address: str) -> None:
 @app.callback()
 def main_options(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Say it.", callback=_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
     state: Annotated[
         Path, typer.Option(help="Folder of a node's sockets; /run/prism where it is deployed.", envvar="PRISM_STATE")
     ] = Path(".run"),

@@ -57,3 +57,11 @@ def test_documents_that_any_file_names_exist():
     texts = {name: (ROOT / name).read_text() for name in FILES if name.endswith(kinds)}
     found = {name: [path for path in _DOCUMENT.findall(text) if path not in FILES] for name, text in texts.items()}
     assert {name: paths for name, paths in found.items() if paths} == {}
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "docs/operate/settings.md"])
+def test_prose_of_a_document_fits_into_120_columns(name):
+    """Blocks of code, tables and single links may be longer; settings.md is generated."""
+    text = re.sub(r"^ *```.*?^ *```", "", (ROOT / name).read_text(), flags=re.M | re.S)
+    prose = [line for line in text.split("\n") if not re.match(r" {4}|\s*\||> .*\]\(", line)]
+    assert [line for line in prose if len(line) > 120] == []

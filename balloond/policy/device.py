@@ -307,7 +307,7 @@ class DevicePolicy:
                 if allowed < claim.min_count:
                     self._drop(claim, out)
                     held, limit = self.ledger.kv_of(claim.model), self.limits.get(claim.model)
-                    detail = f"{claim.need} bytes asked, {held} held, limit {limit.bytes}"
+                    detail = f"{claim.need} bytes requested, {held} held, limit {limit.bytes}"
                     out.append(RefuseClaim(claim.lease_id, claim.request_id, "over_limit", over, detail))
                     continue
                 if fits >= claim.min_count:
@@ -401,7 +401,7 @@ class DevicePolicy:
     def _refuse(self, claim: Growth, short: int, out: list[Decision]) -> None:
         ledger = self.ledger
         detail = (
-            f"{claim.need} bytes asked, {max(0, self._available(claim.model))} free for {claim.model}; capacity "
+            f"{claim.need} bytes requested, {max(0, self._available(claim.model))} free for {claim.model}; capacity "
             f"{ledger.capacity}, leased {ledger.leased}, booked {ledger.booked}, stranded {ledger.stranded}"
         )
         self._drop(claim, out)
@@ -503,4 +503,4 @@ def _freed(extents: list[Extent]) -> list[Decision]:
 
 
 def _tell(taken: Iterable[ClaimSources]) -> str:
-    return "taken " + (", ".join(f"{t.bytes} of {t.model}'s {t.what}" for t in taken) or "from nobody")
+    return "taken " + (", ".join(f"{t.bytes} of {t.model}'s {t.what}" for t in taken) or "from no lease")

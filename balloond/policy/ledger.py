@@ -198,7 +198,7 @@ class Ledger:
         if lease.suspended:
             raise Unmet(f"lease {lease_id} is suspended")
         if nbytes * len(ids) > self.free:
-            raise Refused(f"{nbytes * len(ids)} bytes asked, {self.free} free of {self.capacity}")
+            raise Refused(f"{nbytes * len(ids)} bytes requested, {self.free} free of {self.capacity}")
         extents = [Extent(id, nbytes, kind, lease_id) for id in ids]
         for extent in extents:
             self._add(lease, extent)
@@ -298,7 +298,7 @@ class Ledger:
             kv = weights = 0
             for id, extent in lease.extents.items():
                 assert id == extent.id and id not in seen, f"extent {id} is counted twice"
-                assert extent.lease_id == lease.id and (extent.held or extent.borrowers), f"nobody holds extent {id}"
+                assert extent.lease_id == lease.id and (extent.held or extent.borrowers), f"no lease holds extent {id}"
                 assert not (lease.ended and extent.held), f"extent {id} is held by lease {lease.id}, which has ended"
                 seen.add(id)
                 kv += extent.bytes if extent.kind == "kv" else 0

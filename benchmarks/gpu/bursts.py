@@ -34,7 +34,7 @@ from benchmarks.gpu.fleet import Client, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import gaps_of
 from gpu_scheduler.config import Arbitration
-from gpu_scheduler.engines import shared_board as turn_module
+from gpu_scheduler.engines import shared_board
 from gpu_scheduler.engines.shared_board import SharedBoard
 from testing.engines import harness
 
@@ -101,7 +101,7 @@ def parse() -> argparse.Namespace:
 
 @contextlib.asynccontextmanager
 async def engines(
-    given: argparse.Namespace, shared: Shared, folder: Path, turn_fd: int
+    given: argparse.Namespace, shared: Shared, folder: Path, board_fd: int
 ) -> AsyncIterator[tuple[list[Case], Client | None]]:
     """All of them, with the model; the one beside them last."""
     burst = (given.prompts + 1) * (given.tokens + 8)
@@ -127,7 +127,7 @@ async def engines(
             )
             given_options = {**shared.model.options, **options}
             model = replace(shared.model, options=given_options, weights_bytes=shared.weights_bytes)
-            return await fleet.elastic(at, booked, model, environment=variables, index=index, turn_fd=turn_fd)
+            return await fleet.elastic(at, booked, model, environment=variables, index=index, board_fd=board_fd)
 
         names = [*given.case, *([NEIGHBOUR] * bool(given.beside))]
         made = await asyncio.gather(*(start(index, name) for index, name in enumerate(names, start=1)))
@@ -245,7 +245,7 @@ async def main() -> None:
     given = parse()
     if given.record:
         recording.possible()
-    fd = turn_module.create()
+    fd = shared_board.create()
     turn = SharedBoard(fd)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -15,7 +15,6 @@ import services.ipc.forking  # noqa: F401  (before grpc: engines are started)
 from benchmarks.gpu import shapes, stock
 from gpu_scheduler.engines.engine import EngineProcess, Spawn
 from gpu_scheduler.engines.kinds import KINDS
-from gpu_scheduler.engines.shared_board import ANYBODY, SharedBoard
 from protos import common_pb2, engine_pb2
 from services.telemetry import log
 from testing.engines import harness
@@ -200,27 +199,6 @@ class Client:
             self._end(name)
 
 
-class PrefillTurn:
-    """Gives the turn as a gpu_scheduler does whose queue is in order of arrival: to the engine of the oldest request
-    that has no token yet, and to anybody when there is none."""
-
-    def __init__(self, turn: SharedBoard, clients: Sequence[Client]) -> None:
-        self._turn = turn
-        self._clients = clients
-        for client in clients:
-            client.prefills_changed = self._give
-
-    def _give(self) -> None:
-        waiting = (
-            (reply.asked_s, client.engine.index)
-            for client in self._clients
-            for reply in client.open.values()
-            if not reply.tokens
-        )
-        _, index = min(waiting, default=(0.0, ANYBODY))
-        self._turn.give(index)
-
-
 def as_dict(message: Any) -> dict[str, Any]:
     return {
         field.name: [as_dict(each) for each in value] if field.is_repeated else value
@@ -266,9 +244,9 @@ def begin() -> None:
 
 
 async def _warm(
-    kind: str, environment: Mapping[str, str], ranks: int = 1, index: int = 1, turn_fd: int | None = None
+    kind: str, environment: Mapping[str, str], ranks: int = 1, index: int = 1, board_fd: int | None = None
 ) -> EngineProcess:
-    engine = await EngineProcess.start(Spawn(kind, "error", environment, ranks, START_S), index, turn_fd)
+    engine = await EngineProcess.start(Spawn(kind, "error", environment, ranks, START_S), index, board_fd)
     await engine.hello(START_S)
     return engine
 
@@ -281,10 +259,10 @@ async def elastic(
     poison: bool = False,
     environment: Mapping[str, str] | None = None,
     index: int = 1,
-    turn_fd: int | None = None,
+    board_fd: int | None = None,
 ) -> Client:
     """An engine of ours with memory from balloond, where `name` is booked."""
-    client = Client(name, await _warm("sglang", environment or {}, 1 + len(model.others), index, turn_fd))
+    client = Client(name, await _warm("sglang", environment or {}, 1 + len(model.others), index, board_fd))
     load = harness.load(
         at,
         name,

@@ -62,7 +62,7 @@ class Shared:
         kv_bytes: int | None,
         floor_bytes: int,
         quota_bytes: int | None = 0,
-        turn_fd: int | None = None,
+        board_fd: int | None = None,
     ) -> AsyncIterator[tuple[harness.Node, list[Client]]]:
         """A node whose device has `kv_bytes` for the KV of all (None, on a GPU: what there is), and warm engines with
         the model. Their limits are open: each may take what there is. Without a `quota_bytes` what each engine measured
@@ -84,7 +84,7 @@ class Shared:
                 )
             clients = await asyncio.gather(
                 *(
-                    fleet.elastic(at, name, self.model, index=index, turn_fd=turn_fd)
+                    fleet.elastic(at, name, self.model, index=index, board_fd=board_fd)
                     for index, name in enumerate(names, start=1)
                 )
             )

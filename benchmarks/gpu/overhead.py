@@ -10,8 +10,7 @@ later ones push out. Parts:
     one    one elastic engine and SGLang's scheduler behind the same socket: only the memory differs
     two    two elastic engines on the GPU and two of SGLang's, each with half of the load
            (`--precedence 50`: as on a gpu_scheduler, where short prompts go side by side and decode steps wait for
-           them, milliseconds at most; `--prefill-turn`: one engine prefills at a time, also with short prompts, as no
-           gpu_scheduler has it)
+           them, milliseconds at most)
     users  one elastic engine, and sglang.Engine with its own processes, as its users have it
 
 Where there are cores enough, both sides are pinned to the same ones, the main thread of an engine to one of its own.
@@ -68,7 +67,6 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--precedence", type=float, default=0.0, help="ms that our decodes wait for others' prefills")
     batch = Arbitration().prefill_priority_batch
     parser.add_argument("--precedence-batch", type=int, default=batch, help=f"of those that wait (default {batch})")
-    parser.add_argument("--prefill-turn", action="store_true", help="our engines take turns with prefills")
     return parser
 
 
@@ -119,8 +117,8 @@ class Part:
                 await at.book(name, floor_bytes=self._floor, weights_bytes=weights)
                 await at.limit(name, self._limit)
             say(f"{self._name}: {self._count} and {self._count} engines, {self._limit / 2**30:.2f} GiB of KV each")
-            arbitrated = self._given.prefill_turn or self._given.precedence or "@" in self._given.loads
-            turn_fd = shared_board.create() if arbitrated else None
+            arbitrated = self._given.precedence or "@" in self._given.loads
+            board_fd = shared_board.create() if arbitrated else None
             starting = [
                 fleet.elastic(
                     at,
@@ -128,7 +126,7 @@ class Part:
                     self._model,
                     environment=self._environment(name, "sglang"),
                     index=index,
-                    turn_fd=turn_fd,
+                    board_fd=board_fd,
                 )
                 for index, name in enumerate(names, start=1)
             ] + [
@@ -140,10 +138,8 @@ class Part:
             clients = await asyncio.gather(*starting)
             try:
                 ours, theirs = clients[: self._count], clients[self._count :]
-                if turn_fd is not None:
-                    self._words = shared_board.SharedBoard(turn_fd)
-                    if self._given.prefill_turn:
-                        fleet.PrefillTurn(self._words, ours)
+                if board_fd is not None:
+                    self._words = shared_board.SharedBoard(board_fd)
                 await self._measure(Side("elastic", ours), Side("reference", theirs))
             finally:
                 await fleet.stop(clients)

@@ -34,7 +34,7 @@ from benchmarks.gpu.fleet import Client, Reply, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import gaps_of
 from gpu_scheduler.config import Arbitration
-from gpu_scheduler.engines import shared_board as turn_module
+from gpu_scheduler.engines import shared_board
 from gpu_scheduler.engines.shared_board import SharedBoard
 from gpu_scheduler.engines.sharing.throttle import FREE
 from gpu_scheduler.memory.group_memory import GroupMemory
@@ -136,8 +136,7 @@ class Group:
         await tasks.cancel(self._running)
         for client in self._clients:
             client.engine.listener = client
-            self.turn.set_pace(client.engine.index, FREE)
-        self.turn.give(turn_module.ANYBODY)
+            self.turn.set_throttle(client.engine.index, FREE)
 
 
 class Caller:
@@ -246,7 +245,7 @@ class Side:
         begun, before = time.monotonic(), group.prefilled(names)
         while (now := time.monotonic()) < begun + self._given.window:
             for one in others:
-                pace = group.turn.pace(one.engine.index)
+                pace = group.turn.throttle(one.engine.index)
                 self.chunk_tokens.append(pace.chunk_tokens)
                 self.pause_ratio.append(pace.pause_ratio)
             await asyncio.sleep(_WATCH_S)
@@ -360,14 +359,14 @@ def _figures(samples: dict[str, list[float]]) -> tuple[str, ...]:
 async def main() -> None:
     fleet.begin()
     given = parse()
-    fd = turn_module.create()
+    fd = shared_board.create()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shared = Shared(folder, given.shape, given.device, given.context, given.options)
         kv_tokens = (given.streams + 2 * given.neighbours * given.in_flight) * given.context
         kv_bytes = kv_tokens * shared.kv_bytes_per_token if shared.on_host else None
         names = [FIRST, *(f"neighbour-{number}" for number in range(given.neighbours))]
-        async with shared.engines(folder, names, kv_bytes, _FLOOR_BYTES, turn_fd=fd) as (_, clients):
+        async with shared.engines(folder, names, kv_bytes, _FLOOR_BYTES, board_fd=fd) as (_, clients):
             await neighbours.warm_up(shared, clients, given.streams, given.prompt)
             say("warm")
             target_s, sides = await measure(given, shared, clients, SharedBoard(fd))

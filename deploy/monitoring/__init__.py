@@ -126,7 +126,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Pressure (KVPR)", (("prism_pressure", "{{group}}"),)),
         Panel("KV that is lacking", ((f"prism_kv_lacking_bytes{{{_OF_MODEL}}}", "{{model}}"),), "bytes", stacked=True),
-        Panel("Growth, asked until granted", _quantiles("prism_growth_seconds", 'outcome="granted"', "kind"), "s"),
+        Panel("Growth, from request to grant", _quantiles("prism_growth_seconds", 'outcome="granted"', "kind"), "s"),
         Panel("Cached tokens dropped", _rate("prism_evicted_tokens_total", _OF_MODEL, "model")),
         Panel("Requests put back", _rate("prism_retractions_total", _OF_MODEL, "model"), "reqps"),
         Panel("Growth refused", _rate("prism_growth_seconds_count", 'outcome="refused"', "kind"), "ops"),

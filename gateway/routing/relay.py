@@ -199,7 +199,7 @@ class Tokens:
         self._scored += len(chunk.prompt_logprobs)
         answers = chunk.token_ids or chunk.finish in (common_pb2.STOP, common_pb2.LENGTH)
         if answers and self._unscored:
-            self._end(Unavailable("an engine told no log-probabilities of the prompt"))
+            self._end(Unavailable("an engine returned no log-probabilities of the prompt"))
             return
         if chunk.token_ids:
             self._emitted += chunk.token_ids
@@ -365,7 +365,9 @@ class Tokens:
         relay = self._relay
         while True:
             if self._unreached_at is not None and time.monotonic() - self._unreached_at > relay.patience.reach_s:
-                raise Unavailable(f"nobody who serves it was reached within {relay.patience.reach_s:g} s: {self._why}")
+                raise Unavailable(
+                    f"no group that serves it could be reached within {relay.patience.reach_s:g} s: {self._why}"
+                )
             await asyncio.sleep(relay.patience.pause_s(self._tries))
             place = self._routed()
             if place is not None:

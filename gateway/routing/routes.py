@@ -107,7 +107,7 @@ class RouteTable:
         route = self._routes.get(model)
         if route is None:
             if not self.known:
-                raise Unavailable("the gateway has not heard from placement yet")
+                raise Unavailable("placement has not answered the gateway yet")
             raise UnknownModel(model)
         return route
 

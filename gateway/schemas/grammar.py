@@ -75,7 +75,7 @@ class Builder:
         except RecursionError:
             raise SchemaRefused("it refers too often from one place to another") from None
         except languages.LanguageTooLarge:
-            raise SchemaRefused("what it says of numbers and strings is too much") from None
+            raise SchemaRefused("its bounds on numbers and strings need too large a grammar") from None
         self._roots.append(wanted)
         return made
 

@@ -24,7 +24,7 @@ def check(request: Request, prompts: Iterable[Sequence[int]]) -> None:
     count = sum(map(len, prompts)) * request.choices * (1 + request.sampling.top_logprobs)
     if count > MOST_SCORED:
         raise BadField(
-            f"'echo' with 'logprobs' would be {count} log-probabilities of prompts: at most {MOST_SCORED} are told.",
+            f"'echo' with 'logprobs' would be {count} log-probabilities of prompts: at most {MOST_SCORED} come back.",
             "echo",
         )
 

@@ -167,19 +167,19 @@ class EngineProcess:
         return f"EngineProcess(pid={self.pid}, {state}, commands={len(self._commands)})"
 
     @classmethod
-    async def start(cls, spawn: Spawn, index: int, turn_fd: int | None) -> EngineProcess:
+    async def start(cls, spawn: Spawn, index: int, board_fd: int | None) -> EngineProcess:
         """Starts the processes; `hello()` returns once they are warm."""
         ours, theirs = socket.socketpair()
         arguments = ["--log-level", spawn.log_level]
-        if turn_fd is not None:
-            arguments += ["--turn-fd", str(turn_fd), "--turn-index", str(index)]
+        if board_fd is not None:
+            arguments += ["--board-fd", str(board_fd), "--board-index", str(index)]
         try:
             ranks = await processes.start(
                 KINDS[spawn.kind].module,
                 arguments,
                 theirs,
                 ranks=spawn.ranks,
-                shared_fds=[] if turn_fd is None else [turn_fd],
+                shared_fds=[] if board_fd is None else [board_fd],
                 environment=spawn.environment,
             )
         finally:

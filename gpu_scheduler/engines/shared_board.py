@@ -1,11 +1,10 @@
 """The shared board: words of shared memory between a gpu_scheduler and its engines.
 
-The first word is the prefill turn: 0 means that any engine may prefill; otherwise only the engine with that index may
-start a prefill step. The next three are how long decode steps wait for others' prefill steps at most, how long for
-others' decode steps, and the batch of the first (`engines/sharing/prefill_priority.py`). Then come two words for each
-engine, its prefill throttle: the most prompt tokens of its next prefill steps, with the pause after each for each
-second that it took; and the mean that its own decode steps may take, and whether they are urgent. Engines read them
-between two steps, which costs nothing; a message would wait for the step.
+The first three words are how long decode steps wait for others' prefill steps at most, how long for others' decode
+steps, and the batch of the first (`engines/sharing/prefill_priority.py`). Then come two words for each engine, its
+prefill throttle: the most prompt tokens of its next prefill steps, with the pause after each for each second that it
+took; and the mean that its own decode steps may take, and whether they are urgent. Engines read them between two steps,
+which costs nothing; a message would wait for the step.
 
 At the end are words that engines write themselves, because a message through the gpu_scheduler would come too late:
 until when a prefill step of theirs goes before decode steps of the others, and for how many prompts
@@ -21,22 +20,21 @@ import struct
 
 from gpu_scheduler.engines.sharing import decode_arbitration
 from gpu_scheduler.engines.sharing.decode_arbitration import DecodeBid
+from gpu_scheduler.engines.sharing.step_gate import Neighbours
 from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 
-ANYBODY = 0
 MOST_INDEX = 20_000
 """Greatest index of an engine."""
-_TURN = struct.Struct("<I")
-_PRECEDENCE = struct.Struct("<I")
-"""Words behind the turn: most microseconds that decode steps wait for prefill steps; the same for others' decode steps;
-and `prefill_priority_batch`."""
-_PACE = struct.Struct("<Q")
+_SETTINGS = struct.Struct("<I")
+"""Each of the first words: most microseconds that decode steps wait for prefill steps; the most that they wait for
+others' decode steps; and `prefill_priority_batch`."""
+_THROTTLE = struct.Struct("<Q")
 """First throttle word of an engine: most tokens of a step in the lower half, 0 for no bound; the ratio of the pause, in
 millionths, in the upper one."""
 _STEP = struct.Struct("<Q")
 """Second throttle word of an engine: microseconds of its own mean decode step in the lower half, 0 for no bound; in the
 upper one whether it is urgent."""
-_EACH = _PACE.size + _STEP.size
+_EACH = _THROTTLE.size + _STEP.size
 _HALF = (1 << 32) - 1
 _PLACES = 64
 """Slots for claims and bids: engines whose indices differ by a multiple of this share one, and may end each other's."""
@@ -45,19 +43,19 @@ _CLAIM = struct.Struct("<Q")
 no claim."""
 _CLAIMS = struct.Struct(f"<{_PLACES}Q")
 _CLAIMS_AT = _EACH * (1 + MOST_INDEX)
-_WANTS_AT = _CLAIMS_AT + _CLAIMS.size
+_BIDS_AT = _CLAIMS_AT + _CLAIMS.size
 """Offset of the bids. Their layout is that of claims, with the need, in hundredths, in the lowest 8 bits, and the
 requests in the next 8."""
 _MOST_BYTE = (1 << 8) - 1
 _MOST_LOW = (1 << 16) - 1
-_WANTED_S = 0.05
+_BID_S = 0.05
 """Seconds for which a bid holds unless it is repeated, which happens with every step."""
-_BYTES = _WANTS_AT + _CLAIMS.size
+_BYTES = _BIDS_AT + _CLAIMS.size
 
 
 def create() -> int:
-    """A descriptor of a new board on which any engine may prefill as it likes; engines inherit it."""
-    fd = os.memfd_create("prism-turn")
+    """A descriptor of a new board, on which no engine waits for others; engines inherit it."""
+    fd = os.memfd_create("prism-board")
     os.ftruncate(fd, _BYTES)
     return fd
 
@@ -68,46 +66,34 @@ class SharedBoard:
     def __init__(self, fd: int) -> None:
         self._words = mmap.mmap(fd, _BYTES)
 
-    def give(self, index: int) -> None:
-        """Lets only the engine with `index` prefill (ANYBODY: every engine)."""
-        _TURN.pack_into(self._words, 0, index)
-
-    @property
-    def holder(self) -> int:
-        return int(_TURN.unpack_from(self._words, 0)[0])
-
-    def mine(self, index: int) -> bool:
-        """Whether the engine with `index` may start a prefill step now."""
-        return self.holder in (ANYBODY, index)
-
-    def set_pace(self, index: int, pace: PrefillThrottle) -> None:
+    def set_throttle(self, index: int, throttle: PrefillThrottle) -> None:
         """Sets the prefill throttle of the engine with `index`, until the next call."""
-        millionths = min(_HALF, round(1e6 * pace.pause_ratio))
-        _PACE.pack_into(self._words, _EACH * index, millionths << 32 | min(_HALF, pace.chunk_tokens))
-        step_us = max(0, min(_HALF, round(1e6 * pace.step_s)))
-        _STEP.pack_into(self._words, _EACH * index + _PACE.size, pace.urgent << 32 | step_us)
+        millionths = min(_HALF, round(1e6 * throttle.pause_ratio))
+        _THROTTLE.pack_into(self._words, _EACH * index, millionths << 32 | min(_HALF, throttle.chunk_tokens))
+        step_us = max(0, min(_HALF, round(1e6 * throttle.step_s)))
+        _STEP.pack_into(self._words, _EACH * index + _THROTTLE.size, throttle.urgent << 32 | step_us)
 
-    def pace(self, index: int) -> PrefillThrottle:
+    def throttle(self, index: int) -> PrefillThrottle:
         """The prefill throttle of the engine with `index`."""
-        (word,) = _PACE.unpack_from(self._words, _EACH * index)
-        (own,) = _STEP.unpack_from(self._words, _EACH * index + _PACE.size)
+        (word,) = _THROTTLE.unpack_from(self._words, _EACH * index)
+        (own,) = _STEP.unpack_from(self._words, _EACH * index + _THROTTLE.size)
         return PrefillThrottle(word & _HALF, (word >> 32) / 1e6, (own & _HALF) / 1e6, bool(own >> 32))
 
     @property
     def prefill_priority_s(self) -> float:
         """Most seconds that decode steps of an engine wait for prefill steps of others; 0: they do not wait."""
-        return int(_PRECEDENCE.unpack_from(self._words, _TURN.size)[0]) / 1e6
+        return int(_SETTINGS.unpack_from(self._words, 0)[0]) / 1e6
 
     @property
     def prefill_priority_batch(self) -> int:
         """Most requests, for each waiting prompt, of an engine that decodes and waits for prefill steps of others; 0:
         any number."""
-        return int(_PRECEDENCE.unpack_from(self._words, _TURN.size + 2 * _PRECEDENCE.size)[0])
+        return int(_SETTINGS.unpack_from(self._words, 2 * _SETTINGS.size)[0])
 
     def set_prefill_priority(self, seconds: float, batch: int) -> None:
         """Sets `prefill_priority_s` and `prefill_priority_batch`, for all engines."""
-        _PRECEDENCE.pack_into(self._words, _TURN.size, min(_HALF, round(1e6 * seconds)))
-        _PRECEDENCE.pack_into(self._words, _TURN.size + 2 * _PRECEDENCE.size, min(_HALF, batch))
+        _SETTINGS.pack_into(self._words, 0, min(_HALF, round(1e6 * seconds)))
+        _SETTINGS.pack_into(self._words, 2 * _SETTINGS.size, min(_HALF, batch))
 
     def claim(self, index: int, now: float, prompts: int) -> None:
         """Claims priority for a prefill step of the engine with `index` that goes to the device and that `prompts`
@@ -131,41 +117,83 @@ class SharedBoard:
     @property
     def decode_arbitration_s(self) -> float:
         """Most seconds that decode steps of an engine wait for decode steps of others; 0: they do not wait."""
-        return int(_PRECEDENCE.unpack_from(self._words, _TURN.size + _PRECEDENCE.size)[0]) / 1e6
+        return int(_SETTINGS.unpack_from(self._words, _SETTINGS.size)[0]) / 1e6
 
     def set_decode_arbitration(self, seconds: float) -> None:
         """Sets `decode_arbitration_s`, for all engines."""
-        _PRECEDENCE.pack_into(self._words, _TURN.size + _PRECEDENCE.size, min(_HALF, round(1e6 * seconds)))
+        _SETTINGS.pack_into(self._words, _SETTINGS.size, min(_HALF, round(1e6 * seconds)))
 
-    def want(self, index: int, need: float | None, now: float, requests: int = 1) -> None:
+    def bid(self, index: int, need: float | None, now: float, requests: int = 1) -> None:
         """Makes a bid for the engine with `index`, which holds for 50 ms from `now` (monotonic seconds). `need`: share
         of the devices that its `requests` decoding requests need; None: takes the bid back."""
-        word = 0 if need is None else int(1e6 * (now + _WANTED_S)) << 16 | _told(need, requests)
-        _CLAIM.pack_into(self._words, _place(index, _WANTS_AT), word)
+        word = 0 if need is None else int(1e6 * (now + _BID_S)) << 16 | _packed(need, requests)
+        _CLAIM.pack_into(self._words, _place(index, _BIDS_AT), word)
 
-    def wanting(self, index: int, now: float) -> list[DecodeBid]:
+    def bids(self, index: int, now: float) -> list[DecodeBid]:
         """The bids of engines other than that with `index`."""
-        words, own = _CLAIMS.unpack_from(self._words, _WANTS_AT), index % _PLACES
+        words, own = _CLAIMS.unpack_from(self._words, _BIDS_AT), index % _PLACES
         if not any(words):
             return []
         return [
-            _heard(word & _MOST_LOW, place)
+            _unpacked(word & _MOST_LOW, place)
             for place, word in enumerate(words)
             if word >> 16 > 1e6 * now and place != own
         ]
 
+    def neighbours(self, index: int, now: float) -> Neighbours:
+        """What the engine with `index` sees of the others."""
+        return Neighbours(
+            self.prefill_priority_s,
+            self.prefill_priority_batch,
+            self.decode_arbitration_s,
+            self.claimed(index, now),
+            self.bids(index, now),
+        )
 
-def wanted(index: int, need: float, requests: int = 1) -> DecodeBid:
+
+class BoardSeat:
+    """One engine's place on the board, and what it has written there."""
+
+    def __init__(self, board: SharedBoard, index: int) -> None:
+        self._board = board
+        self._index = index
+        self._has_bid = False
+
+    @property
+    def throttle(self) -> PrefillThrottle:
+        return self._board.throttle(self._index)
+
+    def neighbours(self, now: float) -> Neighbours:
+        return self._board.neighbours(self._index, now)
+
+    def bid_of(self, need: float, requests: int) -> DecodeBid:
+        """This engine's bid as others see it."""
+        return bid_of(self._index, need, requests)
+
+    def bid(self, need: float | None, now: float, requests: int) -> None:
+        """Makes a bid, or takes the last one back (`need` None)."""
+        if (need is not None or self._has_bid) and self._board.decode_arbitration_s > 0:
+            self._board.bid(self._index, need, now, requests)
+            self._has_bid = need is not None
+
+    def claim(self, now: float, prompts: int) -> None:
+        self._board.claim(self._index, now, prompts)
+
+    def release(self) -> None:
+        self._board.release(self._index)
+
+
+def bid_of(index: int, need: float, requests: int = 1) -> DecodeBid:
     """The bid that others see if the engine with `index` makes one for that many requests."""
-    return _heard(_told(need, requests), index % _PLACES)
+    return _unpacked(_packed(need, requests), index % _PLACES)
 
 
-def _told(need: float, requests: int) -> int:
+def _packed(need: float, requests: int) -> int:
     return min(_MOST_BYTE, requests) << 8 | min(_MOST_BYTE, round(1e2 * need))
 
 
-def _heard(low: int, place: int) -> DecodeBid:
-    return decode_arbitration.want((low & _MOST_BYTE) / 1e2, low >> 8, place)
+def _unpacked(low: int, place: int) -> DecodeBid:
+    return decode_arbitration.bid((low & _MOST_BYTE) / 1e2, low >> 8, place)
 
 
 def _place(index: int, table: int = _CLAIMS_AT) -> int:

@@ -37,7 +37,7 @@ class WarmPool:
         *,
         warm: int,
         limit: int,
-        turn_fd: int | None = None,
+        board_fd: int | None = None,
         first_index: int = 1,
         one_model: bool = False,
     ) -> None:
@@ -46,7 +46,7 @@ class WarmPool:
         self.spawn = spawn
         self.warm = warm
         self.limit = limit
-        self._turn_fd = turn_fd
+        self._turn_fd = board_fd
         self._first_index = first_index
         self._one_model = one_model
         self._idle: list[EngineProcess] = []

@@ -16,7 +16,7 @@ from math import inf
 
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.engines.engine import EngineProcess
-from gpu_scheduler.engines.shared_board import ANYBODY, SharedBoard
+from gpu_scheduler.engines.shared_board import SharedBoard
 from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from gpu_scheduler.memory.devices import share
 from gpu_scheduler.memory.group_memory import GroupMemory
@@ -68,7 +68,7 @@ class Dispatcher:
         rules: Arbitration,
         residents: Residents,
         memory: GroupMemory,
-        turn: SharedBoard,
+        board: SharedBoard,
         on_need_memory: Callable[[NeedMemory], None],
         on_engine_death: Callable[[EngineProcess], None],
         now: Callable[[], float] = time.monotonic,
@@ -81,9 +81,9 @@ class Dispatcher:
         self._rules = rules
         self._residents = residents
         self._memory = memory
-        self._turn = turn
-        turn.set_prefill_priority(rules.prefill_priority_ms / 1e3, rules.prefill_priority_batch)
-        turn.set_decode_arbitration(rules.decode_arbitration_ms / 1e3)
+        self._board = board
+        board.set_prefill_priority(rules.prefill_priority_ms / 1e3, rules.prefill_priority_batch)
+        board.set_decode_arbitration(rules.decode_arbitration_ms / 1e3)
         self._on_need_memory = on_need_memory
         self._on_engine_death = on_engine_death
         self._on_idle_or_busy = on_idle_or_busy
@@ -415,7 +415,7 @@ class Dispatcher:
                 needs.append(step)
                 self._on_need_memory(step)
         self._kv_shortages.look(needs, self._backlog.waiting_by_model(), now)
-        # This comes before the requests are sent: else their first steps would not know the turn and the throttle.
+        # This comes before the requests are sent: else their first steps would not know the throttle.
         self._tell_engines()
         for engine, message in started:
             engine.generate(message)
@@ -439,27 +439,23 @@ class Dispatcher:
         return resident.engine, request.generate(self._order)
 
     def _tell_engines(self) -> None:
-        """Writes each engine's prefill throttle to the shared board. If only one engine may prefill at a time
-        (`joint_s` is 0), the one whose prefill is under way has the turn; while there is none, any engine may start."""
-        in_flight = self._backlog.in_flight()
-        if self._rules.experiments.protect_decodes:
-            now = self._now()
-            self._protection.prefills({waiting.model for waiting in in_flight}, now)
-            for model, pace in self._protection.paces(
-                self._backlog.pressed, self._backlog.late_models(), partial(self._backlog.late_by_pauses, now=now)
-            ).items():
-                self._backlog.model_paced(model, pace.slowdown, pace.chunk_tokens, now)
-                resident = self._residents.get(model)
-                if resident is not None and resident.engine is not None:
-                    self._set_pace(resident.engine.index, pace)
-        if self._rules.turn.joint_s == 0:
-            engines = (self._requests[waiting.request_id].engine for waiting in in_flight)
-            self._turn.give(next((engine.index for engine in engines if engine is not None), ANYBODY))
+        """Writes each engine's prefill throttle to the shared board."""
+        if not self._rules.experiments.protect_decodes:
+            return
+        now = self._now()
+        self._protection.prefills({waiting.model for waiting in self._backlog.in_flight()}, now)
+        for model, pace in self._protection.paces(
+            self._backlog.pressed, self._backlog.late_models(), partial(self._backlog.late_by_pauses, now=now)
+        ).items():
+            self._backlog.model_paced(model, pace.slowdown, pace.chunk_tokens, now)
+            resident = self._residents.get(model)
+            if resident is not None and resident.engine is not None:
+                self._set_pace(resident.engine.index, pace)
 
     def _set_pace(self, index: int, pace: PrefillThrottle) -> None:
         if self._paces.get(index, FREE) != pace:
             self._paces[index] = pace
-            self._turn.set_pace(index, pace)
+            self._board.set_throttle(index, pace)
 
     def _tpot_s(self, request: GroupRequest) -> float:
         return (request.tpot_ms or self._rules.default_tpot_ms) / 1e3

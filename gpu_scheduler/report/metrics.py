@@ -22,7 +22,7 @@ _GAUGES = {
     "weights_bytes": ("prism_weights_bytes", "Measured"),
     "kv_held_bytes": ("prism_kv_held_bytes", "Mapped: used, cached and reserve"),
     "kv_used_bytes": ("prism_kv_used_bytes", "By running requests"),
-    "kv_cached_bytes": ("prism_kv_cached_bytes", "Prefixes nobody runs on"),
+    "kv_cached_bytes": ("prism_kv_cached_bytes", "Cached prefixes that no running request uses"),
     "kv_limit_bytes": ("prism_kv_limit_bytes", "Most that may be held"),
     "kv_lacking_bytes": ("prism_kv_lacking_bytes", "KV that a waiting request has lacked for longer than a moment"),
     "idle_s": ("prism_idle_seconds", "Since the last request arrived or ended"),

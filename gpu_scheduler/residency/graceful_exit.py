@@ -65,7 +65,7 @@ class GracefulExit:
             async with asyncio.timeout(_HEARD_S):
                 await self._held.wait()
         except TimeoutError:
-            _log.info("nobody moves what runs away", requests=self._requests())
+            _log.info("running requests are not moved away", requests=self._requests())
             return
         await self._let_go.wait()
         _log.info("left", requests_that_stay=self._requests())

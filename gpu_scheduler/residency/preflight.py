@@ -47,7 +47,7 @@ async def check(activation: Activator, resident: Resident, leaving: Leaving) -> 
             raise Refused(
                 f"{spec.name} needs {needed} bytes of {state.device}; when {len(able)} of {len(leaving)} "
                 f"{agreeing(len(able), 'has', 'have')} made way others keep {others} of {state.capacity_bytes}, so "
-                "nobody does"
+                "none makes way"
             )
 
 

@@ -166,7 +166,7 @@ class Jobs:
                 # A call that comes now begins anew, and waits for the end of this job where the two would meet.
                 self._forget(job)
                 if job.result is None:
-                    await job.cancel("nobody waits for it any more")
+                    await job.cancel("no request waits for it any more")
 
     async def cancel(self, model: str, lease_id: str = "") -> int:
         """Ends the jobs of a model, or of one lease of it, and returns how many, once they have ended."""

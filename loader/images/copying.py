@@ -284,4 +284,4 @@ class _Seen:
 
 def _agree(model: str, theirs: str, ours: str) -> None:
     if theirs and theirs != ours:
-        raise Unmet(f"the weights of {model} have checksum {ours}, their engine said {theirs}")
+        raise Unmet(f"the weights of {model} have checksum {ours}, their engine computed {theirs}")

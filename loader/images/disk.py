@@ -274,7 +274,7 @@ class DiskImages:
 
     async def drop(self, generation: int) -> None:
         """Removes the files of an image, if there are any."""
-        await self._remove(self.parts(generation), "asked to")
+        await self._remove(self.parts(generation), "requested")
 
     async def _remove(self, files: Sequence[StoredImage], why: str) -> None:
         """Removes files and forgets their images. A file that cannot be removed is of no use either: the next start

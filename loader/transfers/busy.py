@@ -20,5 +20,5 @@ def look(devices: Sequence[str]) -> dict[str, float]:
     try:
         return {device: cuda_hardware.busy(int(device.partition(":")[2])) for device in gpus}
     except OSError as error:
-        _log.warning("nobody says how busy the devices are", why=str(error))
+        _log.warning("no program reports how busy the devices are", why=str(error))
         return {}

@@ -52,7 +52,7 @@ class OutdatedReloader:
                 if resident.residency not in _LASTS:
                     continue
                 if resident.outdated:
-                    yield group, resident, "the catalogue says otherwise of it by now"
+                    yield group, resident, "the catalogue describes it differently now"
                 elif resident.model in self._cluster.vanished:
                     yield group, resident, "the catalogue does not list it any more"
 

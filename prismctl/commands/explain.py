@@ -29,7 +29,7 @@ _COLUMNS = (
 def explain(
     context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="One; left out: the decisions about all.")] = "",
-    last: Annotated[int, typer.Option(min=0, max=100_000, help="How many decisions; 0: none below what is said.")] = 10,
+    last: Annotated[int, typer.Option(min=0, max=100_000, help="Number of decisions to list; 0: none.")] = 10,
     json_: Json = False,
 ) -> None:
     """Why a model is where it is, or waits. Or sleeps, or is refused; and the last decisions, newest first. Status 3

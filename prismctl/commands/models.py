@@ -75,9 +75,13 @@ def add_model(
     floor_tokens: Annotated[int, typer.Option(help="KV it always has while active; left out: for one request.")] = 0,
     quota: Annotated[str, typer.Option(help="Private memory of its engine on each device, e.g. 1MiB.")] = "",
     devices: Annotated[int, typer.Option(help="Of one group, that it is spread over: 1, 2 or 4.")] = 1,
-    task: Annotated[str, typer.Option(help="embed or generate; left out: its folder says.")] = "",
-    tool_parser: Annotated[str, typer.Option(help="How it calls tools (hermes); left out: its template says.")] = "",
-    check: Annotated[bool, typer.Option("--check", help="Say what it needs, if it fits; add nothing.")] = False,
+    task: Annotated[str, typer.Option(help="embed or generate; by default what its folder says.")] = "",
+    tool_parser: Annotated[
+        str, typer.Option(help="How it calls tools (hermes); by default what its template says.")
+    ] = "",
+    check: Annotated[
+        bool, typer.Option("--check", help="Report what it needs and whether it fits; add nothing.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Add a model to the running system. Its folder is checked first; its first request loads it. It stays until it is

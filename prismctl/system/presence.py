@@ -89,7 +89,7 @@ def _at_socket(path: str, connected: str) -> str:
             except PermissionError:
                 return f"this user may not use the socket{_owner(path)}"
             except ConnectionRefusedError:
-                return "nobody listens there, its process has ended"
+                return "no process listens there: it has ended"
             except BlockingIOError:
                 return "its process takes no connections"
             except OSError as error:

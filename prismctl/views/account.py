@@ -42,7 +42,7 @@ def _where(known: Mapping[str, Any]) -> Iterator[str]:
         yield f"{model} is on no group, {state}{means}"
     for place in known["places"]:
         if not place["answers"]:
-            yield f"{model} was last heard of on {place['group']}, which does not answer"
+            yield f"{model} was last seen on {place['group']}, which does not answer"
             if place["problem"]:
                 yield place["problem"]
             continue
@@ -104,7 +104,7 @@ def _prospect(known: Mapping[str, Any]) -> Iterator[str]:
     if prospect is None:
         return
     if prospect["waiting_s"]:
-        yield f"somebody has been waiting for room for {prospect['waiting_s']:.1f} s"
+        yield f"a model has been waiting for memory for {prospect['waiting_s']:.1f} s"
     if prospect["group"] is None:
         yield f"a request now would wait: {prospect['reason']}"
         return

@@ -62,7 +62,7 @@ class Manager:
         try:
             self._socket.sendto(state.encode(), self._address)
         except OSError as error:
-            _log.warning("service manager not told", what=state, why=error.strerror or str(error))
+            _log.warning("service manager cannot be reached", what=state, why=error.strerror or str(error))
 
 
 def _one_line(text: str) -> str:

@@ -1,24 +1,21 @@
-"""Whether an engine's next decode step waits for steps of others, by
-`gpu_scheduler/engines/sharing/decode_arbitration.py` and `prefill_priority.py`: what `engines/sglang/ranks/ranks.py`
-decides before each step of a real engine (`gives_way`). That is before the devices begin the previous step, which is
-given to them then: a step that is decided follows whatever comes.
+"""When a simulated engine's next decode step waits for steps of others. The step gate decides
+(`gpu_scheduler/engines/sharing/step_gate.py`), as it does for a real engine: before the devices begin the previous
+step, which is given to them then. So a step that is decided follows whatever comes.
 
 An engine that stands still looks again every `_LOOK_S` seconds, or when no prefill step goes first any more.
 """
 
 from __future__ import annotations
 
-from math import inf
 from typing import Protocol
 
-from gpu_scheduler.engines.sharing import decode_arbitration
 from gpu_scheduler.engines.sharing.decode_arbitration import DecodeBid
-from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
+from gpu_scheduler.engines.sharing.step_gate import Decodes, Neighbours, Reason, StepGate, Wait
 from sim.clock import Clock, Timer
 from sim.engines.processor import Processor
 
 _LOOK_S = 0.001
-"""Seconds after which decodes that stand still look again whether they may go on: a real engine's `_TURN_LOOK_S`."""
+"""Seconds after which decodes that stand still look again whether they may go on: a real engine's `_BOARD_LOOK_S`."""
 _EXACT_S = 1e-9
 """Rounding error in seconds of sums of times on the clock."""
 
@@ -26,7 +23,7 @@ _EXACT_S = 1e-9
 class DecodingEngine(Protocol):
     """An engine, as far as decode order is concerned."""
 
-    pace: PrefillThrottle
+    gate: StepGate
 
     @property
     def batch(self) -> int:
@@ -34,13 +31,8 @@ class DecodingEngine(Protocol):
         ...
 
     @property
-    def believed_s(self) -> float:
-        """Seconds that a decode step takes alone, by the engine's own estimate."""
-        ...
-
-    @property
-    def lead_s(self) -> float:
-        """Seconds until the next decode step has to begin (`gpu_scheduler/engines/sharing/tpot_slack.py`)."""
+    def decodes(self) -> Decodes:
+        """The requests that decode, as the step gate weighs them."""
         ...
 
     @property
@@ -82,34 +74,25 @@ class DecodeOrder:
         self._engine = engine
         self._processor = processor
         self._prefill_priority_s = prefill_priority_s
-        self._turn_s = decode_arbitration_s
-        self._place = next(processor.places)
-        self._behind_since = inf
-        """Second since which the decodes have stood still for other engines' prefill steps; +inf if they do not."""
+        self._decode_arbitration_s = decode_arbitration_s
         self._look: Timer | None = None
-        self._decoded_at = 0.0
-        """Second at which the decodes last had the devices."""
 
     # --- what neighbours see
 
     @property
-    def want(self) -> DecodeBid:
-        step_s, target_s = self._engine.believed_s, self._engine.pace.step_s
-        return decode_arbitration.want(decode_arbitration.need(step_s, target_s), self._engine.batch, self._place)
-
-    @property
-    def wants(self) -> bool:
-        """Whether the engine bids for the devices. It does not while its own prefill step is under way or next, or
-        another's stops it."""
+    def bid(self) -> DecodeBid | None:
+        """The engine's bid; None: it makes none. Neighbours see it at once, so a prefill step that is next counts as
+        begun."""
         engine = self._engine
-        if not engine.batch or engine.pace.step_s == 0 or self._processor.stands_still(engine.batch):
-            return False
+        if not engine.batch or engine.gate.throttle.step_s == 0 or self._processor.stands_still(engine.batch):
+            return None
         if engine.prefills:
-            return False
-        return engine.pace.urgent or decode_arbitration.wants(engine.lead_s, engine.believed_s)
+            return None
+        decodes = engine.decodes
+        return engine.gate.own_bid(decodes) if engine.gate.wants(self._clock.now, decodes) else None
 
     def joined(self) -> None:
-        if self._turn_s > 0:
+        if self._decode_arbitration_s > 0:
             self._engine.cut()
 
     def claimed(self) -> None:
@@ -138,64 +121,48 @@ class DecodeOrder:
 
     def prefills(self) -> None:
         """Notes that the engine begins a prefill step."""
-        self._behind_since = inf
         self._decided = False
 
     def begins(self) -> None:
         """Notes that the engine begins a decode step, or a run of them: with that the next step is decided."""
-        self._decided = not self._waits()
+        self._engine.gate.decode_began()
+        self._decided = self._wait() is None
 
     @property
     def step_by_step(self) -> bool:
         """Whether other engines decode too, so that each step is decided singly."""
-        return len(self._processor.decoding) > 1 and self._turn_s > 0
+        return len(self._processor.decoding) > 1 and self._decode_arbitration_s > 0
 
     def stands_still(self) -> bool:
         """Whether the engine's next decode step waits for steps of others. If so it looks again when it need not wait,
         or soon."""
         self.forget()
-        now, batch = self._clock.now, self._engine.batch
         decided, self._decided = self._decided, False
-        self.last = decided and self._waits()
-        if self.last:
-            look_s = 0.0
-        elif self._processor.stands_still(batch):
-            self._behind_since = min(self._behind_since, now)
-            look_s = self._behind_since + self._prefill_priority_s - now
-            if look_s > _EXACT_S:
-                self._processor.wait(batch, self._engine.look)
-        elif self._gives_way():
-            look_s = _LOOK_S
-        else:
-            look_s = 0.0
-        self.standing = look_s > _EXACT_S
+        wait = self._wait()
+        self.last = decided and wait is not None
+        self.standing = wait is not None and not decided
         if self.standing:
+            assert wait is not None
+            look_s = _LOOK_S
+            if wait.why is Reason.NEIGHBOUR_PREFILL:
+                look_s = wait.until - self._clock.now
+                self._processor.wait(self._engine.batch, self._engine.look)
             self._look = self._clock.after(look_s, self._engine.look)
-        else:
-            self._behind_since, self._decoded_at = inf, now
         return self.standing
 
-    def _waits(self) -> bool:
-        """Whether a step that is decided on now would wait."""
-        if self._processor.stands_still(self._engine.batch):
-            return min(self._behind_since, self._clock.now) + self._prefill_priority_s - self._clock.now > _EXACT_S
-        return self._gives_way()
-
-    @property
-    def undisturbed(self) -> bool:
-        """Whether a decode step that begins now has the devices alone, as far as the engine knows
-        (`gpu_scheduler/engines/sharing/solo_step_time.py`)."""
+    def _wait(self) -> Wait | None:
+        """The gate's answer about a step that is decided on now."""
+        now = self._clock.now
         others = [other for other in self._processor.decoding.values() if other is not self]
-        if self._processor.goes_first or self._engine.pace.step_s == 0:
-            return False
-        return decode_arbitration.alone(self.want, self.wants, [other.want for other in others if other.wants])
-
-    def _gives_way(self) -> bool:
-        """Whether the engine's decodes give way to decodes of others."""
-        others = [other for other in self._processor.decoding.values() if other is not self]
-        if not others or self._turn_s == 0 or self._engine.pace.step_s == 0:
-            return False
-        if self._clock.now - self._decoded_at >= self._turn_s:
-            return False
-        wanting = [other.want for other in others if other.wants]
-        return bool(wanting) and decode_arbitration.waits(self.want, self.wants, wanting)
+        bids = [bid for other in others if (bid := other.bid) is not None] if self._decode_arbitration_s > 0 else []
+        neighbours = Neighbours(
+            self._prefill_priority_s,
+            self._processor.prefill_priority_batch,
+            self._decode_arbitration_s,
+            self._processor.prompts,
+            bids,
+        )
+        engine = self._engine
+        decodes = Decodes(engine.batch) if self._processor.stands_still(engine.batch) else engine.decodes
+        wait = engine.gate.decode(now, neighbours, decodes)
+        return None if wait is None or wait.until - now <= _EXACT_S else wait

@@ -19,8 +19,9 @@ from typing import Protocol
 
 from gpu_scheduler.engines.sharing import decode_arbitration, tpot_slack
 from gpu_scheduler.engines.sharing.solo_step_time import MOST, DecodeStep, SoloStepTime
-from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
-from gpu_scheduler.engines.sharing.tpot_slack import DecodeWindow, Stream
+from gpu_scheduler.engines.sharing.step_gate import Decodes, StepGate
+from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
+from gpu_scheduler.engines.sharing.tpot_slack import Stream
 from sim.clock import Clock, Timer
 from sim.engines.cost import Cost
 from sim.engines.decode_order import DecodeOrder
@@ -76,7 +77,8 @@ class SimulatedEngine:
         self.prefill_tokens = 0
         """Prompt tokens that the engine has ever prefilled."""
         self._decoded = 0
-        self.pace: PrefillThrottle = FREE
+        place = next(processor.places)
+        self.gate = StepGate(lambda need, requests: decode_arbitration.bid(need, requests, place))
         self._clock = clock
         self._processor = processor
         self._prefill_priority_s = prefill_priority_s
@@ -109,19 +111,16 @@ class SimulatedEngine:
         """Second at which the prefill step or decode run under way began."""
         self._host_free = 0.0
         """Second at which the host is, or was, through with its last step, and may begin another."""
-        self._hold = DecodeWindow()
-        self._lead_s, self._lead_at = inf, 0.0
-        """TPOT slack of the batch in seconds, and the second at which it was computed."""
-        self._lead_of = (-1, -1, -1, 0.0)
-        """State for which the slack was computed: steps, requests that ever joined, requests in the batch, and the TPOT
+        self._begin_by = inf
+        """Second by which the next decode step has to begin (`gpu_scheduler/engines/sharing/tpot_slack.py`)."""
+        self._begin_by_of = (-1, -1, -1, 0.0)
+        """State for which that was computed: steps, requests that ever joined, requests in the batch, and the TPOT
         bound."""
         self._seen = SoloStepTime()
         self._undisturbed = False
         """Whether the decode run under way has the devices alone, as far as the engine knows."""
         self._believed, self._believed_at = DecodeStep(), -inf
         self._pause: Timer | None = None
-        self._prefilled = 0.0, 0.0
-        """Second at which the last prefill step ended, and the seconds that it took."""
         self._order = DecodeOrder(clock, name, self, processor, prefill_priority_s, decode_arbitration_s)
 
     def __repr__(self) -> str:
@@ -154,8 +153,12 @@ class SimulatedEngine:
         self._waiting.append(request)
         self._poke()
 
-    def set_pace(self, pace: PrefillThrottle) -> None:
-        self.pace = pace
+    @property
+    def throttle(self) -> PrefillThrottle:
+        return self.gate.throttle
+
+    def set_pace(self, throttle: PrefillThrottle) -> None:
+        self.gate.look(self._clock.now, throttle)
         if self._pause is not None:
             self._pause.cancel()
             self._rest()
@@ -289,15 +292,7 @@ class SimulatedEngine:
     def _holds(self) -> bool:
         """Whether a decode step comes before the next prefill step. This is decided anew before each: a step may be
         slower than it is alone, and decodes that stand still hold nothing up."""
-        step = self._believes()
-        if self.lead_s >= 0 or self.pace.step_s <= step.seconds:
-            return False
-        need = decode_arbitration.need(step.seconds, self.pace.step_s) if step.measured else 1.0
-        return self._hold.left_s(self._clock.now, need) > 0
-
-    @property
-    def believed_s(self) -> float:
-        return self._believes().seconds
+        return self.gate.decodes_first(self._clock.now, self.decodes) is not None
 
     def _believes(self) -> DecodeStep:
         """The engine's own estimate of a decode step alone."""
@@ -313,27 +308,28 @@ class SimulatedEngine:
             self._seen.given(self._began + step * apart_s, self._undisturbed)
 
     @property
-    def lead_s(self) -> float:
-        """Seconds of TPOT slack of the batch now (`gpu_scheduler/engines/sharing/tpot_slack.py`)."""
+    def decodes(self) -> Decodes:
+        """The batch as the step gate weighs it."""
+        step = self._believes()
+        if self.throttle.step_s == 0 or not self._batch:
+            return Decodes(len(self._batch), inf, step)
         now = self._clock.now
-        if self.pace.step_s == 0:
-            return inf
         steps = self._steps
         if self._run > 1:
             passed = self._run_s - self._processor.left(self._task)
             steps += min(self._run, self.cost.steps_in(passed, len(self._batch), self._context))
-        of = (steps, self._joined, len(self._batch), self.pace.step_s)
-        if of != self._lead_of:
+        of = (steps, self._joined, len(self._batch), self.throttle.step_s)
+        if of != self._begin_by_of:
             streams = (Stream(each.joined_at, steps - each.joined_step) for each in self._batch.values())
-            least = tpot_slack.lead_s(streams, now, self.believed_s, self.pace.step_s)
-            self._lead_s, self._lead_at, self._lead_of = least, now, of
-        return self._lead_s - (now - self._lead_at)
+            self._begin_by = now + tpot_slack.slack_s(streams, now, step.seconds, self.throttle.step_s)
+            self._begin_by_of = of
+        return Decodes(len(self._batch), self._begin_by, step)
 
     # --- prefill
 
     def _prefill(self) -> bool:
         whole = self.cost.chunk_tokens
-        most = min(whole, self.pace.chunk_tokens or whole)
+        most = min(whole, self.throttle.chunk_tokens or whole)
         seconds, left = 0.0, most
         room = most_at_once = self.cost.hardware.most_running - len(self._batch)
         for request in list(self._waiting):
@@ -353,6 +349,8 @@ class SimulatedEngine:
             return False
         self._count_used()
         self._began = self._clock.now
+        self.gate.look(self._began, self.throttle)
+        self.gate.prefill_began()
         self._order.prefills()
         self._seen.disturbed()
         tokens = most - left
@@ -397,10 +395,10 @@ class SimulatedEngine:
                 self._join(request)
             else:
                 self.listener.prefilled(self, request)
-        took_s = now - self._began
-        self._hold.prefilled(now, took_s)
-        self._prefilled = now, took_s
-        if self.pace.pause_ratio > 0:
+        self.gate.prefill_ended()
+        self.gate.no_prefill_next()
+        self.gate.look(now, self.throttle)
+        if self.throttle.pause_ratio > 0:
             self._rest()
         for request in done:
             self.listener.first_token(self, request)
@@ -409,9 +407,9 @@ class SimulatedEngine:
 
     def _rest(self) -> None:
         """Begins the pause behind the last prefill step, as long as the throttle now requires."""
-        ended_at, took_s = self._prefilled
-        left_s = max(0.0, ended_at + self.pace.pause_ratio * took_s - self._clock.now)
-        self._pause = self._clock.after(left_s, self._unpause)
+        now = self._clock.now
+        pause = self.gate.pause(now, self.throttle.pause_ratio)
+        self._pause = self._clock.after(0.0 if pause is None else pause.until - now, self._unpause)
 
     def _unpause(self) -> None:
         self._pause = None
@@ -455,7 +453,7 @@ class SimulatedEngine:
         self._began = self._clock.now
         self._run, self._cut = steps, False
         self._run_s = self.cost.decode(steps, batch, self._context)
-        self._undisturbed = self._order.undisturbed
+        self._undisturbed = self.gate.undisturbed
         self._seen.given(self._clock.now, self._undisturbed)
         self._order.begins()
         self._decodes(self._run_s)

@@ -74,11 +74,8 @@ class Decoder(Protocol):
     """An engine as its neighbours see it (`decode_order.py`)."""
 
     @property
-    def want(self) -> DecodeBid: ...
-
-    @property
-    def wants(self) -> bool:
-        """Whether it decodes and bids to be first."""
+    def bid(self) -> DecodeBid | None:
+        """Its bid for decode steps; None: it makes none."""
         ...
 
     def joined(self) -> None:
@@ -101,14 +98,14 @@ class Processor:
         self._clock = clock
         self._sharing = sharing
         self._decode_sharing = sharing if decode_sharing is None else decode_sharing
-        self._prefill_priority_batch = prefill_priority_batch
+        self.prefill_priority_batch = prefill_priority_batch
         self._busy: list[Task] = []
         self.decoding: dict[str, Decoder] = {}
         """Engines that have something to decode, by name."""
         self._standing: dict[Callable[[], None], int] = {}
         """Function to call once nothing goes first any more -> number of requests that its engine decodes."""
         self.places = count(1)
-        """Numbers for engines, in the order in which they come."""
+        """Numbers for engines, in the order in which they come; they tell equal bids apart."""
 
     @property
     def busy(self) -> int:
@@ -165,7 +162,7 @@ class Processor:
 
     def stands_still(self, decodes: int) -> bool:
         """Whether decodes for so many requests stand still now."""
-        return worth(self._prompts, decodes, self._prefill_priority_batch)
+        return worth(self.prompts, decodes, self.prefill_priority_batch)
 
     def wait(self, decodes: int, then: Callable[[], None]) -> None:
         """Has `then` called, once, when decodes for so many requests need not stand still any more."""
@@ -182,7 +179,7 @@ class Processor:
                 self._clock.after(0.0, then)
 
     @property
-    def _prompts(self) -> int:
+    def prompts(self) -> int:
         """Number of prompts for which others stand still."""
         return sum(task.first for task in self._busy)
 

@@ -231,7 +231,7 @@ async def test_where_nobody_can_be_reached_a_client_is_told_and_not_left_hanging
 
     for status, error in await asyncio.gather(asked(MODEL), asked(THIRD)):
         assert (status, error["code"]) == (503, "unavailable")
-        assert "nobody who serves it was reached within 2 s" in error["message"]
+        assert "no group that serves it could be reached within 2 s" in error["message"]
     assert (await asked("nobody"))[0] == 404
     await nodes.whole()
     await nodes.complete(MODEL, PROMPT, 4)

@@ -164,7 +164,7 @@ async def test_what_cannot_be_loaded_is_refused_by_kind(node):
         await node.client.save_image("a", spec.generation, engine.lease.lease_id, b"\xff")
     with pytest.raises(Invalid, match="manifest: total_bytes 0"):
         await node.client.save_image("a", spec.generation, engine.lease.lease_id, b"")
-    with pytest.raises(Unmet, match="their engine said rows:00000001"):
+    with pytest.raises(Unmet, match="their engine computed rows:00000001"):
         await node.client.save_image("a", spec.generation, engine.lease.lease_id, engine.manifest, "rows:00000001")
     with pytest.raises(Unmet, match="do not hold"):
         too_much = manifest(2 * len(CONTENT))

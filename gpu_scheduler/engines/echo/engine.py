@@ -15,14 +15,11 @@ from dataclasses import dataclass, field
 from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongPattern
 from gpu_scheduler.engines.echo.memory import EchoMemory, open_memory
 from gpu_scheduler.engines.echo.rule import embedding, next_token
-from gpu_scheduler.engines.shared_board import SharedBoard
 from protos import common_pb2, engine_pb2
 from services.ipc.framing import BlockingChannel
 from services.telemetry import log
 
 _log = log.get(__name__)
-_TURN_LOOK_S = 0.001
-"""Seconds between two looks of a waiting prefill at the shared board."""
 _STATS_EVERY_S = 0.1
 _AGAIN_S = 0.2
 """Seconds after which a prompt that found no memory is tried again, if no request has ended before."""
@@ -39,10 +36,8 @@ class _Running:
 class EchoEngine:
     """Serves one model at a time; see the package docstring."""
 
-    def __init__(self, channel: BlockingChannel[engine_pb2.ToEngine], turn: SharedBoard | None, index: int) -> None:
+    def __init__(self, channel: BlockingChannel[engine_pb2.ToEngine]) -> None:
         self._channel = channel
-        self._turn = turn
-        self._index = index
         self._memory: EchoMemory | None = None
         self._step_s = 0.001
         self._prefill_s_per_token = 0.0
@@ -84,7 +79,7 @@ class EchoEngine:
         now = time.monotonic()
         timeout = None
         if self._waiting:
-            timeout = max(0.0, self._next_prefill - now) if self._may_prefill() else _TURN_LOOK_S
+            timeout = max(0.0, self._next_prefill - now)
         if self._running:
             until_step = max(0.0, self._next_step - now)
             timeout = until_step if timeout is None else min(timeout, until_step)
@@ -97,9 +92,6 @@ class EchoEngine:
         _, writable, _ = select.select(reads, writes, [], timeout)
         if writable:
             self._channel.flush_ready()
-
-    def _may_prefill(self) -> bool:
-        return self._turn is None or self._turn.mine(self._index)
 
     # --- commands
 
@@ -218,7 +210,7 @@ class EchoEngine:
             self._send_chunks([self._last_chunk(request.request_id, common_pb2.FAILED, "not serving")])
             return
         if request.sampling.WhichOneof("grammar") is not None:
-            why = "the echo engine says what it is told: no grammars, no tool_choice that needs one"
+            why = "the echo engine serves no grammars and no tool_choice that needs one"
             self._send_chunks([self._last_chunk(request.request_id, common_pb2.REJECTED, why)])
             return
         if request.embed != bool(self._dimensions):
@@ -255,7 +247,7 @@ class EchoEngine:
 
     def _step(self, now: float) -> None:
         chunks: list[common_pb2.TokenChunk] = []
-        if self._waiting and self._drain is None and self._may_prefill() and now >= self._next_prefill:
+        if self._waiting and self._drain is None and now >= self._next_prefill:
             chunks += self._prefill()
         # If a prompt finds no memory, running requests go on: the prompt waits for their end.
         if not chunks and self._running and now >= self._next_step:

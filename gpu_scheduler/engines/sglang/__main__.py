@@ -26,8 +26,8 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     parser.add_argument("--rank", type=int, default=0, help="which of them this is; the first has the channel")
     parser.add_argument("--rank-fds", default="", help="sockets: of the first to the others, of these to the first")
     parser.add_argument("--rendezvous-fd", type=int, help="shared memory where process groups find each other")
-    parser.add_argument("--turn-fd", type=int, help="shared memory of the prefill turn")
-    parser.add_argument("--turn-index", type=int, default=0, help="this engine's number on the turn word")
+    parser.add_argument("--board-fd", type=int, help="shared board of the engines on these devices")
+    parser.add_argument("--board-index", type=int, default=0, help="this engine's number on the shared board")
     parser.add_argument("--log-level", default="warning")
     given = parser.parse_args(arguments)
     environment.die_with_parent()
@@ -37,11 +37,12 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     from gpu_scheduler.engines.sglang.base import collector
 
     collector.pause()  # until all is imported: it would look at the growing heap again and again, for a second or two
+    from gpu_scheduler.engines import shared_board
     from gpu_scheduler.engines.sglang import plugin
     from gpu_scheduler.engines.sglang.base import kernels
     from gpu_scheduler.engines.sglang.ranks.channel import Channel, FollowerChannel, LeaderChannel
     from gpu_scheduler.engines.sglang.ranks.ranks import Alone, Follower, Leader, Ranks
-    from gpu_scheduler.engines.shared_board import SharedBoard
+    from gpu_scheduler.engines.shared_board import BoardSeat, SharedBoard
     from services.telemetry import log
 
     log.configure("sglang-engine", given.log_level)
@@ -62,15 +63,18 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     from gpu_scheduler.engines.sglang.engine import ModelHost
     from gpu_scheduler.engines.sglang.memory import on_balloond
 
-    turn = None if given.turn_fd is None else SharedBoard(given.turn_fd)
+    # Rank 0 speaks for all. The others, and an engine without neighbours, have a board of their own.
+    alone = given.board_fd is None or given.rank > 0
+    board_fd = shared_board.create() if alone else given.board_fd
+    seat = BoardSeat(SharedBoard(board_fd), given.board_index)
     fds = [int(fd) for fd in given.rank_fds.split(",") if fd]
     channel: Channel | FollowerChannel
     ranks: Ranks
     if given.ranks == 1:
-        ranks = Alone(turn, given.turn_index)
+        ranks = Alone()
         channel = Channel(given.channel_fd)
     elif given.rank == 0:
-        ranks = leader = Leader(fds, turn, given.turn_index)
+        ranks = leader = Leader(fds)
         channel = LeaderChannel(given.channel_fd, leader)
     else:
         ranks = follower = Follower(fds[0], given.rank, given.ranks)
@@ -78,7 +82,7 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     if environment.has_gpu():
         kernels.Compilations(lambda told: channel.send(compiling=told)).watch()
     with contextlib.nullcontext() if given.ranks == 1 else _leaving_at_once():
-        ModelHost(channel, ranks, open_memory or on_balloond.open_memory).run()
+        ModelHost(channel, ranks, seat, open_memory or on_balloond.open_memory).run()
 
 
 @contextlib.contextmanager

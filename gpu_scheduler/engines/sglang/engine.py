@@ -26,6 +26,7 @@ from services.telemetry import log
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.ranks.channel import Channel, FollowerChannel
     from gpu_scheduler.engines.sglang.ranks.ranks import Ranks
+    from gpu_scheduler.engines.shared_board import BoardSeat
 
 _log = log.get(__name__)
 _FAILURE_S = 30.0
@@ -36,10 +37,14 @@ cannot hear it: then this process ends, and the gpu_scheduler ends the rest."""
 class ModelHost:
     """The loop of a warm engine. While a model is loaded, SGLang's own loop runs inside `_load`."""
 
-    def __init__(self, channel: Channel | FollowerChannel, ranks: Ranks, open_memory: OpenMemory) -> None:
-        """`open_memory` makes the memory of each model that is loaded."""
+    def __init__(
+        self, channel: Channel | FollowerChannel, ranks: Ranks, seat: BoardSeat, open_memory: OpenMemory
+    ) -> None:
+        """`seat`: this engine's place on the board that it shares with its neighbours. `open_memory` makes the memory
+        of each model that is loaded."""
         self._channel = channel
         self._ranks = ranks
+        self._seat = seat
         self._open_memory = open_memory
         self._ended = False
 
@@ -171,7 +176,7 @@ class ModelHost:
     def _serve(self, instance: Instance) -> int | None:
         """Runs SGLang's event loop until the model leaves. Returns the command_id of the Unload that ended it; None:
         something else ended it, and the process ends. Raises CommandError if the load failed."""
-        set_loop(StepLoop(instance))
+        set_loop(StepLoop(instance, self._seat))
         try:
             instance.scheduler.run_event_loop()
         except Unload as left:

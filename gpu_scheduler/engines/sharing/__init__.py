@@ -5,5 +5,6 @@ tpot_slack          how long the next decode step of an engine can wait
 solo_step_time      how long a decode step takes alone
 prefill_priority    when decode steps wait for neighbours' prefill steps
 decode_arbitration  which engine's decode steps go first
+step_gate           whether an engine may launch a step now: the rules above joined
 prefill_graphs      which prefill steps run as CUDA graphs
 """

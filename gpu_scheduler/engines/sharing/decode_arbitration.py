@@ -20,7 +20,7 @@ a queue may never end.
 An engine that prefills, or stands still for a neighbour's prefill (`prefill_priority.py`), makes no bid meanwhile:
 others would wait for steps that are not made.
 
-An engine waits for `decode_arbitration_ms` at most and then makes a step (`prefill_priority.py`): a target that cannot
+An engine waits for `decode_arbitration_ms` at most and then makes a step (`step_gate.py`): a target that cannot
 be kept is missed, but its streams never stop.
 """
 
@@ -43,7 +43,7 @@ class DecodeBid(NamedTuple):
     need: float
 
 
-def want(need: float, requests: int, place: int) -> DecodeBid:
+def bid(need: float, requests: int, place: int) -> DecodeBid:
     return DecodeBid(need / max(1, requests), place, need)
 
 
@@ -53,24 +53,24 @@ def need(step_s: float, target_step_s: float) -> float:
     return step_s / target_step_s
 
 
-def wants(lead_s: float, step_s: float) -> bool:
-    """Whether an engine bids: its next decode step has to begin within `lead_s` seconds, and one takes `step_s`."""
-    return lead_s < step_s
+def due(slack_s: float, step_s: float) -> bool:
+    """Whether an engine bids: its next decode step has to begin within `slack_s` seconds, and one takes `step_s`."""
+    return slack_s < step_s
 
 
-def waits(own: DecodeBid, wanting: bool, others: Collection[DecodeBid]) -> bool:
-    """Whether an engine's next decode step waits for one of the `others`, which all bid. `wanting`: whether the engine
+def waits(own: DecodeBid, bids: bool, others: Collection[DecodeBid]) -> bool:
+    """Whether an engine's next decode step waits for one of the `others`, which all bid. `bids`: whether the engine
     bids itself."""
-    if not wanting:
+    if not bids:
         return bool(others)
     return _crowded(own, others) and min(others, default=own) < own
 
 
-def alone(own: DecodeBid, wanting: bool, others: Collection[DecodeBid]) -> bool:
+def alone(own: DecodeBid, bids: bool, others: Collection[DecodeBid]) -> bool:
     """Whether a decode step that begins now has the devices to itself, so that its duration is a measurement of a step
     alone: the engine bids and comes first, or no other engine bids. Engines without a bid may or may not be
     decoding."""
-    return wanting and (not others or (_crowded(own, others) and own < min(others)))
+    return bids and (not others or (_crowded(own, others) and own < min(others)))
 
 
 def _crowded(own: DecodeBid, others: Collection[DecodeBid]) -> bool:

@@ -21,29 +21,8 @@ in an unbroken row, stop no decodes. The prefills' share of the time in the long
 
 from __future__ import annotations
 
-from math import inf
-
 
 def worth(prompts: int, requests: int, batch: int) -> bool:
     """Whether an engine's decode steps, of `requests` requests, wait for a prefill step that `prompts` prompts wait
     for. `batch`: most requests for each prompt; 0: any number."""
     return prompts > 0 and (batch == 0 or requests <= batch * prompts)
-
-
-class PrefillPriority:
-    """How long one engine's decode steps have waited for prefill steps of others. Seconds, on the caller's clock."""
-
-    def __init__(self) -> None:
-        self._since = inf
-
-    def waits(self, claimed: bool, now: float, most_s: float) -> bool:
-        """Whether the next decode step waits. `claimed`: a prefill step of another engine is under way. `most_s`:
-        longest wait. Waited time counts until a step is made: between two claims there may be time to look and none to
-        make one."""
-        if claimed:
-            self._since = min(self._since, now)
-        return claimed and now - self._since < most_s
-
-    def stepped(self) -> None:
-        """A decode step goes to the device: the wait is over."""
-        self._since = inf

@@ -51,7 +51,7 @@ class Stream(NamedTuple):
     """Tokens after the first, those on their way included."""
 
 
-def lead_s(streams: Iterable[Stream], now: float, step_s: float, target_s: float) -> float:
+def slack_s(streams: Iterable[Stream], now: float, step_s: float, target_s: float) -> float:
     """The TPOT slack: seconds until the next decode step has to begin; below 0: some next token is late already; +inf:
     no request decodes, or none can be brought on time. `step_s`: seconds of a step alone; `target_s`: mean seconds per
     step that the target allows."""

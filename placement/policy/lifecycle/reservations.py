@@ -94,7 +94,7 @@ class Reservations:
             self.changes += 1
         if not wait.group:
             return answer
-        told = f"{answer.outcome.reason}; {wait.group} is promised to it, which has waited for {waited_s:.1f} s"
+        told = f"{answer.outcome.reason}; {wait.group} is reserved for it, which has waited for {waited_s:.1f} s"
         if kept := there.keep(model, waited_s, wait.group):
             wait.asks_until = now  # it asks no more, and is `served` unless its group refuses it
             return kept

@@ -65,7 +65,7 @@ def test_a_lease_needs_a_booking_and_has_a_name_of_its_own(ledger):
 
 
 def test_nothing_is_granted_beyond_what_is_free_or_in_broken_pages(ledger):
-    with pytest.raises(Refused, match="910 bytes asked, 900 free of 1000"):
+    with pytest.raises(Refused, match="910 bytes requested, 900 free of 1000"):
         ledger.grant("a", "kv", 10, list(range(91)))
     with pytest.raises(Invalid, match="whole pages of 10"):
         ledger.grant("a", "kv", 15, [1])

@@ -408,7 +408,7 @@ class TestNobodyReached:
         world.placement.refusal = (grpc.StatusCode.UNAVAILABLE, "no group is reachable")
         error = refusal(await world.chat(), 503)
         assert error["code"] == "unavailable"
-        assert error["message"] == "nobody who serves it was reached within 0.2 s: no group is reachable"
+        assert error["message"] == "no group that serves it could be reached within 0.2 s: no group is reachable"
 
     async def test_places_that_cannot_be_reached_are_tried_no_longer_than_that(self, world: World) -> None:
         world.say(TEXT)

@@ -236,7 +236,7 @@ def test_what_is_too_large_is_refused() -> None:
         (many, "rules"),
         (wide, "characters"),
         (deep, "levels"),
-        (told, "numbers and strings is too much"),
+        (told, "its bounds on numbers and strings need too large a grammar"),
     ):
         with pytest.raises(SchemaRefused) as refused:
             grammar.of(schema)

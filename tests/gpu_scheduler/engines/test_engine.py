@@ -1,10 +1,12 @@
 import asyncio
+import os
+import signal
 import socket
 import sys
 
 import pytest
 
-from gpu_scheduler.engines import processes, shared_board
+from gpu_scheduler.engines import processes
 from gpu_scheduler.engines.engine import CommandFailed, EngineDied, EngineProcess, Spawn
 from gpu_scheduler.engines.kinds import KINDS
 from protos import common_pb2, engine_pb2
@@ -104,16 +106,17 @@ async def test_hibernation_is_refused_while_requests_run_and_drain_hands_them_ba
 
 
 async def test_a_drain_lets_finish_what_runs_and_hands_back_at_once_what_waits():
-    turn_fd = shared_board.create()
-    engine = await EngineProcess.start(Spawn("echo"), 1, turn_fd)
+    engine = await EngineProcess.start(Spawn("echo"), 1, None)
     try:
         engine.listener = Ear()
         await engine.command(load(step_ms="1")).done()
         engine.generate(generate([1], 50))
         await engine.listener.began.wait()
-        shared_board.SharedBoard(turn_fd).give(engine.index + 1)  # so the next one cannot start
+        os.kill(engine.pid, signal.SIGSTOP)  # so it reads both before it can start the request
         engine.generate(generate([1], 50, "waits"))
-        await engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=1_000_000))).done()
+        draining = engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=1_000_000)))
+        os.kill(engine.pid, signal.SIGCONT)
+        await draining.done()
         ends = {chunk.request_id: chunk for chunk in engine.listener.chunks if chunk.finish}
         assert ends["r"].finish == common_pb2.LENGTH
         assert (ends["waits"].finish, ends["waits"].error) == (common_pb2.FAILED, "handed back")

@@ -8,48 +8,37 @@ from gpu_scheduler.engines.sharing import decode_arbitration
 from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 
 
-def test_a_fresh_word_lets_anybody_prefill():
-    word = SharedBoard(shared_board.create())
-    assert word.mine(1) and word.mine(2)
-
-
-def test_only_the_holder_may_prefill():
-    word = SharedBoard(shared_board.create())
-    word.give(2)
-    assert (word.mine(1), word.mine(2)) == (False, True)
-    word.give(shared_board.ANYBODY)
-    assert word.mine(1)
-
-
-def test_another_process_sees_the_holder():
+def test_shared_board_written_by_one_process_is_read_by_another() -> None:
     fd = shared_board.create()
-    SharedBoard(fd).give(7)
-    code = f"from gpu_scheduler.engines.shared_board import SharedBoard; print(SharedBoard({fd}).holder)"
+    SharedBoard(fd).set_throttle(7, PrefillThrottle(224))
+    code = (
+        "from gpu_scheduler.engines.shared_board import SharedBoard; "
+        f"print(SharedBoard({fd}).throttle(7).chunk_tokens, SharedBoard({fd}).throttle(8).chunk_tokens)"
+    )
     out = subprocess.run([sys.executable, "-c", code], pass_fds=[fd], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "7"
+    assert out.stdout.split() == ["224", "0"]
     os.close(fd)
 
 
 def test_fresh_words_set_no_pace():
-    assert SharedBoard(shared_board.create()).pace(1) == FREE
+    assert SharedBoard(shared_board.create()).throttle(1) == FREE
 
 
 def test_each_engine_has_its_own_pace_to_the_last_index():
     words = SharedBoard(shared_board.create())
     most = (1 << 32) - 1
-    words.give(2)
-    words.set_pace(1, PrefillThrottle(224, 0.0125, 0.045, True))
-    words.set_pace(shared_board.MOST_INDEX, PrefillThrottle(1 << 40, 1e9, 1e9))  # as much as the words hold
-    assert words.pace(1) == PrefillThrottle(224, 0.0125, 0.045, True) and words.pace(2) == FREE and words.holder == 2
-    assert words.pace(shared_board.MOST_INDEX) == PrefillThrottle(most, most / 1e6, most / 1e6)
-    words.set_pace(1, FREE)
-    assert words.pace(1) == FREE
+    words.set_throttle(1, PrefillThrottle(224, 0.0125, 0.045, True))
+    words.set_throttle(shared_board.MOST_INDEX, PrefillThrottle(1 << 40, 1e9, 1e9))  # as much as the words hold
+    assert words.throttle(1) == PrefillThrottle(224, 0.0125, 0.045, True) and words.throttle(2) == FREE
+    assert words.throttle(shared_board.MOST_INDEX) == PrefillThrottle(most, most / 1e6, most / 1e6)
+    words.set_throttle(1, FREE)
+    assert words.throttle(1) == FREE
 
 
 def test_a_pace_below_zero_is_none_at_all():
     words = SharedBoard(shared_board.create())
-    words.set_pace(1, PrefillThrottle(224, 0.0, -1.0))
-    assert words.pace(1) == PrefillThrottle(224, 0.0, 0.0)
+    words.set_throttle(1, PrefillThrottle(224, 0.0, -1.0))
+    assert words.throttle(1) == PrefillThrottle(224, 0.0, 0.0)
 
 
 def test_a_claim_stops_all_others_until_it_is_released_or_ends_by_itself():
@@ -84,49 +73,45 @@ def test_nobody_claims_where_prefills_have_no_precedence():
 
 def test_who_wants_to_decode_is_seen_by_all_others_until_it_does_not_or_says_no_more():
     words = SharedBoard(shared_board.create())
-    words.want(7, 0.25, 100.0)
-    words.want(shared_board.MOST_INDEX, 70.0, 100.0)
-    assert sorted(words.wanting(8, 100.04)) == [
-        shared_board.wanted(7, 0.25),
-        shared_board.wanted(shared_board.MOST_INDEX, 70.0),
+    words.bid(7, 0.25, 100.0)
+    words.bid(shared_board.MOST_INDEX, 70.0, 100.0)
+    assert sorted(words.bids(8, 100.04)) == [
+        shared_board.bid_of(7, 0.25),
+        shared_board.bid_of(shared_board.MOST_INDEX, 70.0),
     ]
-    assert words.wanting(7, 100.04) == [shared_board.wanted(shared_board.MOST_INDEX, 70.0)]
-    words.want(7, None, 100.05)
-    assert words.wanting(8, 100.05) == [] == words.wanting(7, 101.0), "one has ended, the other died"
+    assert words.bids(7, 100.04) == [shared_board.bid_of(shared_board.MOST_INDEX, 70.0)]
+    words.bid(7, None, 100.05)
+    assert words.bids(8, 100.05) == [] == words.bids(7, 101.0), "one has ended, the other died"
 
 
 def test_needs_are_told_to_a_hundredth_and_compared_as_they_are_told():
     words = SharedBoard(shared_board.create())
-    words.want(1, 0.3349, 1e7, 3)
-    assert words.wanting(2, 1e7) == [shared_board.wanted(1, 0.3301, 3)] != [shared_board.wanted(1, 0.3301, 2)]
-    assert shared_board.wanted(1, 0.33, 3) == decode_arbitration.want(0.33, 3, 1)
-    words.want(1, 9.0, 1e7, 1000)
-    assert words.wanting(2, 1e7) == [decode_arbitration.want(2.55, 255, 1)], "as much as a word holds"
+    words.bid(1, 0.3349, 1e7, 3)
+    assert words.bids(2, 1e7) == [shared_board.bid_of(1, 0.3301, 3)] != [shared_board.bid_of(1, 0.3301, 2)]
+    assert shared_board.bid_of(1, 0.33, 3) == decode_arbitration.bid(0.33, 3, 1)
+    words.bid(1, 9.0, 1e7, 1000)
+    assert words.bids(2, 1e7) == [decode_arbitration.bid(2.55, 255, 1)], "as much as a word holds"
 
 
 def test_wants_leave_everything_else_as_it_is():
     words = SharedBoard(shared_board.create())
-    words.give(3)
     words.set_prefill_priority(0.02, 16)
     words.set_decode_arbitration(0.03)
-    words.set_pace(shared_board.MOST_INDEX, PrefillThrottle(224))
+    words.set_throttle(shared_board.MOST_INDEX, PrefillThrottle(224))
     words.claim(5, 100.0, 1)
-    words.want(5, 1e9, 100.0)
-    words.want(6, 0.0, 100.0)
-    assert (
-        words.claimed(6, 100.01) and words.holder == 3 and words.pace(shared_board.MOST_INDEX) == PrefillThrottle(224)
-    )
+    words.bid(5, 1e9, 100.0)
+    words.bid(6, 0.0, 100.0)
+    assert words.claimed(6, 100.01) and words.throttle(shared_board.MOST_INDEX) == PrefillThrottle(224)
     assert (words.prefill_priority_s, words.prefill_priority_batch, words.decode_arbitration_s) == (0.02, 16, 0.03)
     words.release(5)
-    assert not words.claimed(6, 100.01) and words.wanting(6, 100.01) == [shared_board.wanted(5, 1e9)]
+    assert not words.claimed(6, 100.01) and words.bids(6, 100.01) == [shared_board.bid_of(5, 1e9)]
 
 
 def test_precedence_leaves_the_turn_and_paces_as_they_are():
     words = SharedBoard(shared_board.create())
-    words.give(3)
-    words.set_pace(shared_board.MOST_INDEX, PrefillThrottle(224))
+    words.set_throttle(shared_board.MOST_INDEX, PrefillThrottle(224))
     words.set_prefill_priority(1e9, 1 << 40)  # as much as the words hold
     words.claim(shared_board.MOST_INDEX, 1e6, 1)
-    assert words.holder == 3 and words.pace(shared_board.MOST_INDEX) == PrefillThrottle(224) and words.pace(1) == FREE
+    assert words.throttle(shared_board.MOST_INDEX) == PrefillThrottle(224) and words.throttle(1) == FREE
     assert (words.prefill_priority_s, words.prefill_priority_batch) == (((1 << 32) - 1) / 1e6, (1 << 32) - 1)
     assert words.decode_arbitration_s == 0

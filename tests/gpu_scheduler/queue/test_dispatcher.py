@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gpu_scheduler.config import Arbitration
-from gpu_scheduler.engines import shared_board as turn_module
+from gpu_scheduler.engines import shared_board
 from gpu_scheduler.engines.shared_board import SharedBoard
 from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from gpu_scheduler.memory.group_memory import GroupMemory
@@ -49,14 +49,14 @@ class Desk:
         self.time = 100.0
         self.needs, self.deaths, self.turns = [], [], []
         self.memory = GroupMemory(["cpu:0"])
-        self.turn = SharedBoard(turn_module.create())
+        self.board = SharedBoard(shared_board.create())
         self.brought = MigratedPrefixes()
         self.residents = Residents(lambda resident: self.dispatcher.residency_changed(resident))
         self.dispatcher = Dispatcher(
             Arbitration(**rules),
             self.residents,
             self.memory,
-            self.turn,
+            self.board,
             self.needs.append,
             self.deaths.append,
             lambda: self.time,
@@ -192,7 +192,7 @@ async def test_requests_of_a_waking_model_wait_here_and_start_when_it_is_active(
     assert len(engine.started) == 1
 
 
-async def test_the_most_urgent_of_two_models_prefills_first_and_the_other_waits_for_the_turn():
+async def test_prefills_of_two_models_without_joint_ones_start_one_by_one_the_most_urgent_first():
     desk = Desk(joint_s=0)
     running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
     a, b = desk.model("a", common_pb2.WAKING), desk.model("b", common_pb2.WAKING)
@@ -202,26 +202,21 @@ async def test_the_most_urgent_of_two_models_prefills_first_and_the_other_waits_
         desk.residents.set(desk.residents.get(name), common_pb2.ACTIVE)
     await desk.settle()
     assert (len(a.started), len(b.started)) == (0, 1)
-    assert desk.turn.holder == b.index
     desk.answer(b)
     await desk.settle()
-    assert len(a.started) == 1 and desk.turn.holder == a.index
-    desk.answer(a)
-    await desk.settle()
-    assert desk.turn.holder == turn_module.ANYBODY
+    assert len(a.started) == 1
     await tasks.cancel(running)
 
 
-async def test_short_prompts_of_two_models_prefill_side_by_side_and_nobody_has_the_turn(desk):
+async def test_prefills_of_two_models_with_short_prompts_start_side_by_side(desk):
     a, b = desk.model("a"), desk.model("b")
     desk.submit("r1", "a", ttft_ms=5000)
     desk.submit("r2", "b", ttft_ms=5000)
     await desk.settle()
     assert (len(a.started), len(b.started)) == (1, 1)
-    assert desk.turn.holder == turn_module.ANYBODY
 
 
-async def test_where_the_turn_is_off_two_models_prefill_at_once():
+async def test_prefills_of_two_models_without_a_bound_start_side_by_side():
     desk = Desk(prefill_turn=False)
     running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
     a, b = desk.model("a"), desk.model("b")
@@ -229,7 +224,6 @@ async def test_where_the_turn_is_off_two_models_prefill_at_once():
     desk.submit("r2", "b", ttft_ms=100)
     await desk.settle()
     assert (len(a.started), len(b.started)) == (1, 1)
-    assert desk.turn.holder == turn_module.ANYBODY
     await tasks.cancel(running)
 
 
@@ -251,20 +245,20 @@ async def test_a_neighbours_prefill_is_paced_while_a_model_decodes_and_free_as_s
     a = await _decoding(desk)
     desk.submit("long", "b", tokens=900)
     await desk.settle()
-    pace = desk.turn.pace(b.index)
+    pace = desk.board.throttle(b.index)
     assert pace.pause_ratio > 0.2 and pace.chunk_tokens >= 128
-    assert desk.turn.pace(a.index) == PrefillThrottle(step_s=0.0144), "nobody beside it decodes"
+    assert desk.board.throttle(a.index) == PrefillThrottle(step_s=0.0144), "nobody beside it decodes"
     desk.answer(a, finish=common_pb2.STOP)
     await desk.settle()
-    assert desk.turn.pace(b.index) == PrefillThrottle(step_s=0.09), "what it has without a target has the default one"
-    assert desk.turn.pace(a.index) == FREE
+    assert desk.board.throttle(b.index) == PrefillThrottle(step_s=0.09), "without a target the default one holds"
+    assert desk.board.throttle(a.index) == FREE
 
 
 @pytest.mark.parametrize("end", ["cancelled", "parked", "dead"])
 async def test_a_request_that_ends_in_any_way_holds_no_neighbour(desk, end):
     b = desk.model("b")
     a = await _decoding(desk)
-    assert desk.turn.pace(b.index) != FREE
+    assert desk.board.throttle(b.index) != FREE
     if end == "cancelled":
         desk.dispatcher.cancel(desk.stream, "a decodes")
     elif end == "parked":
@@ -272,7 +266,7 @@ async def test_a_request_that_ends_in_any_way_holds_no_neighbour(desk, end):
     else:
         desk.dispatcher.on_death(a)
     await desk.settle()
-    assert desk.turn.pace(b.index) == FREE
+    assert desk.board.throttle(b.index) == FREE
 
 
 async def test_a_prefill_makes_no_pauses_for_neighbours_that_its_own_prompts_have_no_time_for(desk):
@@ -280,38 +274,38 @@ async def test_a_prefill_makes_no_pauses_for_neighbours_that_its_own_prompts_hav
     await _decoding(desk)
     desk.submit("patient", "b", tokens=100)
     await desk.settle()
-    paced = desk.turn.pace(b.index)
+    paced = desk.board.throttle(b.index)
     assert paced.slowdown > 1.2 and paced.chunk_tokens > 100, "neither is counted as longer by its pauses"
     alone_s = (100 + 100) / 2000
     desk.submit("in a hurry", "b", tokens=100, ttft_ms=round(1000 * alone_s * (1 + paced.slowdown) / 2))
     await desk.settle()
     assert len(b.started) == 2
-    assert desk.turn.pace(b.index) == replace(paced, pause_ratio=0.0)
+    assert desk.board.throttle(b.index) == replace(paced, pause_ratio=0.0)
     for index in range(2):
         desk.answer(b, index)
     await desk.settle()
-    assert desk.turn.pace(b.index) == paced
+    assert desk.board.throttle(b.index) == paced
 
 
 async def test_the_pace_is_there_before_the_request_is(desk):
     await _decoding(desk)
     b = desk.model("b")
     seen = []
-    b.generate = lambda message: seen.append(desk.turn.pace(b.index))
+    b.generate = lambda message: seen.append(desk.board.throttle(b.index))
     desk.submit("long", "b", tokens=900)
     await desk.settle()
-    assert seen == [desk.turn.pace(b.index)] and seen[0] != FREE
+    assert seen == [desk.board.throttle(b.index)] and seen[0] != FREE
 
 
 async def test_a_target_that_is_kept_anyway_and_the_default_one_bind_nobody(desk):
     b = desk.model("b")
     a = await _decoding(desk, tpot_ms=0)
-    assert desk.turn.pace(b.index) == FREE
+    assert desk.board.throttle(b.index) == FREE
     desk.submit("second", "a", slo=common_pb2.Slo(tpot_ms=12))
     await desk.settle()
     desk.answer(a)
     await desk.settle()
-    assert desk.turn.pace(b.index) != FREE, "the tightest target of a model's requests counts"
+    assert desk.board.throttle(b.index) != FREE, "the tightest target of a model's requests counts"
 
 
 async def test_where_decodes_are_not_protected_no_pace_is_set():
@@ -319,7 +313,7 @@ async def test_where_decodes_are_not_protected_no_pace_is_set():
     running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
     b = desk.model("b")
     await _decoding(desk)
-    assert desk.turn.pace(b.index) == FREE
+    assert desk.board.throttle(b.index) == FREE
     await tasks.cancel(running)
 
 
@@ -352,13 +346,13 @@ async def test_steps_that_miss_their_target_beside_a_prefill_lengthen_its_pauses
     a = await _decoding(desk)
     desk.submit("long", "b", tokens=900)
     await desk.settle()
-    before = desk.turn.pace(b.index)
+    before = desk.board.throttle(b.index)
     for _ in range(WINDOW + 1):
         desk.time += 0.030
         desk.answer(a)
     desk.dispatcher.changed()
     await desk.settle()
-    assert desk.turn.pace(b.index).pause_ratio > before.pause_ratio > 0
+    assert desk.board.throttle(b.index).pause_ratio > before.pause_ratio > 0
 
 
 async def test_what_is_left_of_a_long_prefill_shrinks_with_what_its_engine_reports(desk):

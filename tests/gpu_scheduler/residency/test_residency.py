@@ -8,8 +8,7 @@ from functools import partialmethod
 import pytest
 
 from gpu_scheduler.config import Arbitration, GpuSchedulerConfig
-from gpu_scheduler.engines import processes
-from gpu_scheduler.engines import shared_board as turn_module
+from gpu_scheduler.engines import processes, shared_board
 from gpu_scheduler.engines.engine import CommandFailed, EngineProcess, Spawn
 from gpu_scheduler.engines.shared_board import SharedBoard
 from gpu_scheduler.engines.warm_pool import WarmPool
@@ -44,7 +43,7 @@ class Group:
             engines={"kind": "echo", "options": options},
         )  # fmt: skip
         self.residents = Residents(lambda resident: self.dispatcher.residency_changed(resident))
-        turn = SharedBoard(turn_module.create())
+        turn = SharedBoard(shared_board.create())
         self.dispatcher = Dispatcher(
             Arbitration(), self.residents, GroupMemory(["cpu:0"]), turn, lambda need: None,
             lambda engine: self.residency.engine_died(engine),

@@ -177,14 +177,14 @@ async def test_a_save_whose_first_waiter_was_cancelled_is_made_by_the_second(wor
 
 
 async def test_weights_of_another_checksum_make_no_image(open_world):
-    with pytest.raises(Unmet, match="have checksum rows:.*, their engine said rows:00000000"):
+    with pytest.raises(Unmet, match="have checksum rows:.*, their engine computed rows:00000000"):
         await open_world.save(checksum="rows:00000000")
     assert open_world.images.used_bytes == 0 and open_world.nothing_left()
 
 
 async def test_an_image_that_is_there_is_not_taken_for_weights_of_another_checksum(open_world):
     await open_world.save()
-    with pytest.raises(Unmet, match="their engine said rows:00000000"):
+    with pytest.raises(Unmet, match="their engine computed rows:00000000"):
         await open_world.save(checksum="rows:00000000")
     assert open_world.images.get("m") is not None
 

@@ -184,7 +184,7 @@ def test_who_is_on_its_way_has_not_had_its_turn():
     world.tell()
     world.actuator.activating["coming"] = (world.cluster.group("g0"), None)
     verdict = world.planner.activation(new)
-    assert verdict.group is None and "g0 is promised to it" in verdict.reason
+    assert verdict.group is None and "g0 is reserved for it" in verdict.reason
 
 
 def test_what_is_left_of_an_engine_makes_way_for_nobody_before_it_is_buried():
@@ -193,7 +193,7 @@ def test_what_is_left_of_an_engine_makes_way_for_nobody_before_it_is_buried():
     world.groups[0].state.memory[0].bookings.add(model="dead", weights_bytes=60 * MIB)
     world.tell()
     verdict = world.planner.activation(new)
-    assert verdict.group is None and "g0 is promised to it" in verdict.reason
+    assert verdict.group is None and "g0 is reserved for it" in verdict.reason
 
 
 def test_a_model_is_as_idle_as_its_group_said_and_as_long_longer_as_nothing_was_heard():

@@ -62,7 +62,7 @@ async def test_a_stopped_process_is_named_and_how_it_goes_on_and_then_it_does(tm
         assert await presence.problem(address, 0.2) == stopped
         there.send_signal(signal.SIGCONT)
         assert await presence.problem(address, 60.0) == ""
-    assert await presence.problem(address, 0.0) == "nobody listens there, its process has ended"
+    assert await presence.problem(address, 0.0) == "no process listens there: it has ended"
 
 
 async def test_a_keeper_that_is_stopped_or_gone_is_found_out(tmp_path):
@@ -78,7 +78,7 @@ async def test_a_keeper_that_is_stopped_or_gone_is_found_out(tmp_path):
     finally:
         there.kill()
         there.wait()
-    assert await presence.keeper_problem(path, 0.0) == "nobody listens there, its process has ended"
+    assert await presence.keeper_problem(path, 0.0) == "no process listens there: it has ended"
 
 
 async def test_who_takes_connections_and_is_silent_is_told_with_its_process(tmp_path):
@@ -121,4 +121,4 @@ async def test_of_an_address_of_the_network_it_is_told_what_became_of_a_connecti
 async def test_what_is_no_socket_is_told_as_that(tmp_path, name):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
-    assert await presence.why(f"unix:{tmp_path}/{name}") == "nobody listens there, its process has ended"
+    assert await presence.why(f"unix:{tmp_path}/{name}") == "no process listens there: it has ended"

@@ -61,7 +61,7 @@ def test_one_that_is_nowhere_and_for_which_there_is_no_room():
         "m is on no group, cold: its weights are in host memory, it has no engine",
         "why: go cold on g0 9 s ago, done in 0.50 s: idle",
         "since then: refused 2 s ago: no group has room now",
-        "somebody has been waiting for room for 1.5 s",
+        "a model has been waiting for memory for 1.5 s",
         "a request now would wait: no group has room now",
     ]
 
@@ -89,9 +89,9 @@ def test_one_without_an_image_says_why_and_what_comes_of_it():
 
 def test_one_whose_group_does_not_answer():
     away = {"group": "g0", "answers": False, "problem": None}
-    assert told("active", [away]) == ["m was last heard of on g0, which does not answer"]
+    assert told("active", [away]) == ["m was last seen on g0, which does not answer"]
     why = "g0 at unix:/s does not answer; its process 5 is stopped"
-    assert told("active", [away | {"problem": why}]) == ["m was last heard of on g0, which does not answer", why]
+    assert told("active", [away | {"problem": why}]) == ["m was last seen on g0, which does not answer", why]
 
 
 def test_who_does_not_answer_of_the_node_is_the_last_sentence():

@@ -76,7 +76,7 @@ class Compilations:
         try:
             from tvm_ffi import cpp
         except ImportError as error:
-            _log.warning("what nvcc compiles is not told", why=str(error))
+            _log.warning("compilations of nvcc are not reported", why=str(error))
             return
         # SGLang looks these functions up in the module at each use.
         for name in ("load_inline", "load"):

@@ -186,4 +186,4 @@ def advance(request: Any, said: list[int]) -> None:
         for token in said:
             request.grammar.accept_token(token)
     except ValueError:
-        request.set_finish_with_abort("what the answer has said so far is not what its grammar allows")
+        request.set_finish_with_abort("the answer so far does not match its grammar")

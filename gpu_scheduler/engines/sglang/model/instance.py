@@ -39,6 +39,7 @@ from gpu_scheduler.engines.sglang.policy.agreement import RankFacts
 from gpu_scheduler.engines.sglang.policy.grammar import slow_of
 from gpu_scheduler.engines.sglang.weights import weights_range
 from gpu_scheduler.engines.sglang.weights.loader import CheckpointLoader, ImageLoader, RandomLoader
+from gpu_scheduler.engines.sharing.step_gate import StepAnswer
 from protos import common_pb2, engine_pb2
 from services.telemetry import log
 
@@ -473,6 +474,7 @@ class Instance:
         bytes that the process keeps of its device."""
         current.set_instance(None)
         self.ranks.listen(RankFacts)
+        self.ranks.ask(StepAnswer)
         if (scheduler := self.__dict__.pop("scheduler", None)) is not None:
             if (grammars := getattr(scheduler, "grammar_manager", None)) is not None:
                 grammars.grammar_backend.close()

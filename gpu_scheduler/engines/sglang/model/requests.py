@@ -41,7 +41,9 @@ def sampling_params(
         if problem := grammars.problem(kind, getattr(sampling, kind)):
             raise RejectedRequest(problem)
         if sampling.min_new_tokens or sampling.ignore_eos:
-            raise RejectedRequest("a grammar says itself where the answer ends: no min_tokens, no ignore_eos beside it")
+            raise RejectedRequest(
+                "a grammar decides where the answer ends: it cannot be combined with min_tokens or ignore_eos"
+            )
     if outside := [token for token in sampling.stop_token_ids if not 0 <= token < vocab_size]:
         # SGLang writes to the columns of stop tokens in the logits.
         raise RejectedRequest(f"stop token {outside[0]} is outside the vocabulary of {vocab_size}")

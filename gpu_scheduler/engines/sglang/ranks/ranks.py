@@ -1,9 +1,9 @@
 """The ranks of one engine: processes that compute one model together, one on each of its devices.
 
 SGLang's scheduler runs in each of them and decides for itself. So before every step all ranks tell rank 0 what is new
-with them, and rank 0 tells all what holds for the step: the gpu_scheduler's messages, the time, whether and at what
-throttle the engine may prefill, whether decode steps wait for a neighbour engine's step, and the memory that every rank
-has. In between, what may fail on one rank (mapping, checksums) is done by all and then agreed on.
+with them, and rank 0 tells all what holds for the step: the gpu_scheduler's messages, the time, the step gate's answer
+about throttle and neighbours (`engines/sharing/step_gate.py`), and the memory that every rank has. In between, what may
+fail on one rank (mapping, checksums) is done by all and then agreed on.
 
 They speak over socket pairs that the gpu_scheduler made, not over SGLang's process groups: these can be waited for
 together with other descriptors, for ever, without a timeout and without a thread that wakes up.
@@ -24,11 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 from gpu_scheduler.engines.sglang.base.errors import CommandError
 from gpu_scheduler.engines.sglang.policy.agreement import RankFacts, RanksDisagree, StepAgreement, agree
-from gpu_scheduler.engines.shared_board import SharedBoard, wanted
-from gpu_scheduler.engines.sharing import decode_arbitration
-from gpu_scheduler.engines.sharing.prefill_priority import PrefillPriority, worth
-from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep
-from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
+from gpu_scheduler.engines.sharing.step_gate import StepAnswer
 
 T = TypeVar("T")
 
@@ -53,49 +49,13 @@ class Ranks(Protocol):
         """Monotonic seconds; the same in all ranks during a step."""
         ...
 
-    def pace(self) -> PrefillThrottle | None:
-        """The throttle for this engine's next prefill step; None: another engine has the prefill turn."""
+    def ask(self, question: Callable[[], StepAnswer]) -> None:
+        """Registers `question`, which rank 0 of several answers for all before every step."""
         ...
 
-    def pace_now(self) -> PrefillThrottle | None:
-        """The throttle as it is now rather than at the start of the step, for the rank that waits for it to change."""
-        ...
-
-    def gives_way(self) -> bool:
-        """Whether the next decode step waits for a step of a neighbour engine."""
-        ...
-
-    def gives_way_now(self) -> bool:
-        """Whether the next decode step waits as things are now rather than at the start of the step, for the rank that
-        waits for that to change."""
-        ...
-
-    def stepped(self) -> None:
-        """Notes that a step goes to the device: the next one may wait as long again."""
-        ...
-
-    def decodes(self, requests: int, need: float | None, wanting: bool) -> None:
-        """Publishes the engine's bid for decode steps to its neighbours: it decodes `requests` and needs the share
-        `need` of the devices to meet their targets; `wanting`: it wants more than it has had. `need` is None if nothing
-        decodes, or without a target."""
-        ...
-
-    def alone(self) -> bool:
-        """Whether the last decode step that `gives_way` allowed has the device to itself."""
-        ...
-
-    def claim(self, prompts: int) -> None:
-        """Claims the device for a prefill step that `prompts` prompts wait for: decode steps of neighbour engines may
-        have to wait for it."""
-        ...
-
-    def release(self) -> None:
-        """Ends the claim: the prefill step is over."""
-        ...
-
-    def decode_step(self, own: DecodeStep) -> DecodeStep:
-        """Duration of a decode step that has the device to itself: `own`, or with several ranks the one that rank 0
-        sent before this step."""
+    @property
+    def answer(self) -> StepAnswer:
+        """Rank 0's answer for this step; with one rank, which needs none from another, an empty one."""
         ...
 
     def seed(self) -> int:
@@ -118,90 +78,20 @@ class Ranks(Protocol):
         ...
 
 
-class _Turn:
-    """Arbitration with neighbour engines over the board that they share; without a board nothing ever waits."""
-
-    def __init__(self, turn: SharedBoard | None, index: int) -> None:
-        self._turn = turn
-        self._index = index
-        self._precedence = PrefillPriority()
-        self._requests = 0
-        self._need: float | None = None
-        self._wanting = False
-        self._told_want = False
-        self._prefills = False
-        self._behind_prefill = False
-        """True while its decodes wait for a prefill step of another engine."""
-        self._alone = turn is None
-
-    def pace_now(self) -> PrefillThrottle | None:
-        if self._turn is None:
-            return FREE
-        return self._turn.pace(self._index) if self._turn.mine(self._index) else None
-
-    def gives_way_now(self) -> bool:
-        if self._turn is None:
-            return False
-        now = time.monotonic()
-        self._alone = False
-        prompts = self._turn.claimed(self._index, now)
-        claimed = worth(prompts, self._requests, self._turn.prefill_priority_batch)
-        self._behind_prefill = claimed and self._precedence.waits(True, now, self._turn.prefill_priority_s)
-        self._tell_want(now)
-        if claimed:
-            return self._behind_prefill
-        is_others = False
-        if self._need is not None:
-            own, others = wanted(self._index, self._need, self._requests), self._turn.wanting(self._index, now)
-            is_others = decode_arbitration.waits(own, self._wanting, others)
-            self._alone = not prompts and decode_arbitration.alone(own, self._wanting, others)
-        return self._precedence.waits(is_others, now, self._turn.decode_arbitration_s)
-
-    def alone(self) -> bool:
-        return self._alone
-
-    def decodes(self, requests: int, need: float | None, wanting: bool) -> None:
-        self._requests, self._need, self._wanting = requests, need, wanting
-        self._tell_want(time.monotonic())
-
-    def _tell_want(self, now: float) -> None:
-        """Publishes the bid, or withdraws it. An engine that prefills, or whose decodes wait for a neighbour's prefill
-        step, makes none meanwhile: neighbours would wait for a decode step that does not come."""
-        wants = self._need is not None and self._wanting and not self._prefills and not self._behind_prefill
-        if self._turn is not None and (wants or self._told_want) and self._turn.decode_arbitration_s > 0:
-            self._turn.want(self._index, self._need if wants else None, now, self._requests)
-            self._told_want = wants
-
-    def stepped(self) -> None:
-        self._precedence.stepped()
-
-    def claim(self, prompts: int) -> None:
-        self._prefills = True
-        if self._turn is not None:
-            now = time.monotonic()
-            self._turn.claim(self._index, now, prompts)
-            self._tell_want(now)
-
-    def release(self) -> None:
-        self._prefills = False
-        if self._turn is not None:
-            self._turn.release(self._index)
-
-
-class Alone(_Turn):
+class Alone:
     """An engine of one process: it agrees with no other rank and pays nothing for that."""
 
     rank, size = 0, 1
     agreed = StepAgreement()
     now = staticmethod(time.monotonic)
-    pace = _Turn.pace_now
-    gives_way = _Turn.gives_way_now
+
+    answer = StepAnswer()
 
     def listen(self, facts: Callable[[], RankFacts], wake_fd: int = -1) -> None:
         pass
 
-    def decode_step(self, own: DecodeStep) -> DecodeStep:
-        return own
+    def ask(self, question: Callable[[], StepAnswer]) -> None:
+        pass
 
     def seed(self) -> int:
         return secrets.randbits(63)
@@ -230,9 +120,7 @@ class _Step:
 
     number: int
     now: float
-    pace: PrefillThrottle | None
-    gives_way: bool
-    decode_step: DecodeStep
+    answer: StepAnswer
     messages: tuple[bytes, ...]
     closed: bool
     agreed: StepAgreement
@@ -247,10 +135,8 @@ class _Several(ABC):
     def __init__(self) -> None:
         self._facts: Callable[[], RankFacts] = RankFacts
         self._wake_fd = -1
-        self._step = _Step(0, time.monotonic(), None, False, DecodeStep(), (), False, StepAgreement())
+        self._step = _Step(0, time.monotonic(), StepAnswer(), (), False, StepAgreement())
         self._random = random.Random()
-        self._decode_step = DecodeStep()
-        """Duration of a decode step that has the device to itself, as this rank knows it."""
 
     @property
     def agreed(self) -> StepAgreement:
@@ -262,15 +148,9 @@ class _Several(ABC):
     def now(self) -> float:
         return self._step.now
 
-    def pace(self) -> PrefillThrottle | None:
-        return self._step.pace
-
-    def gives_way(self) -> bool:
-        return self._step.gives_way
-
-    def decode_step(self, own: DecodeStep) -> DecodeStep:
-        self._decode_step = own
-        return self._step.decode_step
+    @property
+    def answer(self) -> StepAnswer:
+        return self._step.answer
 
     def seed(self) -> int:
         return self._random.getrandbits(63)
@@ -294,16 +174,15 @@ class _Several(ABC):
         self._random.seed(self.gather(secrets.randbits(64))[0])
 
 
-class Leader(_Several, _Turn):
+class Leader(_Several):
     """Rank 0 of several: it has the channel and the board, and begins every step."""
 
     rank = 0
 
-    def __init__(self, others: Sequence[int], turn: SharedBoard | None, index: int) -> None:
-        """`others`: descriptors of the sockets to ranks 1, 2, ...; `turn`: the board shared with neighbour engines;
-        `index`: this engine's number on it."""
-        _Several.__init__(self)
-        _Turn.__init__(self, turn, index)
+    def __init__(self, others: Sequence[int]) -> None:
+        """`others`: descriptors of the sockets to ranks 1, 2, ..."""
+        super().__init__()
+        self._question: Callable[[], StepAnswer] = StepAnswer
         self.size = 1 + len(others)
         self._others = [Connection(fd) for fd in others]
         self._told: list[RankFacts | None] = [None] * len(others)
@@ -321,10 +200,12 @@ class Leader(_Several, _Turn):
         except RanksDisagree as error:
             raise SystemExit(str(error)) from None
         now = time.monotonic()
-        pace, gives_way = self.pace_now(), self.gives_way_now()
-        self._step = _Step(number, now, pace, gives_way, self._decode_step, tuple(messages), closed, agreed)
+        self._step = _Step(number, now, self._question(), tuple(messages), closed, agreed)
         self._told = [None] * len(self._others)
         self._tell(self._step)
+
+    def ask(self, question: Callable[[], StepAnswer]) -> None:
+        self._question = question
 
     def _hear(self, index: int) -> RankFacts | None:
         """Waits for the next message of one rank and returns its facts for the next step, if it has sent them. Raises
@@ -378,29 +259,8 @@ class Follower(_Several):
         self.size = size
         self._leader = Connection(leader)
 
-    def pace_now(self) -> PrefillThrottle | None:
-        """The throttle that rank 0 sent for this step."""
-        return self.pace()
-
-    def gives_way_now(self) -> bool:
-        """Whether decodes wait, as rank 0 sent for this step."""
-        return self.gives_way()
-
-    def stepped(self) -> None:
-        """Does nothing: rank 0 counts steps."""
-
-    def decodes(self, requests: int, need: float | None, wanting: bool) -> None:
-        """Does nothing: rank 0 publishes the bid."""
-
-    def alone(self) -> bool:
-        """False: only rank 0 knows."""
-        return False
-
-    def claim(self, prompts: int) -> None:
-        """Does nothing: rank 0 makes the claim."""
-
-    def release(self) -> None:
-        """Does nothing: rank 0 ends the claim."""
+    def ask(self, question: Callable[[], StepAnswer]) -> None:
+        """Does nothing: rank 0 asks."""
 
     def step(self) -> _Step:
         """Waits until rank 0 begins the next step, and tells it meanwhile when there is something new here."""
@@ -452,7 +312,7 @@ def _receive(other: Connection, timeout_s: float | None = None) -> Any:
     seconds."""
     try:
         if timeout_s is not None and not other.poll(timeout_s):
-            raise SystemExit(f"another rank of this engine said nothing for {timeout_s:.0f} s")
+            raise SystemExit(f"another rank of this engine sent nothing for {timeout_s:.0f} s")
         return pickle.loads(other.recv_bytes())
     except (EOFError, OSError):
         raise SystemExit("another rank of this engine is gone") from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.engines.sglang.base import stalls
@@ -13,22 +12,23 @@ from gpu_scheduler.engines.sglang.base.errors import LeaveLoop
 from gpu_scheduler.engines.sglang.base.states import EngineState
 from gpu_scheduler.engines.sglang.kv.compaction import compact, is_scattered
 from gpu_scheduler.engines.sglang.model.stats import EVERY_S, engine_stats
+from gpu_scheduler.engines.sglang.step.arbiter import Arbiter
 from gpu_scheduler.engines.sglang.step.commands import Commands
-from gpu_scheduler.engines.sglang.step.pacer import Pacer
 from gpu_scheduler.engines.sglang.step.reclaim import Reclaim
 from gpu_scheduler.engines.sglang.step.retraction import retract_chunked, retract_one
-from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from gpu_scheduler.engines.sharing.tpot_slack import Stream
 from protos import engine_pb2
 from services.telemetry import log
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.model.instance import Instance
+    from gpu_scheduler.engines.shared_board import BoardSeat
+    from gpu_scheduler.engines.sharing.step_gate import Wait
 
 _log = log.get(__name__)
-_TURN_LOOK_S = 0.001
-"""Seconds between two looks at the shared board by a step that waits for its turn: the board has no event, and a
-message would wait for a step."""
+_BOARD_LOOK_S = 0.001
+"""Seconds between two looks at the shared board by a step that waits: the board has no event, and a message would wait
+for a step."""
 _IDLE_LOOKS_S = (0.05, 0.2, 1.5)
 """Seconds of the waits after which an idle engine looks whether its memory has changed. The last one is after the
 driver has shrunk the reserve of an engine that does not grow any more."""
@@ -41,16 +41,15 @@ _PROBE_PATIENCE_S = 5.0
 class StepLoop:
     """The instance's side of SGLang's event loop. Single-threaded."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, seat: BoardSeat) -> None:
+        """`seat`: the engine's place on the board that it shares with its neighbours."""
         self._instance = instance
         self._ranks = instance.ranks
-        self.pacer = Pacer()
+        self._arbiter = Arbiter(self._ranks, seat, lambda: instance.state is EngineState.PROVING)
         self._reclaim = Reclaim(instance, self.changed)
         self._commands = Commands(instance, self.changed)
-        self._gave_way = False
-        """True if the last step did nothing because another engine went first."""
-        self._wanting = False
-        """True if its last bid asked for its decodes to go before those of neighbour engines."""
+        self._gave_way: Wait | None = None
+        """The wait for which the last step did nothing; None: it did not wait for another engine."""
         self._prefill_prompts = 0
         """Prompts in the prefill step that was begun last."""
         self._prefill_next = False
@@ -75,19 +74,21 @@ class StepLoop:
         instance, channel = self._instance, self._instance.channel
         stalls.at_work()
         messages = channel.receive()
-        self.pacer.look(self._ranks.now(), self._pace())
-        gave_way, self._gave_way = self._gave_way, False
+        self._arbiter.look()
+        gave_way, self._gave_way = self._gave_way, None
         if not messages and (gave_way or self._stalls()) and not self._memory_news():
             if gave_way:
                 # First tokens may have come: they count from now on.
                 self._decodes(instance.scheduler.running_batch, self._ranks.now())
                 began = time.monotonic()
                 self._wait_for_way()
-                instance.counters.stood_still_s += time.monotonic() - began
+                waited_s = time.monotonic() - began
+                instance.counters.stood_still_s += waited_s
+                _log.debug("decode steps waited", why=gave_way.why.value, ms=round(1e3 * waited_s, 1))
             else:
                 self._wait_stalled()
             messages = channel.receive()
-            self.pacer.look(self._ranks.now(), self._pace())  # the wait is no part of the step that begins now
+            self._arbiter.look()  # the wait is no part of the step that begins now
         if channel.closed:
             raise LeaveLoop("the gpu_scheduler is gone")
         inputs: list[Any] = []
@@ -123,19 +124,6 @@ class StepLoop:
         kv = self._instance.memory.kv
         return [] if kv is None else [kv.wake_fd]
 
-    def _my_turn(self) -> bool:
-        """Whether a prefill step may begin."""
-        return self._rest(self._pace(), self._ranks.now()) == 0
-
-    def _pace(self) -> PrefillThrottle | None:
-        """Throttle of the next prefill step; None: another engine has the turn. The probe is not throttled: it is
-        short, and an engine that is not active gets no turns."""
-        return FREE if self._instance.state is EngineState.PROVING else self._ranks.pace()
-
-    def _rest(self, pace: PrefillThrottle | None, now: float) -> float:
-        """Seconds until a prefill step may begin, as far as can be said now."""
-        return inf if pace is None else self.pacer.rest(pace.pause_ratio, now)
-
     # --- requests that cannot start
 
     def _stalls(self) -> bool:
@@ -147,7 +135,7 @@ class StepLoop:
             self._stalled_since = None
             return False
         now = self._ranks.now()
-        if self._stalled_since is None or not self._my_turn():
+        if self._stalled_since is None or self._arbiter.pause():
             self._stalled_since = now
         elif now - self._stalled_since > self._patience_s():
             self._park()
@@ -164,13 +152,13 @@ class StepLoop:
         return max(own, _PROBE_PATIENCE_S) if proves and instance.kv.memory.headroom() > 0 else own
 
     def _wait_stalled(self) -> None:
-        """Waits for an event, the turn, the end of the pause, or the time to request memory again."""
+        """Waits for an event, the end of the pause, or the time to request memory again."""
         channel, fds = self._instance.channel, self._wake_fds()
-        if self._my_turn():
+        if self._arbiter.pause() is None:
             channel.wait(_MEMORY_LOOK_S, fds)
             return
-        while (rest := self._rest(self._ranks.pace_now(), time.monotonic())) > 0:
-            if channel.wait(min(rest, _TURN_LOOK_S), fds):
+        while pause := self._arbiter.pause_now():
+            if channel.wait(max(0.0, min(pause.until - time.monotonic(), _BOARD_LOOK_S)), fds):
                 return
             if self._commands.next_deadline_s(time.monotonic()) == 0:
                 return
@@ -180,19 +168,18 @@ class StepLoop:
         computed."""
         held = self._prefill_held()
         requests = len(_going_on(self._instance.scheduler.running_batch))
-        self._tell_want(requests, time.monotonic())
-        while requests and self._ranks.gives_way_now():
-            if self._instance.channel.wait(_TURN_LOOK_S, self._wake_fds()):
+        self._arbiter.decoding(requests, time.monotonic())
+        while requests and self._arbiter.decode_now():
+            if self._instance.channel.wait(_BOARD_LOOK_S, self._wake_fds()):
                 return
-            self._tell_want(requests, time.monotonic())  # decodes that wait fall behind
             if (held and not self._prefill_held()) or self._commands.next_deadline_s(time.monotonic()) == 0:
                 return
 
     def _prefill_held(self) -> bool:
-        """Whether a prompt waits for the turn, for the end of a pause, or for decode steps that come first."""
-        scheduler, now = self._instance.scheduler, time.monotonic()
+        """Whether a prompt waits for the end of a pause, or for decode steps that come first."""
+        scheduler = self._instance.scheduler
         waits = bool(scheduler.waiting_queue) or scheduler.chunked_req is not None
-        return waits and (self._rest(self._ranks.pace_now(), now) > 0 or self.pacer.holds_at(now))
+        return waits and self._arbiter.prefill_now() is not None
 
     def _park(self) -> None:
         """Parks the first waiting request, which nothing running makes room for: it goes back to the shared queue,
@@ -223,13 +210,10 @@ class StepLoop:
     # --- before SGLang forms a prefill batch
 
     def may_prefill(self, running: Any) -> bool:
-        """Whether SGLang may form a prefill batch. False when it is another engine's turn or a pause, when `running`
-        requests have to decode first, when memory has to leave first, or when the next chunk of a prompt has none."""
+        """Whether SGLang may form a prefill batch. False during a pause, when `running` requests have to decode first,
+        when memory has to leave first, or when the next chunk of a prompt has none."""
         instance, scheduler = self._instance, self._instance.scheduler
-        if not self._my_turn():
-            return False
-        # Prefill steps are not held back for decodes that wait themselves.
-        if self.pacer.holds and _going_on(running) and not self._ranks.gives_way():
+        if self._arbiter.prefill(len(_going_on(running))) is not None:
             return False
         if self._reclaim.over_limit():
             if running.is_empty():
@@ -248,12 +232,12 @@ class StepLoop:
     def chunk_tokens(self) -> int:
         """Most prompt tokens of the next prefill step: what the throttle allows, but at least the unit that SGLang
         aligns a chunk to."""
-        scheduler, pace = self._instance.scheduler, self._pace()
+        scheduler, tokens = self._instance.scheduler, self._arbiter.throttle.chunk_tokens
         whole: int = scheduler.chunked_prefill_size
-        if pace is None or not pace.chunk_tokens or not whole:  # None: its options say that prompts are not cut
+        if not tokens or not whole:  # None: its options say that prompts are not cut
             return whole
         unit = scheduler.truncation_align_size or scheduler.page_size
-        return min(whole, max(unit, pace.chunk_tokens // unit * unit))
+        return min(whole, max(unit, tokens // unit * unit))
 
     # --- before SGLang decodes
 
@@ -262,23 +246,23 @@ class StepLoop:
         self._reclaim.shrink(retract_one, self._instance.scheduler, batch)
 
     def gives_way(self, batch: Any) -> bool:
-        """Whether the decode step of this batch, which is due, waits because another engine goes first. The probe's
-        never does. A batch whose requests are all over, or ending, is not kept waiting."""
+        """Whether the decode step of this batch, which is due, waits because another engine goes first. A batch whose
+        requests are all over, or ending, is not kept waiting."""
         if not self._decodes(batch, self._ranks.now()):
             return False
-        self._gave_way = self._instance.state is not EngineState.PROVING and self._ranks.gives_way()
-        if self._gave_way:
-            self.pacer.stood_still()
-        return self._gave_way
+        self._gave_way = self._arbiter.decode()
+        if self._gave_way is None:
+            return False
+        self._arbiter.progress.disturbed()
+        return True
 
     def _decodes(self, batch: Any, now: float) -> int:
         """Updates the TPOT slack of the batch and publishes the bid. Returns how many of its requests go on."""
-        requests = _going_on(batch)
-        if self.pacer.is_blind(now):
-            self._instance.decodes_within(self.pacer.at_most_s)
-            step = self._ranks.decode_step(self.pacer.step_alone(self._instance.decode_step_s, now))
-            self.pacer.decoding(self._streams(requests, now), now, step)
-        self._tell_want(len(requests), now)
+        requests, progress = _going_on(batch), self._arbiter.progress
+        if progress.is_stale(now):
+            self._instance.decodes_within(progress.at_most_s)
+            self._arbiter.observe(self._streams(requests, now), self._instance.decode_step_s, now)
+        self._arbiter.decoding(len(requests), now)
         return len(requests)
 
     def _streams(self, requests: list[Any], now: float) -> Iterator[Stream]:
@@ -292,14 +276,6 @@ class StepLoop:
                     entry.first_at = now
                 yield Stream(entry.first_at, tokens - 1)
 
-    def _tell_want(self, requests: int, now: float) -> None:
-        """Publishes the engine's bid for decode steps, for so many requests."""
-        if self._instance.state is EngineState.PROVING:
-            requests = 0
-        need = self.pacer.need if requests else None
-        self._wanting = need is not None and self.pacer.wants(now)
-        self._ranks.decodes(requests, need, self._wanting)
-
     # --- steps
 
     def results_first(self, copied: Any) -> bool:
@@ -311,47 +287,43 @@ class StepLoop:
     def decode_begins(self) -> None:
         """Notes that a decode step goes to the device."""
         if self._instance.state is EngineState.PROVING:
-            self.pacer.forget_steps()
+            self._arbiter.progress.forget_steps()
         counters = self._instance.counters
         counters.decode_steps += 1
-        counters.urgent_steps += self._wanting
-        self.pacer.decodes(self._ranks.alone())
-        self._ranks.stepped()
+        counters.urgent_steps += self._arbiter.urgent
+        self._arbiter.decode_begins()
 
     def decode_ended(self) -> None:
         """Notes that the results of a decode step are here."""
-        self.pacer.decoded()
+        self._arbiter.progress.ended()
 
     def prefill_begins(self, prompts: int) -> None:
         """Notes that a prefill step of `prompts` prompts goes to the device, and claims the device for it."""
         self._prefill_next = False
         self._prefill_prompts = prompts
-        self.pacer.began()
-        self._ranks.stepped()
-        self._claim()
+        self._arbiter.prefill_begins(self._gaining())
 
     def prefill_ended(self) -> None:
         """Notes that the results of a prefill step are here, and ends its claim, or claims the device for the next
         one."""
-        self.pacer.ended()
-        if self.pacer.under_way or self._prefill_next:
-            self._claim()  # for the step behind it, which begins now
+        if self._arbiter.prefill_ended() or self._prefill_next:
+            self._arbiter.claim(self._gaining())  # for the step behind it, which begins now
         else:
-            self._ranks.release()
+            self._arbiter.release()
 
-    def _claim(self) -> None:
-        """Claims the device for the prompts in this step and for those queued behind it that have a free slot, since
-        both gain by it; prompts that wait for a decode to end do not count."""
+    def _gaining(self) -> int:
+        """Prompts that gain by a prefill step that goes first: those in this step and those queued behind it that have
+        a free slot; prompts that wait for a decode to end do not count."""
         scheduler, prompts = self._instance.scheduler, self._prefill_prompts
         room: int = scheduler.get_num_allocatable_reqs(len(scheduler.running_batch.reqs) + prompts)
-        self._ranks.claim(prompts + min(len(scheduler.waiting_queue), max(0, room)))
+        return prompts + min(len(scheduler.waiting_queue), max(0, room))
 
     # --- where SGLang sleeps
 
     def sleep(self) -> None:
         """Does the work that waits for SGLang to be idle, returns unused memory, then waits for an event."""
         instance = self._instance
-        self._ranks.decodes(0, None, False)
+        self._arbiter.decoding(0, time.monotonic())
         if self._commands.when_idle():
             return
         kv = instance.kv
@@ -396,7 +368,7 @@ class StepLoop:
             instance.kv,
             instance.memory.limit_bytes,
             instance.counters,
-            self.pacer.step.seconds,
+            self._arbiter.progress.step.seconds,
         )
         instance.channel.send(stats=stats)
 

@@ -45,7 +45,7 @@ class Memory:
 
 def test_what_runs_goes_on_while_a_prompt_finds_no_memory():
     channel = Channel()
-    engine = EchoEngine(channel, None, 1)
+    engine = EchoEngine(channel)
     engine._memory, engine._step_s = Memory(10), 0.0
     for name in ("first", "second"):
         sampling = common_pb2.Sampling(max_new_tokens=4, ignore_eos=True)
@@ -57,7 +57,7 @@ def test_what_runs_goes_on_while_a_prompt_finds_no_memory():
 
 def test_a_grammar_is_refused():
     channel = Channel()
-    engine = EchoEngine(channel, None, 1)
+    engine = EchoEngine(channel)
     engine._memory = Memory(10)
     sampling = common_pb2.Sampling(max_new_tokens=4, regex="a")
     engine._accept(engine_pb2.Generate(request_id="first", token_ids=[1], sampling=sampling))
@@ -66,7 +66,7 @@ def test_a_grammar_is_refused():
 
 def test_a_prompt_is_embedded_in_one_step_and_keeps_no_memory():
     channel = Channel()
-    engine = EchoEngine(channel, None, 1)
+    engine = EchoEngine(channel)
     engine._memory, engine._dimensions = Memory(10), 4
     for name in ("first", "second"):  # each fills the memory
         engine._accept(engine_pb2.Generate(request_id=name, token_ids=range(10), embed=True))
@@ -80,7 +80,7 @@ def test_a_prompt_is_embedded_in_one_step_and_keeps_no_memory():
 @pytest.mark.parametrize("dimensions", [0, 4])
 def test_what_the_model_does_not_make_is_refused(dimensions):
     channel = Channel()
-    engine = EchoEngine(channel, None, 1)
+    engine = EchoEngine(channel)
     engine._memory, engine._dimensions = Memory(10), dimensions
     engine._accept(engine_pb2.Generate(request_id="first", token_ids=[1], embed=not dimensions))
     assert channel.last.finish == common_pb2.REJECTED and not engine._waiting
@@ -88,7 +88,7 @@ def test_what_the_model_does_not_make_is_refused(dimensions):
 
 def test_a_prompt_has_as_many_log_probabilities_as_are_asked_for_and_may_be_all_there_is():
     channel = Channel()
-    engine = EchoEngine(channel, None, 1)
+    engine = EchoEngine(channel)
     engine._memory = Memory(100)
     sampling = common_pb2.Sampling(max_new_tokens=1, logprobs=True, prompt_logprobs_from=1, prompt_only=True)
     engine._accept(engine_pb2.Generate(request_id="alone", token_ids=range(5), sampling=sampling))

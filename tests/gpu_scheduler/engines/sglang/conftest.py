@@ -63,8 +63,7 @@ def turns(word: int) -> Iterator[shared_board.SharedBoard]:
     """Whatever is set there goes with the test."""
     turns = shared_board.SharedBoard(word)
     yield turns
-    turns.give(shared_board.ANYBODY)
-    turns.set_pace(INDEX, throttle.FREE)
+    turns.set_throttle(INDEX, throttle.FREE)
     turns.set_prefill_priority(0.0, 0)
     turns.set_decode_arbitration(0.0)
 
@@ -101,7 +100,7 @@ def motion(turns: shared_board.SharedBoard) -> Iterator[Motion]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def engines(word: int) -> AsyncIterator[Engines]:
     """For tests that run in the session's loop."""
-    shared = Engines("--turn-fd", str(word), "--turn-index", str(INDEX), pass_fds=[word])
+    shared = Engines("--board-fd", str(word), "--board-index", str(INDEX), pass_fds=[word])
     yield shared
     await shared.close()
 

@@ -28,28 +28,28 @@ async def test_decodes_stand_still_for_a_neighbour_that_wants_to_be_first_and_no
     await llama.answer("first")
     await llama.until(lambda: llama.has_counted)  # what follows is counted from there
 
-    turns.set_pace(INDEX, PACE)
+    turns.set_throttle(INDEX, PACE)
     turns.set_decode_arbitration(LONG_S)
-    turns.want(NEIGHBOUR, 0.0, time.monotonic() + LONG_S)
+    turns.bid(NEIGHBOUR, 0.0, time.monotonic() + LONG_S)
     for number in range(3):
         llama.ask(f"{number}", prompts[number], 40, ignore_eos=True)
         await llama.until(lambda number=number: len(llama.answers[f"{number}"].tokens) > 0)
     assert [len(llama.answers[f"{number}"].tokens) for number in range(3)] == [1, 1, 1]
-    turns.want(NEIGHBOUR, None, time.monotonic())
+    turns.bid(NEIGHBOUR, None, time.monotonic())
     for number in range(3):
         assert (await llama.answer(f"{number}")).tokens == said["llama"][number]
 
-    turns.set_pace(INDEX, FREE)
-    turns.want(NEIGHBOUR, 0.0, time.monotonic() + LONG_S)
+    turns.set_throttle(INDEX, FREE)
+    turns.bid(NEIGHBOUR, 0.0, time.monotonic() + LONG_S)
     llama.ask("no target", prompts[3], 10, ignore_eos=True)
     assert (await llama.answer("no target")).tokens == said["llama"][3][:10]
 
-    turns.set_pace(INDEX, PACE)
+    turns.set_throttle(INDEX, PACE)
     turns.set_decode_arbitration(SHORT_S)
-    turns.want(NEIGHBOUR, 0.0, time.monotonic() + LONG_S)
+    turns.bid(NEIGHBOUR, 0.0, time.monotonic() + LONG_S)
     llama.ask("slow", prompts[3], 10, ignore_eos=True)
     assert (await llama.answer("slow")).tokens == said["llama"][3][:10], "a step each time that it waited"
-    turns.want(NEIGHBOUR, None, time.monotonic())
+    turns.bid(NEIGHBOUR, None, time.monotonic())
     steps = 1 + 39 + 9 + 9
     await llama.until(lambda: llama.stats.decode_steps >= steps - 1 and llama.stats.stood_still_s > 0)
     assert llama.stats.decode_step_s > PACE.step_s and llama.stats.urgent_steps == 0, "it wants nothing"

@@ -56,28 +56,28 @@ async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
         # The model's first pass takes no notice.
-        turns.set_pace(INDEX, PrefillThrottle(128, FOR_EVER))
+        turns.set_throttle(INDEX, PrefillThrottle(128, FOR_EVER))
         model = load(at, "llama", long_llama, context_tokens=LONGEST, chunked_prefill_size=WHOLE, **options)
         await end.hold(model)
 
-        turns.set_pace(INDEX, PrefillThrottle(135 if as_on_a_gpu else 128, 0.05))  # in whole pages
+        turns.set_throttle(INDEX, PrefillThrottle(135 if as_on_a_gpu else 128, 0.05))  # in whole pages
         end.ask("paced", paced, 4, ignore_eos=True)
         answer = await end.answer("paced")
         assert answer.tokens == said[0]
         assert answer.prefilled == [(0, 128 * step) for step in range(1, 16)], "with the first one 16 steps"
 
-        turns.set_pace(INDEX, FREE)
+        turns.set_throttle(INDEX, FREE)
         end.ask("free", free, 4, ignore_eos=True)
         answer = await end.answer("free")
         assert answer.tokens == said[1] and answer.prefilled == [(0, WHOLE * step) for step in range(1, 4)]
 
         end.ask("running", prompts[0], 120, ignore_eos=True)
         await end.until(lambda: len(end.answers["running"].tokens) > 0)
-        turns.set_pace(INDEX, PrefillThrottle(128, FOR_EVER))
+        turns.set_throttle(INDEX, PrefillThrottle(128, FOR_EVER))
         end.ask("held", held, 4, ignore_eos=True)
         assert len((await end.answer("running")).tokens) == 120, "decoding goes on in a pause"
         assert not end.answers["held"].tokens and not end.answers["held"].prefilled
-        turns.set_pace(INDEX, FREE)
+        turns.set_throttle(INDEX, FREE)
         answer = await end.answer("held")
         assert answer.tokens == said[2] and answer.prefilled == [(0, WHOLE * step) for step in range(1, 4)]
 
@@ -94,7 +94,7 @@ async def test_what_an_engine_decodes_itself_goes_on_between_its_prefill_steps_w
     chance = random.Random(5)
     (spoken,) = checkpoints.reference(long_llama, prompts[:1], 400)
     options = {"page_size": 16, "overlap": 1} if as_on_a_gpu else {}
-    turns.set_pace(INDEX, FREE)
+    turns.set_throttle(INDEX, FREE)
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
         await end.hold(load(at, "llama", long_llama, context_tokens=LONGEST, chunked_prefill_size=WHOLE, **options))
@@ -103,7 +103,7 @@ async def test_what_an_engine_decodes_itself_goes_on_between_its_prefill_steps_w
             """A long prompt beside a request with that target, and how long it took."""
             long = [chance.randrange(2, checkpoints.VOCABULARY) for _ in range(LONG)]
             (said,) = checkpoints.reference(long_llama, [long], 4)
-            turns.set_pace(INDEX, PrefillThrottle(128, 0.0, step_s))
+            turns.set_throttle(INDEX, PrefillThrottle(128, 0.0, step_s))
             beside = f"{name}: decodes"
             end.ask(beside, prompts[0], 400, ignore_eos=True)
             await end.until(lambda: len(end.answers[beside].tokens) > 0)

@@ -22,7 +22,7 @@ async def test_decodes_stand_still_while_a_neighbour_prefills_unless_they_are_to
     prompts: list[list[int]],
     said: dict[str, list[list[int]]],
 ) -> None:
-    turns.set_pace(INDEX, FREE)
+    turns.set_throttle(INDEX, FREE)
     turns.set_prefill_priority(LONG_S, 0)
     turns.claim(NEIGHBOUR, time.monotonic(), 1)
     for number in range(3):

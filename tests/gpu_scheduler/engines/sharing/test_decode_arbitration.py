@@ -2,10 +2,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.engines.sharing import decode_arbitration
-from gpu_scheduler.engines.sharing.decode_arbitration import want
+from gpu_scheduler.engines.sharing.decode_arbitration import bid
 
 engines = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 64), st.booleans()), min_size=1, max_size=8).map(
-    lambda drawn: {want(need, requests, place): wanting for place, (need, requests, wanting) in enumerate(drawn)}
+    lambda drawn: {bid(need, requests, place): wanting for place, (need, requests, wanting) in enumerate(drawn)}
 )
 
 
@@ -21,26 +21,26 @@ def standing(all_of_them):
 
 
 def test_who_needs_less_of_the_devices_goes_first():
-    small, large = want(0.3, 1, 2), want(0.7, 1, 1)
+    small, large = bid(0.3, 1, 2), bid(0.7, 1, 1)
     assert standing({small: True, large: True}) == {large}
 
 
 def test_who_needs_less_for_each_request_goes_first():
-    one, many = want(0.5, 1, 1), want(0.8, 2, 2)
+    one, many = bid(0.5, 1, 1), bid(0.8, 2, 2)
     assert standing({one: True, many: True}) == {one}
 
 
 def test_where_there_is_enough_for_all_nobody_stands_still():
-    assert standing({want(0.3, 1, 2): True, want(0.5, 1, 1): True, want(0.09, 1, 3): True}) == set()
+    assert standing({bid(0.3, 1, 2): True, bid(0.5, 1, 1): True, bid(0.09, 1, 3): True}) == set()
 
 
 def test_who_is_ahead_of_its_target_stands_still_for_who_is_not_whatever_they_need():
-    small, large = want(0.1, 1, 1), want(0.9, 1, 2)
+    small, large = bid(0.1, 1, 1), bid(0.9, 1, 2)
     assert standing({small: False, large: True}) == {small}
 
 
 def test_who_all_have_what_they_want_share_the_devices():
-    assert standing({want(0.1, 1, 1): False, want(0.9, 1, 2): False}) == set()
+    assert standing({bid(0.1, 1, 1): False, bid(0.9, 1, 2): False}) == set()
 
 
 @given(engines)
@@ -56,11 +56,11 @@ def test_somebody_always_goes_on_and_where_there_is_not_enough_it_is_one_of_thos
 
 
 def test_a_step_says_what_it_needs_where_nobody_else_goes_on():
-    own, less, more = want(0.5, 1, 2), want(0.45, 1, 1), want(0.6, 1, 3)
+    own, less, more = bid(0.5, 1, 2), bid(0.45, 1, 1), bid(0.6, 1, 3)
     assert decode_arbitration.alone(own, True, [])
     assert decode_arbitration.alone(own, True, [more]), "which stands still"
     assert not decode_arbitration.alone(own, True, [less]), "which goes first"
-    assert not decode_arbitration.alone(own, True, [want(0.2, 1, 3)]), "both have what they need"
+    assert not decode_arbitration.alone(own, True, [bid(0.2, 1, 3)]), "both have what they need"
     assert not decode_arbitration.alone(own, False, []), "others may decode who want nothing either"
 
 
@@ -74,8 +74,8 @@ def test_of_several_that_want_at_most_one_is_alone_and_then_all_others_stand_sti
 
 
 def test_decodes_want_to_be_first_that_have_less_than_a_step_in_hand():
-    assert decode_arbitration.wants(-0.1, 0.005) and decode_arbitration.wants(0.004, 0.005)
-    assert not decode_arbitration.wants(0.005, 0.005)
+    assert decode_arbitration.due(-0.1, 0.005) and decode_arbitration.due(0.004, 0.005)
+    assert not decode_arbitration.due(0.005, 0.005)
 
 
 def test_the_need_is_the_share_that_keeps_the_target_and_of_an_unknown_step_the_least():

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.engines.sharing.throttle import ThrottleRules
-from gpu_scheduler.engines.sharing.tpot_slack import RECOVERY_RATIO, RECOVERY_TOKENS, DecodeWindow, Stream, lead_s
+from gpu_scheduler.engines.sharing.tpot_slack import RECOVERY_RATIO, RECOVERY_TOKENS, DecodeWindow, Stream, slack_s
 
 HALF = 0.5
 """Of the devices, that decodes need."""
@@ -14,31 +14,31 @@ SECONDS = st.floats(1e-3, 1.0)
 
 
 def test_where_nothing_decodes_there_is_all_the_time():
-    assert lead_s([], 100.0, 0.005, 0.010) == inf
+    assert slack_s([], 100.0, 0.005, 0.010) == inf
 
 
 def test_the_first_token_leaves_the_target_less_a_step_and_every_quicker_one_what_it_was_quicker_by():
-    assert lead_s([Stream(100.0, 0)], 100.0, 0.004, 0.010) == pytest.approx(0.006)
-    assert lead_s([Stream(100.0, 50)], 100.2, 0.004, 0.010) == pytest.approx(0.306)
+    assert slack_s([Stream(100.0, 0)], 100.0, 0.004, 0.010) == pytest.approx(0.006)
+    assert slack_s([Stream(100.0, 50)], 100.2, 0.004, 0.010) == pytest.approx(0.306)
 
 
 def test_it_is_that_of_the_request_that_has_least_in_hand_and_falls_with_the_time():
     streams = [Stream(100.0, 50), Stream(100.195, 0), Stream(100.1, 20)]
-    assert lead_s(streams, 100.2, 0.004, 0.010) == pytest.approx(0.001)
-    assert lead_s(streams, 100.203, 0.004, 0.010) == pytest.approx(-0.002)
+    assert slack_s(streams, 100.2, 0.004, 0.010) == pytest.approx(0.001)
+    assert slack_s(streams, 100.203, 0.004, 0.010) == pytest.approx(-0.002)
 
 
 def test_who_cannot_make_good_what_it_is_behind_does_not_count():
     """With 6 ms to gain for each token, 12 tokens and two for each that it has."""
-    assert lead_s([Stream(100.0, 0)], 100.0 + 0.006 + 0.071, 0.004, 0.010) == pytest.approx(-0.071)
-    assert lead_s([Stream(100.0, 0)], 100.0 + 0.006 + 0.073, 0.004, 0.010) == inf
-    assert lead_s([Stream(100.0, 0), Stream(100.05, 3)], 100.079, 0.004, 0.010) == pytest.approx(0.007)
-    assert lead_s([Stream(100.0, 10)], 100.106 + 0.180, 0.004, 0.010) == pytest.approx(-0.180)
+    assert slack_s([Stream(100.0, 0)], 100.0 + 0.006 + 0.071, 0.004, 0.010) == pytest.approx(-0.071)
+    assert slack_s([Stream(100.0, 0)], 100.0 + 0.006 + 0.073, 0.004, 0.010) == inf
+    assert slack_s([Stream(100.0, 0), Stream(100.05, 3)], 100.079, 0.004, 0.010) == pytest.approx(0.007)
+    assert slack_s([Stream(100.0, 10)], 100.106 + 0.180, 0.004, 0.010) == pytest.approx(-0.180)
 
 
 def test_of_a_target_that_no_step_keeps_only_what_is_in_hand_already_counts():
-    assert lead_s([Stream(100.0, 0)], 100.0, 0.012, 0.010) == inf
-    assert lead_s([Stream(100.0, 50)], 100.2, 0.012, 0.010) == pytest.approx(0.298)
+    assert slack_s([Stream(100.0, 0)], 100.0, 0.012, 0.010) == inf
+    assert slack_s([Stream(100.0, 50)], 100.2, 0.012, 0.010) == pytest.approx(0.298)
 
 
 @st.composite
@@ -60,7 +60,7 @@ def test_steps_that_begin_within_the_lead_have_every_token_in_time(drawn):
     while waiting or running:
         while waiting and (waiting[0][0] <= steps or not running):
             running.append([now, 0, waiting.pop(0)[1]])
-        lead = lead_s([Stream(first_at, tokens) for first_at, tokens, _ in running], now, step_s, target_s)
+        lead = slack_s([Stream(first_at, tokens) for first_at, tokens, _ in running], now, step_s, target_s)
         assert lead >= -1e-9
         now += max(0.0, lead) + step_s
         steps += 1
@@ -79,9 +79,9 @@ def test_steps_that_begin_within_the_lead_have_every_token_in_time(drawn):
 def test_whoever_counts_is_in_time_again_if_it_goes_on_for_long_enough(step_s, times, drawn, now):
     target_s = times * step_s
     for first_at, tokens in drawn:
-        lead = lead_s([Stream(first_at, tokens)], now, step_s, target_s)
+        lead = slack_s([Stream(first_at, tokens)], now, step_s, target_s)
         more = RECOVERY_RATIO * tokens + RECOVERY_TOKENS
-        caught_up = lead_s([Stream(first_at, tokens + more)], now + more * step_s, step_s, target_s)
+        caught_up = slack_s([Stream(first_at, tokens + more)], now + more * step_s, step_s, target_s)
         assert lead == inf or caught_up >= -1e-6
 
 

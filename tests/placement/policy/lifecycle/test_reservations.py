@@ -48,9 +48,9 @@ def test_nobody_makes_way_before_its_quantum_and_pinned_ones_never_do():
     g, reservations = group(), Reservations(0.0)
     there = standing([g], [on(g, "came", stay_s=3.9), on(g, "pinned", stay_s=99.0, pinned=True)], RULES)
     answer = reservations.ask(new(), there, 0.0)
-    assert answer.outcome.reason.endswith("g is promised to it, which has waited for 0.0 s")
+    assert answer.outcome.reason.endswith("g is reserved for it, which has waited for 0.0 s")
     there = standing([g], [on(g, "a", stay_s=99.0, pinned=True), on(g, "b", stay_s=99.0, pinned=True)], RULES)
-    assert "promised" not in Reservations(0.0).ask(new(), there, 0.0).outcome.reason
+    assert "reserved" not in Reservations(0.0).ask(new(), there, 0.0).outcome.reason
 
 
 def test_nobody_else_comes_up_where_a_group_is_promised():
@@ -91,12 +91,12 @@ def test_who_was_given_its_group_and_does_not_come_holds_it_no_longer_than_who_s
     assert reservations.any(FORGOTTEN_S) and not reservations.any(FORGOTTEN_S + 0.1)
 
 
-def test_a_group_that_is_lost_is_promised_no_more():
+def test_reservation_of_a_group_that_is_lost_ends():
     g, h, reservations = group("g"), group("h"), Reservations(0.0)
     there = standing([g, h], [on(g, "a", 90, claims=1, stay_s=0.0), on(h, "b", 90, claims=2, stay_s=0.0)], RULES)
-    assert "g is promised" in reservations.ask(new(), there, 0.0).outcome.reason
+    assert "g is reserved" in reservations.ask(new(), there, 0.0).outcome.reason
     there.lose("g")
-    assert "h is promised" in reservations.ask(new(), there, 0.1).outcome.reason
+    assert "h is reserved" in reservations.ask(new(), there, 0.1).outcome.reason
 
 
 class Rotation:

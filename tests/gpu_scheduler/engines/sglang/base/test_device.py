@@ -70,7 +70,7 @@ def refuse():
 
 private.set_stack = set_stack
 instance = Instance.__new__(Instance)
-instance.device, instance.ranks = torch.device("cuda:0"), Alone(None, 0)
+instance.device, instance.ranks = torch.device("cuda:0"), Alone()
 instance.options = SimpleNamespace(small_stack=1)
 instance.memory = SimpleNamespace(map_weights=lambda: has.update(mapped=1), unmap_weights=lambda: has.update(mapped=0))
 graphs = SimpleNamespace(come_back=refuse, save=lambda: None, leave=lambda: None)

@@ -87,7 +87,7 @@ from protos import engine_pb2
 
 sent = []
 channel = SimpleNamespace(send=lambda **message: sent.append(message))
-engine = ModelHost(channel, SimpleNamespace(size=1, rank=0, gather=lambda one: [one]), None)
+engine = ModelHost(channel, SimpleNamespace(size=1, rank=0, gather=lambda one: [one]), None, None)
 engine._build = lambda instance: None
 engine._serve = lambda instance: 7
 for clean in (True, False):

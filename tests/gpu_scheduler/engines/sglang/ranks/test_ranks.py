@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from gpu_scheduler.engines import shared_board
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NoMemory
 from gpu_scheduler.engines.sglang.policy.agreement import RankFacts
 from gpu_scheduler.engines.sglang.ranks.channel import FollowerChannel, LeaderChannel
-from gpu_scheduler.engines.sglang.ranks.ranks import Alone, Follower, Leader
+from gpu_scheduler.engines.sglang.ranks.ranks import Follower, Leader
 from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep
+from gpu_scheduler.engines.sharing.step_gate import Reason, StepAnswer, Wait
+from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 from protos import engine_pb2
 from services.ipc.framing import frame
 
@@ -26,10 +26,10 @@ WAIT_S = 60.0
 class Three:
     """A leader, its two followers, and the gpu_scheduler's end of the socket."""
 
-    def __init__(self, words: shared_board.SharedBoard | None = None) -> None:
+    def __init__(self) -> None:
         pairs = [socket.socketpair() for _ in range(2)]
         self.parent, channel = socket.socketpair()
-        self.leader = Leader([first.detach() for first, _ in pairs], words, 1)
+        self.leader = Leader([first.detach() for first, _ in pairs])
         self.followers = [Follower(pair[1].detach(), rank, 3) for rank, pair in enumerate(pairs, start=1)]
         self.channels: list[Any] = [LeaderChannel(channel.detach(), self.leader)]
         self.channels += [FollowerChannel(follower) for follower in self.followers]
@@ -80,133 +80,21 @@ def test_the_worst_off_decides_for_all() -> None:
     assert {(rank.agreed.limit, rank.agreed.wanted) for rank in three.ranks} == {(100, 7)}
 
 
-def test_all_ranks_give_way_in_the_same_step_and_the_first_one_claims_for_all() -> None:
-    fd = shared_board.create()
-    words, three = shared_board.SharedBoard(fd), Three(shared_board.SharedBoard(fd))
-    words.set_prefill_priority(1000.0, 0)
-    words.claim(2, time.monotonic(), 1)
-    three.all(lambda rank: three.channels[rank].receive())
-    assert [rank.gives_way() for rank in three.ranks] == [True] * 3
-    words.release(2)
-    assert [rank.gives_way() for rank in three.ranks] == [True] * 3, "in this step"
-    assert not three.leader.gives_way_now()
-    three.all(lambda rank: three.channels[rank].receive())
-    assert [rank.gives_way() for rank in three.ranks] == [False] * 3
-    for rank in three.ranks:
-        rank.claim(1)
-    assert words.claimed(2, time.monotonic()) and not three.leader.gives_way_now()
-    three.followers[0].release()
-    assert words.claimed(2, time.monotonic())
-    three.leader.release()
-    assert not words.claimed(2, time.monotonic())
-
-
-def test_who_decodes_for_many_requests_waits_for_as_many_more_prompts_and_has_no_device_for_itself_without() -> None:
-    fd = shared_board.create()
-    words, three = shared_board.SharedBoard(fd), Three(shared_board.SharedBoard(fd))
-    words.set_prefill_priority(1000.0, 16)
-
-    def give_way(requests: int, prompts: int) -> list[bool]:
-        words.claim(2, time.monotonic(), prompts)
-        for rank in three.ranks:
-            rank.decodes(requests, 0.5, True)
-        three.all(lambda rank: three.channels[rank].receive())
-        return [rank.gives_way() for rank in three.ranks]
-
-    assert give_way(16, 1) == [True] * 3
-    assert give_way(17, 1) == [False] * 3 and not three.leader.alone()
-    assert give_way(17, 2) == [True] * 3
-    words.set_prefill_priority(1000.0, 0)
-    assert give_way(1000, 1) == [True] * 3, "however many"
-
-
-@pytest.fixture
-def wants_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However late whoever looks is here: who wants says so no more than once."""
-    monkeypatch.setattr(shared_board, "_WANTED_S", 1000.0)
-
-
-@pytest.mark.usefixtures("wants_for_ever")
-def test_who_stands_still_for_a_prefill_or_prefills_itself_wants_nothing_meanwhile() -> None:
-    fd = shared_board.create()
-    words, own = shared_board.SharedBoard(fd), Alone(shared_board.SharedBoard(fd), 1)
-    words.set_prefill_priority(1000.0, 16)
-    words.set_decode_arbitration(1000.0)
-
-    def wanted_with(requests: int) -> bool:
-        own.decodes(requests, 0.4, True)
-        own.gives_way_now()
-        return bool(words.wanting(3, time.monotonic()))
-
-    assert wanted_with(16)
-    words.claim(2, time.monotonic(), 1)
-    assert not wanted_with(16), "others would wait for a step that is not made"
-    assert wanted_with(17), "they are too many to stand still"
-    words.release(2)
-    assert wanted_with(16)
-    own.claim(1)
-    assert not wanted_with(16), "its own prompts come first"
-    own.release()
-    assert wanted_with(16)
-
-
-@pytest.mark.usefixtures("wants_for_ever")
-def test_who_decodes_for_too_many_requests_goes_on_beside_one_that_stands_still_for_the_same_prefill() -> None:
-    fd = shared_board.create()
-    words = shared_board.SharedBoard(fd)
-    words.set_prefill_priority(1000.0, 16)
-    words.set_decode_arbitration(1000.0)
-    few, many = Alone(shared_board.SharedBoard(fd), 1), Alone(shared_board.SharedBoard(fd), 2)
-
-    def look() -> tuple[bool, bool]:
-        few.decodes(1, 0.04, True)
-        many.decodes(17, 0.9, True)
-        return few.gives_way_now(), many.gives_way_now()
-
-    assert look() == (False, True), "the few need less for each"
-    words.claim(3, time.monotonic(), 1)
-    assert look() == (True, False)
-    words.release(3)
-    assert look() == (False, True)
-
-
-@pytest.mark.usefixtures("wants_for_ever")
-def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_and_the_first_one_tells() -> None:
-    fd = shared_board.create()
-    words, three = shared_board.SharedBoard(fd), Three(shared_board.SharedBoard(fd))
-    words.set_decode_arbitration(1000.0)
-
-    def give_way(need: float | None, wanting: bool) -> list[bool]:
-        words.want(2, 0.55, time.monotonic())
-        for rank in three.ranks:
-            rank.decodes(1, need, wanting)
-        three.all(lambda rank: three.channels[rank].receive())
-        return [rank.gives_way() for rank in three.ranks]
-
-    assert give_way(0.6, True) == [True] * 3
-    assert words.wanting(2, time.monotonic()) == [shared_board.wanted(1, 0.6)]
-    assert not three.leader.alone()
-    assert give_way(0.4, True) == [False] * 3
-    assert three.leader.alone(), "the other stands still"
-    assert give_way(0.4, False) == [True] * 3, "it is ahead of its target"
-    assert words.wanting(2, time.monotonic()) == []
-    assert give_way(None, False) == [False] * 3, "it has no target"
-    words.want(2, None, time.monotonic())
-    words.want(3, 0.4, time.monotonic())
-    words.set_decode_arbitration(0.0)
-    assert give_way(0.6, True) == [False] * 3
-
-
-def test_all_ranks_go_by_what_the_first_one_knew_of_decode_steps_before_this_step() -> None:
+def test_answers_of_the_first_rank_hold_for_all_in_the_same_step() -> None:
     three = Three()
-
-    def known(first: DecodeStep) -> list[DecodeStep]:
-        own = (first, DecodeStep(0.005, True), DecodeStep())
-        return [rank.decode_step(each) for rank, each in zip(three.ranks, own, strict=True)]
-
-    assert known(DecodeStep(0.008, True)) == [DecodeStep()] * 3
-    three.all(lambda rank: three.channels[rank].receive())
-    assert known(DecodeStep(0.009)) == [DecodeStep(0.008, True)] * 3
+    answers = [
+        StepAnswer(PrefillThrottle(128), Wait(7.0, Reason.NEIGHBOUR_DECODES), DecodeStep(0.008, True)),
+        StepAnswer(),
+    ]
+    for rank in three.ranks[1:]:
+        rank.ask(lambda: StepAnswer(PrefillThrottle(1)))  # nobody asks them
+    three.leader.ask(lambda: answers[0])
+    assert [rank.answer for rank in three.ranks] == [StepAnswer()] * 3, "before the first step"
+    for answer in list(answers):
+        three.all(lambda rank: three.channels[rank].receive())
+        assert [rank.answer for rank in three.ranks] == [answer] * 3
+        answers.pop(0)
+        assert [rank.answer for rank in three.ranks] == [answer] * 3, "until the next step"
 
 
 def test_an_idle_engine_goes_on_when_any_rank_has_news() -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpu_scheduler.engines import shared_board
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from loader.policy.floor import floor_bytes
 from protos import common_pb2, engine_pb2
 from testing.engines.harness import KV_EXTENT, EngineEnd, load, node
@@ -214,7 +215,7 @@ async def test_at_its_floor_a_model_serves_its_longest_requests_whatever_it_had_
         assert answer.finish == common_pb2.LENGTH and len(answer.tokens) == CONTEXT - 1
 
 
-async def test_the_queue_is_in_the_order_of_priority_and_prefill_waits_for_the_turn(
+async def test_waiting_requests_after_a_long_pause_start_in_the_order_of_priority(
     tmp_path: Path,
     engines: Engines,
     models: dict[str, Path],
@@ -224,18 +225,15 @@ async def test_the_queue_is_in_the_order_of_priority_and_prefill_waits_for_the_t
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
-        turns.give(1)
-        # Activation takes no turn; requests do.
         await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, max_running_requests=2))
-        turns.give(shared_board.ANYBODY)
         end.ask("running", prompts[0], 120, ignore_eos=True)
         await end.until(lambda: len(end.answers["running"].tokens) > 0)
-        turns.give(1)
+        turns.set_throttle(INDEX, PrefillThrottle(pause_ratio=1e6))
         for priority in (30, 10, 20):
             end.ask(f"p{priority}", prompts[1], NEW_TOKENS, priority=priority, ignore_eos=True)
-        assert len((await end.answer("running")).tokens) == 120, "decoding goes on out of turn"
+        assert len((await end.answer("running")).tokens) == 120, "pauses do not hold up decodes"
         assert end.order == ["running"]
-        turns.give(INDEX)
+        turns.set_throttle(INDEX, FREE)
         for priority in (10, 20, 30):
             assert (await end.answer(f"p{priority}")).tokens == said["llama"][1]
         assert end.order == ["running", "p10", "p20", "p30"]

@@ -1,0 +1,369 @@
+"""What an engine does between two steps: cases that run in a process which has imported SGLang (`forks`), over
+stand-ins for SGLang's scheduler and for memory. `test_loop.py` names them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from unittest.mock import MagicMock, patch
+
+from gpu_scheduler.engines import shared_board
+from gpu_scheduler.engines.sglang.base import current
+from gpu_scheduler.engines.sglang.base.states import EngineState
+from gpu_scheduler.engines.sglang.hooks import loop as hooks
+from gpu_scheduler.engines.sglang.model.instance import Instance
+from gpu_scheduler.engines.sglang.model.stats import EngineCounters
+from gpu_scheduler.engines.sglang.policy.agreement import StepAgreement
+from gpu_scheduler.engines.sglang.ranks.ranks import Alone
+from gpu_scheduler.engines.sglang.step.current import set_loop
+from gpu_scheduler.engines.sglang.step.loop import StepLoop
+from gpu_scheduler.engines.shared_board import BoardSeat, SharedBoard
+from gpu_scheduler.engines.sharing.step_gate import Reason, StepAnswer, Wait
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
+from protos import engine_pb2
+
+INDEX, NEIGHBOUR = 1, 2
+LOOK_S = 0.002
+"""Two looks at the board: a wait that has ended is noticed within that."""
+
+
+class Clock:
+    """The time of the engine, which passes only while it waits, or a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float, fds: Sequence[int] = ()) -> bool:
+        self.now += seconds
+        return False
+
+
+class Bench:
+    """A loop with its board and clock, over a scheduler that has nothing to do."""
+
+    def __init__(self, throttle: PrefillThrottle = FREE, state: EngineState = EngineState.ACTIVE) -> None:
+        self.clock = Clock()
+        for module in ("loop", "arbiter"):
+            patch(f"gpu_scheduler.engines.sglang.step.{module}.time", self.clock).start()
+        self.board = SharedBoard(shared_board.create())
+        self.throttle = throttle
+        self.instance = MagicMock()
+        instance = self.instance
+        instance.ranks, instance.probe, instance.state = Alone(), None, state
+        instance.ranks.now = self.clock.monotonic
+        instance.decode_step_s, instance.counters = 0.0, EngineCounters()
+        instance.channel.receive, instance.channel.closed, instance.channel.wait = lambda: [], False, self.clock.wait
+        instance.options.park_after_ms, instance.options.linger_ms = 1e9, 0
+        self.scheduler, self.memory = instance.scheduler, instance.memory.kv
+        self.scheduler.waiting_queue, self.scheduler.chunked_req, self.scheduler.last_batch = [], None, None
+        self.scheduler.running_batch.reqs = []
+        self.scheduler.get_num_allocatable_reqs = lambda running: 0
+        self.scheduler.running_batch.is_empty = lambda: not self.scheduler.running_batch.reqs
+        self.memory.woken, self.memory.overage_bytes.return_value = False, 0
+        instance.kv_transfer.expected_s.return_value = 0
+        self.loop = StepLoop(instance, BoardSeat(self.board, INDEX))
+        patch.object(self.loop, "_reclaim").start()
+        patch.object(self.loop, "_tell").start()
+
+    @property
+    def throttle(self) -> PrefillThrottle:
+        return self.board.throttle(INDEX)
+
+    @throttle.setter
+    def throttle(self, throttle: PrefillThrottle) -> None:
+        self.board.set_throttle(INDEX, throttle)
+
+    def prefill_step(self, seconds: float) -> None:
+        self.loop.prefill_begins(1)
+        self.clock.now += seconds
+        self.loop.prefill_ended()
+
+    def decode_step(self, seconds: float) -> None:
+        """Asked for, begun and ended; the engine looks at the time before."""
+        self.loop.pull()
+        assert not self.loop.gives_way(self.scheduler.running_batch)
+        self.loop.decode_begins()
+        self.loop.decode_ended()
+        self.clock.now += seconds
+
+    def neighbour_prefills_until(self, end: float) -> None:
+        """Decode steps wait that long: a claim holds for the time that others wait, and counts from when it is made."""
+        self.board.set_prefill_priority(1.0, 0)
+        self.board.claim(NEIGHBOUR, end - 1.0, 1)
+        self.board.set_prefill_priority(1000.0, 0)
+
+    def gave_way(self) -> None:
+        """The last step did nothing because another engine went first."""
+        assert self.loop.gives_way(self.scheduler.running_batch)
+
+    def bid(self) -> float | None:
+        """The share that the engine bids for; None: it makes no bid."""
+        bids = self.board.bids(NEIGHBOUR, self.clock.now)
+        return bids[0].need if bids else None
+
+    def first_token(self, at: float | None) -> None:
+        """Of all requests."""
+        self.instance.request_table.by_rid.return_value.first_at = at
+
+
+def request(*, over: bool = False) -> MagicMock:
+    """One that runs, with its first token, or that has ended and is still in its batch."""
+    made = MagicMock(to_finish=None, output_ids=[7])
+    made.finished.return_value = over
+    return made
+
+
+# --- cases
+
+
+def reclaim_before_a_stalled_engine_waits() -> None:
+    """What ranks agreed on holds until they receive again: a reclaim that came with it must not be lost in the wait."""
+    bench = Bench(PrefillThrottle(128, 1e9))
+    agreements = [StepAgreement(news=True, wanted=7), StepAgreement()]
+
+    class Several(Alone):
+        size = 2
+        agreed = StepAgreement()
+        answer = StepAnswer(PrefillThrottle(128, 1e9))
+
+    ranks = Several()
+    ranks.now = bench.clock.monotonic  # type: ignore[method-assign]
+    instance = bench.instance
+
+    def receive() -> list[engine_pb2.ToEngine]:
+        ranks.agreed = agreements.pop(0)
+        return []
+
+    instance.ranks, instance.channel.receive, instance.channel.wait = ranks, receive, MagicMock()
+    bench.scheduler.waiting_queue = ["waits for the end of a pause"]
+    bench.scheduler.tree_cache.root_node.children = {}
+    bench.scheduler.tree_cache.evictable_size.return_value = 0
+    memory, kv = bench.memory, instance.kv
+    type(memory).woken = property(lambda _: ranks.agreed.news)
+    memory.take_reclaims = lambda: ranks.agreed.wanted
+    memory.extent_bytes, kv.leaving.return_value, kv.used, kv.give_up_empties.return_value = 1, 7, 0, 7
+    loop = StepLoop(instance, BoardSeat(bench.board, INDEX))
+    loop.pull()
+    memory.reclaimed.assert_called_once()
+    kv.give_up_empties.assert_called()
+    instance.channel.wait.assert_not_called()
+
+
+def pause_is_a_multiple_of_the_step_before_it() -> None:
+    """The time that was waited before the step does not count."""
+    bench = Bench(PrefillThrottle(128, 2.0))
+    bench.loop.pull()
+    bench.scheduler.waiting_queue = ["a long prompt"]
+    began = []
+    for _ in range(4):
+        began.append(round(bench.clock.now, 2))
+        bench.prefill_step(1.0)
+        bench.loop.pull()
+    assert began == [100.0, 103.0, 106.0, 109.0], began
+
+
+def probe_waits_longer_for_memory_that_its_limit_allows() -> None:
+    def parked_after(probe: MagicMock | None, headroom: int) -> float:
+        bench = Bench()
+        bench.instance.options.park_after_ms = 200
+        bench.scheduler.waiting_queue = ["a prompt"]
+        bench.instance.probe, bench.instance.kv.memory.headroom.return_value = probe, headroom
+        began = bench.clock.now
+        with patch.object(bench.loop, "_park") as park:
+            while not park.called:
+                bench.loop.pull()
+                assert bench.clock.now < began + 60
+        return round(bench.clock.now - began, 1)
+
+    def probe(proves: bool) -> MagicMock:
+        return MagicMock(proves=proves, next_requests=lambda: [])
+
+    assert parked_after(None, headroom=3) == 0.2
+    assert parked_after(probe(True), headroom=3) == 5.0
+    assert parked_after(probe(True), headroom=0) == 0.2, "its limit does not allow more"
+    assert parked_after(probe(False), headroom=3) == 0.2, "the model is proven"
+
+
+def no_step_begins_whose_requests_all_end_with_the_results_of_the_last() -> None:
+    def asked(
+        *to_finish: str | None,
+        waiting: Sequence[str] = (),
+        extend: bool = False,
+        overlap: bool = True,
+        last: bool = True,
+    ) -> bool:
+        """Whether SGLang is asked for the next batch."""
+        scheduler, running, before = MagicMock(), MagicMock(), MagicMock()
+        scheduler.enable_overlap, scheduler.waiting_queue, scheduler.chunked_req = overlap, list(waiting), None
+        running.reqs = [MagicMock(to_finish=reason) for reason in to_finish]
+        before.forward_mode.is_decode.return_value = not extend
+        original = MagicMock()
+        plan = hooks.next_batch(original, scheduler, running_batch=running, last_batch=before if last else None)
+        if not original.called:
+            assert plan.batch_to_run is None and plan.running_batch is running
+        return bool(original.called)
+
+    assert not asked("stopped") and not asked("stopped", "stopped")
+    assert asked("stopped", None), "one goes on"
+    assert asked("stopped", waiting=["another"])
+    assert asked("stopped", extend=True), "what was prefilled has yet to join those that run"
+    assert asked("stopped", last=False), "no results are on their way: SGLang has to let go of them"
+    assert asked("stopped", overlap=False)
+    assert asked()
+
+
+def ping_is_answered_where_the_socket_is_read() -> None:
+    bench = Bench()
+    bench.instance.channel.receive = lambda: [engine_pb2.ToEngine(ping=engine_pb2.Ping())]
+    bench.instance.memory.kv = None
+    assert bench.loop.pull() == []
+    bench.instance.channel.send.assert_any_call(pong=engine_pb2.Pong())
+
+
+def engine_that_waits_for_a_neighbour_goes_on_when_its_own_pause_ends() -> None:
+    """The pause is as long as the step before asks for, not longer by the time that the engine waited."""
+    bench = Bench(PrefillThrottle(128, 1.0))
+    bench.scheduler.waiting_queue, bench.scheduler.running_batch.reqs = ["a prompt"], [request()]
+    bench.neighbour_prefills_until(200.0)
+    bench.loop.pull()
+    bench.prefill_step(1.0)
+    bench.gave_way()
+    bench.loop.pull()
+    assert 102.0 <= bench.clock.now < 102.0 + LOOK_S, bench.clock.now
+
+    bench.scheduler.waiting_queue = []
+    bench.neighbour_prefills_until(150.0)
+    bench.gave_way()
+    bench.loop.pull()
+    assert 150.0 <= bench.clock.now < 150.0 + LOOK_S, bench.clock.now
+    bench.loop.pull()
+    assert bench.clock.now < 150.0 + LOOK_S, "it gave way once"
+
+
+def batch_in_which_nothing_goes_on_waits_for_no_engine_and_makes_no_bid() -> None:
+    """Requests that are over stay in the batch until the next step is formed."""
+    bench = Bench(PrefillThrottle(step_s=0.008))
+    bench.instance.decode_step_s = 0.005
+    bench.board.set_decode_arbitration(1.0)
+    bench.first_token(None)
+    batch = bench.scheduler.running_batch
+    batch.reqs = [request(over=True), request()]
+    bench.loop.pull()
+    assert bench.bid() == 0.62, "its first token is seen, and leaves 3 ms"
+    assert bench.instance.request_table.by_rid.return_value.first_at == bench.clock.now
+    end = bench.clock.now + 0.5
+    bench.neighbour_prefills_until(end)
+    bench.gave_way()
+    assert bench.bid() is None, "it stands still"
+    bench.loop.pull()
+    assert end <= bench.clock.now < end + LOOK_S
+
+    batch.reqs = [request(over=True)]
+    began = bench.clock.now
+    bench.neighbour_prefills_until(began + 0.5)
+    assert not bench.loop.gives_way(batch)
+    bench.loop.pull()
+    assert bench.clock.now == began and bench.bid() is None
+
+    bench.board.release(NEIGHBOUR)
+    batch.reqs = [request()]
+    bench.first_token(None)
+    bench.clock.now += 0.1
+    bench.loop.pull()
+    assert bench.bid() == 0.62
+    bench.instance.state = EngineState.WARM  # its memory is not what this is about
+    bench.loop.sleep()
+    assert bench.bid() is None
+
+
+def results_that_are_there_go_out_before_another_prefill_step_is_launched() -> None:
+    bench = Bench()
+    loop, ranks = bench.loop, bench.instance.ranks
+    set_loop(loop)
+    bench.board.set_prefill_priority(1000.0, 0)
+
+    def batch(prefill: bool) -> SimpleNamespace:
+        return SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: prefill))
+
+    def first(
+        now: SimpleNamespace | None, last: SimpleNamespace | None, there: bool | None = True, sglang: bool = False
+    ) -> bool:
+        copied = there if there is None else SimpleNamespace(query=lambda: there)
+        queue = deque([(last, SimpleNamespace(copy_done=copied))] if last else [])
+        with patch.object(current, "instance", lambda: bench.instance):
+            original: Callable[..., bool] = lambda *_: sglang  # noqa: E731
+            return bool(hooks.results_first(original, SimpleNamespace(result_queue=queue), now, last))
+
+    def claimed() -> int:
+        return bench.board.claimed(NEIGHBOUR, bench.clock.now)
+
+    prefill, decode = batch(True), batch(False)
+    assert first(prefill, prefill)
+    for now, last in ((decode, prefill), (prefill, decode), (None, prefill), (prefill, None)):
+        assert not first(now, last)
+    assert not first(prefill, prefill, there=False) and not first(prefill, prefill, there=None)
+    assert first(decode, decode, sglang=True), "SGLang has reasons of its own"
+    ranks.size = 2
+    assert not first(prefill, prefill)
+
+    # The claim on the devices lasts from one to the other as well.
+    ranks.size = 1
+    bench.scheduler.waiting_queue, bench.scheduler.running_batch.reqs = ["behind them"] * 3, ["decodes"]
+    slots = 4  # of requests that run: one prompt of those that wait finds one
+    bench.scheduler.get_num_allocatable_reqs = lambda running: slots - running
+    loop.prefill_begins(2)
+    assert claimed() == 3 and first(prefill, prefill)
+    loop.prefill_ended()
+    assert claimed() == 3
+    slots = 2
+    loop.prefill_begins(2)
+    assert claimed() == 2, "more requests than slots take nothing from those in the step"
+    assert not first(decode, prefill)
+    loop.prefill_ended()
+    assert claimed() == 0
+
+
+def engine_measured_beside_busy_ones_learns_that_it_keeps_its_target() -> None:
+    """Otherwise it would make no bid, and its requests be late, for as long as it lives."""
+    bench = Bench(PrefillThrottle(step_s=0.020), EngineState.PROVING)
+    bench.board.set_decode_arbitration(1.0)
+    bench.first_token(None)
+    bench.scheduler.running_batch.reqs = [request()]
+    instance = bench.instance
+    believed = SimpleNamespace(_measured=engine_pb2.Measured(decode_step_ms=40.0), decode_step_s=0.040)
+
+    def decodes_within(seconds: float) -> None:
+        Instance.decodes_within(believed, seconds)  # type: ignore[arg-type]
+        believed.decode_step_s = instance.decode_step_s = believed._measured.decode_step_ms / 1e3
+
+    instance.decode_step_s, instance.decodes_within = 0.040, decodes_within
+    for _ in range(20):
+        bench.decode_step(0.001)
+    assert instance.decode_step_s == 0.040, "that was the probe, or of another model"
+    instance.state = EngineState.ACTIVE
+    for _ in range(10):
+        bench.decode_step(0.012)
+    assert bench.bid() is None, "its target seems out of reach"
+    for _ in range(20):
+        bench.decode_step(0.012)
+    bench.first_token(None)
+    bench.clock.now += 0.1
+    bench.loop.pull()
+    assert 0.012 <= instance.decode_step_s < 0.013, instance.decode_step_s
+    assert bench.bid() == round(instance.decode_step_s / 0.020, 2), "a first token leaves no slack"
+    for _ in range(40):
+        bench.decode_step(0.030)
+    assert instance.decode_step_s < 0.013, "slower ones say nothing"
+
+
+def wait_for_a_neighbour_tells_why() -> None:
+    bench = Bench(PrefillThrottle(step_s=0.008))
+    bench.instance.decode_step_s = 0.005
+    bench.scheduler.running_batch.reqs = [request()]
+    bench.neighbour_prefills_until(100.5)
+    bench.gave_way()
+    assert bench.loop._gave_way == Wait(1100.0, Reason.NEIGHBOUR_PREFILL)
