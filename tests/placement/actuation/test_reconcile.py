@@ -537,7 +537,7 @@ async def test_who_asks_is_answered_as_soon_as_there_is_room():
     world.groups[0].put("busy", weights_bytes=60 * MIB, active_s=9, idle_s=5)
     world.tell()
     world.reconciler.changed()
-    assert (await asyncio.wait_for(asked, 20)).name == "g0"
+    assert (await asyncio.wait_for(asked, PATIENCE_S)).name == "g0"
     assert world.groups[0].calls == [("new", "ACTIVE", ["busy"])]
     running.cancel()
 
@@ -575,7 +575,7 @@ async def test_who_waits_is_judged_once_for_each_change_that_matters_and_not_for
     assert not asked.done()
     world.time += 0.6  # nobody reports it
     world.reconciler.changed()
-    assert (await asyncio.wait_for(asked, 20)).name == "g0"
+    assert (await asyncio.wait_for(asked, PATIENCE_S)).name == "g0"
     assert len(judged) == 2
     running.cancel()
 
@@ -597,7 +597,7 @@ async def test_a_promise_is_kept_when_a_quantum_is_over_though_nobody_reports_it
         world.time += seconds
         world.reconciler.changed()
         await world.heard(lambda: world.planner.rest_s() > 0 or asked.done())
-    assert (await asyncio.wait_for(asked, 20)).name == "g0"
+    assert (await asyncio.wait_for(asked, PATIENCE_S)).name == "g0"
     assert world.groups[0].calls == [("new", "ACTIVE", ["busy"])]
     running.cancel()
 

@@ -52,7 +52,7 @@ async def test_other_facts_are_told_at_once_and_figures_are_left_out():
         await asyncio.sleep(0)
         states.append(state)
         changes.set(None)
-    assert await asyncio.wait_for(waiting, 20) == ("b", 4)
+    assert await asyncio.wait_for(waiting, PATIENCE_S) == ("b", 4)
 
 
 async def test_every_waiter_sees_a_change():
