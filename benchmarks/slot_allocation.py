@@ -200,7 +200,7 @@ class Mapped:
     def headroom(self) -> int:
         return 1
 
-    def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
+    def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
         return [extent for extent, _ in zip(self._extents, range(count), strict=False)]
 
     def close(self) -> None:

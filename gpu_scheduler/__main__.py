@@ -14,19 +14,21 @@ from gpu_scheduler.local import LocalServer
 from gpu_scheduler.memory.devices import Devices
 from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.memory.memory_requests import MemoryRequests
+from gpu_scheduler.memory.warm_booking import WarmBooking
 from gpu_scheduler.observe import drop_left_over, follow_balloond, follow_loader, tell_demand
 from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
-from gpu_scheduler.policy.queue.decisions import NeedMemory
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.grammar_sandbox import GrammarSandbox
 from gpu_scheduler.queue.intake import Intake
 from gpu_scheduler.report import metrics
 from gpu_scheduler.report.report import GroupReport
 from gpu_scheduler.residency.activation import Activator
+from gpu_scheduler.residency.bookings import Bookings
 from gpu_scheduler.residency.graceful_exit import GracefulExit
 from gpu_scheduler.residency.handover import Handover
 from gpu_scheduler.residency.residency import ResidencyController
 from gpu_scheduler.residency.watchdog import watch_engines
+from gpu_scheduler.residency.weights import Weights
 from gpu_scheduler.residents import Images, Resident, Residents
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
 from loader.client import LoaderClient
@@ -60,26 +62,21 @@ async def build(service: Service) -> None:
 
     residents = Residents(resident_changed)
     # If limits are fixed, no memory of others helps a request.
-    room = MemoryRequests(
+    memory_requests = MemoryRequests(
         devices if config.elastic_kv else None,
-        lambda: dispatcher.changed(),
-        stop_decodes=config.arbitration.stop_decodes,
+        lambda request, granted: dispatcher.memory_answered(request, granted),
     )
-
-    def need_memory(need: NeedMemory) -> None:
-        room.need(need)
-        changes.set(None)
-
     brought = MigratedPrefixes()
     dispatcher = Dispatcher(
         config.arbitration,
         residents,
         memory,
         board,
-        need_memory,
+        lambda need: changes.set(None),
         lambda engine: residency.engine_died(engine),
         brought=brought,
         on_idle_or_busy=lambda: changes.set(None),
+        request_memory=memory_requests.make,
     )
     engines = config.engines
     pools = {
@@ -95,10 +92,13 @@ async def build(service: Service) -> None:
         )
         for number, kind in enumerate(kinds.of_group(config.devices))
     }
-    activation = Activator(config, residents, pools, devices, loader, images)
+    warm = WarmBooking(pools.values(), devices)
+    bookings = Bookings(config, residents, devices, warm)
+    weights = Weights(config, residents, loader, images)
+    activation = Activator(config, residents, pools, bookings, weights)
     handover = Handover(residents, loader, brought)
-    residency = ResidencyController(config, residents, dispatcher, activation, handover, pools)
-    report = GroupReport(config, residents, dispatcher, memory, pools, activation.why_no_image)
+    residency = ResidencyController(config, residents, dispatcher, activation, bookings, weights, handover, pools)
+    report = GroupReport(config, residents, dispatcher, memory, pools, weights.why_no_image)
     leaving = GracefulExit(residents, dispatcher.all_requests, lambda: changes.set(None))
 
     def compiles(model: str) -> bool:
@@ -118,9 +118,9 @@ async def build(service: Service) -> None:
     service.spawn(metrics.keep(report), "metrics")
     service.spawn(watch_engines(residents, dispatcher, engines.stall_timeout_s), "watch engines")
     if balloond is not None and devices is not None:
-        service.spawn(follow_balloond(balloond, memory, dispatcher, changes, activation.book_again), "follow balloond")
-        service.spawn(drop_left_over(devices, memory, activation.books, activation.catch_up), "drop what is left over")
-        service.spawn(activation.warm.keep(), "book what idle engines keep")
+        service.spawn(follow_balloond(balloond, memory, dispatcher, changes, bookings.book_again), "follow balloond")
+        service.spawn(drop_left_over(devices, memory, bookings.books, bookings.catch_up), "drop what is left over")
+        service.spawn(warm.keep(), "book what idle engines keep")
         service.spawn(tell_demand(devices, memory, dispatcher.demand), "tell demand")
     if loader is not None:
         service.spawn(follow_loader(loader, images, residents, residency.files_read, changes), "follow loader")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from gpu_scheduler.engines import kinds
+from gpu_scheduler.policy.group_facts import GroupRules
 from gpu_scheduler.policy.memory.forecast import ForecastRules
 from gpu_scheduler.policy.queue import admission
 from gpu_scheduler.policy.queue.backlog import BacklogRules
@@ -163,6 +164,20 @@ class Arbitration(ConfigSection):
     def forecast(self) -> ForecastRules:
         """Rules of the forecast of output lengths."""
         return ForecastRules(self.forecast_tokens, self.forecast_weight)
+
+    @property
+    def group(self) -> GroupRules:
+        """Rules of the group's core."""
+        return GroupRules(
+            self.turn,
+            self.backlog,
+            self.forecast,
+            tpot_s=self.default_tpot_ms / 1e3,
+            prefill_tokens_per_s=self.default_prefill_tokens_per_s,
+            wake_s=self.wake_estimate_s,
+            stop_decodes=self.stop_decodes,
+            throttles=self.experiments.protect_decodes,
+        )
 
 
 class GpuSchedulerConfig(Config):

@@ -225,3 +225,8 @@ class Residents:
         if progress is not None:
             message.progress.CopyFrom(progress)
         change.progress.set(message)
+
+    def step(self, resident: Resident, name: str) -> None:
+        """Notes and reports that the activation under way begins a step."""
+        resident.steps.append((name, time.monotonic()))
+        self.tell(resident, common_pb2.Progress(step=name, total=1, unit="steps"))

@@ -18,6 +18,7 @@ from placement.actuation.history import DecisionHistory
 from placement.actuation.reconcile import Reconciler
 from placement.actuation.reload_outdated import OutdatedReloader
 from placement.cluster.cluster import Cluster
+from placement.cluster.follower import StreamFollower
 from placement.cluster.loaders import Loaders
 from placement.cluster.members import MemberKind, Members
 from placement.cluster.names import Names
@@ -51,6 +52,7 @@ async def build(path: str, service: Service) -> None:
         renewal.look(news.groups.values())
 
     cluster = Cluster([], changed)
+    follower = StreamFollower(cluster)
     loaders = Loaders(cluster)
     history = DecisionHistory()
     actuator = Actuator(cluster, config.drain_ms, move_kv=config.move_kv)
@@ -69,14 +71,14 @@ async def build(path: str, service: Service) -> None:
     def follow_group(address: str) -> Coroutine[Any, Any, None]:
         client = GpuSchedulerClient(address)
         cluster.add_group(client)
-        return cluster.follow_group(client)
+        return follower.group(client)
 
     def follow_loader(address: str) -> Coroutine[Any, Any, None]:
         loaders.join(address, LoaderClient(address))
         return loaders.follow(address)
 
     def follow_balloond(address: str) -> Coroutine[Any, Any, None]:
-        return cluster.follow_balloond(BalloondClient(address), address)
+        return follower.balloond(BalloondClient(address), address)
 
     def looked_up() -> None:
         members.renew()
@@ -94,7 +96,7 @@ async def build(path: str, service: Service) -> None:
     kinds = {
         "groups": MemberKind(follow_group, cluster.has_group, cluster.forget_group),
         "loaders": MemberKind(follow_loader, loaders.is_there, loaders.forget),
-        "balloond": MemberKind(follow_balloond, cluster.has_ledger, lambda address: None),
+        "balloond": MemberKind(follow_balloond, cluster.refusals.has_ledger, cluster.refusals.forget_ledger),
     }
     members = Members(kinds, names, spawn)
     members.named(config.members)

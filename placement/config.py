@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from placement.policy.assignment.assign import AssignRules
+from placement.policy.assignment.moves import MoveRules
+from placement.policy.assignment.rebalance import RebalanceRules
 from placement.policy.lifecycle.decisions import LifecycleRules
+from placement.policy.window import RateWindow
 from services.runtime.config import Config
 from services.wording.addresses import Address
 
@@ -98,6 +102,20 @@ class PlacementConfig(Config):
             kv_idle_s=self.kv_idle_s,
             headroom=self.headroom,
         )
+
+    @property
+    def moves(self) -> RebalanceRules:
+        """Rules of the moves that placement begins by itself."""
+        return RebalanceRules(
+            AssignRules(tau=self.tau, cool_down_s=self.cool_down_s),
+            MoveRules(at_once=self.migrations_at_once, cool_down_s=self.cool_down_s),
+            self.least_pressure,
+            self.least_share,
+        )
+
+    def window(self) -> RateWindow:
+        """A new window of one model's tokens."""
+        return RateWindow(window_s=self.window_s, short_s=self.short_window_s)
 
     @property
     def members(self) -> dict[str, list[str]]:

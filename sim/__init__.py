@@ -3,8 +3,9 @@
     python -m sim --trace FILE --catalogue FILE --gpus N --policy prism
 
 A trace's requests go through placement's, the gpu_scheduler's and balloond's policies, which are exactly the functions
-that the services call (the code that joins them is written again here, without I/O), onto engines that are a cost model
-(`cost.py`, fitted to measured H200 figures by `fit.py`).
+that the services call, onto engines that are a cost model (`cost.py`, fitted to measured H200 figures by `fit.py`).
+What joins the policies of a group is the gpu_scheduler's, too (`gpu_scheduler/policy/group_core.py`); what joins those
+of placement is written again here, without I/O.
 
     clock               virtual time
     engines/            what steps cost (cost), continuous batching with chunked prefill, compute that engines share,

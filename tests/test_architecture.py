@@ -26,7 +26,8 @@ PACKAGES = (
 FILES = [
     path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "cpu_stubs" not in path.parts
 ]
-POLICIES = [path for path in FILES if {"policy", "sharing"} & {*path.parts}]
+PURE = [f"balloond/driver/{name}.py" for name in ("address_map", "growth", "reclaims", "reserve", "watermarks")]
+POLICIES = [path for path in FILES if {"policy", "sharing"} & {*path.parts}] + [ROOT / path for path in PURE]
 FORBIDDEN_IN_POLICY = {
     "grpc",
     "torch",

@@ -7,7 +7,8 @@ engine: `wake_fd` becomes readable, then `overage_bytes` and `take_reclaims` say
 
 The engine counts in indices, each `extent_bytes` of addresses. Where much is missing at once it comes in large extents
 of several indices, because the cost of mapping is per extent; `extents` says which. A large one leaves whole, so what
-comes back of it stays in the reserve until the rest does (balloond/driver/reserve.py).
+comes back of it stays in the reserve until the rest does (balloond/driver/reserve.py). What is requested when, and what
+goes back, is decided in balloond/driver/growth.py.
 
 Conservation: owned (in the engine's hands) + reserve + quarantined (released, but the device may not be done with it)
 = mapped.
@@ -20,12 +21,13 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-
-import numpy as np
+from functools import partial
 
 from balloond.backends.base import Fence, Mapper
-from balloond.driver.lease import KV, Done, Granted, GrowRefused, Lease
+from balloond.driver.address_map import AddressMap
+from balloond.driver.growth import ExtentRequest, RangeGrowth
+from balloond.driver.lease import KV, Granted, GrowRefused, Lease
+from balloond.driver.reclaims import OpenReclaims
 from balloond.driver.reports import Reports
 from balloond.driver.reserve import Reserve
 from balloond.driver.watermarks import IDLE_S, Watermarks
@@ -38,28 +40,7 @@ _REFUSED_PAUSE_S = 0.1
 _UNMAPPED_TOGETHER = 32
 """Number of extents that are unmapped together: balloond can give the first ones to others while the next are
 unmapped."""
-_ASKED_TOGETHER = 32
-_LARGE_TOGETHER = 8
-_UNANSWERED = 4
-"""Most extents of a request, small or large, and most requests at a time: while some are mapped the next are made, few
-descriptors are on their way at once, and others are served in between."""
-_BULK = 4
-"""Number of large extents missing at once from which growth requests large ones: a prompt of a few thousand tokens
-should not hold them."""
 _CLOSE_S = 30.0
-
-
-@dataclass
-class _Reclaim:
-    """A reclaim that the reserve did not cover."""
-
-    id: int
-    remaining: int
-    returned: int
-    taken: bool = False
-    """Whether the engine knows of it."""
-    done: bool = False
-    """Whether the engine did what it could."""
 
 
 class ElasticRange:
@@ -84,6 +65,9 @@ class ElasticRange:
             raise ValueError(f"extents of {extent_bytes} bytes are not whole pages of {mapper.page_bytes}")
         self.extent_bytes = extent_bytes
         self.n_extents = span_bytes // extent_bytes
+        addresses = self._addresses = AddressMap(self.n_extents, max(1, large))
+        self.extents = addresses.extents
+        """First index of the extent that an index is in. The engine may read it for indices that it owns."""
         self.address = mapper.reserve(self.n_extents * extent_bytes)
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.woken = False
@@ -94,50 +78,20 @@ class ElasticRange:
         self._lease = lease
         self._mapper = mapper
         self._poison = poison
-        self._marks = Watermarks(low, high)
         self._changed = threading.Condition()
-        """Condition whose lock guards everything below."""
-        self._ids: dict[int, int] = {}
+        """Condition whose lock guards everything below, and `_addresses`."""
+        self._ids = addresses.ids
         """Extent id of everything mapped, by first index."""
-        self._mapped = 0
-        """Number of indices that are mapped."""
         self._owned: set[int] = set()
-        self._reserve = Reserve(max(1, large))
+        self._reserve = Reserve(addresses)
         self._quarantine: list[tuple[Fence, list[int]]] = []
         self._unmapping = 0
         """Number of indices that have left the reserve and count as mapped until they are unmapped."""
-        self._is_free = np.ones(self.n_extents, dtype=bool)
-        """Whether nothing is mapped at an index."""
-        self.extents = np.arange(self.n_extents)
-        """First index of the extent that an index is in. The engine may read it for indices that it owns."""
-        self._wanting = 0
-        """Indices that the engine requested and did not get; what came for it meanwhile is in the reserve, and stays
-        there."""
-        self._missing = 0
-        """Number of `_wanting` that have not come."""
-        self._asked = 0
-        """Number of `_missing` that are requested of balloond and not answered."""
-        self._unanswered = 0
-        """Number of requests that those are in."""
-        self._bulk = False
-        """Whether large extents are requested."""
-        self._refused = False
-        """Whether the last such request was refused."""
-        self._instead = 0
-        """Bytes of prefixes that the engine could evict instead of what is missing."""
-        self._filling = False
-        """Whether a request for the reserve is under way."""
-        self._fill_small = False
-        """Whether no large extent was left for the reserve."""
-        self._fill_after = 0.0
-        self._may_fill = True
+        self._reclaims = OpenReclaims(extent_bytes)
+        marks = Watermarks(low, high)
+        self._growth = RangeGrowth(addresses, self._reserve, marks, self._reclaims, _REFUSED_PAUSE_S)
         self._waiting = False
-        """Whether the engine's thread is in `acquire` or `offer`."""
-        self._offered = False
-        """Whether the reserve is on offer: nothing of it goes back."""
-        self._misplaced = 0
-        """Number of extents of the reserve that go back, because their memory is wanted at lower addresses."""
-        self._reclaims: list[_Reclaim] = []
+        """Whether the engine's thread waits in `acquire` or `offer`."""
         self._reports = Reports(lease, self._measure)
         self._idle_watch = False
         self._fence_watch = False
@@ -153,19 +107,19 @@ class ElasticRange:
             return (
                 f"ElasticRange(owned {len(self._owned)} + reserve {len(self._reserve)}"
                 f" + quarantined {self._quarantined}"
-                f" = {self._mapped} mapped of {self.n_extents} x {self.extent_bytes} bytes)"
+                f" = {self._addresses.mapped} mapped of {self.n_extents} x {self.extent_bytes} bytes)"
             )
 
     # --- the engine's side
 
     @property
     def mapped_bytes(self) -> int:
-        return self._mapped * self.extent_bytes
+        return self._addresses.mapped * self.extent_bytes
 
     @property
     def refused(self) -> bool:
         """Whether balloond had nothing for the last request; False until it has answered."""
-        return self._refused
+        return self._growth.demand == "refused"
 
     def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
         """Takes up to `count` indices of mapped extents, which are the caller's then. What the reserve lacks is
@@ -173,38 +127,45 @@ class ElasticRange:
         `wake_fd` readable. `instead_bytes`: bytes of its own prefixes that the engine could evict instead."""
         now = time.monotonic()
         with self._changed:
-            self._may_fill = True
+            growth = self._growth
             taken = self._take(count)
-            self._marks.took(count, now)
-            self._wanting = count - len(taken)
-            self._missing = min(self._wanting, self._allowed_more())
-            self._instead = instead_bytes
-            if not taken and not self._missing:
+            wanted = count - len(taken)
+            room = self._addresses.room(self._limit) if wanted else 0
+            missing = growth.want(count, wanted, room, now, instead_bytes=instead_bytes)
+            if not taken and not missing:
                 return []  # the lease's thread could do nothing, so it is not woken
-            if self._missing > 0:
-                self._refused = False
-                self._bulk = 1 < self._reserve.factor <= self._missing // _BULK
+            if missing > 0:
                 self._lease.loop.call(self._tend)
-                taken += self._wait(now + timeout_s)
-            elif self._marks.missing(len(self._reserve), now) and not self._filling and now >= self._fill_after:
+                until = now + timeout_s
+                while growth.wanted and self._wait(until):
+                    more = self._take(growth.wanted)
+                    growth.got(len(more))
+                    taken += more
+                growth.no_longer_awaited()
+            elif growth.fill_is_due(now):
                 self._lease.loop.call(self._tend)
             self._reports.soon()
             return taken
 
-    def _wait(self, until: float) -> list[int]:
-        taken: list[int] = []
+    def _wait(self, until: float) -> bool:
+        """Waits until something may have come for the engine. Returns False, at once, if nothing will or it is too
+        late."""
+        if not self._growth.awaited or (left := until - time.monotonic()) <= 0:
+            return False
         self._waiting = True
-        while (self._missing or self._asked) and not self._refused and (left := until - time.monotonic()) > 0:
-            self._changed.wait(left)
-            more = self._take(self._wanting)
-            self._wanting -= len(more)
-            taken += more
-            if not self._wanting:
-                break
+        self._changed.wait(left)
         self._waiting = False
-        if self._refused:
-            self._wanting = 0
-        return taken
+        return True
+
+    @property
+    def _missing(self) -> int:
+        """Number of indices that the engine wants and that have not come."""
+        return self._growth.missing
+
+    @property
+    def _limit(self) -> int:
+        """Number of indices that may be mapped."""
+        return self._lease.limit.bytes // self.extent_bytes
 
     def _take(self, count: int) -> list[int]:
         taken = self._reserve.take(min(count, self._usable()))
@@ -232,29 +193,21 @@ class ElasticRange:
         to follow."""
         now = time.monotonic()
         with self._changed:
-            self._may_fill = True
-            self._marks.took(count, now)
-            holes = self._holes(count)
-            self._wanting = max(0, count - len(self._reserve), holes)
-            self._missing = min(self._wanting, self._allowed_more())
-            self._instead = instead_bytes
+            growth = self._growth
+            wanted = max(0, count - len(self._reserve), self._holes(count))
+            room = self._addresses.room(self._limit)
+            growth.want(count, wanted, room, now, instead_bytes=instead_bytes, only_small=True)
             if self._missing > 0:
-                self._refused = self._bulk = False
                 self._lease.loop.call(self._tend)
-                self._waiting = True
                 until = now + timeout_s
-                while (self._missing or self._asked) and not self._refused and (left := until - time.monotonic()) > 0:
-                    self._changed.wait(left)
-                self._waiting = False
-            # What lies higher than on other ranks is of no use: its memory is to come again, lower.
-            if self._refused or not self._missing:
-                self._misplaced = min(self._holes(count), len(self._reserve))
-            self._offered = True
+                while self._wait(until):
+                    pass
+            growth.offer(self._holes(count))
             return sorted(self._reserve)
 
     def _holes(self, count: int) -> int:
         """Number of the lowest `count` addresses that are not the engine's at which nothing is mapped."""
-        unmapped = self._free(count)
+        unmapped = self._addresses.free(count)
         mapped = [*self._reserve, *(index for _, indices in self._quarantine for index in indices)]
         return len(set(unmapped) & set(sorted([*unmapped, *mapped])[:count]))
 
@@ -262,10 +215,10 @@ class ElasticRange:
         """Ends an offer: `indices` of it are the caller's now."""
         taken = set(indices)
         with self._changed:
-            self._offered = False
+            self._growth.end_offer()
             self._reserve.remove(taken)
             self._owned |= taken
-            self._wanting = max(0, self._wanting - len(taken))
+            self._growth.got(len(taken))
             self._lease.loop.call(self._tend)
             self._reports.soon()
 
@@ -286,8 +239,7 @@ class ElasticRange:
                 self._to_reserve(indices)
             else:
                 self._quarantine.append((fence, indices))
-            above_low = len(self._reserve) > self._marks.low
-            if not done or any(self._to_give(time.monotonic())) or (above_low and not self._idle_watch):
+            if not done or self._has_surplus() or (self._growth.above_low and not self._idle_watch):
                 self._lease.loop.call(self._tend)
             self._reports.soon()
 
@@ -300,12 +252,7 @@ class ElasticRange:
     def headroom(self) -> int:
         """Number of further extents that the limit and the addresses allow; the device may still refuse them."""
         with self._changed:
-            return self._allowed_more() + self._usable()
-
-    def _allowed_more(self) -> int:
-        """Number of indices that may be mapped beyond those that are."""
-        by_limit = self._lease.limit.bytes // self.extent_bytes - self._mapped
-        return max(0, min(by_limit, self.n_extents - self._mapped))
+            return self._addresses.room(self._limit) + self._usable()
 
     def overage_bytes(self) -> int:
         """Bytes that must be given up, beside the reserve and what leaves already, to meet the limit."""
@@ -317,10 +264,10 @@ class ElasticRange:
     @property
     def _quarantined(self) -> int:
         """Number of indices in quarantine. May be read without the lock, as a glance: there is hardly ever one."""
-        return sum(len(indices) for _, indices in self._quarantine)
+        return sum(len(indices) for _, indices in self._quarantine) if self._quarantine else 0
 
     def _over(self) -> int:
-        kept = self._mapped - self._reserve.whole - self._quarantined - self._unmapping
+        kept = self._addresses.mapped - self._reserve.whole - self._quarantined - self._unmapping
         return kept * self.extent_bytes - self._lease.limit.bytes
 
     def take_reclaims(self) -> int:
@@ -330,18 +277,12 @@ class ElasticRange:
             if self.woken:
                 self.woken = False
                 os.eventfd_read(self.wake_fd)
-            wanted = 0
-            for reclaim in self._reclaims:
-                if not reclaim.taken:
-                    reclaim.taken = True
-                    wanted += reclaim.remaining
-            return wanted
+            return self._reclaims.take()
 
     def reclaimed(self) -> None:
         """Marks the reclaims that the engine took as done: it did what it could."""
         with self._changed:
-            for reclaim in self._reclaims:
-                reclaim.done = reclaim.done or reclaim.taken
+            self._reclaims.done()
         self._lease.loop.call(self._tend)
 
     def usage(self, used_bytes: int, cached: Iterable[tuple[float, int]]) -> None:
@@ -356,10 +297,8 @@ class ElasticRange:
         with self._changed:
             if self._owned:
                 raise ValueError(f"{len(self._owned)} extents are still in use")
-            self._may_fill = False
-            self._missing = self._wanting = 0
-            for reclaim in self._reclaims:
-                reclaim.done = True  # the engine could not do more
+            self._growth.empty()
+            self._reclaims.done(every=True)  # the engine could not do more
             self._reports.usage(0, ())
             self._lease.loop.call(self._tend)
             if not self._changed.wait_for(lambda: not self._ids, timeout_s):
@@ -369,10 +308,9 @@ class ElasticRange:
         """Returns the reserve to balloond, so that what is acquired next has the lowest addresses. Waits until that is
         done, or for `timeout_s`."""
         with self._changed:
-            self._may_fill = False
-            self._missing = self._wanting = 0
+            self._growth.empty()
             self._lease.loop.call(self._tend)
-            self._changed.wait_for(lambda: self._mapped <= len(self._owned) + self._reserve.tied, timeout_s)
+            self._changed.wait_for(lambda: self._addresses.mapped <= len(self._owned) + self._reserve.tied, timeout_s)
 
     def close(self) -> None:
         """Unmaps and returns everything, owned extents included, and gives the addresses up."""
@@ -383,11 +321,10 @@ class ElasticRange:
                 if not self._closed:
                     self._closed = True
                     ids = list(self._ids.values())
-                    self._ids.clear()
-                    self._mapped = 0
+                    self._addresses.remove(list(self._ids))
                     self._mapper.release(self.address, self.n_extents * self.extent_bytes)
                     self._lease.give_back(ids)
-                    for reclaim in self._reclaims:
+                    for reclaim in self._reclaims.pop_all():
                         self._reports.send(reclaim.id, reclaim.returned)
                     lease = self._lease
                     lease.on_limit, lease.on_reclaim, lease.on_attached = self._callbacks_before
@@ -417,16 +354,9 @@ class ElasticRange:
             quarantined = [index for _, indices in self._quarantine for index in indices]
             parts = [*self._owned, *self._reserve, *quarantined]
             assert self._unmapping == 0, "between two callbacks nothing is being unmapped"
-            mapped = [index for first in self._ids for index in self._indices_of(first)]
-            assert sorted(parts) == sorted(mapped), "owned + reserve + quarantined = mapped"
-            assert len(mapped) == self._mapped and self._reserve.large <= self._ids.keys()
-            assert np.flatnonzero(~self._is_free).tolist() == sorted(mapped), "every address is accounted for"
-            expected = np.arange(self.n_extents)
-            for first in self._reserve.large:
-                expected[self._indices_of(first)] = first
-            assert np.array_equal(self.extents, expected), "the extent of each index"
-            here = set(self._reserve)
-            tied = [i for i in here if not here.issuperset(self._indices_of(self._reserve.extent_of(i)))]
+            self._addresses.check(parts)
+            addresses, here = self._addresses, set(self._reserve)
+            tied = [i for i in here if not here.issuperset(addresses.indices_of([addresses.first_of(i)]))]
             assert len(tied) == self._reserve.tied, "what cannot leave"
 
     # --- the lease's thread
@@ -434,21 +364,20 @@ class ElasticRange:
     def _on_limit(self) -> None:
         with self._changed:
             # An `acquire` must not wait for growth that is not requested any more.
-            self._missing = min(self._missing, max(self._asked, self._allowed_more()))
+            self._growth.limited(self._limit)
             self._changed.notify_all()
         self._tend(answer=True)
         self._wake()
 
     def _on_attached(self) -> None:
         with self._changed:
-            self._fill_after = 0.0
+            self._growth.end_pause()
         self._tend(answer=True)
 
     def _on_reclaim(self, reclaim_id: int, nbytes: int, deep: bool) -> None:
         with self._changed:
-            self._fill_after = time.monotonic() + _REFUSED_PAUSE_S
-            reclaim = _Reclaim(reclaim_id, nbytes, 0, taken=not deep, done=not deep)
-            self._reclaims.append(reclaim)
+            self._growth.pause(time.monotonic())
+            reclaim = self._reclaims.add(reclaim_id, nbytes, deep)
         self._tend()
         if deep and not reclaim.done:
             self._wake()
@@ -466,8 +395,10 @@ class ElasticRange:
                 return
             now = time.monotonic()
             self._look_at_fences()
-            leaving = self._leaving(now)
-        firsts = sorted({self._reserve.extent_of(index) for index in leaving}, reverse=True)
+            floor = self._lease.limit.floor_bytes // self.extent_bytes
+            leaving = self._growth.leave(now, self._limit, floor, self._reports.running)
+            self._unmapping += len(leaving)
+        firsts = sorted({self._addresses.first_of(index) for index in leaving}, reverse=True)
         for start in range(0, len(firsts), _UNMAPPED_TOGETHER):
             self._return(firsts[start : start + _UNMAPPED_TOGETHER])
         self._answer_reclaims(len(leaving), force=answer)
@@ -476,23 +407,14 @@ class ElasticRange:
 
     def _return(self, firsts: Sequence[int]) -> None:
         """Unmaps and gives back extents that left the reserve; nothing else touches them."""
-        indices = [index for first in firsts for index in self._indices_of(first)]
+        indices = self._addresses.indices_of(firsts)
         for first, count in _runs(indices):
             self._mapper.unmap(self.address + first * self.extent_bytes, count * self.extent_bytes)
         self._lease.give_back([self._ids[first] for first in firsts])
         with self._changed:
-            for first in firsts:
-                del self._ids[first]
-            self._reserve.large.difference_update(firsts)
-            self._mapped -= len(indices)
+            self._addresses.remove(firsts)
             self._unmapping -= len(indices)
-            self.extents[indices] = indices
-            self._is_free[indices] = True
             self._changed.notify_all()
-
-    def _indices_of(self, first: int) -> range:
-        """Indices of the mapped extent that begins at `first`."""
-        return range(first, first + (self._reserve.factor if first in self._reserve.large else 1))
 
     def _look_at_fences(self) -> None:
         still = []
@@ -518,55 +440,14 @@ class ElasticRange:
                 self._mapper.poison(self.address + index * self.extent_bytes, self.extent_bytes)
         self._reserve.put(indices)
 
-    def _to_give(self, now: float) -> tuple[int, int, int]:
-        """Number of indices that have to leave the reserve: (for the limit, for reclaims, because they are not
-        needed)."""
-        whole = self._reserve.whole
-        if self._offered or not whole:
-            return 0, 0, 0
-        if not self._may_fill:
-            return whole, 0, 0
-        limit = self._lease.limit.bytes // self.extent_bytes
-        at_once, later = (
-            sum(-(-reclaim.remaining // self.extent_bytes) for reclaim in self._reclaims if reclaim.done == done)
-            for done in (True, False)
-        )
-        # A running engine keeps what its next steps need while it still looks for prefixes.
-        kept = self._marks.low if self._reports.running else 0
-        reclaimed = at_once + min(later, max(0, whole - at_once - kept))
-        surplus = max(self._marks.surplus(len(self._reserve) - self._wanting, now), self._misplaced)
-        return max(0, self._mapped - limit), reclaimed, surplus
-
-    def _leaving(self, now: float) -> list[int]:
-        """Takes the indices that have to go out of the reserve. Where no small extent is left, a large one leaves for a
-        few of its indices; for a reclaim only if the floor holds."""
-        over, reclaimed, surplus = self._to_give(now)
-        leaving = self._reserve.leave(over, more=True) if over else []
-        if reclaimed > len(leaving):
-            spare = self._mapped - len(leaving) - self._lease.limit.floor_bytes // self.extent_bytes
-            wanted = reclaimed - len(leaving)
-            leaving += self._reserve.leave(wanted, more=spare >= wanted + self._reserve.factor - 1)
-        if surplus > len(leaving):
-            leaving += self._reserve.leave(surplus - len(leaving), more=False)
-        if not leaving:
-            return []
-        self._misplaced = 0
-        self._unmapping += len(leaving)
-        nbytes = len(leaving) * self.extent_bytes
-        for reclaim in self._reclaims:
-            part = min(nbytes, -(-reclaim.remaining // self.extent_bytes) * self.extent_bytes)
-            reclaim.returned += part
-            reclaim.remaining = max(0, reclaim.remaining - part)
-            nbytes -= part
-        return leaving
+    def _has_surplus(self) -> bool:
+        """Whether part of the reserve has to leave."""
+        return any(self._growth.surplus(time.monotonic(), self._limit, self._reports.running))
 
     def _answer_reclaims(self, left: int, force: bool) -> None:
         """Reports every reclaim that is over: it is met, or the engine did what it could and no fence holds more."""
         with self._changed:
-            over = [r for r in self._reclaims if not r.remaining or (r.done and not self._quarantine)]
-            self._reclaims = [r for r in self._reclaims if r not in over]
-            for reclaim in over:
-                reclaim.done = True
+            over = self._reclaims.pop_over(more_to_come=bool(self._quarantine))
         for reclaim in over:
             self._reports.send(reclaim.id, reclaim.returned)
         if not over and force:
@@ -577,107 +458,39 @@ class ElasticRange:
     # --- requests
 
     def _ask(self, now: float) -> None:
-        wanted: list[tuple[int, int, int]] = []
-        of, fill, in_use = 1, 0, False
         with self._changed:
-            instead = self._instead
             if self._closed:
                 return
-            while (left := self._to_ask()) > 0 and self._unanswered < _UNANSWERED:
-                of, part = self._next_part(left)
-                self._asked += part * of
-                self._unanswered += 1
-                wanted.append((of, part, left - part * of))
-            idle = not (self._filling or self._asked or self._missing)
-            if self._may_fill and idle and now >= self._fill_after:
-                reserve = len(self._reserve) - self._wanting
-                of, fill = self._next_fill(min(self._marks.missing(reserve, now), self._allowed_more()), reserve)
-                # Where all memory is taken a decode step would wait for each extent, so others have to give back ahead
-                # of it.
-                in_use = self._reports.running and reserve < self._marks.low
-                self._filling = fill > 0
-        nbytes = self.extent_bytes
-        for size, part, left in wanted:
-            done = self._wanted_came(size, part)
-            self._lease.request(
-                KV, size * nbytes, part, done, min_count=1, behind_bytes=left * nbytes, cached_bytes=instead
-            )
-        if fill > 0:
-            done = self._fill_came(of)
-            # Large extents are taken only where they are free. A request that waited for them would keep what is free
-            # from small ones, those that the engine requests itself among them.
+            requests = self._growth.requests(now, self._limit, self._reports.running)
+            instead_bytes = self._growth.instead_bytes
+        for request in requests:
             self._lease.request(
                 KV,
-                of * nbytes,
-                fill,
-                done,
+                request.size * self.extent_bytes,
+                request.count,
+                partial(self._answered, request),
                 min_count=1,
-                for_reserve=of > 1 or not in_use,
-                cached_bytes=self.cached_bytes,
+                for_reserve=request.for_reserve,
+                behind_bytes=request.behind * self.extent_bytes,
+                cached_bytes=self.cached_bytes if request.is_fill else instead_bytes,
             )
 
-    def _to_ask(self) -> int:
-        """Number of indices that are missing and not requested."""
-        return min(self._missing, self._allowed_more()) - self._asked
-
-    def _next_part(self, left: int) -> tuple[int, int]:
-        """(indices in an extent, number of such extents) of one more request for growth."""
-        factor = self._reserve.factor
-        large = min(left // factor, len(self._free_large()) - self._asked // factor) if self._bulk else 0
-        return (factor, min(large, _LARGE_TOGETHER)) if large > 0 else (1, min(left, _ASKED_TOGETHER))
-
-    def _next_fill(self, missing: int, reserve: int) -> tuple[int, int]:
-        """(indices in an extent, number of such extents) of a request for the reserve. Only fast growth lets so much be
-        missing that a large extent holds it: then the engine's thread would wait for the time that each extent takes of
-        this process."""
-        factor = self._reserve.factor
-        if 1 < factor <= missing and not self._fill_small:
-            most = min(self._marks.high - reserve, self._allowed_more())  # what is above the mark would go back
-            large = min(-(-missing // factor), most // factor, len(self._free_large()))
-            if large > 0:
-                return factor, min(large, _LARGE_TOGETHER)
-        self._fill_small = False
-        return 1, min(missing, _ASKED_TOGETHER)
-
-    def _wanted_came(self, of: int, asked: int) -> Done:
-        def done(extents: list[Granted], refused: GrowRefused | None) -> None:
-            self._map(extents)
-            with self._changed:
-                self._asked -= of * asked
-                self._unanswered -= 1
-                self._missing = max(0, self._missing - of * len(extents))
-                self._refused = refused is not None and of == 1
-                if self._refused:
-                    self._missing = 0
-                elif refused is not None:
-                    self._bulk = False  # there may be enough for small ones
-                late = bool(extents) and self._wanting > 0 and not self._waiting
-                self._changed.notify_all()
-            if late:
-                self._wake()
-            self._tend()
-
-        return done
-
-    def _fill_came(self, of: int) -> Done:
-        def done(extents: list[Granted], refused: GrowRefused | None) -> None:
-            self._map(extents)
-            with self._changed:
-                self._filling = False
-                self._fill_small = refused is not None and of > 1  # there may be enough for small ones
-                if refused is not None and of == 1:
-                    self._fill_after = time.monotonic() + _REFUSED_PAUSE_S
-                self._changed.notify_all()
-            self._tend()
-
-        return done
+    def _answered(self, request: ExtentRequest, extents: list[Granted], refused: GrowRefused | None) -> None:
+        self._map(extents)
+        with self._changed:
+            self._growth.answered(request, len(extents), refused is not None, time.monotonic())
+            late = bool(extents) and not request.is_fill and self._growth.wanted > 0 and not self._waiting
+            self._changed.notify_all()
+        if late:
+            self._wake()
+        self._tend()
 
     def _map(self, extents: list[Granted]) -> None:
         """Maps extents of one size at the lowest free addresses; those for which there are none go back."""
         of = extents[0].bytes // self.extent_bytes if extents else 1
         with self._changed:
             # Only this thread maps, so the addresses stay free.
-            firsts = self._free_large() if of > 1 else self._free(len(extents))
+            firsts = self._addresses.free_large() if of > 1 else self._addresses.free(len(extents))
         placed = [] if self._closed else list(zip(firsts, extents, strict=False))
         for first, extent in placed:
             address = self.address + first * self.extent_bytes
@@ -691,26 +504,9 @@ class ElasticRange:
             self._lease.give_back([extent.id for extent in superfluous])
         with self._changed:
             for first, extent in reversed(placed):
-                self._ids[first] = extent.id
-                self._is_free[first : first + of] = False
-                self.extents[first : first + of] = first
-                self._mapped += of
-                if of > 1:
-                    self._reserve.large.add(first)
+                self._addresses.add(first, extent.id, of)
                 self._reserve.put(range(first, first + of))
             self._reports.soon()
-
-    def _free(self, count: int) -> list[int]:
-        """The lowest `count` indices at which nothing is mapped."""
-        found: list[int] = np.flatnonzero(self._is_free)[:count].tolist()
-        return found
-
-    def _free_large(self) -> list[int]:
-        """First indices at which large extents fit, the lowest first."""
-        factor = self._reserve.factor
-        groups = self._is_free[: self.n_extents // factor * factor].reshape(-1, factor)
-        found: list[int] = (np.flatnonzero(groups.all(axis=1)) * factor).tolist()
-        return found
 
     # --- time
 
@@ -718,8 +514,8 @@ class ElasticRange:
         """Sets a timer for when growth has been away for long enough to shrink to the low mark. Without a surplus there
         is none."""
         with self._changed:
-            above_low = len(self._reserve) > self._marks.low or self._wanting
-            if self._idle_watch or self._closed or not above_low or self._marks.idle(now):
+            above_low = self._growth.above_low or self._growth.wanted
+            if self._idle_watch or self._closed or not above_low or self._growth.idle(now):
                 return
             self._idle_watch = True
         self._lease.loop.later(IDLE_S, self._idle_due)
@@ -727,14 +523,14 @@ class ElasticRange:
     def _idle_due(self) -> None:
         self._idle_watch = False
         with self._changed:
-            if not self._waiting and self._marks.idle(time.monotonic()):
-                self._wanting = 0  # the engine did not come for it
+            if not self._waiting and self._growth.idle(time.monotonic()):
+                self._growth.forget_wanted()
                 self._reports.soon()
         self._tend()
 
     def _measure(self) -> tuple[int, int]:
         with self._changed:
-            reserve = min(self._reserve.whole, len(self._reserve) - self._wanting)
+            reserve = min(self._reserve.whole, len(self._reserve) - self._growth.wanted)
             return self.mapped_bytes, max(0, reserve) * self.extent_bytes
 
 

@@ -1,21 +1,23 @@
 """Indices that are mapped in a range and not in the engine's hands. Pure.
 
-Extents are small, one index of the range each, or large, `factor` indices in a row from a multiple of it. A large one
-leaves whole: its indices in the reserve are `tied` while some of the others are elsewhere.
+A large extent (balloond/driver/address_map.py) leaves whole: its indices in the reserve are `tied` while some of its
+others are elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from balloond.driver.address_map import AddressMap
+
 
 class Reserve:
-    """The reserve of a range, in indices."""
+    """The reserve of a range, in indices that are mapped in `addresses`. What enters it must be mapped before."""
 
-    def __init__(self, factor: int) -> None:
-        self.factor = factor
-        self.large: set[int] = set()
-        """First indices of the large extents that are mapped; the range keeps it."""
+    def __init__(self, addresses: AddressMap) -> None:
+        self._factor = addresses.factor
+        self._first_of = addresses.first_of
+        self._large = addresses.large
         self.tied = 0
         """Number of indices that may be taken and cannot leave."""
         self._indices: list[int] = []
@@ -33,11 +35,6 @@ class Reserve:
     def whole(self) -> int:
         """Number of indices that can leave."""
         return len(self._indices) - self.tied
-
-    def extent_of(self, index: int) -> int:
-        """First index of the extent that has this index."""
-        first = index - index % self.factor
-        return first if first in self.large else index
 
     def put(self, indices: Iterable[int]) -> None:
         indices = list(indices)
@@ -63,7 +60,7 @@ class Reserve:
             return taken
         tied, large, small = self._sorted()
         taken = tied[:count]
-        in_large = (count - len(taken)) // self.factor * self.factor
+        in_large = (count - len(taken)) // self._factor * self._factor
         taken += large[:in_large]
         taken += (small + large[in_large:])[: count - len(taken)]
         self.remove(taken)
@@ -73,10 +70,10 @@ class Reserve:
         """Takes `count` indices out in whole extents, the highest addresses first, so that the lower ones fill. Indices
         that make no whole extent stay, or leave in a larger one (`more`)."""
         _, large, small = self._sorted()
-        in_large = min(count // self.factor * self.factor, len(large))
+        in_large = min(count // self._factor * self._factor, len(large))
         in_small = min(count - in_large, len(small))
         if more and in_large + in_small < min(count, self.whole):
-            in_large += self.factor
+            in_large += self._factor
         leaving = large[len(large) - in_large :] + small[len(small) - in_small :]
         self.remove(leaving)
         return leaving
@@ -86,20 +83,22 @@ class Reserve:
         indices = sorted(self._indices)
         if not self._here:
             return [], [], indices
-        here = [self._here.get(self.extent_of(index), 0) for index in indices]
-        tied = [index for index, count in zip(indices, here, strict=True) if 0 < count < self.factor]
-        large = [index for index, count in zip(indices, here, strict=True) if count == self.factor]
+        first_of = self._first_of
+        here = [self._here.get(first_of(index), 0) for index in indices]
+        tied = [index for index, count in zip(indices, here, strict=True) if 0 < count < self._factor]
+        large = [index for index, count in zip(indices, here, strict=True) if count == self._factor]
         return tied, large, [index for index, count in zip(indices, here, strict=True) if not count]
 
     def _count(self, indices: Iterable[int], change: int) -> None:
-        if not self.large:
+        if not self._large:
             return
+        here, factor, first_of = self._here, self._factor, self._first_of
         for index in indices:
-            first = self.extent_of(index)
-            if first in self.large:
-                before = self._here.get(first, 0)
+            first = first_of(index)
+            if first in self._large:
+                before = here.get(first, 0)
                 after = before + change
-                self.tied += after % self.factor - before % self.factor
-                self._here[first] = after
+                self.tied += after % factor - before % factor
+                here[first] = after
                 if not after:
-                    del self._here[first]
+                    del here[first]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from gpu_scheduler.policy.memory import holdings
 from gpu_scheduler.policy.memory.holdings import DeviceMemory, Holding
-from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelKv
 from protos import balloond_pb2
-
-UNBOUNDED = 1 << 60
 
 
 class GroupMemory:
@@ -20,6 +16,8 @@ class GroupMemory:
         self._states = {device: balloond_pb2.DeviceState(device=device) for device in devices}
         self.node = ""
         self.known = False
+        self.devices: Sequence[DeviceMemory] = ()
+        """The devices in the terms of admission; empty until balloond's first report."""
         self.away = ""
         """Why balloond is away; empty while it is there. What is known is old meanwhile."""
 
@@ -31,6 +29,7 @@ class GroupMemory:
         """Takes the states of a node's devices; those of other groups are ignored."""
         self._states.update({state.device: state for state in states if state.device in self._states})
         self.node, self.known, self.away = node, True, ""
+        self.devices = [_device(state) for state in self.states]
 
     def lost(self, why: str) -> None:
         self.away = why
@@ -42,15 +41,6 @@ class GroupMemory:
     @property
     def free_bytes(self) -> int:
         return sum(state.free_bytes for state in self.states)
-
-    def for_admission(self, kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]) -> AdmissionMemory:
-        """Memory for admission (`policy/memory/holdings.py`). `kv_bytes_per_token`: by model, on each device.
-        `committed`: bytes on a device by model that its started requests were admitted with."""
-        if not self.known:
-            return AdmissionMemory(
-                {model: ModelKv(UNBOUNDED, 0, token_bytes=n) for model, n in kv_bytes_per_token.items()}
-            )
-        return holdings.for_admission([_device(state) for state in self.states], kv_bytes_per_token, committed)
 
 
 def _device(state: balloond_pb2.DeviceState) -> DeviceMemory:

@@ -1,5 +1,7 @@
 """What a gpu_scheduler decides, without I/O or a clock: times are arguments, decisions are values.
 
+group_core          the whole of a group: events in, decisions out; joins all of the following
+group_facts         what goes into it, and what it keeps of each model
 queue/              the shared queue
     slack           facts about a request, its cost, and the time it has left
     moore_hodgson   the largest set of requests that all meet their deadlines
@@ -14,15 +16,15 @@ memory/
     forecast        tokens that a model's next request will generate
     demand          each model's share of demand, by which the balloon policy compares models
     kv_shortage     models whose waiting requests lack KV memory
+    request_limit   which of these shortages become requests to balloond, and when
     migrated_prefixes   KV that came with a model that moved
 throttle/
     interference    share of a model's decode steps that is lost beside a neighbour's prefills
     throttling      which models prefill more slowly to keep their neighbours' TPOT targets
 hang_detector       when a silent engine is pinged, and when it is given up
 
-agenda = backlog.plan(now)                      # agenda.decisions: Drop, Expire, already carried out in the queue
-for decision in admit(agenda, backlog, memory, turn):
-    if isinstance(decision, Start):
-        backlog.start(decision, now)            # then send it; a NeedMemory goes to the limits
-wake the dispatcher at backlog.next_deadline()
+core.arrived(request, now)                      # and the other events
+for decision in core.plan(now, memory):
+    match decision: ...                         # Start, Drop, Expire, NeedMemory, RequestMemory, SetThrottle
+wake the dispatcher at core.next_deadline()
 """

@@ -6,15 +6,10 @@ from dataclasses import dataclass, field
 from math import inf
 
 from gpu_scheduler.engines.engine import EngineProcess
-from gpu_scheduler.policy.queue.slack import WaitingRequest
+from gpu_scheduler.policy.group_facts import ArrivedRequest
 from gpu_scheduler.queue.streams import GatewayStream
 from gpu_scheduler.telemetry.traces import RequestTrace
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
-
-RESUME_S = 1.0
-"""Seconds until the deadline of an interrupted stream that goes on here. It has shown its first token, so that its
-target is met; what is left is its reader's patience. With this deadline it counts among the requests that can be on
-time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +25,7 @@ class GroupRequest:
     sampling: common_pb2.Sampling
     arrival: float
     deadline: float
+    """When its first token is due; +inf: it has no target. Without meaning where `resumed_tokens` are there."""
     expires: float
     drop_late: bool
     ttft_ms: int
@@ -40,7 +36,8 @@ class GroupRequest:
     engine: EngineProcess | None = None
     sent_at: float = 0.0
     """When it was sent to the engine."""
-    first_token_at: float = 0.0
+    answered: bool = False
+    """True once this group has sent a first token of it."""
     parked_at: float = 0.0
     """When its engine had no KV memory for its next token and put it back into the queue; 0: it does not wait for
     that."""
@@ -49,8 +46,6 @@ class GroupRequest:
     """Prompt tokens whose log-probabilities were passed on."""
     cached_tokens: int = 0
     """Number of its first tokens whose KV came here before it, with a model that moved."""
-    kv_bytes: int = 0
-    """KV bytes on each device that it was admitted with: its prompt and the forecast of its output."""
     trace: RequestTrace | None = None
 
     @classmethod
@@ -67,9 +62,9 @@ class GroupRequest:
             sampling=submit.sampling,
             # It entered the system when its target began to run, at its gateway.
             arrival=now - max(0.0, ttft_s - left_s) if timed else now,
-            deadline=now + left_s if timed else (now + RESUME_S if submit.has_target else inf),
+            deadline=now + left_s if submit.has_target else inf,
             expires=now + submit.time_out_left_ms / 1e3 if submit.time_out_left_ms > 0 else inf,
-            drop_late=submit.slo.drop_late and submit.resumed_tokens == 0,
+            drop_late=submit.slo.drop_late,
             ttft_ms=submit.slo.ttft_ms,
             tpot_ms=submit.slo.tpot_ms,
             resumed_tokens=submit.resumed_tokens,
@@ -108,16 +103,18 @@ class GroupRequest:
             return f"targets of {self.ttft_ms} and {self.tpot_ms} ms make no sense"
         return ""
 
-    def waiting(self, decode_forecast: int) -> WaitingRequest:
-        """The facts by which the queue orders the request."""
-        return WaitingRequest(
-            request_id=self.id,
-            model=self.model,
-            arrival=self.arrival,
+    def arrived(self) -> ArrivedRequest:
+        """The facts by which the group's core handles the request."""
+        return ArrivedRequest(
+            self.id,
+            self.model,
+            self.arrival,
+            self.prompt_tokens,
+            self.most_new_tokens,
             deadline=self.deadline,
-            prompt_tokens=self.prompt_tokens,
+            tpot_s=self.tpot_ms / 1e3,
+            resumed=self.resumed_tokens > 0,
             cached_tokens=self.cached_tokens,
-            decode_tokens=min(self.most_new_tokens, decode_forecast),
             expires=self.expires,
             drop_late=self.drop_late,
         )

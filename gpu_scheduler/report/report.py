@@ -64,7 +64,7 @@ class GroupReport:
     def _resident(self, resident: Resident) -> gpu_scheduler_pb2.Resident:
         name = resident.spec.name
         waiting, running, late = self._dispatcher.count(name)
-        counters = self._dispatcher.counters[name]
+        model = self._dispatcher.model(name)
         devices = count(resident.spec)  # engines count the bytes of one device
         return gpu_scheduler_pb2.Resident(
             model=name,
@@ -94,9 +94,9 @@ class GroupReport:
             prefill_tokens_per_s=resident.measured.prefill_tokens_per_s,
             wake_s=resident.wake_s,
             cold_s=resident.cold_s,
-            ttft_met=counters.ttft_met,
-            ttft_missed=counters.ttft_missed,
-            tpot_target_ms=counters.tpot_ms or resident.spec.default_slo.tpot_ms,
+            ttft_met=model.ttft_met,
+            ttft_missed=model.ttft_missed,
+            tpot_target_ms=round(1e3 * model.tpot_s) or resident.spec.default_slo.tpot_ms,
             retractions=resident.total("retractions"),
             evicted_tokens=resident.total("evicted_tokens"),
             hibernations=resident.total("hibernations"),

@@ -19,7 +19,9 @@ from gpu_scheduler.memory.devices import count
 from gpu_scheduler.queue.dispatcher import NOT_HERE, Dispatcher
 from gpu_scheduler.residency import preflight
 from gpu_scheduler.residency.activation import Activator, at_fault, may_pass, worth_another_try
+from gpu_scheduler.residency.bookings import Bookings
 from gpu_scheduler.residency.handover import Handover
+from gpu_scheduler.residency.weights import Weights
 from gpu_scheduler.residents import ResidencyChange, Resident, Residents
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.errors import Conflict, Invalid, PrismError, TimedOut, Unmet
@@ -73,6 +75,8 @@ class ResidencyController:
         residents: Residents,
         dispatcher: Dispatcher,
         activation: Activator,
+        bookings: Bookings,
+        weights: Weights,
         handover: Handover,
         pools: dict[str, WarmPool],
         later: Callable[..., asyncio.TimerHandle] | None = None,
@@ -82,6 +86,8 @@ class ResidencyController:
         self._residents = residents
         self._dispatcher = dispatcher
         self._activation = activation
+        self._bookings = bookings
+        self._weights = weights
         self._handover = handover
         self._pools = pools
         self._later = later
@@ -251,7 +257,7 @@ class ResidencyController:
     async def _release_room(self, resident: Resident, engine: EngineProcess) -> None:
         """Releases the activation's room; stops waiting when the engine dies, because it is replaced only when the
         change has ended, and requests wait for that."""
-        release = tasks.spawn(self._activation.release_room(resident), f"release room of {resident.spec.name}")
+        release = tasks.spawn(self._bookings.release_room(resident), f"release room of {resident.spec.name}")
         death = tasks.spawn(engine.dead.wait(), f"death of the engine of {resident.spec.name}")
         try:
             await asyncio.wait([release, death], return_when=asyncio.FIRST_COMPLETED)
@@ -262,7 +268,7 @@ class ResidencyController:
         """Raises the fault that the loader finds in the model's files, thoroughly if an engine failed with them
         (`failure`). The resident is then as it was."""
         try:
-            await self._activation.check_files(resident, failure)
+            await self._weights.check_files(resident, thorough=failure is not None, refused=at_fault(failure))
         except PrismError as error:
             await self._activation.undo(resident, asleep=False)
             self._could_not(resident, error)
@@ -276,7 +282,7 @@ class ResidencyController:
             other.spec.name: (other, target) for other, target in others if other is not None and other is not resident
         }
         try:
-            await preflight.check(self._activation, resident, leaving)
+            await preflight.check(resident, leaving, self._bookings, self._weights, self._activation.pool)
         except PrismError as error:
             await self._activation.undo(resident, asleep=resident.engine is not None)
             self._could_not(resident, error)
@@ -339,7 +345,7 @@ class ResidencyController:
 
     async def _let_go(self, resident: Resident, engine: EngineProcess) -> None:
         await self._activation.release_engine(resident, engine)
-        await self._activation.drop_booking(resident)
+        await self._bookings.drop(resident)
         self._residents.leave(resident)
 
     async def _drain(self, resident: Resident, engine: EngineProcess, drain_ms: int, successor: str) -> None:
@@ -348,14 +354,14 @@ class ResidencyController:
         if successor and await self._handover.give(resident, engine, successor):
             drain_ms = 0
         command = engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=drain_ms)))
-        await self._activation.within(command.done(), drain_ms / 1e3)
+        await tasks.within(command.done(), self._config.engines.load_timeout_s + drain_ms / 1e3)
 
     async def _hibernate(self, resident: Resident, engine: EngineProcess) -> None:
         if resident.saving is not None:
             await asyncio.wait([resident.saving])
-        if not self._activation.has_image(resident):
+        if not self._weights.has_image(resident):
             # Without an image the weights would be lost: let the engine go instead.
-            why = self._activation.why_no_image(resident)
+            why = self._weights.why_no_image(resident)
             _log.warning(
                 "no image to sleep on; the engine is given back, and the next start reads the checkpoint",
                 model=resident.spec.name,
@@ -369,14 +375,14 @@ class ResidencyController:
         engine.told_kept.clear()
         command = engine.command(engine_pb2.ToEngine(hibernate=engine_pb2.Hibernate()))
         try:
-            await self._activation.within(command.done())
+            await tasks.within(command.done(), self._config.engines.load_timeout_s)
         except PrismError:
             # The engine is awake and drained; only a fresh start makes it serve again.
             await self._let_go(resident, engine)
             raise
-        await self._activation.rebook(resident, awake=False)
+        await self._bookings.rebook(resident, awake=False)
         self._residents.set(resident, common_pb2.HIBERNATING)
-        self._activation.book_kept(resident, engine)
+        self._bookings.book_kept(resident, engine)
 
     # --- engines that die
 
@@ -420,4 +426,4 @@ class ResidencyController:
             now = self._residents.get(resident.spec.name)
             return now is not None and (now.engine is not None or now.change is not None)
 
-        tasks.spawn(self._activation.drop_booking(resident, unless=has_use), f"forget {resident.spec.name}")
+        tasks.spawn(self._bookings.drop(resident, unless=has_use), f"forget {resident.spec.name}")

@@ -7,28 +7,19 @@ All of it is rebuilt from the streams after a restart: there is no other state.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
 
-from balloond.client import BalloondClient, booked
+from balloond.client import booked
 from gpu_scheduler.client import GpuSchedulerClient
+from placement.cluster.refusals import Refusals
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
 from services.rpc.watch import Watched
-from services.telemetry import log
 
-_log = log.get(__name__)
 Ledger = dict[str, balloond_pb2.DeviceState]
 """Device name -> state, for the devices of one node."""
 TAKES_REQUESTS = (common_pb2.ACTIVE, common_pb2.WAKING)
 _VANISHED = 1000
-T = TypeVar("T")
-_SELDOM_MS = 100
-"""Milliseconds between reports up to which the cluster's size makes no difference to an open stream."""
-_FIGURES_MS = 1
-"""Milliseconds for each group of the cluster between two reports of one group that differ in counters alone, and
-between two reports of one ledger. So placement gets a thousand or two a second at most, which takes a few tenths of a
-core."""
 PRESENT = (common_pb2.ACTIVE, common_pb2.WAKING, common_pb2.HIBERNATING, common_pb2.DRAINING)
 _EVERY_INTERFACE = ("0.0.0.0:", "[::]:")
 """Listening addresses that do not say where a group is reached."""
@@ -134,10 +125,7 @@ class Cluster:
         self.doubtful: set[tuple[str, str]] = set()
         """(address of a group's client, model) of models that a group had when it was found: while it was away the
         model may have come up elsewhere."""
-        self._refused: dict[str, str] = {}
-        """Address -> why the group that reports from there is not taken in; empty if it is."""
-        self._told_ledgers: dict[str, str] = {}
-        """Node -> address of the balloond that reports its ledger."""
+        self.refusals = Refusals()
         self.sizes = 0
         """Rises when a group comes, goes or changes size, or weights count in larger extents: other models may fit
         nowhere then."""
@@ -165,11 +153,7 @@ class Cluster:
         self._leave(address, group)
         self._names = {name: each for name, each in self._names.items() if each is not group}
         self.doubtful = {each for each in self.doubtful if each[0] != address}
-        self._refused.pop(address, None)
-
-    def has_ledger(self, address: str) -> bool:
-        """Whether the balloond at the address reports a node's ledger."""
-        return address in self._told_ledgers.values()
+        self.refusals.forget_group(address)
 
     def changed(self, *models: str) -> None:
         """Notes that something has changed that routes and waiting tasks depend on. `models`: those of which something
@@ -279,14 +263,10 @@ class Cluster:
             self._of_node.pop(group.node, None)
 
     def _is_refused(self, address: str, state: gpu_scheduler_pb2.GroupState) -> bool:
-        """Whether another group has the same name: groups are told apart by name, also in operators' calls."""
+        """Whether another group has the same name."""
         other = self._names.get(state.group)
-        taken = other is not None and other.client.address != address and other.reachable
-        reason = f"the group at {other.client.address} is called {state.group} as well" if other and taken else ""
-        if reason and reason != self._refused.get(address):
-            _log.error("group refused", address=address, why=reason)
-        self._refused[address] = reason
-        return bool(reason)
+        holder = other.client.address if other is not None and other.reachable else ""
+        return self.refusals.refuses_group(address, state.group, holder)
 
     def heard_ledger(self, node: str, state: balloond_pb2.NodeState | None) -> None:
         """Takes in a node's ledger from its balloond; None: balloond is away, and the last reports of the node's groups
@@ -318,53 +298,3 @@ class Cluster:
                 self._fresh |= self._with.get(model, {})
             if was is not None and (entry is None or was.model != entry.model):
                 self._measured.pop(model, None)
-
-    def _apart_ms(self) -> int:
-        return _FIGURES_MS * len(self.groups)
-
-    async def _told(self, watch: Callable[[Callable[[], int], bool], AsyncIterator[T]]) -> AsyncIterator[T]:
-        """Messages of a stream. It is opened again when the cluster has changed so much, to twice its size say, that
-        reports should come at another rate."""
-        heard = False
-        while True:
-            asked = self._apart_ms()
-            # The peer may be lost just when the stream is closed and opened again.
-            stream = watch(self._apart_ms, heard)
-            async for state in stream:
-                yield state
-                heard = state is not None
-                least, most = sorted((asked, self._apart_ms()))
-                if most > max(_SELDOM_MS, 2 * least):
-                    break
-            else:
-                return
-            await cast(AsyncGenerator[T, None], stream).aclose()
-
-    async def follow_group(self, client: GpuSchedulerClient) -> None:
-        """Keeps one group's state fresh, for ever."""
-        group = self.groups[client.address]
-        async for state in self._told(client.watch):
-            was_reachable = group.reachable
-            self.heard_group(client.address, state)
-            if was_reachable and not group.reachable:
-                _log.warning("group lost", group=group.name)
-            elif group.reachable and not was_reachable:
-                _log.info("group found", group=group.name, residents=len(group.residents))
-            self.changed()
-
-    async def follow_balloond(self, balloond: BalloondClient, address: str) -> None:
-        """Keeps one node's ledger fresh, for ever."""
-        node = refused = ""
-        async for state in self._told(balloond.watch):
-            node = node if state is None else state.node
-            if (other := self._told_ledgers.setdefault(node, address)) != address:
-                why = f"{other} is of a node {node!r} as well"
-                if state is not None and why != refused:
-                    _log.error("ledger refused", address=address, why=why)
-                    refused = why
-                continue
-            refused = ""
-            if state is None:
-                del self._told_ledgers[node]
-            self.heard_ledger(node, state)
-            self.changed()

@@ -14,14 +14,11 @@ from balloond.client import WARM_ENGINES
 from placement.cluster.cluster import PRESENT, Cluster, HeardGroup, Measured
 from placement.config import PlacementConfig
 from placement.policy import kvpr
-from placement.policy.lifecycle.decisions import PlacedModel
+from placement.policy.lifecycle.decisions import PlacedModel, durations
 from placement.policy.lifecycle.eligibility import footing, holds_s
 from placement.policy.lifecycle.group_index import GroupIndex
 from placement.policy.window import RateWindow
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
-
-_WAKE_S, _COLD_S = 1.0, 30.0
-"""Seconds that a wake-up and a cold start are taken to last until a group has measured them."""
 
 
 class GroupIndexes:
@@ -174,7 +171,7 @@ class GroupIndexes:
     # --- demand
 
     def _count(self, group: HeardGroup, now: float) -> None:
-        """Adds a group's token counters to the windows. A counter that fell belongs to a model that came anew."""
+        """Adds a group's token counters to the windows."""
         address = group.client.address
         before_of, self._seen[address] = self._seen.get(address), {}
         for name, resident in group.residents.items():
@@ -183,13 +180,13 @@ class GroupIndexes:
             before = total if before_of is None else before_of.get(name, 0)
             self._seen[address][name] = total
             if total != before:
-                self._window(name).observe(total - before if total > before else total, now)
+                self._window(name).counted(total, before, now)
             if resident.tpot_target_ms:
                 self._tpot_ms[name] = resident.tpot_target_ms
 
     def _window(self, model: str) -> RateWindow:
         if model not in self._windows:
-            self._windows[model] = RateWindow(window_s=self._config.window_s, short_s=self._config.short_window_s)
+            self._windows[model] = self._config.window()
         return self._windows[model]
 
     def demand(self, spec: common_pb2.ModelSpec) -> float:
@@ -245,7 +242,7 @@ class GroupIndexes:
             entry = self._cluster.entry(resident.model)
             if entry is None or resident.residency not in PRESENT:
                 continue
-            cold_s = resident.cold_s or _COLD_S
+            wake_s, cold_s = durations(resident.wake_s, resident.cold_s)
             parts = max(1, entry.model.devices)
             active = resident.residency == common_pb2.ACTIVE
             # The group may not have reported yet that the model wakes; until then another would be put in the same
@@ -258,7 +255,7 @@ class GroupIndexes:
                     place,
                     hibernating=asleep,
                     idle_s=resident.idle_s + since_s if idle else 0.0,
-                    wake_s=resident.wake_s or min(_WAKE_S, cold_s),
+                    wake_s=wake_s,
                     cold_s=cold_s,
                     has_image=entry.has_image or entry.on_disk,
                     host_bytes=resident.private_bytes,

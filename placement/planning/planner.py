@@ -8,10 +8,8 @@ from dataclasses import dataclass, field, replace
 from placement.cluster.cluster import Cluster, HeardGroup
 from placement.config import PlacementConfig
 from placement.planning.group_indexes import GroupIndexes
-from placement.policy.assignment.assign import AssignRules
 from placement.policy.assignment.cool_down import CoolDowns
-from placement.policy.assignment.moves import MoveRules
-from placement.policy.assignment.rebalance import NONE, RebalanceRules, Round, WantedMove, rebalance
+from placement.policy.assignment.rebalance import NONE, Round, WantedMove, rebalance
 from placement.policy.kvpr import Model
 from placement.policy.lifecycle.activation import ActivationPlan
 from placement.policy.lifecycle.decisions import Activate, Hibernate
@@ -193,12 +191,7 @@ class Planner:
             there.residents,
             self._cool_downs.moved_at(),
             self._now(),
-            RebalanceRules(
-                AssignRules(tau=self._config.tau, cool_down_s=self._config.cool_down_s),
-                MoveRules(at_once=self._config.migrations_at_once, cool_down_s=self._config.cool_down_s),
-                self._config.least_pressure,
-                self._config.least_share,
-            ),
+            self._config.moves,
             self._rounds.get(size, NONE),
         )
         moves = [verdict for each in wanted.begin if (verdict := self._move(there, each)) is not None]

@@ -26,6 +26,11 @@ class RateWindow:
         self._long = self._short = 0  # sums of the complete buckets and the present one
         self._at: int | None = None  # number of the present bucket
 
+    def counted(self, total: int, before: int, now: float) -> None:
+        """Counts what a counter that stood at `before` has counted until `now`, when it stands at `total`. A counter
+        that fell belongs to a model that came anew."""
+        self.observe(total - before if total > before else total, now)
+
     def observe(self, tokens: int, now: float) -> None:
         """Counts `tokens` that were processed by `now` (seconds). A `now` earlier than the last one counts for the last
         bucket."""

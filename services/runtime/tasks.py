@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
-from services.errors import PrismError
+from services.errors import PrismError, TimedOut
 from services.telemetry import log
 
+T = TypeVar("T")
 _log = log.get(__name__)
 _running: set[asyncio.Task[Any]] = set()
 
@@ -42,3 +43,12 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def within(work: Awaitable[T], limit_s: float) -> T:
+    """What `work` returns. Raises TimedOut if that takes more than `limit_s` seconds."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await work
+    except TimeoutError:
+        raise TimedOut(f"not done within {limit_s:.0f} s") from None

@@ -15,17 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpu_scheduler.config import Arbitration
 from placement.config import PlacementConfig
-from placement.policy.assignment.assign import AssignRules
 from placement.policy.assignment.cool_down import CoolDowns
-from placement.policy.assignment.moves import Move, MoveRules
-from placement.policy.assignment.rebalance import NONE, RebalanceRules, Round, rebalance
+from placement.policy.assignment.moves import Move
+from placement.policy.assignment.rebalance import NONE, Round, rebalance
 from placement.policy.lifecycle.activation import ActivationPlan
 from placement.policy.lifecycle.decisions import Activate, GoCold
 from placement.policy.lifecycle.reservations import Reservations
 from sim.clock import Clock
 from sim.cluster.standings import SimulatedIndexes
 from sim.engines.cost import GpuModel
-from sim.group.arbiter import Arbiter
+from sim.group.arbiter import SimulatedQueue
 from sim.group.node import SimulatedGroup, SimulatedResidency
 from sim.inputs.catalogue import Spec
 from sim.inputs.request import SimulatedRequest
@@ -56,22 +55,16 @@ class Fleet:
         self._config = config
         self.specs = {spec.name: spec for spec in specs}
         self.groups: list[SimulatedGroup] = []
-        arbiters: dict[str, tuple[SimulatedGroup, Arbiter]] = {}
+        arbiters: dict[str, tuple[SimulatedGroup, SimulatedQueue]] = {}
         for i, size in enumerate(sizes):
             group = SimulatedGroup(
-                clock, f"g{i}", size, hardware, lambda group: Arbiter(group, rules), self._again, finished
+                clock, f"g{i}", size, hardware, lambda group: SimulatedQueue(group, rules), self._again, finished
             )
-            assert isinstance(group.queue, Arbiter)
+            assert isinstance(group.queue, SimulatedQueue)
             self.groups.append(group)
             arbiters[group.name] = group, group.queue
         self._by_name = {group.name: group for group in self.groups}
         self._group_indexes = SimulatedIndexes(clock, specs, arbiters, config)
-        self._rebalance = RebalanceRules(
-            AssignRules(tau=config.tau, cool_down_s=config.cool_down_s),
-            MoveRules(at_once=config.migrations_at_once, cool_down_s=config.cool_down_s),
-            config.least_pressure,
-            config.least_share,
-        )
         self._home: dict[str, SimulatedGroup] = {}
         """Model -> group to which its requests go."""
         self._cool_downs = CoolDowns(config.cool_down_s)
@@ -190,7 +183,7 @@ class Fleet:
         moved_at, now = self._cool_downs.moved_at(), self._clock.now
         for size in self._group_indexes.sizes:
             there, last = self._group_indexes.of(size), self._rounds.get(size, NONE)
-            wanted = rebalance(there.groups, there.residents, moved_at, now, self._rebalance, last)
+            wanted = rebalance(there.groups, there.residents, moved_at, now, self._config.moves, last)
             self._rounds[size] = wanted
             moves += [each.move for each in wanted.begin]
         for move in moves[:at_once]:

@@ -12,19 +12,16 @@ from math import inf
 
 from placement.config import PlacementConfig
 from placement.policy import kvpr
-from placement.policy.lifecycle.decisions import PlacedModel
+from placement.policy.lifecycle.decisions import PlacedModel, durations
 from placement.policy.lifecycle.eligibility import holds_s
 from placement.policy.lifecycle.group_index import GroupIndex
 from placement.policy.window import RateWindow
 from sim.clock import Clock
 from sim.cluster.terms import group_of, model_of, suitable
-from sim.group.arbiter import Arbiter
+from sim.group.arbiter import SimulatedQueue
 from sim.group.node import SimulatedGroup, SimulatedResidency
 from sim.inputs.catalogue import Spec
 
-_COLD_S, _WAKE_S = 30.0, 1.0
-"""Seconds that stand for a cold start and a wake-up until a group has measured them
-(`placement/planning/group_indexes.py`)."""
 _PRESENT = (
     SimulatedResidency.ACTIVE,
     SimulatedResidency.WAKING,
@@ -41,7 +38,7 @@ class SimulatedIndexes:
         self,
         clock: Clock,
         specs: Sequence[Spec],
-        groups: Mapping[str, tuple[SimulatedGroup, Arbiter]],
+        groups: Mapping[str, tuple[SimulatedGroup, SimulatedQueue]],
         config: PlacementConfig,
     ) -> None:
         """Raises FleetError if no group can hold a model."""
@@ -75,7 +72,7 @@ class SimulatedIndexes:
     def tight(self, name: str) -> bool:
         """Whether the group could lack KV memory."""
         group, arbiter = self._groups[name]
-        if arbiter.lack:
+        if arbiter.shortages:
             return True
         if arbiter.empty:
             return False
@@ -104,10 +101,8 @@ class SimulatedIndexes:
                     self._seen[group.name, name] = total
                     window = self._windows.get(name)
                     if window is None:
-                        window = self._windows[name] = RateWindow(
-                            window_s=self._config.window_s, short_s=self._config.short_window_s
-                        )
-                    window.observe(total - before if total > before else total, now)
+                        window = self._windows[name] = self._config.window()
+                    window.counted(total, before, now)
                     news = True
         rates = {name: window.rate(now) for name, window in self._windows.items()}
         changed = {name for name, rate in rates.items() if self._demands(name, rate)}
@@ -133,7 +128,7 @@ class SimulatedIndexes:
         self.models[name] = self.models[name].wanted(demand)
         return True
 
-    def _hear(self, group: SimulatedGroup, arbiter: Arbiter) -> None:
+    def _hear(self, group: SimulatedGroup, arbiter: SimulatedQueue) -> None:
         now, rules = self._clock.now, self._config.lifecycle
         claims = arbiter.claims()
         plain = self._plain[group.name]
@@ -142,7 +137,7 @@ class SimulatedIndexes:
         for name, resident in group.residents.items():
             if resident.residency not in _PRESENT:
                 continue
-            cold_s = resident.cold_s or _COLD_S
+            wake_s, cold_s = durations(resident.wake_s, resident.cold_s)
             idle = arbiter.idle_s(name) if resident.residency in _STEADY else 0.0
             stay_s = now - resident.active_at if resident.active else 0.0
             engine = resident.engine
@@ -152,12 +147,12 @@ class SimulatedIndexes:
                     place,
                     hibernating=resident.residency is SimulatedResidency.HIBERNATING,
                     idle_s=idle,
-                    wake_s=resident.wake_s or min(_WAKE_S, cold_s),
+                    wake_s=wake_s,
                     cold_s=cold_s,
                     stay_s=stay_s,
                     claims=claims[name],
                     kv_used=engine.used_bytes if engine is not None else 0,
-                    kv_lacking=arbiter.lack.of(name, now),
+                    kv_lacking=arbiter.shortages.of(name, now),
                 )
             )
         self._by_size[group.devices].hear(plain, residents)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gpu_scheduler.engines.sharing.decode_arbitration import DecodeBid
-from gpu_scheduler.engines.sharing.step_gate import Decodes, Neighbours, Reason, StepGate, Wait
+from gpu_scheduler.engines.sharing.step_gate import Decodes, Neighbours, StepGate, StepWait, WaitReason
 from sim.clock import Clock, Timer
 from sim.engines.processor import Processor
 
@@ -144,13 +144,13 @@ class DecodeOrder:
         if self.standing:
             assert wait is not None
             look_s = _LOOK_S
-            if wait.why is Reason.NEIGHBOUR_PREFILL:
+            if wait.why is WaitReason.NEIGHBOUR_PREFILL:
                 look_s = wait.until - self._clock.now
                 self._processor.wait(self._engine.batch, self._engine.look)
             self._look = self._clock.after(look_s, self._engine.look)
         return self.standing
 
-    def _wait(self) -> Wait | None:
+    def _wait(self) -> StepWait | None:
         """The gate's answer about a step that is decided on now."""
         now = self._clock.now
         others = [other for other in self._processor.decoding.values() if other is not self]

@@ -30,6 +30,7 @@ from balloond.policy.claims import (
 from balloond.policy.device import DevicePolicy
 from balloond.policy.ledger import Booking
 from gpu_scheduler.policy.memory.holdings import DeviceMemory, Holding
+from gpu_scheduler.policy.queue.decisions import RoomTerms
 from sim.clock import Clock, Timer
 from sim.engines.cost import GpuModel
 
@@ -208,13 +209,12 @@ class SimulatedMemory:
 
     # --- rooms
 
-    def make_room(
-        self, model: str, nbytes: int, answer: Answer, *, may_retract: bool, hold_s: float, timeout_s: float
-    ) -> None:
+    def make_room(self, model: str, nbytes: int, answer: Answer, *, may_retract: bool, terms: RoomTerms) -> None:
         """Has room made; `answer` is called after this has returned."""
         self._tell()
         now = self._clock.now
-        claim, decisions = self.device.make_room(now, model, nbytes, may_retract, hold_s, now + timeout_s)
+        until = now + terms.timeout_s
+        claim, decisions = self.device.make_room(now, model, nbytes, may_retract, terms.held_s, until)
         self._rooms[claim] = answer
         self._carry_out(decisions)
 

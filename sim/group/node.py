@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from gpu_scheduler.policy.queue.decisions import ROOM_FOR_ACTIVATION
 from loader.policy.floor import floor_bytes
 from services.errors import Refused
 from sim.clock import Clock, Timer
@@ -20,9 +21,6 @@ from sim.engines.processor import Processor
 from sim.group.memory import SimulatedMemory
 from sim.inputs.catalogue import Spec
 from sim.inputs.request import SimulatedRequest
-
-_ROOM_TIMEOUT_S, _ROOM_HELD_S = 20.0, 60.0
-"""Seconds that a room is waited for and held, as `gpu_scheduler/residency/activation.py` asks for it."""
 
 
 class Queue(EngineListener, Protocol):
@@ -208,8 +206,7 @@ class SimulatedGroup:
             own + floor,
             lambda short: self._roomed(resident, done, short),
             may_retract=True,
-            hold_s=_ROOM_HELD_S,
-            timeout_s=_ROOM_TIMEOUT_S,
+            terms=ROOM_FOR_ACTIVATION,
         )
 
     def _roomed(self, resident: SimulatedResident, done: Callable[[bool], None], short: int) -> None:

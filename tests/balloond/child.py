@@ -101,7 +101,7 @@ class Child:
         return self.get(self.at(int(index)), 1)[0]
 
     def free_index(self) -> int:
-        return next(i for i in range(self.range.n_extents) if self.range._is_free[i])
+        return self.range._addresses.free(1)[0]
 
     def grow_weights(self, nbytes: str) -> int:
         self.weights.grow(int(nbytes), timeout_s=PATIENCE_S)

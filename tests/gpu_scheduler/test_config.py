@@ -3,7 +3,9 @@ import re
 import pytest
 
 from gpu_scheduler.config import Arbitration, Engines, GpuSchedulerConfig
+from gpu_scheduler.policy.group_facts import GroupRules
 from gpu_scheduler.policy.memory.forecast import ForecastRules
+from gpu_scheduler.policy.queue.admission import PrefillLimits
 from gpu_scheduler.policy.queue.backlog import BacklogRules
 
 MIB = 1 << 20
@@ -95,3 +97,18 @@ def test_the_forecast_of_output_lengths_is_a_setting_with_the_policy_s_defaults(
     for name, value in {"forecast_tokens": -1, "forecast_weight": 1.5}.items():
         with pytest.raises(ValueError, match=name):
             Arbitration(**{name: value})
+
+
+def test_the_core_of_a_group_gets_the_settings_of_arbitration():
+    assert Arbitration().group == GroupRules(PrefillLimits(chunk_tokens=2048, joint_s=0.1))
+    given = Arbitration(
+        default_tpot_ms=50, default_prefill_tokens_per_s=9, wake_estimate_s=2, stop_decodes=True, protect_decodes=False
+    )
+    assert given.group == GroupRules(
+        given.turn,
+        tpot_s=0.05,
+        prefill_tokens_per_s=9,
+        wake_s=2,
+        stop_decodes=True,
+        throttles=False,
+    )

@@ -9,6 +9,7 @@ from placement.actuation.drain import Drain
 from placement.actuation.history import DecisionHistory
 from placement.actuation.reconcile import Reconciler
 from placement.cluster.cluster import Cluster
+from placement.cluster.follower import StreamFollower
 from placement.cluster.routes import Routes
 from placement.config import PlacementConfig
 from placement.planning.planner import Planner
@@ -100,6 +101,7 @@ class FakeCluster:
         config = {"hold_s": 0.0} | config
         settings = PlacementConfig(name="p", listen="unix:p", groups=[], loaders=["unix:l"], **config)
         self.cluster = Cluster(self.groups, self.changed, lambda: self.time)
+        self.follower = StreamFollower(self.cluster)
         for group in self.groups:
             group.tell = self.tell
         self.history = DecisionHistory(lambda: self.time)

@@ -72,7 +72,7 @@ async def test_a_group_that_is_refused_is_not_called_found_each_time_it_speaks()
 
     world.groups[1].watch = watch
     with capture_logs() as lines:
-        await world.cluster.follow_group(world.groups[1])
+        await world.follower.group(world.groups[1])
     assert [line["event"] for line in lines] == ["group refused"]
 
 
@@ -86,8 +86,8 @@ async def test_the_more_groups_there_are_the_less_often_each_is_asked_for_figure
         yield None
 
     world.groups[0].watch = watch
-    await world.cluster.follow_group(world.groups[0])
-    await world.cluster.follow_balloond(types.SimpleNamespace(watch=watch), "node")
+    await world.follower.group(world.groups[0])
+    await world.follower.balloond(types.SimpleNamespace(watch=watch), "node")
     assert asked == [groups] * 2
 
 
@@ -106,7 +106,7 @@ async def test_a_group_that_was_heard_is_away_also_if_it_is_lost_while_its_strea
         yield world.groups[0].state
 
     world.groups[0].watch = watch
-    following = tasks.spawn(world.cluster.follow_group(world.groups[0]), "follow")
+    following = tasks.spawn(world.follower.group(world.groups[0]), "follow")
     await world.heard(lambda: not world.cluster.group("g0").reachable)
     assert told == [False, True]
     await tasks.cancel(following)
@@ -139,7 +139,7 @@ async def test_a_stream_is_opened_again_when_the_cluster_has_become_another():
             yield None
 
     world.groups[0].watch = watch
-    await world.cluster.follow_group(world.groups[0])
+    await world.follower.group(world.groups[0])
     assert asked == [200, 500]
 
 
@@ -214,13 +214,13 @@ def test_a_ledger_is_looked_at_again_where_a_booking_is_another_not_with_every_p
 
 async def test_a_second_ledger_of_a_node_is_refused_until_the_first_is_away():
     world = FakeCluster()
-    await world.cluster.follow_balloond(Balloond(node("n", 1)), "one")
+    await world.follower.balloond(Balloond(node("n", 1)), "one")
     with capture_logs() as lines:
-        await world.cluster.follow_balloond(Balloond(node("n", 2), node("n", 2), None), "two")
+        await world.follower.balloond(Balloond(node("n", 2), node("n", 2), None), "two")
     assert [line["why"] for line in lines] == ["one is of a node 'n' as well"]
     assert world.cluster.ledgers["n"]["g0-device"].free_bytes == 1
-    await world.cluster.follow_balloond(Balloond(node("n", 1), None), "one")
-    await world.cluster.follow_balloond(Balloond(node("n", 2)), "two")
+    await world.follower.balloond(Balloond(node("n", 1), None), "one")
+    await world.follower.balloond(Balloond(node("n", 2)), "two")
     assert world.cluster.ledgers["n"]["g0-device"].free_bytes == 2
 
 

@@ -28,7 +28,7 @@ from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from gpu_scheduler.engines.sharing.tpot_slack import DecodeWindow
 
 
-class Reason(enum.Enum):
+class WaitReason(enum.Enum):
     """Why a step waits."""
 
     PAUSE = "the pause after the last prefill step"
@@ -37,12 +37,12 @@ class Reason(enum.Enum):
     NEIGHBOUR_DECODES = "decode steps of another engine"
 
 
-class Wait(NamedTuple):
+class StepWait(NamedTuple):
     """The answer to a step that may not begin now."""
 
     until: float
     """Second at which it may begin at the latest, if nothing else comes; +inf: that cannot be said yet."""
-    why: Reason
+    why: WaitReason
 
 
 class Neighbours(NamedTuple):
@@ -74,7 +74,7 @@ class StepAnswer(NamedTuple):
     """The part of the gate's answers that all ranks of an engine have from one of them."""
 
     throttle: PrefillThrottle = FREE
-    decode: Wait | None = None
+    decode: StepWait | None = None
     """None: the next decode step may begin."""
     solo_step: DecodeStep = DecodeStep()
     """How long a decode step takes alone, as that rank knows it."""
@@ -145,34 +145,34 @@ class StepGate:
 
     # --- answers
 
-    def pause(self, now: float, ratio: float) -> Wait | None:
+    def pause(self, now: float, ratio: float) -> StepWait | None:
         """The rest of the pause after the last prefill step, for a throttle with this `pause_ratio`; None: it is over.
         The pause is a multiple of the step's duration, so while one runs its end cannot be said."""
         if ratio > 0:
             if self._under_way or self._results is not None:
-                return Wait(inf, Reason.PAUSE)
+                return StepWait(inf, WaitReason.PAUSE)
             if (until := self._ended_at + ratio * self._took_s) > now:
-                return Wait(until, Reason.PAUSE)
+                return StepWait(until, WaitReason.PAUSE)
         return None
 
-    def decodes_first(self, now: float, decodes: Decodes) -> Wait | None:
+    def decodes_first(self, now: float, decodes: Decodes) -> StepWait | None:
         """Whether decode steps of the engine itself come before its next prefill step. They hold up none if they wait
         themselves (`decode`). While a prefill step runs it cannot be said for how long they come first."""
         if self._has_target(decodes) and decodes.begin_by < now:
             if self._under_way:
-                return Wait(inf, Reason.OWN_DECODES)
+                return StepWait(inf, WaitReason.OWN_DECODES)
             # An engine that may need more than it seems to is not treated as cheap.
             need = self._need(decodes) if decodes.step.measured else 1.0
             if (left_s := self._window.left_s(now, need)) > 0:
-                return Wait(now + left_s, Reason.OWN_DECODES)
+                return StepWait(now + left_s, WaitReason.OWN_DECODES)
         return None
 
-    def decode(self, now: float, neighbours: Neighbours, decodes: Decodes) -> Wait | None:
+    def decode(self, now: float, neighbours: Neighbours, decodes: Decodes) -> StepWait | None:
         """Whether a decode step waits now; None: it may begin. The wait is bounded from the first time that this was
         asked since the last step."""
         self.undisturbed = self._behind_prefill = False
         if worth(neighbours.prompts, decodes.requests, neighbours.prefill_priority_batch):
-            wait = self._wait(now, neighbours.prefill_priority_s, Reason.NEIGHBOUR_PREFILL)
+            wait = self._wait(now, neighbours.prefill_priority_s, WaitReason.NEIGHBOUR_PREFILL)
             self._behind_prefill = wait is not None
             return wait
         if not self._has_target(decodes):
@@ -181,14 +181,14 @@ class StepGate:
         self.undisturbed = not neighbours.prompts and decode_arbitration.alone(own, bids, neighbours.bids)
         if not decode_arbitration.waits(own, bids, neighbours.bids):
             return None
-        return self._wait(now, neighbours.decode_arbitration_s, Reason.NEIGHBOUR_DECODES)
+        return self._wait(now, neighbours.decode_arbitration_s, WaitReason.NEIGHBOUR_DECODES)
 
-    def _wait(self, now: float, most_s: float, why: Reason) -> Wait | None:
+    def _wait(self, now: float, most_s: float, why: WaitReason) -> StepWait | None:
         """Waited time counts until a step is made: between two claims there may be time to look and none to make
         one."""
         self._waiting_since = min(self._waiting_since, now)
         until = self._waiting_since + most_s
-        return Wait(until, why) if now < until else None
+        return StepWait(until, why) if now < until else None
 
     # --- what neighbours see
 

@@ -39,11 +39,17 @@ class DeviceMemory:
     floors: Mapping[str, int] = field(default_factory=dict)
 
 
+UNBOUNDED = 1 << 60
+"""Limit, in bytes, of models on devices of which nothing is known."""
+
+
 def for_admission(
     devices: Sequence[DeviceMemory], kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]
 ) -> AdmissionMemory:
-    """Memory for admission, over all devices of the group. `kv_bytes_per_token`: by model, on each device. `committed`:
-    bytes on a device by model that its started requests were admitted with."""
+    """Memory for admission, over all devices of the group; unbounded if `devices` is empty. `kv_bytes_per_token`: by
+    model, on each device. `committed`: bytes on a device by model that its started requests were admitted with."""
+    if not devices:
+        return AdmissionMemory({model: ModelKv(UNBOUNDED, 0, token_bytes=n) for model, n in kv_bytes_per_token.items()})
     by_device = [_on_one(device, kv_bytes_per_token, committed) for device in devices]
     models = {model: _smallest([on.models[model] for on in by_device]) for model in kv_bytes_per_token}
     return AdmissionMemory(models, {name: bytes for on in by_device for name, bytes in on.free.items()})

@@ -279,6 +279,10 @@ class Backlog:
             return None
         return RequestState.LATE if self._lines.is_late(entry) else entry.state
 
+    def prefills(self, request_id: str) -> bool:
+        """Whether the request is DISPATCHED: an engine has it, and its prefill has not finished."""
+        return request_id in self._in_flight
+
     def waiting(self) -> Iterator[WaitingRequest]:
         """All waiting requests by deadline, best effort last; for inspection and for handing a queue over."""
         return self._lines.by_deadline()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
+from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 from gpu_scheduler.policy.queue.wait_queues import Order
 
 
@@ -51,6 +52,35 @@ class NeedMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomTerms:
+    """Terms on which balloond makes room, in seconds."""
+
+    timeout_s: float
+    """After so long balloond gives up."""
+    held_s: float
+    """For so long the room is held."""
+
+
+ROOM_FOR_REQUEST = RoomTerms(timeout_s=5.0, held_s=1.0)
+"""It is held long enough for the engine to grow into it once its request is there."""
+ROOM_FOR_ACTIVATION = RoomTerms(timeout_s=20.0, held_s=60.0)
+"""A load from the checkpoint maps its last weights long after the room was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMemory:
+    """Have balloond make room for a model, and tell the core of the answer (`GroupCore.memory_answered`)."""
+
+    model: str
+    bytes: int
+    """Bytes on each device."""
+    for_request: str
+    may_retract: bool
+    """True if other models' decodes may be stopped for it; otherwise they are only up to the model's floor."""
+    terms: RoomTerms = ROOM_FOR_REQUEST
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """The request is thrown away because it is late and its client asked for that."""
 
@@ -64,6 +94,14 @@ class Expire:
 
     request_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetThrottle:
+    """The prefills of a model are throttled so from now on."""
+
+    model: str
+    throttle: PrefillThrottle
 
 
 @dataclass(frozen=True, slots=True)

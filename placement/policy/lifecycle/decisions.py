@@ -7,6 +7,15 @@ from math import inf
 
 from placement.policy.kvpr import Model, Place
 
+_WAKE_S, _COLD_S = 1.0, 30.0
+"""Seconds that a wake-up and a cold start are taken to last until a group has measured them."""
+
+
+def durations(wake_s: float, cold_s: float) -> tuple[float, float]:
+    """Seconds that waking a model and starting it cold take, as its group has measured them (0: not yet)."""
+    cold_s = cold_s or _COLD_S
+    return wake_s or min(_WAKE_S, cold_s), cold_s
+
 
 @dataclass(frozen=True, slots=True)
 class LifecycleRules:
@@ -45,9 +54,9 @@ class PlacedModel:
     idle_s: float = 0.0
     """Seconds since the model's last request ended or arrived; 0 while one is here, or while the model passes from one
     residency to another."""
-    wake_s: float = 1.0
+    wake_s: float = _WAKE_S
     """Seconds that waking the model from hibernation takes."""
-    cold_s: float = 30.0
+    cold_s: float = _COLD_S
     """Seconds that starting the model cold takes."""
     has_image: bool = True
     """False: the model cannot hibernate. Instead it goes cold, and its weights are read from the checkpoint again."""

@@ -1,6 +1,7 @@
 import pytest
 
-from gpu_scheduler.memory.group_memory import UNBOUNDED, GroupMemory
+from gpu_scheduler.memory.group_memory import GroupMemory
+from gpu_scheduler.policy.memory.holdings import UNBOUNDED, for_admission
 from gpu_scheduler.policy.queue.admission import ModelKv
 from protos import balloond_pb2
 
@@ -17,11 +18,11 @@ def state(free=0):
 def known(state):
     memory = GroupMemory(["d"])
     memory.update([state])
-    return memory.for_admission(TOKEN_BYTES, {"a": 150})
+    return for_admission(memory.devices, TOKEN_BYTES, {"a": 150})
 
 
 def test_until_balloond_was_heard_memory_binds_nobody():
-    memory = GroupMemory(["d"]).for_admission(TOKEN_BYTES, {})
+    memory = for_admission(GroupMemory(["d"]).devices, TOKEN_BYTES, {})
     assert memory.free == {} and memory.models["a"].limit == UNBOUNDED
 
 
@@ -55,7 +56,7 @@ def test_on_several_devices_the_smallest_decides():
     one.leases.add(model="a", kv_bytes=400, kv_used_bytes=100, kv_cached_bytes=300)
     two.leases.add(model="a", kv_bytes=350, kv_used_bytes=120, kv_cached_bytes=230)
     memory.update([one, two, balloond_pb2.DeviceState(device="of another group")])
-    known = memory.for_admission({"a": 10}, {"a": 150})
+    known = for_admission(memory.devices, {"a": 10}, {"a": 150})
     assert known.free == {"d": 600, "e": 150}
     assert known.models["a"] == ModelKv(
         limit=700, held=300, reclaimable=180, growth=50, token_bytes=10, devices=("d", "e")

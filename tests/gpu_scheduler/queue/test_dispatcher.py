@@ -47,7 +47,7 @@ class Desk:
 
     def __init__(self, **rules):
         self.time = 100.0
-        self.needs, self.deaths, self.turns = [], [], []
+        self.needs, self.deaths, self.turns, self.requested = [], [], [], []
         self.memory = GroupMemory(["cpu:0"])
         self.board = SharedBoard(shared_board.create())
         self.brought = MigratedPrefixes()
@@ -62,6 +62,7 @@ class Desk:
             lambda: self.time,
             self.brought,
             lambda: self.turns.append({name: self.dispatcher.count(name)[:2] for name in SPEC}),
+            self.requested.append,
         )
         self.stream = PulledStream(1)
         self.chunks = []
@@ -133,11 +134,11 @@ async def test_a_prompt_alone_takes_its_own_memory_may_fill_the_context_and_is_o
     engine = desk.model("a")
     desk.submit("r1", tokens=1000, new=1, ttft_ms=5000, alone=True)
     await desk.settle()
-    assert desk.dispatcher._requests[engine.started[0].request_id].kv_bytes == 1000 * 10
+    assert desk.dispatcher.model("a").committed == 1000 * 10
     desk.answer(engine, tokens=(), finish=common_pb2.LENGTH)
     await desk.settle()
     assert desk.last("r1").finish == common_pb2.LENGTH
-    assert (desk.dispatcher.counters["a"].ttft_met, desk.dispatcher.count("a")) == (1, (0, 0, 0))
+    assert (desk.dispatcher.model("a").ttft_met, desk.dispatcher.count("a")) == (1, (0, 0, 0))
 
 
 async def test_log_probabilities_of_a_prompt_go_on_behind_those_that_were_passed_on(desk):
@@ -589,6 +590,25 @@ async def test_a_request_that_lacks_memory_asks_for_room_and_starts_when_there_i
     assert len(engine.started) == 1
 
 
+@pytest.mark.parametrize("granted", [True, False])
+async def test_memory_is_requested_once_and_a_plan_follows_if_it_was_granted(desk, granted):
+    engine = desk.model("a")
+    state = balloond_pb2.DeviceState(device="cpu:0", capacity_bytes=1000, free_bytes=20)
+    state.bookings.add(model="a", limit_bytes=1000)
+    desk.memory.update([state])
+    desk.submit("r1", tokens=20, new=5, ttft_ms=9_000)
+    await desk.settle()
+    desk.dispatcher.changed()
+    await desk.settle()
+    (request,) = desk.requested
+    assert (request.model, request.bytes, request.may_retract) == ("a", 25 * 10, False)
+    state.free_bytes = 500
+    desk.memory.update([state])
+    desk.dispatcher.memory_answered(request, granted)
+    await desk.settle()
+    assert len(engine.started) == granted
+
+
 async def test_room_is_asked_for_by_the_forecast_which_is_a_setting_until_a_request_has_ended():
     desk = Desk(forecast_tokens=8, forecast_weight=1.0)
     running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
@@ -632,8 +652,8 @@ async def test_a_hit_target_and_a_missed_one_are_counted(desk):
         desk.time += waited
         desk.answer(engine, finish=common_pb2.STOP)
         await desk.settle()
-    counters = desk.dispatcher.counters["a"]
-    assert (counters.ttft_met, counters.ttft_missed) == (1, 1)
+    model = desk.dispatcher.model("a")
+    assert (model.ttft_met, model.ttft_missed) == (1, 1)
 
 
 async def test_an_embedding_counts_as_its_prompt_and_its_vector_as_a_first_token(desk):
@@ -641,16 +661,16 @@ async def test_an_embedding_counts_as_its_prompt_and_its_vector_as_a_first_token
     desk.submit("r1", "e", tokens=1000, ttft_ms=500, embed=True)
     await desk.settle()
     assert engine.started[0].embed
-    assert desk.dispatcher._committed() == {"e": 1000 * 10}
+    assert desk.dispatcher.model("e").committed == 1000 * 10
     vector = common_pb2.TokenChunk(
         request_id=engine.started[0].request_id, embedding=[0.6, 0.8], finish=common_pb2.STOP
     )
     desk.dispatcher.on_tokens(engine, [vector])
     await desk.settle()
     assert list(desk.last("r1").embedding) == pytest.approx([0.6, 0.8])
-    counters = desk.dispatcher.counters["e"]
-    assert (counters.ttft_met, desk.dispatcher.all_requests()) == (1, 0)
-    assert counters.rate.rate(desk.time) > 0
+    model = desk.dispatcher.model("e")
+    assert (model.ttft_met, desk.dispatcher.all_requests()) == (1, 0)
+    assert model.rate.rate(desk.time) > 0
 
 
 @pytest.mark.parametrize(
@@ -684,8 +704,6 @@ async def test_of_models_that_left_only_the_last_ones_are_known_still(desk):
     for metric in (counters.STARTED, counters.ACTIVATION, counters.STALLED):
         told = {sample.labels["model"] for family in metric.collect() for sample in family.samples}
         assert "m199" in told and "m0" not in told
-    assert "m199" in desk.dispatcher.counters and "m0" not in desk.dispatcher.counters
-    assert len(desk.dispatcher.counters) < 100
     desk.model("m0")
     desk.submit("again", "m0")
     await desk.settle()
@@ -693,8 +711,9 @@ async def test_of_models_that_left_only_the_last_ones_are_known_still(desk):
 
 
 async def test_what_an_engine_could_not_run_yet_waits_here_where_one_that_can_be_on_time_goes_first(desk):
-    engine = desk.model("a")
+    engine = desk.model("a", common_pb2.WAKING)
     desk.residents.get("a").measured.most_running = 2
+    desk.residents.set(desk.residents.get("a"), common_pb2.ACTIVE)
     for name in ("first", "second", "third"):
         desk.submit(name)
     await desk.settle()

@@ -13,14 +13,17 @@ from gpu_scheduler.engines.engine import CommandFailed, EngineProcess, Spawn
 from gpu_scheduler.engines.shared_board import SharedBoard
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory.group_memory import GroupMemory
+from gpu_scheduler.memory.warm_booking import WarmBooking
 from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.streams import PulledStream
-from gpu_scheduler.residency import activation, preflight
+from gpu_scheduler.residency import preflight, weights
 from gpu_scheduler.residency import residency as residency_module
 from gpu_scheduler.residency.activation import Activator
+from gpu_scheduler.residency.bookings import Bookings
 from gpu_scheduler.residency.handover import Handover
 from gpu_scheduler.residency.residency import ResidencyController
+from gpu_scheduler.residency.weights import Weights
 from gpu_scheduler.residents import Residents
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services.errors import Conflict, Invalid, NotFound, Refused, TimedOut, Unavailable, Unmet
@@ -51,13 +54,16 @@ class Group:
         self.pools = {"echo": WarmPool(Spawn("echo"), warm=1, limit=3)}
         images = {"m": ["sum"]} if loader else {}
         self.options = config.engines.options
-        activation = Activator(config, self.residents, self.pools, None, loader, images)
+        bookings = Bookings(config, self.residents, None, WarmBooking(self.pools.values(), None))
+        weights = Weights(config, self.residents, loader, images)
+        activation = Activator(config, self.residents, self.pools, bookings, weights)
         handover = Handover(self.residents, loader, MigratedPrefixes())
         self.timers = []
         """(seconds, what is called then) of models that are in error for a time."""
         self.residency = ResidencyController(
-            config, self.residents, self.dispatcher, activation, handover, self.pools, later=self.later
-        )
+            config, self.residents, self.dispatcher, activation, bookings, weights, handover, self.pools,
+            later=self.later,
+        )  # fmt: skip
 
     def later(self, seconds, call, *told):
         handle = asyncio.get_running_loop().call_later(1e6, call, *told)
@@ -281,7 +287,7 @@ class Balloond:
 
 @pytest.mark.parametrize("held", ["release_room", "set_limit"])
 async def test_an_engine_that_dies_while_its_activation_ends_is_replaced_too(group, held):
-    devices = group.residency._activation.devices = Balloond()
+    devices = group.residency._bookings.devices = Balloond()
     devices.buried.set()
     devices.held["set_limit" if held == "release_room" else "release_room"].set()
     group.residents.operator_limits["m"] = 1 << 20
@@ -301,7 +307,7 @@ async def test_an_engine_that_dies_while_its_activation_ends_is_replaced_too(gro
 
 
 async def test_a_model_that_is_asked_for_as_its_sleeping_engine_dies_begins_afresh(group):
-    devices = group.residency._activation.devices = Balloond()
+    devices = group.residency._bookings.devices = Balloond()
     for held in devices.held.values():
         held.set()
     await group.bring(common_pb2.ACTIVE)
@@ -625,8 +631,8 @@ async def watched(monkeypatch):
     """(group, loader) without an image."""
     loader = Loader()
     group = await open_group(loader=loader)
-    group.residency._activation._images.clear()
-    monkeypatch.setattr(group.residency._activation, "devices", None)
+    group.residency._weights._images.clear()
+    monkeypatch.setattr(group.residency._bookings, "devices", None)
     yield group, loader
     await close_group(group)
 
@@ -688,7 +694,7 @@ async def test_one_that_cannot_hibernate_says_why(watched):
     change = group.residency.begin(SPEC, common_pb2.HIBERNATING, "test")
     last = [message async for message in group.residency.follow(change)][-1]
     assert last.reason == "an image of m takes 7 bytes" and group.residents.get("m") is None
-    group.residency._activation._loader = None
+    group.residency._weights._loader = None
     await group.bring(common_pb2.ACTIVE)
     change = group.residency.begin(SPEC, common_pb2.HIBERNATING, "test")
     last = [message async for message in group.residency.follow(change)][-1]
@@ -753,7 +759,7 @@ async def test_an_engine_that_dies_while_its_weights_arrive_is_replaced_and_the_
     beside, from_sleep, monkeypatch
 ):
     """The loader hears of the end of its lease before the engine's parent does."""
-    monkeypatch.setattr(activation, "_DEATH_HEARD_S", 60.0)
+    monkeypatch.setattr(weights, "_DEATH_HEARD_S", 60.0)
     group, loader = beside
     if from_sleep:
         await group.bring(common_pb2.ACTIVE)

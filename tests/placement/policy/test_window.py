@@ -60,3 +60,10 @@ def test_both_rates_are_those_of_a_slow_obvious_window(steps, rest, sizes):
     for size, rate in zip(sizes, (window.long_rate(now), window.short_rate(now)), strict=True):
         begin = now // 1 - size
         assert rate == pytest.approx(sum(tokens for at, tokens in seen if at >= begin) / (now - begin))
+
+
+@pytest.mark.parametrize(("before", "total", "tokens"), [(0, 60, 60), (40, 100, 60), (500, 60, 60)])
+def test_a_counter_counts_by_what_it_has_risen_and_from_zero_where_it_fell(before, total, tokens):
+    window = RateWindow(window_s=60.0, short_s=60.0)
+    window.counted(total, before, 100.0)
+    assert window.rate(100.0) == tokens / 60

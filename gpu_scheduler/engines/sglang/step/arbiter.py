@@ -9,7 +9,7 @@ from gpu_scheduler.engines.sglang.ranks.ranks import Ranks
 from gpu_scheduler.engines.sglang.step.decode_progress import DecodeProgress
 from gpu_scheduler.engines.shared_board import BoardSeat
 from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep
-from gpu_scheduler.engines.sharing.step_gate import Decodes, StepAnswer, StepGate, Wait
+from gpu_scheduler.engines.sharing.step_gate import Decodes, StepAnswer, StepGate, StepWait
 from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from gpu_scheduler.engines.sharing.tpot_slack import Stream
 
@@ -37,7 +37,7 @@ class Arbiter:
     def _answer(self) -> StepAnswer:
         return StepAnswer(self._seat.throttle, self._ask_now(), self._solo_step)
 
-    def _ask_now(self) -> Wait | None:
+    def _ask_now(self) -> StepWait | None:
         """The gate's answer about the next decode step, with the bid that follows from it."""
         now = time.monotonic()
         wait = self._gate.decode(now, self._seat.neighbours(now), self._decodes)
@@ -81,32 +81,32 @@ class Arbiter:
             return FREE
         return self._seat.throttle if self._ranks.size == 1 else self._ranks.answer.throttle
 
-    def pause(self) -> Wait | None:
+    def pause(self) -> StepWait | None:
         """The rest of the pause after the last prefill step."""
         return self._gate.pause(self._ranks.now(), self.throttle.pause_ratio)
 
-    def pause_now(self) -> Wait | None:
+    def pause_now(self) -> StepWait | None:
         throttle = self._seat.throttle if self._ranks.rank == 0 else self.throttle
         return self._gate.pause(time.monotonic(), throttle.pause_ratio)
 
-    def prefill(self, requests: int) -> Wait | None:
+    def prefill(self, requests: int) -> StepWait | None:
         """Whether the next prefill step waits, while so many requests are to decode. None: it may begin."""
         if (pause := self.pause()) is not None:
             return pause
         first = self._gate.decodes_first(self._ranks.now(), self.progress.decodes(requests))
         return first if first is not None and self.decode() is None else None
 
-    def prefill_now(self) -> Wait | None:
+    def prefill_now(self) -> StepWait | None:
         """Whether the next prefill step waits for a pause, or for decode steps that wait themselves."""
         return self.pause_now() or self._gate.decodes_first(time.monotonic(), self._decodes)
 
-    def decode(self) -> Wait | None:
+    def decode(self) -> StepWait | None:
         """Whether the next decode step waits for steps of neighbours. None: it may begin."""
         if self._proving():
             return None
         return self._ask_now() if self._ranks.size == 1 else self._ranks.answer.decode
 
-    def decode_now(self) -> Wait | None:
+    def decode_now(self) -> StepWait | None:
         return self._ask_now() if self._ranks.rank == 0 else self._ranks.answer.decode
 
     # --- steps

@@ -23,7 +23,7 @@ from services.telemetry import log
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.model.instance import Instance
     from gpu_scheduler.engines.shared_board import BoardSeat
-    from gpu_scheduler.engines.sharing.step_gate import Wait
+    from gpu_scheduler.engines.sharing.step_gate import StepWait
 
 _log = log.get(__name__)
 _BOARD_LOOK_S = 0.001
@@ -48,7 +48,7 @@ class StepLoop:
         self._arbiter = Arbiter(self._ranks, seat, lambda: instance.state is EngineState.PROVING)
         self._reclaim = Reclaim(instance, self.changed)
         self._commands = Commands(instance, self.changed)
-        self._gave_way: Wait | None = None
+        self._gave_way: StepWait | None = None
         """The wait for which the last step did nothing; None: it did not wait for another engine."""
         self._prefill_prompts = 0
         """Prompts in the prefill step that was begun last."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpu_scheduler.engines.sharing import decode_arbitration
 from gpu_scheduler.engines.sharing.decode_arbitration import DecodeBid
 from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep
-from gpu_scheduler.engines.sharing.step_gate import Decodes, Neighbours, Reason, StepGate, Wait
+from gpu_scheduler.engines.sharing.step_gate import Decodes, Neighbours, StepGate, StepWait, WaitReason
 from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 
 MOST_S = 0.05
@@ -46,14 +46,14 @@ def test_pause_before_the_first_step_is_over() -> None:
 def test_pause_after_a_step_is_a_multiple_of_it_from_its_end() -> None:
     gate = gate_at()
     gate.prefill_began()
-    assert gate.pause(101.0, 5.0) == Wait(inf, Reason.PAUSE)
+    assert gate.pause(101.0, 5.0) == StepWait(inf, WaitReason.PAUSE)
     gate.prefill_ended()
-    assert gate.pause(101.0, 5.0) == Wait(inf, Reason.PAUSE), "its end counts from the next look"
+    assert gate.pause(101.0, 5.0) == StepWait(inf, WaitReason.PAUSE), "its end counts from the next look"
     gate.look(102.0, FREE)
     gate.look(103.0, FREE)
-    assert gate.pause(104.0, 5.0) == Wait(112.0, Reason.PAUSE)
+    assert gate.pause(104.0, 5.0) == StepWait(112.0, WaitReason.PAUSE)
     assert gate.pause(112.0, 5.0) is None
-    assert gate.pause(102.5, 0.5) == Wait(103.0, Reason.PAUSE)
+    assert gate.pause(102.5, 0.5) == StepWait(103.0, WaitReason.PAUSE)
 
 
 def test_pause_after_overlapping_steps_counts_the_last_one_from_the_end_of_the_one_before() -> None:
@@ -62,10 +62,10 @@ def test_pause_after_overlapping_steps_counts_the_last_one_from_the_end_of_the_o
         gate.prefill_began()
     gate.prefill_ended()
     gate.look(110.0, FREE)
-    assert gate.pause(200.0, 5.0) == Wait(inf, Reason.PAUSE)
+    assert gate.pause(200.0, 5.0) == StepWait(inf, WaitReason.PAUSE)
     gate.prefill_ended()
     gate.look(113.0, FREE)
-    assert gate.pause(114.0, 2.0) == Wait(119.0, Reason.PAUSE)
+    assert gate.pause(114.0, 2.0) == StepWait(119.0, WaitReason.PAUSE)
 
 
 def test_pause_without_a_throttle_lets_steps_overlap() -> None:
@@ -92,7 +92,7 @@ def behind(by_s: float, step: DecodeStep = STEP) -> Decodes:
 def test_own_decodes_behind_their_target_come_first_for_a_ninth_of_the_step_before() -> None:
     gate = after_a_prefill_step_of_60_ms()
     first = gate.decodes_first(100.060, behind(0.001))
-    assert first == (pytest.approx(100.060 + 0.060 / 9), Reason.OWN_DECODES)
+    assert first == (pytest.approx(100.060 + 0.060 / 9), WaitReason.OWN_DECODES)
     assert gate.decodes_first(100.0666, behind(0.001)) is not None
     assert gate.decodes_first(100.0667, behind(0.001)) is None
 
@@ -126,7 +126,7 @@ def test_own_decodes_behind_a_running_prefill_come_after_it_for_a_time_that_is_n
     gate = after_a_prefill_step_of_60_ms()
     gate.look(100.0667, gate.throttle)
     gate.prefill_began()
-    assert gate.decodes_first(100.0667, behind(0.001)) == Wait(inf, Reason.OWN_DECODES)
+    assert gate.decodes_first(100.0667, behind(0.001)) == StepWait(inf, WaitReason.OWN_DECODES)
 
 
 def test_look_tells_that_slacks_are_out_of_date_after_a_prefill_step_and_with_another_target() -> None:
@@ -145,8 +145,8 @@ def test_look_tells_that_slacks_are_out_of_date_after_a_prefill_step_and_with_an
 def test_decode_waits_while_a_neighbour_prefills_and_no_longer() -> None:
     gate = gate_at()
     assert gate.decode(0.0, NONE, ONE) is None
-    assert gate.decode(0.01, PREFILLS, ONE) == (pytest.approx(0.06), Reason.NEIGHBOUR_PREFILL)
-    assert gate.decode(0.05, PREFILLS, ONE) == (pytest.approx(0.06), Reason.NEIGHBOUR_PREFILL)
+    assert gate.decode(0.01, PREFILLS, ONE) == (pytest.approx(0.06), WaitReason.NEIGHBOUR_PREFILL)
+    assert gate.decode(0.05, PREFILLS, ONE) == (pytest.approx(0.06), WaitReason.NEIGHBOUR_PREFILL)
     assert gate.decode(0.051, NONE, ONE) is None
 
 
@@ -207,7 +207,7 @@ def test_decode_waits_no_longer_than_the_most_after_the_first_claim_since_the_la
 
 def test_decode_of_the_engine_that_needs_more_for_each_request_waits_while_all_need_too_much() -> None:
     gate = with_target()
-    assert gate.decode(100.0, bidding(0.45), Decodes(1, 100.0, STEP)) == Wait(100.05, Reason.NEIGHBOUR_DECODES)
+    assert gate.decode(100.0, bidding(0.45), Decodes(1, 100.0, STEP)) == StepWait(100.05, WaitReason.NEIGHBOUR_DECODES)
     assert gate.decode(100.0, bidding(0.55), Decodes(1, 100.0, STEP)) is None and gate.undisturbed
     assert gate.decode(100.0, bidding(0.35), Decodes(1, 100.0, STEP)) is None and not gate.undisturbed, "enough for all"
 

@@ -15,7 +15,7 @@ from gpu_scheduler.engines.sglang.policy.agreement import RankFacts
 from gpu_scheduler.engines.sglang.ranks.channel import FollowerChannel, LeaderChannel
 from gpu_scheduler.engines.sglang.ranks.ranks import Follower, Leader
 from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep
-from gpu_scheduler.engines.sharing.step_gate import Reason, StepAnswer, Wait
+from gpu_scheduler.engines.sharing.step_gate import StepAnswer, StepWait, WaitReason
 from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 from protos import engine_pb2
 from services.ipc.framing import frame
@@ -83,7 +83,7 @@ def test_the_worst_off_decides_for_all() -> None:
 def test_answers_of_the_first_rank_hold_for_all_in_the_same_step() -> None:
     three = Three()
     answers = [
-        StepAnswer(PrefillThrottle(128), Wait(7.0, Reason.NEIGHBOUR_DECODES), DecodeStep(0.008, True)),
+        StepAnswer(PrefillThrottle(128), StepWait(7.0, WaitReason.NEIGHBOUR_DECODES), DecodeStep(0.008, True)),
         StepAnswer(),
     ]
     for rank in three.ranks[1:]:

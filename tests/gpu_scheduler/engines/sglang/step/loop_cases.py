@@ -19,7 +19,7 @@ from gpu_scheduler.engines.sglang.ranks.ranks import Alone
 from gpu_scheduler.engines.sglang.step.current import set_loop
 from gpu_scheduler.engines.sglang.step.loop import StepLoop
 from gpu_scheduler.engines.shared_board import BoardSeat, SharedBoard
-from gpu_scheduler.engines.sharing.step_gate import Reason, StepAnswer, Wait
+from gpu_scheduler.engines.sharing.step_gate import StepAnswer, StepWait, WaitReason
 from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from protos import engine_pb2
 
@@ -366,4 +366,4 @@ def wait_for_a_neighbour_tells_why() -> None:
     bench.scheduler.running_batch.reqs = [request()]
     bench.neighbour_prefills_until(100.5)
     bench.gave_way()
-    assert bench.loop._gave_way == Wait(1100.0, Reason.NEIGHBOUR_PREFILL)
+    assert bench.loop._gave_way == StepWait(1100.0, WaitReason.NEIGHBOUR_PREFILL)

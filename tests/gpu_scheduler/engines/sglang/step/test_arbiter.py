@@ -14,7 +14,7 @@ from gpu_scheduler.engines.sglang.ranks.ranks import Alone
 from gpu_scheduler.engines.sglang.step.arbiter import Arbiter
 from gpu_scheduler.engines.shared_board import BoardSeat, SharedBoard
 from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep
-from gpu_scheduler.engines.sharing.step_gate import Reason, StepAnswer, Wait
+from gpu_scheduler.engines.sharing.step_gate import StepAnswer, StepWait, WaitReason
 from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from gpu_scheduler.engines.sharing.tpot_slack import Stream
 
@@ -54,7 +54,7 @@ class Engine:
     arbiter: Arbiter
     need: float
 
-    def decode(self, requests: int = 1) -> Wait | None:
+    def decode(self, requests: int = 1) -> StepWait | None:
         """Whether its next decode step waits, while all its requests are behind their target."""
         now = time.monotonic()
         self.arbiter.look()
@@ -68,7 +68,7 @@ def engine(board: SharedBoard, index: int = INDEX, need: float = 0.4, *, proving
     return Engine(Arbiter(Alone(), BoardSeat(board, index), lambda: proving), need)
 
 
-def reason(wait: Wait | None) -> Reason | None:
+def reason(wait: StepWait | None) -> WaitReason | None:
     return None if wait is None else wait.why
 
 
@@ -81,7 +81,7 @@ def bids_last(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_decode_behind_a_claimed_prefill_waits_until_it_is_released(board: SharedBoard) -> None:
     own = engine(board)
     board.claim(NEIGHBOUR, time.monotonic(), 1)
-    assert reason(own.decode()) is Reason.NEIGHBOUR_PREFILL
+    assert reason(own.decode()) is WaitReason.NEIGHBOUR_PREFILL
     assert own.decode(17) is None, "too many requests for one prompt"
     board.release(NEIGHBOUR)
     assert own.decode() is None
@@ -122,16 +122,16 @@ def test_bid_of_an_engine_that_prefills_or_stands_still_for_a_prefill_is_withdra
 def test_decode_of_many_requests_goes_on_beside_few_that_stand_still_for_the_same_prefill(board: SharedBoard) -> None:
     few, many = engine(board, INDEX, 0.04), engine(board, NEIGHBOUR, 0.9)
 
-    def look() -> tuple[Reason | None, Reason | None]:
+    def look() -> tuple[WaitReason | None, WaitReason | None]:
         few.decode(1)
         many.decode(17)
         return reason(few.decode(1)), reason(many.decode(17))
 
-    assert look() == (None, Reason.NEIGHBOUR_DECODES), "the few need less for each"
+    assert look() == (None, WaitReason.NEIGHBOUR_DECODES), "the few need less for each"
     board.claim(ANOTHER, time.monotonic(), 1)
-    assert look() == (Reason.NEIGHBOUR_PREFILL, None)
+    assert look() == (WaitReason.NEIGHBOUR_PREFILL, None)
     board.release(ANOTHER)
-    assert look() == (None, Reason.NEIGHBOUR_DECODES)
+    assert look() == (None, WaitReason.NEIGHBOUR_DECODES)
 
 
 def test_decode_without_arbitration_makes_no_bid_and_waits_for_none(board: SharedBoard) -> None:
@@ -158,8 +158,8 @@ def test_pause_that_is_lifted_while_a_rank_waits_for_it_is_over_at_once(board: S
     own.arbiter.prefill_begins(1)
     own.arbiter.prefill_ended()
     own.arbiter.look()
-    assert reason(own.arbiter.pause()) is reason(own.arbiter.pause_now()) is Reason.PAUSE
-    assert reason(own.arbiter.prefill(0)) is Reason.PAUSE
+    assert reason(own.arbiter.pause()) is reason(own.arbiter.pause_now()) is WaitReason.PAUSE
+    assert reason(own.arbiter.prefill(0)) is WaitReason.PAUSE
     board.set_throttle(INDEX, FREE)
     assert own.arbiter.pause_now() is None
 
@@ -169,7 +169,7 @@ def test_prefill_behind_own_decodes_waits_unless_these_wait_themselves(board: Sh
     own.arbiter.look()
     own.arbiter.prefill_begins(1)
     own.decode()
-    assert reason(own.arbiter.prefill(1)) is Reason.OWN_DECODES
+    assert reason(own.arbiter.prefill(1)) is WaitReason.OWN_DECODES
     assert own.arbiter.prefill(0) is None, "nothing goes on"
     board.claim(NEIGHBOUR, time.monotonic(), 1)
     assert own.arbiter.prefill(1) is None
@@ -181,10 +181,10 @@ def test_first_of_several_ranks_answers_from_the_board_and_all_go_by_what_it_ans
     own.decode()
     board.claim(NEIGHBOUR, time.monotonic(), 1)
     answer = first.question()
-    assert (answer.throttle, reason(answer.decode)) == (TARGET, Reason.NEIGHBOUR_PREFILL)
+    assert (answer.throttle, reason(answer.decode)) == (TARGET, WaitReason.NEIGHBOUR_PREFILL)
     assert answer.solo_step == DecodeStep(0.4 * TARGET.step_s)
     assert own.arbiter.decode() is None, "the answer is for the next step"
-    assert reason(own.arbiter.decode_now()) is Reason.NEIGHBOUR_PREFILL
+    assert reason(own.arbiter.decode_now()) is WaitReason.NEIGHBOUR_PREFILL
     private = SharedBoard(shared_board.create())
     other = Arbiter(Ranks(1, answer), BoardSeat(private, 0), lambda: False)
     assert (other.decode(), other.decode_now(), other.throttle) == (answer.decode, answer.decode, TARGET)

@@ -1,0 +1,293 @@
+"""When a range requests extents of balloond, and which of its reserve it gives back. Pure: `now` in seconds, sizes in
+indices.
+
+Three things have a state:
+
+    `Demand`, what is requested for the engine
+        any         the engine misses `_BULK` large extents or more     large
+        any         the engine misses less than that                    small
+        any         balloond refuses large extents                      small
+        any         balloond refuses small extents                      refused     nothing is missing any more
+        refused     extents of an earlier request come                  small
+
+    `Fill`, what is requested for the reserve
+        ready, small_next   extents are requested                       under_way
+        small_next          nothing is to be requested                  ready
+        under_way           they come                                   ready
+        under_way           balloond refuses large extents              small_next
+        under_way           balloond refuses small extents              ready       after a pause
+
+    `ReserveUse`, what becomes of the reserve
+        emptied     the engine wants extents                            kept
+        any         the reserve is offered                              offered
+        offered     the offer ends                                      kept
+        any         it is to be emptied                                 emptied
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from balloond.driver.address_map import AddressMap
+from balloond.driver.reclaims import OpenReclaims
+from balloond.driver.reserve import Reserve
+from balloond.driver.watermarks import Watermarks
+
+_TOGETHER = 32
+_LARGE_TOGETHER = 8
+_UNANSWERED = 4
+"""Most extents of a request, small or large, and most requests at a time: while some are mapped the next are made, few
+descriptors are on their way at once, and others are served in between."""
+_BULK = 4
+"""Number of large extents missing at once from which growth requests large ones: a prompt of a few thousand tokens
+should not hold them."""
+
+
+Demand = Literal["small", "large", "refused"]
+"""How extents that the engine misses are requested: small ones; large ones as far as they go, and small ones for the
+rest; or none, as balloond had nothing for the last request."""
+Fill = Literal["ready", "small_next", "under_way"]
+"""How extents for the reserve are requested, one request at a time: large ones if so much is missing; small ones, as no
+large one was left; or none, as a request is not answered yet."""
+ReserveUse = Literal["kept", "offered", "emptied"]
+"""What becomes of the reserve. Kept: it is filled to its marks, and what is beyond them or the limit, or reclaimed,
+goes back. Offered: it is filled, and nothing of it goes back, as the engine takes some of it next. Emptied: all of it
+goes back, and nothing is requested for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtentRequest:
+    """A request to balloond for `count` extents of `size` indices each."""
+
+    size: int
+    count: int
+    behind: int = 0
+    """Indices that will be requested after it."""
+    is_fill: bool = False
+    """Whether it is for the reserve, and not for what the engine misses."""
+    for_reserve: bool = False
+    """Whether balloond serves it only from what is free."""
+
+
+class RangeGrowth:
+    """Growth and shrinking of one range. It reads `addresses` and `reserve`, and takes what leaves out of the reserve.
+    Limits and floors are in indices; `running`: whether requests run on the engine, as far as it has reported."""
+
+    def __init__(
+        self,
+        addresses: AddressMap,
+        reserve: Reserve,
+        marks: Watermarks,
+        reclaims: OpenReclaims,
+        refused_pause_s: float,
+    ) -> None:
+        """`refused_pause_s`: seconds after a refusal, or a reclaim, before the reserve is requested again."""
+        self._addresses = addresses
+        self._reserve = reserve
+        self._marks = marks
+        self._reclaims = reclaims
+        self._refused_pause_s = refused_pause_s
+        self.demand: Demand = "small"
+        self.wanted = 0
+        """Indices that the engine requested and did not get; what came for it meanwhile is in the reserve, and stays
+        there."""
+        self.missing = 0
+        """Number of `wanted` that no request for them has brought."""
+        self.requested = 0
+        """Number of `missing` that are requested of balloond and not answered."""
+        self._unanswered = 0
+        """Number of requests that those are in."""
+        self.instead_bytes = 0
+        """Bytes of prefixes that the engine could evict instead of what is missing."""
+        self.fill: Fill = "ready"
+        self._fill_at = 0.0
+        """Time from which the reserve may be requested."""
+        self.use: ReserveUse = "kept"
+        self._misplaced = 0
+        """Number of indices of the reserve that go back, because their memory is wanted at lower addresses."""
+
+    # --- what the engine wants
+
+    def want(
+        self, count: int, wanted: int, room: int, now: float, *, instead_bytes: int = 0, only_small: bool = False
+    ) -> int:
+        """Notes that the engine wants `count` indices now, `wanted` of them beyond those that it got. Returns how many
+        are missing: as many as may be mapped (`room`) are to be requested. `only_small`: not in large extents."""
+        if self.use == "emptied":
+            self.use = "kept"
+        self._marks.took(count, now)
+        self.wanted = wanted
+        self.instead_bytes = instead_bytes
+        self.missing = missing = min(wanted, room)
+        if missing > 0:
+            bulk = 1 < self._addresses.factor <= missing // _BULK
+            self.demand = "large" if bulk and not only_small else "small"
+        return missing
+
+    def got(self, count: int) -> None:
+        """Notes that the engine took `count` indices of those that it wanted."""
+        self.wanted = max(0, self.wanted - count)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether an answer of balloond may bring what the engine wants."""
+        return (self.missing > 0 or self.requested > 0) and self.demand != "refused"
+
+    def no_longer_awaited(self) -> None:
+        """Notes that the engine stops waiting. What was not refused may still come; it stays in the reserve then."""
+        if self.demand == "refused":
+            self.wanted = 0
+
+    def limited(self, limit: int) -> None:
+        """Takes in a new limit: the engine waits for no more than it allows, or is requested already."""
+        self.missing = min(self.missing, max(self.requested, self._addresses.room(limit)))
+
+    def offer(self, holes: int) -> None:
+        """Begins an offer of the reserve. `holes`: number of the lowest addresses that the engine wants at which
+        nothing is mapped; unless extents for them may still come, so many of the reserve go back after the offer."""
+        # What lies higher than on other ranks is of no use: its memory is to come again, lower.
+        if self.demand == "refused" or not self.missing:
+            self._misplaced = min(holes, len(self._reserve))
+        self.use = "offered"
+
+    def end_offer(self) -> None:
+        if self.use == "offered":
+            self.use = "kept"
+
+    def empty(self) -> None:
+        """Has the reserve emptied, and nothing requested before the engine wants extents again."""
+        self.use = "emptied"
+        self.missing = self.wanted = 0
+
+    # --- time
+
+    def idle(self, now: float) -> bool:
+        """Whether growth has been away for long enough to shrink to the low mark."""
+        return self._marks.idle(now)
+
+    @property
+    def above_low(self) -> bool:
+        """Whether the reserve is above the low mark, to which an idle engine shrinks."""
+        return len(self._reserve) > self._marks.low
+
+    def forget_wanted(self) -> None:
+        """Notes that the engine did not come for what it wanted."""
+        self.wanted = 0
+
+    def pause(self, now: float) -> None:
+        """Requests nothing for the reserve for a while."""
+        self._fill_at = now + self._refused_pause_s
+
+    def end_pause(self) -> None:
+        self._fill_at = 0.0
+
+    # --- requests
+
+    def fill_is_due(self, now: float) -> bool:
+        """Whether the reserve has fallen so far that extents for it are to be requested."""
+        return self.fill != "under_way" and now >= self._fill_at and self._marks.missing(len(self._reserve), now) > 0
+
+    def requests(self, now: float, limit: int, running: bool) -> list[ExtentRequest]:
+        """Requests to make of balloond now; they count as under way from then on."""
+        found = []
+        while (left := self._to_request(limit)) > 0 and self._unanswered < _UNANSWERED:
+            size, count = self._part(left)
+            self.requested += size * count
+            self._unanswered += 1
+            found.append(ExtentRequest(size, count, behind=left - size * count))
+        if self._may_fill(now):
+            reserve = len(self._reserve) - self.wanted
+            missing = min(self._marks.missing(reserve, now), self._addresses.room(limit))
+            size, count = self._fill_part(missing, reserve, limit)
+            self.fill = "under_way" if count > 0 else "ready"
+            if count > 0:
+                # Where all memory is taken a decode step would wait for each extent, so others have to give back ahead
+                # of it.
+                in_use = running and reserve < self._marks.low
+                # Large extents are taken only where they are free. A request that waited for them would keep what is
+                # free from small ones, those that the engine requests itself among them.
+                found.append(ExtentRequest(size, count, is_fill=True, for_reserve=size > 1 or not in_use))
+        return found
+
+    def _to_request(self, limit: int) -> int:
+        """Number of indices that are missing and not requested."""
+        return min(self.missing, self._addresses.room(limit)) - self.requested
+
+    def _part(self, left: int) -> tuple[int, int]:
+        """(indices in an extent, number of such extents) of one more request for what the engine misses."""
+        large = 0
+        if self.demand == "large":
+            factor = self._addresses.factor
+            large = min(left // factor, len(self._addresses.free_large()) - self.requested // factor)
+        return (self._addresses.factor, min(large, _LARGE_TOGETHER)) if large > 0 else (1, min(left, _TOGETHER))
+
+    def _may_fill(self, now: float) -> bool:
+        """Whether extents for the reserve may be requested now: only while nothing else is under way."""
+        under_way = self.fill == "under_way" or self.requested or self.missing
+        return self.use != "emptied" and not under_way and now >= self._fill_at
+
+    def _fill_part(self, missing: int, reserve: int, limit: int) -> tuple[int, int]:
+        """(indices in an extent, number of such extents) of a request for the reserve. Only fast growth lets so much be
+        missing that a large extent holds it: then the engine's thread would wait for the time that each extent takes of
+        this process."""
+        factor = self._addresses.factor
+        if 1 < factor <= missing and self.fill != "small_next":
+            # What is above the mark would go back.
+            most = min(self._marks.high - reserve, self._addresses.room(limit))
+            large = min(-(-missing // factor), most // factor, len(self._addresses.free_large()))
+            if large > 0:
+                return factor, min(large, _LARGE_TOGETHER)
+        return 1, min(missing, _TOGETHER)
+
+    def answered(self, request: ExtentRequest, granted: int, refused: bool, now: float) -> None:
+        """Takes in balloond's answer: `granted` extents, which are in the reserve now, and whether it refused the
+        rest."""
+        is_large = request.size > 1
+        if request.is_fill:
+            # Where no large extent is left, there may be enough for small ones.
+            self.fill = "small_next" if refused and is_large else "ready"
+            if refused and not is_large:
+                self.pause(now)
+            return
+        self.requested -= request.size * request.count
+        self._unanswered -= 1
+        self.missing = max(0, self.missing - request.size * granted)
+        if refused and not is_large:
+            self.demand = "refused"
+            self.missing = 0
+        elif refused or self.demand == "refused":
+            self.demand = "small"
+
+    # --- giving back
+
+    def surplus(self, now: float, limit: int, running: bool) -> tuple[int, int, int]:
+        """Number of indices that have to leave the reserve: (for the limit, for reclaims, because they are not
+        needed)."""
+        whole = self._reserve.whole
+        if self.use == "offered" or not whole:
+            return 0, 0, 0
+        if self.use == "emptied":
+            return whole, 0, 0
+        at_once, later = self._reclaims.extents()
+        # A running engine keeps what its next steps need while it still looks for prefixes.
+        kept = self._marks.low if running else 0
+        reclaimed = at_once + min(later, max(0, whole - at_once - kept))
+        unneeded = max(self._marks.surplus(len(self._reserve) - self.wanted, now), self._misplaced)
+        return max(0, self._addresses.mapped - limit), reclaimed, unneeded
+
+    def leave(self, now: float, limit: int, floor: int, running: bool) -> list[int]:
+        """Takes the indices that have to go out of the reserve, in whole extents. Where no small extent is left, a
+        large one leaves for a few of its indices; for a reclaim only if the floor holds."""
+        over, reclaimed, unneeded = self.surplus(now, limit, running)
+        leaving = self._reserve.leave(over, more=True) if over else []
+        if reclaimed > len(leaving):
+            spare = self._addresses.mapped - len(leaving) - floor
+            wanted = reclaimed - len(leaving)
+            leaving += self._reserve.leave(wanted, more=spare >= wanted + self._addresses.factor - 1)
+        if unneeded > len(leaving):
+            leaving += self._reserve.leave(unneeded - len(leaving), more=False)
+        if leaving:
+            self._misplaced = 0
+            self._reclaims.left(len(leaving))
+        return leaving

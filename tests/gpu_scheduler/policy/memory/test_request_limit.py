@@ -1,0 +1,45 @@
+"""Memory is requested once at a time for each model, and not as fast as balloond can answer."""
+
+from math import inf
+
+from gpu_scheduler.policy.memory.request_limit import AGAIN_S, MemoryRequestLimit
+from gpu_scheduler.policy.queue.decisions import NeedMemory
+
+NEED = NeedMemory("a", 100, "r", 1.0)
+
+
+def answered(granted):
+    limit = MemoryRequestLimit()
+    assert limit.take(NEED, 0.0)
+    limit.answered("a", "r", granted, 0.0)
+    return limit
+
+
+def test_a_model_has_one_memory_request_under_way_and_others_have_theirs():
+    limit = MemoryRequestLimit()
+    assert limit.take(NEED, 0.0)
+    assert not limit.take(NEED, 0.0) and not limit.take(NeedMemory("a", 7, "s", inf), 9.0)
+    assert limit.take(NeedMemory("b", 7, "t", inf), 0.0)
+
+
+def test_a_request_that_lacks_memory_where_there_was_room_has_it_requested_again_after_a_pause():
+    limit = answered(granted=True)
+    assert not limit.take(NEED, 0.4 * AGAIN_S)
+    assert limit.next_deadline() == AGAIN_S
+    limit.expire(AGAIN_S)
+    assert limit.next_deadline() == inf
+    assert limit.take(NEED, AGAIN_S)
+
+
+def test_another_request_of_the_model_does_not_wait_for_the_pause():
+    assert answered(granted=True).take(NeedMemory("a", 7, "s", inf), 0.0)
+
+
+def test_a_request_that_started_in_its_room_wakes_no_plan():
+    assert answered(granted=True).next_deadline() == inf
+
+
+def test_where_no_room_came_the_next_plan_requests_memory_again():
+    limit = answered(granted=False)
+    assert limit.next_deadline() == inf
+    assert limit.take(NEED, 0.0)
