@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import services.ipc.forking  # noqa: F401  (before grpc: tests start processes)
 
+import gc  # isort: skip
 import signal  # isort: skip
 import subprocess  # isort: skip
 from pathlib import Path  # isort: skip
@@ -19,6 +20,11 @@ settings.load_profile("prism")
 # In a shell's background it is ignored, and so it would be by what tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """The collector need not look at libraries and at thousands of tests again whenever one of them makes garbage."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ from services.errors import PrismError
 from services.runtime import tasks
 from testing.chaos.load import body, prompt
 from testing.chaos.world import SPARE, Chaos, Keys, busiest_engine
-from testing.systems.local import FOLDER, MODELS, PATIENCE_S, catalogue
+from testing.patience import PATIENCE_S
+from testing.systems.local import FOLDER, MODELS, catalogue
 
 _NEVER = "no-such-model"
 _SPARES: tuple[dict[str, Any] | None, ...] = (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from testing.chaos.load import steady
 from testing.chaos.world import Chaos, busiest_engine, memory_bytes, watched
-from testing.systems.local import PATIENCE_S
+from testing.patience import PATIENCE_S
 
 STOPPED_S = 5.0
 _DAY_S = 86400

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 
 from services.runtime import tasks
-from testing.systems.local import PATIENCE_S
+from testing.patience import PATIENCE_S
 
 _VARIANTS = 5
 _REFUSED_PAUSE_S = 0.1

@@ -29,8 +29,9 @@ from services.runtime import tasks
 from testing import faketime
 from testing.chaos.books import Books, held
 from testing.chaos.load import Load, body
+from testing.patience import PATIENCE_S
 from testing.ports import free_port
-from testing.systems.local import FOLDER, MODELS, PATIENCE_S, World, catalogue, print_ends
+from testing.systems.local import FOLDER, MODELS, World, catalogue, print_ends
 
 SPARE = "spare"
 DEVICES = {"cpu:0": 64 << 20, "cpu:1": 64 << 20}

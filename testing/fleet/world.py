@@ -32,8 +32,9 @@ from protos import common_pb2
 from services.errors import PrismError
 from testing import faketime
 from testing.fleet.network import Network
+from testing.patience import PATIENCE_S
 from testing.ports import free_port
-from testing.systems.local import FOLDER, MODELS, PATIENCE_S, ROOT, World, catalogue, print_ends
+from testing.systems.local import FOLDER, MODELS, ROOT, World, catalogue, print_ends
 
 NODES = ("a", "b")
 NAME = "nodes.prism.test"

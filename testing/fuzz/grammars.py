@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
+
 from gpu_scheduler.engines.sglang.grammar import compiling
 from gpu_scheduler.engines.sglang.grammar.sandbox import GrammarTrials
 from gpu_scheduler.engines.sglang.policy.grammar import MOST_SLOW_S, SLOW_S
@@ -159,17 +161,17 @@ class Engine:
 
         _, start = compiling.matcher(self._compiler, self._size, kind, text)
         mask, draw = allocate_token_bitmask(1, self._size), random.Random(1)
+        bits = mask.numpy().view(numpy.uint8)[0]
         for _ in range(_WALKS):
             matcher, slow_s = start.fork(), 0.0
             for _ in range(_STEPS):
                 mask.fill_(-1)
                 began = time.thread_time()
                 matcher.fill_next_token_bitmask(mask)
-                words = mask[0].tolist()
-                tokens = [token for token in range(self._size) if words[token >> 5] >> (token & 31) & 1]
-                if not tokens:
+                tokens = numpy.unpackbits(bits, count=self._size, bitorder="little").nonzero()[0]
+                if not tokens.size:
                     break
-                assert matcher.accept_token(draw.choice(tokens))
+                assert matcher.accept_token(int(draw.choice(tokens)))
                 took_s = time.thread_time() - began
                 slow_s += took_s if took_s > SLOW_S else 0.0
                 if matcher.is_terminated() or slow_s > MOST_SLOW_S:

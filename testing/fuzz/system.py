@@ -19,6 +19,7 @@ from gateway.access import keys
 from services.errors import PrismError
 from testing.chaos.books import Books
 from testing.fuzz.outcome import LogTails, Outcome, descriptors, resident_mib
+from testing.patience import PATIENCE_S
 from testing.systems.local import MODELS, World, world
 
 DEVICES = {"cpu:0": 64 << 20, "cpu:1": 64 << 20}
@@ -90,7 +91,7 @@ class Fuzzed:
                     await client.drop_booking(device.device, booking.model)
         await client.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 await self.world.rest()
 
     def reload_catalogue(self) -> None:
@@ -110,7 +111,7 @@ class Fuzzed:
         body = {"model": MODELS[0], "prompt": [5, 6, 7], "max_tokens": 2, "temperature": 0}
         said = "no answer"
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 for _ in range(30):
                     status, answer = await self.world.post("/v1/completions", body, headers=headers)
                     if status == 200:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import jsonschema
+import numpy
 import regress
 
 _ENDS = b'"}],'
@@ -25,6 +26,7 @@ class Compiled:
 
         compiler, self._vocabulary = _compiler()
         self._size = len(self._vocabulary)
+        self._ends = {token for token, said in enumerate(self._vocabulary) if token == 0 or said in _ENDS}
         _, self._start = compiling.matcher(compiler, self._size, "ebnf", ebnf)
 
     def takes(self, answer: str) -> bool:
@@ -44,14 +46,14 @@ class Compiled:
 
         matcher, said = self._start.fork(), b""
         mask = allocate_token_bitmask(1, self._size)
+        bits = mask.numpy().view(numpy.uint8)[0]
         hurry = draw.choice((0.1, 0.5, 0.9))
         for _ in range(most_tokens):
             mask.fill_(-1)
             matcher.fill_next_token_bitmask(mask)
-            words = mask[0].tolist()
-            tokens = [token for token in range(self._size) if words[token >> 5] >> (token & 31) & 1]
+            tokens = numpy.unpackbits(bits, count=self._size, bitorder="little").nonzero()[0].tolist()
             assert tokens, f"nothing may follow {said!r}"
-            ends = [token for token in tokens if token == 0 or self._vocabulary[token] in _ENDS]
+            ends = [token for token in tokens if token in self._ends]
             token = draw.choice(ends if ends and draw.random() < hurry else tokens)
             assert matcher.accept_token(token)
             if token == 0:

@@ -23,13 +23,12 @@ from loader.client import LoaderClient
 from placement.client import PlacementClient
 from protos import common_pb2, gpu_scheduler_pb2, placement_pb2
 from services.errors import Conflict, PrismError
+from testing.patience import PATIENCE_S
 from testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("PRISM_TEST_MODELS", ROOT / "examples" / "models"))
 MODELS = ("llama-debian", "qwen2-python", "qwen3-perl")
-PATIENCE_S = 300.0
-"""With what other processes do: on a busy machine an engine takes more than a minute to start."""
 
 
 def catalogue(folder: Path, engine: str, models: dict[str, dict[str, Any]] | None = None) -> Path:

@@ -12,6 +12,7 @@ from balloond.driver.lease import KV, GrowRefused, Lease, LeaseRefused
 from balloond.driver.range import ElasticRange
 from balloond.driver.weights import WeightsRange
 from services.telemetry import log
+from testing.patience import PATIENCE_S
 
 EXTENT = 256 << 10
 
@@ -24,7 +25,7 @@ class Child:
     poison = True
 
     def __init__(self, socket: str, device: str, model: str, low: int = 0, high: int = 0, large: int = 1) -> None:
-        self.lease = Lease.attach(socket, device, model, timeout_s=60)
+        self.lease = Lease.attach(socket, device, model, timeout_s=PATIENCE_S)
         self.mapper = self.new_mapper(device)
         self.marks = {"low": int(low), "high": int(high), "large": int(large)}
         self.range = self.new_range()
@@ -103,7 +104,7 @@ class Child:
         return self.range._addresses.free(1)[0]
 
     def grow_weights(self, nbytes: str) -> int:
-        self.weights.grow(int(nbytes), timeout_s=10)
+        self.weights.grow(int(nbytes), timeout_s=PATIENCE_S)
         return self.weights.mapped_bytes
 
     def fill_weights(self, byte: str) -> str:
@@ -123,7 +124,7 @@ class Child:
 
     def raw_grow(self, count: str) -> str:
         """Extents that nobody maps."""
-        return " ".join(str(e.id) for e in self.lease.grow(KV, self.extent, int(count), timeout_s=10))
+        return " ".join(str(e.id) for e in self.lease.grow(KV, self.extent, int(count), timeout_s=PATIENCE_S))
 
     def wait_wake(self) -> str:
         select.select([self.range.wake_fd], [], [], 20)

@@ -15,11 +15,12 @@ import pytest
 from balloond.client import BalloondClient
 from services.ipc import seqpacket
 from services.rpc import rpc
+from testing.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 KIB = 1 << 10
-TIMEOUT_S = 20.0
+TIMEOUT_S = PATIENCE_S
 
 
 class Node:

@@ -4,10 +4,11 @@ import pytest
 
 from balloond.client import BalloondClient
 from services.errors import PrismError, TimedOut, Unavailable
+from testing.patience import PATIENCE_S
 
 
 async def test_a_watch_goes_on_over_a_restart_and_says_when_it_was_lost(node):
-    async with node.client() as client, asyncio.timeout(20):
+    async with node.client() as client, asyncio.timeout(PATIENCE_S):
         states = client.watch()
         assert (await anext(states)).node == "test"
         node.kill(node.balloond)

@@ -12,6 +12,7 @@ import pydantic
 import pytest
 
 from gpu_scheduler.engines.echo.rule import embedding
+from testing.patience import PATIENCE_S
 from tests.clients.conftest import COMMENTS, DIMENSIONS, EMBEDDER, KEY, SLEEPER
 from tests.gateway.conftest import MODEL, World
 
@@ -206,6 +207,6 @@ async def test_a_time_out_and_a_stream_that_is_given_up_free_the_engine(
     stream = await client.chat.completions.create(**ask("for ever"), stream=True)
     await anext(stream)
     await stream.close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         for running in parrot.groups[0].requests[-2:]:
             await running.cancelled.wait()

@@ -7,8 +7,7 @@ import asyncio
 import aiohttp
 
 from balloond.client import BalloondClient
-
-PATIENCE_S = 60.0
+from testing.patience import PATIENCE_S
 
 
 async def complete(http: str, model: str) -> str:

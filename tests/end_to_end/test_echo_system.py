@@ -18,7 +18,8 @@ from loader.copies.handoff_client import HandoffClient
 from prismctl.__main__ import app
 from protos import common_pb2
 from services.runtime import tasks
-from testing.systems.local import FOLDER, MODELS, PATIENCE_S, world
+from testing.patience import PATIENCE_S
+from testing.systems.local import FOLDER, MODELS, world
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT = list(range(20, 60))
@@ -161,7 +162,7 @@ async def scribble_over_weights(it, device):
         state = await anext(aiter(states))
     (lease,) = next(one for one in state.devices if one.device == device).leases
     await balloond.close()
-    handoff = HandoffClient(str(it.local.state / "handoff.sock"), answer_timeout_s=10)
+    handoff = HandoffClient(str(it.local.state / "handoff.sock"), answer_timeout_s=PATIENCE_S)
     running = tasks.spawn(handoff.run(), "handoff")
     async with handoff.borrowed(lease.lease_id) as extents:
         os.pwrite(extents[0].fd, b"other bytes", 100)

@@ -15,7 +15,8 @@ from protos import common_pb2
 from services.errors import Conflict, Refused, Unmet
 from services.runtime import tasks
 from testing import descriptors
-from testing.systems.local import MODELS, PATIENCE_S, world
+from testing.patience import PATIENCE_S
+from testing.systems.local import MODELS, world
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL = MODELS[0]

@@ -26,8 +26,9 @@ from gateway.access import keys
 from services.rpc import rpc
 from services.rpc.tls import Identity
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 from testing.ports import free_port
-from testing.systems.local import MODELS, PATIENCE_S, ROOT, catalogue, lists, print_ends, until
+from testing.systems.local import MODELS, ROOT, catalogue, lists, print_ends, until
 from tests.services.certificates import Files, issued
 
 NAME = "prism.internal"

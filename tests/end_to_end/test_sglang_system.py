@@ -12,7 +12,8 @@ from openai import AsyncOpenAI, BadRequestError
 from transformers import AutoTokenizer
 
 from protos import common_pb2
-from testing.systems.local import FOLDER, MODELS, PATIENCE_S, world
+from testing.patience import PATIENCE_S
+from testing.systems.local import FOLDER, MODELS, world
 from tests.end_to_end.reference import everything
 
 pytestmark = pytest.mark.sglang

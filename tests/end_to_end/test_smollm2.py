@@ -13,7 +13,8 @@ from deploy.local import sizing
 from deploy.local.devices import MIB, host_bytes_free
 from deploy.local.models import read_all
 from protos import common_pb2
-from testing.systems.local import PATIENCE_S, catalogue, world
+from testing.patience import PATIENCE_S
+from testing.systems.local import catalogue, world
 from tests.end_to_end.reference import greedy
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]

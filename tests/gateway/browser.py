@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -101,7 +102,7 @@ class Tab:
 
     async def until(self, expression: str) -> Any:
         """Its value, as soon as that is true; the page is asked again and again, also while it is loading."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 with contextlib.suppress(RuntimeError):
                     if value := await self.value(expression):

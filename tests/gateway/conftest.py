@@ -16,6 +16,7 @@ from gateway.__main__ import build
 from gateway.config import GatewayConfig
 from protos import placement_pb2
 from services.service import Service
+from testing.patience import PATIENCE_S
 from testing.ports import free_port
 from tests.gateway import fakes, tokenizers
 from tests.gateway.fakes import FakeGroup, FakePlacement, Output
@@ -110,7 +111,7 @@ async def world(tmp_path: Path, folder: str, settings: dict[str, Any], key: str)
     service = Service(config)
     await build(service)
     url = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
         world = World(folder, tmp_path, placement, groups, http, client, service, url, config.listen)
         await world.publish(world.route(fakes.place(groups[0])), key=key)

@@ -9,6 +9,7 @@ import pytest
 
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.rpc import rpc
+from testing.patience import PATIENCE_S
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
@@ -95,7 +96,7 @@ async def test_cancelling_the_call_frees_the_engine(world: World) -> None:
         call = gateway_pb2_grpc.InferenceStub(channel).Generate(ask())
         await call.read()
         call.cancel()
-        await asyncio.wait_for((await world.groups[0].arrived(1)).cancelled.wait(), 10)
+        await asyncio.wait_for((await world.groups[0].arrived(1)).cancelled.wait(), PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.config import GatewayConfig
 from services.runtime.config import parse
+from testing.patience import PATIENCE_S
 from testing.ports import free_port
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL
@@ -49,7 +50,7 @@ async def test_it_serves_and_stops_by_a_signal(tmp_path: Path, folder: str) -> N
     placement.routes.set([fakes.route(MODEL, folder, fakes.place(group))])
     port = free_port()
     process = await start(tmp_path, config(tmp_path, http=f"127.0.0.1:{port}"))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
         while True:
             try:
                 if (await client.get("/health")).status_code == 200:
@@ -61,7 +62,7 @@ async def test_it_serves_and_stops_by_a_signal(tmp_path: Path, folder: str) -> N
         answer = (await client.post("/v1/chat/completions", json=body)).json()
     assert answer["choices"][0]["message"]["content"] == "one two"
     process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
     await asyncio.gather(placement.die(), group.die())
 
 

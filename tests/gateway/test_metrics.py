@@ -14,6 +14,7 @@ import pytest
 from gateway import metrics
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.rpc import rpc
+from testing.patience import PATIENCE_S
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
@@ -100,7 +101,7 @@ class Since:
 
     async def all_requests(self, count: int) -> Counted:
         """Those, as soon as there are so many: a count comes behind the answer."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while self.requests.total() < count:
                 await asyncio.sleep(0.005)
         return self.requests
@@ -211,13 +212,13 @@ async def test_a_client_that_leaves_counts_as_that(world: World, stream: bool) -
 
     world.groups[0].script = endless
     since = Since()
-    async with httpx.AsyncClient(base_url=world.url, timeout=30) as leaving:
+    async with httpx.AsyncClient(base_url=world.url, timeout=PATIENCE_S) as leaving:
         async with leaving.stream("POST", CHAT, json=world.body(stream=True)) as answer:
             if stream:
                 await anext(answer.aiter_lines())
         if not stream:
             going = asyncio.get_running_loop().create_task(leaving.post(CHAT, json=world.body()))
-            await asyncio.wait_for(world.groups[0].arrived(2), 30)
+            await asyncio.wait_for(world.groups[0].arrived(2), PATIENCE_S)
             going.cancel()
     host, _, port = world.url.removeprefix("http://").rpartition(":")
     _, half = await asyncio.open_connection(host, int(port))

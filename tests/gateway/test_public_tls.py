@@ -20,6 +20,7 @@ from gateway.http.server import HttpServer
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.rpc.tls import Identity
 from services.service import Service
+from testing.patience import PATIENCE_S
 from testing.ports import free_port
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL
@@ -95,7 +96,7 @@ async def gateway(tmp_path: Path, folder: str, files: Files) -> AsyncIterator[Ga
 
 async def test_both_apis_speak_tls_and_nothing_else(gateway: Gateway, ca: trustme.CA) -> None:
     gateway.go_on.set()
-    async with httpx.AsyncClient(base_url=f"https://{gateway.http}", verify=trusting(ca), timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"https://{gateway.http}", verify=trusting(ca), timeout=PATIENCE_S) as client:
         answer = await client.post("/v1/completions", json={"model": MODEL, "prompt": "hello"})
         assert answer.json()["choices"][0]["text"] == "one two"
     async with httpx.AsyncClient(
@@ -119,8 +120,8 @@ async def test_a_new_certificate_is_shown_to_new_connections_while_streams_go_on
     body: dict[str, Any] = {"model": MODEL, "prompt": "hello", "stream": True}
     old_grpc, new_grpc = (grpc.ssl_channel_credentials(each.cert_pem.bytes()) for each in (ca, new))
     async with (
-        httpx.AsyncClient(base_url=f"https://{gateway.http}", verify=trusting(ca), timeout=30) as before,
-        httpx.AsyncClient(base_url=f"https://{gateway.http}", verify=trusting(new), timeout=30) as after,
+        httpx.AsyncClient(base_url=f"https://{gateway.http}", verify=trusting(ca), timeout=PATIENCE_S) as before,
+        httpx.AsyncClient(base_url=f"https://{gateway.http}", verify=trusting(new), timeout=PATIENCE_S) as after,
         grpc.aio.secure_channel(gateway.grpc, old_grpc) as channel_before,
         grpc.aio.secure_channel(gateway.grpc, new_grpc) as channel_after,
     ):
@@ -148,7 +149,7 @@ async def test_a_certificate_whose_key_has_not_come_yet_is_not_shown(
 ) -> None:
     files.certificate.write_bytes(ca.issue_cert("127.0.0.1").cert_chain_pems[0].bytes())
     assert not gateway.refresh()
-    async with httpx.AsyncClient(base_url=f"https://{gateway.http}", verify=trusting(ca), timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"https://{gateway.http}", verify=trusting(ca), timeout=PATIENCE_S) as client:
         assert (await client.get("/health")).status_code == 200
 
 

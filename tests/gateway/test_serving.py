@@ -16,6 +16,7 @@ from gateway import app, metrics
 from gateway.http import protocol, server
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.rpc import rpc
+from testing.patience import PATIENCE_S
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
 from tests.gateway.openai.test_completions import events
@@ -37,7 +38,7 @@ async def test_more_in_flight_than_configured_is_a_429_to_retry(world: World) ->
 
     world.groups[0].script = waits
     taken = [asyncio.get_running_loop().create_task(world.chat()) for _ in range(2)]
-    await asyncio.wait_for(world.groups[0].arrived(2), 60)
+    await asyncio.wait_for(world.groups[0].arrived(2), PATIENCE_S)
     response = await world.chat()
     assert refusal(response, 429)["code"] == "too_many_in_flight"
     assert int(response.headers["retry-after"]) > 0
@@ -117,7 +118,7 @@ async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world
 
     world.groups[0].script = waits
     open_stream = asyncio.get_running_loop().create_task(world.chat(stream=True))
-    await asyncio.wait_for(world.groups[0].arrived(1), 10)
+    await asyncio.wait_for(world.groups[0].arrived(1), PATIENCE_S)
     stopping = asyncio.get_running_loop().create_task(world.service._end())
     async with rpc.channel(world.grpc_address) as channel:
         while True:
@@ -163,7 +164,7 @@ async def test_what_a_gateway_that_stops_has_no_time_for_is_told_so(world: World
     world.groups[0].script = never_ends
     loop = asyncio.get_running_loop()
     stream, whole = loop.create_task(world.chat(stream=True)), loop.create_task(world.chat())
-    await asyncio.wait_for(world.groups[0].arrived(2), 10)
+    await asyncio.wait_for(world.groups[0].arrived(2), PATIENCE_S)
     await world.service._end()
     said = events(await stream)
     assert said[0]["choices"][0]["delta"] and said[-1]["error"]["message"] == "this gateway is stopping"
@@ -193,8 +194,8 @@ async def test_a_client_that_reads_nothing_has_no_places_after_a_while(
     try:
         quiet.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         quiet.sendall((head + body).encode())
-        await asyncio.wait_for(world.groups[0].arrived(1), 10)
-        async with asyncio.timeout(20):
+        await asyncio.wait_for(world.groups[0].arrived(1), PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S):
             while metrics.IN_FLIGHT._value.get():
                 await asyncio.sleep(0.01)
     finally:

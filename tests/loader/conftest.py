@@ -24,6 +24,7 @@ from loader.client import LoaderClient
 from protos import common_pb2, loader_pb2
 from services.rpc import rpc
 from services.runtime.checksum import checksum
+from testing.patience import PATIENCE_S
 from tests.loader import checkpoint_files
 from tests.loader.fakes import manifest
 
@@ -39,7 +40,7 @@ class Engine:
         self.node = node
         self.model = model
         self.total = len(content)
-        self.lease = Lease.attach(node.handoff, device, model, timeout_s=10)
+        self.lease = Lease.attach(node.handoff, device, model, timeout_s=PATIENCE_S)
         self.range = WeightsRange(self.lease, CpuMapper(), span_bytes=self.total, extent_bytes=EXTENT)
         self.map()
         ctypes.memmove(self.range.address, content, self.total)
@@ -47,7 +48,7 @@ class Engine:
         self.checksum = checksum(content)
 
     def map(self) -> None:
-        self.range.grow(self.total, timeout_s=10)
+        self.range.grow(self.total, timeout_s=PATIENCE_S)
 
     def content(self) -> bytes:
         return ctypes.string_at(self.range.address, self.total)
@@ -111,7 +112,7 @@ class Node:
 
     async def healthy(self) -> None:
         for address in (self.balloond_address, self.address):
-            assert await rpc.healthy(address, timeout_s=30), self.logs()
+            assert await rpc.healthy(address, timeout_s=PATIENCE_S), self.logs()
 
     def logs(self) -> str:
         return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.folder.glob("*.log")))
@@ -188,7 +189,7 @@ class Node:
 
     async def until(self, condition: Callable[[loader_pb2.Catalogue], Any]) -> loader_pb2.Catalogue:
         """The first catalogue from now on for which `condition` is true; the stream is followed through restarts."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             async for catalogue in self.client.watch():
                 if catalogue is not None and condition(catalogue):
                     return catalogue

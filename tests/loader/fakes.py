@@ -12,6 +12,7 @@ from loader.transfers.base import Borrowed
 from loader.transfers.cpu import CpuTransfer
 from protos import engine_pb2, keeper_pb2
 from services.errors import NotFound
+from testing.patience import PATIENCE_S
 
 
 def manifest(total_bytes: int, name: str = "weights") -> bytes:
@@ -127,8 +128,8 @@ class GatedTransfer(CpuTransfer):
     async def reached(self, copies: int = 1) -> None:
         """Returns when so many more copies have done their first chunk."""
         for _ in range(copies):
-            assert await asyncio.to_thread(self.arrived.acquire, timeout=30)
+            assert await asyncio.to_thread(self.arrived.acquire, timeout=PATIENCE_S)
 
     async def begun_to_tidy(self) -> None:
         """Returns when one more copy has."""
-        assert await asyncio.to_thread(self.tidying.acquire, timeout=30)
+        assert await asyncio.to_thread(self.tidying.acquire, timeout=PATIENCE_S)

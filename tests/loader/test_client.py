@@ -9,6 +9,7 @@ from loader.server import NAME
 from protos import common_pb2, loader_pb2, loader_pb2_grpc
 from services.errors import TimedOut
 from services.rpc import rpc
+from testing.patience import PATIENCE_S
 
 
 class Loader(loader_pb2_grpc.LoaderServicer):
@@ -40,7 +41,7 @@ async def loader(tmp_path):
 async def test_a_load_is_done_with_the_message_that_says_so_and_the_call_ends(loader):
     client = LoaderClient(loader.address)
     told = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         last = await client.load_image("m", 1, "lease", b"", on_progress=told.append)
         await loader.ended.wait()
     assert (last.checksum, last.source) == ("rows:1", "image")

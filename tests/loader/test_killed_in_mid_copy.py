@@ -12,6 +12,7 @@ from loader.client import LoaderClient
 from services.errors import Unavailable
 from services.runtime.checksum import checksum
 from testing import descriptors
+from testing.patience import PATIENCE_S
 from tests.balloond.conftest import Child
 from tests.loader.conftest import ROOT, Node
 from tests.loader.fakes import manifest
@@ -44,7 +45,7 @@ class Fifo:
             os.mkfifo(folder / name)
 
     async def reached(self):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.to_thread((self.folder / "reached").read_text) == "here"
 
     async def open(self):
@@ -98,7 +99,7 @@ class World:
         return [device.leased_bytes for device in (await self.node.balloond.inspect()).devices]
 
     async def until_leased(self, *expected):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             async for state in self.node.balloond.watch():
                 if state is not None and tuple(device.leased_bytes for device in state.devices) == expected:
                     return

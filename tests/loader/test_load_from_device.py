@@ -21,6 +21,7 @@ from loader.transfers import Transfers
 from protos import engine_pb2
 from services.errors import Conflict, NotFound, Unmet
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 from tests.loader.fakes import FakeKeeper, GatedTransfer, manifest
 
 CONTENT = os.urandom(2_300_000)
@@ -49,7 +50,7 @@ class Loader:
         self.has_way = Transfers().has_way
         self.transfer = FragileTransfer()
         self.transfer.gate.set()
-        self.handoff = HandoffClient(node.handoff, answer_timeout_s=10)
+        self.handoff = HandoffClient(node.handoff, answer_timeout_s=PATIENCE_S)
         self.models = NodeModels(Sizes(dtype_bytes=4, kv_extent_bytes=65536, quota_bytes=0), lambda: None, FakeKeeper())
         self.images = Images(FakeKeeper(), 1 << 30, lambda: 0.0, self._describe, lambda: None)
         copying = ImageCopier(
@@ -151,7 +152,7 @@ async def leave(node, *engines):
 
 async def nothing_leased(node, *devices):
     """Returns when no byte of the devices is leased or lent."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         async for state in node.balloond.watch():
             if state is not None and not any(one.leased_bytes for one in state.devices if one.device in devices):
                 return
@@ -172,7 +173,7 @@ async def test_it_gets_the_bytes_of_the_other_device_and_both_can_leave_afterwar
 async def test_progress_is_told_while_it_copies(node, loader, source, target):
     loading = await loader.stopped_in_the_middle(loader.load(target))
     (job,) = loader.jobs.of("a", target.lease.lease_id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not job.at.done:
             await asyncio.sleep(0)
     assert 0 < job.at.done < job.at.total == len(CONTENT)
@@ -348,7 +349,7 @@ async def test_two_that_ask_for_the_same_share_one_copy(node, loader, source, ta
     first = await loader.stopped_in_the_middle(loader.load(target))
     second = loader.start(loader.load(target))
     (job,) = loader.jobs.of("a", target.lease.lease_id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while job.callers < 2:
             await asyncio.sleep(0)
     loader.transfer.gate.set()
@@ -360,7 +361,7 @@ async def test_two_that_ask_for_the_same_share_one_copy(node, loader, source, ta
 async def test_many_at_once_from_and_to_each_other_all_end(node, loader, source, target):
     await loader.load(target)
     more = [await empty(node, device) for device in ("cpu:0", "cpu:1", "cpu:0")]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         for _ in range(3):
             await asyncio.gather(*(loader.load(engine) for engine in (source, target, *more)))
     assert all(engine.content() == CONTENT for engine in (source, target, *more))

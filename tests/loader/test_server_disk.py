@@ -9,6 +9,7 @@ import pytest
 
 from protos import common_pb2
 from services.errors import Conflict, NotFound, Unmet
+from testing.patience import PATIENCE_S
 from tests.loader.test_server import CONTENT
 
 
@@ -45,7 +46,7 @@ async def under_way(node, kind="load"):
 async def started(node, work, callers=1, kind="load"):
     """`work` as a task, once so many callers follow it."""
     task = asyncio.get_running_loop().create_task(work)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             if any(each.callers == callers for each in await under_way(node, kind)):
                 return task

@@ -16,6 +16,7 @@ from placement.cluster.loaders import CatalogueRequest, Loaders, merged
 from protos import balloond_pb2, common_pb2, loader_pb2, placement_pb2
 from services.errors import Conflict, Exists, NotFound, TimedOut, Unavailable
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 from tests.placement.fakes import MIB, FakeCluster, FakeGroup
 
 
@@ -245,7 +246,7 @@ async def run(world, condition):
     world.reconciler.changed()
     running = asyncio.get_running_loop().create_task(world.reconciler.run())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await world.heard(condition)
     finally:
         running.cancel()

@@ -9,6 +9,7 @@ from placement.server import NAME, PlacementServicer
 from protos import common_pb2, placement_pb2_grpc
 from services.rpc import rpc
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 from tests.placement.fakes import FakeCluster
 
 
@@ -43,7 +44,7 @@ async def test_a_move_that_nobody_waits_for_any_more_leaves_the_model_in_one_pla
         call.cancel()
         await asyncio.wait([call])
         come.set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while source.state.residents:
                 await asyncio.sleep(0.005)
     finally:

@@ -18,7 +18,8 @@ from prismctl.system import patience
 from protos import common_pb2
 from services.errors import PrismError
 from services.runtime import tasks
-from testing.systems.local import MODELS, PATIENCE_S, ROOT, world
+from testing.patience import PATIENCE_S
+from testing.systems.local import MODELS, ROOT, world
 from tests.end_to_end.test_echo_system import PROMPT, ten_streams, undisturbed
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

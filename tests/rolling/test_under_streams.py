@@ -21,7 +21,8 @@ from services.runtime import tasks
 from testing.chaos import faults
 from testing.chaos.load import Load, prompt, steady
 from testing.chaos.world import SPARE, Chaos, chaos, watched
-from testing.systems.local import FOLDER, MODELS, PATIENCE_S, catalogue
+from testing.patience import PATIENCE_S
+from testing.systems.local import FOLDER, MODELS, catalogue
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STREAMS = 18

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from services.runtime import tasks
 from testing import descriptors
+from testing.patience import PATIENCE_S
 from tests.balloond.child import EXTENT
 from tests.balloond.conftest import MIB
 
@@ -309,7 +310,8 @@ async def test_room_is_made_and_held_for_a_model_that_wakes(shared, child):
             one.ask("release", 12)
 
         room, _ = await asyncio.gather(
-            client.make_room(shared.name, "b", bytes=9 * MIB, may_retract=True, hold_ms=60_000, timeout_s=20), obey()
+            client.make_room(shared.name, "b", bytes=9 * MIB, may_retract=True, hold_ms=60_000, timeout_s=PATIENCE_S),
+            obey(),
         )
         assert room.short_bytes == 0
         assert {(t.model, t.what) for t in room.taken} == {("a", "reserve"), ("a", "decodes")}
@@ -335,7 +337,9 @@ async def test_who_decodes_grows_while_a_room_of_most_of_the_device_waits_for_a_
     )
     async with shared.client() as client:
         room = tasks.spawn(
-            client.make_room(shared.name, "b", bytes=48 * EXTENT, may_retract=False, hold_ms=60_000, timeout_s=20),
+            client.make_room(
+                shared.name, "b", bytes=48 * EXTENT, may_retract=False, hold_ms=60_000, timeout_s=PATIENCE_S
+            ),
             "room",
         )
         # The neighbour knows, and does nothing yet.

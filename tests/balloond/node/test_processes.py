@@ -10,6 +10,7 @@ import pytest
 from balloond.node import processes
 from balloond.node.processes import ProcessIdentity
 from testing import descriptors
+from testing.patience import PATIENCE_S
 
 
 def test_a_process_is_its_pid_and_its_start():
@@ -70,7 +71,7 @@ async def test_a_watched_death_is_told_once_and_a_forgotten_one_is_not():
     assert "late" not in deaths
     deaths.watch("known", ProcessIdentity(children[0].pid, processes.started(children[0].pid)), died.set)
     children[0].kill()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await died.wait()
     assert told == []
     assert "known" not in deaths

@@ -10,6 +10,7 @@ from balloond.wire.server import BalloondServicer
 from protos import balloond_pb2
 from services.errors import Invalid, NotFound, Refused, TimedOut, Unmet
 from services.rpc.watch import Watched
+from testing.patience import PATIENCE_S
 from tests.balloond.child import EXTENT
 from tests.balloond.conftest import MIB
 
@@ -70,7 +71,7 @@ async def test_watching_tells_the_state_now_and_after_a_change(shared, client):
     first = await anext(states)
     await client.set_demand(shared.name, {"a": 3.0})
     await shared.book("a")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         async for state in states:
             bookings = {b.model: b.demand_weight for d in state.devices if d.device == shared.name for b in d.bookings}
             if bookings:
@@ -92,7 +93,7 @@ async def test_who_watches_many_nodes_hears_of_a_booking_at_once_and_of_pages_as
             device.bookings.add(model=model)
         states.append(balloond_pb2.NodeState(devices=[device]))
         changed.set(None)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         assert await anext(told) == states[-1]
     await told.aclose()
 
@@ -103,7 +104,9 @@ async def test_room_that_cannot_be_made_is_short_and_its_callers_time_is_kept(sh
     one.ask("acquire", 60)
     one.ask("usage", 60 * EXTENT)
     await shared.until(lambda device: any(lease.kv_used_bytes for lease in device.leases))
-    room = await client.make_room(shared.name, "b", bytes=8 * EXTENT, may_retract=False, hold_ms=1000, timeout_s=20)
+    room = await client.make_room(
+        shared.name, "b", bytes=8 * EXTENT, may_retract=False, hold_ms=1000, timeout_s=PATIENCE_S
+    )
     assert (room.short_bytes, room.free_bytes) == (4 * EXTENT, 4 * EXTENT)
     # It does not obey its limit: the call ends with its time, one way or the other.
     try:
@@ -125,7 +128,7 @@ async def test_events_are_kept_in_order(shared, client):
 
 
 async def test_whether_the_keeper_answers_is_told_to_who_asks_for_it(node):
-    async with node.client() as client, asyncio.timeout(60):
+    async with node.client() as client, asyncio.timeout(PATIENCE_S):
 
         async def until(answers):
             """It may be late on a busy machine."""

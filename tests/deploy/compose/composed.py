@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
+from testing.patience import PATIENCE_S
 from testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "compose"
-PATIENCE_S = 60.0
 _LISTENED = ("0.0.0.0:8000", "0.0.0.0:9100")
 _VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 

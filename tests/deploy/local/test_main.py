@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from testing.patience import PATIENCE_S
 from testing.ports import free_port
 from tests.loader import checkpoint_files
 
@@ -101,7 +102,7 @@ async def test_a_system_whose_engines_die_and_one_of_whose_folders_is_bad_says_s
         )  # fmt: skip
         lines = []
         try:
-            async with asyncio.timeout(300):
+            async with asyncio.timeout(PATIENCE_S):
                 while not lines or "Ctrl-C ends everything" not in lines[-1]:
                     line = await process.stdout.readline()
                     assert line, "".join(lines)

@@ -10,6 +10,7 @@ from gpu_scheduler.server import NAME
 from protos import gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services.rpc import rpc
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 
 State = gpu_scheduler_pb2.GroupState
 
@@ -59,7 +60,7 @@ class Heard:
 
     async def line(self, *words):
         """The first that has all of these, when there is one."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 for text in self.lines:
                     if all(word in text for word in words):
@@ -92,7 +93,7 @@ async def test_it_ends_when_every_group_has_a_warm_engine(groups, heard):
     assert await heard.line("g0 has a warm engine (")
     other.tell(starting=["importing SGLang"])
     other.tell(warm_engines=1)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         await heard.running
     assert heard.warming.problems == {}
     assert await heard.line("g1 has a warm engine (")
@@ -108,7 +109,7 @@ async def test_what_groups_are_at_is_told_again_and_again_in_one_line_for_those_
     await heard.line("g1: importing SGLang, ")
     for group in groups:
         group.tell(warm_engines=1)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         await heard.running
 
 
@@ -125,7 +126,7 @@ async def test_an_engine_that_dies_is_told_once_with_the_log_and_what_it_wrote_w
     said = await heard.line("engine 6 died")
     assert said == f"g0: {why}\n    Traceback (most recent call last):\n    ImportError: libcudart"
     other.tell(warm_engines=1)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         await heard.running
     assert heard.warming.problems == {"g0": why}
     assert sum("engine 5 died" in line for line in heard.lines) == 1

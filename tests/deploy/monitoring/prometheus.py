@@ -15,6 +15,7 @@ import aiohttp
 import yaml
 
 from deploy import monitoring
+from testing.patience import PATIENCE_S
 
 CONFIG = Path(monitoring.__file__).parents[1] / "compose" / "monitoring" / "prometheus.yaml"
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
@@ -90,7 +91,7 @@ async def prometheus(folder: Path, targets: list[str], address: str) -> AsyncIte
             PROMETHEUS, *arguments, f"--web.listen-address={address}", stdout=out, stderr=out
         )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while not _READY.search(log.read_text()):
                 assert child.returncode is None, log.read_text()
                 await asyncio.sleep(0.05)

@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from testing.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[3]
 SYSTEMD = "/lib/systemd/systemd"
-PATIENCE_S = 120.0
 _NAMESPACES = ("--fork", "--pid", "--mount", "--mount-proc", "--uts", "--ipc", "--cgroup", "--kill-child")
 _BOOT = """
 set -e

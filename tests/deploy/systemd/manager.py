@@ -9,8 +9,9 @@ import socket
 import sys
 from pathlib import Path
 
+from testing.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE_S = 60.0
 # systemd names the process that shall beat, whose number is known only after the fork.
 _NAMING_ITSELF = 'WATCHDOG_PID=$$ exec "$@"'
 

@@ -8,10 +8,11 @@ import pytest
 
 from deploy.local.topology import Local
 from services.rpc import rpc
+from testing.patience import PATIENCE_S
 from testing.ports import free_port
 from testing.systems.local import MODELS, catalogue
 from tests.deploy.system import complete, ledger
-from tests.deploy.systemd.manager import PATIENCE_S, Unit
+from tests.deploy.systemd.manager import Unit
 
 WATCHDOG_US = 200_000
 

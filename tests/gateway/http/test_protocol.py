@@ -15,6 +15,7 @@ from gateway.http import messages, protocol
 from gateway.http import server as gateway_server
 from gateway.http.server import HttpServer
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 
 POST = b"POST / HTTP/1.1\r\nhost: x\r\n"
 
@@ -163,7 +164,7 @@ async def test_what_comes_after_an_answer_does_not_keep_the_connection(
     assert b" 401 " in await reader.readuntil(b"\r\n\r\n")
     monkeypatch.setattr(protocol, "HEAD_TIME_OUT_S", 0.05)
     writer.write(sent)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await reader.read()
     writer.close()
     await server.stop()
@@ -246,7 +247,7 @@ async def until_gone(server: HttpServer, requests: asyncio.Queue[asyncio.Event],
     writer.write(sent)
     gone = await requests.get()
     writer.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await gone.wait()
 
 
@@ -288,7 +289,7 @@ async def test_a_request_before_nonsense_hears_that_the_connection_is_closed(cap
     await server.start()
     bare = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
     assert await said(server, bare + bare + b"nonsense\r\n\r\n") == b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await said_to.wait()
     await server.stop()
     assert "Exception" not in caplog.text

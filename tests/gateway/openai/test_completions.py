@@ -13,6 +13,7 @@ import pytest
 
 from gateway import metrics
 from protos import common_pb2
+from testing.patience import PATIENCE_S
 from tests.gateway import fakes, tokenizers
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
@@ -147,7 +148,7 @@ async def test_a_stop_string_across_tokens_ends_the_answer_and_frees_the_engine(
         counted = response.json()["usage"]["completion_tokens"]
         assert world.ids("one two three") == said[:counted]
     assert (text, reason) == ("one tw", "stop")
-    await asyncio.wait_for((await world.groups[0].arrived(1)).cancelled.wait(), 10)
+    await asyncio.wait_for((await world.groups[0].arrived(1)).cancelled.wait(), PATIENCE_S)
 
 
 async def test_max_tokens_limits_and_defaults_to_the_rest_of_the_context(world: World) -> None:
@@ -340,12 +341,12 @@ async def test_a_client_that_goes_away_frees_the_engine(world: World, stream: bo
 
     world.groups[0].script = endless
     body = {"model": MODEL, "stream": stream, "messages": MESSAGES, "prompt": "hello"}
-    async with httpx.AsyncClient(base_url=world.url, timeout=30) as leaving:
+    async with httpx.AsyncClient(base_url=world.url, timeout=PATIENCE_S) as leaving:
         task = asyncio.get_running_loop().create_task(leaving.post(path, json=body))
-        running = await asyncio.wait_for(world.groups[0].arrived(1), 10)
-        await asyncio.wait_for(started.wait(), 10)
+        running = await asyncio.wait_for(world.groups[0].arrived(1), PATIENCE_S)
+        await asyncio.wait_for(started.wait(), PATIENCE_S)
         task.cancel()
-        await asyncio.wait_for(running.cancelled.wait(), 10)
+        await asyncio.wait_for(running.cancelled.wait(), PATIENCE_S)
     world.say("two")
     assert (await world.chat()).status_code == 200
 

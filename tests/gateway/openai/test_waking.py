@@ -18,6 +18,7 @@ from protos import common_pb2, placement_pb2
 from services.errors import Unavailable
 from services.runtime import tasks
 from services.telemetry.spans import UNTRACED
+from testing.patience import PATIENCE_S
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
@@ -196,11 +197,11 @@ async def test_who_leaves_a_stream_of_comments_leaves_nothing_behind(world: Worl
     world.groups[0].script = Held(world, "never")
     await world.publish(world.route(fakes.place(world.groups[0], WAKING)))
     since = Since()
-    async with httpx.AsyncClient(base_url=world.url, timeout=30) as leaving:
+    async with httpx.AsyncClient(base_url=world.url, timeout=PATIENCE_S) as leaving:
         async with leaving.stream("POST", CHAT, json=world.body(stream=True)) as response:
             await comments((line async for line in response.aiter_lines() if line), 2)
     assert await since.all_requests(1) == {(MODEL, CHAT, "200", "client_gone"): 1}
-    await asyncio.wait_for((await world.groups[0].arrived(1)).cancelled.wait(), 30)
+    await asyncio.wait_for((await world.groups[0].arrived(1)).cancelled.wait(), PATIENCE_S)
 
 
 @pytest.mark.parametrize("stream", [False, True])

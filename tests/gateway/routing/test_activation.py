@@ -14,6 +14,7 @@ from gateway.routing.activation import Activations
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
 from services.errors import Refused, TimedOut, Unavailable
 from services.rpc import rpc
+from testing.patience import PATIENCE_S
 from tests.gateway.fakes import FakePlacement
 
 
@@ -37,7 +38,7 @@ async def test_one_who_gives_up_leaves_the_call_to_the_others(placement: FakePla
     async with rpc.channel(placement.address) as channel:
         activations = Activations(placement_pb2_grpc.PlacementStub(channel), time_out_s=10)
         impatient, patient = (asyncio.get_running_loop().create_task(activations.activate("m", 0)) for _ in range(2))
-        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.wait_for(asked.wait(), PATIENCE_S)
         impatient.cancel()
         answer.set()
         assert (await patient).address == "a"

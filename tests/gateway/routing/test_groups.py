@@ -11,6 +11,7 @@ import pytest
 from gateway.routing import groups
 from gateway.routing.groups import GroupLinks
 from protos import common_pb2, gpu_scheduler_pb2
+from testing.patience import PATIENCE_S
 from tests.gateway.fakes import FakeGroup, Output, Running
 
 
@@ -62,7 +63,7 @@ async def test_many_requests_share_one_stream(group: FakeGroup, links: GroupLink
     for number, collector in enumerate(collectors):
         links.get(group.address).submit(submit(str(number)), collector)
     for collector in collectors:
-        await asyncio.wait_for(collector.ended.wait(), 10)
+        await asyncio.wait_for(collector.ended.wait(), PATIENCE_S)
         assert collector.tokens == [1, 2, 3]
     assert group.streams == 1
     assert links.get(group.address).in_flight == 0
@@ -72,14 +73,14 @@ async def test_a_cancelled_request_is_cancelled_there_and_heard_of_no_more(group
     group.script = hold
     link, collector = links.get(group.address), Collector()
     link.submit(submit("a"), collector)
-    running = await asyncio.wait_for(group.arrived(1), 10)
+    running = await asyncio.wait_for(group.arrived(1), PATIENCE_S)
     link.cancel("a")
-    await asyncio.wait_for(running.cancelled.wait(), 10)
+    await asyncio.wait_for(running.cancelled.wait(), PATIENCE_S)
     running.tokens([5])
     other = Collector()
     group.script = Output([7])
     link.submit(submit("b"), other)
-    await asyncio.wait_for(other.ended.wait(), 10)
+    await asyncio.wait_for(other.ended.wait(), PATIENCE_S)
     assert (collector.tokens, collector.lost_with, other.tokens) == ([], None, [7])
 
 
@@ -88,17 +89,17 @@ async def test_a_broken_stream_loses_all_its_requests_and_comes_back(group: Fake
     link, collectors = links.get(group.address), [Collector(), Collector()]
     for number, collector in enumerate(collectors):
         link.submit(submit(str(number)), collector)
-    await asyncio.wait_for(group.arrived(2), 10)
+    await asyncio.wait_for(group.arrived(2), PATIENCE_S)
     await group.die()
     for collector in collectors:
-        await asyncio.wait_for(collector.ended.wait(), 10)
+        await asyncio.wait_for(collector.ended.wait(), PATIENCE_S)
         assert collector.lost_with is not None
         assert collector.lost_with[1] is True
     again = FakeGroup(group.address.removeprefix("unix:"), Output([4]))
     await again.start()
     after = Collector()
     link.submit(submit("after"), after)
-    await asyncio.wait_for(after.ended.wait(), 10)
+    await asyncio.wait_for(after.ended.wait(), PATIENCE_S)
     assert after.tokens == [4]
     await again.die()
 
@@ -109,7 +110,7 @@ async def test_a_request_to_a_group_that_is_not_there_is_lost_unsent(
     monkeypatch.setattr(groups, "_CONNECT_S", 0.5)
     collector = Collector()
     links.get(f"unix:{tmp_path}/nobody.sock").submit(submit("a"), collector)
-    await asyncio.wait_for(collector.ended.wait(), 10)
+    await asyncio.wait_for(collector.ended.wait(), PATIENCE_S)
     assert collector.lost_with is not None
     assert collector.lost_with[1] is False
 
@@ -119,7 +120,7 @@ async def test_links_open_with_the_routes_and_close_when_idle_and_unnamed(group:
     links.keep([group.address])
     link, collector = links.get(group.address), Collector()
     link.submit(submit("a"), collector)
-    await asyncio.wait_for(group.arrived(1), 10)
+    await asyncio.wait_for(group.arrived(1), PATIENCE_S)
     links.keep([])
     assert links.get(group.address) is link  # it has a request
     link.cancel("a")

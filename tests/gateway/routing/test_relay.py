@@ -16,6 +16,7 @@ from gateway.routing import relay
 from gateway.routing.relay import RelayPatience
 from gateway.routing.routes import Route, RoutePlace, RouteTable
 from protos import common_pb2, placement_pb2
+from testing.patience import PATIENCE_S
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import FakeGroup, Output, Running
@@ -81,7 +82,7 @@ async def test_a_group_that_dies_is_a_pause_for_all_its_streams(world: World) ->
 
     world.groups[0].script = hangs
     open_streams = [asyncio.get_running_loop().create_task(world.chat(stream=True)) for _ in range(10)]
-    await asyncio.wait_for(reached.wait(), 10)
+    await asyncio.wait_for(reached.wait(), PATIENCE_S)
     await both_places(world)
     await world.groups[0].die()
     for task in open_streams:
@@ -99,7 +100,7 @@ async def test_a_group_that_comes_back_takes_its_requests_up_again(world: World)
 
     world.groups[0].script = hangs
     task = asyncio.get_running_loop().create_task(world.chat(stream=True))
-    await asyncio.wait_for(reached.wait(), 10)
+    await asyncio.wait_for(reached.wait(), PATIENCE_S)
     await world.placement.die()
     await world.groups[0].die()
     again = FakeGroup(world.groups[0].address.removeprefix("unix:"), Output(world.ids(TEXT)))
@@ -234,7 +235,7 @@ async def test_a_model_without_a_place_is_activated_once_for_all_who_wait(world:
 
     world.placement.activate = choose
     waiting = [asyncio.get_running_loop().create_task(world.chat()) for _ in range(5)]
-    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.wait_for(asked.wait(), PATIENCE_S)
     while "prism_gateway_in_flight_requests 5.0" not in (await world.http.get("/metrics")).text:
         await asyncio.sleep(0)
     chosen.set()
@@ -370,7 +371,7 @@ class TestNotParkedForLong:
         response = await world.chat(stream=True)
         assert refusal(response, 503)["code"] == "model_not_ready"
         assert "retry-after" in response.headers
-        await asyncio.wait_for((await world.groups[0].arrived(1)).cancelled.wait(), 10)
+        await asyncio.wait_for((await world.groups[0].arrived(1)).cancelled.wait(), PATIENCE_S)
 
     async def test_a_group_that_nobody_serves_is_a_503(self, world: World) -> None:
         await world.groups[0].die()
@@ -502,7 +503,7 @@ class TestCompiling:
         sent[0][0]._expired(sent[0][1])
         response = await answer
         assert refusal(response, 503)["code"] == "model_not_ready" and response.headers["retry-after"] == "5"
-        await asyncio.wait_for(running.cancelled.wait(), 10)
+        await asyncio.wait_for(running.cancelled.wait(), PATIENCE_S)
 
     @pytest.mark.parametrize(("ahead_s", "bounds"), [(301.0, {}), (601.0, {"compile_time_out_s": 600.0})])
     async def test_when_that_is_over_too_they_are_told_why_and_when_to_come_again(
@@ -523,7 +524,7 @@ class TestCompiling:
         error = refusal(response, 503)
         assert error["code"] == "model_not_ready" and response.headers["retry-after"] == "30"
         assert "kernels are being compiled, which is done once for this machine" in str(error["message"])
-        await asyncio.wait_for(running.cancelled.wait(), 10)
+        await asyncio.wait_for(running.cancelled.wait(), PATIENCE_S)
 
     async def test_the_bound_of_whole_requests_bounds_that_too(
         self, world: World, sent: list[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch

@@ -26,10 +26,10 @@ def cases(count: int) -> settings:
 
 
 @cases(300)
-@given(st.one_of(schemas(), schemas(), unions()), st.randoms(use_true_random=False))
-def test_no_answer_breaks_its_schema(schema: Any, draw: random.Random) -> None:
+@given(st.one_of(schemas(), schemas(), unions()), st.integers(0, 2**32 - 1))
+def test_no_answer_breaks_its_schema(schema: Any, seed: int) -> None:
     judge = Judge(schema)
-    for answer in kept(schema).answers(draw, 6):
+    for answer in kept(schema).answers(random.Random(seed), 6):
         found = next(judge.iter_errors(strict(answer)), None)
         assert found is None, f"{answer} of {json.dumps(schema)}: {found.message}"
 

@@ -7,8 +7,8 @@ import pytest
 from gpu_scheduler.memory.memory_requests import MemoryRequests
 from gpu_scheduler.policy.queue.decisions import RequestMemory, RoomTerms
 from services.errors import Unavailable
+from testing.patience import PATIENCE_S
 
-TIMEOUT_S = 20.0
 REQUEST = RequestMemory("a", 100, "r", may_retract=True, terms=RoomTerms(timeout_s=5.0, held_s=1.5))
 
 
@@ -33,7 +33,7 @@ class Devices:
 async def test_a_memory_request_is_answered_by_whether_there_is_room(devices, granted):
     answer = asyncio.get_running_loop().create_future()
     MemoryRequests(devices, lambda *given: answer.set_result(given)).make(REQUEST)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         assert await answer == (REQUEST, granted)
     assert devices.asked == [("a", 100, True, 1500, 5.0)]
 

@@ -11,6 +11,7 @@ from gpu_scheduler.memory import warm_booking
 from gpu_scheduler.memory.warm_booking import WarmBooking
 from services.errors import Refused, Unavailable
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 from tests.gpu_scheduler.engines.test_engine import START_S
 
 
@@ -44,7 +45,7 @@ class Devices:
             self.changed.notify_all()
 
     async def are(self, booked):
-        async with asyncio.timeout(30), self.changed:
+        async with asyncio.timeout(PATIENCE_S), self.changed:
             await self.changed.wait_for(lambda: self.booked == booked)
 
 

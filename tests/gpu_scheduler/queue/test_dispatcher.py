@@ -20,6 +20,7 @@ from gpu_scheduler.residents import Residents
 from gpu_scheduler.telemetry import counters
 from protos import balloond_pb2, common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 
 NAMES = ("a", "b", "e", *(f"m{number}" for number in range(200)))
 SPEC = {name: common_pb2.ModelSpec(name=name, context_tokens=1000, kv_bytes_per_token=10) for name in NAMES}
@@ -537,7 +538,7 @@ async def test_streams_that_follow_their_model_one_by_one_start_together(desk, m
     assert engine.started == []
     for begin in due:
         begin()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENCE_S):
         await both.wait()
 
 

@@ -5,6 +5,7 @@ import asyncio
 from gpu_scheduler.queue.streams import MOST_SCORED, GatewayStream, PulledStream
 from protos import common_pb2
 from services.ipc.framing import MAX_BYTES
+from testing.patience import PATIENCE_S
 
 BEST = [common_pb2.TopLogprob(token_id=200_000, logprob=-12.5)] * 20
 SCORES = [common_pb2.TokenLogprob(logprob=-1.5, top=BEST)] * 256
@@ -35,7 +36,7 @@ async def test_a_stream_that_is_pulled_has_all_of_them_without_another_push():
     for number in range(40):
         stream.push(scored(number))
     names = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         async for message in stream.messages():
             names += [chunk.request_id for chunk in message.chunks]
             if len(names) == 40:

@@ -13,6 +13,7 @@ from gpu_scheduler.server import NAME, GpuSchedulerServicer
 from protos import common_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services.rpc import rpc
 from services.rpc.watch import Watched
+from testing.patience import PATIENCE_S
 
 
 def state(**facts):
@@ -107,7 +108,7 @@ async def test_a_follower_of_many_groups_gets_a_residency_at_once_and_no_figures
     client = GpuSchedulerClient(server.address)
     heard = client.watch(lambda: 1000)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert (await anext(heard)).residents[0].residency == common_pb2.ACTIVE
             for tokens in range(1, 6):
                 states.append(state(decode_tokens=tokens))

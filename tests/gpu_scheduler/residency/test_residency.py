@@ -28,6 +28,7 @@ from gpu_scheduler.residents import Residents
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services.errors import Conflict, Invalid, NotFound, Refused, TimedOut, Unavailable, Unmet
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 from tests.gpu_scheduler.engines.test_engine import START_S
 
 SPEC = common_pb2.ModelSpec(name="m", context_tokens=1000, kv_bytes_per_token=1, engine="echo")
@@ -242,7 +243,7 @@ async def test_a_request_that_comes_in_the_moment_of_a_death_waits_for_the_next_
     first.kill()
     await first.dead.wait()
     # The end of what ran has a plan made, before anything was done for the next engine.
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         assert (await answer(slow_group.submit("r", new=1)))[1] == common_pb2.LENGTH
     assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
 
@@ -298,7 +299,7 @@ async def test_an_engine_that_dies_while_its_activation_ends_is_replaced_too(gro
     await first.dead.wait()
     if held == "set_limit":
         devices.held[held].set()
-    async with asyncio.timeout(30):  # balloond may be away for long when the room is to be given back
+    async with asyncio.timeout(PATIENCE_S):  # balloond may be away for long when the room is to be given back
         await asyncio.wait([change.task])
         assert (await answer(asked))[1] in (common_pb2.LENGTH, common_pb2.FAILED)  # it may have been sent to the first
         assert (await answer(group.submit("again")))[1] == common_pb2.LENGTH
@@ -313,7 +314,7 @@ async def test_a_model_that_is_asked_for_as_its_sleeping_engine_dies_begins_afre
     asleep = group.residents.get("m")
     group.residents.set(asleep, common_pb2.HIBERNATING)
     asleep.engine.kill()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while asleep.engine is not None:
             await asyncio.sleep(0.001)
         change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
@@ -374,7 +375,7 @@ async def test_an_engine_that_neither_loads_nor_can_be_killed_is_given_up(group,
     os.kill(stuck.pid, signal.SIGSTOP)
     try:
         change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.wait([change.task])
         assert isinstance(change.failure, TimedOut)
         assert group.residents.get("m") is None

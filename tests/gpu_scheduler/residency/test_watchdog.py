@@ -13,6 +13,7 @@ from gpu_scheduler.residency import watchdog
 from gpu_scheduler.telemetry import counters
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 from tests.gpu_scheduler.residency.test_residency import SPEC, answer, close_group, first_token, open_group
 
 
@@ -41,7 +42,7 @@ async def test_an_engine_that_stands_still_is_killed_and_replaced(group):
     running = group.submit("r")
     await first_token(running)
     os.kill(engine.pid, signal.SIGSTOP)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         async with watched(group):
             assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
         assert await answer(group.submit("next", new=1)) == ([1], common_pb2.LENGTH, "")
@@ -56,7 +57,7 @@ async def test_one_that_stands_still_while_its_model_leaves_is_killed_too(group)
     await first_token(running)
     os.kill(engine.pid, signal.SIGSTOP)
     change = group.residency.begin(SPEC, common_pb2.COLD, "test", drain_ms=600_000)
-    async with asyncio.timeout(60), watched(group):
+    async with asyncio.timeout(PATIENCE_S), watched(group):
         assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
         await change.task
     assert group.residents.get("m") is None and not engine.alive
@@ -77,7 +78,7 @@ async def test_one_that_stands_still_while_it_takes_or_gives_kv_is_killed_too(gr
     await first_token(running)
     os.kill(engine.pid, signal.SIGSTOP)
     engine.command(command)
-    async with asyncio.timeout(60), watched(group):
+    async with asyncio.timeout(PATIENCE_S), watched(group):
         assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
 
 
@@ -86,7 +87,7 @@ async def test_an_idle_one_that_stands_still_when_it_is_to_make_way_does_not_hol
     os.kill(group.residents.get("m").engine.pid, signal.SIGSTOP)
     other = common_pb2.ModelSpec(name="other", context_tokens=1000, kv_bytes_per_token=1, engine="echo")
     yields = [gpu_scheduler_pb2.Yield(model="m", target=common_pb2.HIBERNATING)]
-    async with asyncio.timeout(60), watched(group):
+    async with asyncio.timeout(PATIENCE_S), watched(group):
         await group.residency.begin(other, common_pb2.ACTIVE, "test", yields=yields).task
     assert group.residents.get("other").residency == common_pb2.ACTIVE
 
@@ -104,7 +105,7 @@ async def test_an_engine_in_a_long_step_answers_and_stays(group, monkeypatch):
     await group.bring(common_pb2.ACTIVE)
     engine = group.residents.get("m").engine
     await first_token(group.submit("r"))
-    async with asyncio.timeout(60), watched(group, stall_s=60.0):
+    async with asyncio.timeout(PATIENCE_S), watched(group, stall_s=60.0):
         for _ in range(10):
             await asked.acquire()
     assert engine.alive and group.residents.get("m").engine is engine
@@ -123,7 +124,7 @@ async def test_an_engine_that_stands_still_without_work_is_left_alone(group, mon
     engine = group.residents.get("m").engine
     os.kill(engine.pid, signal.SIGSTOP)
     try:
-        async with asyncio.timeout(60), watched(group):
+        async with asyncio.timeout(PATIENCE_S), watched(group):
             for _ in range(30):
                 await looked.acquire()
         assert engine.alive

@@ -13,6 +13,7 @@ from protos import handoff_pb2
 from services.errors import NotFound, Unavailable, Unmet
 from services.ipc import seqpacket
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 
 
 class Script:
@@ -37,7 +38,7 @@ class Script:
         self.connection.send(handoff_pb2.FromBalloond(**message).SerializeToString(), fds)
 
     async def next(self):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.received.get()
 
     async def borrow(self, lease_id):
@@ -78,7 +79,7 @@ async def balloond(path):
 
 @pytest.fixture
 async def client(path):
-    client = HandoffClient(path, answer_timeout_s=10)
+    client = HandoffClient(path, answer_timeout_s=PATIENCE_S)
     running = tasks.spawn(client.run(), "handoff")
     yield client
     await tasks.cancel(running)

@@ -7,6 +7,7 @@ import pytest
 
 from loader.copies.jobs import JobProgress, Jobs, JobTarget, Result
 from services.errors import Conflict, Unmet
+from testing.patience import PATIENCE_S
 
 WHAT = JobTarget("load", "m", 1, lease_id="lease")
 
@@ -62,7 +63,7 @@ def follow(jobs, work, seen, what=WHAT):
 
 
 async def until(condition):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0)
 

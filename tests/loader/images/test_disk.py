@@ -12,6 +12,7 @@ from loader.images.image_memory import Image
 from loader.images.images import Images
 from services.errors import Refused, Unavailable, Unmet
 from services.runtime.checksum import checksum
+from testing.patience import PATIENCE_S
 from tests.loader.fakes import FakeKeeper, manifest
 
 TOTAL = 200_000
@@ -84,7 +85,7 @@ class World:
         return self.disk.find(generation(model), layout, rank)
 
     async def until(self, condition):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 self._change.clear()
                 await self._change.wait()

@@ -8,6 +8,7 @@ from placement.actuation.reconcile import EvictionOutcome
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services.errors import Conflict, NotFound, Refused, Unmet
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 from tests.placement.fakes import MIB, FakeCluster
 
 
@@ -475,7 +476,7 @@ async def test_an_idle_model_sleeps_where_requests_lack_memory_for_kv_and_explai
     world.tell()
     world.reconciler.relieve()
     world.reconciler.relieve()  # one at a time for each group
-    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), 20)
+    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), PATIENCE_S)
     assert [group.calls for group in world.groups] == [[("idle", "HIBERNATING", [])], []]
     (decision,) = world.history.last("idle", 5)
     assert decision.action == "hibernate" and "for KV of busy" in decision.reason
@@ -536,7 +537,7 @@ async def test_who_asks_is_answered_as_soon_as_there_is_room():
     world.groups[0].put("busy", weights_bytes=60 * MIB, active_s=9, idle_s=5)
     world.tell()
     world.reconciler.changed()
-    assert (await asyncio.wait_for(asked, 20)).name == "g0"
+    assert (await asyncio.wait_for(asked, PATIENCE_S)).name == "g0"
     assert world.groups[0].calls == [("new", "ACTIVE", ["busy"])]
     running.cancel()
 
@@ -554,7 +555,7 @@ async def test_who_waits_is_judged_once_for_each_change_that_matters_and_not_for
     async def looked():
         before = len(looks)
         world.reconciler.changed()
-        await asyncio.wait_for(world.heard(lambda: len(looks) > before), 20)
+        await asyncio.wait_for(world.heard(lambda: len(looks) > before), PATIENCE_S)
 
     async def tell(**facts):
         """The group says so, and the loop has looked at it twice."""
@@ -574,7 +575,7 @@ async def test_who_waits_is_judged_once_for_each_change_that_matters_and_not_for
     assert not asked.done()
     world.time += 0.6  # nobody reports it
     world.reconciler.changed()
-    assert (await asyncio.wait_for(asked, 20)).name == "g0"
+    assert (await asyncio.wait_for(asked, PATIENCE_S)).name == "g0"
     assert len(judged) == 2
     running.cancel()
 
@@ -596,7 +597,7 @@ async def test_a_promise_is_kept_when_a_quantum_is_over_though_nobody_reports_it
         world.time += seconds
         world.reconciler.changed()
         await world.heard(lambda: world.planner.rest_s() > 0 or asked.done())
-    assert (await asyncio.wait_for(asked, 20)).name == "g0"
+    assert (await asyncio.wait_for(asked, PATIENCE_S)).name == "g0"
     assert world.groups[0].calls == [("new", "ACTIVE", ["busy"])]
     running.cancel()
 
@@ -604,7 +605,7 @@ async def test_a_promise_is_kept_when_a_quantum_is_over_though_nobody_reports_it
 async def test_one_of_two_that_cannot_make_way_for_kv_does_not_keep_the_other():
     world = relieved(broken="bad.safetensors is truncated")
     world.reconciler.relieve()
-    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), 20)
+    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), PATIENCE_S)
     assert world.groups[0].calls == [("idle", "HIBERNATING", [])]
     assert not world.history.last("bad", 1), "nothing was begun"
 
@@ -613,7 +614,7 @@ async def test_who_is_on_its_way_up_by_now_does_not_make_way_for_kv():
     world = relieved()
     world.actuator.activating["bad"] = (world.cluster.group("g0"), None)
     world.reconciler.relieve()
-    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), 20)
+    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), PATIENCE_S)
     assert world.groups[0].calls == [("idle", "HIBERNATING", [])]
 
 
@@ -641,11 +642,11 @@ async def test_who_makes_way_for_a_model_that_comes_up_or_moves_there_is_not_tol
     while "bad" not in world.actuator.making_way:
         await asyncio.sleep(0)
     world.reconciler.relieve()
-    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), 20)
+    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), PATIENCE_S)
     assert world.groups[0].calls == [("idle", "HIBERNATING", [])]
     assert not world.history.last("bad", 1)
     through.set()
-    await asyncio.wait_for(task, 20)
+    await asyncio.wait_for(task, PATIENCE_S)
     assert not world.actuator.making_way
 
 
@@ -716,7 +717,7 @@ async def test_who_has_no_image_of_its_weights_makes_way_for_kv_last_and_explain
     assert lack(60 * MIB) == ["imaged", "bare"]
     world.tell()
     world.reconciler.relieve()
-    await asyncio.wait_for(world.heard(lambda: len(world.groups[0].calls) == 2), 20)
+    await asyncio.wait_for(world.heard(lambda: len(world.groups[0].calls) == 2), PATIENCE_S)
     (decision,) = world.history.last("bare", 1)
     assert decision.reason.endswith("back in about 12 s, from its checkpoint: there is no image of its weights")
 
@@ -736,7 +737,7 @@ async def test_who_moves_brings_along_what_was_measured_of_it_and_has_others_mak
     world.time += 1
     running = asyncio.get_running_loop().create_task(world.reconciler.run())
     world.reconciler.changed()
-    await asyncio.wait_for(world.heard(lambda: world.groups[1].calls), 20)
+    await asyncio.wait_for(world.heard(lambda: world.groups[1].calls), PATIENCE_S)
     ((_, *rest),) = world.groups[1].calls
     assert rest == ["ACTIVE", ["quiet"]]
     assert world.groups[1].elsewhere[0].graph_bytes == 9 * MIB
@@ -767,7 +768,7 @@ async def test_a_model_that_came_up_has_its_place_though_its_groups_report_is_st
     world.tell()
     monkeypatch.setattr(world.groups[0], "tell", lambda: None)
     await world.reconciler.activate("quick")
-    await asyncio.wait_for(world.heard(lambda: not world.actuator.activating), 20)
+    await asyncio.wait_for(world.heard(lambda: not world.actuator.activating), PATIENCE_S)
     assert world.planner.activation(world.cluster.entry("other").model).group is None
 
 
@@ -787,7 +788,7 @@ async def test_the_target_of_a_move_is_taken_before_its_group_says_so(monkeypatc
     monkeypatch.setattr(client, "set_residency", slowly)
     assert world.planner.activation(world.cluster.entry("other").model).group.name == "g1"
     move = asyncio.get_running_loop().create_task(world.reconciler.migrate("moving", "g1"))
-    await asyncio.wait_for(world.heard(lambda: world.actuator.moving), 20)
+    await asyncio.wait_for(world.heard(lambda: world.actuator.moving), PATIENCE_S)
     assert world.planner.activation(world.cluster.entry("other").model).group is None
     ready.set()
     await move
@@ -812,7 +813,9 @@ async def test_a_move_that_came_to_nothing_is_not_tried_at_every_turn(monkeypatc
         world.time += 1
         before = len(turns)
         world.reconciler.changed()
-        await asyncio.wait_for(world.heard(lambda before=before: len(turns) > before and not world.actuator.moving), 20)
+        await asyncio.wait_for(
+            world.heard(lambda before=before: len(turns) > before and not world.actuator.moving), PATIENCE_S
+        )
     assert any(turns)
     asked = [model for model, *_ in world.groups[1].calls]
     assert len(asked) == len(set(asked))
@@ -834,7 +837,7 @@ async def test_who_moves_has_an_idle_model_make_way_at_its_target():
     world.time += 1
     running = asyncio.get_running_loop().create_task(world.reconciler.run())
     world.reconciler.changed()
-    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), 20)
+    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), PATIENCE_S)
     ((moved, *rest),) = world.groups[1].calls
     assert rest == ["ACTIVE", ["quiet"]] and world.groups[0].calls == [(moved, "COLD", [])]
     (decision,) = world.history.last("quiet", 5)

@@ -9,6 +9,7 @@ from placement.cluster.names import Names, parse
 from placement.config import PlacementConfig
 from services.runtime import tasks
 from services.runtime.config import parse as parse_config
+from testing.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("address", ["dns:nodes.prism.svc:7010", "dns:///nodes.prism.svc:7010"])
@@ -54,7 +55,7 @@ class Resolver:
 
     async def next(self):
         self.more.clear()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await self.more.wait()
 
 

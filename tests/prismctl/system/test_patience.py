@@ -7,6 +7,7 @@ import pytest
 from prismctl.system import patience
 from prismctl.system.patience import RequiredProcess
 from services.errors import Unavailable
+from testing.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ async def test_work_is_done_while_all_answer():
 
 async def test_who_stays_silent_ends_the_work_and_is_named_with_what_to_look_at(capsys):
     with pytest.raises(Unavailable) as error:
-        async with asyncio.timeout(60), patience.attending([asked("it hangs", look="its log is l.log")], 0.001):
+        async with asyncio.timeout(PATIENCE_S), patience.attending([asked("it hangs", look="its log is l.log")], 0.001):
             await asyncio.Event().wait()
     said = "the loader at unix:/l does not answer; it hangs; its log is l.log"
     assert str(error.value) == said
@@ -64,7 +65,10 @@ async def test_who_answers_again_is_waited_for(capsys):
             heard.set()
         return why
 
-    async with asyncio.timeout(60), patience.attending([RequiredProcess("the loader", "unix:/l", problem)], 60.0):
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        patience.attending([RequiredProcess("the loader", "unix:/l", problem)], 60.0),
+    ):
         await heard.wait()
     assert capsys.readouterr().err.count("waiting for it") == 1
 

@@ -5,6 +5,7 @@ import pytest
 
 from services.ipc import children
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 
 FOREVER = (sys.executable, "-c", "import sys; sys.stdin.read()")
 PIPES = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
@@ -30,7 +31,7 @@ async def test_a_start_that_is_cancelled_ends_and_leaves_no_process(created, tur
     for _ in range(turns):
         await asyncio.sleep(0)
     start.cancel()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(asyncio.CancelledError):
             await start
     assert all(process.returncode is not None for process in created)

@@ -10,6 +10,7 @@ import pytest
 from services.errors import Unavailable
 from services.ipc import seqpacket
 from testing import descriptors
+from testing.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ async def test_who_comes_while_there_are_no_descriptors_waits_and_is_taken_later
     server = seqpacket.SeqpacketServer(path, on_connect)
     server.start()
     there = seqpacket.connect(path)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await taken.wait()
     assert refused.is_set()
     there.close()

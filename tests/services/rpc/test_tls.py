@@ -20,6 +20,7 @@ from services.rpc.tls import Identity, from_environment
 from services.rpc.watch import Watched
 from services.runtime import tasks
 from services.runtime.config import NodeTls
+from testing.patience import PATIENCE_S
 from tests.services import certificates
 from tests.services.certificates import Files, issued
 
@@ -75,7 +76,9 @@ async def code(address: str) -> grpc.StatusCode:
     """Of a call by what this process is now."""
     async with rpc.channel(address) as channel:
         try:
-            await placement_pb2_grpc.PlacementStub(channel).GetCluster(placement_pb2.GetClusterRequest(), timeout=20)
+            await placement_pb2_grpc.PlacementStub(channel).GetCluster(
+                placement_pb2.GetClusterRequest(), timeout=PATIENCE_S
+            )
         except grpc.aio.AioRpcError as error:
             return error.code()
     return grpc.StatusCode.OK
@@ -140,7 +143,7 @@ async def test_ca_and_certificates_change_while_streams_and_calls_run(tmp_path: 
         async def call_on() -> None:
             nonlocal done
             while True:
-                await stub.GetCluster(placement_pb2.GetClusterRequest(), timeout=20)
+                await stub.GetCluster(placement_pb2.GetClusterRequest(), timeout=PATIENCE_S)
                 async with calls:
                     done += 1
                     calls.notify_all()

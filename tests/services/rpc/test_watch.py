@@ -5,6 +5,7 @@ import grpc
 from structlog.testing import capture_logs
 
 from services.rpc.watch import ThrottledFollower, Watched, follow_sparingly, follow_stream
+from testing.patience import PATIENCE_S
 
 
 async def test_a_follower_gets_the_present_value_first_and_then_the_latest_after_changes():
@@ -21,7 +22,7 @@ async def test_a_change_while_nobody_waits_is_not_lost():
     follower = watched.follow()
     await anext(follower)
     watched.set(1)
-    assert await asyncio.wait_for(anext(follower), 20) == 1
+    assert await asyncio.wait_for(anext(follower), PATIENCE_S) == 1
 
 
 def facts(state):
@@ -51,7 +52,7 @@ async def test_other_facts_are_told_at_once_and_figures_are_left_out():
         await asyncio.sleep(0)
         states.append(state)
         changes.set(None)
-    assert await asyncio.wait_for(waiting, 20) == ("b", 4)
+    assert await asyncio.wait_for(waiting, PATIENCE_S) == ("b", 4)
 
 
 async def test_every_waiter_sees_a_change():

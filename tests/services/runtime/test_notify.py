@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from services.runtime import notify, tasks
+from testing.patience import PATIENCE_S
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -14,7 +15,7 @@ def manager(request, tmp_path):
     name = str(tmp_path / "notify") if request.param == "path" else f"@prism-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(name.replace("@", "\0", 1) if name.startswith("@") else name)
-        sock.settimeout(20)
+        sock.settimeout(PATIENCE_S)
         yield sock, name
 
 

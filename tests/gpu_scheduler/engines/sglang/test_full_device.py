@@ -13,6 +13,7 @@ from balloond.driver.lease import Lease
 from balloond.driver.range import ElasticRange
 from protos import engine_pb2
 from testing.engines.harness import KV_EXTENT, STEP_S, EngineEnd, Node, load, node
+from testing.patience import PATIENCE_S
 from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
@@ -28,7 +29,7 @@ class Neighbour:
     """Runs something, and has the rest of the device in prefixes."""
 
     def __init__(self, at: Node) -> None:
-        self.lease = Lease.attach(at.handoff, at.device, "neighbour", timeout_s=10)
+        self.lease = Lease.attach(at.handoff, at.device, "neighbour", timeout_s=PATIENCE_S)
         self.held: list[int] = []
         self.range = ElasticRange(
             self.lease, CpuMapper(), span_bytes=1 << 30, extent_bytes=KV_EXTENT, low=0, high=0, large=1
@@ -39,7 +40,7 @@ class Neighbour:
         (device,) = (await at.client.inspect()).devices
         free = device.free_bytes // KV_EXTENT
         assert free > left
-        self.held = self.range.acquire(free - left, timeout_s=30)
+        self.held = self.range.acquire(free - left, timeout_s=PATIENCE_S)
         assert len(self.held) == free - left
 
     def tells(self, age_s: float) -> None:

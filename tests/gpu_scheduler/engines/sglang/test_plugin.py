@@ -12,6 +12,7 @@ import pytest
 from gpu_scheduler.engines.sglang import plugin
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
 from testing.engines.harness import START_S
+from tests.gpu_scheduler.engines.sglang.forks import Imported
 
 pytestmark = pytest.mark.sglang
 
@@ -66,3 +67,26 @@ def test_outside_an_engine_process_the_plugin_does_nothing(monkeypatch: pytest.M
     monkeypatch.delenv("PRISM_ENGINE", raising=False)
     monkeypatch.setattr(plugin, "all_hooks", lambda: pytest.fail("hooks were made"))
     plugin.register()
+
+
+REBOUND = """
+import sys
+from types import ModuleType
+
+from gpu_scheduler.engines.sglang import plugin
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+source, importer = ModuleType("source"), ModuleType("importer")
+exec("def said(): return 'plain'", vars(source))
+importer.also, importer.other = source.said, len
+sys.modules.update(source=source, importer=importer)
+HookRegistry.register("source.said", lambda original: "hooked " + original(), HookType.AROUND)
+with plugin._rebound_together():
+    HookRegistry.apply_hooks()
+assert source.said() == importer.also() == "hooked plain"
+assert importer.other is len
+"""
+
+
+def test_a_hooked_function_is_rebound_in_the_modules_that_imported_it(imported: Imported) -> None:
+    imported.run(REBOUND)

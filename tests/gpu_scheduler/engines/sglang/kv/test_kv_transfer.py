@@ -16,6 +16,7 @@ from loader.copies.handoff_client import HandoffClient
 from protos import common_pb2, engine_pb2
 from services.runtime import tasks
 from testing.engines.harness import KV_EXTENT, STEP_S, EngineEnd, Node, load, node, taken_bytes
+from testing.patience import PATIENCE_S
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS, Motion
 from tests.gpu_scheduler.engines.sglang.shared import Engines
@@ -293,7 +294,7 @@ async def test_an_engine_with_other_pages_takes_nothing(
         await both.source.hear("done")
         failed = await both.target.fail(import_kv=wanted(places))
         assert failed.reason.startswith("pages of 4 tokens and ") and "do not fit those of 8 and" in failed.reason
-        await asyncio.wait_for(both.source.do(drain=engine_pb2.Drain()), 60)
+        await asyncio.wait_for(both.source.do(drain=engine_pb2.Drain()), PATIENCE_S)
 
 
 async def test_a_drain_does_not_wait_for_an_export_and_every_request_ends(
