@@ -316,11 +316,13 @@ class GroupCore:
         backlog = self.backlog
         self._throttling.prefills({waiting.model for waiting in backlog.in_flight()}, now)
         late_by_pauses = partial(backlog.late_by_pauses, now=now)
-        for name, throttle in self._throttling.paces(backlog.pressed, backlog.late_models(), late_by_pauses).items():
+        for name, throttle in self._throttling.throttles(
+            backlog.pressed, backlog.late_models(), late_by_pauses
+        ).items():
             model = self._models[name]
             if throttle != model.throttle:
                 model.throttle = throttle
-                backlog.model_paced(name, throttle.slowdown, throttle.chunk_tokens, now)
+                backlog.model_throttled(name, throttle.slowdown, throttle.chunk_tokens, now)
                 yield SetThrottle(name, throttle)
 
     # --- reports

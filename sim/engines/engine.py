@@ -157,7 +157,7 @@ class SimulatedEngine:
     def throttle(self) -> PrefillThrottle:
         return self.gate.throttle
 
-    def set_pace(self, throttle: PrefillThrottle) -> None:
+    def set_throttle(self, throttle: PrefillThrottle) -> None:
         self.gate.look(self._clock.now, throttle)
         if self._pause is not None:
             self._pause.cancel()

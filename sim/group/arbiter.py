@@ -155,7 +155,7 @@ class SimulatedQueue:
                 case SetThrottle(model, throttle):
                     resident = group.active.get(model)
                     if resident is not None and resident.engine is not None:
-                        resident.engine.set_pace(throttle)
+                        resident.engine.set_throttle(throttle)
                 case RequestMemory():
                     self._request_memory(decision)
                 case NeedMemory():

@@ -105,7 +105,7 @@ def test_many_go_on_beside_few_that_stand_still_for_a_prefill():
         for name in ("few", "many", "prefills")
     }
     for name, step_s, requests in (("few", 0.05, 1), ("many", 0.012, 3)):
-        engines[name].set_pace(PrefillThrottle(step_s=step_s))
+        engines[name].set_throttle(PrefillThrottle(step_s=step_s))
         for i in range(requests):
             engines[name].generate(SimulatedRequest(f"{name} {i}", name, 0.0, 1, 10**6))
 

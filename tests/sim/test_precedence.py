@@ -98,7 +98,7 @@ def test_a_step_that_is_decided_is_made_whoever_goes_first_by_then(clock, told):
 
 def test_no_pace_makes_a_prefill_step_larger_than_the_engine_has_them(clock, told):
     engine, _ = engines(clock, told, prefill_priority_s=5.0)
-    engine.set_pace(PrefillThrottle(chunk_tokens=10**6))
+    engine.set_throttle(PrefillThrottle(chunk_tokens=10**6))
     engine.generate(SimulatedRequest("long", "decodes", 0.0, ROUND.prefill_chunk + 1000, 0))
     clock.run()
     # Two steps: 0.1 s each, and 1 ms for each token.

@@ -113,7 +113,7 @@ class Decoding:
     loss: float = LOSS
     """Share of its steps that it loses while one neighbour prefills."""
 
-    def bears(self, rules: ThrottleRules) -> float:
+    def tolerates(self, rules: ThrottleRules) -> float:
         """Share of the time in which neighbours may prefill; 1 or more: all of it."""
         if self.step_s == 0 or self.loss == 0:
             return inf
@@ -134,29 +134,21 @@ BESIDE = 2.0
 """Factor by which decodes beside it lengthen a prefill step: they get every other slice. 1.9 for the 8B model."""
 
 
-def step_s(chunk_tokens: int, prefilling: Prefilling) -> float:
+def prefill_step_s(chunk_tokens: int, prefilling: Prefilling) -> float:
     """Approximate seconds of a prefill step beside decodes."""
     return BESIDE * max(prefilling.least_s, chunk_tokens / prefilling.tokens_per_s)
 
 
-def pace(
-    prefilling: Prefilling, neighbours: Iterable[Decoding], at_once: int = 1, rules: ThrottleRules | None = None
-) -> PrefillThrottle:
-    """The throttle for a model beside `neighbours`, while `at_once` engines prefill at the same time (1 under the
-    turn)."""
-    rules = rules or ThrottleRules()
-    return within(prefilling, ((one.bears(rules), one.step_s) for one in neighbours), at_once, rules)
-
-
-def within(
+def throttle_beside(
     prefilling: Prefilling, bounds: Iterable[tuple[float, float]], at_once: int, rules: ThrottleRules
 ) -> PrefillThrottle:
-    """The throttle as in `pace`, from each neighbour's (share of the time in which others may prefill, solo step
-    seconds)."""
+    """The throttle for a model beside neighbours that decode, while `at_once` engines prefill at the same time.
+    `bounds`: of each neighbour the share of the time in which others may prefill, and the seconds of a decode step
+    alone."""
     f, step = inf, inf
-    for bears, step_alone_s in bounds:
-        if bears / at_once < 1:
-            f, step = min(f, bears / at_once), min(step, step_alone_s)
+    for tolerates, step_alone_s in bounds:
+        if tolerates / at_once < 1:
+            f, step = min(f, tolerates / at_once), min(step, step_alone_s)
     if f == inf:
         return FREE
     fitting = rules.cycle_steps * step * f / BESIDE

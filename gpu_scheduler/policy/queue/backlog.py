@@ -137,7 +137,7 @@ class Backlog:
         known = self._models[model]
         known.active, known.ready_at = False, ready_at
 
-    def model_paced(self, model: str, slowdown: float, step_tokens: int, now: float) -> None:
+    def model_throttled(self, model: str, slowdown: float, step_tokens: int, now: float) -> None:
         """From now on the model's prefills of more than `step_tokens` take `slowdown` times as long as its speed says
         (`throttle.py`)."""
         known = self._models[model]

@@ -10,8 +10,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from math import inf
 
-from gpu_scheduler.engines.sharing import throttle
-from gpu_scheduler.engines.sharing.throttle import FREE, Decoding, Prefilling, PrefillThrottle, ThrottleRules
+from gpu_scheduler.engines.sharing.throttle import (
+    FREE,
+    Decoding,
+    Prefilling,
+    PrefillThrottle,
+    ThrottleRules,
+    prefill_step_s,
+    throttle_beside,
+)
 from gpu_scheduler.policy.throttle.interference import DecodeInterference
 
 
@@ -54,13 +61,13 @@ class _Targets:
 @dataclass(slots=True)
 class _Model:
     prefilling: Prefilling
-    beat: DecodeInterference
+    interference: DecodeInterference
     targets: _Targets = field(default_factory=_Targets)
     """Targets of the requests that decode."""
     own_targets: _Targets = field(default_factory=_Targets)
     """Targets of all requests that the engine has. They are known before there are decodes to protect, so that the
     throttle need not change in the middle of the engine's steps."""
-    pace: PrefillThrottle = FREE
+    throttle: PrefillThrottle = FREE
     prefills_since: float = 0.0
     """When the prefill under way began; has no meaning while the model does not prefill."""
     prefilled_s: float = 0.0
@@ -68,19 +75,19 @@ class _Model:
 
     @property
     def decoding(self) -> Decoding:
-        return Decoding(self.beat.step_s, self.targets.least, self.beat.loss)
+        return Decoding(self.interference.step_s, self.targets.least, self.interference.loss)
 
     @property
     def least_step_s(self) -> float:
         """Seconds of a decode step alone: with one request, or with several where these were quicker, because other
         models used the devices when the model was measured."""
-        return min(self.prefilling.least_s, self.beat.step_s)
+        return min(self.prefilling.least_s, self.interference.step_s)
 
     def in_steps(self, lasted_s: float) -> float:
         """Seconds spent in steps during the first `lasted_s` seconds of a prefill: it begins with a step, and then
         keeps its share. Prompts of one step see no pause at all."""
-        first_s = min(lasted_s, throttle.step_s(self.pace.chunk_tokens, self.prefilling))
-        return first_s + self.pace.share * (lasted_s - first_s)
+        first_s = min(lasted_s, prefill_step_s(self.throttle.chunk_tokens, self.prefilling))
+        return first_s + self.throttle.share * (lasted_s - first_s)
 
 
 class ThrottleController:
@@ -100,7 +107,7 @@ class ThrottleController:
         request (0: unknown)."""
         prefilling = Prefilling(prefill_tokens_per_s, decode_step_s)
         known = self._models.setdefault(model, _Model(prefilling, DecodeInterference(decode_step_s)))
-        known.prefilling, known.beat.measured_s = prefilling, decode_step_s
+        known.prefilling, known.interference.measured_s = prefilling, decode_step_s
 
     def forget(self, model: str) -> None:
         """Removes a model that has no requests; it has to be measured again before it is used."""
@@ -122,14 +129,14 @@ class ThrottleController:
             return
         known.own_targets.pop(request_id)
         if known.targets.pop(request_id) and not known.targets:
-            known.beat.stopped()
+            known.interference.stopped()
 
     def step(self, model: str, now: float, steps: int = 1) -> None:
         """A message with tokens of the model came: `steps` decode steps ended since the last."""
         known = self._models[model]
         if known.targets:
             self._count(now)
-            known.beat.step(now, self._prefilled_s - known.prefilled_s, steps)
+            known.interference.step(now, self._prefilled_s - known.prefilled_s, steps)
 
     def prefills(self, models: Collection[str], now: float) -> None:
         """Sets the models that have a prefill under way from now on."""
@@ -138,7 +145,7 @@ class ThrottleController:
         for name in self._prefilling - before:
             self._models[name].prefills_since = now
         for name, known in self._models.items():
-            known.beat.prefills(name in self._prefilling)
+            known.interference.prefills(name in self._prefilling)
 
     def _count(self, now: float) -> None:
         """Adds up the prefill time until now."""
@@ -149,7 +156,7 @@ class ThrottleController:
             self._prefilled_s += more_s
         self._counted_to = now
 
-    def paces(
+    def throttles(
         self, pressed: bool = False, late: Collection[str] = (), late_by: Callable[[str, float], bool] | None = None
     ) -> dict[str, PrefillThrottle]:
         """The prefill throttle of each model from now on. `pressed`: first tokens are late for want of prefill time, so
@@ -160,17 +167,19 @@ class ThrottleController:
         for name, known in self._models.items():
             if known.targets and not pressed:
                 decoding = known.decoding
-                bounds[name] = decoding.bears(self._rules), decoding.step_s
+                bounds[name] = decoding.tolerates(self._rules), decoding.step_s
         for name, known in self._models.items():
             others = [bound for other, bound in bounds.items() if other != name] if name in bounds else bounds.values()
             at_once = len(self._prefilling) + (name not in self._prefilling)
-            known.pace = throttle.within(known.prefilling, others, at_once, self._rules) if others else FREE
-            if known.pace.pause_ratio > 0 and late_by is not None and late_by(name, known.pace.slowdown):
-                known.pace = PrefillThrottle(known.pace.chunk_tokens)
+            known.throttle = throttle_beside(known.prefilling, others, at_once, self._rules) if others else FREE
+            if known.throttle.pause_ratio > 0 and late_by is not None and late_by(name, known.throttle.slowdown):
+                known.throttle = PrefillThrottle(known.throttle.chunk_tokens)
             if known.own_targets:
                 # A target that not even a step alone keeps is given up; the engine goes by the targets of its other
                 # requests.
                 target_s = known.own_targets.least_from(known.least_step_s / self._rules.margin)
                 step_s = self._rules.margin * target_s
-                known.pace = PrefillThrottle(known.pace.chunk_tokens, known.pace.pause_ratio, step_s, name in late)
-        return {name: known.pace for name, known in self._models.items()}
+                known.throttle = PrefillThrottle(
+                    known.throttle.chunk_tokens, known.throttle.pause_ratio, step_s, name in late
+                )
+        return {name: known.throttle for name, known in self._models.items()}

@@ -54,7 +54,7 @@ def p(ordered: list[float], q: float) -> float:
 
 
 def simulate(step_s: float, target_s: float = 1.0, fixed: PrefillThrottle | None = None, seconds: float = 8.0) -> Seen:
-    """The second half of `seconds`, under the pace that protection gives or a `fixed` one."""
+    """The second half of `seconds`, under the throttle that protection gives or a `fixed` one."""
     chance = random.Random(1)
     group = ThrottleController()
     for model in "ab":
@@ -64,12 +64,12 @@ def simulate(step_s: float, target_s: float = 1.0, fixed: PrefillThrottle | None
     steps: list[tuple[float, float]] = []
     now = last = ready = began = 0.0
     decode, prefill, tokens, prefix, done = step_s, 0.0, 0, 0, 0
-    pace = FREE
+    throttle = FREE
     decoding, slice_left, switching = True, DECODE_SLICE_S, 0.0
     while now < seconds:
         if prefill <= 0 and now >= ready:
-            pace = fixed or group.paces()["b"]
-            tokens = min(pace.chunk_tokens or WHOLE, WHOLE, PROMPT - prefix)
+            throttle = fixed or group.throttles()["b"]
+            tokens = min(throttle.chunk_tokens or WHOLE, WHOLE, PROMPT - prefix)
             prefill, began = _work_s(tokens, prefix), now
         now += TICK_S
         if switching > 0:
@@ -82,7 +82,7 @@ def simulate(step_s: float, target_s: float = 1.0, fixed: PrefillThrottle | None
             if prefill <= 0:
                 done += tokens if now >= seconds / 2 else 0
                 prefix = (prefix + tokens) % PROMPT
-                pause_s = pace.pause_ratio * (now - began)
+                pause_s = throttle.pause_ratio * (now - began)
                 ready = now + pause_s + (LAUNCH_S if pause_s else 0.0)
         if decode <= 0:
             steps.append((now, now - last))

@@ -246,8 +246,8 @@ async def test_a_neighbours_prefill_is_paced_while_a_model_decodes_and_free_as_s
     a = await _decoding(desk)
     desk.submit("long", "b", tokens=900)
     await desk.settle()
-    pace = desk.board.throttle(b.index)
-    assert pace.pause_ratio > 0.2 and pace.chunk_tokens >= 128
+    throttle = desk.board.throttle(b.index)
+    assert throttle.pause_ratio > 0.2 and throttle.chunk_tokens >= 128
     assert desk.board.throttle(a.index) == PrefillThrottle(step_s=0.0144), "nobody beside it decodes"
     desk.answer(a, finish=common_pb2.STOP)
     await desk.settle()

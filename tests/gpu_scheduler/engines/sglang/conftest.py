@@ -52,7 +52,7 @@ def said(models: dict[str, Path], prompts: list[list[int]]) -> dict[str, list[li
 
 @pytest.fixture(scope="session")
 def word() -> Iterator[int]:
-    """Shared memory of the turn and the pace, for all of `engines`; each of them has the number INDEX there."""
+    """The shared board, for all of `engines`; each of them has the number INDEX there."""
     fd = shared_board.create()
     yield fd
     os.close(fd)

@@ -11,7 +11,7 @@ from gpu_scheduler.engines.sharing.throttle import (
     Prefilling,
     PrefillThrottle,
     ThrottleRules,
-    pace,
+    throttle_beside,
 )
 
 SECONDS = st.floats(1e-4, 1.0)
@@ -24,59 +24,65 @@ MEASURED = 1 - 5.2 / 12.66
 """What the 8B model lost beside another one's prefill."""
 
 
-def mean_step_s(paces: list[PrefillThrottle], one: Decoding) -> float:
+def throttle(
+    prefilling: Prefilling, neighbours: list[Decoding], at_once: int = 1, rules: ThrottleRules = RULES
+) -> PrefillThrottle:
+    return throttle_beside(prefilling, [(one.tolerates(rules), one.step_s) for one in neighbours], at_once, rules)
+
+
+def mean_step_s(throttles: list[PrefillThrottle], one: Decoding) -> float:
     """Beside engines whose steps never meet each other, which costs most."""
-    return one.step_s / (1 - one.loss * sum(each.share for each in paces))
+    return one.step_s / (1 - one.loss * sum(each.share for each in throttles))
 
 
 def test_without_a_decoding_neighbour_there_is_no_bound_and_no_pause():
-    assert pace(H200, []) == FREE
+    assert throttle(H200, []) == FREE
 
 
 def test_a_step_that_may_take_twice_as_long_leaves_prefill_three_quarters_of_the_time():
-    answer = pace(H200, [Decoding(0.0052, 0.0104, MEASURED)])
+    answer = throttle(H200, [Decoding(0.0052, 0.0104, MEASURED)])
     assert answer.share == pytest.approx(0.755, abs=0.001)
     assert answer.pause_ratio == pytest.approx((1 - 1.8 * 5.2 / 12.66) / 0.8), "P >= T (1 - R / kappa) / (R - 1)"
     assert answer.chunk_tokens == pytest.approx(16 * 0.0052 * 0.755 / 2 * 35_000, abs=2)
 
 
 def test_a_target_that_is_kept_beside_a_prefill_without_end_sets_no_bound():
-    assert pace(H200, [Decoding(0.008, 0.008 * 2.4 / RULES.margin + 1e-9)]) == FREE
+    assert throttle(H200, [Decoding(0.008, 0.008 * 2.4 / RULES.margin + 1e-9)]) == FREE
 
 
 def test_a_step_that_nobody_knows_sets_no_bound():
-    assert pace(H200, [Decoding(0.0, 0.016)]) == FREE
+    assert throttle(H200, [Decoding(0.0, 0.016)]) == FREE
 
 
 @pytest.mark.parametrize("target_s", [1e-9, 0.010, 0.020])
 def test_a_target_out_of_reach_leaves_prefill_its_least_share(target_s):
-    assert pace(H200, [Decoding(0.020, target_s)]).share == pytest.approx(RULES.least_share)
+    assert throttle(H200, [Decoding(0.020, target_s)]).share == pytest.approx(RULES.least_share)
 
 
 def test_engines_that_prefill_at_once_share_the_time():
     neighbours = [Decoding(0.020, 0.040)]
-    assert pace(H200, neighbours, at_once=2).share == pytest.approx(pace(H200, neighbours).share / 2)
+    assert throttle(H200, neighbours, at_once=2).share == pytest.approx(throttle(H200, neighbours).share / 2)
     loose = [Decoding(0.020, 0.055)]
-    assert pace(H200, loose) == FREE != pace(H200, loose, at_once=2)
+    assert throttle(H200, loose) == FREE != throttle(H200, loose, at_once=2)
 
 
 def test_steps_are_short_beside_quick_decodes_but_mostly_more_than_reading_the_weights():
     quick, slow, any_length = Decoding(0.001, 0.002), Decoding(0.016, 0.032), ThrottleRules(least_step_s=0.0)
-    assert pace(H200, [quick], rules=any_length).chunk_tokens == 3 * 0.005 * 35_000
-    assert pace(H200, [slow]).chunk_tokens > pace(H200, [slow, quick]).chunk_tokens
-    assert pace(Prefilling(2000.0), [quick]).chunk_tokens == RULES.least_tokens
+    assert throttle(H200, [quick], rules=any_length).chunk_tokens == 3 * 0.005 * 35_000
+    assert throttle(H200, [slow]).chunk_tokens > throttle(H200, [slow, quick]).chunk_tokens
+    assert throttle(Prefilling(2000.0), [quick]).chunk_tokens == RULES.least_tokens
 
 
 def test_no_step_is_shorter_than_the_host_needs_to_launch_it():
     small = Prefilling(230_000.0, 0.0013)
-    assert pace(small, [Decoding(0.001, 0.002)]).chunk_tokens == RULES.least_step_s * 230_000
+    assert throttle(small, [Decoding(0.001, 0.002)]).chunk_tokens == RULES.least_step_s * 230_000
 
 
 @given(PREFILLS, NEIGHBOURS, st.integers(1, 4))
 def test_the_mean_step_is_within_every_target_that_can_be_met_and_prefill_has_its_least_share(
     prefilling, neighbours, at_once
 ):
-    answer = pace(prefilling, neighbours, at_once)
+    answer = throttle(prefilling, neighbours, at_once)
     assert answer.share >= RULES.least_share / at_once * (1 - 1e-9)
     for one in neighbours:
         if one.loss > 0 and answer.share * at_once > RULES.least_share * (1 + 1e-9):
@@ -86,7 +92,7 @@ def test_the_mean_step_is_within_every_target_that_can_be_met_and_prefill_has_it
 @given(PREFILLS, st.builds(Decoding, SECONDS, SECONDS, st.floats(0.05, 0.9)), st.floats(0.3, 1.0))
 def test_the_mean_over_simulated_cycles_is_what_the_form_says(prefilling, one, work_s):
     """Whatever a prefill step takes: steps of the neighbour are counted through three cycles of it."""
-    answer = pace(prefilling, [one])
+    answer = throttle(prefilling, [one])
     steps = 0.0
     for _ in range(3):
         steps += work_s * (1 - one.loss) / one.step_s + answer.pause_ratio * work_s / one.step_s
@@ -98,17 +104,17 @@ def test_the_mean_over_simulated_cycles_is_what_the_form_says(prefilling, one, w
 
 @given(PREFILLS, st.builds(Decoding, SECONDS, SECONDS, st.floats(0.05, 0.9)))
 def test_no_more_is_held_back_than_the_target_asks(prefilling, one):
-    answer = pace(prefilling, [one])
+    answer = throttle(prefilling, [one])
     if answer != FREE and answer.share > RULES.least_share * (1 + 1e-9):
         assert mean_step_s([answer], one) == pytest.approx(RULES.margin * one.target_s)
 
 
 @given(PREFILLS, NEIGHBOURS, st.integers(1, 4))
 def test_a_cycle_is_short_or_its_step_the_least(prefilling, neighbours, at_once):
-    answer = pace(prefilling, neighbours, at_once)
+    answer = throttle(prefilling, neighbours, at_once)
     if answer == FREE:
         return
-    bound = [one for one in neighbours if one.bears(RULES) < at_once]
+    bound = [one for one in neighbours if one.tolerates(RULES) < at_once]
     alone_s = answer.chunk_tokens / prefilling.tokens_per_s
     cycle_s = BESIDE * alone_s * answer.slowdown
     assert (
@@ -120,8 +126,8 @@ def test_a_cycle_is_short_or_its_step_the_least(prefilling, neighbours, at_once)
 
 @given(PREFILLS, NEIGHBOURS, SECONDS, SECONDS, LOSSES, st.floats(0.0, 1.0))
 def test_a_looser_target_never_makes_a_prefill_slower(prefilling, neighbours, step_s, target_s, loss, looser):
-    tight = pace(prefilling, [*neighbours, Decoding(step_s, target_s, loss)])
-    loose = pace(prefilling, [*neighbours, Decoding(step_s, target_s + looser, loss)])
+    tight = throttle(prefilling, [*neighbours, Decoding(step_s, target_s, loss)])
+    loose = throttle(prefilling, [*neighbours, Decoding(step_s, target_s + looser, loss)])
     assert loose.pause_ratio <= tight.pause_ratio
     assert loose == FREE or tight.chunk_tokens <= loose.chunk_tokens != 0
 
@@ -129,21 +135,21 @@ def test_a_looser_target_never_makes_a_prefill_slower(prefilling, neighbours, st
 @given(PREFILLS, NEIGHBOURS, SECONDS, SECONDS, LOSSES, LOSSES)
 def test_a_neighbour_that_loses_more_never_makes_a_prefill_faster(prefilling, neighbours, step_s, target_s, one, other):
     less, more = sorted([one, other])
-    lenient = pace(prefilling, [*neighbours, Decoding(step_s, target_s, less)])
-    strict = pace(prefilling, [*neighbours, Decoding(step_s, target_s, more)])
+    lenient = throttle(prefilling, [*neighbours, Decoding(step_s, target_s, less)])
+    strict = throttle(prefilling, [*neighbours, Decoding(step_s, target_s, more)])
     assert strict.pause_ratio >= lenient.pause_ratio
 
 
 @given(PREFILLS, NEIGHBOURS, st.builds(Decoding, SECONDS, SECONDS))
 def test_another_neighbour_never_makes_a_prefill_faster(prefilling, neighbours, one_more):
-    without, beside = pace(prefilling, neighbours), pace(prefilling, [*neighbours, one_more])
+    without, beside = throttle(prefilling, neighbours), throttle(prefilling, [*neighbours, one_more])
     assert beside.pause_ratio >= without.pause_ratio
     assert without == FREE or 0 < beside.chunk_tokens <= without.chunk_tokens
 
 
 @given(PREFILLS, NEIGHBOURS, st.integers(1, 200_000))
 def test_every_prompt_is_done_after_a_stated_number_of_steps(prefilling, neighbours, tokens):
-    answer = pace(prefilling, neighbours)
+    answer = throttle(prefilling, neighbours)
     steps, left = 0, tokens
     while left > 0:
         left -= answer.chunk_tokens or left
@@ -153,7 +159,7 @@ def test_every_prompt_is_done_after_a_stated_number_of_steps(prefilling, neighbo
 
 @given(PREFILLS, NEIGHBOURS)
 def test_a_pace_never_counts_as_faster_than_none(prefilling, neighbours):
-    answer = pace(prefilling, neighbours)
+    answer = throttle(prefilling, neighbours)
     assert answer.slowdown >= 1.0
     assert answer != FREE or answer.slowdown == 1.0
     assert answer.share * answer.slowdown == pytest.approx(1.0)

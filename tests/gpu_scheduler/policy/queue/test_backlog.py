@@ -76,7 +76,7 @@ def test_no_faster_prefill_saves_what_is_late_already_or_alone_or_for_its_wake_u
     queue.add(request("best effort", model="awake"), 2.0)
     queue.plan(2.0)
     assert not queue.pressed
-    queue.model_paced("awake", 4.0, 128, 0.0)
+    queue.model_throttled("awake", 4.0, 128, 0.0)
     queue.add(request("for its pauses", 0.5, deadline=3.0, model="awake"), 2.0)
     queue.plan(2.0)
     assert queue.pressed
@@ -116,20 +116,20 @@ def test_a_paced_model_counts_longer_for_prompts_of_several_steps_in_plan_cost_a
     queue = backlog()
     queue.add(request("long", 2.0, deadline=3.0), 0.0)
     queue.add(request("short", 0.25, deadline=9.0), 0.0)
-    queue.model_paced("m", 2.0, round(0.25 * SPEED), 0.0)
+    queue.model_throttled("m", 2.0, round(0.25 * SPEED), 0.0)
     assert (queue.prefill_cost("long"), queue.slack("long", 0.0)) == (4.0, -1.0)
     assert (queue.prefill_cost("short"), queue.slack("short", 0.0)) == (0.25, 8.75)
     assert tuple(queue.plan(0.0).second) == ("long",)
-    queue.model_paced("m", 1.0, 0, 0.0)
+    queue.model_throttled("m", 1.0, 0, 0.0)
     assert tuple(queue.plan(0.0).on_time) == ("long", "short")
 
 
 def test_what_a_pace_added_to_a_prefill_is_not_learned_as_the_models_speed():
     queue = backlog()
     queue.add(request("long", 2.0), 0.0)
-    queue.model_paced("m", 3.0, 128, 0.0)
+    queue.model_throttled("m", 3.0, 128, 0.0)
     queue.observe("m", round(2.0 * SPEED), 6.0)
-    queue.model_paced("m", 1.0, 0, 0.0)
+    queue.model_throttled("m", 1.0, 0, 0.0)
     queue.plan(0.0)
     assert queue.prefill_cost("long") == pytest.approx(2.0)
 
@@ -158,12 +158,12 @@ def test_a_prompt_that_comes_into_the_pause_behind_the_last_one_waits_for_its_en
 
 def test_a_pace_that_changes_counts_for_what_is_left_of_what_is_under_way():
     queue = backlog()
-    queue.model_paced("m", 3.0, 128, 0.0)
+    queue.model_throttled("m", 3.0, 128, 0.0)
     for name in "12":
         queue.add(request(name, deadline=3.0), 0.0)
     start(queue, "1", 0.0)
     assert tuple(queue.plan(1.5).second) == ("2",), "half of three seconds is left, and three more"
-    queue.model_paced("m", 1.0, 0, 1.5)
+    queue.model_throttled("m", 1.0, 0, 1.5)
     assert tuple(queue.plan(1.5).on_time) == ("2",), "half a second is left, and one more"
 
 

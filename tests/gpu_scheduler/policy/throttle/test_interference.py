@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.engines.sharing.throttle import LOSS, Decoding, Prefilling, ThrottleRules, pace
+from gpu_scheduler.engines.sharing.throttle import LOSS, Decoding, Prefilling, ThrottleRules, throttle_beside
 from gpu_scheduler.policy.throttle.interference import FOLLOW, MOST_LOSS, WINDOW, DecodeInterference
 
 STEP_S = 0.008
@@ -101,7 +101,9 @@ def test_pace_and_loss_come_to_rest_at_the_target_also_with_steps_that_have_grow
         return grown * STEP_S / (1 - share * loss)
 
     def window() -> float:
-        share = pace(Prefilling(35_000.0), [Decoding(STEP_S, target_s, clock.beat.loss)]).share
+        one = Decoding(STEP_S, target_s, clock.beat.loss)
+        bound = one.tolerates(ThrottleRules()), one.step_s
+        share = throttle_beside(Prefilling(35_000.0), [bound], 1, ThrottleRules()).share
         clock.steps(mean_s(share), WINDOW, share)
         return mean_s(share)
 

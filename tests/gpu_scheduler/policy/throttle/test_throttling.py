@@ -14,46 +14,46 @@ def group():
 
 
 def test_nobody_is_held_while_nobody_decodes(group):
-    assert group.paces() == dict.fromkeys("abc", FREE)
+    assert group.throttles() == dict.fromkeys("abc", FREE)
 
 
 def test_a_model_is_held_for_its_neighbours_decodes_and_not_for_its_own(group):
     group.decodes("a", "r1", 0.016)
-    found = group.paces()
+    found = group.throttles()
     assert found["a"] == FREE and found["b"] == found["c"] != FREE
 
 
 def test_the_tightest_target_of_a_model_counts_until_its_request_ends(group):
     group.decodes("a", "loose", 0.016)
-    loose = group.paces()["b"]
+    loose = group.throttles()["b"]
     group.decodes("a", "tight", 0.015)
-    assert group.paces()["b"].pause_ratio > loose.pause_ratio
+    assert group.throttles()["b"].pause_ratio > loose.pause_ratio
     group.ended("a", "tight")
     group.ended("a", "never began")
-    assert group.paces()["b"] == loose
+    assert group.throttles()["b"] == loose
     group.ended("a", "loose")
-    assert group.paces()["b"] == FREE
+    assert group.throttles()["b"] == FREE
 
 
 def test_an_engine_knows_the_tightest_target_of_all_that_it_has_before_anything_decodes(group):
     group.started("a", "r1", 0.050)
     group.started("a", "r2", 0.020)
     near = pytest.approx(0.018)
-    assert group.paces() == {"a": PrefillThrottle(step_s=near), "b": FREE, "c": FREE}
+    assert group.throttles() == {"a": PrefillThrottle(step_s=near), "b": FREE, "c": FREE}
     group.decodes("a", "r2", 0.020)
-    assert group.paces()["a"].step_s == pytest.approx(0.018)
+    assert group.throttles()["a"].step_s == pytest.approx(0.018)
     group.ended("a", "r2")
-    assert group.paces()["a"].step_s == pytest.approx(0.045)
+    assert group.throttles()["a"].step_s == pytest.approx(0.045)
     group.ended("a", "r1")
-    assert group.paces()["a"] == FREE
+    assert group.throttles()["a"] == FREE
 
 
 def test_a_target_that_no_step_keeps_is_not_what_an_engine_goes_by(group):
     group.started("a", "r1", 0.050)
     group.started("a", "impossible", 1e-6)
-    assert group.paces()["a"].step_s == pytest.approx(0.045)
+    assert group.throttles()["a"].step_s == pytest.approx(0.045)
     group.ended("a", "r1")
-    assert group.paces()["a"].step_s == pytest.approx(0.9e-6), "where there is no other"
+    assert group.throttles()["a"].step_s == pytest.approx(0.9e-6), "where there is no other"
 
 
 def test_a_step_that_is_seen_to_be_quicker_than_it_was_measured_keeps_the_target(group):
@@ -61,24 +61,24 @@ def test_a_step_that_is_seen_to_be_quicker_than_it_was_measured_keeps_the_target
     group.measured("a", 35_000.0, 0.040)
     group.started("a", "tight", 0.020)
     group.started("a", "loose", 0.050)
-    assert group.paces()["a"].step_s == pytest.approx(0.045), "20 ms seem out of reach"
+    assert group.throttles()["a"].step_s == pytest.approx(0.045), "20 ms seem out of reach"
     group.decodes("a", "tight", 0.020)
     for step in range(9):
         group.step("a", 0.010 * step)
-    assert group.paces()["a"].step_s == pytest.approx(0.018)
+    assert group.throttles()["a"].step_s == pytest.approx(0.018)
 
 
 def test_engines_hurry_of_whose_models_late_requests_wait(group):
     group.started("a", "r1", 0.050)
     group.started("b", "r2", 0.050)
-    assert [group.paces(late=["a", "c"])[name].urgent for name in "abc"] == [True, False, False]
+    assert [group.throttles(late=["a", "c"])[name].urgent for name in "abc"] == [True, False, False]
 
 
 def test_an_engine_is_held_for_its_neighbours_and_for_its_own_decodes_at_once(group):
     group.decodes("a", "r1", 0.016)
-    neighbours = group.paces()["b"]
+    neighbours = group.throttles()["b"]
     group.started("b", "r2", 0.020)
-    both = group.paces()["b"]
+    both = group.throttles()["b"]
     assert (both.chunk_tokens, both.pause_ratio) == (neighbours.chunk_tokens, neighbours.pause_ratio)
     assert both.step_s == pytest.approx(0.018)
 
@@ -86,9 +86,9 @@ def test_an_engine_is_held_for_its_neighbours_and_for_its_own_decodes_at_once(gr
 def test_where_two_may_prefill_at_once_each_gets_half_of_the_time(group):
     group.decodes("a", "r1", 0.014)
     group.prefills({"b"}, 0.0)
-    alone = group.paces()["b"]
+    alone = group.throttles()["b"]
     group.prefills({"b", "c"}, 1.0)
-    assert group.paces()["b"].share == pytest.approx(alone.share / 2)
+    assert group.throttles()["b"].share == pytest.approx(alone.share / 2)
 
 
 def slow_steps(group, begin_s, count=WINDOW + 1):
@@ -98,10 +98,10 @@ def slow_steps(group, begin_s, count=WINDOW + 1):
 
 def test_steps_that_are_slower_beside_a_prefill_than_was_thought_lengthen_the_pauses(group):
     group.decodes("a", "r1", 0.018)
-    before = group.paces()["b"]
+    before = group.throttles()["b"]
     group.prefills({"b"}, 0.0)
     slow_steps(group, 0.0)
-    assert group.paces()["b"].pause_ratio > before.pause_ratio
+    assert group.throttles()["b"].pause_ratio > before.pause_ratio
     group.step("b", 9.0)  # of a model that decodes nothing: its first token, or none of ours
 
 
@@ -110,7 +110,7 @@ def test_what_is_slow_beside_nobody_is_a_slow_step_alone(group):
     group.prefills({"b"}, 0.0)
     group.prefills((), 1.0)
     slow_steps(group, 2.0)
-    assert group.paces()["b"] != FREE, "a step takes 30 ms"
+    assert group.throttles()["b"] != FREE, "a step takes 30 ms"
 
 
 class Decodes:
@@ -134,43 +134,43 @@ class Decodes:
 @pytest.mark.parametrize("steps_of_a_prompt", [1, 10])
 def test_what_a_step_loses_is_seen_alike_beside_short_prompts_and_long_ones(group, steps_of_a_prompt):
     decodes = Decodes(group)
-    pace = group.paces()["b"]
-    work_s = 2 * pace.chunk_tokens / 35_000
+    throttle = group.throttles()["b"]
+    work_s = 2 * throttle.chunk_tokens / 35_000
     for _ in range(40):
         group.prefills({"b"}, decodes.now)
         for step in range(steps_of_a_prompt):
             if step > 0:
-                decodes.go_on(pace.pause_ratio * work_s)
+                decodes.go_on(throttle.pause_ratio * work_s)
             decodes.go_on(work_s, slowdown=2.4)
         group.prefills((), decodes.now)
         decodes.go_on(0.1)
-    assert group.paces()["b"].pause_ratio == pytest.approx(pace.pause_ratio, rel=0.02)
+    assert group.throttles()["b"].pause_ratio == pytest.approx(throttle.pause_ratio, rel=0.02)
 
 
 def test_what_was_measured_anew_holds_from_then_on(group):
     group.decodes("a", "r1", 0.016)
     group.measured("a", 35_000.0, 0.004)
-    assert group.paces()["b"] == FREE
+    assert group.throttles()["b"] == FREE
 
 
 def test_nobody_pauses_for_neighbours_while_first_tokens_are_late_but_each_keeps_its_own_decodes(group):
     group.started("a", "r1", 0.016)
     group.decodes("a", "r1", 0.016)
-    own = group.paces()["a"]
-    assert group.paces()["b"].pause_ratio > 0
-    assert group.paces(pressed=True) == {"a": own, "b": FREE, "c": FREE}
-    assert group.paces()["b"].pause_ratio > 0
+    own = group.throttles()["a"]
+    assert group.throttles()["b"].pause_ratio > 0
+    assert group.throttles(pressed=True) == {"a": own, "b": FREE, "c": FREE}
+    assert group.throttles()["b"].pause_ratio > 0
 
 
 def test_who_would_be_late_by_its_pauses_makes_none(group):
     group.decodes("a", "r1", 0.016)
-    paced, asked = group.paces()["b"], []
+    paced, asked = group.throttles()["b"], []
 
     def late_by(model, slowdown):
         asked.append((model, slowdown))
         return model == "b"
 
-    found = group.paces(late_by=late_by)
+    found = group.throttles(late_by=late_by)
     assert found == {"a": FREE, "b": PrefillThrottle(paced.chunk_tokens), "c": paced}
     assert asked == [("b", paced.slowdown), ("c", paced.slowdown)], "of the others there are none"
-    assert group.paces()["b"] == paced
+    assert group.throttles()["b"] == paced
