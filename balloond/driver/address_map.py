@@ -23,7 +23,7 @@ class AddressMap:
         """First indices of the large extents that are mapped."""
         self.mapped = 0
         """Number of indices that are mapped."""
-        self.extents = np.arange(n_indices)
+        self.first_indices = np.arange(n_indices)
         """First index of the extent that an index is in; the index itself where nothing is mapped."""
         self._is_free = np.ones(n_indices, dtype=bool)
         """Whether nothing is mapped at an index."""
@@ -62,7 +62,7 @@ class AddressMap:
             self._is_free[first] = False
             return
         self._is_free[first : first + size] = False
-        self.extents[first : first + size] = first
+        self.first_indices[first : first + size] = first
         self.large.add(first)
 
     def remove(self, firsts: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class AddressMap:
             del self.ids[first]
         self.large.difference_update(firsts)
         self.mapped -= len(indices)
-        self.extents[indices] = indices
+        self.first_indices[indices] = indices
         self._is_free[indices] = True
 
     def check(self, mapped: Iterable[int]) -> None:
@@ -84,4 +84,4 @@ class AddressMap:
         expected = np.arange(self.n_indices)
         for first in self.large:
             expected[self.indices_of([first])] = first
-        assert np.array_equal(self.extents, expected), "the extent of each index"
+        assert np.array_equal(self.first_indices, expected), "the extent of each index"

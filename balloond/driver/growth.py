@@ -35,10 +35,12 @@ from balloond.driver.reserve import Reserve
 from balloond.driver.watermarks import Watermarks
 
 _TOGETHER = 32
+"""Most small extents of one request. Requests are short so that some extents are mapped while the next are made, few
+descriptors are on their way at once, and other leases are served in between."""
 _LARGE_TOGETHER = 8
+"""Most large extents of one request."""
 _UNANSWERED = 4
-"""Most extents of a request, small or large, and most requests at a time: while some are mapped the next are made, few
-descriptors are on their way at once, and others are served in between."""
+"""Most requests that are not answered yet."""
 _BULK = 4
 """Number of large extents missing at once from which growth requests large ones: a prompt of a few thousand tokens
 should not hold them."""
@@ -112,8 +114,9 @@ class RangeGrowth:
     def want(
         self, count: int, wanted: int, room: int, now: float, *, instead_bytes: int = 0, only_small: bool = False
     ) -> int:
-        """Notes that the engine wants `count` indices now, `wanted` of them beyond those that it got. Returns how many
-        are missing: as many as may be mapped (`room`) are to be requested. `only_small`: not in large extents."""
+        """Notes that the engine wants `count` indices, of which it did not get `wanted`. Returns how many are to be
+        requested: `wanted`, but no more than may be mapped (`room`). `only_small`: not in large extents. For example:
+        an engine that wants 10 and finds 3 in the reserve calls `want(10, 7, room)`; with a room of 5 it misses 5."""
         if self.use == "emptied":
             self.use = "kept"
         self._marks.took(count, now)
@@ -140,13 +143,15 @@ class RangeGrowth:
             self.wanted = 0
 
     def limited(self, limit: int) -> None:
-        """Takes in a new limit: the engine waits for no more than it allows, or is requested already."""
+        """Takes in a new limit: the engine does not wait for more than the limit allows, except for what was requested
+        before."""
         self.missing = min(self.missing, max(self.requested, self._addresses.room(limit)))
 
     def offer(self, holes: int) -> None:
         """Begins an offer of the reserve. `holes`: number of the lowest addresses that the engine wants at which
         nothing is mapped; unless extents for them may still come, so many of the reserve go back after the offer."""
-        # What lies higher than on other ranks is of no use: its memory is to come again, lower.
+        # Ranks use the addresses that all of them have. Memory that one has mapped higher than the others is of no use
+        # there: it goes back and is requested again for a lower address.
         if self.demand == "refused" or not self.missing:
             self._misplaced = min(holes, len(self._reserve))
         self.use = "offered"
@@ -228,9 +233,9 @@ class RangeGrowth:
         return self.use != "emptied" and not under_way and now >= self._fill_at
 
     def _fill_part(self, missing: int, reserve: int, limit: int) -> tuple[int, int]:
-        """(indices in an extent, number of such extents) of a request for the reserve. Only fast growth lets so much be
-        missing that a large extent holds it: then the engine's thread would wait for the time that each extent takes of
-        this process."""
+        """(indices in an extent, number of such extents) of a request for the reserve. Large extents are for fast
+        growth, in which more is missing than one of them holds: the time that each extent takes of this process would
+        then be waited for by the engine's thread."""
         factor = self._addresses.factor
         if 1 < factor <= missing and self.fill != "small_next":
             # What is above the mark would go back.

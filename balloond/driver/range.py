@@ -66,7 +66,7 @@ class ElasticRange:
         self.extent_bytes = extent_bytes
         self.n_extents = span_bytes // extent_bytes
         addresses = self._addresses = AddressMap(self.n_extents, max(1, large))
-        self.extents = addresses.extents
+        self.extents = addresses.first_indices
         """First index of the extent that an index is in. The engine may read it for indices that it owns."""
         self.address = mapper.reserve(self.n_extents * extent_bytes)
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

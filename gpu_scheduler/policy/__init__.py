@@ -26,5 +26,5 @@ hang_detector       when a silent engine is pinged, and when it is given up
 core.arrived(request, now)                      # and the other events
 for decision in core.plan(now, memory):
     match decision: ...                         # Start, Drop, Expire, NeedMemory, RequestMemory, SetThrottle
-wake the dispatcher at core.next_deadline()
+wake the dispatcher at core.next_plan_at()
 """

@@ -9,9 +9,9 @@ token; memory was made free. `plan` gives decisions out, which are carried out i
     SetThrottle     from now on this model's prefills are throttled so
     Start           send this request to its engine (the core counts it as sent); its engine knows the throttle by then
 
-Make one plan for all events that come together, all but `tokens` and `step_ended`, when memory has changed, and at
-`next_deadline()`. The core has no clock, no I/O and no engines: `gpu_scheduler/queue/dispatcher.py` carries its
-decisions out on real ones, `sim/group/arbiter.py` on simulated ones.
+Make one plan for all events that come together, except `tokens` and `step_ended`, which need none; when memory has
+changed; and at `next_plan_at()`. The core has no clock, no I/O and no engines: `gpu_scheduler/queue/dispatcher.py`
+carries its decisions out on real ones, `sim/group/arbiter.py` on simulated ones.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ from gpu_scheduler.policy.throttle.throttling import ThrottleController
 Decision = Drop | Expire | NeedMemory | RequestMemory | SetThrottle | Start
 
 RESUME_S = 1.0
-"""Seconds until the deadline of an interrupted stream that goes on here. It has shown its first token, so that its
-target is met; what is left is its reader's patience. With this deadline it counts among the requests that can be on
-time."""
+"""Seconds until the deadline of an interrupted stream that goes on here. Its first token is out, in time or
+not; what is left is its reader's patience. With this deadline it counts among the requests that can be on time."""
 TOGETHER_S = 0.002
 """Seconds that a plan waits for more streams of a model that moved here: streams that start together go on after one
 step, later ones after two."""
@@ -68,8 +67,8 @@ class _Request:
 
 
 class GroupCore:
-    """The requests and models of one group. A request id that is not known (any more) is ignored by the events of its
-    end, and raises KeyError otherwise."""
+    """The requests and models of one group. Events of a request's end, and `prefilled`, ignore an id that is not known
+    (any more); other methods raise KeyError."""
 
     def __init__(self, rules: GroupRules, now: float) -> None:
         self.backlog = Backlog(rules.backlog)
@@ -256,7 +255,7 @@ class GroupCore:
 
     # --- the plan
 
-    def next_deadline(self) -> float:
+    def next_plan_at(self) -> float:
         """When to plan again if nothing else happens; +inf: never."""
         return min(self._together_at, self.backlog.next_deadline(), self._memory_requests.next_deadline())
 

@@ -1,4 +1,4 @@
-"""What a group's core is told and what it keeps: facts about requests, models and engines, as values."""
+"""Inputs of a group's core, and its records: settings, requests as they arrive, and models with their engines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from gpu_scheduler.policy.queue.slack import PrefillSpeed
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """The settings of a group's arbitration; `gpu_scheduler/config.py` (`Arbitration`) says what each is for."""
+    """The settings of a group's arbitration; `gpu_scheduler/config.py` (`Arbitration`, `rules`) makes them from a
+    configuration."""
 
     limits: PrefillLimits = field(default_factory=PrefillLimits)
     backlog: BacklogRules = field(default_factory=BacklogRules)
@@ -28,9 +29,9 @@ class GroupRules:
     wake_s: float = 5.0
     """Seconds that coming up is expected to take of a model that never came up here."""
     stop_decodes: bool = False
-    """True: for a request with a target, other models' decodes may be stopped; otherwise only up to its model's floor,
-    which balloond enforces. A stopped request has its prompt and its output so far computed again, which costs more
-    than is gained."""
+    """True: for a request with a target, decodes of other models may be stopped. False: only for memory up to the floor
+    of the request's model, which balloond enforces. A stopped request has its prompt and its output so far computed
+    again, which costs more than is gained."""
     throttles: bool = True
     """False: no prefill is throttled for its neighbours' decodes."""
 
@@ -76,8 +77,8 @@ class Presence(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """One model on the group, and what its engine measured of itself when it came up. Bytes are on each device, 0
-    stands for what is not known."""
+    """One model on the group, and what its engine measured of itself when it came up. Bytes are on each device; 0
+    is unknown, except for `token_bytes` (1) and `most_running`."""
 
     presence: Presence
     token_bytes: int = 1
@@ -90,7 +91,7 @@ class ModelFacts:
     most_running: int = 0
     """Most requests that the engine runs at a time; 0: no bound."""
     up_s: float = 0.0
-    """Seconds that coming up took the last time that it began as it would begin now."""
+    """Seconds that coming up took the last time that it began from the same state (hibernating or cold)."""
     cold_s: float = 0.0
     """Seconds that the last start in an engine without the model took."""
 

@@ -281,7 +281,7 @@ class Dispatcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        wait = self._core.next_deadline() - self._now()
+        wait = self._core.next_plan_at() - self._now()
         if wait < inf:
             self._timer = self._loop.call_later(max(0.0, wait), self.changed)
 

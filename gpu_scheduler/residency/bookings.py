@@ -73,7 +73,7 @@ class Bookings:
         )
 
     async def drop(self, resident: Resident, unless: Callable[[], bool] = lambda: False) -> None:
-        """Drops what is booked for the model, `unless` there is a reason against it by then."""
+        """Drops what is booked for the model, unless `unless()` is true when balloond can be asked."""
         if resident.asking is not None:
             await tasks.cancel(resident.asking)
         if self.devices is not None:
@@ -117,8 +117,8 @@ class Bookings:
             )
 
     async def release_room(self, resident: Resident) -> None:
-        """Ends the hold on the room once the weights are there: from now on the floor is a claim like any other
-        model's, not memory kept empty."""
+        """Ends the hold on the room, which is not needed once the weights are mapped: from now on the floor is a claim
+        like any other model's, not memory kept empty."""
         if self.devices is None:
             return
         try:
@@ -159,8 +159,8 @@ class Bookings:
         await self.rebook(resident, awake=False)
 
     def book_again(self) -> None:
-        """Books everything again: a balloond whose keeper died as well knows of the models only what their engines
-        showed."""
+        """Books all models again, except those whose residency is changing, which book themselves: a balloond whose
+        keeper died as well knows of the models only what their engines showed."""
         self._warm.forget()
         for resident in self._residents:
             if resident.engine is not None and resident.change is None:

@@ -31,8 +31,8 @@ _FIRST_SAVE_PAUSE_S, _LONGEST_SAVE_PAUSE_S = 30.0, 600.0
 
 
 class WeightsDoubted(PrismError):
-    """An engine could not come up with the weights that another device gave it, or with an image that is now
-    dropped."""
+    """The weights that an engine got from another device, or from an image, do not verify; that source is not used
+    again."""
 
 
 class Weights:
@@ -106,8 +106,8 @@ class Weights:
     # --- to an engine
 
     async def copy(self, resident: Resident, engine: EngineProcess, command: Command) -> None:
-        """Has the loader copy the weights to where the engine has mapped memory for them in `command`, and the engine
-        verify them. Raises EngineDied, and other PrismErrors."""
+        """Has the loader copy the weights to where the engine has mapped memory for them in `command`, and then the
+        engine begin to verify them. Raises EngineDied, and other PrismErrors."""
         limit_s = self._config.engines.load_timeout_s
         ranks = await tasks.within(command.mapped(), limit_s)
         assert self._loader is not None
@@ -136,7 +136,7 @@ class Weights:
         self._residents.step(resident, "verifying")
         engine.verify(command)
 
-    async def verified(self, resident: Resident, command: Command) -> None:
+    async def wait_verified(self, resident: Resident, command: Command) -> None:
         """Waits until the engine has the model, with verified weights. Raises WeightsDoubted if those of a device or an
         image do not verify: they are taken from another source next. Raises other PrismErrors."""
         try:
@@ -219,9 +219,9 @@ class Weights:
         await all_of(copies)
 
     async def _drop_image(self, resident: Resident) -> None:
-        """Drops an image that is not whole, and so of no use."""
+        """Drops an image that is of no use: it lacks parts, or its weights do not verify."""
         assert self._loader is not None
         try:
             await self._loader.drop_image(resident.spec.name)
         except PrismError as error:
-            _log.warning("parts of an image stay", model=resident.spec.name, why=str(error))
+            _log.warning("image not dropped", model=resident.spec.name, why=str(error))

@@ -1,5 +1,5 @@
 """Counters of a group's events, nearly all of them by model; its other metrics are read from its report
-(`metrics.py`)."""
+(`report/metrics.py`)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The model classes that engines serve: one entry for each, with what its checkpoints have beside what all have.
 
 All are decoders whose KV is a number of bytes per token: keys and values of one size in every layer. A class that is
-not here is refused by name, before any memory is booked; `docs/guide/models.md` has this table for users. To add a
-class, add an entry, and a line to `tests/gpu_scheduler/engines/sglang/classes.py`, which makes a small checkpoint of
-the class and compares an engine's answers with those of Transformers.
+not here is refused by name, before any memory is booked; `docs/guide/models.md` has this table for users, and
+CONTRIBUTING.md the steps to add a class.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ class ModelClass:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of keys that published configurations leave out, as Transformers has them."""
     rope_by_layer: bool = False
-    """Whether rotary embeddings may differ by kind of layer. What stretches them is counted in
-    `max_position_embeddings`."""
+    """Whether rotary embeddings may differ by kind of layer. `max_position_embeddings` is then the whole context,
+    whatever factors stretch it."""
     experts: Experts | None = None
     windows: bool = False
     """Whether layers with sliding windows are served. Their KV lies in one pool with that of the other layers, so a
@@ -104,7 +103,7 @@ CLASSES = {
     "MistralForCausalLM": ModelClass("Mistral, without a sliding window", ("CPU", "GPU")),
     "Qwen2ForCausalLM": ModelClass("Qwen 2 and 2.5, distilled R1", ("CPU", "GPU"), qkv_bias=True),
     "Qwen3ForCausalLM": ModelClass(
-        "Qwen 3, its embedding models",
+        "Qwen 3",
         ("CPU", "GPU"),
         qkv_bias="attention_bias",
         output_bias="attention_bias",
@@ -158,7 +157,7 @@ def markdown() -> str:
         f"| {known.models} | `{name}` | {_notes(known)} | {', '.join(known.verified)} |"
         for name, known in sorted(CLASSES.items(), key=lambda item: (item[1].wrapper, bool(item[1].experts), item[0]))
     ]
-    return "\n".join(["| models | class | | compared on |", "|---|---|---|---|", *rows])
+    return "\n".join(["| models | class | kind | compared on |", "|---|---|---|---|", *rows])
 
 
 def _notes(known: ModelClass) -> str:

@@ -13,11 +13,12 @@ from services.telemetry import log
 _log = log.get(__name__)
 T = TypeVar("T")
 _SELDOM_MS = 100
-"""Milliseconds between reports up to which the cluster's size makes no difference to an open stream."""
+"""An open stream keeps its rate while reports need be no further apart than that, in milliseconds, whatever the
+cluster's size."""
 _FIGURES_MS = 1
 """Milliseconds for each group of the cluster between two reports of one group that differ in counters alone, and
-between two reports of one ledger. So placement gets a thousand or two a second at most, which takes a few tenths of a
-core."""
+between two reports of one ledger. So placement gets a thousand or two a second, up to a thousand groups, which takes a
+few tenths of a core."""
 
 
 class StreamFollower:

@@ -20,8 +20,8 @@ class Refusals:
         """Node -> address of the balloond that reports its ledger."""
 
     def refuses_group(self, address: str, name: str, holder: str) -> bool:
-        """Whether the group at the address is refused. `holder`: address of the reachable group of that name; empty if
-        there is none."""
+        """Whether the group at the address is refused; to be called with each of its reports. `holder`: address of the
+        reachable group of that name; empty if there is none."""
         why = f"the group at {holder} is called {name} as well" if holder not in ("", address) else ""
         return _noted(self._groups, "group refused", address, why)
 
@@ -29,7 +29,8 @@ class Refusals:
         self._groups.pop(address, None)
 
     def refuses_ledger(self, address: str, node: str, *, is_away: bool) -> bool:
-        """Whether the ledger of the node is refused from this address, where balloond has reported it or `is_away`."""
+        """Whether the ledger that a balloond reports is refused, as another balloond reports one for the same node. To
+        be called with each report, and with `is_away` when the balloond at the address is lost."""
         holder = self._reporting.setdefault(node, address)
         if holder == address:
             self._ledgers[address] = ""

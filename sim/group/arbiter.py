@@ -139,7 +139,7 @@ class SimulatedQueue:
             self._timer = None
         self._carry_out()
         self._planned = False
-        due = self._core.next_deadline()
+        due = self._core.next_plan_at()
         if due < inf:
             self._timer = self._clock.at(due, self._changed)
 

@@ -46,12 +46,13 @@ class StepWait(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """What is known of the other engines on the same devices."""
+    """The other engines on the same devices, and how long steps wait for theirs."""
 
     prefill_priority_s: float = 0.0
     """Most seconds that decode steps wait for prefill steps of others."""
     prefill_priority_batch: int = 0
-    """Most requests, for each prompt, of decode steps that wait for prefill steps of others; 0: any number."""
+    """A decode step waits for others' prefill steps only if it has at most that many requests for each of their
+    prompts; 0: whatever it has."""
     decode_arbitration_s: float = 0.0
     """Most seconds that decode steps wait for decode steps of others."""
     prompts: int = 0
@@ -81,7 +82,8 @@ class StepAnswer(NamedTuple):
 
 
 class StepGate:
-    """The gate of one engine. Call `look` whenever time has passed, before the other methods."""
+    """The gate of one engine. Call `look` at the beginning of each turn of the engine's loop: prefill steps begin and
+    end at the time of the last look."""
 
     def __init__(self, bid_of: Callable[[float, int], DecodeBid]) -> None:
         """`bid_of(need, requests)`: this engine's bid as its neighbours see it."""
@@ -92,7 +94,7 @@ class StepGate:
         self._now = 0.0
         self._under_way: deque[float] = deque()
         """Second at which each prefill step under way was given to the devices. They end in this order."""
-        self._results: float | None = None
+        self._ending_began_at: float | None = None
         """Second at which the prefill step began that ends with the next `look`; None: there is none."""
         self._ended_at = -inf
         self._took_s = 0.0
@@ -111,11 +113,11 @@ class StepGate:
         step has ended, or the target is another one."""
         outdated = throttle.step_s != self.throttle.step_s
         self._now, self.throttle = now, throttle
-        if self._results is not None:
+        if self._ending_began_at is not None:
             # A step behind another one began when that one ended.
-            self._took_s = now - max(self._results, self._ended_at)
+            self._took_s = now - max(self._ending_began_at, self._ended_at)
             self._ended_at = now
-            self._results = None
+            self._ending_began_at = None
             self._window.prefilled(now, self._took_s)
             outdated = True
         return outdated
@@ -128,7 +130,7 @@ class StepGate:
 
     def prefill_ended(self) -> None:
         """The results of the oldest prefill step are here; it counts as ended at the next `look`."""
-        self._results = self._under_way.popleft()
+        self._ending_began_at = self._under_way.popleft()
 
     def no_prefill_next(self) -> None:
         """No prefill step begins at once behind the one that has ended."""
@@ -139,7 +141,7 @@ class StepGate:
         self._waiting_since = inf
 
     @property
-    def prefills(self) -> bool:
+    def is_prefilling(self) -> bool:
         """Whether a prefill step is under way."""
         return bool(self._under_way)
 
@@ -149,7 +151,7 @@ class StepGate:
         """The rest of the pause after the last prefill step, for a throttle with this `pause_ratio`; None: it is over.
         The pause is a multiple of the step's duration, so while one runs its end cannot be said."""
         if ratio > 0:
-            if self._under_way or self._results is not None:
+            if self._under_way or self._ending_began_at is not None:
                 return StepWait(inf, WaitReason.PAUSE)
             if (until := self._ended_at + ratio * self._took_s) > now:
                 return StepWait(until, WaitReason.PAUSE)

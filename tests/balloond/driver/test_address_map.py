@@ -20,11 +20,11 @@ def test_every_index_of_a_large_extent_names_its_first():
     addresses = AddressMap(11, factor=4)
     addresses.add(4, id=1, size=4)
     addresses.add(9, id=2, size=1)
-    assert addresses.extents.tolist() == [0, 1, 2, 3, 4, 4, 4, 4, 8, 9, 10]
+    assert addresses.first_indices.tolist() == [0, 1, 2, 3, 4, 4, 4, 4, 8, 9, 10]
     assert [addresses.first_of(index) for index in (3, 4, 7, 8, 9)] == [3, 4, 4, 8, 9]
     assert addresses.indices_of([4, 9]) == [4, 5, 6, 7, 9] and addresses.mapped == 5
     addresses.remove([4])
-    assert addresses.extents.tolist() == list(range(11)) and addresses.large == set()
+    assert addresses.first_indices.tolist() == list(range(11)) and addresses.large == set()
     addresses.check([9])
 
 

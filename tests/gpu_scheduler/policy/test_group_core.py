@@ -89,7 +89,7 @@ def test_a_request_starts_once_and_leaves_nothing_behind():
     assert group.first_token("r") == [True]
     group.ends("r")
     assert (group.core.count("a"), group.core.model("a", 0).committed, len(group.core)) == ((0, 0, 0), 0, 0)
-    assert (group.plans(), group.core.next_deadline()) == ([], inf)
+    assert (group.plans(), group.core.next_plan_at()) == ([], inf)
 
 
 def test_requests_of_a_waking_model_start_when_it_is_up():
@@ -115,7 +115,7 @@ def test_a_request_that_came_to_be_late_is_dropped_only_if_its_client_wants_that
 def test_a_request_expires_where_the_core_says_when_to_look():
     group = Group("a", facts=ModelFacts(Presence.DOWN))
     group.arrives("r", expires=group.now + 3.0)
-    assert (group.plans(), group.core.next_deadline()) == ([], 103.0)
+    assert (group.plans(), group.core.next_plan_at()) == ([], 103.0)
     group.waits(3.0)
     assert (group.plans(), len(group.core)) == (["expire r"], 0)
 
@@ -238,15 +238,15 @@ def test_streams_whose_kv_came_with_the_model_are_planned_together():
     group = Group("a", rules=replace(RULES, limits=PrefillLimits(chunk_tokens=16)))
     facts = {"tokens": 40, "ttft_s": 9.0, "resumed": True, "cached_tokens": 36}
     group.arrives("r1", **facts)
-    assert group.core.next_deadline() == group.now + TOGETHER_S
+    assert group.core.next_plan_at() == group.now + TOGETHER_S
     group.waits(TOGETHER_S / 2)
     group.arrives("r2", **facts)
-    assert group.core.next_deadline() == pytest.approx(group.now + TOGETHER_S / 2), (
+    assert group.core.next_plan_at() == pytest.approx(group.now + TOGETHER_S / 2), (
         "the first one waits no longer for the second"
     )
     group.waits(TOGETHER_S / 2)
     assert group.plans() == ["start r1 (on_time)", "start r2 (on_time)"]
-    assert group.core.next_deadline() > group.now + TOGETHER_S
+    assert group.core.next_plan_at() > group.now + TOGETHER_S
 
 
 # --- memory
@@ -270,10 +270,10 @@ def test_memory_that_was_granted_and_does_not_suffice_is_requested_again_after_a
     group.plans()
     group.core.memory_answered(group.requested[0], True, group.now)
     assert group.plans() == ["a needs 1500"]
-    assert group.core.next_deadline() == group.now + AGAIN_S
+    assert group.core.next_plan_at() == group.now + AGAIN_S
     group.waits(AGAIN_S)
     assert group.plans() == ["a needs 1500", "request 1500 for a"]
-    assert group.core.next_deadline() > group.now
+    assert group.core.next_plan_at() > group.now
 
 
 def test_a_shortage_ends_with_the_last_request_that_waits():
@@ -575,8 +575,8 @@ class Conservation(RuleBasedStateMachine):
             before = len(self.waiting)
             self.plan()
             if not self.running and len(self.waiting) == before:
-                assert self.group.core.next_deadline() < inf, f"{self.waiting} wait for nothing"
-                self.group.now = max(self.group.now, self.group.core.next_deadline())
+                assert self.group.core.next_plan_at() < inf, f"{self.waiting} wait for nothing"
+                self.group.now = max(self.group.now, self.group.core.next_plan_at())
             self.group.ends(*self.running)
             self.running.clear()
 

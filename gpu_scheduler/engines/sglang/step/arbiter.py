@@ -16,8 +16,8 @@ from gpu_scheduler.engines.sharing.tpot_slack import Stream
 
 class Arbiter:
     """Answers for one model of an engine, until it leaves. Answers hold for all ranks at the same step; those of
-    `..._now` are for a rank that waits for them to change. A model that is being proven waits for no neighbour: it is
-    short, and nobody throttles it."""
+    `..._now` are for a rank that waits for them to change. While a model is being proven (`model/probe.py`: the few
+    requests by which it is checked and measured) it waits for no neighbour and is not throttled."""
 
     def __init__(self, ranks: Ranks, seat: BoardSeat, proving: Callable[[], bool]) -> None:
         """`proving` tells whether the model is being proven now."""
@@ -50,7 +50,7 @@ class Arbiter:
         """Takes the time and the throttle, before anything else in a step."""
         self._now = self._ranks.now()
         if self._gate.look(self._now, self.throttle):
-            self.progress.outdated()
+            self.progress.mark_stale()
 
     def observe(self, streams: Iterable[Stream], least_s: float, now: float) -> None:
         """Takes the streams that decode. `least_s`: seconds of a decode step with one request alone."""
@@ -97,7 +97,8 @@ class Arbiter:
         return first if first is not None and self.decode() is None else None
 
     def prefill_now(self) -> StepWait | None:
-        """Whether the next prefill step waits for a pause, or for decode steps that wait themselves."""
+        """Whether the next prefill step would wait now, for a pause or for decode steps that come first, if these did
+        not wait themselves."""
         return self.pause_now() or self._gate.decodes_first(time.monotonic(), self._decodes)
 
     def decode(self) -> StepWait | None:
@@ -120,7 +121,7 @@ class Arbiter:
     def prefill_ended(self) -> bool:
         """The results of a prefill step are here. Returns whether another one is under way."""
         self._gate.prefill_ended()
-        return self._gate.prefills
+        return self._gate.is_prefilling
 
     def claim(self, prompts: int) -> None:
         """Claims the devices for the prefill step under way, or for one that begins at once."""

@@ -25,7 +25,7 @@ class DecodeProgress:
         self._under_way = 0
         """Number of decode steps whose results are not here."""
         self._begin_by = inf
-        """Second by which the next step had to begin, if none were under way."""
+        """Second by which the next step would have to begin if none were under way."""
         self._target_s = 0.0
         self._observed_at = -inf
         """Second at which the streams were observed last; -inf: what was observed does not count any more."""
@@ -44,14 +44,14 @@ class DecodeProgress:
         self._under_way = max(0, self._under_way - 1)
 
     def disturbed(self) -> None:
-        """A prefill step was begun, or a decode step that was due was not."""
+        """A prefill step was begun, or a decode step that was due was not begun."""
         self._solo.disturbed()
 
     def forget_steps(self) -> None:
         """Forgets the durations seen so far: they were another model's."""
         self._solo.forget()
 
-    def outdated(self) -> None:
+    def mark_stale(self) -> None:
         """What was observed of the streams does not count any more."""
         self._observed_at = -inf
 
@@ -71,8 +71,8 @@ class DecodeProgress:
         return now - self._observed_at > _LOOK_S
 
     def decodes(self, requests: int) -> Decodes:
-        """The requests as the step gate weighs them. The next step begins when those under way have ended, and these
-        may have just begun."""
+        """The requests as the step gate weighs them. The next step begins when the steps under way have ended, and
+        each of these may have just begun."""
         if self._observed_at == -inf:
             return Decodes(requests, inf, self.step)
         return Decodes(requests, self._begin_by - self._under_way * self.step.seconds, self.step)

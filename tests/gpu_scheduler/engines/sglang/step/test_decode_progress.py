@@ -51,7 +51,7 @@ def test_slack_grows_by_the_target_with_each_step_until_the_streams_are_observed
 def test_slack_that_is_outdated_is_unknown() -> None:
     assert DecodeProgress().is_stale(100.0)
     progress = observed(0.009, 100.0, (99.0, 0))
-    progress.outdated()
+    progress.mark_stale()
     assert progress.is_stale(100.0) and progress.decodes(3) == (3, inf, STEP)
 
 
