@@ -111,11 +111,6 @@ class Processor:
     def busy(self) -> int:
         return len(self._busy)
 
-    @property
-    def goes_first(self) -> bool:
-        """Whether a prefill step goes first."""
-        return any(task.first for task in self._busy)
-
     def work(
         self,
         task: Task,

@@ -395,10 +395,18 @@ def load(
     expected_checksum: str = "",
     embedding: int = 0,
     weights_bytes: int = 0,
+    kv_bytes_per_token: int = 0,
     **options: int,
 ) -> engine_pb2.Load:
-    """`embedding`: the dimensions of a model that makes them. `weights_bytes`: as the catalogue says; 0: nothing."""
-    spec = common_pb2.ModelSpec(name=model, path=str(path), context_tokens=context_tokens, weights_bytes=weights_bytes)
+    """`embedding`: the dimensions of a model that makes them. `weights_bytes`, `kv_bytes_per_token`: as the loader
+    found them; 0: it did not."""
+    spec = common_pb2.ModelSpec(
+        name=model,
+        path=str(path),
+        context_tokens=context_tokens,
+        weights_bytes=weights_bytes,
+        kv_bytes_per_token=kv_bytes_per_token,
+    )
     if embedding:
         spec.embedding.dimensions = embedding
     on_host = at.device.startswith("cpu")

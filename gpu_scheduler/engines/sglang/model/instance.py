@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 _log = log.get(__name__)
 _STRICT = os.environ.get("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY") == "1"
 _PROGRESS_EVERY_S = 0.1
+_KV_DIFFERENCE = 0.02
+"""Share by which a token's KV may differ from what config.json makes it: pools round pages."""
 _MAP_DUMMY_WAIT_S = 5.0
 _WEIGHTS_SPAN_BYTES = 256 << 30
 """Bytes of addresses for weights where the size of the checkpoint is not known. Where it is known, twice as many bytes
@@ -196,6 +198,7 @@ class Instance:
         scheduler = Scheduler(arguments, options.port_args(), index, self.ranks.rank, 0, 0, 0, 0, None)
         self.scheduler = scheduler
         self.kv = scheduler.token_to_kv_pool_allocator.kv
+        self._check_kv()
         assert self.memory.kv is not None
         self.ranks.listen(self._facts, self.memory.kv.wake_fd)
         # It is enough for min_new_tokens; stop strings are matched in the gateway.
@@ -207,6 +210,16 @@ class Instance:
         self.state = EngineState.FILLING if self.load.from_image else EngineState.PROVING
         if not self.load.from_image:
             self._begin_probe()
+
+    def _check_kv(self) -> None:
+        """Raises BrokenModel if SGLang's pools take other bytes for a token than the loader found by config.json:
+        floor, admission and placement would count with wrong ones."""
+        model, found = self.load.model, self.kv.bytes_of(1)
+        expected = -(-model.kv_bytes_per_token // max(1, model.devices))
+        if expected and abs(found - expected) > _KV_DIFFERENCE * expected:
+            raise BrokenModel(
+                f"{model.path}: a token's KV takes {found} bytes of each device, and config.json makes it {expected}"
+            )
 
     def open_graphs(self) -> GraphMemory | None:
         """Memory for CUDA graphs that leaves with the weights and the KV. None where graphs take ordinary memory: not

@@ -48,7 +48,8 @@ async def test_answers_of_a_class_equal_those_of_transformers(
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("m", floor_bytes=floor)
         images = Images(at)
-        end.send(load=load(at, "m", folder, context_tokens=CONTEXT, chunked_prefill_size=64))
+        kv = found.kv_bytes_per_token
+        end.send(load=load(at, "m", folder, context_tokens=CONTEXT, kv_bytes_per_token=kv, chunked_prefill_size=64))
         (mapped,) = await end.mapped()
         measured = (await end.hear("done")).done.measured
         assert measured.kv_bytes_per_token == found.kv_bytes_per_token
@@ -67,3 +68,20 @@ async def test_answers_of_a_class_equal_those_of_transformers(
         for limit in (floor, 2 * floor) * 3:
             await at.limit("m", limit)
         assert await asked == expected, "while its limit moves"
+
+
+async def test_load_of_a_model_with_other_kv_than_the_loader_found_is_refused_with_both(
+    tmp_path: Path, engines: Engines
+) -> None:
+    folder = classes.write("Phi3ForCausalLM", tmp_path / "model")
+    found = read(folder, 4).kv_bytes_per_token
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("m")
+        wrong = load(at, "m", folder, context_tokens=CONTEXT, kv_bytes_per_token=2 * found)
+        end.send(load=wrong)
+        await end.mapped()
+        failed = (await end.hear("failed")).failed
+        assert failed.model_at_fault
+        assert failed.reason.endswith(
+            f"a token's KV takes {found} bytes of each device, and config.json makes it {2 * found}"
+        )
