@@ -71,6 +71,9 @@ class Serving:
         route = self.routes.get(request.model)
         if route.faulty:  # before its sizes are looked at: a broken checkpoint has none
             raise route.fault
+        if not route.model.context_tokens:
+            # An engine has it, but its files cannot be read now, and were not since placement started.
+            raise Unavailable(f"the files of model '{request.model}' cannot be read now")
         vectors.check(request, route.model)
         count = len(request.prompts) * request.choices
         structured_outputs.check(request.sampling, count, request.grammar_field)

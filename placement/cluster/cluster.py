@@ -107,6 +107,8 @@ class Cluster:
         """Whether there may be groups whose addresses are not known yet, because names are still being looked up."""
         self.catalogue: dict[str, loader_pb2.Entry] = {}
         self.catalogue_known = False
+        self._read: dict[str, common_pb2.ModelSpec] = {}
+        """Models as their files were read last; the entry of one whose files cannot be read now has no sizes."""
         self.vanished: dict[str, None] = {}
         """Names that were in the catalogue and are not any more: all that a group still has, and the last `_VANISHED`
         others."""
@@ -184,6 +186,12 @@ class Cluster:
 
     def entry(self, model: str) -> loader_pb2.Entry | None:
         return self.catalogue.get(model)
+
+    def read_spec(self, model: common_pb2.ModelSpec) -> common_pb2.ModelSpec:
+        """The model with its sizes, also while the loader cannot read its files: an engine that has the model serves it
+        as it was read last. The same model without sizes if it was never read, or lay at another path."""
+        read = self._read.get(model.name)
+        return model if model.context_tokens or read is None or read.path != model.path else read
 
     def group(self, name: str) -> HeardGroup | None:
         """The group with this name or address; None if there is none."""
@@ -287,6 +295,8 @@ class Cluster:
         self.removed = frozenset(removed)
         before, self.catalogue = self.catalogue, {entry.model.name: entry for entry in entries}
         self.catalogue_known = True
+        read = {name: entry.model for name, entry in self.catalogue.items() if entry.model.context_tokens}
+        self._read = {name: spec for name, spec in {**self._read, **read}.items() if name in self.catalogue}
         gone = [name for name in dict.fromkeys([*self.vanished, *before]) if name not in self.catalogue]
         with_group = [name for name in gone[:-_VANISHED] if name in self._with]
         self.vanished = dict.fromkeys([*with_group, *gone[-_VANISHED:]])

@@ -127,6 +127,7 @@ def route(
             places = [place for place in places if place.group != avoided or place.residency == common_pb2.ACTIVE]
         found.residency = places[0].residency
         found.places.extend(places)
+        found.model.CopyFrom(cluster.read_spec(model))
     elif entry.error:
         found.residency, found.error, found.retry_s = common_pb2.ERROR, entry.error, entry.retry_s
     elif error := refusal(entry) or reason:

@@ -358,6 +358,16 @@ async def test_an_unknown_model_is_a_404(world: World) -> None:
         await world.openai.chat.completions.create(model="org/none", messages=MESSAGES)
 
 
+async def test_request_of_a_model_whose_sizes_are_unknown_may_be_repeated(world: World) -> None:
+    """An engine has it, but its files cannot be read: no prompt is too long for a context of 0."""
+    await world.publish(world.route(fakes.place(world.groups[0])), world.route(fakes.place(world.groups[0]), name="x"))
+    await world.publish(world.route(fakes.place(world.groups[0]), name="x", context_tokens=0))
+    answer = await world.complete(model="x")
+    error = refusal(answer, 503)
+    assert (error["code"], error["message"]) == ("unavailable", "the files of model 'x' cannot be read now")
+    assert answer.headers["retry-after"]
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_what_does_not_fit_the_context_is_refused_by_field(world: World, path: str) -> None:
     chat = path.startswith("/v1/chat")

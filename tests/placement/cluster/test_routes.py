@@ -161,3 +161,24 @@ async def test_whoever_follows_gets_all_routes_at_once_and_again_when_one_is_ano
     told = await anext(followed)
     assert [route.residency for route in told.routes] == [common_pb2.ACTIVE]
     assert told.revision == world.table.message().revision
+
+
+def test_route_of_a_served_model_whose_files_cannot_be_read_has_the_sizes_that_were_read_last():
+    """Gateways would refuse every prompt as longer than a context of 0."""
+    world = FakeCluster()
+    whole = common_pb2.ModelSpec(name="a", path="/m/a", context_tokens=512, vocab_size=100, generation=7)
+    world.cluster.heard_catalogue([loader_pb2.Entry(model=whole)])
+    happens(world, "group", 0, {"a": (common_pb2.ACTIVE, 1)}, 100, False)
+
+    def routed(**entry):
+        world.cluster.heard_catalogue([loader_pb2.Entry(**entry)])
+        return routes.route(world.cluster, world.cluster.entry("a"), lambda entry: "", None)
+
+    unread = common_pb2.ModelSpec(name="a", path="/m/a")
+    found = routed(model=unread, error="its folder does not exist")
+    assert (found.model, len(found.places), found.residency) == (whole, 1, common_pb2.ACTIVE)
+    assert routed(model=unread, error="it still does not").model == whole
+    elsewhere = common_pb2.ModelSpec(name="a", path="/m/b")
+    assert routed(model=elsewhere, error="another folder").model == elsewhere
+    happens(world, "away", 0)
+    assert routed(model=unread, error="its folder does not exist").residency == common_pb2.ERROR
