@@ -122,6 +122,7 @@ CLASSES = {
     "Gemma3ForCausalLM": ModelClass("Gemma 3 1B and other text models", **_GEMMA_3),
     "Gemma3ForConditionalGeneration": ModelClass("Gemma 3 4B to 27B, text", wrapper=True, **_GEMMA_3),
     "Mistral3ForConditionalGeneration": ModelClass("Mistral Small 3.1 and 3.2, Devstral, text", wrapper=True),
+    "Qwen3VLForConditionalGeneration": ModelClass("Qwen 3 VL, text", qk_norm=True, wrapper=True),
     "MixtralForCausalLM": ModelClass(
         "Mixtral",
         experts=Experts(

@@ -81,6 +81,27 @@ CLASSES = {
         },
         published=(("vision_tower.", "vision_tower.vision_model."),),
     ),
+    "Qwen3VLForConditionalGeneration": SmallCheckpoint(
+        "Qwen3VLConfig",
+        {
+            "text_config": {
+                **SHAPE,
+                "tie_word_embeddings": False,
+                "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True},
+            },
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_heads": 2,
+                "out_hidden_size": 128,
+                "patch_size": 14,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+            "tie_word_embeddings": False,
+        },
+    ),
     "Mistral3ForConditionalGeneration": SmallCheckpoint(
         "Mistral3Config",
         {
