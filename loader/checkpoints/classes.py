@@ -100,11 +100,10 @@ CLASSES = {
         output_bias="attention_bias",
         mlp_bias="mlp_bias",
     ),
-    "MistralForCausalLM": ModelClass("Mistral, without a sliding window", ("CPU", "GPU")),
-    "Qwen2ForCausalLM": ModelClass("Qwen 2 and 2.5, distilled R1", ("CPU", "GPU"), qkv_bias=True),
+    "MistralForCausalLM": ModelClass("Mistral, without a sliding window"),
+    "Qwen2ForCausalLM": ModelClass("Qwen 2 and 2.5, distilled R1", qkv_bias=True),
     "Qwen3ForCausalLM": ModelClass(
         "Qwen 3",
-        ("CPU", "GPU"),
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         qk_norm=True,
