@@ -41,6 +41,10 @@ def changed(folder: Path, into: Path, change: Any) -> Path:
     return into
 
 
+def test_every_class_has_a_small_checkpoint_that_engines_are_compared_by() -> None:
+    assert small.CLASSES.keys() == classes.CLASSES.keys()
+
+
 def test_guide_has_the_table() -> None:
     assert classes.markdown() in GUIDE.read_text()
 

@@ -123,7 +123,7 @@ async def test_answers_are_what_their_grammar_says_and_go_on_where_others_were_i
             other = await said(end, f"{model}-other", json_schema='{"const": 1}')
             end.ask(f"{model}-not so", PROMPT, 9, resumed=other.tokens, regex=REGEX)
             answer = await end.answer(f"{model}-not so")
-            assert answer.finish == common_pb2.REJECTED and "has said so far" in answer.error
+            assert answer.finish == common_pb2.REJECTED and "does not match its grammar" in answer.error
             assert (await beside).tokens == whole.tokens
             assert (await said(end, f"{model}-plain again", most=30)).tokens == plain.tokens
 
