@@ -53,7 +53,7 @@ Fill = Literal["ready", "small_next", "under_way"]
 """How extents for the reserve are requested, one request at a time: large ones if so much is missing; small ones, as no
 large one was left; or none, as a request is not answered yet."""
 ReserveUse = Literal["kept", "offered", "emptied"]
-"""What becomes of the reserve. Kept: it is filled to its marks, and what is beyond them or the limit, or reclaimed,
+"""State of the reserve. Kept: it is filled to its marks, and what is beyond them or the limit, or reclaimed,
 goes back. Offered: it is filled, and nothing of it goes back, as the engine takes some of it next. Emptied: all of it
 goes back, and nothing is requested for it."""
 
@@ -67,7 +67,7 @@ class ExtentRequest:
     behind: int = 0
     """Indices that will be requested after it."""
     is_fill: bool = False
-    """Whether it is for the reserve, and not for what the engine misses."""
+    """True if the extents are for the reserve; False if the engine waits for them."""
     for_reserve: bool = False
     """Whether balloond serves it only from what is free."""
 

@@ -141,7 +141,7 @@ class SharedBoard:
         ]
 
     def neighbours(self, index: int, now: float) -> Neighbours:
-        """What the engine with `index` sees of the others."""
+        """The claims and bids of engines other than that with `index`, and how long its steps wait for them."""
         return Neighbours(
             self.prefill_priority_s,
             self.prefill_priority_batch,

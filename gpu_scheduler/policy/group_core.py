@@ -97,7 +97,7 @@ class GroupCore:
     # --- models
 
     def model(self, name: str, now: float) -> ServedModel:
-        """What is known of a model, from now on if nothing was known before."""
+        """The record of a model, which is made if there is none yet."""
         model = self._models.get(name)
         if model is None:
             speed = PrefillSpeed(self._rules.prefill_tokens_per_s)

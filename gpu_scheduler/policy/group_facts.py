@@ -98,7 +98,7 @@ class ModelFacts:
 
 @dataclass(slots=True)
 class ServedModel:
-    """What the group knows of a model and its requests. Times are seconds on the caller's clock."""
+    """The group's record of a model and of its requests. Times are seconds on the caller's clock."""
 
     speed: PrefillSpeed
     forecast: OutputForecast

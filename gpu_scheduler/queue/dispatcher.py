@@ -357,7 +357,7 @@ class Dispatcher:
         return {spec.name: self._core.demand(spec.name, now, spec.default_slo.tpot_ms / 1e3) for spec in specs}
 
     def model(self, name: str) -> ServedModel:
-        """What the group knows of a model and its requests."""
+        """The record of a model and of its requests; made if there is none yet."""
         return self._core.model(name, self._now())
 
     def count(self, model: str) -> tuple[int, int, int]:

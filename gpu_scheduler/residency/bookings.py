@@ -22,7 +22,7 @@ _KEPT_SPARE_BYTES = 16 << 20
 
 
 class Bookings:
-    """What is booked for the models of one group, on all of its devices."""
+    """The bookings of one group's models, on all of its devices."""
 
     def __init__(
         self, config: GpuSchedulerConfig, residents: Residents, devices: Devices | None, warm: WarmBooking

@@ -24,9 +24,9 @@ class ModelSizes:
     """Whether the catalogue states no quota, so that what engines measure replaces it."""
     floor_bytes: int
     measured: EngineSizes = EngineSizes()
-    """What the model's last engine on this group measured."""
+    """Sizes that the model's last engine on this group measured."""
     elsewhere: EngineSizes = EngineSizes()
-    """What engines on other groups measured."""
+    """Sizes that engines on other groups measured."""
     has_engine: bool = False
     """Whether the model has an engine here, awake or asleep."""
     kept_bytes: int = 0
@@ -50,7 +50,7 @@ class Entitlement:
 
 
 def entitlement(model: ModelSizes, extent_bytes: int, *, awake: bool) -> Entitlement:
-    """What is booked for a model that has, or gets, an engine: weights and floor only while it is awake. Weights are of
+    """Bytes to book for a model that has, or gets, an engine: weights and floor only while it is awake. Weights are of
     the measured or stated size, whichever is larger, in extents of `extent_bytes`."""
     quota_bytes = _quota(model, awake)
     if not awake:

@@ -86,15 +86,17 @@ class Arbiter:
         return self._gate.pause(self._ranks.now(), self.throttle.pause_ratio)
 
     def pause_now(self) -> StepWait | None:
+        """The rest of the pause by the clock and the throttle as they are now."""
         throttle = self._seat.throttle if self._ranks.rank == 0 else self.throttle
         return self._gate.pause(time.monotonic(), throttle.pause_ratio)
 
-    def prefill(self, requests: int) -> StepWait | None:
-        """Whether the next prefill step waits, while so many requests are to decode. None: it may begin."""
+    def prefill(self, decoding: Callable[[], bool]) -> StepWait | None:
+        """Whether the next prefill step waits. None: it may begin. `decoding` tells whether requests are to decode; it
+        is called only if that matters, as it may have to look at all of them."""
         if (pause := self.pause()) is not None:
             return pause
-        first = self._gate.decodes_first(self._ranks.now(), self.progress.decodes(requests))
-        return first if first is not None and self.decode() is None else None
+        first = self._gate.decodes_first(self._ranks.now(), self.progress.decodes(1))
+        return first if first is not None and decoding() and self.decode() is None else None
 
     def prefill_now(self) -> StepWait | None:
         """Whether the next prefill step would wait now, for a pause or for decode steps that come first, if these did
@@ -108,6 +110,7 @@ class Arbiter:
         return self._ask_now() if self._ranks.size == 1 else self._ranks.answer.decode
 
     def decode_now(self) -> StepWait | None:
+        """Whether the next decode step waits by what neighbours have on the board now."""
         return self._ask_now() if self._ranks.rank == 0 else self._ranks.answer.decode
 
     # --- steps

@@ -1,5 +1,5 @@
-"""What an engine knows of its decode steps: how long its requests can wait for the next one, and how long one takes
-alone. Pure: seconds on the caller's clock."""
+"""Progress of an engine's decode steps: how long its requests can wait for the next one, and how long one takes alone.
+Pure: seconds on the caller's clock."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DecodeProgress:
         self._solo.forget()
 
     def mark_stale(self) -> None:
-        """What was observed of the streams does not count any more."""
+        """Drops the streams as they were observed last: they have to be observed again."""
         self._observed_at = -inf
 
     def observe(self, streams: Iterable[Stream], now: float, step: DecodeStep, target_s: float) -> None:

@@ -213,7 +213,7 @@ class StepLoop:
         """Whether SGLang may form a prefill batch. False during a pause, when `running` requests have to decode first,
         when memory has to leave first, or when the next chunk of a prompt has none."""
         instance, scheduler = self._instance, self._instance.scheduler
-        if self._arbiter.prefill(len(_going_on(running))) is not None:
+        if self._arbiter.prefill(lambda: bool(_going_on(running))) is not None:
             return False
         if self._reclaim.over_limit():
             if running.is_empty():

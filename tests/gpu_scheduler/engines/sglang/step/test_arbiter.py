@@ -148,7 +148,7 @@ def test_throttle_and_waits_of_a_model_that_is_being_proven_are_none(board: Shar
     own.arbiter.prefill_begins(1)
     own.arbiter.prefill_ended()
     own.arbiter.look()
-    assert own.arbiter.prefill(1) is None
+    assert own.arbiter.prefill(lambda: True) is None
 
 
 def test_pause_that_is_lifted_while_a_rank_waits_for_it_is_over_at_once(board: SharedBoard) -> None:
@@ -159,7 +159,7 @@ def test_pause_that_is_lifted_while_a_rank_waits_for_it_is_over_at_once(board: S
     own.arbiter.prefill_ended()
     own.arbiter.look()
     assert reason(own.arbiter.pause()) is reason(own.arbiter.pause_now()) is WaitReason.PAUSE
-    assert reason(own.arbiter.prefill(0)) is WaitReason.PAUSE
+    assert reason(own.arbiter.prefill(lambda: False)) is WaitReason.PAUSE
     board.set_throttle(INDEX, FREE)
     assert own.arbiter.pause_now() is None
 
@@ -169,10 +169,10 @@ def test_prefill_behind_own_decodes_waits_unless_these_wait_themselves(board: Sh
     own.arbiter.look()
     own.arbiter.prefill_begins(1)
     own.decode()
-    assert reason(own.arbiter.prefill(1)) is WaitReason.OWN_DECODES
-    assert own.arbiter.prefill(0) is None, "nothing goes on"
+    assert reason(own.arbiter.prefill(lambda: True)) is WaitReason.OWN_DECODES
+    assert own.arbiter.prefill(lambda: False) is None, "nothing goes on"
     board.claim(NEIGHBOUR, time.monotonic(), 1)
-    assert own.arbiter.prefill(1) is None
+    assert own.arbiter.prefill(lambda: True) is None
 
 
 def test_first_of_several_ranks_answers_from_the_board_and_all_go_by_what_it_answered(board: SharedBoard) -> None:
