@@ -187,12 +187,13 @@ CLASSES = {
     ),
 }
 """The classes by the name that config.json gives in `architectures`."""
+_NONE = "\u2013"
 
 
 def markdown() -> str:
     """The table of `docs/guide/models.md`."""
     rows = [
-        f"| {known.models} | `{name}` | {_notes(known)} | {', '.join(known.verified)} |"
+        f"| {known.models} | `{name}` | {_notes(known)} | {', '.join(known.verified) or _NONE} |"
         for name, known in sorted(CLASSES.items(), key=lambda item: (item[1].wrapper, bool(item[1].experts), item[0]))
     ]
     return "\n".join(["| models | class | kind | compared on |", "|---|---|---|---|", *rows])
@@ -204,4 +205,4 @@ def _notes(known: ModelClass) -> str:
         "windows in one pool" if known.windows else "",
         "text in, text out" if known.wrapper else "",
     ]
-    return ", ".join(filter(None, notes)) or "\u2013"
+    return ", ".join(filter(None, notes)) or _NONE

@@ -145,7 +145,7 @@ def replaced(name, text):
         ),
         pytest.param(
             retyped("model.norm.weight", "I8", [32]),
-            "model.norm.weight is I8: quantised weights are not supported",
+            "model.norm.weight is I8: config.json does not say how the weights are quantised",
             id="a quantised tensor",
         ),
         pytest.param(removed("config.json"), "has no config.json", id="no configuration"),

@@ -41,8 +41,8 @@ def changed(folder: Path, into: Path, change: Any) -> Path:
     return into
 
 
-def test_every_class_has_a_small_checkpoint_that_engines_are_compared_by() -> None:
-    assert small.CLASSES.keys() == classes.CLASSES.keys()
+def test_every_class_that_was_compared_on_the_cpu_has_a_small_checkpoint_that_engines_are_compared_by() -> None:
+    assert small.CLASSES.keys() == {name for name, known in classes.CLASSES.items() if "CPU" in known.verified}
 
 
 def test_guide_has_the_table() -> None:

@@ -51,7 +51,6 @@ def config(**changes):
         pytest.param({"architectures": ["JambaForCausalLM"], "mamba_d_state": 16}, "hybrid", id="state space"),
         pytest.param({"architectures": ["LlavaForConditionalGeneration"]}, "multimodal", id="multimodal by name"),
         pytest.param({"vision_config": {}}, "multimodal", id="multimodal by its parts"),
-        pytest.param({"quantization_config": {"quant_method": "awq"}}, "quantised (awq)", id="quantised"),
         pytest.param(
             {"architectures": ["OlmoForCausalLM"]},
             "OlmoForCausalLM is not supported; these are: Gemma2",
