@@ -42,6 +42,8 @@ _BY_COLUMNS = (".o_proj", ".down_proj", ".w2")
 """Ends of the names of layers whose columns are divided among devices; of the others the rows are."""
 _SIDES = ("rows", "columns")
 _NOT_QUANTISED = "config.json does not say how the weights are quantised"
+_PACKED = (".qweight", ".weight_packed", "_blocks")
+"""Ends of the names of tensors that quantised layers have in place of their weight."""
 _OF_A_GENERATION = (".json", ".safetensors", ".model", ".txt", ".jinja")
 
 
@@ -146,7 +148,7 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
     tensors = families.text_tensors(tensors_of(folder), shape)
     expected = _check_tensors(tensors, families.expected_tensors(shape, config), quantised)
     if devices > 1:
-        _check_divides(families.expected_tensors(shape, config), quantised, devices)
+        _check_divides(families.expected_tensors(shape, config), expected, quantised, devices)
     _check_tokenizer(folder)
     made = embedding.read(folder, config, shape.hidden) if embedding.embeds(folder, task) else None
     return Checkpoint(
@@ -178,6 +180,9 @@ def _check_tensors(
     expected = _expected(tensors, weights, quantised)
     missing = [name for name in expected if name not in tensors]
     if missing:
+        packed = next((name for name in tensors if name.endswith(_PACKED)), None)
+        if quantised is None and packed is not None:
+            raise BrokenCheckpoint(f"{tensors[packed].file}: {packed} is of a quantised layer: {_NOT_QUANTISED}")
         others = f" and {counted(len(missing) - 1, 'other tensor')}" if len(missing) > 1 else ""
         raise BrokenCheckpoint(f"the weights lack {missing[0]}{others}")
     for name, needed in expected.items():
@@ -189,6 +194,8 @@ def _check_tensors(
         if tensor.dtype not in needed.dtypes:
             why = f"{quantised.name} has {' or '.join(sorted(needed.dtypes))}" if quantised else _NOT_QUANTISED
             raise BrokenCheckpoint(f"{tensor.file}: {name} is {tensor.dtype}: {why}")
+    if quantised is not None and all(needed.dtypes == FLOATS for needed in expected.values()):
+        raise BrokenCheckpoint(f"config.json says that the weights are quantised ({quantised.name}): none of them is")
     return expected
 
 
@@ -217,20 +224,27 @@ def _expected(
     return expected
 
 
-def _check_divides(weights: Mapping[str, tuple[int, ...]], quantised: Quantisation | None, devices: int) -> None:
-    """Raises BrokenCheckpoint for a layer that does not divide among devices, in whole blocks where it is quantised."""
+def _check_divides(
+    weights: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, QuantisedTensor],
+    quantised: Quantisation | None,
+    devices: int,
+) -> None:
+    """Raises BrokenCheckpoint for a layer that does not divide among devices, in whole blocks where it is quantised.
+    `expected`: the tensors that the checkpoint has for these weights."""
     for name, size in weights.items():
         layer, _, last = name.rpartition(".")
+        if len(size) == 3 and last == "down_proj" and size[1] % devices:
+            raise BrokenCheckpoint(f"{layer}: its intermediate size {size[1]} does not divide among {devices} devices")
         if last != "weight" or len(size) != 2 or name in _VOCABULARY or layer.endswith((".gate", ".router")):
             continue
         by_columns = layer.endswith(_BY_COLUMNS)
         whole = size[by_columns]
         if layer.endswith((".k_proj", ".v_proj")):
             continue  # heads are checked by their number
-        unit = 1
-        if quantised is not None:
-            unit = quantised.blocks[by_columns] if quantised.blocks else quantised.group if by_columns else 1
-        if whole % (devices * max(1, unit)):
+        is_float = name in expected and expected[name].dtypes == FLOATS
+        unit = 1 if quantised is None or is_float else quantised.unit(by_columns)
+        if whole % (devices * unit):
             blocks = f" in blocks of {unit}" if unit > 1 else ""
             raise BrokenCheckpoint(
                 f"{layer}: its {whole} {_SIDES[by_columns]} do not divide among {devices} devices{blocks}"

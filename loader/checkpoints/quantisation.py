@@ -113,6 +113,15 @@ class Quantisation:
             "_scales": _one((count, rows, blocks), _BYTES),
         }
 
+    def unit(self, by_columns: bool) -> int:
+        """Rows, or columns, of a layer that stay together where it is divided among devices."""
+        if self.layout in ("plain", "mxfp4"):
+            return self.blocks[by_columns] if self.blocks else 1
+        pack = _WORD_BITS // self.bits
+        if by_columns:
+            return self.group or (1 if self.layout == "awq" else pack)
+        return pack if self.zeros or self.layout != "compressed" else 1
+
     def _plain(self, rows: int, columns: int) -> dict[str, QuantisedTensor]:
         scales: tuple[Shape, ...] = _SCALE
         if self.blocks:

@@ -9,7 +9,7 @@ from typing import Any
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Name -> (dtype, shape)."""
-BYTES = {"F16": 2, "BF16": 2, "F32": 4, "I8": 1}
+BYTES = {"F16": 2, "BF16": 2, "F32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I32": 4, "I64": 8}
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
