@@ -6,7 +6,7 @@ Tests and engines are of one loop: `pytest.mark.asyncio(loop_scope=...)`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from protos import engine_pb2
 from testing.engines.harness import EngineEnd, engine
@@ -15,8 +15,15 @@ from testing.engines.harness import EngineEnd, engine
 class Engines:
     """Warm engines, all started with the same arguments."""
 
-    def __init__(self, *arguments: str, pass_fds: Sequence[int] = (), ranks: int = 1) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        pass_fds: Sequence[int] = (),
+        ranks: int = 1,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._arguments = arguments
+        self._environment = environment
         self._ranks = ranks
         self._pass_fds = pass_fds
         self._warm: list[tuple[EngineEnd, contextlib.AsyncExitStack]] = []
@@ -34,7 +41,8 @@ class Engines:
 
     async def _start(self) -> tuple[EngineEnd, contextlib.AsyncExitStack]:
         stack = contextlib.AsyncExitStack()
-        end = await stack.enter_async_context(engine(*self._arguments, pass_fds=self._pass_fds, ranks=self._ranks))
+        started = engine(*self._arguments, pass_fds=self._pass_fds, ranks=self._ranks, environment=self._environment)
+        end = await stack.enter_async_context(started)
         return end, stack
 
     async def close(self) -> None:
