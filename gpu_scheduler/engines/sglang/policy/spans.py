@@ -18,6 +18,8 @@ class Places:
         """Byte behind the last one that was ever taken; a multiple of the alignment."""
         self._free: list[Span] = []
         """Spans below `used` that are not taken, by address; none touches the next."""
+        self.released = False
+        """Whether a place was ever released, and so may have been taken by another tensor."""
 
     def take(self, nbytes: int) -> int:
         """Takes a place of `nbytes`, the first that is large enough; returns the byte at which it starts."""
@@ -31,7 +33,9 @@ class Places:
 
     def release(self, before: Iterable[Span], after: Iterable[Span]) -> None:
         """Releases places that tensors had `before` and none has `after`, with the padding behind them."""
-        self._free = joined([*self._free, *without(map(self._outward, before), map(self._outward, after))])
+        released = without(map(self._outward, before), map(self._outward, after))
+        self._free = joined([*self._free, *released])
+        self.released = self.released or bool(released)
 
     def restart(self, used: int) -> None:
         """Forgets all places but the first `used` bytes, which are taken."""

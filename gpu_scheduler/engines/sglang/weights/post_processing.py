@@ -1,19 +1,22 @@
 """What SGLang makes of a model's weights once they are read: quantised layers are laid out for their kernels.
 
 SGLang does this layer by layer. A layer's new tensors take the places in the weights range that its old ones had, or
-those of a layer before it, so that the range never holds much more than the model. Some layers keep tensors beside
+those of a layer before it, so that the range never holds much more than the model; tensors larger than those that they
+replace find no such place, and the range holds both until it is closed up. Some layers keep tensors beside
 their parameters, in attributes or in objects of their own: they belong to the weights and go into the range too, under
 the name of the attribute. An image has them, therefore, and they leave while the model sleeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel
+from gpu_scheduler.engines.sglang.policy.spans import Span
 from gpu_scheduler.engines.sglang.weights.weights_range import MappedWeights
 
 _DEPTH = 4
@@ -29,12 +32,20 @@ _LEAVES = ("builtins", "torch", "functools", "types", "enum")
 def process(model: torch.nn.Module, range_: MappedWeights) -> None:
     """Has SGLang process the weights of each layer, in SGLang's own order, and moves what it makes into the range.
     Raises BrokenModel for a tensor that cannot lie there, NoMemory."""
+    shared = _shared(model, range_)
     for name, module in model.named_modules():
         if getattr(module, "quant_method", None) is not None:
-            _process_layer(name, module, range_)
+            _process_layer(name, module, range_, shared)
 
 
-def _process_layer(name: str, module: torch.nn.Module, range_: MappedWeights) -> None:
+def _shared(model: torch.nn.Module, range_: MappedWeights) -> list[Span]:
+    """Places of parameters that several layers have: one that replaces its own leaves the others theirs."""
+    held = [each for module in model.modules() for each in module._parameters.values() if each is not None]
+    times = Counter(map(id, held))
+    return [span for each in held if times[id(each)] > 1 and (span := range_.span(each)) is not None]
+
+
+def _process_layer(name: str, module: torch.nn.Module, range_: MappedWeights, shared: Sequence[Span]) -> None:
     device = range_.memory.device
     before = [tensor for _, tensor in _tensors(module, device)]
     spans = [span for tensor in before if (span := range_.span(tensor)) is not None]
@@ -45,7 +56,8 @@ def _process_layer(name: str, module: torch.nn.Module, range_: MappedWeights) ->
     method: Any = module.quant_method
     method.process_weights_after_loading(module)
     after = dict(_tensors(module, device))
-    range_.places.release(spans, [span for tensor in after.values() if (span := range_.span(tensor)) is not None])
+    kept = [span for tensor in after.values() if (span := range_.span(tensor)) is not None]
+    range_.places.release(spans, [*kept, *shared])
     for path, tensor in after.items():
         if tensor.numel() and range_.span(tensor) is None and not path.endswith(_SCRATCH):
             if tensor.untyped_storage().data_ptr() not in elsewhere:

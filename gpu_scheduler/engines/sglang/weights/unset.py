@@ -14,7 +14,7 @@ _PATTERN = (0x5BC1_94E2_7D03_A86F, -0x1E57_3B0C_46D9_F283)
 _WORDS = len(_PATTERN)
 _CHUNK = (64 << 20) // 16
 """Patterns that are compared at a time: the comparison takes memory of its own."""
-_OPTIONAL = ("scale", "g_idx")
+_OPTIONAL = ("scale", "g_idx", "g_idx_sort_indices")
 """Ends of the names of parameters that a checkpoint may lack, because they have meaningful defaults. Those that it has
 to have all the same are looked for by name before (`loader/checkpoints/quantisation.py`)."""
 
@@ -68,8 +68,11 @@ def _has_nan(parameter: torch.nn.Parameter) -> bool:
 
 
 def _words(parameter: torch.nn.Parameter) -> torch.Tensor | None:
-    """The parameter's bytes as (patterns, 2) words, a view; None if it is no whole number of patterns or has gaps."""
+    """The parameter's bytes as (patterns, 2) words, a view; None if it is no whole number of patterns, has gaps, or
+    begins within a word of its storage."""
     data = parameter.data
     if not data.is_contiguous() or not data.numel() or data.numel() * data.element_size() % (8 * _WORDS):
+        return None
+    if data.storage_offset() * data.element_size() % 8:
         return None
     return data.view(-1).view(torch.uint8).view(torch.int64).view(-1, _WORDS)

@@ -173,15 +173,18 @@ def lay_out(model: torch.nn.Module, range_: MappedWeights) -> WeightsLayout:
 
 def close_gaps(model: torch.nn.Module, range_: MappedWeights) -> bool:
     """Moves the tensors of a model that is bound down to the start of the range, in their order, over places that
-    nothing uses any more; returns whether any moved. Raises BrokenModel if SGLang holds a tensor over the range that
-    was not found in the model: it would point to the bytes of another one."""
+    nothing uses any more; returns whether the range became shorter. Raises BrokenModel if SGLang holds a tensor over
+    the range that was not found in the model: it points to the bytes of another one, or would do so."""
     tensors = [tensor for _, tensor in _held(model, range_)]
     spans = [span for tensor in tensors if (span := range_.span(tensor)) is not None]
     whole = overlapping(spans)
     starts = moved_down(whole, ALIGN_BYTES)
-    if all(start == first for start, (first, _) in zip(starts, whole, strict=True)):
+    end = starts[-1] + whole[-1][1] - whole[-1][0] if whole else 0
+    shorter = end + ALIGN_BYTES <= range_.used
+    if shorter or range_.places.released:
+        _check_known(tensors, range_)
+    if not shorter:
         return False
-    _check_known(tensors, range_)
     for (first, last), start in zip(whole, starts, strict=True):
         _move_bytes(range_.memory, first, last, start)
     begins = [first for first, _ in whole]
@@ -193,7 +196,7 @@ def close_gaps(model: torch.nn.Module, range_: MappedWeights) -> bool:
             tensor.data = view(
                 range_.memory, ParameterPlace("", moved, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
             )
-    range_.places.restart(starts[-1] + whole[-1][1] - whole[-1][0])
+    range_.places.restart(end)
     return True
 
 
@@ -210,12 +213,18 @@ def _check_known(tensors: list[torch.Tensor], range_: MappedWeights) -> None:
     known = {id(tensor) for tensor in tensors} | {id(range_.memory)}
     if _unknown(known, range_):
         gc.collect()  # modules that SGLang made and replaced refer to themselves
-    for found in _unknown(known, range_):
-        holders = {type(each).__qualname__ for each in gc.get_referrers(found)} - {"list", "frame"}
+    unknown = _unknown(known, range_)
+    # A view holds the tensor that it is a view of, out of Python's sight; the view is what leads somewhere.
+    for found in sorted(unknown, key=lambda each: not _holders(each))[:1]:
         raise BrokenModel(
             f"SGLang keeps a tensor {list(found.shape)} of {found.dtype} over the weights where it cannot be found"
-            f" (held by {', '.join(sorted(holders)) or 'nothing'}): this kind of model is not supported"
+            f" (held by {', '.join(_holders(found)) or 'nothing'}): this kind of model is not supported"
         )
+
+
+def _holders(tensor: torch.Tensor) -> list[str]:
+    """Types of the objects that refer to a tensor; lists and frames are this check's own."""
+    return sorted({type(each).__qualname__ for each in gc.get_referrers(tensor)} - {"list", "frame"})
 
 
 def _unknown(known: set[int], range_: MappedWeights) -> list[torch.Tensor]:

@@ -57,7 +57,10 @@ def test_places_are_taken_once_until_they_are_released(steps: list[int | tuple[i
 def test_place_that_was_released_is_taken_again_before_the_range_grows() -> None:
     places = Places(ALIGN)
     first, _, third = places.take(8), places.take(8), places.take(8)
+    places.release([(8, 16)], [(8, 16)])
+    assert not places.released
     places.release([(first, 7), (8, 16), (third, 21)], [(8, 16)])
+    assert places.released
     assert (places.take(4), places.take(8), places.take(4), places.used) == (first, third, first + 4, 24)
     places.restart(6)
     assert (places.take(1), places.used) == (8, 12)

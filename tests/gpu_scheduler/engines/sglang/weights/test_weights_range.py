@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from gpu_scheduler.engines.sglang.base.errors import BrokenModel
 from gpu_scheduler.engines.sglang.weights import weights_range
 from protos import engine_pb2
 
@@ -125,6 +127,61 @@ def test_another_process_makes_the_same_manifest_and_takes_the_image() -> None:
             weights_range.checkpoint_tensors(first), weights_range.checkpoint_tensors(second), strict=True
         )
     )
+
+
+def test_tensors_move_down_over_what_is_used_no_more_and_keep_values_strides_and_ties() -> None:
+    model, untouched, range_ = Small(), Small(), empty_range()
+    weights_range.bind(model, range_, copy=True)
+    assert not weights_range.close_gaps(model, range_), "there is no gap"
+    range_.others["beside"] = range_.memory[range_.used : range_.used + 6].view(torch.int16).fill_(7)
+    range_.take(torch.empty(6, dtype=torch.uint8).untyped_storage(), copy=False)
+    del model.turned, untouched.turned
+    before = range_.used
+    assert weights_range.close_gaps(model, range_)
+    assert range_.used == before - weights_range.ALIGN_BYTES
+    for (name, tensor), (_, expected) in zip(
+        weights_range.checkpoint_tensors(model), weights_range.checkpoint_tensors(untouched), strict=True
+    ):
+        assert within(tensor, range_.memory) and torch.equal(tensor, expected), name
+        assert tensor.stride() == expected.stride(), name
+    assert model.head.weight is model.embed.weight
+    assert range_.others["beside"].tolist() == [7, 7, 7]
+    places = {place.name: place.offset_bytes for place in weights_range.lay_out(model, range_).places}
+    assert places["lower"] == places["upper"] + 3 * 5 * 4
+    assert sorted({places[name] for name in places if name != "lower"}) == [0, 256, 512, 768]
+    assert not weights_range.close_gaps(model, range_), "the gap is closed"
+
+
+@pytest.mark.parametrize("chunk", [100, 256, 1 << 20])
+def test_a_tensor_longer_than_the_gap_before_it_moves_over_its_own_bytes(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(weights_range, "_CHUNK_BYTES", chunk)
+    range_, model = empty_range(), torch.nn.Module()
+    model.short = torch.nn.Parameter(torch.ones(60))
+    model.long = torch.nn.Parameter(torch.arange(300.0))
+    model.last = torch.nn.Parameter(torch.arange(3.0))
+    weights_range.bind(model, range_, copy=True)
+    del model.short
+    assert weights_range.close_gaps(model, range_)
+    assert torch.equal(model.long, torch.arange(300.0)) and torch.equal(model.last, torch.arange(3.0))
+    assert (range_.offset(model.long), range_.offset(model.last), range_.used) == (0, 1280, 1536)
+
+
+def test_a_model_without_tensors_leaves_an_empty_range() -> None:
+    range_ = empty_range()
+    range_.take(torch.empty(6, dtype=torch.uint8).untyped_storage(), copy=False)
+    assert weights_range.close_gaps(torch.nn.Module(), range_) and range_.used == 0
+
+
+def test_gaps_are_not_closed_under_a_tensor_that_is_kept_outside_of_the_model() -> None:
+    model, range_ = Small(), empty_range()
+    weights_range.bind(model, range_, copy=True)
+    kept = {"view": model.upper.data[1:]}
+    del model.embed, model.head
+    with pytest.raises(BrokenModel, match=r"a tensor \[2, 5\] of torch.float32 over the weights .* \(held by dict\)"):
+        weights_range.close_gaps(model, range_)
+    assert torch.equal(kept["view"], model.upper[1:])
 
 
 def test_a_changed_byte_changes_the_checksum() -> None:
