@@ -147,8 +147,7 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
     quantised = quantisation.read(config, families.text_config(config))
     tensors = families.text_tensors(tensors_of(folder), shape)
     expected = _check_tensors(tensors, families.expected_tensors(shape, config), quantised)
-    if devices > 1:
-        _check_divides(families.expected_tensors(shape, config), expected, quantised, devices)
+    _check_divides(families.expected_tensors(shape, config), expected, quantised, shape.kv_heads, devices)
     _check_tokenizer(folder)
     made = embedding.read(folder, config, shape.hidden) if embedding.embeds(folder, task) else None
     return Checkpoint(
@@ -177,6 +176,8 @@ def _check_tensors(
 ) -> dict[str, QuantisedTensor]:
     """The tensors that a model with these weights has to have, by name. Raises BrokenCheckpoint if one of them is
     missing, or has another shape or type."""
+    if quantised is not None and all(tensor.dtype in FLOATS for tensor in tensors.values()):
+        raise BrokenCheckpoint(f"config.json says that the weights are quantised ({quantised.name}): none of them is")
     expected = _expected(tensors, weights, quantised)
     missing = [name for name in expected if name not in tensors]
     if missing:
@@ -194,8 +195,6 @@ def _check_tensors(
         if tensor.dtype not in needed.dtypes:
             why = f"{quantised.name} has {' or '.join(sorted(needed.dtypes))}" if quantised else _NOT_QUANTISED
             raise BrokenCheckpoint(f"{tensor.file}: {name} is {tensor.dtype}: {why}")
-    if quantised is not None and all(needed.dtypes == FLOATS for needed in expected.values()):
-        raise BrokenCheckpoint(f"config.json says that the weights are quantised ({quantised.name}): none of them is")
     return expected
 
 
@@ -207,7 +206,9 @@ def _expected(
         found = tensors.get(name)
         layer, _, last = name.rpartition(".")
         is_float = found is not None and found.dtype in FLOATS
-        if quantised is None or is_float or name in _VOCABULARY:
+        # Of a layer that is not excepted engines would take the floats for quantised numbers.
+        left = is_float and (quantised is None or quantised.may_be_float(name))
+        if quantised is None or left or name in _VOCABULARY:
             expected[name] = QuantisedTensor((size,), FLOATS)
             continue
         if len(size) == 3:
@@ -228,9 +229,11 @@ def _check_divides(
     weights: Mapping[str, tuple[int, ...]],
     expected: Mapping[str, QuantisedTensor],
     quantised: Quantisation | None,
+    kv_heads: int,
     devices: int,
 ) -> None:
-    """Raises BrokenCheckpoint for a layer that does not divide among devices, in whole blocks where it is quantised.
+    """Raises BrokenCheckpoint for a layer that does not divide among devices, in whole blocks where it is quantised;
+    engines join the rows of layers that read the same, and so these are whole blocks on a single device too.
     `expected`: the tensors that the checkpoint has for these weights."""
     for name, size in weights.items():
         layer, _, last = name.rpartition(".")
@@ -239,16 +242,16 @@ def _check_divides(
         if last != "weight" or len(size) != 2 or name in _VOCABULARY or layer.endswith((".gate", ".router")):
             continue
         by_columns = layer.endswith(_BY_COLUMNS)
+        if by_columns and devices == 1:
+            continue
         whole = size[by_columns]
-        if layer.endswith((".k_proj", ".v_proj")):
-            continue  # heads are checked by their number
+        parts = min(devices, kv_heads) if layer.endswith((".k_proj", ".v_proj")) else devices
         is_float = name in expected and expected[name].dtypes == FLOATS
         unit = 1 if quantised is None or is_float else quantised.unit(by_columns)
-        if whole % (devices * unit):
+        if whole % (parts * unit):
+            among = f" among {devices} devices" if devices > 1 else ""
             blocks = f" in blocks of {unit}" if unit > 1 else ""
-            raise BrokenCheckpoint(
-                f"{layer}: its {whole} {_SIDES[by_columns]} do not divide among {devices} devices{blocks}"
-            )
+            raise BrokenCheckpoint(f"{layer}: its {whole} {_SIDES[by_columns]} do not divide{among}{blocks}")
 
 
 def _parts(name: str, size: tuple[int, ...], shape: families.ModelShape, devices: int) -> int:

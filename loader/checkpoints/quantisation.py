@@ -3,19 +3,19 @@ of them has instead of its weight.
 
 Sources: Transformers' and compressed-tensors' documentation of `quantization_config`, and the layouts of published
 checkpoints. A kind that is not here is refused by name, before any memory is booked. Which layers are quantised the
-tensors say themselves: a weight of floats is one that was left as it is.
+tensors say themselves: a weight of floats is one that was left as it is, if `quantization_config` excepts it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from loader.checkpoints.config_values import check_given
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.checkpoints.weight_files import FLOATS
-from services.wording.values import COUNT, ValueKind
+from services.wording.values import COUNT, NAMES, ValueKind
 
 Shape = tuple[int, ...]
 _FP8 = frozenset({"F8_E4M3"})
@@ -28,6 +28,12 @@ _MXFP4_BLOCK = 32
 _SCALE: tuple[Shape, ...] = ((), (1,))
 """Shapes of a single scale."""
 _KEY = "quantization_config"
+_EXCEPTIONS = ("modules_to_not_convert", "ignored_layers", "ignore")
+"""Keys of the layers that are not quantised."""
+_LINEAR = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+"""Ends of the names of the weights that are quantised unless they are excepted; those of routers are not."""
+_REGEX = "re:"
+"""Beginning of an exception that is a regular expression. None is run: a checkpoint's own may take for ever."""
 METHODS = ("fp8", "awq", "gptq", "compressed-tensors", "mxfp4")
 """Values of `quant_method` that are served."""
 
@@ -69,6 +75,16 @@ class Quantisation:
     """Whether `compressed` weights have zero points."""
     order: bool = False
     """Whether `gptq` and `compressed` weights have their columns in an order of their own."""
+    excepted: tuple[str, ...] | None = None
+    """Names, or parts of names, of the layers that are not quantised; None: any may be such a layer."""
+
+    def may_be_float(self, name: str) -> bool:
+        """Whether a weight may have been left as it is. Exceptions are taken widely. Packed weights have names of their
+        own, and engines find one missing where a layer has floats."""
+        if self.excepted is None or not name.endswith(_LINEAR):
+            return True
+        layer = name.removesuffix(".weight")
+        return any(each in name or layer in each for each in self.excepted)
 
     def tensors(self, rows: int, columns: int) -> dict[str, QuantisedTensor]:
         """Tensors of a linear layer by the last part of their names. Raises BrokenCheckpoint if the layer's shape does
@@ -150,6 +166,20 @@ def read(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quantisation | N
         return None
     if not isinstance(given, dict):
         raise BrokenCheckpoint(f"config.json: {_KEY} is not an object")
+    kind = _kind(given)
+    # The exceptions of a wrapper have its own names for the parts of the language model.
+    return kind if "text_config" in config or kind.layout != "plain" else replace(kind, excepted=_excepted(given))
+
+
+def _excepted(given: Mapping[str, Any]) -> tuple[str, ...] | None:
+    _check(given, dict.fromkeys(_EXCEPTIONS, NAMES))
+    named = tuple(each for key in _EXCEPTIONS for each in given.get(key) or ())
+    groups = given["config_groups"].values() if given.get("quant_method") == "compressed-tensors" else ()
+    targets_all = all(group.get("targets") == ["Linear"] for group in groups)
+    return named if targets_all and not any(each.startswith(_REGEX) for each in named) else None
+
+
+def _kind(given: Mapping[str, Any]) -> Quantisation:
     method = given.get("quant_method")
     if method == "fp8":
         return _fp8(given)
@@ -173,13 +203,13 @@ def read(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quantisation | N
 
 def _fp8(given: Mapping[str, Any]) -> Quantisation:
     _check(given, {"activation_scheme": _only("dynamic", "static")})
-    static = given.get("activation_scheme") == "static"
     if given.get("weight_block_size") is None:
-        return Quantisation("FP8", 8, static=static)
+        return Quantisation("FP8", 8, static=given.get("activation_scheme") == "static")
+    _check(given, {"activation_scheme": _only("dynamic")})
     blocks = given["weight_block_size"]
     if not (isinstance(blocks, list) and len(blocks) == 2 and all(type(size) is int and size > 0 for size in blocks)):
         raise BrokenCheckpoint(f"config.json: {_KEY}.weight_block_size is {blocks!r}, not two numbers above 0")
-    return Quantisation("FP8 in blocks", 8, blocks=(blocks[0], blocks[1]), scale="weight_scale_inv", static=static)
+    return Quantisation("FP8 in blocks", 8, blocks=(blocks[0], blocks[1]), scale="weight_scale_inv")
 
 
 def _compressed(given: Mapping[str, Any]) -> Quantisation:

@@ -170,15 +170,39 @@ def test_the_description_may_be_that_of_the_language_model_or_have_its_older_key
 
 
 @pytest.mark.parametrize("format_", ["awq", "int8", "fp8-blocks"])
-def test_a_layer_that_was_left_as_floats_is_taken_as_it_is(tmp_path: Path, folders: Folders, format_: str) -> None:
+@pytest.mark.parametrize(
+    "excepted", [O_PROJ, "model.layers.0", "o_proj", "language_model." + O_PROJ, "re:.*o_proj$", "re:("]
+)
+def test_a_layer_that_was_left_as_floats_is_taken_as_it_is(
+    tmp_path: Path, folders: Folders, format_: str, excepted: str
+) -> None:
     def as_floats(tensors: Tensors, config: dict[str, Any]) -> None:
-        for name in [name for name in tensors if name.startswith(f"{O_PROJ}.")]:
-            del tensors[name]
-        tensors[f"{O_PROJ}.weight"] = ("BF16", (512, 512))
+        o_proj_as_floats(tensors, config)
+        key = "ignore" if format_ == "int8" else "modules_to_not_convert"
+        config["quantization_config"][key] = ["lm_head", excepted]
 
     before = read(folders("dense", format_), BF16)
     found = changed(folders("dense", format_), tmp_path / "m", as_floats)
     assert found.quantisation == before.quantisation and found.weights_bytes > before.weights_bytes + 512 * 512 // 2
+
+
+def o_proj_as_floats(tensors: Tensors, config: dict[str, Any]) -> None:
+    for name in [name for name in tensors if name.startswith(f"{O_PROJ}.")]:
+        del tensors[name]
+    tensors[f"{O_PROJ}.weight"] = ("BF16", (512, 512))
+
+
+@pytest.mark.parametrize("targets", [["re:.*mlp.*"], ["Linear"]])
+def test_layers_that_are_no_target_may_be_floats(tmp_path: Path, folders: Folders, targets: list[str]) -> None:
+    def as_floats(tensors: Tensors, config: dict[str, Any]) -> None:
+        o_proj_as_floats(tensors, config)
+        config["quantization_config"]["config_groups"]["group_0"]["targets"] = targets
+
+    if targets == ["Linear"]:
+        with pytest.raises(BrokenCheckpoint, match=f"the weights lack {O_PROJ}.weight_scale"):
+            changed(folders("dense", "int8"), tmp_path / "m", as_floats)
+    else:
+        assert changed(folders("dense", "int8"), tmp_path / "m", as_floats).quantisation == "INT8"
 
 
 def changed(folder: Path, into: Path, change: Callable[[Tensors, dict[str, Any]], Any], devices: int = 1) -> Checkpoint:
@@ -279,6 +303,9 @@ def sized(**changes: int) -> Callable[[Tensors, dict[str, Any]], Any]:
         ("dense", "fp8", says(quant_method=None), "it is quantised by None, which is not supported"),
         ("dense", "fp8", says(activation_scheme="maybe"),
          "quantization_config.activation_scheme = 'maybe' is not dynamic or static, which alone is supported"),
+        ("dense", "fp8", o_proj_as_floats, f"the weights lack {O_PROJ}.weight_scale"),
+        ("dense", "fp8", says(modules_to_not_convert="lm_head"), "modules_to_not_convert = 'lm_head' is not a list of"),
+        ("dense", "fp8-blocks", says(activation_scheme="static"), "activation_scheme = 'static' is not dynamic"),
         ("dense", "fp8-blocks", says(weight_block_size=[128]), "weight_block_size is [128], not two numbers above 0"),
         ("dense", "fp8-blocks", says(weight_block_size=[128, 0]), "weight_block_size is [128, 0], not two numbers"),
         ("dense", "awq", says(bits=3), "quantization_config.bits = 3 is not 4, which alone is supported"),
@@ -336,6 +363,8 @@ def test_a_quantised_checkpoint_that_is_wrong_is_refused_with_one_line_that_name
          "mlp.experts.0.gate_proj: its 130 rows do not divide among 4 devices"),
         ("mixture", "fp8-blocks", {"moe_intermediate_size": 384}, 2,
          "mlp.experts.0.gate_proj: its 384 rows do not divide among 2 devices in blocks of 128"),
+        ("dense", "fp8-blocks", {"head_dim": 64, "hidden_size": 256}, 2,
+         "self_attn.k_proj: its 128 rows do not divide among 2 devices in blocks of 128"),
         ("gpt-oss", "bf16", {"intermediate_size": 30}, 4,
          "mlp.experts: its intermediate size 30 does not divide among 4 devices"),
         ("gpt-oss", "bf16", {"intermediate_size": 31}, 2,
@@ -351,3 +380,20 @@ def test_what_does_not_divide_among_devices_is_refused_by_its_layer(
     with pytest.raises(BrokenCheckpoint) as broken:
         read(folder, BF16, devices)
     assert str(broken.value) == f"model.layers.0.{reason}"
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "layer"),
+    [
+        ("dense", {"head_dim": 96, "hidden_size": 384}, "self_attn.k_proj"),
+        ("dense", {"intermediate_size": 192}, "mlp.gate_proj"),
+        ("mixture", {"moe_intermediate_size": 192}, "mlp.experts.0.gate_proj"),
+    ],
+)
+def test_layers_that_engines_join_are_whole_blocks_on_one_device_too(
+    tmp_path: Path, model: str, changes: dict[str, int], layer: str
+) -> None:
+    folder = format_checkpoints.write(tmp_path / "m", {**MODELS[model], "vocab_size": 8, **changes}, "fp8-blocks")
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(BrokenCheckpoint, match=f"model.layers.0.{layer}: its 192 rows do not divide in blocks of 128"):
+        read(folder, BF16)
