@@ -6,5 +6,6 @@ agreement                       the facts that the ranks of one engine agree on 
 quota                           device memory booked for the process itself
 grammar                         which grammars are refused, and which have become too slow
 rope, jit                       SGLang's arguments and kernels, from a model's config.json
+spans                           which bytes of a weights range are taken
 kept, ring                      a cache bounded by bytes; places in a ring buffer
 """

@@ -93,9 +93,11 @@ def register(quantization: ModuleType) -> None:
 
         def process_weights_after_loading(self, layer: Any) -> None:
             rows, columns = layer.weight.shape
-            # Two columns lie beside each other, so that neither shape nor order is what it was.
-            turned = layer.weight.data.t().reshape(columns // 2, 2, rows).transpose(1, 2).contiguous()
-            layer.register_parameter("turned", torch.nn.Parameter(turned, requires_grad=False))
+            # Two columns lie beside each other, so that neither shape nor order is what it was. The new parameter has
+            # no other name while it is made, so that it goes into the range at once, behind the old one.
+            layer.turned = torch.nn.Parameter(
+                layer.weight.data.t().reshape(columns // 2, 2, rows).transpose(1, 2).contiguous(), requires_grad=False
+            )
             del layer.weight
             layer.rows = float(rows)
             layer.halves = layer.weight_scale.data.flatten() / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 NEW_TOKENS = 12
 LIMITS = (16 * KV_EXTENT, 40 * KV_EXTENT) * 3
 PROMPTS = checkpoints.prompts(4)
+WEIGHTS_EXTENT = 64 << 10
+"""So small that the range is longer for some extents while layers are laid out anew."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,18 @@ async def test_repacked_weights_answer_the_same_from_files_from_their_image_and_
     async with node(tmp_path) as at, repacking.one() as end, repacking.one() as other:
         images = Images(at)
         await at.book("m", floor_bytes=LIMITS[0])
-        mapped, measured = await end.hold(load(at, "m", written.folder, context_tokens=CONTEXT))
+        from_files = load(at, "m", written.folder, context_tokens=CONTEXT)
+        from_files.weights_extent_bytes = WEIGHTS_EXTENT
+        mapped, measured = await end.hold(from_files)
         assert await says(end) == written.expected
         manifest = engine_pb2.Manifest.FromString(mapped.manifest)
-        check_layout(manifest, measured.weights_bytes, written.folder)
+        check_layout(manifest, measured.weights_bytes)
 
+        granted = [event.detail for event in await at.client.events() if event.what == "granted"]
+        extents = sum(int(detail.split(" x ")[0]) for detail in granted if detail.endswith("of weights"))
+        assert extents * WEIGHTS_EXTENT > measured.weights_bytes, "layers took places behind the model"
         image = await images.take(mapped.lease_id)
+        assert len(image) == measured.weights_bytes, "those behind the model went back"
         await end.do(hibernate=engine_pb2.Hibernate())
         end.send(wake=engine_pb2.Wake())
         (again,) = await end.mapped()
@@ -84,6 +93,7 @@ async def test_repacked_weights_answer_the_same_from_files_from_their_image_and_
         from_image = load(
             at, "other", written.folder, context_tokens=CONTEXT, from_image=True, expected_checksum=mapped.checksum
         )
+        from_image.weights_extent_bytes = WEIGHTS_EXTENT
         other.send(load=from_image)
         (filling,) = await other.mapped()
         assert filling.manifest == mapped.manifest
@@ -93,7 +103,7 @@ async def test_repacked_weights_answer_the_same_from_files_from_their_image_and_
         images.close()
 
 
-def check_layout(manifest: engine_pb2.Manifest, weights_bytes: int, folder: Path) -> None:
+def check_layout(manifest: engine_pb2.Manifest, weights_bytes: int) -> None:
     """The range has what was made of the weights, without gaps, and nothing of what it was made of."""
     layer = "model.layers.0.self_attn.o_proj."
     tensors = {tensor.name: tensor for tensor in manifest.tensors}
@@ -107,15 +117,8 @@ def check_layout(manifest: engine_pb2.Manifest, weights_bytes: int, folder: Path
     end = 0
     for tensor in sorted(manifest.tensors, key=lambda each: each.offset_bytes):
         assert end <= tensor.offset_bytes < end + 256, tensor.name
-        end = tensor.offset_bytes + items[tensor.dtype] * product(tensor.shape)
-    assert manifest.total_bytes == weights_bytes == -(-end // (1 << 20)) * (1 << 20)
-
-
-def product(sizes: object) -> int:
-    made = 1
-    for size in sizes:  # type: ignore[attr-defined]
-        made *= size
-    return made
+        end = tensor.offset_bytes + items[tensor.dtype] * math.prod(tensor.shape)
+    assert manifest.total_bytes == weights_bytes == -(-end // WEIGHTS_EXTENT) * WEIGHTS_EXTENT
 
 
 @pytest.mark.parametrize(
