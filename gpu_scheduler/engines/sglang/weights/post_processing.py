@@ -54,7 +54,9 @@ def _process_layer(name: str, module: torch.nn.Module, range_: MappedWeights, sh
     elsewhere = {storage.data_ptr() for storage in storages}
     del before
     method: Any = module.quant_method
+    range_.born.clear()
     method.process_weights_after_loading(module)
+    spans += [span for parameter, span in range_.born if parameter() is None]  # those of steps between
     after = dict(_tensors(module, device))
     kept = [span for tensor in after.values() if (span := range_.span(tensor)) is not None]
     range_.places.release(spans, [*kept, *shared])

@@ -12,6 +12,7 @@ tables of rotary embeddings: they are constant, and large where the context is l
 from __future__ import annotations
 
 import gc
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,6 +61,8 @@ class MappedWeights:
         self.places = Places(ALIGN_BYTES)
         self.others: dict[str, torch.Tensor] = {}
         """Tensors beside parameters and buffers that belong to the weights, by name."""
+        self.born: list[tuple[weakref.ref[torch.nn.Parameter], Span]] = []
+        """Parameters for which `born_in` took a place, with their places; some are gone again."""
         self._need = need
 
     @property
@@ -107,7 +110,10 @@ def born_in(range_: MappedWeights, *, copy: bool) -> Iterator[None]:
     def into_range(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
         if parameter is not None and parameter.device == range_.memory.device and _alone(parameter):
             if range_.offset(parameter) is None:
-                range_.adopt(parameter, range_.take(parameter.untyped_storage(), copy))
+                nbytes = parameter.untyped_storage().nbytes()
+                start = range_.take(parameter.untyped_storage(), copy)
+                range_.adopt(parameter, start)
+                range_.born.append((weakref.ref(parameter), (start, start + nbytes)))
         register(module, name, parameter)
 
     torch.nn.Module.register_parameter = into_range  # type: ignore[method-assign,assignment]

@@ -93,12 +93,13 @@ def register(quantization: ModuleType) -> None:
 
         def process_weights_after_loading(self, layer: Any) -> None:
             rows, columns = layer.weight.shape
-            # Two columns lie beside each other, so that neither shape nor order is what it was. The new parameter has
-            # no other name while it is made, so that it goes into the range at once, behind the old one.
-            layer.turned = torch.nn.Parameter(
-                layer.weight.data.t().reshape(columns // 2, 2, rows).transpose(1, 2).contiguous(), requires_grad=False
-            )
+            # A step between that needs four times the weight's place in the range for a while.
+            layer.wide = torch.nn.Parameter(layer.weight.data.float(), requires_grad=False)
             del layer.weight
+            # Two columns lie beside each other, so that neither shape nor order is what it was.
+            turned = layer.wide.data.t().reshape(columns // 2, 2, rows).transpose(1, 2).to(torch.int8).contiguous()
+            layer.turned = torch.nn.Parameter(turned, requires_grad=False)
+            del layer.wide
             layer.rows = float(rows)
             layer.halves = layer.weight_scale.data.flatten() / 2
             self.packed = Packed(layer.weight_scale.data.t().clone())
