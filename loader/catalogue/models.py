@@ -86,7 +86,14 @@ def read_model(listed: CatalogueEntry, sizes: Sizes, added: bool = False) -> Cat
     """Reads a model's checkpoint. Blocks on the file system and never fails: what is wrong is the model's error."""
     seen = _generation(listed)
     try:
-        found = checkpoint.read(listed.path, sizes.dtype_bytes, listed.devices, listed.task)
+        found = checkpoint.read(
+            listed.path,
+            sizes.dtype_bytes,
+            listed.devices,
+            listed.task,
+            kv_dtype=listed.kv_dtype,
+            unverified=listed.unverified,
+        )
         _check_lengths(listed, found)
     except BrokenCheckpoint as error:
         return CatalogueModel(listed, sizes, None, " ".join(str(error).split()), added, error.may_pass, seen)
