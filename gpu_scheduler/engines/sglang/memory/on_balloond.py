@@ -68,7 +68,7 @@ class _Pieces(PieceRange):
 def _streams() -> list[int]:
     """The CUDA streams that may touch the KV: the engine thread's own, and SGLang's for the forward pass."""
     streams = {torch.cuda.current_stream().cuda_stream}
-    scheduler = getattr(current.instance(), "scheduler", None)
+    scheduler = getattr(current.model(), "scheduler", None)
     if scheduler is not None:
         streams.add(scheduler.forward_stream.cuda_stream)
     return list(streams)
