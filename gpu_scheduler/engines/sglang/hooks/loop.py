@@ -188,7 +188,9 @@ def after_retraction(result: Any, _batch: Any, *_args: Any) -> Any:
     queue."""
     retracted, ratio, given_up = result
     model = current.model()
-    model.counters.retractions += len(retracted) + len(given_up)
+    for request in retracted:
+        model.retracted(request, "no KV memory for the running batch")
+    model.counters.retractions += len(given_up)
     for request in given_up:
         current.loop().parked(request)
     return retracted, ratio, []

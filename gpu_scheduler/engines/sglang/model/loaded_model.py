@@ -150,6 +150,12 @@ class LoadedModel:
         """Sends chunks of requests' outputs to the gpu_scheduler."""
         self.channel.send(tokens=engine_pb2.Tokens(chunks=chunks))
 
+    def retracted(self, request: Any, reason: str) -> None:
+        """Counts and reports that SGLang's `request` was taken out of the running batch and waits to go on."""
+        self.counters.retractions += 1
+        if (entry := self.request_table.by_rid(request.rid)) is not None:
+            self.channel.send(retracted=engine_pb2.Retracted(request_id=entry.request_id, reason=reason))
+
     def progress(self, step: str, done: int, total: int) -> None:
         """Reports `done` of `total` bytes of a step, at most ten times a second, and at the end."""
         now = time.monotonic()

@@ -133,9 +133,9 @@ class Reclaim:
         return memory is not None and memory.overage_bytes() > 0
 
     def shrink(self, retract: Any, *arguments: Any) -> None:
-        """Makes memory over the limit leave. `retract(*arguments)` stops one request and returns whether there was one.
-        Prefixes go first, then requests, as far as there is no place for them; the rest is moved together. How much is
-        lost where pages lie over the edges of extents is known only once they are moved: then more goes."""
+        """Makes memory over the limit leave. `retract(*arguments)` stops one request and returns it, None if there was
+        none. Prefixes go first, then requests, as far as there is no place for them; the rest is moved together. How
+        much is lost where pages lie over the edges of extents is known only once they are moved: then more goes."""
         model = self._model
         memory, kv, counters = model.memory.kv, model.kv, model.counters
         if memory is None or (at_first := memory.overage_bytes()) <= 0 or self._moves_later():
@@ -144,10 +144,12 @@ class Reclaim:
         lost, exhausted, moves = 0, False, self._may_move()
 
         def stop_one() -> bool:
-            stopped = bool(retract(*arguments))
-            counters.retractions += stopped
+            stopped = retract(*arguments)
             kv.settle()
-            return stopped
+            if stopped is None:
+                return False
+            model.retracted(stopped, "KV memory over its limit")
+            return True
 
         while (over := memory.overage_bytes()) > 0 and not exhausted:
             device.wait(model.device)  # a step under way cannot be moved

@@ -18,6 +18,7 @@ from gpu_scheduler.engines.sglang.policy.agreement import StepAgreement
 from gpu_scheduler.engines.sglang.ranks.ranks import Alone
 from gpu_scheduler.engines.sglang.step.current import set_loop
 from gpu_scheduler.engines.sglang.step.loop import StepLoop
+from gpu_scheduler.engines.sglang.step.reclaim import Reclaim
 from gpu_scheduler.engines.shared_board import BoardSeat, SharedBoard
 from gpu_scheduler.engines.sharing.step_gate import StepAnswer, StepWait, WaitReason
 from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
@@ -367,3 +368,24 @@ def wait_for_a_neighbour_tells_why() -> None:
     bench.neighbour_prefills_until(100.5)
     bench.gave_way()
     assert bench.loop._gave_way == StepWait(1100.0, WaitReason.NEIGHBOUR_PREFILL)
+
+
+def retractions_are_counted_and_reported_with_their_reasons() -> None:
+    """A request that SGLang gives up goes back into the shared queue; the others stay here."""
+    bench = Bench()
+    model = bench.model
+    model.retracted = lambda request, reason: LoadedModel.retracted(model, request, reason)
+    model.request_table.by_rid = lambda rid: None if rid == "probe" else MagicMock(request_id=f"of {rid}")
+    requests = [MagicMock(rid=rid) for rid in ("1", "probe", "2")]
+    with patch.object(hooks.current, "model", lambda: model), patch.object(hooks.current, "loop") as loop:
+        assert hooks.after_retraction((requests[:2], 0.5, requests[2:]), MagicMock()) == (requests[:2], 0.5, [])
+    loop.return_value.parked.assert_called_once_with(requests[2])
+    running = [MagicMock(rid="3")]
+    bench.memory.overage_bytes, bench.memory.extent_bytes = lambda: len(running), 1
+    model.ranks, model.kv_transfer.busy = SimpleNamespace(size=2), False  # several ranks move no KV
+    model.kv.leaving.return_value, model.kv.give_up_empties.return_value = 1, 0
+    Reclaim(model, MagicMock()).shrink(running.pop)
+    sent = [call.kwargs["retracted"] for call in model.channel.send.call_args_list if "retracted" in call.kwargs]
+    reasons = [(message.request_id, message.reason) for message in sent]
+    assert reasons == [("of 1", "no KV memory for the running batch"), ("of 3", "KV memory over its limit")], reasons
+    assert model.counters.retractions == 4
