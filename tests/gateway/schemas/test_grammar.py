@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gateway.schemas import grammar, terms
+from gateway.schemas import grammar, reader
 from gateway.schemas.documents import SchemaRefused
 from testing.fuzz.grammars import Words
 from testing.schemas.answers import Compiled
@@ -215,7 +215,7 @@ def test_references_end(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(SchemaRefused, match="it allows no answer"):
             grammar.of(chain(1000, {"$ref": "#/$defs/d7"}, link))
     assert grammar.of(chain(400, {"type": "integer"}, "prefixItems"))
-    monkeypatch.setattr(terms, "MOST_STEPS", 1000)
+    monkeypatch.setattr(reader, "MOST_STEPS", 1000)
     both = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 2}"}]} for n in range(90)}
     with pytest.raises(SchemaRefused, match="too many ways"):
         grammar.of({"$defs": {**both, "d90": {}, "d91": {"type": "null"}}, "$ref": "#/$defs/d0"})
