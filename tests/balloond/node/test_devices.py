@@ -7,7 +7,7 @@ import pytest
 
 from balloond.backends.cpu import PAGE_BYTES, CpuMaker
 from balloond.config import BalloondConfig
-from balloond.driver import alive
+from balloond.driver.connection import alive
 from balloond.node import devices, saved_capacity
 from balloond.node.extent_pool import ExtentPool
 from balloond.node.processes import ProcessIdentity

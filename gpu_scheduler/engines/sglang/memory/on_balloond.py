@@ -8,9 +8,9 @@ import torch
 
 from balloond.backends import mapper
 from balloond.backends.base import Mapper
-from balloond.driver.lease import GrowRefused, Lease, LeaseRefused
+from balloond.driver.connection.lease import GrowRefused, Lease, LeaseRefused
+from balloond.driver.kv.range import ElasticRange
 from balloond.driver.pieces import PieceRange
-from balloond.driver.range import ElasticRange
 from balloond.driver.tensor import tensor_over
 from balloond.driver.weights import WeightsRange
 from gpu_scheduler.engines.sglang.base import current

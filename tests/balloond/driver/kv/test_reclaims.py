@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balloond.driver.reclaims import OpenReclaims
+from balloond.driver.kv.reclaims import OpenReclaims
 
 EXTENT = 10
 

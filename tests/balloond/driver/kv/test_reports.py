@@ -1,6 +1,6 @@
 import threading
 
-from balloond.driver.reports import Reports, coarse
+from balloond.driver.kv.reports import Reports, coarse
 from tests.balloond.conftest import TIMEOUT_S
 from tests.balloond.driver.fakes import FakeLease
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from balloond.backends.cpu import PAGE_BYTES, CpuMapper
-from balloond.driver import range as driver_range
-from balloond.driver import watermarks
-from balloond.driver.range import ElasticRange, _runs
+from balloond.driver.kv import range as driver_range
+from balloond.driver.kv import watermarks
+from balloond.driver.kv.range import ElasticRange, _runs
 from testing import descriptors
 from tests.balloond.conftest import TIMEOUT_S
 from tests.balloond.driver.fakes import FakeLease, GatedMapper, readable

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from balloond.driver import alive
-from balloond.driver.lease import KV, WEIGHTS, GrowRefused, Lease, LeaseRefused, Usage
+from balloond.driver.connection import alive
+from balloond.driver.connection.lease import KV, WEIGHTS, GrowRefused, Lease, LeaseRefused, Usage
 from tests.balloond.conftest import MIB, TIMEOUT_S
 
 EXTENT = 64 << 10

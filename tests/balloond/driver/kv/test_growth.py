@@ -5,11 +5,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from balloond.driver.address_map import AddressMap
-from balloond.driver.growth import RangeGrowth
-from balloond.driver.reclaims import OpenReclaims
-from balloond.driver.reserve import Reserve
-from balloond.driver.watermarks import IDLE_S, Watermarks
+from balloond.driver.kv.address_map import AddressMap
+from balloond.driver.kv.growth import RangeGrowth
+from balloond.driver.kv.reclaims import OpenReclaims
+from balloond.driver.kv.reserve import Reserve
+from balloond.driver.kv.watermarks import IDLE_S, Watermarks
 
 PAUSE_S = 0.1
 
