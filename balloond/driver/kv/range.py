@@ -58,6 +58,7 @@ class ElasticRange:
         high: int,
         large: int = LARGE,
         poison: bool = False,
+        refused_pause_s: float = _REFUSED_PAUSE_S,
     ) -> None:
         """Reserves the addresses; the reserve is filled in the background. `large`: indices in a large extent; 1: there
         are none. `poison`: memory that is new or was released is filled with NaN."""
@@ -89,7 +90,7 @@ class ElasticRange:
         """Number of indices that have left the reserve and count as mapped until they are unmapped."""
         self._reclaims = OpenReclaims(extent_bytes)
         marks = Watermarks(low, high)
-        self._growth = RangeGrowth(addresses, self._reserve, marks, self._reclaims, _REFUSED_PAUSE_S)
+        self._growth = RangeGrowth(addresses, self._reserve, marks, self._reclaims, refused_pause_s)
         self._waiting = False
         """Whether the engine's thread waits in `acquire` or `offer`."""
         self._reports = Reports(lease, self._measure)

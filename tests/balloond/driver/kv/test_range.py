@@ -16,7 +16,7 @@ from tests.balloond.conftest import TIMEOUT_S
 from tests.balloond.driver.fakes import FakeLease, GatedMapper, readable
 
 
-def make(lease, low=0, high=0, extents=64, poison=False, mapper=None, large=1):
+def make(lease, low=0, high=0, extents=64, poison=False, mapper=None, large=1, **more):
     return ElasticRange(
         lease,
         mapper or GatedMapper(),
@@ -26,6 +26,7 @@ def make(lease, low=0, high=0, extents=64, poison=False, mapper=None, large=1):
         high=high,
         large=large,
         poison=poison,
+        **more,
     )
 
 
@@ -579,9 +580,8 @@ def test_a_shallow_reclaim_takes_no_more_than_the_reserve(lease):
     kv.close()
 
 
-def test_a_deep_reclaim_wakes_the_engine_for_what_the_reserve_lacks(lease, monkeypatch):
-    monkeypatch.setattr(driver_range, "_REFUSED_PAUSE_S", 1e6)  # after it, the reserve is filled again
-    kv = make(lease, low=2, high=2)
+def test_a_deep_reclaim_wakes_the_engine_for_what_the_reserve_lacks(lease):
+    kv = make(lease, low=2, high=2, refused_pause_s=1e6)  # after the pause, the reserve is filled again
     mine = kv.acquire(6, timeout_s=TIMEOUT_S)
     lease.settle()
     lease.reclaim(7, 5, deep=True)
