@@ -293,8 +293,7 @@ async def test_how_long_nobody_was_reached_begins_anew_where_a_request_was_taken
     world.placement.refusal = (grpc.StatusCode.UNAVAILABLE, "no group is reachable")
     await world.publish(world.route())
     answer = asyncio.get_running_loop().create_task(world.chat())
-    while not world.placement.activations:
-        await asyncio.sleep(0.005)
+    await world.placement.activated(1)
     world.placement.refusal = None
     assert (await answer).json()["choices"][0]["message"]["content"] == TEXT
 
@@ -424,8 +423,7 @@ class TestNobodyReached:
         await world.publish(world.route())
         world.placement.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
         answer = asyncio.get_running_loop().create_task(world.chat())
-        while len(world.placement.activations) < 6:  # the pauses in between are longer than the bound, all in all
-            await asyncio.sleep(0.01)
+        await world.placement.activated(6)  # the pauses in between are longer than the bound, all in all
         await both_places(world)
         assert (await answer).json()["choices"][0]["message"]["content"] == TEXT
 
