@@ -71,7 +71,7 @@ def test_a_queue_says_who_is_late_and_the_least_slack_of_those_with_a_target() -
     assert (model["waiting"], model["late"], model["least_slack_s"], model["running"]) == (3, 1, -1.5, 2)
 
 
-def test_of_a_queue_that_was_not_heard_nothing_is_claimed() -> None:
+def test_ui_state_of_an_unknown_queue_has_no_late_count_and_no_slack() -> None:
     (model,) = document(told(heard=False, waiting=3), "", 10.0, [], [])["groups"][0]["models"]
     assert (model["waiting"], model["late"], model["least_slack_s"]) == (3, None, None)
 

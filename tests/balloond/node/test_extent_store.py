@@ -87,7 +87,7 @@ async def test_there_is_room_once_what_is_there_and_what_the_keeper_still_holds_
         assert waiting.done() == there
 
 
-async def test_who_needs_little_does_not_wait_for_room_behind_who_needs_much():
+async def test_extent_store_small_claim_does_not_wait_behind_a_larger_one():
     keeper = Keeper()
     custody = ExtentStore({"cpu:0": CpuMaker()}, keeper)
     custody.create("cpu:0", "token", extents(1, 2, 3, 4))

@@ -449,7 +449,7 @@ def outcomes() -> Counter[str]:
     return found
 
 
-async def test_late_and_asked_to_be_dropped_is_a_503(world: World) -> None:
+async def test_completion_late_request_with_slo_drop_is_a_503(world: World) -> None:
     async def late(running: Running) -> None:
         running.finish(common_pb2.LATE, "late: 1 s of prefill to do, 0 s of slack left")
 

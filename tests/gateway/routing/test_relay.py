@@ -253,7 +253,7 @@ async def test_a_route_with_a_place_costs_no_call_to_placement(world: World) -> 
     assert world.groups[0].streams == 1
 
 
-async def test_a_group_that_does_not_serve_the_model_sends_it_on(world: World) -> None:
+async def test_relay_request_refused_by_a_group_goes_on_at_another(world: World) -> None:
     world.say(TEXT)
     world.groups[0].script = fails_after(world, 0, "not here")
 
@@ -273,7 +273,7 @@ async def test_active_places_come_before_waking_ones(world: World) -> None:
     assert (len(world.groups[0].requests), len(world.groups[1].requests)) == (0, 1)
 
 
-async def test_how_long_nobody_was_reached_begins_anew_where_a_request_was_taken(
+async def test_relay_unreachable_time_starts_anew_after_a_group_took_the_request(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody at first, then a group to which there was no connection yet, which has it for longer than that bound."""
@@ -372,7 +372,7 @@ class TestNotParkedForLong:
         assert "retry-after" in response.headers
         await asyncio.wait_for((await world.groups[0].arrived(1)).cancelled.wait(), PATIENCE_S)
 
-    async def test_a_group_that_nobody_serves_is_a_503(self, world: World) -> None:
+    async def test_relay_model_whose_group_and_placement_are_away_is_a_503(self, world: World) -> None:
         await world.groups[0].die()
         await world.placement.die()
         assert refusal(await world.chat(), 503)["code"] == "model_not_ready"
@@ -480,7 +480,7 @@ class TestCompiling:
             await asyncio.sleep(0.005)
         return answer, running, ready
 
-    async def test_they_wait_longer_than_for_another_that_wakes(
+    async def test_relay_request_waits_longer_for_a_compiling_model_than_for_a_waking_one(
         self, world: World, sent: list[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         answer, running, ready = await self.waits(world, sent, compiling=True)
@@ -504,7 +504,7 @@ class TestCompiling:
         await asyncio.wait_for(running.cancelled.wait(), PATIENCE_S)
 
     @pytest.mark.parametrize(("ahead_s", "bounds"), [(301.0, {}), (601.0, {"compile_time_out_s": 600.0})])
-    async def test_when_that_is_over_too_they_are_told_why_and_when_to_come_again(
+    async def test_relay_request_past_the_compiling_bound_fails_with_reason_and_retry_after(
         self,
         world: World,
         sent: list[tuple[Any, str]],
@@ -534,7 +534,7 @@ class TestCompiling:
         sent[0][0]._expired(sent[0][1])
         assert refusal(await answer, 503)["code"] == "model_not_ready"
 
-    async def test_beside_an_active_place_nobody_waits_for_compilers(self, world: World) -> None:
+    async def test_route_table_model_with_an_active_place_is_not_compiling(self, world: World) -> None:
         table = RouteTable()
         compiles = RoutePlace("a", "unix:/a", common_pb2.WAKING, True)
         for places, expected in (
@@ -552,7 +552,7 @@ class TestCompilingElsewhere:
     def settings(self) -> dict[str, Any]:
         return {"park_time_out_s": 0.2, "compile_time_out_s": 300.0}
 
-    async def test_one_that_looks_for_a_place_waits_longer_once_kernels_are_compiled(
+    async def test_relay_request_without_a_place_waits_longer_while_kernels_are_compiled(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It was sent back, and placement answers after the bound for others is over."""

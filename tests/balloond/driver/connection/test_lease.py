@@ -166,7 +166,7 @@ async def test_a_detach_while_balloond_is_away_is_told_to_the_next_one(node):
     assert not lease.loop.alive
 
 
-async def test_nobody_waits_for_a_balloond_that_stands_still(node):
+async def test_lease_calls_return_while_balloond_is_stopped(node):
     await node.book("a")
     lease = await asyncio.to_thread(Lease.attach, node.handoff, node.name, "a", timeout_s=TIMEOUT_S)
     extents = await asyncio.to_thread(lease.grow, KV, EXTENT, 4, timeout_s=TIMEOUT_S)

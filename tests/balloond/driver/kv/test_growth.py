@@ -174,7 +174,7 @@ def test_refused_small_extents_end_the_growth_until_the_engine_wants_some_again(
     assert book.growth.demand == "small" and book.requests() == ["need 2"]
 
 
-def test_what_comes_after_a_refusal_takes_it_back():
+def test_growth_grant_after_a_refusal_withdraws_the_refusal():
     book = Playbook()
     book.wants(40)
     book.requests()
@@ -329,7 +329,7 @@ def test_a_running_engine_keeps_its_low_mark_until_it_did_what_it_could_for_a_re
     assert len(book.reserve) == max(0, before - 5)
 
 
-def test_what_left_for_a_reclaim_leaves_once():
+def test_growth_extents_that_left_for_a_reclaim_leave_once():
     book = Playbook(high=9)
     book.wants(6)
     book.runs(capacity=64)
@@ -381,7 +381,7 @@ def test_an_emptied_reserve_stays_so_when_an_offer_ends():
     assert book.growth.use == "emptied"
 
 
-def test_what_lies_too_high_goes_back_after_the_offer():
+def test_growth_highest_extent_goes_back_after_an_offer_with_holes():
     book = Playbook(low=4, high=4)
     book.runs(capacity=64)
     book.growth.offer(holes=1)

@@ -65,7 +65,7 @@ def test_the_reserve_is_filled_ahead_and_serves_without_asking(lease):
     kv.close()
 
 
-def test_below_the_low_mark_the_reserve_of_who_runs_is_asked_for_as_growth(lease):
+def test_range_of_running_engine_below_the_low_mark_requests_its_reserve_as_growth(lease):
     kv = make(lease, low=4, high=8)
     lease.settle()
     kv.usage(PAGE_BYTES, [])
@@ -79,7 +79,7 @@ def test_below_the_low_mark_the_reserve_of_who_runs_is_asked_for_as_growth(lease
     kv.close()
 
 
-def test_what_could_be_evicted_instead_is_said_with_each_question_and_of_the_reserve_what_was_told_last(lease):
+def test_range_growth_requests_carry_the_evictable_bytes(lease):
     kv = make(lease, low=3, high=8)
     lease.settle()
     lease.capacity = lease.held_extents
@@ -113,7 +113,7 @@ def test_the_limit_bounds_what_is_asked_for_and_headroom_says_so(lease):
     kv.close()
 
 
-def test_the_addresses_bound_it_too(lease):
+def test_range_acquire_is_bounded_by_its_addresses(lease):
     kv = make(lease, extents=3)
     assert len(kv.acquire(8, timeout_s=TIMEOUT_S)) == 3
     assert kv.headroom() == 0
@@ -423,7 +423,7 @@ def test_a_limit_that_falls_takes_whole_large_extents_and_overage_says_what_is_l
     kv.close()
 
 
-def test_what_is_tied_to_what_is_owned_can_be_had_whatever_the_limit_is_and_leaves_with_it(lease):
+def test_range_tied_indices_are_taken_over_the_limit_and_leave_with_their_extent(lease):
     kv = bulk(lease, high=16)
     lease.capacity = 16
     mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
@@ -466,7 +466,7 @@ def test_an_offer_is_of_small_extents(lease):
 # --- limits and reclaims
 
 
-def test_who_waits_for_growth_does_not_wait_for_what_a_limit_that_falls_meanwhile_leaves_out(lease):
+def test_range_acquire_returns_when_a_falling_limit_leaves_no_more_to_wait_for(lease):
     kv, gate, got = make(lease), threading.Event(), []
     lease.loop.call(gate.wait)
     waiting = threading.Thread(target=lambda: got.append(kv.acquire(8, timeout_s=TIMEOUT_S)))
@@ -851,7 +851,7 @@ def test_what_is_offered_stays_until_some_of_it_is_taken(lease):
     kv.close()
 
 
-def test_what_lies_higher_than_others_have_it_is_exchanged_for_the_lowest_address(lease):
+def test_range_extent_above_a_hole_is_exchanged_for_the_lowest_address(lease):
     mapper = GatedMapper()
     lease.capacity = 4
     kv = make(lease, low=0, high=8, mapper=mapper)
