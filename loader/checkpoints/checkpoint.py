@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loader.checkpoints import embedding, families, generation_defaults
+from loader.checkpoints import embedding, families, generation_defaults, quantisation
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
 from loader.checkpoints.generation_defaults import SamplingDefaults
+from loader.checkpoints.quantisation import Quantisation, QuantisedTensor
 from loader.checkpoints.weight_files import (
     FLOATS,
     INDEX,
@@ -33,6 +34,14 @@ _VOCABULARY_ROWS = 64
 """Engines pad embeddings to a multiple of this many rows."""
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 _FIRST_BYTES = 64
+_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+"""Tensors with a row for each token; they are never quantised."""
+_SCALES = ("_scale", "_scale_inv")
+"""Ends of the names of tensors that engines hold in the type of the file."""
+_BY_COLUMNS = (".o_proj", ".down_proj", ".w2")
+"""Ends of the names of layers whose columns are divided among devices; of the others the rows are."""
+_SIDES = ("rows", "columns")
+_NOT_QUANTISED = "config.json does not say how the weights are quantised"
 _OF_A_GENERATION = (".json", ".safetensors", ".model", ".txt", ".jinja")
 
 
@@ -52,6 +61,8 @@ class Checkpoint:
     weights_bytes: int
     """Bytes that an engine lays out, as near as headers tell; it measures the exact number when it loads."""
     kv_bytes_per_token: int
+    quantisation: str = ""
+    """How its weights are quantised, for people; empty: they are floats."""
     embedding: Embedding | None = None
     """What the model makes instead of text; None: it makes text."""
     sampling: SamplingDefaults = SamplingDefaults()
@@ -131,9 +142,11 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         raise BrokenCheckpoint(
             f"{shape.heads} attention heads with {shape.kv_heads} key-value heads do not divide among {devices} devices"
         )
+    quantised = quantisation.read(config, families.text_config(config))
     tensors = families.text_tensors(tensors_of(folder), shape)
-    expected = families.expected_tensors(shape, config)
-    _check_tensors(tensors, expected)
+    expected = _check_tensors(tensors, families.expected_tensors(shape, config), quantised)
+    if devices > 1:
+        _check_divides(families.expected_tensors(shape, config), quantised, devices)
     _check_tokenizer(folder)
     made = embedding.read(folder, config, shape.hidden) if embedding.embeds(folder, task) else None
     return Checkpoint(
@@ -145,30 +158,83 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         head_dim=shape.head_dim,
         vocabulary=shape.vocabulary,
         weights_bytes=sum(
-            _held_bytes(name, tensor.shape, dtype_bytes, _parts(name, tensor.shape, shape, devices))
+            _held_bytes(name, tensor, dtype_bytes, _parts(name, tensor.shape, shape, devices))
             for name, tensor in tensors.items()
             if name in expected or families.beside_text(name, shape)
         ),
         # With more devices than heads, several devices have the same head.
         kv_bytes_per_token=2 * shape.layers * -(-shape.kv_heads // devices) * shape.head_dim * dtype_bytes,
+        quantisation=quantised.name if quantised is not None else "",
         embedding=made,
         sampling=generation_defaults.read(folder),
     )
 
 
-def _check_tensors(tensors: Mapping[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
+def _check_tensors(
+    tensors: Mapping[str, Tensor], weights: Mapping[str, tuple[int, ...]], quantised: Quantisation | None
+) -> dict[str, QuantisedTensor]:
+    """The tensors that a model with these weights has to have, by name. Raises BrokenCheckpoint if one of them is
+    missing, or has another shape or type."""
+    expected = _expected(tensors, weights, quantised)
     missing = [name for name in expected if name not in tensors]
     if missing:
         others = f" and {counted(len(missing) - 1, 'other tensor')}" if len(missing) > 1 else ""
         raise BrokenCheckpoint(f"the weights lack {missing[0]}{others}")
-    for name, size in expected.items():
+    for name, needed in expected.items():
         tensor = tensors[name]
-        if tensor.shape != size:
+        if tensor.shape not in needed.shapes:
             raise BrokenCheckpoint(
-                f"{tensor.file}: {name} is {list(tensor.shape)} where config.json makes it {list(size)}"
+                f"{tensor.file}: {name} is {list(tensor.shape)} where config.json makes it {list(needed.shapes[0])}"
             )
-        if tensor.dtype not in FLOATS:
-            raise BrokenCheckpoint(f"{tensor.file}: {name} is {tensor.dtype}: quantised weights are not supported")
+        if tensor.dtype not in needed.dtypes:
+            why = f"{quantised.name} has {' or '.join(sorted(needed.dtypes))}" if quantised else _NOT_QUANTISED
+            raise BrokenCheckpoint(f"{tensor.file}: {name} is {tensor.dtype}: {why}")
+    return expected
+
+
+def _expected(
+    tensors: Mapping[str, Tensor], weights: Mapping[str, tuple[int, ...]], quantised: Quantisation | None
+) -> dict[str, QuantisedTensor]:
+    expected: dict[str, QuantisedTensor] = {}
+    for name, size in weights.items():
+        found = tensors.get(name)
+        layer, _, last = name.rpartition(".")
+        is_float = found is not None and found.dtype in FLOATS
+        if quantised is None or is_float or name in _VOCABULARY:
+            expected[name] = QuantisedTensor((size,), FLOATS)
+            continue
+        if len(size) == 3:
+            expected |= {name + end: needed for end, needed in quantised.experts(*size).items()}
+            continue
+        if last != "weight" or len(size) != 2:
+            expected[name] = QuantisedTensor((size,), FLOATS)
+            continue
+        try:
+            layers_own = quantised.tensors(*size)
+        except BrokenCheckpoint as error:
+            raise BrokenCheckpoint(f"{layer}: {error}") from None
+        expected |= {f"{layer}.{part}": needed for part, needed in layers_own.items()}
+    return expected
+
+
+def _check_divides(weights: Mapping[str, tuple[int, ...]], quantised: Quantisation | None, devices: int) -> None:
+    """Raises BrokenCheckpoint for a layer that does not divide among devices, in whole blocks where it is quantised."""
+    for name, size in weights.items():
+        layer, _, last = name.rpartition(".")
+        if last != "weight" or len(size) != 2 or name in _VOCABULARY or layer.endswith((".gate", ".router")):
+            continue
+        by_columns = layer.endswith(_BY_COLUMNS)
+        whole = size[by_columns]
+        if layer.endswith((".k_proj", ".v_proj")):
+            continue  # heads are checked by their number
+        unit = 1
+        if quantised is not None:
+            unit = quantised.blocks[by_columns] if quantised.blocks else quantised.group if by_columns else 1
+        if whole % (devices * max(1, unit)):
+            blocks = f" in blocks of {unit}" if unit > 1 else ""
+            raise BrokenCheckpoint(
+                f"{layer}: its {whole} {_SIDES[by_columns]} do not divide among {devices} devices{blocks}"
+            )
 
 
 def _parts(name: str, size: tuple[int, ...], shape: families.ModelShape, devices: int) -> int:
@@ -176,19 +242,19 @@ def _parts(name: str, size: tuple[int, ...], shape: families.ModelShape, devices
     module = name.rpartition(".")[0].rpartition(".")[2]
     if module in ("k_proj", "v_proj"):
         return min(devices, shape.kv_heads)
-    if families.beside_text(name, shape) or module == "gate":  # parts for images, and routers
+    if families.beside_text(name, shape) or module in ("gate", "router"):  # parts for images, and routers
         return 1
     whole = len(size) == 1 and module not in ("q_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
     return 1 if whole else devices
 
 
-def _held_bytes(name: str, size: tuple[int, ...], dtype_bytes: int, parts: int) -> int:
-    elements = 1
-    for length in size:
-        elements *= length
-    if name in ("model.embed_tokens.weight", "lm_head.weight"):
-        elements = -(-size[0] // _VOCABULARY_ROWS) * _VOCABULARY_ROWS * size[1]
-    return -(-elements * dtype_bytes // (parts * ALIGN_BYTES)) * ALIGN_BYTES
+def _held_bytes(name: str, tensor: Tensor, dtype_bytes: int, parts: int) -> int:
+    elements = tensor.elements
+    if name in _VOCABULARY:
+        elements = -(-tensor.shape[0] // _VOCABULARY_ROWS) * _VOCABULARY_ROWS * tensor.shape[1]
+    as_it_is = tensor.dtype not in FLOATS or name.endswith(_SCALES)
+    nbytes = tensor.nbytes if as_it_is else elements * dtype_bytes
+    return -(-nbytes // (parts * ALIGN_BYTES)) * ALIGN_BYTES
 
 
 def _check_tokenizer(folder: Path) -> None:

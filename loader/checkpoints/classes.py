@@ -25,8 +25,15 @@ class Experts:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    router: str = "gate"
+    """Name of the router."""
     router_bias: str = ""
-    """Name of a bias of the router, which every layer with experts has; empty: there is none."""
+    """Name, within the module, of a bias of the router, which every layer with experts has; empty: there is none."""
+    joined: bool = False
+    """Whether all experts of a layer are one tensor for gate and up projection together, and one for down, with
+    biases."""
+    used: str = "num_experts_per_tok"
+    """Key of the number of experts that a token goes through, of those that it may be sent to."""
     shared: str = ""
     """Key of the number of experts that serve every token; empty: there are none."""
     dense_layers: str = ""
@@ -45,6 +52,10 @@ class ModelClass:
     output_bias: bool | str = False
     mlp_bias: bool | str = False
     qk_norm: bool | str = False
+    qk_norm_of_all: bool = False
+    """Whether queries and keys are normalised over all heads together; else each head is."""
+    sinks: bool = False
+    """Whether attention has a sink for each head."""
     fused: bool = False
     """Whether queries, keys and values are one tensor in checkpoints, and so are gate and up projection."""
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
@@ -142,9 +153,36 @@ CLASSES = {
         experts=Experts(
             ("n_routed_experts", "num_local_experts"),
             "moe_intermediate_size",
-            router_bias="e_score_correction_bias",
+            router_bias="gate.e_score_correction_bias",
             shared="n_shared_experts",
             dense_layers="first_k_dense_replace",
+        ),
+    ),
+    "MiniMaxM2ForCausalLM": ModelClass(
+        "MiniMax M2",
+        (),
+        qk_norm="use_qk_norm",
+        qk_norm_of_all=True,
+        experts=Experts(
+            ("num_local_experts",),
+            "intermediate_size",
+            module="block_sparse_moe",
+            gate="w1",
+            up="w3",
+            down="w2",
+            router_bias="e_score_correction_bias",
+        ),
+    ),
+    "GptOssForCausalLM": ModelClass(
+        "gpt-oss 20b and 120b",
+        (),
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        sinks=True,
+        windows=True,
+        defaults={"head_dim": 64, "attention_bias": True},
+        experts=Experts(
+            ("num_local_experts",), "intermediate_size", router="router", router_bias="router.bias", joined=True
         ),
     ),
 }

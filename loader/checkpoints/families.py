@@ -100,9 +100,6 @@ def refusal(config: Mapping[str, Any]) -> str | None:
         return f"{name} is a hybrid of attention and state-space or linear layers, which is not supported"
     if not (known and known.windows) and _slides(text, kinds):
         return f"{name} has sliding-window attention, which is not supported: engines would ignore its window"
-    if quantised := config.get("quantization_config") or text.get("quantization_config"):
-        method = quantised.get("quant_method", "?") if isinstance(quantised, dict) else "?"
-        return f"{name} is quantised ({method}), which is not supported: give the unquantised checkpoint"
     if known is None:
         return f"the architecture {name} is not supported; these are: {', '.join(sorted(CLASSES))}"
     return None
@@ -236,7 +233,11 @@ def _attention(shape: ModelShape, known: ModelClass, config: Mapping[str, Any]) 
         tensors |= _linear(f"self_attn.{name}", rows, shape.hidden, _has(known.qkv_bias, config))
     tensors |= _linear("self_attn.o_proj", shape.hidden, query, _has(known.output_bias, config))
     if _has(known.qk_norm, config):
-        tensors |= {f"self_attn.{name}.weight": (shape.head_dim,) for name in ("q_norm", "k_norm")}
+        heads = (shape.heads, shape.kv_heads) if known.qk_norm_of_all else (1, 1)
+        for name, together in zip(("q_norm", "k_norm"), heads, strict=True):
+            tensors[f"self_attn.{name}.weight"] = (together * shape.head_dim,)
+    if known.sinks:
+        tensors["self_attn.sinks"] = (shape.heads,)
     return tensors
 
 
@@ -255,9 +256,16 @@ def _mlp(shape: ModelShape, known: ModelClass, config: Mapping[str, Any]) -> dic
 
 def _experts(shape: ModelShape, experts: Experts, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     count, size = _count(config, *experts.count), _count(config, experts.size)
-    tensors: dict[str, tuple[int, ...]] = {f"{experts.module}.gate.weight": (count, shape.hidden)}
+    tensors: dict[str, tuple[int, ...]] = {f"{experts.module}.{experts.router}.weight": (count, shape.hidden)}
     if experts.router_bias:
-        tensors[f"{experts.module}.gate.{experts.router_bias}"] = (count,)
+        tensors[f"{experts.module}.{experts.router_bias}"] = (count,)
+    if experts.joined:
+        return tensors | {
+            f"{experts.module}.experts.gate_up_proj": (count, shape.hidden, 2 * size),
+            f"{experts.module}.experts.gate_up_proj_bias": (count, 2 * size),
+            f"{experts.module}.experts.down_proj": (count, size, shape.hidden),
+            f"{experts.module}.experts.down_proj_bias": (count, shape.hidden),
+        }
     sizes = {f"experts.{number}": size for number in range(count)}
     if experts.shared and (shared := _count(config, experts.shared)):
         sizes["shared_experts"] = shared * size

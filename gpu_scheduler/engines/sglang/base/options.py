@@ -171,6 +171,8 @@ def arguments(
         "disable_priority_preemption": True,
         "sleep_on_idle": True,
         "random_seed": 0,
+        # Windows lie in the same pool as the KV of other layers.
+        "disable_hybrid_swa_memory": True,
         "watchdog_timeout": 3600,
         "log_level": "warning",
         "model_loader_extra_config": '{"enable_multithread_load": false}',

@@ -42,6 +42,9 @@ class _Weights:
         except GrowRefused as error:
             raise NoMemory(f"no memory for {total_bytes} bytes of weights: {error}") from None
 
+    def shrink(self, total_bytes: int) -> None:
+        self._range.shrink(total_bytes)
+
     def leave(self) -> None:
         self._range.leave()
 

@@ -117,6 +117,10 @@ class WeightsRangeDriver(Protocol):
         """Maps the range up to `total_bytes`. Raises NoMemory."""
         ...
 
+    def shrink(self, total_bytes: int) -> None:
+        """Unmaps and returns the extents that begin behind `total_bytes`."""
+        ...
+
     def leave(self) -> None:
         """Unmaps and returns all of it; the addresses stay reserved."""
         ...

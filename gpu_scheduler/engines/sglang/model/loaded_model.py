@@ -32,7 +32,7 @@ from gpu_scheduler.engines.sglang.model.requests import to_embed, to_sglang
 from gpu_scheduler.engines.sglang.model.stats import EngineCounters
 from gpu_scheduler.engines.sglang.policy.agreement import RankFacts
 from gpu_scheduler.engines.sglang.policy.grammar import slow_of
-from gpu_scheduler.engines.sglang.weights import weights_range
+from gpu_scheduler.engines.sglang.weights import post_processing, weights_range
 from protos import common_pb2, engine_pb2
 from services.telemetry import log
 
@@ -224,12 +224,21 @@ class LoadedModel:
         with weights_range.born_in(self._weights, copy=copy):
             yield
 
+    def process_weights(self, model: torch.nn.Module) -> None:
+        """Has SGLang process the weights that were read, for its kernels; what is made of them goes into the weights
+        range. Called within `weights_born_here`. Raises BrokenModel, NoMemory."""
+        assert self._weights is not None
+        post_processing.process(model, self._weights)
+
     def bind_weights(self, model: torch.nn.Module, *, copy: bool) -> None:
         """Moves tensors that are elsewhere into the weights range as well, and reports the layout to the gpu_scheduler.
         Called by the loaders, once. Raises CommandError, on all ranks."""
         assert self._weights is not None
         with self.together():
             weights_range.bind(model, self._weights, copy=copy)
+            if weights_range.close_gaps(model, self._weights):
+                device.finish(self.device)
+                self.memory.shrink_weights(self._weights.used)
         device.finish(self.device)  # their old places go back to the device
         device.forget_peak(self.device)
         layout = weights_range.lay_out(model, self._weights)
