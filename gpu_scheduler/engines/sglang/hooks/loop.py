@@ -21,8 +21,9 @@ PrefillAdder.add_one_req              KV memory grows before SGLang admits a    
                                                                                  first
 Scheduler.update_running_batch        Before a decode step, memory over the      the engine stays over its limit while
                                       limit leaves, and the step may give way    it decodes, and never gives way
-ScheduleBatch.retract_decode          A request that does not fit even alone     SGLang aborts it
-                                      goes back to the shared queue
+ScheduleBatch.retract_decode          Retractions are reported; a request that   pauses have no reason in the log, and
+                                      does not fit even alone goes back to the   SGLang aborts the one that does not fit
+                                      shared queue
 Scheduler.run_batch                   Steps are counted and reported as they     pauses, bids and claims have no step to
                                       begin                                      count from
 Scheduler.process_batch_result        The end of each step is noted              pauses never end; claims are not
@@ -184,8 +185,8 @@ def before_decode(_scheduler: Any, batch: Any) -> None:
 
 
 def after_retraction(result: Any, _batch: Any, *_args: Any) -> Any:
-    """Parks the request that SGLang would abort because it does not fit even alone: it goes back to the shared
-    queue."""
+    """Counts and reports the requests that SGLang has retracted, and parks the one that it would abort because it does
+    not fit even alone: it goes back to the shared queue."""
     retracted, ratio, given_up = result
     model = current.model()
     for request in retracted:
