@@ -212,11 +212,20 @@ def _for_gpu(model: common_pb2.ModelSpec, options: Options, ranks: int) -> dict[
         "enable_page_major_kv_layout": True,
         "disable_cuda_graph": not options.cuda_graphs,
         "cuda_graph_bs_decode": graph_sizes(options.max_running_requests),
-        **prefill_graphs(0 if model.HasField("embedding") else prefill_graph_tokens(model.path, options, ranks)),
+        **prefill_graphs(_prefill_graph_tokens(model, options, ranks)),
         "enable_deterministic_inference": bool(options.deterministic),
         # It sizes nothing here (`profiled_bytes` in `hooks/memory.py`), but SGLang would try to guess it.
         "mem_fraction_static": 0.9,
     }
+
+
+def _prefill_graph_tokens(model: common_pb2.ModelSpec, options: Options, ranks: int) -> int:
+    """The same for a model of the catalogue. A prefill step that were longer than the model's context would read beyond
+    the request's row in the table of pages, which is as long as the context."""
+    if model.HasField("embedding"):
+        return 0
+    most = prefill_graph_tokens(model.path, options, ranks)
+    return min(most, model.context_tokens) if model.context_tokens else most
 
 
 def prefill_graph_tokens(path: str, options: Options, ranks: int) -> int:
