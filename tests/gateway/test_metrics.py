@@ -47,7 +47,7 @@ def test_series_of_a_model_go_with_it_and_those_of_others_stay() -> None:
     assert not counted("going") and len(counted("staying")) > 3
 
 
-def test_what_a_request_counted_after_its_model_went_goes_with_the_next_one() -> None:
+def test_metrics_series_counted_after_its_model_left_is_removed_at_the_next_change() -> None:
     series = metrics.Series()
     series({"first": None, "second": None})
     series({"second": None})

@@ -78,7 +78,7 @@ async def test_while_placement_is_away_the_last_that_it_told_stays() -> None:
         assert view.told is not told
 
 
-async def test_closing_ends_those_who_follow_and_those_who_come_later() -> None:
+async def test_live_close_ends_present_and_later_viewers() -> None:
     placement = Placement()
     views = placement.live.follow()
     await anext(views)

@@ -107,7 +107,7 @@ async def test_a_growth_that_waits_is_continued_by_the_next_balloond(node, child
     await node.until(kv(3))
 
 
-async def test_what_was_given_back_while_balloond_was_away_is_free_afterwards(node, child):
+async def test_daemon_extents_returned_while_it_was_away_are_free_afterwards(node, child):
     await node.book("a")
     one = child("a")
     one.ask("acquire", 6)

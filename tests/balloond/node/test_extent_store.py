@@ -46,7 +46,7 @@ def open_descriptors():
     return descriptors.held("/memfd:")
 
 
-async def test_what_is_created_is_kept_and_what_is_destroyed_is_closed_and_forgotten():
+async def test_extent_store_created_extents_are_kept_and_destroyed_ones_forgotten():
     before = open_descriptors()
     keeper = Keeper()
     custody = ExtentStore({"cpu:0": CpuMaker()}, keeper)

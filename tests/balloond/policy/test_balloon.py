@@ -111,7 +111,7 @@ def test_models_furthest_above_their_share_come_down_to_a_common_excess():
     assert told(plan(50, holders, {}, fair, 50)) == ["a from 100 to 60", "b from 70 to 60"]
 
 
-def test_a_model_below_its_share_still_gives_what_is_above_its_floor_when_nobody_else_can():
+def test_balloon_model_below_its_share_gives_down_to_its_floor():
     holders = [LeaseHoldings("1", "a", held=30)]
     assert told(plan(25, holders, {"a": 10}, {"a": 100.0}, 25)) == ["a from 30 to 10", "short 5"]
 

@@ -307,7 +307,7 @@ def test_growths_are_served_first_come_first_served(device):
     assert back(device, 1, "A", 30) == ["freed 30", "B gets 40", "C gets 10"]
 
 
-def test_a_dead_neighbours_memory_goes_to_those_who_wait(device):
+def test_device_memory_of_an_ended_lease_serves_waiting_claims(device):
     grow(device, 0, "A", 90)
     report(device, 0, "A", reserve=50)
     assert grow(device, 1, "B", 40) == ["A asked for 30"]
@@ -324,7 +324,7 @@ def test_a_suspended_lease_waits_for_nothing_and_is_asked_for_nothing(device):
     assert told(device, device.resume(2, "A", [(id, 1, "kv") for id in some_kv(device, "A", 20)])) == ["freed 40"]
 
 
-def test_for_its_weights_and_floor_a_model_may_have_decodes_of_others_stopped(device):
+def test_device_growth_up_to_weights_and_floor_stops_decodes_of_others(device):
     device.book(0, "b", Booking(weights=30, floor=20))
     grow(device, 0, "A", 100)
     report(device, 0, "A", used=100)
@@ -409,7 +409,7 @@ def test_a_hold_ends_with_its_time(device):
     assert grow(device, 5, "A", 60) == ["A gets 60"]
 
 
-def test_room_is_made_from_prefixes_then_reserves_then_decodes_of_who_runs(device):
+def test_device_room_takes_prefixes_then_reserve_then_decodes_of_a_running_lease(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", used=60, reserve=20, cached=((-9.0, 20),))
     claim, decisions = device.make_room(1, "b", 70, True, 5.0, 100.0)
@@ -482,7 +482,7 @@ def test_the_same_room_asked_for_again_is_held_once(device):
     assert device.holds["b"].bytes == 60
 
 
-def test_giving_a_room_up_is_answered_at_once_also_behind_others_who_wait(device):
+def test_device_cancelled_room_is_answered_at_once_behind_waiting_claims(device):
     grow(device, 0, "A", 30)
     room(device, 0, "b", 70)
     device.book(0, "c", Booking())
@@ -509,7 +509,7 @@ def three():
     return device
 
 
-def test_what_is_held_for_a_model_is_served_at_once_whatever_waits_before_it(three):
+def test_device_growth_within_a_held_room_is_served_before_waiting_claims(three):
     assert room(three, 0, "c", 10) == ["room 10, short 0"]
     assert room(three, 1, "b", 800) == ["A asked for 825 deep"]
     assert grow(three, 1, "C", 4) == ["C gets 4"]
@@ -518,7 +518,7 @@ def test_what_is_held_for_a_model_is_served_at_once_whatever_waits_before_it(thr
     assert three.holds["c"].bytes == 2
 
 
-def test_of_what_is_held_nothing_is_served_that_a_booking_lacks(three):
+def test_device_held_room_does_not_serve_bytes_that_a_booking_lacks(three):
     room(three, 0, "c", 10)
     three.book(1, "d", Booking(quota=10))
     assert three.ledger.free == 0
@@ -526,14 +526,14 @@ def test_of_what_is_held_nothing_is_served_that_a_booking_lacks(three):
     assert back(three, 1, "A", 4) == ["freed 4", "C gets 4"]
 
 
-def test_of_what_is_held_an_earlier_growth_of_the_same_model_has_its_part_first(three):
+def test_device_held_room_serves_the_earlier_growth_of_its_model_first(three):
     room(three, 0, "c", 10)
     assert grow(three, 1, "C", 12) == ["A asked for 2 deep"]
     assert grow(three, 1, "C", 4) == ["A asked for 4 deep"]
     assert back(three, 1, "A", 2) == ["freed 2", "C gets 12"]
 
 
-def test_a_small_growth_passes_a_room_and_nobody_is_asked_again(three):
+def test_device_small_growth_overtakes_a_room_without_another_reclaim(three):
     assert room(three, 1, "b", 800) == ["A asked for 814 deep"]
     assert grow(three, 1, "C", 5, least=2) == ["C gets 2"]
     assert grow(three, 1, "C", 12) == []
@@ -542,7 +542,7 @@ def test_a_small_growth_passes_a_room_and_nobody_is_asked_again(three):
     assert back(three, 1, "A", 1) == ["freed 1", "room 800, short 0"]
 
 
-def test_what_passes_a_room_is_a_small_part_of_it(three):
+def test_device_growths_overtake_a_room_up_to_a_small_share_of_it(three):
     room(three, 1, "b", 160)
     assert grow(three, 1, "C", 10) == ["A asked for 6 deep", "C gets 10"]
     assert grow(three, 1, "C", 1) == ["A asked for 1 deep"]
@@ -574,7 +574,7 @@ def test_nothing_passes_a_room_that_it_would_make_short(three):
         max_size=60,
     ),
 )
-def test_a_room_is_served_when_its_need_and_a_sixteenth_of_it_have_come_whoever_grows_meanwhile(need, events):
+def test_device_room_is_served_once_its_need_and_a_sixteenth_have_come(need, events):
     """Not before the need and all that passed are there, and not a byte later."""
     device = make(2000)
     for model in "abcd":

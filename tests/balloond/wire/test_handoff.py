@@ -159,7 +159,7 @@ async def test_a_second_connection_with_the_token_takes_the_place_of_the_first(s
     close_all(fds)
 
 
-async def test_a_lease_whose_attached_was_lost_does_not_stay_behind(shared, connect):
+async def test_handoff_lease_whose_attached_message_was_lost_ends(shared, connect):
     await shared.book("a")
     peer = connect()
     peer.attach(role=ENGINE, device=shared.name, model="a")
@@ -442,7 +442,7 @@ sys.stdin.readline()
 """
 
 
-async def test_what_a_loader_asked_for_before_it_died_is_not_lent_to_it_afterwards(node, child):
+async def test_handoff_extents_requested_by_a_loader_that_died_are_not_lent(node, child):
     """Its death may be seen before its last message."""
     await node.book("a", weights=2 * MIB)
     one = child("a")

@@ -215,7 +215,7 @@ def test_origins_as_browsers_send_them_are_taken(good: str) -> None:
         (" https://chat.example.com", "chat.example.com"),
     ],
 )
-def test_what_no_browser_sends_refuses_to_start_and_says_what_to_write(bad: str, words: str) -> None:
+def test_cors_malformed_origin_is_refused_with_the_right_form(bad: str, words: str) -> None:
     with pytest.raises(ValueError) as refused:
         cors.origin(bad)
     assert words in str(refused.value) and "\n" not in str(refused.value).replace(bad, "")

@@ -74,7 +74,7 @@ def test_decompression_compressed_body_is_unpacked_however_it_is_cut(
 
 
 @pytest.mark.parametrize(("name", "pack"), list(PACKERS.values())[:8], ids=list(PACKERS)[:8])
-async def test_what_is_cut_off_or_damaged_is_refused(name: str, pack: Callable[[bytes], bytes]) -> None:
+async def test_decompression_truncated_or_damaged_body_is_refused(name: str, pack: Callable[[bytes], bytes]) -> None:
     data = bytes(range(256)) * 20
     whole = pack(data).rstrip(b"\0")
     first = len(gzip.compress(data[:3]))
@@ -96,7 +96,7 @@ async def test_what_is_cut_off_or_damaged_is_refused(name: str, pack: Callable[[
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"{}", b"\x1f\x8b", b"\x1f\x8b\x08" + bytes(20)])
-async def test_what_was_never_packed_is_refused(data: bytes) -> None:
+async def test_decompression_body_that_is_not_compressed_is_refused(data: bytes) -> None:
     if not data:
         assert await unpacked("gzip") == b""
         return

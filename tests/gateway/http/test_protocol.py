@@ -153,7 +153,7 @@ async def refused_unread(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"hello", b"he", b"hello\r\n"], ids=["its body", "half its body", "an empty line"])
-async def test_what_comes_after_an_answer_does_not_keep_the_connection(
+async def test_protocol_bytes_after_an_answer_do_not_keep_the_connection(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(gateway_server, "_KEEP_ALIVE_S", 0.05)

@@ -369,7 +369,7 @@ async def test_request_of_a_model_whose_sizes_are_unknown_may_be_repeated(world:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_what_does_not_fit_the_context_is_refused_by_field(world: World, path: str) -> None:
+async def test_completion_beyond_the_context_is_refused_by_field(world: World, path: str) -> None:
     chat = path.startswith("/v1/chat")
 
     async def ask(text: str, **more: Any) -> httpx.Response:

@@ -95,7 +95,9 @@ async def test_vectors_are_written_as_asked_and_shortened(embedding: World) -> N
         ({"input": "a", "model": MODEL}, "model"),
     ],
 )
-async def test_what_cannot_be_is_refused_by_its_name(embedding: World, body: dict[str, Any], param: str) -> None:
+async def test_embeddings_impossible_parameter_is_refused_by_name(
+    embedding: World, body: dict[str, Any], param: str
+) -> None:
     answer = await embedding.http.post("/v1/embeddings", json={"model": "e", **body})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert not embedding.groups[0].requests

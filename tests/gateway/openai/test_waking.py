@@ -184,7 +184,7 @@ async def test_without_comments_what_goes_wrong_has_its_status(world: World) -> 
 
 
 @pytest.mark.parametrize("settings", [{"waking_comment_s": 60}])
-async def test_what_is_known_before_the_first_comment_has_its_status(world: World) -> None:
+async def test_waking_failure_before_the_first_comment_has_its_status(world: World) -> None:
     async def fails(running: Running) -> None:
         running.finish(common_pb2.REJECTED, "impossible")
 

@@ -165,7 +165,7 @@ async def test_a_place_that_dies_after_the_last_token_ends_the_answer(world: Wor
     assert not world.groups[1].requests
 
 
-async def test_what_an_abandoned_attempt_still_sends_is_ignored(world: World) -> None:
+async def test_relay_chunks_of_an_abandoned_attempt_are_ignored(world: World) -> None:
     """The same group takes it up again; chunks under the first attempt's name come in between."""
     ids = world.ids(TEXT)
     attempts: list[Running] = []
@@ -222,7 +222,7 @@ async def test_failures_with_tokens_in_between_are_not_counted_against_it(world:
     assert answer["usage"]["completion_tokens"] == count
 
 
-async def test_a_model_without_a_place_is_activated_once_for_all_who_wait(world: World) -> None:
+async def test_relay_model_without_a_place_is_activated_once_for_all_requests(world: World) -> None:
     world.say(TEXT)
     await world.publish(world.route())
     asked = asyncio.Event()
@@ -308,7 +308,7 @@ async def test_a_model_in_error_is_a_503_with_its_reason(world: World) -> None:
     assert (error["code"], "truncated" in str(error["message"])) == ("model_error", True)
 
 
-async def test_a_model_whose_error_may_pass_is_a_503_that_says_when_to_come_again(world: World) -> None:
+async def test_relay_model_with_a_passing_error_is_a_503_with_retry_after(world: World) -> None:
     away = {"residency": common_pb2.ERROR, "error": "its folder does not exist"}
     route = world.route(**away)
     route.retry_s = 7.5
@@ -400,9 +400,7 @@ class TestNobodyReached:
     def settings(self) -> dict[str, Any]:
         return {"park_time_out_s": 60.0, "reach_time_out_s": 0.2}
 
-    async def test_a_request_that_nobody_can_take_is_given_up_long_before_a_model_that_wakes_would_be(
-        self, world: World
-    ) -> None:
+    async def test_relay_request_without_reachable_groups_fails_before_the_bound_for_waking(self, world: World) -> None:
         await world.publish(world.route())
         world.placement.refusal = (grpc.StatusCode.UNAVAILABLE, "no group is reachable")
         error = refusal(await world.chat(), 503)

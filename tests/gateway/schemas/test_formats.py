@@ -78,7 +78,7 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_what_a_format_allows_is_read_by_those_who_know_it(name: str) -> None:
+def test_format_pattern_strings_are_accepted_by_readers_of_the_format(name: str) -> None:
     tree, draw = patterns.found_in(formats.pattern(name) or ""), random.Random(0)
     for _ in range(100):
         READERS[name](_walk(tree, draw))

@@ -89,26 +89,26 @@ NO_ANSWER: list[Any] = [
 
 
 @pytest.mark.parametrize(("schema", "said"), UNKEPT)
-def test_what_is_not_kept_is_named_with_its_place(schema: Any, said: str) -> None:
+def test_grammar_unsupported_keyword_is_named_with_its_place(schema: Any, said: str) -> None:
     with pytest.raises(SchemaRefused) as refused:
         grammar.of(schema)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(("schema", "said"), WRONG)
-def test_what_is_no_schema_is_named_with_its_place(schema: Any, said: str) -> None:
+def test_grammar_invalid_schema_is_named_with_its_place(schema: Any, said: str) -> None:
     with pytest.raises(SchemaRefused) as refused:
         grammar.of(schema)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("schema", NO_ANSWER)
-def test_what_allows_no_answer_is_said_so(schema: Any) -> None:
+def test_grammar_schema_without_answers_is_refused(schema: Any) -> None:
     with pytest.raises(SchemaRefused, match="it allows no answer"):
         grammar.of(schema)
 
 
-def test_what_allows_no_answer_is_told_by_what_nothing_fits() -> None:
+def test_grammar_schema_without_answers_names_the_keywords_that_nothing_fits() -> None:
     few = {"type": "array", "items": {"type": "integer", "minimum": 3, "maximum": 1}, "minItems": 1}
     for schema, said in (
         (
@@ -221,7 +221,7 @@ def test_references_end(monkeypatch: pytest.MonkeyPatch) -> None:
         grammar.of({"$defs": {**both, "d90": {}, "d91": {"type": "null"}}, "$ref": "#/$defs/d0"})
 
 
-def test_what_is_too_large_is_refused() -> None:
+def test_grammar_schema_that_is_too_large_is_refused() -> None:
     choices = {"allOf": [{"anyOf": [{"properties": {f"{a}{n}": {}}} for a in "ab"]} for n in range(30)]}
     slow = {"properties": {f"p{n}": {"pattern": f"^(?=.*{n})a.{{8,64}}$"} for n in range(100)}}
     many = {"properties": {f"p{n}": {} for n in range(600)}, "minProperties": 500}

@@ -160,9 +160,7 @@ class Reclaim:
             if moves:
                 while kv.beyond(extents + lost) > 0 and not exhausted:
                     exhausted = not stop_one()
-                    model.admission.make_fit(
-                        model.scheduler.tree_cache, extents + lost
-                    )  # its prompt is now cached
+                    model.admission.make_fit(model.scheduler.tree_cache, extents + lost)  # its prompt is now cached
                 self._move_together(extents)
             else:
                 exhausted = not stop_one()

@@ -86,7 +86,7 @@ def told(request):
 # --- what is requested for the engine
 
 
-def test_what_is_missing_is_requested_once_and_taken_when_it_has_come():
+def test_growth_missing_extents_are_requested_once_and_taken_when_granted():
     book = Playbook()
     assert book.wants(3) == 3
     assert book.requests() == ["need 3"] and book.requests() == []
@@ -294,7 +294,7 @@ def test_the_pause_ends_when_balloond_is_there_again():
 # --- what goes back
 
 
-def test_what_is_above_the_high_mark_goes_back_the_highest_first():
+def test_growth_reserve_above_the_high_mark_goes_back_highest_first():
     book = Playbook(low=1, high=2)
     book.wants(9)
     book.runs(capacity=64)

@@ -136,7 +136,7 @@ def test_much_is_asked_for_in_parts_four_at_a_time(lease):
     kv.close()
 
 
-def test_what_comes_too_late_goes_into_the_reserve_and_wakes_the_loop(lease):
+def test_range_late_grant_goes_into_the_reserve_and_wakes_the_engine(lease):
     lease.silent = True
     kv = make(lease)
     assert kv.acquire(3) == []
@@ -162,7 +162,7 @@ def test_released_extents_above_the_high_mark_go_back(lease):
     kv.close()
 
 
-def test_after_lowering_what_comes_next_lies_lowest_wherever_the_reserve_was(lease):
+def test_range_after_lowering_new_extents_lie_at_the_lowest_addresses(lease):
     kv = make(lease, low=2, high=4)
     mine = sorted(kv.acquire(9, timeout_s=TIMEOUT_S))
     kv.release([index for index in mine if index not in (0, 1)])
@@ -373,7 +373,7 @@ def test_a_large_extent_leaves_only_whole(lease):
     kv.close()
 
 
-def test_what_is_left_of_a_large_extent_is_taken_before_others_of_the_reserve(lease):
+def test_range_rest_of_a_large_extent_is_taken_before_the_reserve(lease):
     kv = bulk(lease, low=8, high=16)
     mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
     lease.settle()
@@ -498,7 +498,7 @@ def test_a_lowered_limit_takes_the_reserve_without_the_engine_and_leaves_the_res
     kv.close()
 
 
-def test_what_was_released_is_not_asked_for_again_while_its_fence_is_closed(lease):
+def test_range_overage_leaves_out_indices_behind_a_closed_fence(lease):
     mapper = GatedMapper()
     kv = make(lease, mapper=mapper)
     mine = kv.acquire(6, timeout_s=TIMEOUT_S)
@@ -514,7 +514,7 @@ def test_what_was_released_is_not_asked_for_again_while_its_fence_is_closed(leas
     kv.close()
 
 
-def test_what_is_being_unmapped_is_not_asked_for_again(lease):
+def test_range_overage_leaves_out_indices_being_unmapped(lease):
     class Held(CpuMapper):
         begun, go_on = threading.Event(), threading.Event()
 
@@ -539,7 +539,7 @@ def test_what_is_being_unmapped_is_not_asked_for_again(lease):
     kv.close()
 
 
-def test_what_has_to_leave_is_not_taken_out_of_the_reserve_again(lease):
+def test_range_reserve_over_a_lowered_limit_is_not_taken_again(lease):
     kv = make(lease, low=0, high=4)
     mine = sorted(kv.acquire(6, timeout_s=TIMEOUT_S))
 
@@ -688,7 +688,7 @@ def test_emptying_needs_everything_released_and_gives_everything_back(lease):
     kv.close()
 
 
-def test_what_was_asked_for_and_comes_after_emptying_goes_straight_back(lease):
+def test_range_grant_after_emptying_is_returned_at_once(lease):
     lease.silent = True
     kv = make(lease, low=3, high=3)
     lease.settle()
@@ -834,7 +834,7 @@ MixedRangeMachine.TestCase.settings = settings(max_examples=40, stateful_step_co
 TestMixedRangeUnderEverything = MixedRangeMachine.TestCase
 
 
-def test_what_is_offered_stays_until_some_of_it_is_taken(lease):
+def test_range_offered_indices_stay_mapped_until_some_are_taken(lease):
     kv = make(lease, low=2, high=2)
     lease.settle()
     assert kv.offer(3, timeout_s=TIMEOUT_S) == [0, 1, 2]
