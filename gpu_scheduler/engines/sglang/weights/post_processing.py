@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from sglang.srt.model_loader.loader import device_loading_context
 
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel
 from gpu_scheduler.engines.sglang.weights.weights_range import MappedWeights
@@ -44,8 +43,7 @@ def _process_layer(name: str, module: torch.nn.Module, range_: MappedWeights) ->
     elsewhere = {storage.data_ptr() for storage in storages}
     del before
     method: Any = module.quant_method
-    with device_loading_context(module, device):
-        method.process_weights_after_loading(module)
+    method.process_weights_after_loading(module)
     after = dict(_tensors(module, device))
     range_.places.release(spans, [span for tensor in after.values() if (span := range_.span(tensor)) is not None])
     for path, tensor in after.items():
