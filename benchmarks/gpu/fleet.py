@@ -189,6 +189,8 @@ class Client:
         self.open[request_id].parked += 1
         self._send(request_id)
 
+    def on_retracted(self, _engine: EngineProcess, request_id: str, reason: str) -> None: ...
+
     def on_prefilled(self, _engine: EngineProcess, prompts: list[engine_pb2.Prefilled.Prompt]) -> None: ...
 
     def on_stats(self, _engine: EngineProcess, stats: engine_pb2.EngineStats) -> None:

@@ -164,9 +164,11 @@ class NodeModels:
         keeper: KeeperClient,
         readings: Iterator[int] | None = None,
         text_fault: Callable[[str, int], Awaitable[TextFault | None]] | None = None,
+        most_removed: int = _REMOVED,
     ) -> None:
         """`readings`: numbers of readings; those of two processes must differ. By default they start from the time of
         day. `text_fault`: see TextTrials; left out, tokenizers and chat templates are not tried."""
+        self._most_removed = most_removed
         self._sizes = sizes
         self._on_change = on_change
         self._keeper = keeper
@@ -313,7 +315,7 @@ class NodeModels:
 
     def _forget_oldest(self) -> None:
         removed = self.removed
-        oldest = sorted(removed, key=removed.__getitem__)[:-_REMOVED]
+        oldest = sorted(removed, key=removed.__getitem__)[: -self._most_removed]
         self._keeper.forget_soon([added.record_id(name) for name in oldest])
         for name in oldest:
             del self._changes[name]

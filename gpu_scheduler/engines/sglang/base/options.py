@@ -37,7 +37,7 @@ class Options:
     """Bytes of addresses reserved for KV: the most that a limit can ever let this instance map. They cost a byte of
     memory per page."""
     reserve_low: int = 1
-    """Fewest extents that the driver keeps mapped ahead of need while requests run (balloond/driver/watermarks.py)."""
+    """Fewest extents that the driver keeps mapped ahead of need while requests run (`balloond/driver/kv`)."""
     reserve_high: int = 4
     """Most extents that the driver keeps mapped ahead of need, used where growth is fast."""
     large_extent: int = 8
