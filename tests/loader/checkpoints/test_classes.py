@@ -11,7 +11,7 @@ import pytest
 from loader.checkpoints import classes
 from loader.checkpoints.checkpoint import read
 from loader.checkpoints.errors import BrokenCheckpoint
-from tests.gpu_scheduler.engines.sglang import classes as small
+from testing import small_checkpoints as small
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide" / "models.md"
 

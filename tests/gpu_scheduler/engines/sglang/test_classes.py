@@ -11,8 +11,9 @@ import pytest
 from loader.checkpoints.checkpoint import read
 from loader.policy.floor import floor_bytes
 from protos import engine_pb2
+from testing import small_checkpoints as classes
 from testing.engines.harness import KV_EXTENT, EngineEnd, Images, load, node
-from tests.gpu_scheduler.engines.sglang import checkpoints, classes
+from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
