@@ -103,6 +103,28 @@ async def answers(client: Client, asked: Sequence[Sequence[int]], new: int, in_f
     return [found[number] for number in range(len(asked))]
 
 
+def by_transformers(folder: Path, asked: Sequence[Sequence[int]], new: int) -> list[Answer]:
+    """What Transformers says in float32 on the host."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found = []
+    for prompt in asked:
+        done = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        best = [each[0].log_softmax(0).topk(10) for each in done.logits]
+        top = [dict(zip(each.indices.tolist(), each.values.tolist(), strict=True)) for each in best]
+        found.append(Answer(done.sequences[0, len(prompt) :].tolist(), top))
+    return found
+
+
 def live_bytes(manifest: bytes) -> int:
     """Bytes that the tensors of a manifest take, those that share bytes once."""
     spans = []
@@ -245,6 +267,10 @@ class Case:
                 await fleet.stop([other])
         finally:
             await image.close()
+        if self._format == "small":
+            parted = partings(await asyncio.to_thread(by_transformers, self._folder, asked, given.new), runs["files"])
+            self.found["transformers"] = {"partings": len(parted), "widest": widest(parted)}
+            say(f"{self.name}: Transformers says otherwise {len(parted)} times, by {widest(parted):.3g}")
         self.found["runs"] = {}
         for name, each in runs.items():
             parted = partings(base, each)
