@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from loader.checkpoints import embedding, families, generation_defaults, quantisation
+from loader.checkpoints.classes import CLASSES
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
 from loader.checkpoints.generation_defaults import SamplingDefaults
@@ -33,6 +35,8 @@ ALIGN_BYTES = 256
 _VOCABULARY_ROWS = 64
 """Engines pad embeddings to a multiple of this many rows."""
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+_GPU_FLOAT_BYTES = 2
+"""Bytes of a float on a GPU; on a CPU it has more."""
 _FIRST_BYTES = 64
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 """Tensors with a row for each token; they are never quantised."""
@@ -63,6 +67,10 @@ class Checkpoint:
     weights_bytes: int
     """Bytes that an engine lays out, as near as headers tell; it measures the exact number when it loads."""
     kv_bytes_per_token: int
+    active_bytes: int = 0
+    """Bytes of weights that one token goes through; fewer than all in a mixture of experts."""
+    verified: bool = True
+    """Whether its class is in the table of classes (`classes.py`)."""
     quantisation: str = ""
     """How its weights are quantised, for people; empty: they are floats."""
     embedding: Embedding | None = None
@@ -70,16 +78,25 @@ class Checkpoint:
     sampling: SamplingDefaults = SamplingDefaults()
 
 
-def read(folder: str | os.PathLike[str], dtype_bytes: int, devices: int = 1, task: str = "") -> Checkpoint:
+def read(
+    folder: str | os.PathLike[str],
+    dtype_bytes: int,
+    devices: int = 1,
+    task: str = "",
+    *,
+    kv_dtype: str = "",
+    unverified: bool = False,
+) -> Checkpoint:
     """Reads and checks a folder. `dtype_bytes`: bytes of a float on the devices; `devices`: how many hold the model;
-    `task`: see `catalogue`. Blocks on the file system. Raises BrokenCheckpoint with one line that names what is
-    wrong."""
+    `task`, `kv_dtype` and `unverified`: see `catalogue`. Blocks on the file system. Raises BrokenCheckpoint with one
+    line that names what is wrong."""
     folder = Path(folder)
     try:
         _check_kind(folder)
         # The fingerprint comes first: files that change while they are read belong to the next generation.
         generation = fingerprint(folder, devices, task)
-        return _read(folder, dtype_bytes, devices, task, generation)
+        found = _read(folder, dtype_bytes, devices, task, generation, unverified)
+        return _with_small_kv(found, dtype_bytes) if kv_dtype == "fp8" else found
     except OSError as error:
         where = Path(os.fsdecode(error.filename)).name if error.filename else ""
         what = "its folder" if where in ("", folder.name) else where
@@ -132,23 +149,47 @@ def _base(folder: Path) -> str:
     return f" for {base}" if isinstance(base, str) and base and not base.startswith(("/", ".", "~")) else ""
 
 
-def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int) -> Checkpoint:
+def _with_small_kv(found: Checkpoint, dtype_bytes: int) -> Checkpoint:
+    """The same with KV of one byte a value."""
+    if dtype_bytes > _GPU_FLOAT_BYTES:
+        raise BrokenCheckpoint('kv_dtype = "fp8" is for GPUs: engines on CPUs have no kernels for it')
+    return replace(found, kv_bytes_per_token=found.kv_bytes_per_token // dtype_bytes)
+
+
+def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int, unverified: bool) -> Checkpoint:
     config = read_json(folder / "config.json")
     if not isinstance(config, dict):
         raise BrokenCheckpoint("config.json is not a JSON object")
-    refused = families.refusal(config)
+    refused = families.refusal(config, unverified)
     if refused is not None:
         raise BrokenCheckpoint(refused)
+    verified = config["architectures"][0] in CLASSES
     shape = families.read_shape(config)
     if shape.heads % devices or max(shape.kv_heads, devices) % min(shape.kv_heads, devices):
         raise BrokenCheckpoint(
             f"{shape.heads} attention heads with {shape.kv_heads} key-value heads do not divide among {devices} devices"
         )
     quantised = quantisation.read(config, families.text_config(config))
-    tensors = families.text_tensors(tensors_of(folder), shape)
-    expected = _check_tensors(tensors, families.expected_tensors(shape, config), quantised)
-    _check_divides(families.expected_tensors(shape, config), expected, quantised, shape.kv_heads, devices)
+    if dtype_bytes > _GPU_FLOAT_BYTES and verified and CLASSES[shape.architecture].gpu_only:
+        raise BrokenCheckpoint(f"{shape.architecture} is for GPUs: engines on CPUs have no kernels for it")
+    if quantised is not None and dtype_bytes > _GPU_FLOAT_BYTES:
+        raise BrokenCheckpoint(
+            f"its weights are quantised ({quantised.name}), and engines on CPUs have no kernels for it"
+        )
+    if verified:
+        tensors = families.text_tensors(tensors_of(folder), shape)
+        weights = families.expected_tensors(shape, config)
+        expected = _check_tensors(tensors, weights, quantised)
+        _check_divides(weights, expected, quantised, shape.kv_heads, devices)
+        held = {name: each for name, each in tensors.items() if name in expected or families.beside_text(name, shape)}
+    else:
+        held = tensors_of(folder)
     _check_tokenizer(folder)
+    nbytes = {
+        name: _held_bytes(name, tensor, dtype_bytes, _parts(name, tensor.shape, shape, devices))
+        for name, tensor in held.items()
+    }
+    experts = [name for name in nbytes if ".experts." in name]
     made = embedding.read(folder, config, shape.hidden) if embedding.embeds(folder, task) else None
     return Checkpoint(
         generation=generation,
@@ -158,17 +199,24 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         vocabulary=shape.vocabulary,
-        weights_bytes=sum(
-            _held_bytes(name, tensor, dtype_bytes, _parts(name, tensor.shape, shape, devices))
-            for name, tensor in tensors.items()
-            if name in expected or families.beside_text(name, shape)
-        ),
+        weights_bytes=sum(nbytes.values()),
+        active_bytes=sum(nbytes.values()) - int(_idle_share(config, shape) * sum(map(nbytes.__getitem__, experts))),
+        verified=verified,
         # With more devices than heads, several devices have the same head.
         kv_bytes_per_token=2 * shape.layers * -(-shape.kv_heads // devices) * shape.head_dim * dtype_bytes,
         quantisation=quantised.name if quantised is not None else "",
         embedding=made,
         sampling=generation_defaults.read(folder),
     )
+
+
+def _idle_share(config: Mapping[str, Any], shape: families.ModelShape) -> float:
+    """Share of a layer's experts through which a token does not go."""
+    known = CLASSES.get(shape.architecture)
+    if known is None or known.experts is None:
+        return 0.0
+    count, used = families.experts_of(config, known.experts)
+    return 1 - min(used, count) / count
 
 
 def _check_tensors(

@@ -14,7 +14,7 @@ from loader.checkpoints import rope
 from loader.checkpoints.classes import CLASSES, Experts, ModelClass
 from loader.checkpoints.config_values import TOKEN, TOKENS, check, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
-from services.wording.values import COUNT, COUNT_OR_NONE, FLAG, FRACTION, NAMES, POSITIVE, at_least, one_of
+from services.wording.values import COUNT, COUNT_OR_NONE, FLAG, FRACTION, NAMES, POSITIVE, TEXT, at_least, one_of
 
 T = TypeVar("T")
 
@@ -81,15 +81,16 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**known.defaults, **given} if known else given
 
 
-def refusal(config: Mapping[str, Any]) -> str | None:
-    """Why a model with this config.json is not served, None when it may be. One line that names the kind."""
+def refusal(config: Mapping[str, Any], unverified: bool = False) -> str | None:
+    """Why a model with this config.json is not served, None when it may be. One line that names the kind. `unverified`:
+    a class that is not in the table may be, if its KV is of the kind that all others have."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         return "config.json names no architecture"
     name = architectures[0]
     known = CLASSES.get(name)
     wraps = name.endswith("ForConditionalGeneration") or {"vision_config", "audio_config", "text_config"} & set(config)
-    if wraps and not (known and known.wrapper):
+    if wraps and not (known.wrapper if known else unverified):
         return f"{name} is multimodal, which is not supported: only text models are, and text of {_wrappers()}"
     text = text_config(config)
     layer_types = text.get("layer_types")
@@ -98,10 +99,13 @@ def refusal(config: Mapping[str, Any]) -> str | None:
         return f"{name} has multi-head latent attention (MLA), which is not supported: its KV has no elastic form yet"
     if kinds - {"full_attention", "sliding_attention"} or any(key.startswith(_STATE_SPACE_KEYS) for key in text):
         return f"{name} is a hybrid of attention and state-space or linear layers, which is not supported"
-    if not (known and known.windows) and _slides(text, kinds):
+    if not (known.windows if known else unverified) and _slides(text, kinds):
         return f"{name} has sliding-window attention, which is not supported: engines would ignore its window"
-    if known is None:
-        return f"the architecture {name} is not supported; these are: {', '.join(sorted(CLASSES))}"
+    if known is None and not unverified:
+        return (
+            f"the architecture {name} is not supported; these are: {', '.join(sorted(CLASSES))}. With unverified = true"
+            " in the catalogue it is served all the same, and nobody has looked whether it answers rightly"
+        )
     return None
 
 
@@ -128,14 +132,14 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     """The shape that a config.json describes. Raises BrokenCheckpoint naming the key that is missing or impossible, of
     those that engines read too."""
     name = config["architectures"][0]
-    known = CLASSES[name]
+    known = CLASSES.get(name, ModelClass(""))
     if known.wrapper and not isinstance(config.get("text_config"), dict):
         raise BrokenCheckpoint("config.json has no text_config, which describes the language model")
     config = text_config(config)
     for key in known.needs:
         if config.get(key) is None:
             raise BrokenCheckpoint(f"config.json has no {key}")
-    activation = one_of(known.activation)
+    activation = one_of(known.activation) if name in CLASSES else TEXT
     check_given(CONFIG, config, _KINDS | {"hidden_act": activation, "hidden_activation": activation})
 
     def number(key: str, default: int | None = None) -> int:
@@ -187,7 +191,8 @@ def text_tensors(tensors: Mapping[str, T], shape: ModelShape) -> dict[str, T]:
 
 def beside_text(name: str, shape: ModelShape) -> bool:
     """Whether a tensor is of a part that takes images, which engines load with the language model."""
-    return CLASSES[shape.architecture].wrapper and not name.startswith(("model.", "lm_head."))
+    known = CLASSES.get(shape.architecture)
+    return known is not None and known.wrapper and not name.startswith(("model.", "lm_head."))
 
 
 def _named(name: str, known: ModelClass) -> str:
@@ -268,7 +273,7 @@ def _experts(shape: ModelShape, experts: Experts, config: Mapping[str, Any]) -> 
         }
     sizes = {f"experts.{number}": size for number in range(count)}
     if experts.shared and (shared := _count(config, experts.shared)):
-        sizes["shared_experts"] = shared * size
+        sizes[experts.shared_module] = shared * size
     for name, width in sizes.items():
         for part, (rows, columns) in {
             experts.gate: (width, shape.hidden),
@@ -277,6 +282,12 @@ def _experts(shape: ModelShape, experts: Experts, config: Mapping[str, Any]) -> 
         }.items():
             tensors[f"{experts.module}.{name}.{part}.weight"] = (rows, columns)
     return tensors
+
+
+def experts_of(config: Mapping[str, Any], experts: Experts) -> tuple[int, int]:
+    """(experts in a layer, those of them that a token goes through). Raises BrokenCheckpoint."""
+    config = text_config(config)
+    return max(1, _count(config, *experts.count)), _count(config, experts.used)
 
 
 def _linear(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:

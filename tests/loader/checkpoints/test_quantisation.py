@@ -32,9 +32,21 @@ SMALL: dict[str, Any] = {
 }
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {**SMALL, "architectures": ["Qwen3ForCausalLM"]},
-    "mixture": {**SMALL, "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 2, "moe_intermediate_size": 256},
-    "gpt-oss": {**SMALL, "architectures": ["GptOssForCausalLM"], "num_local_experts": 2},
-    "minimax": {**SMALL, "architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 2, "use_qk_norm": True},
+    "mixture": {
+        **SMALL,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 256,
+    },
+    "gpt-oss": {**SMALL, "architectures": ["GptOssForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 1},
+    "minimax": {
+        **SMALL,
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "use_qk_norm": True,
+    },
 }
 """config.json by the name of a model. Layers divide into groups of 128 on two devices."""
 NAMES = {

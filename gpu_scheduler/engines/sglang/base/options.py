@@ -37,7 +37,7 @@ class Options:
     """Bytes of addresses reserved for KV: the most that a limit can ever let this instance map. They cost a byte of
     memory per page."""
     reserve_low: int = 1
-    """Fewest extents that the driver keeps mapped ahead of need while requests run (balloond/driver/watermarks.py)."""
+    """Fewest extents that the driver keeps mapped ahead of need while requests run (`balloond/driver/kv`)."""
     reserve_high: int = 4
     """Most extents that the driver keeps mapped ahead of need, used where growth is fast."""
     large_extent: int = 8
@@ -98,7 +98,8 @@ class Options:
         known = {field.name for field in fields(cls)}
         values = {}
         if kind_of(device) == "cuda":
-            weights = 0 if model is None else model.weights_bytes // max(1, model.devices)
+            active = 0 if model is None else model.active_bytes or model.weights_bytes
+            weights = active // max(1, model.devices if model is not None else 1)
             values = {**_ON_A_GPU, "prefill_graph_tokens": graph_tokens(weights)}
         for name, text in given.items():
             if name not in known:
@@ -209,6 +210,7 @@ def _for_gpu(model: common_pb2.ModelSpec, options: Options, ranks: int) -> dict[
     return {
         "device": "cuda",
         "attention_backend": "fa3" if hopper else "triton",
+        "kv_cache_dtype": "fp8_e4m3" if model.kv_dtype == "fp8" else "auto",
         "enable_page_major_kv_layout": True,
         "disable_cuda_graph": not options.cuda_graphs,
         "cuda_graph_bs_decode": graph_sizes(options.max_running_requests),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class KvRange(Protocol):
-    """The KV range (`balloond.driver.range.ElasticRange`), as far as the engine uses it. Extents are named by their
+    """The KV range (`balloond.driver.kv.range.ElasticRange`), as far as the engine uses it. Extents are named by their
     index in the range."""
 
     address: int

@@ -68,7 +68,7 @@ def blame(path: str) -> Iterator[None]:
 
 
 class Target(Protocol):
-    """The model that is being built, as loaders see it (`model/instance.py`)."""
+    """The model that is being built, as loaders see it (`model/loaded_model.py`)."""
 
     load: engine_pb2.Load
     options: Options
@@ -116,7 +116,7 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        target: Target = current.instance()
+        target: Target = current.model()
         target.paddings = _paddings(model_config.hf_config, target.ranks.rank, target.ranks.size)
         # SGLang draws a progress bar; this engine sends a message instead.
         born_here = target.weights_born_here(copy=True)
@@ -133,11 +133,11 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
         for name, tensor in super()._get_all_weights(model_config, model):
             yield name, tensor
             done += tensor.numel() * tensor.element_size()
-            current.instance().progress("reading checkpoint", min(done, total), total)
+            current.model().progress("reading checkpoint", min(done, total), total)
 
     @staticmethod
     def load_weights_and_postprocess(model: torch.nn.Module, weights: Any, target_device: torch.device) -> None:
-        instance: Target = current.instance()
+        instance: Target = current.model()
         expected = unset.mark(model)
         model.load_weights(weights)  # type: ignore[operator]
         missing = [name for name, parameter in expected.items() if unset.is_marked(parameter)]
@@ -160,7 +160,7 @@ class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        instance: Target = current.instance()
+        instance: Target = current.model()
         copy = model_config.quantization is not None  # what a checkpoint may lack keeps its values
         with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=copy):
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
@@ -172,7 +172,7 @@ class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
 
     @staticmethod
     def load_weights_and_postprocess(model: torch.nn.Module, weights: Any, target_device: torch.device) -> None:
-        instance: Target = current.instance()
+        instance: Target = current.model()
         scales = dict(weights)
         if getattr(model, "quant_config", None) is not None:
             for parameter in unset.set_by_checkpoint(model).values():
@@ -199,7 +199,7 @@ class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        instance: Target = current.instance()
+        instance: Target = current.model()
         with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=True):
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         _bind(model, model_config, copy=True)
@@ -213,7 +213,7 @@ def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> N
     """Moves the model's tensors into the weights range. Tables of rotary embeddings first get the length that SGLang
     would give them next, in memory of their own. Raises BrokenModel, on all ranks, if they are made for fewer positions
     than the catalogue's context has."""
-    instance: Target = current.instance()
+    instance: Target = current.model()
     context = instance.load.model.context_tokens
     made = min((len(table) for table in _rope_tables(model)), default=context)
     if made < context:
@@ -259,7 +259,7 @@ def _file_bytes(folder: str, suffixes: tuple[str, ...]) -> int:
 def _read_ahead(folder: str) -> Iterator[None]:
     """Context in which SGLang gets the tensors of safetensors files from a `ReadAhead`, whose memory is made ready
     while SGLang builds the model."""
-    instance: Target = current.instance()
+    instance: Target = current.model()
     began = time.monotonic()
     reader = instance.reader = _reader(folder, instance.options, instance.device)
     try:
