@@ -39,7 +39,7 @@ def config(**changes):
             id="sliding window that Qwen2 uses",
         ),
         pytest.param(
-            {"architectures": ["Olmo3ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
+            {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
             "sliding-window attention",
             id="sliding window by layer",
         ),
@@ -53,7 +53,7 @@ def config(**changes):
         pytest.param({"vision_config": {}}, "multimodal", id="multimodal by its parts"),
         pytest.param(
             {"architectures": ["OlmoForCausalLM"]},
-            "OlmoForCausalLM is not supported; these are: Gemma2",
+            "OlmoForCausalLM is not supported; these are: Exaone4",
             id="unknown",
         ),
         pytest.param({"architectures": None}, "names no architecture", id="none named"),
