@@ -409,3 +409,11 @@ def test_layers_that_engines_join_are_whole_blocks_on_one_device_too(
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(BrokenCheckpoint, match=f"model.layers.0.{layer}: its 192 rows do not divide in blocks of 128"):
         read(folder, BF16)
+
+
+def test_a_quantised_checkpoint_is_for_gpus(folders: Folders) -> None:
+    """Where floats have four bytes: on CPUs."""
+    with pytest.raises(
+        BrokenCheckpoint, match=r"its weights are quantised \(INT8\), and engines on CPUs have no kernels"
+    ):
+        read(folders("dense", "int8"), 4)
