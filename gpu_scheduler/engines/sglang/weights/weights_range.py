@@ -224,8 +224,10 @@ def _check_known(tensors: list[torch.Tensor], range_: MappedWeights) -> None:
     known = {id(tensor) for tensor in tensors} | {id(range_.memory)}
     if _unknown(known, range_):
         gc.collect()  # modules that SGLang made and replaced refer to themselves
-    unknown = _unknown(known, range_)
-    # A view holds the tensor that it is a view of, out of Python's sight; the view is what leads somewhere.
+    # A view holds the tensor that it is a view of, out of Python's sight. Nothing reads that of a known view unless an
+    # object has it as well; of an unknown one the view is what leads somewhere.
+    bases = {id(tensor._base) for tensor in tensors if tensor._base is not None}
+    unknown = [each for each in _unknown(known, range_) if id(each) not in bases or _holders(each)]
     for found in sorted(unknown, key=lambda each: not _holders(each))[:1]:
         raise BrokenModel(
             f"SGLang keeps a tensor {list(found.shape)} of {found.dtype} over the weights where it cannot be found"

@@ -380,6 +380,23 @@ def test_a_tensor_over_the_range_that_cannot_be_found_is_refused_by_its_shape_an
     )
 
 
+def test_a_tensor_that_a_view_was_made_of_is_refused_where_an_object_has_it_as_well() -> None:
+    """Where none has it (`Shares`), torch alone keeps it, and nothing reads it."""
+
+    class Hides(Method):
+        def process_weights_after_loading(self, layer: Any) -> None:
+            both = layer.weight.data.float()
+            layer.upper = both[: ROWS // 2]
+            layer.run = lambda x: x @ both
+            del layer.weight
+
+    range_ = empty_range()
+    model = processed(Hides, range_)
+    weights_range.bind(model, range_, copy=True)
+    with pytest.raises(BrokenModel, match=r"a tensor \[64, 96\] of torch.float32 .* \(held by cell\)"):
+        weights_range.close_gaps(model, range_)
+
+
 def test_a_tensor_of_a_class_that_takes_no_other_memory_is_refused_by_its_name() -> None:
     class Own(torch.Tensor):
         def __setattr__(self, name: str, value: Any) -> None:
