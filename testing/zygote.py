@@ -7,11 +7,13 @@ executed. The fork is a child of the process that asked (CLONE_PARENT), as an ex
 for, killed, and dies with its parent in the same way. It gets the arguments, environment, descriptors, folder, session
 and command line that `subprocess` would have given it. It imports every module of the tree itself: zygotes keep none.
 
-A gpu_scheduler that may start SGLang gets a zygote of its own, forked before its first line has run.
+A gpu_scheduler and a loader, which start processes themselves, get a zygote of their own, forked before their first
+line has run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import fcntl
 import gc
@@ -35,13 +37,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE = "gpu_scheduler.engines.sglang"
 GROUP = "gpu_scheduler"
-_SERVICES, _SGLANG = "services", "sglang"
+LOADERS = ("loader", "tests.loader.stopping")
+_SERVICES, _TEXTS, _SGLANG = "services", "texts", "sglang"
 _SERVED = {
-    **dict.fromkeys(("balloond", "balloond.keeper", "gateway", "loader", "placement", "prismctl"), _SERVICES),
-    **dict.fromkeys((GROUP, "gpu_scheduler.engines.echo", "tests.balloond.child"), _SERVICES),
+    **dict.fromkeys(("balloond", "balloond.keeper", "placement", "prismctl", "tests.balloond.child"), _SERVICES),
+    **dict.fromkeys((GROUP, "gpu_scheduler.engines.echo"), _SERVICES),
+    **dict.fromkeys(("gateway", *LOADERS, "tokenization.trial"), _TEXTS),
     **dict.fromkeys((ENGINE, "tests.gpu_scheduler.engines.sglang.forks"), _SGLANG),
 }
-"""Module -> the zygote that it is forked from."""
+"""Module -> the zygote that it is forked from, which has libraries for: services; those that load tokenizers, by
+Transformers without torch; engines."""
 _LIBRARIES = (
     *("attr", "google.protobuf.json_format", "grpc", "grpc.aio", "grpc_health.v1.health_pb2_grpc", "httptools"),
     *("grpc_reflection.v1alpha.reflection", "limits", "numpy", "orjson", "prometheus_client", "pydantic", "rich"),
@@ -50,7 +55,11 @@ _LIBRARIES = (
 _READ_EARLY = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GRPC_", "SGLANG_", "TORCH", "HF_", "TRANSFORMERS_")
 """Begin the names of variables that an interpreter or a library reads as it starts. With others than its zygote has, a
 program is executed."""
-_READ_LATE = ("PYTHONUNBUFFERED", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY")
+_READ_LATE = (
+    "PYTHONUNBUFFERED",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS",
+)
 _OWN = {"balloond", "deploy", "gateway", "gpu_scheduler", "loader", "placement", "prismctl", "services", "tokenization"}
 _CLONE_PARENT, _PR_SET_PDEATHSIG = 0x8000, 1
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
@@ -61,7 +70,7 @@ _TITLE = "-" * 4000
 
 _execute = getattr(subprocess, "_fork_exec", None)
 _zygotes: dict[str, _Zygote | None] = {}
-"""By name; None: one that has failed."""
+"""By name; None: there is none, and none is started."""
 
 
 def install() -> None:
@@ -140,12 +149,13 @@ class _Request:
         )
 
     @property
-    def starts_sglang(self) -> bool:
-        """Whether this is a gpu_scheduler whose configuration names SGLang."""
-        if self.module != GROUP or self.arguments[:1] != ["--config"]:
-            return False
-        config = Path(self.cwd, self.arguments[1])
-        return config.is_file() and f'"{_SGLANG}"' in config.read_text()
+    def zygote(self) -> str:
+        """The name of the zygote that it is forked from."""
+        if self.module == GROUP and self.arguments[:1] == ["--config"]:
+            config = Path(self.cwd, self.arguments[1])
+            if config.is_file() and f'"{_SGLANG}"' in config.read_text():
+                return _SGLANG
+        return _SERVED[self.module]
 
 
 class _Zygote:
@@ -182,7 +192,7 @@ class _Zygote:
 
 
 def _zygote(request: _Request) -> _Zygote | None:
-    name = _SGLANG if request.starts_sglang else _SERVED[request.module]
+    name = request.zygote
     if name not in _zygotes:
         if threading.current_thread() is not threading.main_thread():
             return None  # its children would die with this thread
@@ -207,11 +217,22 @@ def main() -> None:
     gc.disable()  # the heap only grows, and forks share what nothing looks at
     for module in (*_LIBRARIES, *(f"protos.{path.stem}" for path in ROOT.glob("protos/*_pb2_grpc.py"))):
         importlib.import_module(module)
+    if name == _TEXTS:
+        _import_transformers()
     if name == _SGLANG:
         _import_sglang()
+    for module in [each for each in sys.modules if each.partition(".")[0] in _OWN]:
+        del sys.modules[module]
     assert len(os.listdir("/proc/self/task")) == 1, "a library has started threads"
     gc.freeze()
     _serve(socket.socket(fileno=fd))()
+
+
+def _import_transformers() -> None:
+    from tokenization import loading
+
+    loading.without_torch()
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer  # noqa: F401
 
 
 def _import_sglang() -> None:
@@ -219,8 +240,6 @@ def _import_sglang() -> None:
 
     environment.prepare()
     importlib.import_module("gpu_scheduler.engines.sglang.engine")
-    for module in [each for each in sys.modules if each.partition(".")[0] in _OWN]:
-        del sys.modules[module]
 
 
 def _serve(at: socket.socket) -> Callable[[], object]:
@@ -278,7 +297,7 @@ def _become(request: _Request, fds: Sequence[int], at: socket.socket) -> Callabl
     except BaseException:
         traceback.print_exc()
         os._exit(127)
-    if request.starts_sglang:
+    if request.module in (GROUP, *LOADERS):
         return lambda: _run_beside_zygote(request)
     return lambda: _run(request)
 
@@ -321,18 +340,46 @@ def _show(command: Sequence[str]) -> None:
 
 
 def _run_beside_zygote(request: _Request) -> None:
-    """A gpu_scheduler, whose engines are forks of a child of its own."""
+    """Runs a program whose children are forks of a child of its own."""
     environment, parent = dict(os.environ), os.getpid()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
         _die_with(parent)
-        ours.close()
+        at = theirs.detach()
+        _place([*(os.open(os.devnull, os.O_RDWR) for _ in range(3)), at], [0, 1, 2, 3])
         _show([sys.executable, "-m", __name__])
-        return _serve(theirs)()  # type: ignore[return-value]
+        _serve(socket.socket(fileno=3))()
+        return
     theirs.close()
-    _zygotes[_SGLANG] = _Zygote(ours, environment)
+    _zygotes.update({_SERVICES: None, _TEXTS: None, _SGLANG: None, request.zygote: _Zygote(ours, environment)})
     install()
+    # uvloop starts programs by itself.
+    asyncio.create_subprocess_exec = _start_with_subprocess  # type: ignore[assignment]
     _run(request)
+
+
+async def _start_with_subprocess(
+    *command: str,
+    stdin: Any = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    limit: int = 1 << 16,
+    **options: Any,
+) -> asyncio.subprocess.Process:
+    """`asyncio.create_subprocess_exec` as asyncio's own loop does it, in any loop."""
+    loop = asyncio.get_running_loop()
+    protocol = asyncio.subprocess.SubprocessStreamProtocol(limit, loop)
+    connected = loop.create_future()
+    transport = asyncio.unix_events._UnixSubprocessTransport(  # type: ignore[attr-defined]
+        loop, protocol, command, False, stdin, stdout, stderr, 0, waiter=connected, **options
+    )
+
+    def ended(_pid: int, status: int) -> None:
+        loop.call_soon_threadsafe(transport._process_exited, status)
+
+    asyncio.ThreadedChildWatcher().add_child_handler(transport.get_pid(), ended)
+    await connected
+    return asyncio.subprocess.Process(transport, protocol, loop)
 
 
 def _be_prepared() -> None:
