@@ -14,6 +14,7 @@ line has run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -29,7 +30,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,15 @@ def install() -> None:
         subprocess._fork_exec = _fork_or_execute  # type: ignore[attr-defined]
 
 
-def uninstall() -> None:
-    """`subprocess` executes every program again."""
+@contextlib.contextmanager
+def executing() -> Iterator[None]:
+    """Inside the block `subprocess` executes every program, as a user's does."""
+    installed = subprocess._fork_exec  # type: ignore[attr-defined]
     subprocess._fork_exec = _execute  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        subprocess._fork_exec = installed  # type: ignore[attr-defined]
 
 
 def is_one(pid: int) -> bool:

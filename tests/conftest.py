@@ -33,12 +33,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def executed() -> Iterator[None]:
-    """Processes that the test starts are what a user starts: new interpreters, no forks."""
-    zygote.uninstall()
-    yield
-    zygote.install()
+    """Processes that the module's tests start are new interpreters, as a user's are."""
+    with zygote.executing():
+        yield
 
 
 @pytest.fixture(scope="session")

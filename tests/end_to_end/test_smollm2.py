@@ -106,7 +106,7 @@ def prompts(tokenizer):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def system(smollm2, prompts, tokenizer, tmp_path_factory):
+async def system(smollm2, prompts, tokenizer, tmp_path_factory, executed):
     """(world, client, name -> (text that Transformers says to a prompt, whether it has ended))."""
     reference = asyncio.get_running_loop().create_task(greedy(smollm2, list(prompts.values()), NEW))
     models = {MODEL: {"path": str(smollm2)}}
