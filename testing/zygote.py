@@ -42,7 +42,7 @@ LOADERS = ("loader", "tests.loader.stopping")
 _SERVICES, _TEXTS, _SGLANG = "services", "texts", "sglang"
 _SERVED = {
     **dict.fromkeys(("balloond", "balloond.keeper", "placement", "prismctl", "tests.balloond.child"), _SERVICES),
-    **dict.fromkeys((GROUP, "gpu_scheduler.engines.echo"), _SERVICES),
+    **dict.fromkeys((GROUP, "gpu_scheduler.engines.echo", "tests.told"), _SERVICES),
     **dict.fromkeys(("gateway", *LOADERS, "tokenization.trial"), _TEXTS),
     **dict.fromkeys((ENGINE, "tests.gpu_scheduler.engines.sglang.forks"), _SGLANG),
 }
@@ -62,8 +62,12 @@ _READ_LATE = (
     "TRANSFORMERS_NO_ADVISORY_WARNINGS",
 )
 _OWN = {"balloond", "deploy", "gateway", "gpu_scheduler", "loader", "placement", "prismctl", "services", "tokenization"}
-_CLONE_PARENT, _PR_SET_PDEATHSIG = 0x8000, 1
+_CLONE_PARENT, _CLONE_NEWNET, _PR_SET_PDEATHSIG = 0x8000, 0x40000000, 1
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
+_DIES_WITH_PARENT = "deploy.local.processes.die_with_parent"
+"""The only function that may run in a child before its program."""
+_IN_NETWORK = ["ip", "netns", "exec"]
+"""Begins a command that runs in a network namespace."""
 _MOST = 1 << 20
 """Bytes of one request."""
 _TITLE = "-" * 4000
@@ -119,8 +123,9 @@ class _Request:
     descriptors: list[int]
     """Standard input, output and error, then those that are kept under their numbers."""
     new_session: bool
-    before: str
-    """"module:function" that runs in the child first, if any."""
+    dies_with_parent: bool
+    network: str
+    """The name of its network namespace, if it is not the zygote's."""
 
     @classmethod
     def of(
@@ -131,11 +136,12 @@ class _Request:
     ) -> _Request | None:  # fmt: skip
         """None for a program that has to be executed."""
         words = [os.fsdecode(each) for each in args]
+        network, words = (words[3], words[4:]) if words[:3] == _IN_NETWORK else ("", words)
         if words[:2] != [sys.executable, "-m"] or len(words) < 3 or words[2] not in _SERVED:
             return None
         plain = close_fds and restore_signals and process_group == -1 and umask == -1
-        named = "" if before is None else f"{before.__module__}:{before.__qualname__}"
-        if not plain or (gid, gids, uid) != (None, None, None) or (named and "<" in named):
+        named = before and f"{before.__module__}.{before.__qualname__}"
+        if not plain or (gid, gids, uid) != (None, None, None) or named not in (None, _DIES_WITH_PARENT):
             return None
         pairs = (each.partition(b"=") for each in environment or ())
         return cls(
@@ -152,7 +158,8 @@ class _Request:
                 *(fd for fd in keep if fd != error),
             ],
             new_session=new_session,
-            before=named,
+            dies_with_parent=named is not None,
+            network=network,
         )
 
     @property
@@ -288,9 +295,10 @@ def _become(request: _Request, fds: Sequence[int], at: socket.socket) -> Callabl
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if request.new_session:
             os.setsid()
-        if request.before:
-            module, _, function = request.before.partition(":")
-            getattr(importlib.import_module(module), function)()
+        if request.network:
+            _enter(request.network)
+        if request.dies_with_parent:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         sys.argv = [request.module, *request.arguments]
         sys.path[0] = request.cwd
         _show([sys.executable, "-m", request.module, *request.arguments])
@@ -321,6 +329,12 @@ def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
     for fd, number in zip(high, numbers, strict=True):
         os.dup2(fd, number, inheritable=True)
         os.close(fd)
+
+
+def _enter(network: str) -> None:
+    with open(f"/run/netns/{network}") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"namespace {network}")
 
 
 def _stream(fd: int) -> io.TextIOWrapper:
