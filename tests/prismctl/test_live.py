@@ -333,22 +333,11 @@ HANGING = [("loader", "loader"), ("balloond", "balloond"), ("keeper", "keeper"),
 HANGING += [("placement", "placement"), ("gpu_scheduler-cpu-0", "cpu:0")]
 
 
-async def status(it, *option):
-    """What a command of its own prints where a service is silent: two of them wait at once."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "prismctl", "--state", str(it.local.state), "--wait", "5", "status", *option,
-        cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    out, _ = await process.communicate()
-    assert process.returncode == 3, out
-    return out.decode()
-
-
 @pytest.mark.parametrize(("process", "service"), HANGING)
 async def test_a_stopped_process_is_named_by_status_and_the_others_answer(system, process, service):
     async with stopped(system, process) as pid:
-        text, told = await asyncio.gather(status(system), status(system, "--json"))
-    told = json.loads(told)
+        told = await value(system, "--wait", "3", "status", status=3)
+        text = await run(system, "--wait", "3", "status", status=3)
     problems = {each["service"]: each["problem"] for each in told["services"]}
     assert {*problems} == {*SERVICES} and f"kill -CONT {pid} lets it go on" in problems.pop(service)
     assert {*problems.values()} == {None}
@@ -374,8 +363,8 @@ async def any_status(it, *arguments):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """A process that is silent for two of five seconds of --wait ends what is under way."""
-    monkeypatch.setattr(patience, "PATIENCE", 0.4)
+    """Who is silent for the time of --wait ends what is under way."""
+    monkeypatch.setattr(patience, "PATIENCE", 1)
 
 
 FOLDER = str(ROOT / "examples" / "models" / LLAMA)
@@ -396,7 +385,7 @@ FOLDER = str(ROOT / "examples" / "models" / LLAMA)
 )
 async def test_every_command_names_the_process_that_stands_still(system, impatient, process, command, named):
     async with stopped(system, process) as pid:
-        text = " ".join((await run(system, "--wait", "5", *command, status=3)).split())
+        text = " ".join((await run(system, "--wait", "2", *command, status=3)).split())
     named = named.format(state=system.local.state)
     assert f"{named} does not answer; its process {pid} is stopped, kill -CONT {pid} lets it go on" in text
     assert f"logs/{process}.log" in text
@@ -407,14 +396,14 @@ async def test_a_model_on_a_group_that_stands_still_is_not_waited_for_for_ever(s
     scheduler = system.local.scheduler("cpu:0")
     async with stopped(system, scheduler) as pid:
         for command in (("models", "sleep", LLAMA), ("models", "limit", LLAMA, "8MiB"), ("explain", LLAMA)):
-            text = " ".join((await run(system, "--wait", "5", *command, status=3)).split())
+            text = " ".join((await run(system, "--wait", "2", *command, status=3)).split())
             assert f"cpu:0 at unix:{system.local.state}/{scheduler}.sock does not answer; its process {pid}" in text
 
 
 async def test_a_group_that_stands_still_is_drained_when_it_goes_on(system, impatient):
     scheduler = system.local.scheduler("cpu:0")
     async with stopped(system, scheduler):
-        text = await run(system, "--wait", "5", "drain", "cpu:0", status=3)
+        text = await run(system, "--wait", "2", "drain", "cpu:0", status=3)
     assert f"cpu:0 at unix:{system.local.state}/{scheduler}.sock does not answer" in text
 
     async def drained():
