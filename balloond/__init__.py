@@ -15,10 +15,10 @@ room        free bytes that are held for one model for a while
 spare       an extent made ahead of need: it belongs to no lease and is set aside from what the ledger gives out
 stranded    an extent whose descriptor is lost while an engine that has it lives
 
-The path of a page: an engine's driver asks (`driver/lease.py`), `wire/handoff.py` receives, `policy/device.py` decides
-and books, `node/daemon.py` has the backend create the extent and the keeper record it, the handoff sends the
-descriptor, and the driver maps it (`driver/range.py`). Back: the driver unmaps and returns, the ledger frees, the
-descriptors close.
+The path of a page: an engine's driver asks (`driver/connection/lease.py`), `wire/handoff.py` receives,
+`policy/device.py` decides and books, `node/daemon.py` has the backend create the extent and the keeper record it, the
+handoff sends the descriptor, and the driver maps it (`driver/kv/range.py`). Back: the driver unmaps and returns, the
+ledger frees, the descriptors close.
 
 balloond may die at any time: engines run on, the keeper holds a descriptor and a record of everything, and the next
 balloond rebuilds its ledger from those (`node/recovery.py`).

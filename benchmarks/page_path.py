@@ -39,8 +39,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from balloond import backends
 from balloond.backends.base import Mapper
 from balloond.client import BalloondClient
-from balloond.driver.lease import Lease
-from balloond.driver.range import ElasticRange
+from balloond.driver.connection.lease import Lease
+from balloond.driver.kv.range import ElasticRange
 from balloond.policy.extents import LARGE
 from benchmarks import _report
 from services.ipc import seqpacket

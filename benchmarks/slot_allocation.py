@@ -50,8 +50,8 @@ from sglang.srt.mem_cache.radix_cache import RadixCache  # noqa: E402
 
 from balloond.backends.cpu import CpuMapper  # noqa: E402
 from balloond.client import BalloondClient  # noqa: E402
-from balloond.driver.lease import Lease  # noqa: E402
-from balloond.driver.range import ElasticRange  # noqa: E402
+from balloond.driver.connection.lease import Lease  # noqa: E402
+from balloond.driver.kv.range import ElasticRange  # noqa: E402
 from benchmarks import _report  # noqa: E402
 from gpu_scheduler.engines.sglang.kv.admission import Admission  # noqa: E402
 from gpu_scheduler.engines.sglang.kv.allocator import ElasticAllocator  # noqa: E402

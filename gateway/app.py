@@ -145,6 +145,8 @@ class Endpoints:
             "owned_by": "prism",
             "max_model_len": model.context_tokens,
             "architecture": model.architecture,
+            "quantisation": model.quantisation or None,
+            "unverified": model.unverified,
             "residency": enums.name(common_pb2.Residency, route.residency),
             "groups": [place.group for place in route.places],
             "error": route.error or self._serving.fault(route) or None,

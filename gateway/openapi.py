@@ -89,6 +89,8 @@ _CARD: Json = {
         "task": {"enum": ["generate", "embed"]},
         "groups": {"type": "array", "items": {"type": "string"}},
         "error": {"type": ["string", "null"]},
+        "quantisation": {"type": ["string", "null"]},
+        "unverified": {"type": "boolean"},
     },
 }
 _USAGE: Json = {

@@ -75,6 +75,8 @@ def listing(listed: CatalogueEntry) -> common_pb2.ModelListing:
         floor_tokens=listed.floor_tokens,
         tool_parser=listed.tool_parser,
         task=listed.task,
+        unverified=listed.unverified,
+        kv_dtype=listed.kv_dtype,
     )
 
 
@@ -89,6 +91,7 @@ def model_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
         quota_is_default=model.listed.quota_bytes is None,
         devices=model.listed.devices,
         tool_parser=model.listed.tool_parser,
+        kv_dtype=model.listed.kv_dtype,
     )
     found = model.checkpoint
     if found is not None:
@@ -99,6 +102,9 @@ def model_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
         spec.kv_bytes_per_token = model.listed.devices * found.kv_bytes_per_token
         spec.floor_bytes = model.listed.devices * model.floor_bytes
         spec.vocab_size = found.vocabulary
+        spec.quantisation = found.quantisation
+        spec.active_bytes = model.listed.devices * found.active_bytes
+        spec.unverified = not found.verified
         if (made := found.embedding) is not None:
             spec.embedding.dimensions = made.dimensions
             spec.embedding.shortens = made.shortens

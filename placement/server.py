@@ -44,7 +44,11 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         routes: Routes,
         loaders: Loaders,
         drain: Drain,
+        gone_s: float = _GONE_S,
+        forgotten_s: float = _FORGOTTEN_S,
     ) -> None:
+        self._gone_s = gone_s
+        self._forgotten_s = forgotten_s
         self._cluster = cluster
         self._reconciler = reconciler
         self._history = history
@@ -81,7 +85,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         """Returns when no group has the model in error any more: their loaders tell them that its files were read
         afresh. Groups that do not hear of it delay the call by `_FORGOTTEN_S` at most."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FORGOTTEN_S):
+            async with asyncio.timeout(self._forgotten_s):
                 await self._cluster.until(
                     lambda: all(there.residency != common_pb2.ERROR for _, there in self._cluster.residents(model))
                 )
@@ -93,7 +97,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
             async with self._reconciler.removing(request.name, request.force):
                 await self._loaders.remove(request.name)
                 try:
-                    async with asyncio.timeout(_GONE_S):
+                    async with asyncio.timeout(self._gone_s):
                         await self._cluster.until(
                             lambda: (
                                 self._cluster.entry(request.name) is None
@@ -103,7 +107,9 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
                 except TimeoutError:
                     groups = ", ".join(group.name for group, _ in self._cluster.residents(request.name))
                     why = f"{groups} still has it" if groups else "a node's catalogue lists it"
-                    raise Unavailable(f"{request.name} is not gone after {_GONE_S:g} s: {why}; ask again") from None
+                    raise Unavailable(
+                        f"{request.name} is not gone after {self._gone_s:g} s: {why}; ask again"
+                    ) from None
 
         await _to_its_end(remove(), f"remove {request.name}")
         return placement_pb2.RemoveModelResponse()

@@ -11,6 +11,7 @@ import typer
 
 from prismctl import cli
 from prismctl.commands import config, keys, models, steer
+from prismctl.commands.check import check
 from prismctl.commands.drain import drain
 from prismctl.commands.explain import explain
 from prismctl.commands.logs import logs
@@ -34,6 +35,7 @@ _COMMANDS: dict[Callable[..., None], str] = {
 for command, example in _COMMANDS.items():
     cli.command(app, example)(command)
 _ON_MODELS: dict[Callable[..., None], str] = {
+    check: "prismctl models check /models/my-model",
     steer.wake: "prismctl models wake llama-debian --patience 60",
     steer.sleep: "prismctl models sleep llama-debian --to cold",
     steer.move: "prismctl models move llama-debian cuda:1",

@@ -26,7 +26,7 @@ PACKAGES = (
 FILES = [
     path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "cpu_stubs" not in path.parts
 ]
-PURE = [f"balloond/driver/{name}.py" for name in ("address_map", "growth", "reclaims", "reserve", "watermarks")]
+PURE = [f"balloond/driver/kv/{name}.py" for name in ("address_map", "growth", "reclaims", "reserve", "watermarks")]
 POLICIES = [path for path in FILES if {"policy", "sharing"} & {*path.parts}] + [ROOT / path for path in PURE]
 FORBIDDEN_IN_POLICY = {
     "grpc",
@@ -96,6 +96,7 @@ def test_no_modules_import_each_other_in_a_circle_inside_functions_and_for_types
 ROOMS = {
     "services": ("wording", "telemetry", "runtime", "ipc", "rpc"),
     "balloond": ("policy", "backends", "driver", "keeper", "node", "wire"),
+    "balloond.driver": ("connection", "kv"),
     "loader": ("policy", "checkpoints", "catalogue", "transfers", "copies", "images"),
     "gpu_scheduler": ("telemetry", "policy", "engines", "memory", "queue", "residency", "report"),
     "gpu_scheduler.policy": ("queue", "memory", "throttle"),

@@ -5,7 +5,7 @@ anything touches it again."""
 from __future__ import annotations
 
 from balloond.backends.base import Mapper
-from balloond.driver.lease import GRAPHS, Lease
+from balloond.driver.connection.lease import GRAPHS, Lease
 from balloond.driver.weights import WeightsRange
 
 

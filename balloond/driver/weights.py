@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from balloond.backends.base import Mapper
-from balloond.driver.lease import WEIGHTS, Granted, Kind, Lease
+from balloond.driver.connection.lease import WEIGHTS, Granted, Kind, Lease
 from balloond.policy.extents import cut
 
 _TOGETHER = 64

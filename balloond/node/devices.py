@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from balloond import backends
 from balloond.backends.base import ExtentMaker
 from balloond.config import BalloondConfig, DeviceConfig
-from balloond.driver import alive
+from balloond.driver.connection import alive
 from balloond.keeper.client import KeeperClient
 from balloond.node import saved_capacity
 from balloond.node.extent_pool import ExtentPool

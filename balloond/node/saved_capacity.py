@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from balloond.driver import alive
+from balloond.driver.connection import alive
 from services.telemetry import log
 
 _log = log.get(__name__)

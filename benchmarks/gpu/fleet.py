@@ -64,6 +64,8 @@ class Client:
         self.engine = engine
         self.stats = engine_pb2.EngineStats()
         self.measured = engine_pb2.Measured()
+        self.mapped: list[engine_pb2.WeightsMapped] = []
+        """By rank, as the engine said after it read the checkpoint."""
         self.lease_ids: list[str] = []
         """By rank."""
         self.received = 0
@@ -187,6 +189,8 @@ class Client:
         self.open[request_id].parked += 1
         self._send(request_id)
 
+    def on_retracted(self, _engine: EngineProcess, request_id: str, reason: str) -> None: ...
+
     def on_prefilled(self, _engine: EngineProcess, prompts: list[engine_pb2.Prefilled.Prompt]) -> None: ...
 
     def on_stats(self, _engine: EngineProcess, stats: engine_pb2.EngineStats) -> None:
@@ -243,7 +247,7 @@ def begin() -> None:
     log.configure("benchmark", "warning")
 
 
-async def _warm(
+async def warm(
     kind: str, environment: Mapping[str, str], ranks: int = 1, index: int = 1, board_fd: int | None = None
 ) -> EngineProcess:
     engine = await EngineProcess.start(Spawn(kind, "error", environment, ranks, START_S), index, board_fd)
@@ -262,7 +266,7 @@ async def elastic(
     board_fd: int | None = None,
 ) -> Client:
     """An engine of ours with memory from balloond, where `name` is booked."""
-    client = Client(name, await _warm("sglang", environment or {}, 1 + len(model.others), index, board_fd))
+    client = Client(name, await warm("sglang", environment or {}, 1 + len(model.others), index, board_fd))
     load = harness.load(
         at,
         name,
@@ -278,7 +282,8 @@ async def elastic(
     begun = time.monotonic()
     command = client.engine.command(engine_pb2.ToEngine(load=load))
     async with asyncio.timeout(START_S):
-        client.lease_ids = [rank.lease_id for rank in await command.mapped()]
+        client.mapped = await command.mapped()
+        client.lease_ids = [rank.lease_id for rank in client.mapped]
         client.measured = await command.done()
     say(f"{name} is ready after {time.monotonic() - begun:.1f} s")
     return client
@@ -299,7 +304,7 @@ async def reference(
     """Unmodified SGLang with a pool of `pool_tokens`, a multiple of the page size. Several ranks only with the front
     "engine". `most_bytes`: of the device for torch, with the front "scheduler"; 0: as many as there are."""
     assert front in stock.FRONTS
-    client = Client(name, await _warm("stock", {stock.FRONT_VARIABLE: front, **(environment or {})}))
+    client = Client(name, await warm("stock", {stock.FRONT_VARIABLE: front, **(environment or {})}))
     options = {key: str(value) for key, value in model.options.items()}
     spec = common_pb2.ModelSpec(name=name, path=str(model.path), context_tokens=model.context_tokens)
     options |= {"pool_tokens": str(pool_tokens), "most_bytes": str(most_bytes)}

@@ -47,7 +47,7 @@ _FRONT = (
 
 
 def count_retracted(result: Any, *_: Any) -> Any:
-    current.instance().counters.retractions += len(result[0])
+    current.model().counters.retractions += len(result[0])
     return result
 
 
@@ -182,7 +182,7 @@ def run(channel_fd: int) -> None:
     channel = Channel(channel_fd)
     channel.send(hello=engine_pb2.Hello(pid=os.getpid(), engine="stock", version=sglang.__version__))
     front = Front(channel)
-    current.set_instance(front)
+    current.set_model(front)
     set_loop(front)  # type: ignore[arg-type]
     channel.wait(None)
     first = channel.receive()

@@ -83,8 +83,8 @@ async def taker(handoff: str, device: str, model: str, extent_bytes: int, span_b
 
 def main() -> None:
     from balloond import backends
-    from balloond.driver.lease import Lease
-    from balloond.driver.range import ElasticRange
+    from balloond.driver.connection.lease import Lease
+    from balloond.driver.kv.range import ElasticRange
 
     handoff, device, model, extent_bytes, span_bytes = sys.argv[1:]
     lease = Lease.attach(handoff, device, model, timeout_s=TIMEOUT_S)

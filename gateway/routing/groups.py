@@ -35,8 +35,9 @@ class Receiver(Protocol):
 class GroupLink:
     """The stream of one group. Its methods have to be called in the loop that runs `run`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, connect_s: float = _CONNECT_S) -> None:
         self.address = address
+        self._connect_s = connect_s
         self._transport = transport(address)
         self._open: dict[str, Receiver] = {}
         self._waiting: list[gpu_scheduler_pb2.FromGateway] = []
@@ -69,7 +70,7 @@ class GroupLink:
         try:
             while True:
                 try:
-                    async with asyncio.timeout(_CONNECT_S):
+                    async with asyncio.timeout(self._connect_s):
                         await self._transport.connect(self._take)
                 except TimeoutError:
                     self._lose_all(f"no connection to {self.address}")
@@ -107,14 +108,15 @@ class GroupLink:
 class GroupLinks:
     """The links to all groups that routes name or requests need."""
 
-    def __init__(self) -> None:
+    def __init__(self, connect_s: float = _CONNECT_S) -> None:
+        self._connect_s = connect_s
         self._links: dict[str, tuple[GroupLink, asyncio.Task[None]]] = {}
 
     def get(self, address: str) -> GroupLink:
         """The link to a group, opened if there is none."""
         known = self._links.get(address)
         if known is None:
-            link = GroupLink(address)
+            link = GroupLink(address, self._connect_s)
             known = self._links[address] = (link, tasks.spawn(link.run(), f"link to {address}"))
         return known[0]
 

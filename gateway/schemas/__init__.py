@@ -2,6 +2,6 @@
 refused by the keyword that no grammar here keeps. No I/O.
 
 `numbers`, `patterns` and `formats` make regular languages (`languages`) of what a schema says of numbers and strings;
-`documents` finds its way in a schema, `terms` brings together what several places of it say of one value, and `grammar`
-writes the rules.
+`documents` finds its way in a schema, `reader` brings together what several places of it say of one value (`term`) and
+keeps branches `apart`, and `grammar` writes the rules.
 """

@@ -13,8 +13,9 @@ from gateway.schemas import ebnf, languages
 from gateway.schemas.documents import Document, Node, SchemaRefused, key, type_of
 from gateway.schemas.ebnf import quoted, written
 from gateway.schemas.languages import EVERYTHING, NOTHING, Tree
+from gateway.schemas.reader import Reader
 from gateway.schemas.rules import Many, Part, Row, Rule, Rules
-from gateway.schemas.terms import NUMBER, OBJECT, SAYING, STRING, Conjunction, Items, ObjectMembers, Reader, Term
+from gateway.schemas.term import NUMBER, OBJECT, SAYING, STRING, Conjunction, Items, ObjectMembers, Term
 
 MOST_LEVELS = 64
 """The most levels of objects and lists inside one another in a schema."""

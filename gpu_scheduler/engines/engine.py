@@ -55,6 +55,8 @@ class Listener(Protocol):
 
     def on_parked(self, engine: EngineProcess, request_id: str) -> None: ...
 
+    def on_retracted(self, engine: EngineProcess, request_id: str, reason: str) -> None: ...
+
     def on_stats(self, engine: EngineProcess, stats: engine_pb2.EngineStats) -> None: ...
 
     def on_death(self, engine: EngineProcess) -> None: ...
@@ -309,6 +311,9 @@ class EngineProcess:
         elif kind == "parked":
             if self.listener is not None:
                 self.listener.on_parked(self, message.parked.request_id)
+        elif kind == "retracted":
+            if self.listener is not None:
+                self.listener.on_retracted(self, message.retracted.request_id, message.retracted.reason)
         elif kind == "kept":
             self.kept_bytes = message.kept.bytes
             self.told_kept.set()

@@ -40,9 +40,11 @@ class WarmPool:
         board_fd: int | None = None,
         first_index: int = 1,
         one_model: bool = False,
+        unsettled_s: float = _UNSETTLED_S,
     ) -> None:
         """Keeps `warm` idle engines while fewer than `limit` engines exist. `one_model`: an engine that had a model
         takes no other."""
+        self._unsettled_s = unsettled_s
         self.spawn = spawn
         self.warm = warm
         self.limit = limit
@@ -185,7 +187,7 @@ class WarmPool:
         self._taken.add(engine)
         self._failures = 0
         loop = asyncio.get_running_loop()
-        self._unsettled[engine] = loop.call_later(_UNSETTLED_S, self.settled, engine)
+        self._unsettled[engine] = loop.call_later(self._unsettled_s, self.settled, engine)
         self.idle_changed()
         return engine
 

@@ -40,7 +40,10 @@ async def all_of(parts: Iterable[Awaitable[T]]) -> list[T]:
 class Devices:
     """The devices of one group, with the balloond of their node."""
 
-    def __init__(self, names: Sequence[str], balloond: BalloondClient) -> None:
+    def __init__(
+        self, names: Sequence[str], balloond: BalloondClient, until_buried_s: Sequence[float] = _UNTIL_BURIED_S
+    ) -> None:
+        self._until_buried_s = until_buried_s
         self.names = names
         self._balloond = balloond
 
@@ -70,7 +73,7 @@ class Devices:
         await all_of(self.drop(model, unless=functools.partial(ours, model)) for model in left)
 
     async def _drop(self, device: str, model: str, unless: Callable[[], bool]) -> None:
-        for pause_s in (*_UNTIL_BURIED_S, None):
+        for pause_s in (*self._until_buried_s, None):
             if unless():
                 return
             try:

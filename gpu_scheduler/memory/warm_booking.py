@@ -24,8 +24,9 @@ _AGAIN_S = 1.0
 class WarmBooking:
     """The booking for all warm pools of one group. `keep` runs as long as the group does."""
 
-    def __init__(self, pools: Collection[WarmPool], devices: Devices | None) -> None:
+    def __init__(self, pools: Collection[WarmPool], devices: Devices | None, again_s: float = _AGAIN_S) -> None:
         """Without `devices` engines hold no managed memory."""
+        self._again_s = again_s
         self._pools = pools
         self._devices = devices
         self._booked: int | None = 0
@@ -43,11 +44,11 @@ class WarmBooking:
             try:
                 await self._renew()
             except Refused:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(self._again_s)
                 await self._renew_or_end()
             except PrismError as error:
                 self._not_now(error)
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(self._again_s)
 
     async def _renew_or_end(self) -> None:
         try:

@@ -138,7 +138,7 @@ class Dispatcher:
         if self._requests.pop(request.id, None) is None:
             return
         now = self._now()
-        if request.parked_at:
+        if request.paused_at:
             self._tell_pause(request, now, "ended here")
         del self._by_gateway_id[request.stream, request.gateway_id]
         self._core.ended(request.id, now, len(request.emitted))
@@ -176,8 +176,11 @@ class Dispatcher:
             if request is None or request.engine is not engine:
                 continue  # the request was cancelled, or the chunk is of an earlier attempt
             ends = chunk.finish == common_pb2.LENGTH  # a request with `prompt_only` ends without a token
-            if (chunk.token_ids or chunk.embedding or ends) and self._core.backlog.prefills(request.id):
-                self._first_token(request, chunk, now)
+            if chunk.token_ids or chunk.embedding or ends:
+                if request.paused_at:
+                    self._tell_pause(request, now)
+                if self._core.backlog.prefills(request.id):
+                    self._first_token(request, chunk, now)
             request.emitted.extend(chunk.token_ids)
             request.scored += len(chunk.prompt_logprobs)
             model, tokens = request.model, tokens + len(chunk.token_ids)
@@ -194,8 +197,6 @@ class Dispatcher:
             TTFT_TARGETS.labels(request.model, str(met).lower()).inc()
         if request.trace is not None:
             request.trace.first_token(now, chunk.cached_tokens)
-        if request.parked_at:
-            self._tell_pause(request, now)
         if request.resumed_tokens and not request.answered:
             _log.info(  # this line shows why its client waited in the middle of an answer
                 "stream resumed",
@@ -210,18 +211,23 @@ class Dispatcher:
         request.answered = True
         self.changed()
 
+    def _pause(self, request: GroupRequest, now: float, reason: str) -> None:
+        """Notes that a stream stands still; a pause within a pause is part of the first."""
+        if not request.paused_at:
+            request.paused_at, request.pause_reason = now, reason
+
     def _tell_pause(self, request: GroupRequest, now: float, outcome: str = "resumed") -> None:
         """Logs one line for each pause of a stream in this group, as the gateway does for pauses between groups."""
         _log.info(
             "stream paused",
             request_id=request.logged_id,
             model=request.model,
-            reason="no KV memory",
-            ms=round(1e3 * (now - request.parked_at), 1),
+            reason=request.pause_reason,
+            ms=round(1e3 * (now - request.paused_at), 1),
             emitted=len(request.emitted),
             outcome=outcome,
         )
-        request.parked_at = 0.0
+        request.paused_at = 0.0
 
     def on_prefilled(self, engine: EngineProcess, prompts: list[engine_pb2.Prefilled.Prompt]) -> None:
         now = self._now()
@@ -237,7 +243,8 @@ class Dispatcher:
         if request is None or request.engine is not engine:
             return
         request.engine = None
-        now = request.parked_at = self._now()
+        now = self._now()
+        self._pause(request, now, "no KV memory")
         if request.trace is not None:
             request.trace.parked(now)
         resident = self._residents.get(request.model)
@@ -247,6 +254,11 @@ class Dispatcher:
             return
         self._core.retracted(request.id, now, request.prompt_tokens, request.most_new_tokens)
         self.changed()
+
+    def on_retracted(self, engine: EngineProcess, request_id: str, reason: str) -> None:
+        request = self._requests.get(request_id)
+        if request is not None and request.engine is engine:
+            self._pause(request, self._now(), reason)
 
     def on_stats(self, engine: EngineProcess, stats: engine_pb2.EngineStats) -> None:
         resident = self._residents.of_engine(engine)

@@ -38,9 +38,10 @@ class GroupRequest:
     """When it was sent to the engine."""
     answered: bool = False
     """True once this group has sent a first token of it."""
-    parked_at: float = 0.0
-    """When its engine had no KV memory for its next token and put it back into the queue; 0: it does not wait for
-    that."""
+    paused_at: float = 0.0
+    """When its engine, for want of KV memory, put it back into the queue or took it out of the running batch; 0: no
+    such pause lasts."""
+    pause_reason: str = ""
     emitted: list[int] = field(default_factory=list)
     scored: int = 0
     """Prompt tokens whose log-probabilities were passed on."""

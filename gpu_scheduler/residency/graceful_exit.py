@@ -22,8 +22,15 @@ _HEARD_S = 1.0
 class GracefulExit:
     """The graceful exit of one group. The service's drain is `leave`."""
 
-    def __init__(self, residents: Residents, requests: Callable[[], int], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        residents: Residents,
+        requests: Callable[[], int],
+        changed: Callable[[], None],
+        heard_s: float = _HEARD_S,
+    ) -> None:
         """`requests`: returns the number of requests here; `changed`: has the group's state reported."""
+        self._heard_s = heard_s
         self._residents = residents
         self._requests = requests
         self._changed = changed
@@ -62,7 +69,7 @@ class GracefulExit:
         if not (self._requests() and self._watchers):
             return
         try:
-            async with asyncio.timeout(_HEARD_S):
+            async with asyncio.timeout(self._heard_s):
                 await self._held.wait()
         except TimeoutError:
             _log.info("running requests are not moved away", requests=self._requests())

@@ -19,7 +19,9 @@ _COMPILES_S = 300.0
 host."""
 
 
-async def watch_engines(residents: Residents, dispatcher: Dispatcher, stall_timeout_s: float) -> None:
+async def watch_engines(
+    residents: Residents, dispatcher: Dispatcher, stall_timeout_s: float, compiles_s: float = _COMPILES_S
+) -> None:
     """Looks at all engines every second, for ever, and kills those that hang. `stall_timeout_s`: the timeout of
     policy/hang_detector.py. Loads, wake-ups and compilations have timeouts of their own."""
     silences: dict[EngineProcess, HangDetector] = {}
@@ -30,7 +32,7 @@ async def watch_engines(residents: Residents, dispatcher: Dispatcher, stall_time
         for engine, silence in list(silences.items()):
             requests, prefill_s = dispatcher.work_of(engine)
             works = (bool(requests) or engine.owes) and not engine.commanded
-            works = works and not 0 < engine.compiling_s < _COMPILES_S
+            works = works and not 0 < engine.compiling_s < compiles_s
             verdict = silence.look(time.monotonic(), works=works, heard=engine.heard, prefill_s=prefill_s)
             if verdict is HangVerdict.ASK:
                 engine.ping()

@@ -14,6 +14,9 @@
     floor_tokens = 16384            # KV that it keeps while active; left out: as much as its longest request needs
     tool_parser = "hermes"          # how it writes calls of tools, where its template does not say
                                     # (docs/guide/openai.md)
+    kv_dtype = "fp8"                # KV of one byte a value, on GPUs; left out: the type of the weights
+    unverified = true               # also a class that is not in the table of docs/guide/models.md: whether it answers
+                                    # rightly nobody has looked
     task = "embed"                  # it makes embeddings, or "generate"; left out: embeddings if sentence-transformers
                                     # can read its folder (docs/guide/openai.md)
 
@@ -56,6 +59,7 @@ Engine = Literal["", "sglang", "echo"]
 Spread = Literal[1, 2, 4]
 ToolParser = Literal["", "hermes", "llama3", "mistral"]
 Task = Literal["", "generate", "embed"]
+KvDtype = Literal["", "fp8"]
 Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9)]
 Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
 """Number of tokens, bounded so that the bytes that they take fit 64 bits."""
@@ -76,6 +80,8 @@ class CatalogueEntry(ConfigSection):
     floor_tokens: Tokens = 0
     tool_parser: ToolParser = ""
     task: Task = ""
+    kv_dtype: KvDtype = ""
+    unverified: bool = False
 
     @pydantic.model_validator(mode="after")
     def _floor_holds_a_request(self) -> CatalogueEntry:

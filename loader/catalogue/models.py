@@ -86,7 +86,14 @@ def read_model(listed: CatalogueEntry, sizes: Sizes, added: bool = False) -> Cat
     """Reads a model's checkpoint. Blocks on the file system and never fails: what is wrong is the model's error."""
     seen = _generation(listed)
     try:
-        found = checkpoint.read(listed.path, sizes.dtype_bytes, listed.devices, listed.task)
+        found = checkpoint.read(
+            listed.path,
+            sizes.dtype_bytes,
+            listed.devices,
+            listed.task,
+            kv_dtype=listed.kv_dtype,
+            unverified=listed.unverified,
+        )
         _check_lengths(listed, found)
     except BrokenCheckpoint as error:
         return CatalogueModel(listed, sizes, None, " ".join(str(error).split()), added, error.may_pass, seen)
@@ -157,9 +164,11 @@ class NodeModels:
         keeper: KeeperClient,
         readings: Iterator[int] | None = None,
         text_fault: Callable[[str, int], Awaitable[TextFault | None]] | None = None,
+        most_removed: int = _REMOVED,
     ) -> None:
         """`readings`: numbers of readings; those of two processes must differ. By default they start from the time of
         day. `text_fault`: see TextTrials; left out, tokenizers and chat templates are not tried."""
+        self._most_removed = most_removed
         self._sizes = sizes
         self._on_change = on_change
         self._keeper = keeper
@@ -306,7 +315,7 @@ class NodeModels:
 
     def _forget_oldest(self) -> None:
         removed = self.removed
-        oldest = sorted(removed, key=removed.__getitem__)[:-_REMOVED]
+        oldest = sorted(removed, key=removed.__getitem__)[: -self._most_removed]
         self._keeper.forget_soon([added.record_id(name) for name in oldest])
         for name in oldest:
             del self._changes[name]

@@ -8,13 +8,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from loader.checkpoints import embedding, families, generation_defaults
+from loader.checkpoints import embedding, families, generation_defaults, quantisation
+from loader.checkpoints.classes import CLASSES
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
 from loader.checkpoints.generation_defaults import SamplingDefaults
+from loader.checkpoints.quantisation import Quantisation, QuantisedTensor
 from loader.checkpoints.weight_files import (
     FLOATS,
     INDEX,
@@ -32,7 +35,17 @@ ALIGN_BYTES = 256
 _VOCABULARY_ROWS = 64
 """Engines pad embeddings to a multiple of this many rows."""
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+_GPU_FLOAT_BYTES = 2
+"""Bytes of a float on a GPU; on a CPU it has more."""
 _FIRST_BYTES = 64
+_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+"""Tensors with a row for each token; they are never quantised."""
+_SCALES = ("_scale", "_scale_inv")
+"""Ends of the names of tensors that engines hold in the type of the file."""
+_BY_COLUMNS = (".o_proj", ".down_proj", ".w2")
+"""Ends of the names of layers whose columns are divided among devices; of the others the rows are."""
+_SIDES = ("rows", "columns")
+_NOT_QUANTISED = "config.json does not say how the weights are quantised"
 _OF_A_GENERATION = (".json", ".safetensors", ".model", ".txt", ".jinja")
 
 
@@ -52,21 +65,36 @@ class Checkpoint:
     weights_bytes: int
     """Bytes that an engine lays out, as near as headers tell; it measures the exact number when it loads."""
     kv_bytes_per_token: int
+    active_bytes: int = 0
+    """Bytes of weights that one token goes through; fewer than all in a mixture of experts."""
+    verified: bool = True
+    """Whether its class is in the table of classes (`classes.py`)."""
+    quantisation: str = ""
+    """How its weights are quantised, for people; empty: they are floats."""
     embedding: Embedding | None = None
     """What the model makes instead of text; None: it makes text."""
     sampling: SamplingDefaults = SamplingDefaults()
 
 
-def read(folder: str | os.PathLike[str], dtype_bytes: int, devices: int = 1, task: str = "") -> Checkpoint:
+def read(
+    folder: str | os.PathLike[str],
+    dtype_bytes: int,
+    devices: int = 1,
+    task: str = "",
+    *,
+    kv_dtype: str = "",
+    unverified: bool = False,
+) -> Checkpoint:
     """Reads and checks a folder. `dtype_bytes`: bytes of a float on the devices; `devices`: how many hold the model;
-    `task`: see `catalogue`. Blocks on the file system. Raises BrokenCheckpoint with one line that names what is
-    wrong."""
+    `task`, `kv_dtype` and `unverified`: see `catalogue`. Blocks on the file system. Raises BrokenCheckpoint with one
+    line that names what is wrong."""
     folder = Path(folder)
     try:
         _check_kind(folder)
         # The fingerprint comes first: files that change while they are read belong to the next generation.
         generation = fingerprint(folder, devices, task)
-        return _read(folder, dtype_bytes, devices, task, generation)
+        found = _read(folder, dtype_bytes, devices, task, generation, unverified)
+        return _with_small_kv(found, dtype_bytes) if kv_dtype == "fp8" else found
     except OSError as error:
         where = Path(os.fsdecode(error.filename)).name if error.filename else ""
         what = "its folder" if where in ("", folder.name) else where
@@ -119,22 +147,48 @@ def _base(folder: Path) -> str:
     return f" for {base}" if isinstance(base, str) and base and not base.startswith(("/", ".", "~")) else ""
 
 
-def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int) -> Checkpoint:
+def _with_small_kv(found: Checkpoint, dtype_bytes: int) -> Checkpoint:
+    """The same with KV of one byte a value."""
+    if dtype_bytes > _GPU_FLOAT_BYTES:
+        raise BrokenCheckpoint('kv_dtype = "fp8" is for GPUs: engines on CPUs have no kernels for it')
+    return replace(found, kv_bytes_per_token=found.kv_bytes_per_token // dtype_bytes)
+
+
+def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int, unverified: bool) -> Checkpoint:
     config = read_json(folder / "config.json")
     if not isinstance(config, dict):
         raise BrokenCheckpoint("config.json is not a JSON object")
-    refused = families.refusal(config)
+    refused = families.refusal(config, unverified)
     if refused is not None:
         raise BrokenCheckpoint(refused)
+    verified = config["architectures"][0] in CLASSES
     shape = families.read_shape(config)
     if shape.heads % devices or max(shape.kv_heads, devices) % min(shape.kv_heads, devices):
         raise BrokenCheckpoint(
             f"{shape.heads} attention heads with {shape.kv_heads} key-value heads do not divide among {devices} devices"
         )
-    tensors = families.text_tensors(tensors_of(folder), shape)
-    expected = families.expected_tensors(shape, config)
-    _check_tensors(tensors, expected)
+    quantised = quantisation.read(config, families.text_config(config))
+    if dtype_bytes > _GPU_FLOAT_BYTES and verified and CLASSES[shape.architecture].gpu_only:
+        raise BrokenCheckpoint(f"{shape.architecture} is for GPUs: engines on CPUs have no kernels for it")
+    if quantised is not None and dtype_bytes > _GPU_FLOAT_BYTES:
+        raise BrokenCheckpoint(
+            f"its weights are quantised ({quantised.name}), and engines on CPUs have no kernels for it"
+        )
+    if verified:
+        tensors = families.text_tensors(tensors_of(folder), shape)
+        weights = families.expected_tensors(shape, config)
+        expected = _check_tensors(tensors, weights, quantised)
+        if devices > 1:
+            _check_divides(weights, quantised, devices)
+        held = {name: each for name, each in tensors.items() if name in expected or families.beside_text(name, shape)}
+    else:
+        held = tensors_of(folder)
     _check_tokenizer(folder)
+    nbytes = {
+        name: _held_bytes(name, tensor, dtype_bytes, _parts(name, tensor.shape, shape, devices))
+        for name, tensor in held.items()
+    }
+    experts = [name for name in nbytes if ".experts." in name]
     made = embedding.read(folder, config, shape.hidden) if embedding.embeds(folder, task) else None
     return Checkpoint(
         generation=generation,
@@ -144,31 +198,91 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         vocabulary=shape.vocabulary,
-        weights_bytes=sum(
-            _held_bytes(name, tensor.shape, dtype_bytes, _parts(name, tensor.shape, shape, devices))
-            for name, tensor in tensors.items()
-            if name in expected or families.beside_text(name, shape)
-        ),
+        weights_bytes=sum(nbytes.values()),
+        active_bytes=sum(nbytes.values()) - int(_idle_share(config, shape) * sum(map(nbytes.__getitem__, experts))),
+        verified=verified,
         # With more devices than heads, several devices have the same head.
         kv_bytes_per_token=2 * shape.layers * -(-shape.kv_heads // devices) * shape.head_dim * dtype_bytes,
+        quantisation=quantised.name if quantised is not None else "",
         embedding=made,
         sampling=generation_defaults.read(folder),
     )
 
 
-def _check_tensors(tensors: Mapping[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
+def _idle_share(config: Mapping[str, Any], shape: families.ModelShape) -> float:
+    """Share of a layer's experts through which a token does not go."""
+    known = CLASSES.get(shape.architecture)
+    if known is None or known.experts is None:
+        return 0.0
+    count, used = families.experts_of(config, known.experts)
+    return 1 - min(used, count) / count
+
+
+def _check_tensors(
+    tensors: Mapping[str, Tensor], weights: Mapping[str, tuple[int, ...]], quantised: Quantisation | None
+) -> dict[str, QuantisedTensor]:
+    """The tensors that a model with these weights has to have, by name. Raises BrokenCheckpoint if one of them is
+    missing, or has another shape or type."""
+    expected = _expected(tensors, weights, quantised)
     missing = [name for name in expected if name not in tensors]
     if missing:
         others = f" and {counted(len(missing) - 1, 'other tensor')}" if len(missing) > 1 else ""
         raise BrokenCheckpoint(f"the weights lack {missing[0]}{others}")
-    for name, size in expected.items():
+    for name, needed in expected.items():
         tensor = tensors[name]
-        if tensor.shape != size:
+        if tensor.shape not in needed.shapes:
             raise BrokenCheckpoint(
-                f"{tensor.file}: {name} is {list(tensor.shape)} where config.json makes it {list(size)}"
+                f"{tensor.file}: {name} is {list(tensor.shape)} where config.json makes it {list(needed.shapes[0])}"
             )
-        if tensor.dtype not in FLOATS:
-            raise BrokenCheckpoint(f"{tensor.file}: {name} is {tensor.dtype}: quantised weights are not supported")
+        if tensor.dtype not in needed.dtypes:
+            why = f"{quantised.name} has {' or '.join(sorted(needed.dtypes))}" if quantised else _NOT_QUANTISED
+            raise BrokenCheckpoint(f"{tensor.file}: {name} is {tensor.dtype}: {why}")
+    return expected
+
+
+def _expected(
+    tensors: Mapping[str, Tensor], weights: Mapping[str, tuple[int, ...]], quantised: Quantisation | None
+) -> dict[str, QuantisedTensor]:
+    expected: dict[str, QuantisedTensor] = {}
+    for name, size in weights.items():
+        found = tensors.get(name)
+        layer, _, last = name.rpartition(".")
+        is_float = found is not None and found.dtype in FLOATS
+        if quantised is None or is_float or name in _VOCABULARY:
+            expected[name] = QuantisedTensor((size,), FLOATS)
+            continue
+        if len(size) == 3:
+            expected |= {name + end: needed for end, needed in quantised.experts(*size).items()}
+            continue
+        if last != "weight" or len(size) != 2:
+            expected[name] = QuantisedTensor((size,), FLOATS)
+            continue
+        try:
+            layers_own = quantised.tensors(*size)
+        except BrokenCheckpoint as error:
+            raise BrokenCheckpoint(f"{layer}: {error}") from None
+        expected |= {f"{layer}.{part}": needed for part, needed in layers_own.items()}
+    return expected
+
+
+def _check_divides(weights: Mapping[str, tuple[int, ...]], quantised: Quantisation | None, devices: int) -> None:
+    """Raises BrokenCheckpoint for a layer that does not divide among devices, in whole blocks where it is quantised."""
+    for name, size in weights.items():
+        layer, _, last = name.rpartition(".")
+        if last != "weight" or len(size) != 2 or name in _VOCABULARY or layer.endswith((".gate", ".router")):
+            continue
+        by_columns = layer.endswith(_BY_COLUMNS)
+        whole = size[by_columns]
+        if layer.endswith((".k_proj", ".v_proj")):
+            continue  # heads are checked by their number
+        unit = 1
+        if quantised is not None:
+            unit = quantised.blocks[by_columns] if quantised.blocks else quantised.group if by_columns else 1
+        if whole % (devices * max(1, unit)):
+            blocks = f" in blocks of {unit}" if unit > 1 else ""
+            raise BrokenCheckpoint(
+                f"{layer}: its {whole} {_SIDES[by_columns]} do not divide among {devices} devices{blocks}"
+            )
 
 
 def _parts(name: str, size: tuple[int, ...], shape: families.ModelShape, devices: int) -> int:
@@ -176,19 +290,19 @@ def _parts(name: str, size: tuple[int, ...], shape: families.ModelShape, devices
     module = name.rpartition(".")[0].rpartition(".")[2]
     if module in ("k_proj", "v_proj"):
         return min(devices, shape.kv_heads)
-    if families.beside_text(name, shape) or module == "gate":  # parts for images, and routers
+    if families.beside_text(name, shape) or module in ("gate", "router"):  # parts for images, and routers
         return 1
     whole = len(size) == 1 and module not in ("q_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
     return 1 if whole else devices
 
 
-def _held_bytes(name: str, size: tuple[int, ...], dtype_bytes: int, parts: int) -> int:
-    elements = 1
-    for length in size:
-        elements *= length
-    if name in ("model.embed_tokens.weight", "lm_head.weight"):
-        elements = -(-size[0] // _VOCABULARY_ROWS) * _VOCABULARY_ROWS * size[1]
-    return -(-elements * dtype_bytes // (parts * ALIGN_BYTES)) * ALIGN_BYTES
+def _held_bytes(name: str, tensor: Tensor, dtype_bytes: int, parts: int) -> int:
+    elements = tensor.elements
+    if name in _VOCABULARY:
+        elements = -(-tensor.shape[0] // _VOCABULARY_ROWS) * _VOCABULARY_ROWS * tensor.shape[1]
+    as_it_is = tensor.dtype not in FLOATS or name.endswith(_SCALES)
+    nbytes = tensor.nbytes if as_it_is else elements * dtype_bytes
+    return -(-nbytes // (parts * ALIGN_BYTES)) * ALIGN_BYTES
 
 
 def _check_tokenizer(folder: Path) -> None:

@@ -25,8 +25,15 @@ class Experts:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    router: str = "gate"
+    """Name of the router."""
     router_bias: str = ""
-    """Name of a bias of the router, which every layer with experts has; empty: there is none."""
+    """Name, within the module, of a bias of the router, which every layer with experts has; empty: there is none."""
+    joined: bool = False
+    """Whether all experts of a layer are one tensor for gate and up projection together, and one for down, with
+    biases."""
+    used: str = "num_experts_per_tok"
+    """Key of the number of experts that a token goes through, of those that it may be sent to."""
     shared: str = ""
     """Key of the number of experts that serve every token; empty: there are none."""
     dense_layers: str = ""
@@ -40,11 +47,19 @@ class ModelClass:
     models: str
     """Published models of this class, as users know them."""
     verified: tuple[str, ...] = ("CPU",)
-    """Where answers were compared with those of another implementation."""
+    """Where answers were compared with those of another implementation, with weights of floats."""
+    quantised: tuple[str, ...] = ()
+    """Formats of quantised weights with which they were compared, on a GPU."""
+    gpu_only: bool = False
+    """Whether engines on CPUs have no kernels for the class."""
     qkv_bias: bool | str = False
     output_bias: bool | str = False
     mlp_bias: bool | str = False
     qk_norm: bool | str = False
+    qk_norm_of_all: bool = False
+    """Whether queries and keys are normalised over all heads together; else each head is."""
+    sinks: bool = False
+    """Whether attention has a sink for each head."""
     fused: bool = False
     """Whether queries, keys and values are one tensor in checkpoints, and so are gate and up projection."""
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
@@ -96,6 +111,7 @@ CLASSES = {
     "LlamaForCausalLM": ModelClass(
         "Llama 2 and 3, and models made like them",
         ("CPU", "GPU"),
+        ("FP8", "INT8"),
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         mlp_bias="mlp_bias",
@@ -104,6 +120,8 @@ CLASSES = {
     "Qwen2ForCausalLM": ModelClass("Qwen 2 and 2.5, distilled R1", qkv_bias=True),
     "Qwen3ForCausalLM": ModelClass(
         "Qwen 3",
+        ("CPU", "GPU"),
+        ("FP8", "FP8 in blocks"),
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         qk_norm=True,
@@ -118,18 +136,21 @@ CLASSES = {
         defaults={"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True},
         windows=True,
     ),
-    "Gemma3ForCausalLM": ModelClass("Gemma 3 1B and other text models", **_GEMMA_3),
+    "Gemma3ForCausalLM": ModelClass("Gemma 3 1B and other text models", ("CPU", "GPU"), **_GEMMA_3),
     "Gemma3ForConditionalGeneration": ModelClass("Gemma 3 4B to 27B, text", wrapper=True, **_GEMMA_3),
     "Mistral3ForConditionalGeneration": ModelClass("Mistral Small 3.1 and 3.2, Devstral, text", wrapper=True),
     "Qwen3VLForConditionalGeneration": ModelClass("Qwen 3 VL, text", qk_norm=True, wrapper=True),
     "MixtralForCausalLM": ModelClass(
         "Mixtral",
+        ("CPU", "GPU"),
         experts=Experts(
             ("num_local_experts",), "intermediate_size", module="block_sparse_moe", gate="w1", up="w3", down="w2"
         ),
     ),
     "Qwen3MoeForCausalLM": ModelClass(
         "Qwen 3 mixtures: 30B-A3B, 235B-A22B, Coder",
+        ("CPU", "GPU"),
+        ("FP8 in blocks",),
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         qk_norm=True,
@@ -137,27 +158,66 @@ CLASSES = {
     ),
     "Glm4MoeForCausalLM": ModelClass(
         "GLM 4.5, 4.5 Air, 4.6, 4.7",
+        ("CPU",),
+        ("FP8 in blocks",),
         qkv_bias="attention_bias",
         qk_norm="use_qk_norm",
         experts=Experts(
             ("n_routed_experts", "num_local_experts"),
             "moe_intermediate_size",
-            router_bias="e_score_correction_bias",
+            router_bias="gate.e_score_correction_bias",
             shared="n_shared_experts",
             dense_layers="first_k_dense_replace",
+        ),
+    ),
+    "MiniMaxM2ForCausalLM": ModelClass(
+        "MiniMax M2",
+        (),
+        ("FP8 in blocks",),
+        gpu_only=True,
+        qk_norm="use_qk_norm",
+        qk_norm_of_all=True,
+        experts=Experts(
+            ("num_local_experts",),
+            "intermediate_size",
+            module="block_sparse_moe",
+            gate="w1",
+            up="w3",
+            down="w2",
+            router_bias="e_score_correction_bias",
+        ),
+    ),
+    "GptOssForCausalLM": ModelClass(
+        "gpt-oss 20b and 120b",
+        (),
+        ("MXFP4",),
+        gpu_only=True,
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        sinks=True,
+        windows=True,
+        defaults={"head_dim": 64, "attention_bias": True},
+        experts=Experts(
+            ("num_local_experts",), "intermediate_size", router="router", router_bias="router.bias", joined=True
         ),
     ),
 }
 """The classes by the name that config.json gives in `architectures`."""
 
 
+_NONE = "\u2013"
+
+
 def markdown() -> str:
     """The table of `docs/guide/models.md`."""
     rows = [
-        f"| {known.models} | `{name}` | {_notes(known)} | {', '.join(known.verified)} |"
+        f"| {known.models} | `{name}` | {_notes(known)} | {', '.join(known.verified) or _NONE} |"
+        f" {', '.join(known.quantised) or _NONE} |"
         for name, known in sorted(CLASSES.items(), key=lambda item: (item[1].wrapper, bool(item[1].experts), item[0]))
     ]
-    return "\n".join(["| models | class | kind | compared on |", "|---|---|---|---|", *rows])
+    return "\n".join(
+        ["| models | class | kind | compared on | and on a GPU, quantised to |", "|---|---|---|---|---|", *rows]
+    )
 
 
 def _notes(known: ModelClass) -> str:
@@ -165,5 +225,6 @@ def _notes(known: ModelClass) -> str:
         "mixture of experts" if known.experts else "",
         "windows in one pool" if known.windows else "",
         "text in, text out" if known.wrapper else "",
+        "on GPUs only" if known.gpu_only else "",
     ]
-    return ", ".join(filter(None, notes)) or "\u2013"
+    return ", ".join(filter(None, notes)) or _NONE

@@ -14,7 +14,7 @@ from loader.checkpoints import rope
 from loader.checkpoints.classes import CLASSES, Experts, ModelClass
 from loader.checkpoints.config_values import TOKEN, TOKENS, check, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
-from services.wording.values import COUNT, COUNT_OR_NONE, FLAG, FRACTION, NAMES, POSITIVE, at_least, one_of
+from services.wording.values import COUNT, COUNT_OR_NONE, FLAG, FRACTION, NAMES, POSITIVE, TEXT, at_least, one_of
 
 T = TypeVar("T")
 
@@ -81,15 +81,16 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**known.defaults, **given} if known else given
 
 
-def refusal(config: Mapping[str, Any]) -> str | None:
-    """Why a model with this config.json is not served, None when it may be. One line that names the kind."""
+def refusal(config: Mapping[str, Any], unverified: bool = False) -> str | None:
+    """Why a model with this config.json is not served, None when it may be. One line that names the kind. `unverified`:
+    a class that is not in the table may be, if its KV is of the kind that all others have."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         return "config.json names no architecture"
     name = architectures[0]
     known = CLASSES.get(name)
     wraps = name.endswith("ForConditionalGeneration") or {"vision_config", "audio_config", "text_config"} & set(config)
-    if wraps and not (known and known.wrapper):
+    if wraps and not (known.wrapper if known else unverified):
         return f"{name} is multimodal, which is not supported: only text models are, and text of {_wrappers()}"
     text = text_config(config)
     layer_types = text.get("layer_types")
@@ -98,13 +99,13 @@ def refusal(config: Mapping[str, Any]) -> str | None:
         return f"{name} has multi-head latent attention (MLA), which is not supported: its KV has no elastic form yet"
     if kinds - {"full_attention", "sliding_attention"} or any(key.startswith(_STATE_SPACE_KEYS) for key in text):
         return f"{name} is a hybrid of attention and state-space or linear layers, which is not supported"
-    if not (known and known.windows) and _slides(text, kinds):
+    if not (known.windows if known else unverified) and _slides(text, kinds):
         return f"{name} has sliding-window attention, which is not supported: engines would ignore its window"
-    if quantised := config.get("quantization_config") or text.get("quantization_config"):
-        method = quantised.get("quant_method", "?") if isinstance(quantised, dict) else "?"
-        return f"{name} is quantised ({method}), which is not supported: give the unquantised checkpoint"
-    if known is None:
-        return f"the architecture {name} is not supported; these are: {', '.join(sorted(CLASSES))}"
+    if known is None and not unverified:
+        return (
+            f"the architecture {name} is not supported; these are: {', '.join(sorted(CLASSES))}. With unverified = true"
+            " in the catalogue it is served all the same, and nobody has looked whether it answers rightly"
+        )
     return None
 
 
@@ -131,14 +132,14 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     """The shape that a config.json describes. Raises BrokenCheckpoint naming the key that is missing or impossible, of
     those that engines read too."""
     name = config["architectures"][0]
-    known = CLASSES[name]
+    known = CLASSES.get(name, ModelClass(""))
     if known.wrapper and not isinstance(config.get("text_config"), dict):
         raise BrokenCheckpoint("config.json has no text_config, which describes the language model")
     config = text_config(config)
     for key in known.needs:
         if config.get(key) is None:
             raise BrokenCheckpoint(f"config.json has no {key}")
-    activation = one_of(known.activation)
+    activation = one_of(known.activation) if name in CLASSES else TEXT
     check_given(CONFIG, config, _KINDS | {"hidden_act": activation, "hidden_activation": activation})
 
     def number(key: str, default: int | None = None) -> int:
@@ -190,7 +191,8 @@ def text_tensors(tensors: Mapping[str, T], shape: ModelShape) -> dict[str, T]:
 
 def beside_text(name: str, shape: ModelShape) -> bool:
     """Whether a tensor is of a part that takes images, which engines load with the language model."""
-    return CLASSES[shape.architecture].wrapper and not name.startswith(("model.", "lm_head."))
+    known = CLASSES.get(shape.architecture)
+    return known is not None and known.wrapper and not name.startswith(("model.", "lm_head."))
 
 
 def _named(name: str, known: ModelClass) -> str:
@@ -236,7 +238,11 @@ def _attention(shape: ModelShape, known: ModelClass, config: Mapping[str, Any]) 
         tensors |= _linear(f"self_attn.{name}", rows, shape.hidden, _has(known.qkv_bias, config))
     tensors |= _linear("self_attn.o_proj", shape.hidden, query, _has(known.output_bias, config))
     if _has(known.qk_norm, config):
-        tensors |= {f"self_attn.{name}.weight": (shape.head_dim,) for name in ("q_norm", "k_norm")}
+        heads = (shape.heads, shape.kv_heads) if known.qk_norm_of_all else (1, 1)
+        for name, together in zip(("q_norm", "k_norm"), heads, strict=True):
+            tensors[f"self_attn.{name}.weight"] = (together * shape.head_dim,)
+    if known.sinks:
+        tensors["self_attn.sinks"] = (shape.heads,)
     return tensors
 
 
@@ -255,9 +261,16 @@ def _mlp(shape: ModelShape, known: ModelClass, config: Mapping[str, Any]) -> dic
 
 def _experts(shape: ModelShape, experts: Experts, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     count, size = _count(config, *experts.count), _count(config, experts.size)
-    tensors: dict[str, tuple[int, ...]] = {f"{experts.module}.gate.weight": (count, shape.hidden)}
+    tensors: dict[str, tuple[int, ...]] = {f"{experts.module}.{experts.router}.weight": (count, shape.hidden)}
     if experts.router_bias:
-        tensors[f"{experts.module}.gate.{experts.router_bias}"] = (count,)
+        tensors[f"{experts.module}.{experts.router_bias}"] = (count,)
+    if experts.joined:
+        return tensors | {
+            f"{experts.module}.experts.gate_up_proj": (count, shape.hidden, 2 * size),
+            f"{experts.module}.experts.gate_up_proj_bias": (count, 2 * size),
+            f"{experts.module}.experts.down_proj": (count, size, shape.hidden),
+            f"{experts.module}.experts.down_proj_bias": (count, shape.hidden),
+        }
     sizes = {f"experts.{number}": size for number in range(count)}
     if experts.shared and (shared := _count(config, experts.shared)):
         sizes["shared_experts"] = shared * size
@@ -269,6 +282,12 @@ def _experts(shape: ModelShape, experts: Experts, config: Mapping[str, Any]) -> 
         }.items():
             tensors[f"{experts.module}.{name}.{part}.weight"] = (rows, columns)
     return tensors
+
+
+def experts_of(config: Mapping[str, Any], experts: Experts) -> tuple[int, int]:
+    """(experts in a layer, those of them that a token goes through). Raises BrokenCheckpoint."""
+    config = text_config(config)
+    return max(1, _count(config, *experts.count)), _count(config, experts.used)
 
 
 def _linear(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:

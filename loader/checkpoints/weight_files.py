@@ -51,6 +51,11 @@ class Tensor:
             count *= size
         return count
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return -(-self.elements * _BITS[self.dtype] // 8)
+
 
 def read_json(path: Path) -> Any:
     """A small JSON file of a checkpoint, as Transformers takes it: of a key that is there twice the last counts. Raises

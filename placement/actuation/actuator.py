@@ -22,7 +22,8 @@ _SILENT_S = 0.5
 class Actuator:
     """Orders residencies at gpu_schedulers. Each model has one activation, eviction or move at a time."""
 
-    def __init__(self, cluster: Cluster, drain_ms: int, *, move_kv: bool = True) -> None:
+    def __init__(self, cluster: Cluster, drain_ms: int, *, move_kv: bool = True, silent_s: float = _SILENT_S) -> None:
+        self._silent_s = silent_s
         self._cluster = cluster
         self._move_kv = move_kv
         self._drain_ms = drain_ms
@@ -55,7 +56,7 @@ class Actuator:
         return came | self._targets | {model: group for model, (group, _) in self.activating.items()}
 
     def has_gone_down(self, model: str, group: HeardGroup) -> bool:
-        """Whether the model went down on the group less than `_SILENT_S` ago, so that the group's report may still show
+        """Whether the model went down on the group less than `silent_s` ago, so that the group's report may still show
         it awake."""
         where, until = self._went.get(model, (None, 0.0))
         return where is group and time.monotonic() < until
@@ -98,7 +99,7 @@ class Actuator:
                         ),
                     )
                 if reached.residency == common_pb2.ACTIVE:
-                    self._came[model] = group, time.monotonic() + _SILENT_S
+                    self._came[model] = group, time.monotonic() + self._silent_s
                 if not accepted.done():
                     accepted.set_result(None)
             except PrismError as error:
@@ -127,7 +128,7 @@ class Actuator:
             reached = await self._recorded(record, work)
             now = time.monotonic()
             self._went = {name: went for name, went in self._went.items() if now < went[1]}
-            self._went[spec.name] = group, now + _SILENT_S
+            self._went[spec.name] = group, now + self._silent_s
             return reached
         finally:
             self._cluster.changed(spec.name)
@@ -172,7 +173,7 @@ class Actuator:
                 del self._targets[model]
             if last.residency != common_pb2.ACTIVE:
                 raise Unmet(f"{model} did not come up on {target.name}: {last.reason}")
-            self._came[model] = target, time.monotonic() + _SILENT_S
+            self._came[model] = target, time.monotonic() + self._silent_s
             self.leaving[model] = source.name
             self._cluster.changed(model)
             same_node = self._move_kv and source.state.node and source.state.node == target.state.node

@@ -27,7 +27,8 @@ _AGAIN_S = 2.0
 class OutdatedReloader:
     """Finds outdated models, and has them leave."""
 
-    def __init__(self, cluster: Cluster, actuator: Actuator, drain: Drain) -> None:
+    def __init__(self, cluster: Cluster, actuator: Actuator, drain: Drain, again_s: float = _AGAIN_S) -> None:
+        self._again_s = again_s
         self._cluster = cluster
         self._actuator = actuator
         self._drain = drain
@@ -65,7 +66,7 @@ class OutdatedReloader:
             await self._cluster.until(lambda: model not in [r.model for _, r, _ in self._found([group])])
         except PrismError as error:
             _log.warning("a model stays as it was", model=model, group=group.name, why=str(error))
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(self._again_s)
         finally:
             del self._leaving[model]
         self.look(self._cluster.reachable())

@@ -100,7 +100,9 @@ class Cluster:
         clients: Iterable[GpuSchedulerClient],
         on_change: Callable[[], None],
         now: Callable[[], float] = time.monotonic,
+        most_vanished: int = _VANISHED,
     ) -> None:
+        self._most_vanished = most_vanished
         self.ledgers: dict[str, Ledger] = {}
         self.groups: dict[str, HeardGroup] = {}
         self.searching = False
@@ -110,8 +112,8 @@ class Cluster:
         self._read: dict[str, common_pb2.ModelSpec] = {}
         """Models as their files were read last; the entry of one whose files cannot be read now has no sizes."""
         self.vanished: dict[str, None] = {}
-        """Names that were in the catalogue and are not any more: all that a group still has, and the last `_VANISHED`
-        others."""
+        """Names that were in the catalogue and are not any more: all that a group still has, and the last
+        `most_vanished` others."""
         self.removed: frozenset[str] = frozenset()
         """Names that a call removed from the catalogue."""
         self._measured: dict[str, Measured] = {}
@@ -298,8 +300,8 @@ class Cluster:
         read = {name: entry.model for name, entry in self.catalogue.items() if entry.model.context_tokens}
         self._read = {name: spec for name, spec in {**self._read, **read}.items() if name in self.catalogue}
         gone = [name for name in dict.fromkeys([*self.vanished, *before]) if name not in self.catalogue]
-        with_group = [name for name in gone[:-_VANISHED] if name in self._with]
-        self.vanished = dict.fromkeys([*with_group, *gone[-_VANISHED:]])
+        with_group = [name for name in gone[: -self._most_vanished] if name in self._with]
+        self.vanished = dict.fromkeys([*with_group, *gone[-self._most_vanished :]])
         for model in before.keys() | self.catalogue.keys():
             was, entry = before.get(model), self.catalogue.get(model)
             if was != entry:

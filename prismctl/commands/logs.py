@@ -56,9 +56,9 @@ def entries(service: str, lines: Iterable[str]) -> Iterator[LogEntry]:
 class LogTail:
     """A file whose new whole lines are read call by call."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tail_bytes: int = _TAIL_BYTES) -> None:
         self._path = path
-        self._offset = max(0, path.stat().st_size - _TAIL_BYTES)
+        self._offset = max(0, path.stat().st_size - tail_bytes)
         self._cut = self._offset > 0
         self._rest = b""
 

@@ -48,7 +48,7 @@ def list_models(context: typer.Context, json_: Json = False) -> None:
     lines = []
     for row in rows:
         cells = (
-            row["model"] + (" (pinned)" if row["pinned"] else ""),
+            row["model"] + (" (pinned)" if row["pinned"] else "") + (" (unverified)" if row["unverified"] else ""),
             row["state"],
             ", ".join(row["places"]),
             size(row["weights_bytes"]),
@@ -79,6 +79,10 @@ def add_model(
     tool_parser: Annotated[
         str, typer.Option(help="How it calls tools (hermes); by default what its template says.")
     ] = "",
+    kv_dtype: Annotated[str, typer.Option(help="fp8: KV of one byte a value, on GPUs.")] = "",
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Also a class that nobody has compared with another implementation.")
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Report what it needs and whether it fits; add nothing.")
     ] = False,
@@ -87,7 +91,7 @@ def add_model(
     """Add a model to the running system. Its folder is checked first; its first request loads it. It stays until it is
     removed, beside those of the catalogue file. The same name and path again: its files are read afresh."""
     system: SystemAddresses = context.obj
-    listed = _listed(
+    entry = listed(
         name=name,
         path=os.path.abspath(os.path.expanduser(path)),
         ttft_ms=ttft_ms,
@@ -100,9 +104,11 @@ def add_model(
         devices=devices,
         task=task,
         tool_parser=tool_parser,
+        kv_dtype=kv_dtype,
+        unverified=unverified,
     )
-    common = listed.model_dump(exclude={"ttft_ms", "tpot_ms"})
-    slo = common_pb2.Slo(ttft_ms=listed.ttft_ms, tpot_ms=listed.tpot_ms)
+    common = entry.model_dump(exclude={"ttft_ms", "tpot_ms"})
+    slo = common_pb2.Slo(ttft_ms=entry.ttft_ms, tpot_ms=entry.tpot_ms)
     listing = common_pb2.ModelListing(**common, default_slo=slo)
 
     async def ask() -> common_pb2.ModelSpec:
@@ -113,11 +119,14 @@ def add_model(
     needs = " + ".join(f"{title} {size(spec[key])}" for title, key in _FIELDS)
     total = size(sum(spec[key] for _, key in _FIELDS))
     done = "could be added" if check else "is added"
-    text = f"{name} {done}: {spec['architecture']}, context {spec['context_tokens']}; {needs} = {total}"
+    kind = f"{spec['architecture']}{f', {how}' if (how := spec['quantisation']) else ''}"
+    text = f"{name} {done}: {kind}, context {spec['context_tokens']}; {needs} = {total}"
+    if spec["unverified"]:
+        text += ". Its class is UNVERIFIED: nobody has compared its answers with another implementation's"
     show(spec | {"added": not check}, json_, text)
 
 
-def _listed(**given: Any) -> CatalogueEntry:
+def listed(**given: Any) -> CatalogueEntry:
     """A checked catalogue entry, as the loader would make it. Raises BadParameter that names the faulty option."""
     try:
         return CatalogueEntry(**given)

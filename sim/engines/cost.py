@@ -26,6 +26,13 @@ is smaller where a graph has most of them, and looks at the results. Host and de
 host may begin a step while the devices are at the previous one, once it is through with that itself. Each engine has a
 host of its own.
 
+A mixture of experts computes with `active_bytes` of its weights for each token, and a decode step reads what its
+requests need together: those bytes for one, nearly all weights for many,
+
+    read = weights - (weights - active) * (1 - active / weights) ** (batch - 1)
+
+as if each request chose its experts by itself. Experts are not fitted to measurements yet.
+
 Bytes are those of one device of the model; with several devices every step exchanges too (`exchange_s`). Engines that
 share a device get equal slices of it, and together `sharing` of what one alone would get, or `decode_sharing` while
 all of them decode (`processor.py`).
@@ -142,12 +149,18 @@ class Shape:
     kv_bytes_per_token: int
     devices: int = 1
     layers: int = 32
+    active_bytes: int = 0
+    """Bytes of weights that one token goes through; 0: all of them."""
 
 
 def largest_graph(shape: Shape, hardware: GpuModel) -> int:
     """Tokens of the largest prefill step that is replayed from a graph; 0 for engines of several ranks, which have no
     graphs for prefill."""
-    return hardware.prefill_graph_tokens or graph_tokens(shape.weights_bytes) if shape.devices == 1 else 0
+    return (
+        hardware.prefill_graph_tokens or graph_tokens(shape.active_bytes or shape.weights_bytes)
+        if shape.devices == 1
+        else 0
+    )
 
 
 def graph_bytes(shape: Shape, hardware: GpuModel) -> int:
@@ -161,6 +174,8 @@ class Cost:
 
     __slots__ = (
         "_decode_fixed",
+        "_idle",
+        "_idle_s",
         "_each",
         "_graph_tokens",
         "_host",
@@ -181,8 +196,11 @@ class Cost:
         self.hardware = hardware
         weights, kv = shape.weights_bytes / shape.devices, shape.kv_bytes_per_token / shape.devices
         exchange = hardware.exchange_s if shape.devices > 1 else 0.0
+        active = (shape.active_bytes or shape.weights_bytes) / shape.devices
         self._decode_fixed = shape.layers * hardware.step_layer_s + exchange + weights / hardware.weight_bytes_per_s
-        self._each = weights * hardware.request_s_per_byte
+        self._idle = 1 - active / weights if weights else 0.0
+        self._idle_s = (weights - active) / hardware.weight_bytes_per_s
+        self._each = active * hardware.request_s_per_byte
         self._kv = kv / hardware.kv_bytes_per_s
         self._host_decode, self._host_each = hardware.decode_host_s, hardware.decode_host_request_s
         self._prefill_fixed = hardware.prefill_step_s + exchange
@@ -190,7 +208,7 @@ class Cost:
         self._host = host + shape.layers * hardware.prefill_layer_s
         self._host_graph = host + shape.layers * hardware.prefill_graph_layer_s
         layers = shape.layers / shape.devices  # each layer's part is on one device
-        self._token = weights * hardware.prefill_s_per_token_byte + layers * hardware.prefill_s_per_token_layer
+        self._token = active * hardware.prefill_s_per_token_byte + layers * hardware.prefill_s_per_token_layer
         self._look = kv * hardware.attention_s
         self.chunk_tokens = hardware.prefill_chunk
         self._graph_tokens = largest_graph(shape, hardware)
@@ -206,7 +224,7 @@ class Cost:
 
     def steps_in(self, seconds: float, batch: int, context: int) -> int:
         """Number of such decode steps that have ended after `seconds`."""
-        linear = self._decode_fixed + batch * self._each + self._kv * (context - batch / 2)
+        linear = self._decode_weights(batch) + batch * self._each + self._kv * (context - batch / 2)
         square = self._kv * batch / 2
         root = (linear * linear + 4 * square * seconds) ** 0.5
         steps = int(2 * seconds / (linear + root))
@@ -220,7 +238,13 @@ class Cost:
 
     def decode_devices(self, steps: int, batch: int, context: int) -> float:
         grown = steps * context + batch * (steps * (steps - 1) // 2)
-        return steps * (self._decode_fixed + batch * self._each) + self._kv * grown
+        return steps * (self._decode_weights(batch) + batch * self._each) + self._kv * grown
+
+    def _decode_weights(self, batch: int) -> float:
+        """Seconds of a decode step for layers and weights, before what each request adds."""
+        if not self._idle_s:
+            return self._decode_fixed
+        return self._decode_fixed - self._idle_s * self._idle ** max(0, batch - 1)
 
     def _decode_host(self, batch: int) -> float:
         return self._host_decode + batch * self._host_each

@@ -5,6 +5,7 @@
     shape = "8b"               # or weights_bytes and kv_bytes_per_token
     devices = 1                # tensor parallel over so many
     layers = 32                # left out: the shape's, or 32
+    active_bytes = 4000000000  # of a mixture of experts: bytes of weights for one token; left out: the shape's, or all
     ttft_ms = 1000             # targets; left out: best effort
     tpot_ms = 50
     context_tokens = 16384     # longer requests are clipped to it, and the report counts them
@@ -31,12 +32,19 @@ SHAPES = {
     "14b": Shape(29_540_000_000, 196_608, layers=48),
     "32b": Shape(65_530_000_000, 262_144, layers=64),
     "70b": Shape(141_106_905_088, 327_680, layers=80),
+    "8b-fp8": Shape(9_081_257_984, 131_072, layers=32),
+    "32b-fp8": Shape(34_326_243_328, 262_144, layers=64),
+    "70b-fp8": Shape(72_669_806_592, 327_680, layers=80),
+    "30b-a3b": Shape(61_064_245_248, 98_304, layers=48, active_bytes=6_706_065_408),
+    "30b-a3b-fp8": Shape(31_176_904_704, 98_304, layers=48, active_bytes=3_988_967_424),
+    "gpt-oss-20b": Shape(13_761_281_792, 49_152, layers=24, active_bytes=4_866_367_232),
 }
 """Shapes in bf16: Llama 3's, and Qwen 2.5's of 14B and 32B."""
 _FIELDS = {
     "name",
     "shape",
     "weights_bytes",
+    "active_bytes",
     "kv_bytes_per_token",
     "devices",
     "layers",
@@ -108,7 +116,16 @@ def _spec(row: dict[str, Any], where: str, slo_scale: float) -> Spec:
     if not isinstance(name, str) or not name:
         raise CatalogueError(f"{where}: it has no name")
     where += f" ({name})"
-    for field in ("weights_bytes", "kv_bytes_per_token", "devices", "layers", "ttft_ms", "tpot_ms", "context_tokens"):
+    for field in (
+        "weights_bytes",
+        "active_bytes",
+        "kv_bytes_per_token",
+        "devices",
+        "layers",
+        "ttft_ms",
+        "tpot_ms",
+        "context_tokens",
+    ):
         value = row.get(field, 1)
         kinds = (int, float) if field.endswith("_ms") else (int,)
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < inf:
@@ -130,6 +147,7 @@ def _spec(row: dict[str, Any], where: str, slo_scale: float) -> Spec:
             row.get("kv_bytes_per_token", shape.kv_bytes_per_token),
             row.get("devices", 1),
             row.get("layers", shape.layers),
+            row.get("active_bytes", shape.active_bytes),
         ),
         slo_scale * row["ttft_ms"] / 1e3 if "ttft_ms" in row else inf,
         slo_scale * row["tpot_ms"] / 1e3 if "tpot_ms" in row else inf,

@@ -140,6 +140,8 @@ class Answer:
     finish: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
     error: str = ""
     parked: bool = False
+    retracted: list[str] = field(default_factory=list)
+    """Reason of each retraction after which the engine resumed it by itself."""
     prefilled: list[tuple[int, int]] = field(default_factory=list)
     """(cached, computed) tokens of its prompt, as its steps began."""
     embedding: list[float] = field(default_factory=list)
@@ -200,6 +202,8 @@ class EngineEnd:
                 answer = self.answers[message.parked.request_id]
                 answer.parked = True
                 answer.ended.set()
+            elif kind == "retracted":
+                self.answers[message.retracted.request_id].retracted.append(message.retracted.reason)
             elif kind == "prefilled":
                 for prompt in message.prefilled.prompts:
                     assert not self.answers[prompt.request_id].tokens, "its first token said that its prompt is done"

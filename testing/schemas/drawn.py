@@ -160,7 +160,7 @@ def values(schema: Any, root: Any, depth: int = 4) -> st.SearchStrategy[Any]:
 
 
 def _meant(schema: Any) -> set[str]:
-    from gateway.schemas.terms import KEYWORDS
+    from gateway.schemas.term import KEYWORDS
 
     return {kind for kind, keywords in KEYWORDS.items() if any(keyword in schema for keyword in keywords)}
 

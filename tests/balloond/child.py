@@ -8,8 +8,8 @@ import time
 
 from balloond.backends.base import Mapper
 from balloond.backends.cpu import CpuMapper
-from balloond.driver.lease import KV, GrowRefused, Lease, LeaseRefused
-from balloond.driver.range import ElasticRange
+from balloond.driver.connection.lease import KV, GrowRefused, Lease, LeaseRefused
+from balloond.driver.kv.range import ElasticRange
 from balloond.driver.weights import WeightsRange
 from services.telemetry import log
 from testing.patience import PATIENCE_S

@@ -24,7 +24,7 @@ def start_another(node, config=None):
     )
 
 
-async def test_a_second_balloond_on_the_socket_says_so_in_one_line_and_leaves_the_first_alone(node):
+async def test_balloond_on_a_socket_in_use_ends_with_one_line(node):
     second = start_another(node)
     assert second.returncode == 1
     assert f"balloond: {node.handoff}: another process serves it\n" in second.stderr
@@ -102,7 +102,7 @@ async def test_an_orderly_stop_frees_nothing_either(node, child, number):
     assert one.ask("acquire", 1) == "1"
 
 
-async def test_spares_are_taken_off_the_capacity_once_and_are_nobodys_until_granted(tmp_path):
+async def test_balloond_spare_extents_come_off_the_capacity_and_belong_to_no_lease(tmp_path):
     node = Node(tmp_path)
     node.config.write_text(node.config.read_text() + f"\nspare_bytes = {MIB}\nkv_extent_bytes = {MIB // 4}\n")
     try:

@@ -18,6 +18,7 @@ from protos import (
 from services.ipc import sockets
 from services.ipc.framing import FramedChannel
 from services.rpc.watch import Watched
+from testing.patience import PATIENCE_S
 
 Script = Callable[["Running"], Awaitable[None]]
 
@@ -164,6 +165,7 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
         self.address = f"unix:{path}"
         self.routes: Watched[list[placement_pb2.Route]] = Watched([])
         self.activations: list[placement_pb2.ActivateRequest] = []
+        self._activated = asyncio.Condition()
         self.activate: Callable[[placement_pb2.ActivateRequest], Awaitable[placement_pb2.Place]] | None = None
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.cluster = placement_pb2.Cluster()
@@ -182,12 +184,19 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
         assert self._server is not None
         await self._server.stop(None)
 
+    async def activated(self, count: int) -> None:
+        """Until so many activations have been requested."""
+        async with asyncio.timeout(PATIENCE_S), self._activated:
+            await self._activated.wait_for(lambda: len(self.activations) >= count)
+
     async def WatchRoutes(self, request: Any, context: Any) -> Any:
         async for routes in self.routes.follow():
             yield placement_pb2.Routes(revision=self.routes.revision, routes=routes)
 
     async def Activate(self, request: placement_pb2.ActivateRequest, context: Any) -> placement_pb2.ActivateResponse:
-        self.activations.append(request)
+        async with self._activated:
+            self.activations.append(request)
+            self._activated.notify_all()
         if self.refusal is not None:
             await context.abort(*self.refusal)
         assert self.activate is not None, "the test expects no activation"

@@ -13,6 +13,7 @@ import pytest
 from gateway.text.tokenizers import Tokenizers
 from protos import common_pb2
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 from tests.gateway import fakes, tokenizers
 from tests.gateway.conftest import MODEL, World
 from tokenization.tokenizer import Tokenizer
@@ -220,6 +221,7 @@ async def test_an_id_that_is_in_no_vocabulary_has_no_text(world: World) -> None:
 
 async def test_a_client_that_is_gone_waits_for_no_tokens(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     go, encoded, all_of = threading.Event(), list[int](), list[Tokenizers]()
+    began = asyncio.Event()
     encode, aside = Tokenizer.encode, Tokenizers.run_aside
 
     def held(tokenizer: Tokenizer, text: str, special: bool, most: int | None = None) -> list[int]:
@@ -229,6 +231,7 @@ async def test_a_client_that_is_gone_waits_for_no_tokens(world: World, monkeypat
 
     async def noted(tokenizers: Tokenizers, *arguments: Any, **options: Any) -> Any:
         all_of.append(tokenizers)
+        began.set()
         return await aside(tokenizers, *arguments, **options)
 
     assert (await world.http.post("/tokenize", json={"model": MODEL, "prompt": "a"})).json()["count"] == 2
@@ -244,8 +247,7 @@ async def test_a_client_that_is_gone_waits_for_no_tokens(world: World, monkeypat
             await asyncio.sleep(0.005)
 
     first = asked(5000)
-    while len(all_of) < 1:
-        await asyncio.sleep(0.005)
+    await asyncio.wait_for(began.wait(), PATIENCE_S)
     gone = asked(6000)
     await waiting(1)
     gone.cancel()

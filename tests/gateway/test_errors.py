@@ -40,7 +40,7 @@ def test_the_wrong_field_is_the_param() -> None:
     assert errors.body(UnknownModel("m"))["error"]["param"] == "model"
 
 
-def test_whoever_may_come_again_is_told_when() -> None:
+def test_error_shape_of_a_passing_error_has_retry_after() -> None:
     assert errors.shape(TooMany("x")).retry_after_s
     assert errors.shape(NotUp("x")).retry_after_s
     assert errors.shape(BadField("x", "n")).retry_after_s is None
@@ -49,7 +49,7 @@ def test_whoever_may_come_again_is_told_when() -> None:
 @pytest.mark.parametrize(
     ("retry_s", "headers"), [(0.0, []), (0.2, [(b"retry-after", b"1")]), (30.0, [(b"retry-after", b"30")])]
 )
-def test_of_a_model_in_error_it_is_told_when_it_is_tried_again_if_it_is(
+def test_error_headers_of_a_faulty_model_have_retry_after_if_it_is_tried_again(
     retry_s: float, headers: list[tuple[bytes, bytes]]
 ) -> None:
     assert errors.headers(ModelFaulty("x", retry_s)) == headers

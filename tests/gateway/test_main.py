@@ -42,7 +42,7 @@ async def start(tmp_path: Path, text: str) -> asyncio.subprocess.Process:
     )
 
 
-async def test_it_serves_and_stops_by_a_signal(tmp_path: Path, folder: str) -> None:
+async def test_gateway_process_serves_until_sigterm(tmp_path: Path, folder: str) -> None:
     placement = FakePlacement(str(tmp_path / "placement.sock"))
     group = FakeGroup(
         str(tmp_path / "group.sock"), Output(list(tiny().encode("one two", add_special_tokens=False).ids))

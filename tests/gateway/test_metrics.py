@@ -47,7 +47,7 @@ def test_series_of_a_model_go_with_it_and_those_of_others_stay() -> None:
     assert not counted("going") and len(counted("staying")) > 3
 
 
-def test_what_a_request_counted_after_its_model_went_goes_with_the_next_one() -> None:
+def test_metrics_series_counted_after_its_model_left_is_removed_at_the_next_change() -> None:
     series = metrics.Series()
     series({"first": None, "second": None})
     series({"second": None})
@@ -231,7 +231,7 @@ async def test_a_client_that_leaves_counts_as_that(world: World, stream: bool) -
     assert await since.all_requests(len(expected)) == expected
 
 
-async def test_what_is_no_request_counts_too(world: World) -> None:
+async def test_metrics_malformed_requests_count_too(world: World) -> None:
     host, _, port = world.url.removeprefix("http://").rpartition(":")
     since = Since()
     for sent in (b"nonsense\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /" + b"a" * 100_000):
@@ -289,7 +289,7 @@ class TestWithKeys:
     def key(self) -> str:
         return "ops"
 
-    async def test_who_has_no_key_counts_and_names_no_model(self, world: World) -> None:
+    async def test_metrics_requests_without_a_key_count_without_a_model_name(self, world: World) -> None:
         world.say("one")
         since = Since()
         refusal(await world.chat(), 401)

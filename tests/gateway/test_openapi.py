@@ -57,7 +57,7 @@ def taken(kind: str, body: Any) -> bool:
         ("DetokenizeRequest", {"model": "m", "tokens": [1 << 32]}, False),
     ],
 )
-def test_what_the_description_allows_is_taken_and_the_other_refused(kind: str, body: Any, right: bool) -> None:
+def test_openapi_body_is_accepted_exactly_if_the_description_allows_it(kind: str, body: Any, right: bool) -> None:
     assert (fits(kind, body), taken(kind, body)) == (right, right)
 
 

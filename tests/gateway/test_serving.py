@@ -157,7 +157,7 @@ async def test_a_request_on_a_connection_that_was_there_before_the_stop_is_answe
 
 
 @pytest.mark.parametrize("settings", [{"drain_s": 4.0}])
-async def test_what_a_gateway_that_stops_has_no_time_for_is_told_so(world: World) -> None:
+async def test_gateway_requests_cut_off_by_a_stop_get_an_error(world: World) -> None:
     async def never_ends(running: Running) -> None:
         running.tokens(world.ids("one"))
 
@@ -203,7 +203,7 @@ async def test_a_client_that_reads_nothing_has_no_places_after_a_while(
         quiet.close()
 
 
-async def test_what_would_take_others_time_or_memory_is_refused_by_field(world: World) -> None:
+async def test_gateway_request_above_a_size_bound_is_refused_by_field(world: World) -> None:
     stops = refusal(await world.complete(stop=["x" * 1025]), 400)
     assert (stops["param"], "at most 1024 characters" in str(stops["message"])) == ("stop", True)
     deep = '{"a":' * 70 + "1" + "}" * 70

@@ -10,7 +10,7 @@ from gateway.ui.access import by_setting
 
 
 @pytest.mark.parametrize("http", ["127.0.0.1:8000", "localhost:8000", "[::1]:8000", "127.0.0.2:80"])
-def test_nothing_said_on_a_loopback_address_means_those_who_ask_by_a_loopback_name(http: str) -> None:
+def test_ui_access_default_on_loopback_admits_loopback_host_names(http: str) -> None:
     may_see = by_setting(None, http, keys=False)
     assert may_see is not None
     for host in ("localhost", "localhost:8000", "127.0.0.1:9", "[::1]:8000", "[::1]"):
@@ -21,11 +21,11 @@ def test_nothing_said_on_a_loopback_address_means_those_who_ask_by_a_loopback_na
 
 
 @pytest.mark.parametrize("http", ["0.0.0.0:8000", "[::]:8000", "10.0.0.1:8000", "gateway.example.org:8000"])
-def test_nothing_said_on_any_other_address_means_no_page(http: str) -> None:
+def test_ui_access_default_on_other_addresses_is_off(http: str) -> None:
     assert by_setting(None, http, keys=False) is None
 
 
-def test_what_is_said_holds_everywhere() -> None:
+def test_ui_access_explicit_setting_holds_on_every_address() -> None:
     for http in ("127.0.0.1:8000", "0.0.0.0:8000"):
         assert by_setting(False, http, keys=False) is None
         everybody = by_setting(True, http, keys=False)

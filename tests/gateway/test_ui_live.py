@@ -32,7 +32,7 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def test_it_looks_while_somebody_follows_and_not_before_or_after() -> None:
+async def test_live_looks_only_while_a_viewer_follows() -> None:
     placement = Placement()
     await turns()
     assert placement.looks == 0
@@ -48,7 +48,7 @@ async def test_it_looks_while_somebody_follows_and_not_before_or_after() -> None
     assert placement.looks > looks
 
 
-async def test_all_viewers_share_the_looks_and_the_last_one_ends_them() -> None:
+async def test_live_viewers_share_looks_until_the_last_one_leaves() -> None:
     placement = Placement()
     first, second = placement.live.follow(), placement.live.follow()
     seen = await asyncio.gather(anext(first), anext(second))
@@ -78,7 +78,7 @@ async def test_while_placement_is_away_the_last_that_it_told_stays() -> None:
         assert view.told is not told
 
 
-async def test_closing_ends_those_who_follow_and_those_who_come_later() -> None:
+async def test_live_close_ends_present_and_later_viewers() -> None:
     placement = Placement()
     views = placement.live.follow()
     await anext(views)

@@ -70,7 +70,7 @@ async def shown(tab: Tab, selector: str) -> list[str]:
     return list(found)
 
 
-async def test_it_loads_without_complaint_and_asks_nobody_but_the_gateway(world: World, page: Tab) -> None:
+async def test_ui_page_loads_without_errors_and_requests_only_the_gateway(world: World, page: Tab) -> None:
     assert await page.value("document.getElementById('status').textContent") == "live"
     assert page.complaints == []
     assert page.asked and all(address.startswith(f"{world.url}/ui") for address in page.asked)

@@ -52,7 +52,7 @@ async def test_every_answer_forbids_everything_but_the_pages_own_files(world: Wo
 
 
 @pytest.mark.parametrize("file", sorted(STATIC.iterdir()), ids=lambda file: file.name)
-def test_the_files_ask_nobody_else_and_make_no_markup_of_text(file: Path) -> None:
+def test_ui_files_load_nothing_from_elsewhere_and_make_no_markup_of_text(file: Path) -> None:
     text = file.read_text()
     addresses = set(re.findall(r"(?:[a-z]+:)?//[\w.-]+\.\w+[\w./-]*", text))
     assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, which nobody asks for
@@ -130,18 +130,18 @@ async def test_while_placement_is_away_the_stream_says_so_and_goes_on_when_it_is
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_who_asks_for_this_machine_by_another_name_sees_nothing(world: World, path: str) -> None:
+async def test_ui_pages_requested_by_a_foreign_host_name_are_denied(world: World, path: str) -> None:
     response = await world.http.get(path, headers={"host": "example.org"})
     assert response.status_code == 403 and response.json()["error"]["code"] == "denied"
     assert world.placement.looks == 0
 
 
 @pytest.mark.parametrize("settings", [{"ui": False}])
-async def test_it_can_be_off(world: World) -> None:
+async def test_ui_pages_switched_off_are_404(world: World) -> None:
     for path in PATHS:
         assert (await world.http.get(path)).status_code == 404
 
 
 @pytest.mark.parametrize("settings", [{"ui": True}])
-async def test_it_can_be_on_for_all(world: World) -> None:
+async def test_ui_pages_switched_on_for_all_are_shown_to_any_host(world: World) -> None:
     assert (await world.http.get("/ui/state.json", headers={"host": "example.org"})).status_code == 200

@@ -58,7 +58,7 @@ def test_a_report_older_than_the_ledger_does_not_make_kv_that_is_not_there() -> 
     assert [owner[f"kv_{part}_bytes"] for part in ("used", "cached", "reserve")] == [120, 10, 0]
 
 
-def test_a_queue_says_who_is_late_and_the_least_slack_of_those_with_a_target() -> None:
+def test_ui_state_queue_counts_late_requests_and_least_slack() -> None:
     queued = gpu_scheduler_pb2.QueuedRequest
     state = told(
         queued(model="a", place="running", slack_s=-9.0),
@@ -71,12 +71,12 @@ def test_a_queue_says_who_is_late_and_the_least_slack_of_those_with_a_target() -
     assert (model["waiting"], model["late"], model["least_slack_s"], model["running"]) == (3, 1, -1.5, 2)
 
 
-def test_of_a_queue_that_was_not_heard_nothing_is_claimed() -> None:
+def test_ui_state_of_an_unknown_queue_has_no_late_count_and_no_slack() -> None:
     (model,) = document(told(heard=False, waiting=3), "", 10.0, [], [])["groups"][0]["models"]
     assert (model["waiting"], model["late"], model["least_slack_s"]) == (3, None, None)
 
 
-def test_what_placement_told_ages_while_it_is_away() -> None:
+def test_ui_state_ages_while_placement_is_away() -> None:
     now = document(told(), "gone", 14.0, [], [])
     assert now["placement"] == {"away": "gone", "age_s": 4.0}
     assert now["decisions"][0]["age_s"] == 6.0 and now["decisions"][0]["took_s"] == 0.5

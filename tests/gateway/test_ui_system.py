@@ -76,7 +76,7 @@ async def test_bars_come_and_go_with_the_models(system: World, tmp_path: Path) -
             assert tab.complaints == []
 
 
-async def test_who_waits_is_shown_with_the_slack_that_is_left(system: World) -> None:
+async def test_ui_waiting_requests_are_shown_with_their_least_slack(system: World) -> None:
     """More than may run at once, with a target that is far away."""
     headers = {"x-slo-ttft-ms": "600000"}
     body = {"model": MODELS[0], "prompt": list(range(20, 400)), "max_tokens": 40}

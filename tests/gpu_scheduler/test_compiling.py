@@ -177,9 +177,9 @@ async def test_an_engine_that_compiles_between_two_steps_does_not_stand_still(gr
     monkeypatch.setattr(watchdog, "LOOK_S", 0.001)
     monkeypatch.setattr(group.dispatcher, "work_of", lambda engine: (1, 0.0))
 
-    async def looked():
+    async def looked(compiles_s=300.0):
         looks.clear()
-        watching = tasks.spawn(watchdog.watch_engines(group.residents, group.dispatcher, 1.0), "watch")
+        watching = tasks.spawn(watchdog.watch_engines(group.residents, group.dispatcher, 1.0, compiles_s), "watch")
         while not looks:
             await asyncio.sleep(0)
         await tasks.cancel(watching)
@@ -188,8 +188,7 @@ async def test_an_engine_that_compiles_between_two_steps_does_not_stand_still(gr
     assert await looked()
     says(engine, BEGINS)
     assert engine.compiling_s > 0 and not await looked()
-    monkeypatch.setattr(watchdog, "_COMPILES_S", 0.0)
-    assert await looked(), "not for ever"
+    assert await looked(compiles_s=0.0), "not for ever"
     monkeypatch.undo()
     says(engine, DONE)
     assert engine.compiling_s == 0

@@ -17,7 +17,7 @@ import pytest
 
 from balloond.backends.cpu import CpuMapper
 from balloond.client import BalloondClient
-from balloond.driver.lease import Lease
+from balloond.driver.connection.lease import Lease
 from balloond.driver.weights import WeightsRange
 from loader.checkpoints.checkpoint import fingerprint
 from loader.client import LoaderClient

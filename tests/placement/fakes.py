@@ -95,17 +95,17 @@ class FakeGroup:
 class FakeCluster:
     """Groups, a catalogue, and a reconciler over them."""
 
-    def __init__(self, groups=2, capacity=100 * MIB, **config):
+    def __init__(self, groups=2, capacity=100 * MIB, silent_s=0.5, most_vanished=1000, **config):
         self.groups = [FakeGroup(f"g{i}", capacity) for i in range(groups)]
         self.time = 1000.0
         config = {"hold_s": 0.0} | config
         settings = PlacementConfig(name="p", listen="unix:p", groups=[], loaders=["unix:l"], **config)
-        self.cluster = Cluster(self.groups, self.changed, lambda: self.time)
+        self.cluster = Cluster(self.groups, self.changed, lambda: self.time, most_vanished)
         self.follower = StreamFollower(self.cluster)
         for group in self.groups:
             group.tell = self.tell
         self.history = DecisionHistory(lambda: self.time)
-        self.actuator = Actuator(self.cluster, settings.drain_ms)
+        self.actuator = Actuator(self.cluster, settings.drain_ms, silent_s=silent_s)
         self.planner = Planner(settings, self.cluster, lambda: self.time, self.actuator.on_their_way)
         self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.planner, self.history)
         self.drain = Drain(self.cluster, self.reconciler, self.actuator, self.planner, self.history, settings.drain_ms)

@@ -502,9 +502,7 @@ async def test_a_node_that_cannot_add_a_model_is_named_and_the_first_ones_refusa
         await loaders.add(NEW)
 
 
-async def test_adding_a_model_that_is_in_error_returns_when_its_groups_have_heard_that_it_was_read_afresh(
-    nodes, monkeypatch
-):
+async def test_adding_a_model_that_is_in_error_returns_when_its_groups_have_heard_that_it_was_read_afresh(nodes):
     loaders, clients, world = nodes
     world.groups[1].put("m", common_pb2.ERROR, reason="it broke")
     world.tell()
@@ -517,11 +515,8 @@ async def test_adding_a_model_that_is_in_error_returns_when_its_groups_have_hear
         return entry("m").model
 
     clients[0].inspect, clients[0].add = inspect, add
-    servicer = server.PlacementServicer(
-        world.cluster, world.reconciler, world.history, world.table, loaders, world.drain
-    )
     request = placement_pb2.AddModelRequest(model=common_pb2.ModelListing(name="m", path="/m"))
-    call = tasks.spawn(servicer.AddModel(request, None), "add")
+    call = tasks.spawn(serving(loaders, world, forgotten_s=60.0).AddModel(request, None), "add")
     await world.heard(lambda: clients[0].calls)
     for _ in range(10):
         await asyncio.sleep(0)
@@ -531,22 +526,24 @@ async def test_adding_a_model_that_is_in_error_returns_when_its_groups_have_hear
     assert (await call).model.name == "m"
 
     # One whose group is told nothing, by an older loader say, is added all the same.
-    monkeypatch.setattr(server, "_FORGOTTEN_S", 0.0)
     world.groups[1].put("m", common_pb2.ERROR, reason="it broke")
     world.tell()
-    assert (await servicer.AddModel(request, None)).model.name == "m"
+    assert (await serving(loaders, world, forgotten_s=0.0).AddModel(request, None)).model.name == "m"
 
 
-def removal(loaders, world, model, monkeypatch):
-    """The call, which does not wait for long."""
-    monkeypatch.setattr(server, "_GONE_S", 0.05)
-    servicer = server.PlacementServicer(
-        world.cluster, world.reconciler, world.history, world.table, loaders, world.drain
+def serving(loaders, world, **patience):
+    return server.PlacementServicer(
+        world.cluster, world.reconciler, world.history, world.table, loaders, world.drain, **patience
     )
+
+
+def removal(loaders, world, model):
+    """The call, which does not wait for long."""
+    servicer = serving(loaders, world, gone_s=0.05)
     return servicer.RemoveModel(placement_pb2.RemoveModelRequest(name=model), None)
 
 
-async def test_a_model_that_a_node_lists_all_the_same_is_served_again_when_its_removal_has_given_up(nodes, monkeypatch):
+async def test_a_model_that_a_node_lists_all_the_same_is_served_again_when_its_removal_has_given_up(nodes):
     loaders, clients, world = nodes
 
     async def refuses(name, change):
@@ -554,11 +551,11 @@ async def test_a_model_that_a_node_lists_all_the_same_is_served_again_when_its_r
 
     clients[1].remove = refuses
     with pytest.raises(Unavailable, match="m is not gone after .*: a node's catalogue lists it; ask again"):
-        await removal(loaders, world, "m", monkeypatch)
+        await removal(loaders, world, "m")
     assert await world.reconciler.activate("m")
 
 
-async def test_a_group_that_comes_back_with_a_model_while_it_is_removed_lets_it_go(nodes, monkeypatch):
+async def test_a_group_that_comes_back_with_a_model_while_it_is_removed_lets_it_go(nodes):
     loaders, clients, world = nodes
     await loaders.add(NEW)
     group, told = world.groups[1], asyncio.Event()
@@ -573,7 +570,7 @@ async def test_a_group_that_comes_back_with_a_model_while_it_is_removed_lets_it_
         await remove(name, change)
 
     clients[0].remove = slowly
-    call = tasks.spawn(removal(loaders, world, "new", monkeypatch), "remove")
+    call = tasks.spawn(removal(loaders, world, "new"), "remove")
     await world.heard(lambda: "new" in world.actuator.removing)
     world.tell()
     told.set()

@@ -11,8 +11,8 @@ import ctypes
 import zlib
 
 from balloond.backends.cpu import CpuMapper
-from balloond.driver.lease import GrowRefused, Lease, LeaseRefused
-from balloond.driver.range import ElasticRange
+from balloond.driver.connection.lease import GrowRefused, Lease, LeaseRefused
+from balloond.driver.kv.range import ElasticRange
 from balloond.driver.weights import WeightsRange
 from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongPattern
 from protos import engine_pb2

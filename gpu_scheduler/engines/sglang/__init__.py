@@ -20,8 +20,9 @@ The rooms, each of which imports only those before it:
 
 How a model comes up:
 1. `__main__` prepares the environment, lets SGLang load its plugins and checks that every hook took.
-2. `engine` is warm: it waits for a Load, opens the model's memory (`memory/on_balloond.py`) and makes an `Instance`.
-3. `model/instance.py` builds SGLang's Scheduler. Its loader (`weights/loader.py`) reads the checkpoint, or nothing
+2. `engine` is warm: it waits for a Load, opens the model's memory (`memory/on_balloond.py`) and makes a `LoadedModel`
+   with its `Lifecycle`.
+3. `model/lifecycle.py` builds SGLang's Scheduler. Its loader (`weights/loader.py`) reads the checkpoint, or nothing
    where an image will come; parameters go into the weights range as they are made (`weights/weights_range.py`).
    `kv/pool.py` makes the KV range.
 4. SGLang's own event loop runs. The engine's own requests (`model/probe.py`) prove the model, and it is active.

@@ -16,7 +16,8 @@ from gpu_scheduler.engines.sglang.base.faults import check_folder, fault
 from gpu_scheduler.engines.sglang.base.options import Options, one_line
 from gpu_scheduler.engines.sglang.base.states import EngineState
 from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory, OpenMemory
-from gpu_scheduler.engines.sglang.model.instance import Instance
+from gpu_scheduler.engines.sglang.model.lifecycle import Lifecycle
+from gpu_scheduler.engines.sglang.model.loaded_model import LoadedModel
 from gpu_scheduler.engines.sglang.step.commands import LoadFailed, Unload, told
 from gpu_scheduler.engines.sglang.step.current import set_loop
 from gpu_scheduler.engines.sglang.step.loop import StepLoop
@@ -94,21 +95,22 @@ class ModelHost:
         """Builds the model of `load` and serves it until it leaves. The engine is warm again when this returns."""
         try:
             self._own(load)
-            instance = self._open(load)
+            lifecycle = self._open(load)
         except CommandError as error:
             self._fail(load.command_id, error)
             return
-        current.set_instance(instance)
+        current.set_model(lifecycle.model)
         failure: CommandError | None = None
         done: int | None = None
         collector.pause()
         try:
-            self._build(instance)
-            done = self._serve(instance)
+            self._build(lifecycle)
+            done = self._serve(lifecycle)
         except CommandError as error:
             # Kept without its trace, which would keep SGLang's half-built objects alive.
             failure = type(error)(str(error))
-        clean, kept = instance.close()
+        current.set_model(None)
+        clean, kept = lifecycle.close()
         # The gpu_scheduler hears this once every device has its memory back.
         self._channel.send(kept=engine_pb2.Kept(bytes=max(self._ranks.gather(kept))))
         if failure is not None:
@@ -130,8 +132,8 @@ class ModelHost:
             part = load.others[self._ranks.rank - 1]
             load.device, load.expected_checksum = part.device, part.expected_checksum
 
-    def _open(self, load: engine_pb2.Load) -> Instance:
-        """Opens the model's memory and makes its instance. Raises CommandError, on all ranks or none."""
+    def _open(self, load: engine_pb2.Load) -> Lifecycle:
+        """Opens the model's memory and begins its life. Raises CommandError, on all ranks or none."""
         memory: ModelMemory | None = None
         failure: CommandError | None = None
         try:
@@ -145,25 +147,25 @@ class ModelHost:
                 memory.close()
             raise
         assert memory is not None
-        return Instance(load, memory, self._channel, self._ranks)
+        return Lifecycle(LoadedModel(load, memory, self._channel, self._ranks))
 
-    def _build(self, instance: Instance) -> None:
+    def _build(self, lifecycle: Lifecycle) -> None:
         """Builds the model and agrees with the other ranks on the result. Raises CommandError on all ranks if one
         failed."""
         try:
-            self._build_own(instance)
+            self._build_own(lifecycle)
         except CommandError as error:
             self._ranks.settle(error, _FAILURE_S)
         else:
             self._ranks.settle(None)
 
-    def _build_own(self, instance: Instance) -> None:
+    def _build_own(self, lifecycle: Lifecycle) -> None:
         """Builds this rank's part of the model. Raises CommandError, whose type tells whether trying again may help
         (`fault`)."""
-        path = instance.load.model.path
+        path = lifecycle.model.load.model.path
         check_folder(path)
         try:
-            instance.build()
+            lifecycle.build()
         except (OSError, ValueError, TypeError, AttributeError, LookupError, AssertionError, MemoryError) as error:
             # The loaders report faults of the weights themselves. For a configuration that it refuses, SGLang raises
             # any of these types.
@@ -173,12 +175,13 @@ class ModelHost:
             _log.warning("SGLang could not start", path=path, exc_info=True)
             raise CommandError(one_line(error)) from error
 
-    def _serve(self, instance: Instance) -> int | None:
+    def _serve(self, lifecycle: Lifecycle) -> int | None:
         """Runs SGLang's event loop until the model leaves. Returns the command_id of the Unload that ended it; None:
         something else ended it, and the process ends. Raises CommandError if the load failed."""
-        set_loop(StepLoop(instance, self._seat))
+        model = lifecycle.model
+        set_loop(StepLoop(lifecycle, self._seat))
         try:
-            instance.scheduler.run_event_loop()
+            model.scheduler.run_event_loop()
         except Unload as left:
             return left.command_id
         except LoadFailed as left:
@@ -186,9 +189,9 @@ class ModelHost:
         except LeaveLoop:
             self._ended = True
         except torch.OutOfMemoryError as error:
-            why = f"{instance.load.model.name} took more than its quota, or than the device has: {one_line(error)}"
-            if instance.state is not EngineState.PROVING:
-                _log.error("out of memory", why=why, quota=instance.booked_bytes)
+            why = f"{model.load.model.name} took more than its quota, or than the device has: {one_line(error)}"
+            if model.state is not EngineState.PROVING:
+                _log.error("out of memory", why=why, quota=model.booked_bytes)
                 raise
             self._ranks.settle(NoMemory(why), _FAILURE_S)
         finally:

@@ -35,7 +35,7 @@ def test_reserved_addresses_are_whole_pages(mapper, address):
     assert address % PAGE_BYTES == 0
 
 
-def test_a_new_extent_is_zero_and_shared_by_everybody_who_maps_it(mapper, address, extent):
+def test_cpu_new_extent_is_zero_and_shared_by_all_its_mappings(mapper, address, extent):
     mapper.map(address, extent, 2 * PAGE_BYTES)
     mapper.map(address + 4 * PAGE_BYTES, extent, 2 * PAGE_BYTES)
     assert ctypes.string_at(address, 2 * PAGE_BYTES) == bytes(2 * PAGE_BYTES)

@@ -4,8 +4,8 @@ import itertools
 import threading
 
 from balloond.backends.cpu import PAGE_BYTES, CpuMaker, CpuMapper
-from balloond.driver.lease import Granted, GrowRefused, LeaseLimit
-from balloond.driver.loop import DescriptorLoop
+from balloond.driver.connection.lease import Granted, GrowRefused, LeaseLimit
+from balloond.driver.connection.loop import DescriptorLoop
 from tests.balloond.conftest import TIMEOUT_S
 
 

@@ -12,6 +12,6 @@ def test_expandable_segments_are_refused_with_the_variable_that_sets_them(name, 
 @pytest.mark.parametrize(
     "value", ["", "expandable_segments:False", "max_split_size_mb:64,roundup_power2_divisions:[16:0,>:0]", "backend:x"]
 )
-def test_other_settings_are_none_of_our_business(value):
+def test_allocator_conflict_ignores_other_settings(value):
     assert conflict({"PYTORCH_CUDA_ALLOC_CONF": value}) == ""
     assert conflict({}) == ""

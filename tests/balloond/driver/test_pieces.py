@@ -4,7 +4,7 @@ import ctypes
 import pytest
 
 from balloond.backends.cpu import CpuMapper
-from balloond.driver.lease import GrowRefused, Lease
+from balloond.driver.connection.lease import GrowRefused, Lease
 from balloond.driver.pieces import PieceRange
 from tests.balloond.conftest import KIB, MIB, TIMEOUT_S
 
@@ -33,7 +33,7 @@ def test_pieces_lie_in_a_row_in_whole_extents(shared, pieces):
     assert (state.weights_bytes, state.extents) == (2 * MIB, 2)
 
 
-def test_what_was_reserved_is_taken_without_mapping(pieces):
+def test_piece_range_reserved_bytes_are_taken_without_mapping(pieces):
     pieces.reserve(3 * MIB)
     assert pieces.mapped_bytes == 3 * MIB
     pieces.take(2 * MIB)
@@ -81,7 +81,7 @@ def test_a_piece_that_is_refused_changes_nothing(pieces):
     assert (pieces.mapped_bytes, pieces.taken_bytes) == (MIB, MIB)
 
 
-def test_what_cannot_come_back_stays_away(shared, lease, pieces):
+def test_piece_range_that_finds_no_memory_stays_away(shared, lease, pieces):
     pieces.take(8 * MIB)
     pieces.leave()
     asyncio.run(shared.until(lambda device: device.leased_bytes == 0))

@@ -4,7 +4,7 @@ import ctypes
 import pytest
 
 from balloond.backends.cpu import CpuMapper
-from balloond.driver.lease import GrowRefused, Lease
+from balloond.driver.connection.lease import GrowRefused, Lease
 from balloond.driver.weights import WeightsRange, _parts
 from tests.balloond.conftest import KIB, MIB, TIMEOUT_S
 

@@ -41,7 +41,7 @@ async def keeper(tmp_path):
     node.end()
 
 
-async def test_what_was_kept_is_there_and_what_was_forgotten_is_not(keeper):
+async def test_keeper_client_kept_records_stay_and_forgotten_ones_do_not(keeper):
     fds = [os.memfd_create("x") for _ in range(300)]
     client, _ = await connected(keeper, tuple)
     await client.keep([kept(f"e{i}", fd) for i, fd in enumerate(fds)] + [kept("lease")])
@@ -79,7 +79,7 @@ async def test_keeping_waits_for_a_keeper_that_is_away_and_survives_descriptors_
     await client.close()
 
 
-async def test_what_was_forgotten_while_the_connection_was_away_is_forgotten_afterwards(keeper):
+async def test_keeper_client_records_forgotten_while_disconnected_are_forgotten_afterwards(keeper):
     world = [kept("a"), kept("b")]
     client, _ = await connected(keeper, lambda: world)
     await client.keep(world)

@@ -34,7 +34,7 @@ def listed(keeper, owner="", with_descriptors=True):
     return found
 
 
-def test_what_is_kept_is_listed_with_its_descriptor_by_owner():
+def test_keeper_records_are_listed_with_descriptors_by_owner():
     keeper = Keeper()
     keeper.keep([record("a"), record("b", descriptor=False), record("c", owner="p")], [memfd(b"A"), memfd(b"C")])
     assert listed(keeper) == {"a": b"A", "b": None, "c": b"C"}
@@ -134,7 +134,7 @@ def test_nonsense_ends_that_connection_and_nothing_else(keeper):
         os.close(fd)
 
 
-def test_a_second_keeper_on_the_socket_says_so_in_one_line(keeper):
+def test_keeper_on_a_socket_in_use_ends_with_one_line(keeper):
     second = subprocess.run(
         [sys.executable, "-m", "balloond.keeper", "--socket", keeper], cwd=ROOT, capture_output=True, text=True
     )

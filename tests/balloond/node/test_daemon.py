@@ -107,7 +107,7 @@ async def test_a_growth_that_waits_is_continued_by_the_next_balloond(node, child
     await node.until(kv(3))
 
 
-async def test_what_was_given_back_while_balloond_was_away_is_free_afterwards(node, child):
+async def test_daemon_extents_returned_while_it_was_away_are_free_afterwards(node, child):
     await node.book("a")
     one = child("a")
     one.ask("acquire", 6)
@@ -261,7 +261,7 @@ async def test_a_lowered_limit_takes_the_reserve_at_once_and_wakes_the_loop_for_
     assert one.ask("acquire", 1) == "0"
 
 
-async def test_prefixes_of_an_idle_neighbour_go_to_who_needs_them(shared, child):
+async def test_daemon_growth_reclaims_cached_prefixes_of_an_idle_neighbour(shared, child):
     await shared.book("a", "b")
     one, other = child("a", 0, 0), child("b", 0, 0)
     one.ask("acquire", 64)
@@ -326,7 +326,7 @@ async def test_room_is_made_and_held_for_a_model_that_wakes(shared, child):
     assert {"booked", "lease", "granted", "freed", "reclaim", "limit", "room"} <= {event.what for event in events}
 
 
-async def test_who_decodes_grows_while_a_room_of_most_of_the_device_waits_for_a_neighbour(shared, child):
+async def test_daemon_decoding_engine_grows_while_a_large_room_waits_for_its_neighbour(shared, child):
     await shared.book("a", "b", "c")
     one, third = child("a"), child("c")
     assert (one.ask("acquire", 58), third.ask("acquire", 2)) == ("58", "2")

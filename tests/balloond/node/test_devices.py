@@ -7,7 +7,7 @@ import pytest
 
 from balloond.backends.cpu import PAGE_BYTES, CpuMaker
 from balloond.config import BalloondConfig
-from balloond.driver import alive
+from balloond.driver.connection import alive
 from balloond.node import devices, saved_capacity
 from balloond.node.extent_pool import ExtentPool
 from balloond.node.processes import ProcessIdentity
@@ -33,12 +33,12 @@ def given_out(device):
     return RecoveredState(leases=[LeaseFacts("a", device, "m", "token", ProcessIdentity(1, 2))])
 
 
-def test_a_gpu_that_nobody_uses_has_what_is_free_less_the_reserve(configured):
+def test_capacity_of_unused_gpu_is_free_memory_less_the_reserve(configured):
     config = configured(name="cuda:0", reserve_bytes=2 * GIB)
     assert devices.capacities(config, {"cuda:0": GPU}, RecoveredState()) == {"cuda:0": 68 * GIB}
 
 
-def test_a_gpu_that_the_keeper_has_memory_of_has_what_it_had_whatever_is_free_by_now(configured):
+def test_capacity_of_gpu_with_kept_extents_is_the_saved_one(configured):
     config = configured(name="cuda:0")
     saved_capacity.write(config.handoff, {"cuda:0": 79 * GIB})
     assert devices.capacities(config, {"cuda:0": GPU}, given_out("cuda:0")) == {"cuda:0": 79 * GIB}
@@ -46,7 +46,7 @@ def test_a_gpu_that_the_keeper_has_memory_of_has_what_it_had_whatever_is_free_by
     assert devices.capacities(explicit, {"cuda:0": GPU}, given_out("cuda:0")) == {"cuda:0": 75 * GIB}
 
 
-def test_so_has_one_whose_keeper_died_as_well_while_an_engine_lives(configured):
+def test_capacity_of_gpu_whose_keeper_died_while_an_engine_lives_is_the_saved_one(configured):
     config = configured(name="cuda:0")
     saved_capacity.write(config.handoff, {"cuda:0": 79 * GIB})
     lock = alive.hold(config.handoff)
@@ -85,7 +85,7 @@ def test_a_maker_with_spares_gives_out_less_by_what_is_set_aside(configured):
     makers["cpu:0"].close()
 
 
-def test_without_spares_all_is_given_out(configured):
+def test_open_makers_without_spare_extents_gives_out_the_whole_capacity(configured):
     makers, given = devices.open_makers(configured(name="cpu:0", capacity_bytes=PAGE_BYTES), {"cpu:0": PAGE_BYTES})
     assert isinstance(makers["cpu:0"], CpuMaker)
     assert given == {"cpu:0": PAGE_BYTES}

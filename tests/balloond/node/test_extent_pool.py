@@ -93,7 +93,7 @@ def test_the_sizes_of_the_last_requests_are_kept_and_older_ones_close(spares):
     assert len(memfds()) == len(before) + 2  # 8 small ones then, 10 now
 
 
-def test_what_is_too_large_for_spares_is_made_on_demand_and_changes_nothing(spares, maker):
+def test_extent_pool_extent_above_its_budget_is_made_on_demand(spares, maker):
     os.close(spares.create(BUDGET // 2))
     assert maker.by[-1] == threading.current_thread().name
     assert spares.ready == {SMALL: 8}
@@ -110,7 +110,7 @@ def test_never_more_is_held_than_was_set_aside(maker):
     assert memfds() == before
 
 
-def test_one_extent_is_alive_when_all_spares_are_taken(maker):
+def test_extent_pool_without_a_budget_holds_one_extent(maker):
     before = memfds()
     spares = ExtentPool(maker, 0, SMALL)
     assert (spares.ready, held_bytes(before)) == ({}, PAGE_BYTES)

@@ -46,7 +46,7 @@ def open_descriptors():
     return descriptors.held("/memfd:")
 
 
-async def test_what_is_created_is_kept_and_what_is_destroyed_is_closed_and_forgotten():
+async def test_extent_store_created_extents_are_kept_and_destroyed_ones_forgotten():
     before = open_descriptors()
     keeper = Keeper()
     custody = ExtentStore({"cpu:0": CpuMaker()}, keeper)
@@ -87,7 +87,7 @@ async def test_there_is_room_once_what_is_there_and_what_the_keeper_still_holds_
         assert waiting.done() == there
 
 
-async def test_who_needs_little_does_not_wait_for_room_behind_who_needs_much():
+async def test_extent_store_small_claim_does_not_wait_behind_a_larger_one():
     keeper = Keeper()
     custody = ExtentStore({"cpu:0": CpuMaker()}, keeper)
     custody.create("cpu:0", "token", extents(1, 2, 3, 4))

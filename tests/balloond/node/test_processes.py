@@ -53,7 +53,7 @@ def test_a_name_with_parentheses_and_spaces_is_read_over(tmp_path):
     child.wait()
 
 
-async def test_a_watched_death_is_told_once_and_a_forgotten_one_is_not():
+async def test_death_watch_reports_a_watched_death_once_and_a_forgotten_one_never():
     told = []
     died = asyncio.Event()
     deaths = processes.DeathWatch()
@@ -81,7 +81,7 @@ async def test_a_watched_death_is_told_once_and_a_forgotten_one_is_not():
 
 
 @pytest.mark.parametrize("what", [(os, "pidfd_open"), (processes, "started")])
-async def test_without_a_descriptor_nobody_is_taken_for_dead_and_none_is_lost(monkeypatch, what):
+async def test_death_watch_without_descriptors_reports_no_death_and_leaks_none(monkeypatch, what):
     me = ProcessIdentity(os.getpid(), processes.started(os.getpid()))
     deaths = processes.DeathWatch()
     deaths.watch("me", me, lambda: None)

@@ -32,7 +32,7 @@ def test_a_predecessors_world_is_sorted():
     os.close(fd)
 
 
-def test_extents_that_belong_to_nobody_are_closed_and_forgotten():
+def test_recovery_extents_without_a_lease_are_closed_and_forgotten():
     orphan, strange = os.memfd_create("x"), os.memfd_create("x")
     found = recovery.sort(
         [

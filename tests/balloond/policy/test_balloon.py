@@ -51,7 +51,7 @@ def test_reserves_go_first_then_the_oldest_prefixes_then_decodes_above_their_sha
     ]
 
 
-def test_who_has_prefixes_itself_takes_only_those_of_others_that_are_clearly_older():
+def test_balloon_lease_with_own_prefixes_takes_only_clearly_older_ones_of_others():
     holders = [LeaseHoldings("1", "a", held=100, reserve=9, cached=((40.0, 10), (90.0, 30), (98.5, 20)), running=True)]
     five_seconds = {"age_s": 5.0, "now": 100.0}
     assert told(plan(30, holders, {}, {}, 30, own=OwnCache(50, **five_seconds))) == ["10 of a's prefixes", "short 20"]
@@ -68,12 +68,12 @@ def test_who_has_prefixes_itself_takes_only_those_of_others_that_are_clearly_old
     assert told(plan(50, holders, {}, {}, 0, own=OwnCache(50, 0.5, 100.0))) == ["40 of a's prefixes", "short 10"]
 
 
-def test_the_reserve_of_who_runs_nothing_is_taken_before_own_prefixes():
+def test_balloon_reserve_of_an_idle_lease_is_taken_before_own_prefixes():
     holders = [LeaseHoldings("1", "a", held=100, reserve=20)]
     assert told(plan(30, holders, {}, {}, 0, own=OwnCache(50, 0.0, 100.0))) == ["20 of a's reserve", "short 10"]
 
 
-def test_the_reserve_of_who_runs_is_left_alone_until_decodes_would_be_stopped():
+def test_balloon_reserve_of_a_running_lease_is_spared_until_decodes_would_stop():
     holders = [
         LeaseHoldings("1", "a", held=100, reserve=30, running=True),
         LeaseHoldings("2", "b", held=40, reserve=10, cached=((60.0, 20),)),
@@ -87,7 +87,7 @@ def test_the_reserve_of_who_runs_is_left_alone_until_decodes_would_be_stopped():
     ]
 
 
-def test_what_is_wanted_ahead_comes_from_nobody_who_runs():
+def test_balloon_bytes_wanted_ahead_come_from_no_running_lease():
     holders = [LeaseHoldings("1", "a", 50, 30, running=True), LeaseHoldings("2", "b", 40, 10, ((60.0, 20),))]
     assert told(plan(20, holders, {}, {}, 20, ahead=5)) == ["10 of b's reserve", "15 of b's prefixes"]
     assert told(plan(29, holders, {}, {}, 29, ahead=5)) == ["10 of b's reserve", "20 of b's prefixes"]
@@ -111,12 +111,12 @@ def test_models_furthest_above_their_share_come_down_to_a_common_excess():
     assert told(plan(50, holders, {}, fair, 50)) == ["a from 100 to 60", "b from 70 to 60"]
 
 
-def test_a_model_below_its_share_still_gives_what_is_above_its_floor_when_nobody_else_can():
+def test_balloon_model_below_its_share_gives_down_to_its_floor():
     holders = [LeaseHoldings("1", "a", held=30)]
     assert told(plan(25, holders, {"a": 10}, {"a": 100.0}, 25)) == ["a from 30 to 10", "short 5"]
 
 
-def test_decodes_are_stopped_only_as_far_as_somebody_may_have_them_stopped():
+def test_balloon_decodes_are_stopped_only_for_bytes_that_may_retract():
     holders = [LeaseHoldings("1", "a", held=100, reserve=10)]
     assert told(plan(50, holders, {}, {}, 30)) == ["10 of a's reserve", "a from 90 to 70", "short 20"]
     assert told(plan(50, holders, {}, {}, 5)) == ["10 of a's reserve", "short 40"]

@@ -97,7 +97,7 @@ def test_a_growth_over_the_limit_is_refused_at_once_with_what_it_is_short_of(dev
     assert grow(device, 0, "A", 3, kind="weights") == ["A gets 3"]
 
 
-def test_fewer_will_do_when_the_process_says_so(device):
+def test_device_growth_with_a_least_count_is_granted_in_part(device):
     grow(device, 0, "A", 95)
     assert grow(device, 0, "B", 10, least=3) == ["B gets 5"]
 
@@ -132,7 +132,7 @@ def test_prefixes_are_asked_for_when_reserves_do_not_suffice(device):
     assert grow(device, 1, "B", 30) == ["A asked for 20", "A asked for 10 deep"]
 
 
-def test_who_could_do_without_prefixes_of_its_own_is_refused_at_once_where_those_of_others_are_no_older(device):
+def test_device_growth_with_older_own_prefixes_is_refused_at_once(device):
     grow(device, 0, "A", 50)
     grow(device, 0, "B", 50)
     report(device, 10, "A", used=10, reserve=10, cached=((0.0, 20), (8.0, 10)))
@@ -145,7 +145,7 @@ def test_who_could_do_without_prefixes_of_its_own_is_refused_at_once_where_those
     assert grow(device, 10, "B", 4, cached=20) == ["A asked for 4 deep"], "A's are twice as old now"
 
 
-def test_what_own_prefixes_could_do_for_is_not_taken_for_the_next_claim_either(device):
+def test_device_reclaim_leaves_out_what_own_prefixes_cover_for_later_claims(device):
     device.book(0, "c", Booking())
     device.open("C", "c", "c")
     grow(device, 0, "A", 40)
@@ -156,7 +156,7 @@ def test_what_own_prefixes_could_do_for_is_not_taken_for_the_next_claim_either(d
     assert grow(device, 10, "C", 3) == ["A asked for 3 deep"]
 
 
-def test_a_growth_that_waited_is_served_by_what_its_lease_says_it_has_now(device):
+def test_device_waiting_growth_is_served_by_the_latest_report_of_its_lease(device):
     grow(device, 0, "A", 70)
     grow(device, 0, "B", 30)
     report(device, 0, "A", used=20, cached=((0.0, 50),))
@@ -168,7 +168,7 @@ def test_a_growth_that_waited_is_served_by_what_its_lease_says_it_has_now(device
     assert sum(ask.asked for ask in device.reclaims.asks.values()) == 20 + 8
 
 
-def test_the_reserve_of_who_runs_goes_after_the_prefixes_of_others(device):
+def test_device_reserve_of_a_running_lease_goes_after_prefixes_of_others(device):
     device.book(0, "c", Booking())
     device.open("C", "c", "c")
     grow(device, 0, "A", 60)
@@ -179,13 +179,13 @@ def test_the_reserve_of_who_runs_goes_after_the_prefixes_of_others(device):
     assert grow(device, 1, "B", 10) == ["C asked for 5 deep", "A asked for 5"]
 
 
-def test_nobody_is_disturbed_for_a_growth_that_cannot_be_met_anyway(device):
+def test_device_growth_that_cannot_be_met_reclaims_nothing(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", used=95, reserve=5)
     assert grow(device, 1, "B", 10) == ["B refused: exhausted, short 5"]
 
 
-def test_what_is_on_its_way_is_not_asked_for_twice(device):
+def test_device_bytes_under_reclaim_are_not_reclaimed_twice(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", used=60, reserve=40)
     assert grow(device, 1, "B", 10) == ["A asked for 10"]
@@ -195,7 +195,7 @@ def test_what_is_on_its_way_is_not_asked_for_twice(device):
     assert back(device, 1, "A", 10) == ["freed 10", "B gets 10"]
 
 
-def test_what_follows_a_growth_is_asked_for_with_it_and_once(device):
+def test_device_bytes_behind_a_growth_are_reclaimed_with_it_once(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", cached=((-5.0, 100),))
     assert grow(device, 1, "B", 8, least=1, behind=42) == ["A asked for 50 deep"]
@@ -213,7 +213,7 @@ def test_no_more_is_taken_for_what_follows_than_its_limit_allows(device):
     assert grow(device, 1, "B", 8, least=1, behind=42) == ["A asked for 20 deep"]
 
 
-def test_two_who_grow_by_much_are_each_asked_for(device):
+def test_device_two_large_growths_each_have_their_reclaim(device):
     device.book(0, "c", Booking())
     device.open("C", "c", "c")
     grow(device, 0, "A", 100)
@@ -243,7 +243,7 @@ def test_a_single_extent_of_a_third_is_granted_between_the_parts_of_a_bulk(devic
     assert back(device, 1, "A", 12) == ["freed 12", "C gets 1", "B gets 8", "C gets 1", "B gets 2"]
 
 
-def test_a_reclaim_that_gave_too_little_is_made_up_by_others_or_refused(device):
+def test_device_reclaim_that_returned_too_little_moves_to_other_leases_or_is_refused(device):
     device.book(0, "c", Booking())
     device.open("C", "c", "c")
     grow(device, 0, "A", 50)
@@ -255,7 +255,7 @@ def test_a_reclaim_that_gave_too_little_is_made_up_by_others_or_refused(device):
     assert report(device, 1, "C", answers=0, returned=0, reserve=10) == ["B refused: exhausted, short 10"]
 
 
-def test_nobody_answers_what_another_was_asked(device):
+def test_device_report_of_another_lease_does_not_answer_a_reclaim(device):
     assert grow(device, 0, "B", 100) == ["B gets 100"]
     report(device, 0, "B", reserve=50)
     assert grow(device, 1, "A", 10) == ["B asked for 10"]
@@ -272,7 +272,7 @@ def test_a_demand_that_is_no_weight_is_refused(device, weight):
     assert device.reclaims.demand == {"a": 2.0}
 
 
-def test_who_had_no_reserve_after_all_may_still_have_decodes_stopped(device):
+def test_device_decodes_are_stopped_after_a_reclaim_found_no_reserve(device):
     device.book(0, "b", Booking(floor=10))
     grow(device, 0, "A", 100)
     report(device, 0, "A", reserve=20)
@@ -307,7 +307,7 @@ def test_growths_are_served_first_come_first_served(device):
     assert back(device, 1, "A", 30) == ["freed 30", "B gets 40", "C gets 10"]
 
 
-def test_a_dead_neighbours_memory_goes_to_those_who_wait(device):
+def test_device_memory_of_an_ended_lease_serves_waiting_claims(device):
     grow(device, 0, "A", 90)
     report(device, 0, "A", reserve=50)
     assert grow(device, 1, "B", 40) == ["A asked for 30"]
@@ -324,7 +324,7 @@ def test_a_suspended_lease_waits_for_nothing_and_is_asked_for_nothing(device):
     assert told(device, device.resume(2, "A", [(id, 1, "kv") for id in some_kv(device, "A", 20)])) == ["freed 40"]
 
 
-def test_for_its_weights_and_floor_a_model_may_have_decodes_of_others_stopped(device):
+def test_device_growth_up_to_weights_and_floor_stops_decodes_of_others(device):
     device.book(0, "b", Booking(weights=30, floor=20))
     grow(device, 0, "A", 100)
     report(device, 0, "A", used=100)
@@ -360,7 +360,7 @@ def test_limits_are_applied_deferred_and_refused_below_the_floor(device):
         device.set_limit(0, "z", 9, 0, 0)
 
 
-def test_a_quota_that_others_occupy_is_taken_back_for(device):
+def test_device_booking_of_an_occupied_quota_reclaims_from_others(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", used=80, reserve=20)
     assert told(device, device.book(1, "c", Booking(quota=30))) == ["A asked for 20", "limit of a 70"]
@@ -409,7 +409,7 @@ def test_a_hold_ends_with_its_time(device):
     assert grow(device, 5, "A", 60) == ["A gets 60"]
 
 
-def test_room_is_made_from_prefixes_then_reserves_then_decodes_of_who_runs(device):
+def test_device_room_takes_prefixes_then_reserve_then_decodes_of_a_running_lease(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", used=60, reserve=20, cached=((-9.0, 20),))
     claim, decisions = device.make_room(1, "b", 70, True, 5.0, 100.0)
@@ -441,7 +441,7 @@ def test_room_that_cannot_be_made_says_what_is_short_and_holds_nothing(device):
     assert device.holds == {}
 
 
-def test_up_to_its_floor_a_model_has_room_from_decodes_of_others_whoever_asks(device):
+def test_device_room_up_to_the_floor_stops_decodes_of_others(device):
     device.book(0, "b", Booking(floor=20))
     grow(device, 0, "A", 100)
     report(device, 1, "A", used=100)
@@ -466,7 +466,7 @@ def test_a_room_is_answered_at_its_deadline(device):
     assert told(device, device.tick(1.5)) == ["room 0, short 10"]
 
 
-def test_who_goes_away_waits_no_more(device):
+def test_device_cancelled_room_restores_the_limit_it_lowered(device):
     device.book(0, "b", Booking(floor=10))
     grow(device, 0, "A", 100)
     report(device, 1, "A", used=100)
@@ -482,7 +482,7 @@ def test_the_same_room_asked_for_again_is_held_once(device):
     assert device.holds["b"].bytes == 60
 
 
-def test_giving_a_room_up_is_answered_at_once_also_behind_others_who_wait(device):
+def test_device_cancelled_room_is_answered_at_once_behind_waiting_claims(device):
     grow(device, 0, "A", 30)
     room(device, 0, "b", 70)
     device.book(0, "c", Booking())
@@ -509,7 +509,7 @@ def three():
     return device
 
 
-def test_what_is_held_for_a_model_is_served_at_once_whatever_waits_before_it(three):
+def test_device_growth_within_a_held_room_is_served_before_waiting_claims(three):
     assert room(three, 0, "c", 10) == ["room 10, short 0"]
     assert room(three, 1, "b", 800) == ["A asked for 825 deep"]
     assert grow(three, 1, "C", 4) == ["C gets 4"]
@@ -518,7 +518,7 @@ def test_what_is_held_for_a_model_is_served_at_once_whatever_waits_before_it(thr
     assert three.holds["c"].bytes == 2
 
 
-def test_of_what_is_held_nothing_is_served_that_a_booking_lacks(three):
+def test_device_held_room_does_not_serve_bytes_that_a_booking_lacks(three):
     room(three, 0, "c", 10)
     three.book(1, "d", Booking(quota=10))
     assert three.ledger.free == 0
@@ -526,14 +526,14 @@ def test_of_what_is_held_nothing_is_served_that_a_booking_lacks(three):
     assert back(three, 1, "A", 4) == ["freed 4", "C gets 4"]
 
 
-def test_of_what_is_held_an_earlier_growth_of_the_same_model_has_its_part_first(three):
+def test_device_held_room_serves_the_earlier_growth_of_its_model_first(three):
     room(three, 0, "c", 10)
     assert grow(three, 1, "C", 12) == ["A asked for 2 deep"]
     assert grow(three, 1, "C", 4) == ["A asked for 4 deep"]
     assert back(three, 1, "A", 2) == ["freed 2", "C gets 12"]
 
 
-def test_a_small_growth_passes_a_room_and_nobody_is_asked_again(three):
+def test_device_small_growth_overtakes_a_room_without_another_reclaim(three):
     assert room(three, 1, "b", 800) == ["A asked for 814 deep"]
     assert grow(three, 1, "C", 5, least=2) == ["C gets 2"]
     assert grow(three, 1, "C", 12) == []
@@ -542,7 +542,7 @@ def test_a_small_growth_passes_a_room_and_nobody_is_asked_again(three):
     assert back(three, 1, "A", 1) == ["freed 1", "room 800, short 0"]
 
 
-def test_what_passes_a_room_is_a_small_part_of_it(three):
+def test_device_growths_overtake_a_room_up_to_a_small_share_of_it(three):
     room(three, 1, "b", 160)
     assert grow(three, 1, "C", 10) == ["A asked for 6 deep", "C gets 10"]
     assert grow(three, 1, "C", 1) == ["A asked for 1 deep"]
@@ -574,7 +574,7 @@ def test_nothing_passes_a_room_that_it_would_make_short(three):
         max_size=60,
     ),
 )
-def test_a_room_is_served_when_its_need_and_a_sixteenth_of_it_have_come_whoever_grows_meanwhile(need, events):
+def test_device_room_is_served_once_its_need_and_a_sixteenth_have_come(need, events):
     """Not before the need and all that passed are there, and not a byte later."""
     device = make(2000)
     for model in "abcd":

@@ -80,14 +80,14 @@ def test_a_suspended_lease_is_granted_nothing_and_keeps_everything(ledger):
     assert ledger.leased == 10
 
 
-def test_what_a_resuming_process_does_not_name_counts_as_returned(ledger):
+def test_ledger_extent_that_a_resumed_lease_does_not_name_counts_as_returned(ledger):
     ledger.grant("a", "kv", 10, [1, 2, 3])
     ledger.suspend("a")
     assert [extent.id for extent in ledger.resume("a", [(2, 10, "kv")])] == [1, 3]
     assert ledger.leased == 10
 
 
-def test_what_a_resuming_process_names_and_nobody_knows_is_stranded_until_given_back(ledger):
+def test_ledger_unknown_extent_of_a_resumed_lease_is_stranded_until_given_back(ledger):
     ledger.suspend("a")
     ledger.resume("a", [(77, 20, "weights")])
     assert (ledger.stranded, ledger.leased, ledger.free) == (20, 0, 880)

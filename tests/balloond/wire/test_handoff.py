@@ -159,7 +159,7 @@ async def test_a_second_connection_with_the_token_takes_the_place_of_the_first(s
     close_all(fds)
 
 
-async def test_a_lease_whose_attached_was_lost_does_not_stay_behind(shared, connect):
+async def test_handoff_lease_whose_attached_message_was_lost_ends(shared, connect):
     await shared.book("a")
     peer = connect()
     peer.attach(role=ENGINE, device=shared.name, model="a")
@@ -169,7 +169,7 @@ async def test_a_lease_whose_attached_was_lost_does_not_stay_behind(shared, conn
         await client.drop_booking(shared.name, "a")  # no lease of a process that lives and knows nothing of it
 
 
-async def test_whoever_has_heard_its_attached_before_the_socket_closed_has_its_lease(shared, connect):
+async def test_handoff_peer_that_read_attached_before_its_socket_closed_keeps_its_lease(shared, connect):
     await shared.book("a")
     peer = connect()
     _, attached, _ = peer.attach(role=ENGINE, device=shared.name, model="a")
@@ -184,7 +184,7 @@ async def test_whoever_has_heard_its_attached_before_the_socket_closed_has_its_l
     close_all(fds)
 
 
-async def test_who_comes_while_balloond_has_few_descriptors_leaves_no_lease_behind(node):
+async def test_handoff_peer_that_attaches_while_descriptors_are_short_leaves_no_lease(node):
     """A connection takes one, a look at its process another, and the watch for its death two at a time."""
     await node.book("a")
     pid = node.balloond.pid
@@ -209,13 +209,13 @@ async def test_who_comes_while_balloond_has_few_descriptors_leaves_no_lease_behi
 
 
 @pytest.mark.parametrize("message", [b"\xff\xff\xff", b"", handoff_pb2.ToBalloond(grow=grow(1)).SerializeToString()])
-async def test_who_speaks_something_else_is_dropped(shared, connect, message):
+async def test_handoff_peer_with_an_unknown_message_is_dropped(shared, connect, message):
     peer = connect()
     seqpacket.send(peer.sock, message)
     assert peer.recv()[0] == ""
 
 
-async def test_an_extent_of_no_kind_drops_the_peer_and_nobody_else(shared, connect):
+async def test_handoff_growth_of_an_unknown_kind_drops_only_its_peer(shared, connect):
     await shared.book("a")
     peer = connect()
     peer.attach(role=ENGINE, device=shared.name, model="a")
@@ -442,7 +442,7 @@ sys.stdin.readline()
 """
 
 
-async def test_what_a_loader_asked_for_before_it_died_is_not_lent_to_it_afterwards(node, child):
+async def test_handoff_extents_requested_by_a_loader_that_died_are_not_lent(node, child):
     """Its death may be seen before its last message."""
     await node.book("a", weights=2 * MIB)
     one = child("a")

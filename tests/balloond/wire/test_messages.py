@@ -82,5 +82,5 @@ def test_a_booking_needs_a_name_that_can_be_kept(name):
         messages.booking(balloond_pb2.SetBookingRequest(device="cpu:0", model=name))
 
 
-def test_what_is_lacking_beyond_64_bits_is_told_as_the_most():
+def test_messages_shortage_beyond_64_bits_is_sent_as_the_largest_number():
     assert messages.room(RoomAnswer(1, 0, 1 << 64, ())).short_bytes == (1 << 63) - 1

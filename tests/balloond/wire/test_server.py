@@ -81,7 +81,7 @@ async def test_watching_tells_the_state_now_and_after_a_change(shared, client):
     await states.aclose()
 
 
-async def test_who_watches_many_nodes_hears_of_a_booking_at_once_and_of_pages_as_often_as_it_wants():
+async def test_watch_sends_bookings_at_once_and_page_counts_at_the_requested_interval():
     changed, states = Watched(None), [balloond_pb2.NodeState(devices=[balloond_pb2.DeviceState(device="d")])]
     servicer = BalloondServicer("node", SimpleNamespace(changed=changed), None)
     servicer._state = lambda: states[-1]
@@ -127,7 +127,7 @@ async def test_events_are_kept_in_order(shared, client):
     assert len(await client.events(limit=1)) == 1
 
 
-async def test_whether_the_keeper_answers_is_told_to_who_asks_for_it(node):
+async def test_inspect_with_keeper_reports_whether_the_keeper_answers(node):
     async with node.client() as client, asyncio.timeout(PATIENCE_S):
 
         async def until(answers):

@@ -26,7 +26,7 @@ def bearer(secret: str) -> Headers:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v1/none", "/tokenize", "/detokenize"])
-def test_what_is_about_models_is_any_keys(access: Access, path: str) -> None:
+def test_access_paths_of_models_are_open_to_any_key(access: Access, path: str) -> None:
     access.of_http(path, bearer("ann"))
 
 
@@ -34,7 +34,7 @@ def test_what_is_about_models_is_any_keys(access: Access, path: str) -> None:
     "path",
     ["/metrics", "/metrics\n", "/metrics/", "//metrics", "/ui", "/ui\n", "/ui/x", "/UI/", "/health\n", "/", "", "/v1"],
 )
-def test_all_else_is_an_admins_however_it_is_written(access: Access, path: str) -> None:
+def test_access_other_paths_need_an_admin_key_however_they_are_written(access: Access, path: str) -> None:
     with pytest.raises(Denied):
         access.of_http(path, bearer("ann"))
     access.of_http(path, bearer("ops"))
@@ -46,11 +46,11 @@ LATIN = base64.b64encode(b"\xff:\xff").decode()
 
 
 @pytest.mark.parametrize("given", ["Basic", "Basic !", "Basic \xe9", f"Basic {LATIN}", "Bearer \xe9", "Digest ops"])
-def test_what_is_no_key_is_none_and_no_fault(access: Access, given: str) -> None:
+def test_access_malformed_authorization_is_treated_as_no_key(access: Access, given: str) -> None:
     with pytest.raises(NoKey):
         access.of_http("/ui/", Headers({"authorization": given}))
 
 
-def test_without_a_file_of_keys_all_is_everybodys() -> None:
+def test_access_without_a_key_file_every_path_is_open() -> None:
     for path in ("/metrics", "/v1/models", "/ui/"):
         assert Access(None).of_http(path, Headers({})) is ANYBODY

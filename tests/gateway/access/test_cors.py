@@ -140,7 +140,7 @@ async def test_a_fault_of_the_gateways_is_readable(world: World, monkeypatch: py
 
 
 @pytest.mark.parametrize("path", ["/metrics", "//metrics", "/metrics/", "/metrics%0A", "/ui/", "/ui/state.json", "/ui"])
-async def test_what_is_about_the_whole_system_is_for_no_page(world: World, path: str) -> None:
+async def test_cors_system_paths_allow_no_origin(world: World, path: str) -> None:
     asked = await world.http.options(world.url + path, headers={"origin": MINE, **ASKING})
     assert asked.status_code == 401 and ALLOWED not in asked.headers
     got = await world.http.get(world.url + path, headers=from_page(key="ops"))
@@ -215,7 +215,7 @@ def test_origins_as_browsers_send_them_are_taken(good: str) -> None:
         (" https://chat.example.com", "chat.example.com"),
     ],
 )
-def test_what_no_browser_sends_refuses_to_start_and_says_what_to_write(bad: str, words: str) -> None:
+def test_cors_malformed_origin_is_refused_with_the_right_form(bad: str, words: str) -> None:
     with pytest.raises(ValueError) as refused:
         cors.origin(bad)
     assert words in str(refused.value) and "\n" not in str(refused.value).replace(bad, "")
@@ -223,6 +223,6 @@ def test_what_no_browser_sends_refuses_to_start_and_says_what_to_write(bad: str,
         GatewayConfig(name="g", listen="unix:/g", http="127.0.0.1:1", placement="unix:/p", cors_origins=[bad])
 
 
-def test_all_is_named_alone() -> None:
+def test_cors_star_beside_another_origin_is_refused() -> None:
     with pytest.raises(pydantic.ValidationError, match="name no other beside it"):
         GatewayConfig(name="g", listen="unix:/g", http="127.0.0.1:1", placement="unix:/p", cors_origins=["*", MINE])

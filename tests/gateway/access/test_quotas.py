@@ -46,7 +46,7 @@ async def test_requests_above_the_limit_are_refused_until_a_minute_has_passed(qu
     await quota.take_request(two)
 
 
-async def test_what_was_used_stays_when_the_limit_changes(quota: Quota) -> None:
+async def test_quota_used_requests_stay_when_the_limit_changes(quota: Quota) -> None:
     for _ in range(3):
         await quota.take_request(key(requests_per_minute=3))
     with pytest.raises(OverLimit, match="Limit 2, Used 3"):
@@ -66,7 +66,7 @@ async def test_tokens_are_held_while_an_answer_is_made_and_then_are_what_it_took
     await quota.hold(thousand, prompt=50, answers=800, answers_said=True)
 
 
-async def test_what_can_never_fit_is_said_to_be_too_large(quota: Quota) -> None:
+async def test_quota_request_above_the_limit_is_refused_as_too_large(quota: Quota) -> None:
     with pytest.raises(OverLimit, match="too large") as refused:
         await quota.hold(key(tokens_per_minute=100), prompt=50, answers=51, answers_said=True)
     assert refused.value.retry_after_s is None
@@ -87,7 +87,7 @@ async def test_an_answer_without_a_limit_takes_what_there_is_of_a_small_minute(q
     limit=st.integers(1, 1000),
     share=st.floats(0.001, 1),
 )
-def test_after_the_wait_it_fits_and_a_little_before_it_does_not(
+def test_quota_window_fits_after_its_wait_and_not_before(
     previous: int, into_s: float, current: int, limit: int, share: float
 ) -> None:
     def after(wait_s: float) -> Window:

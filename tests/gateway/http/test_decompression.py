@@ -66,7 +66,7 @@ def cut(data: bytes, size: int) -> list[bytes]:
     st.integers(1, 200),
 )
 @settings(deadline=None)
-def test_what_is_packed_comes_out_however_it_comes(
+def test_decompression_compressed_body_is_unpacked_however_it_is_cut(
     packer: tuple[str, Callable[[bytes], bytes]], data: bytes, size: int
 ) -> None:
     name, pack = packer
@@ -74,7 +74,7 @@ def test_what_is_packed_comes_out_however_it_comes(
 
 
 @pytest.mark.parametrize(("name", "pack"), list(PACKERS.values())[:8], ids=list(PACKERS)[:8])
-async def test_what_is_cut_off_or_damaged_is_refused(name: str, pack: Callable[[bytes], bytes]) -> None:
+async def test_decompression_truncated_or_damaged_body_is_refused(name: str, pack: Callable[[bytes], bytes]) -> None:
     data = bytes(range(256)) * 20
     whole = pack(data).rstrip(b"\0")
     first = len(gzip.compress(data[:3]))
@@ -96,7 +96,7 @@ async def test_what_is_cut_off_or_damaged_is_refused(name: str, pack: Callable[[
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"{}", b"\x1f\x8b", b"\x1f\x8b\x08" + bytes(20)])
-async def test_what_was_never_packed_is_refused(data: bytes) -> None:
+async def test_decompression_body_that_is_not_compressed_is_refused(data: bytes) -> None:
     if not data:
         assert await unpacked("gzip") == b""
         return
@@ -164,7 +164,7 @@ async def test_a_client_may_pack_its_body(world: World, path: str) -> None:
     assert (await world.http.post(path, content=body)).status_code == 200
 
 
-async def test_who_waits_with_a_body_that_cannot_be_unpacked_hears_so_at_once(world: World) -> None:
+async def test_decompression_unknown_encoding_is_refused_before_the_body_is_sent(world: World) -> None:
     host, _, port = world.url.removeprefix("http://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9\r\n")

@@ -153,7 +153,7 @@ async def refused_unread(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"hello", b"he", b"hello\r\n"], ids=["its body", "half its body", "an empty line"])
-async def test_what_comes_after_an_answer_does_not_keep_the_connection(
+async def test_protocol_bytes_after_an_answer_do_not_keep_the_connection(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(gateway_server, "_KEEP_ALIVE_S", 0.05)
@@ -208,7 +208,7 @@ async def test_an_offer_may_come_in_pieces(server: HttpServer, size: int) -> Non
     writer.close()
 
 
-async def test_who_offers_something_else_may_wait_with_the_body(server: HttpServer) -> None:
+async def test_protocol_upgrade_offer_with_expect_continue_is_answered_with_100(server: HttpServer) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(POST + H2C + b"expect: 100-continue\r\ncontent-length: 5\r\n\r\n")
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -223,7 +223,7 @@ async def test_an_offer_by_http_1_0_and_one_in_too_long_a_head(server: HttpServe
 
 
 @pytest.mark.parametrize("size", [18, 100])
-async def test_who_speaks_http_2_unasked_is_told_that_it_is_not_spoken(server: HttpServer, size: int) -> None:
+async def test_protocol_http_2_preface_is_answered_with_505(server: HttpServer, size: int) -> None:
     sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     for start in range(0, len(sent), size):

@@ -20,7 +20,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
     await messages.respond(send, 200, b'"hello"')
 
 
-async def test_it_serves_until_it_is_stopped() -> None:
+async def test_http_server_serves_until_it_is_stopped() -> None:
     server = HttpServer(hello, "127.0.0.1:0")
     await server.start()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:

@@ -41,7 +41,7 @@ PIECES = st.lists(st.sampled_from([*HALVES, "\\", "u", "d83d", '"']), max_size=8
 
 
 @given(st.one_of(VALUES, PIECES))
-def test_what_is_mended_says_the_same_otherwise(value: Any) -> None:
+def test_surrogates_mended_body_differs_only_in_its_surrogates(value: Any) -> None:
     said = json.dumps(value).encode()
     mended = surrogates.mended(said)
     wanted = without_halves(json.loads(said))
@@ -80,7 +80,7 @@ def test_a_body_with_half_a_character_is_taken(written: str, text: str) -> None:
         r'{"model": "a", "prompt": "\ud83d"}'.encode("utf-16"),
     ],
 )
-def test_what_is_no_json_beside_is_refused_as_ever(body: bytes) -> None:
+def test_surrogates_invalid_json_is_refused(body: bytes) -> None:
     with pytest.raises(BadField, match="not JSON"):
         bodies.parse(TokenizeRequest, body)
 
@@ -114,7 +114,7 @@ async def test_half_a_character_reaches_the_model_as_the_replacement_character(w
     assert refusal(unknown, 404)["message"] == "The model '\ufffd' does not exist."
 
 
-async def test_embeddings_take_it_too(world: World) -> None:
+async def test_embeddings_body_with_a_lone_surrogate_is_accepted(world: World) -> None:
     made = common_pb2.Embedding(dimensions=2)
     await world.publish(world.route(fakes.place(world.groups[0]), embedding=made))
 

@@ -328,7 +328,7 @@ def test_parameters_that_are_not_kept_are_refused_by_name_where_calls_are_a_gram
     assert refused.value.field == "tools"
 
 
-def test_calls_win_over_a_form_where_they_are_required_and_stand_beside_it_where_they_may_be_left() -> None:
+def test_body_with_tools_and_response_format_follows_tool_choice() -> None:
     asked = {"tools": [tool("f")], "response_format": format({"type": "integer"})}
     must = chat(**asked, tool_choice="required")
     assert must.sampling.ebnf == chat(tools=[tool("f")], tool_choice="required").sampling.ebnf

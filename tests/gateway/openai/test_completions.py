@@ -369,7 +369,7 @@ async def test_request_of_a_model_whose_sizes_are_unknown_may_be_repeated(world:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_what_does_not_fit_the_context_is_refused_by_field(world: World, path: str) -> None:
+async def test_completion_beyond_the_context_is_refused_by_field(world: World, path: str) -> None:
     chat = path.startswith("/v1/chat")
 
     async def ask(text: str, **more: Any) -> httpx.Response:
@@ -449,7 +449,7 @@ def outcomes() -> Counter[str]:
     return found
 
 
-async def test_late_and_asked_to_be_dropped_is_a_503(world: World) -> None:
+async def test_completion_late_request_with_slo_drop_is_a_503(world: World) -> None:
     async def late(running: Running) -> None:
         running.finish(common_pb2.LATE, "late: 1 s of prefill to do, 0 s of slack left")
 

@@ -95,7 +95,9 @@ async def test_vectors_are_written_as_asked_and_shortened(embedding: World) -> N
         ({"input": "a", "model": MODEL}, "model"),
     ],
 )
-async def test_what_cannot_be_is_refused_by_its_name(embedding: World, body: dict[str, Any], param: str) -> None:
+async def test_embeddings_impossible_parameter_is_refused_by_name(
+    embedding: World, body: dict[str, Any], param: str
+) -> None:
     answer = await embedding.http.post("/v1/embeddings", json={"model": "e", **body})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert not embedding.groups[0].requests
@@ -106,7 +108,7 @@ async def test_a_prompt_may_fill_the_context(embedding: World) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_it_makes_no_text(embedding: World, path: str) -> None:
+async def test_embedding_model_asked_for_text_is_a_400(embedding: World, path: str) -> None:
     body = {"model": "e", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
     answer = await embedding.http.post(path, json=body)
     assert answer.status_code == 400 and "ask /v1/embeddings" in answer.json()["error"]["message"]

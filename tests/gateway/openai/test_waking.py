@@ -82,7 +82,7 @@ async def test_a_stream_whose_model_wakes_gets_comments_until_it_is_up(world: Wo
     assert said(rest) == dict.fromkeys(range(n), "one two")
 
 
-async def test_one_that_nobody_has_yet_gets_them_too(world: World) -> None:
+async def test_waking_stream_of_a_model_without_a_place_gets_comments(world: World) -> None:
     found = asyncio.Event()
 
     async def activate(request: placement_pb2.ActivateRequest) -> placement_pb2.Place:
@@ -98,7 +98,7 @@ async def test_one_that_nobody_has_yet_gets_them_too(world: World) -> None:
         assert said([line async for line in lines if line != COMMENT]) == {0: "one"}
 
 
-async def test_one_whose_model_is_up_gets_none_however_long_it_waits(world: World) -> None:
+async def test_waking_stream_of_an_active_model_gets_no_comments(world: World) -> None:
     held = world.groups[0].script = Held(world, "one")
     up = fakes.place(world.groups[0])
     slow = fakes.place(world.groups[1], WAKING)
@@ -113,7 +113,7 @@ async def test_one_whose_model_is_up_gets_none_however_long_it_waits(world: Worl
         assert said((await each).text.split("\n\n")[:-1]) == {0: "one"}
 
 
-async def test_one_whose_model_comes_up_meanwhile_gets_no_more(world: World) -> None:
+async def test_waking_stream_gets_no_more_comments_once_its_model_is_active(world: World) -> None:
     held = world.groups[0].script = Held(world, "one")
     await world.publish(world.route(fakes.place(world.groups[0], WAKING)))
     async with streamed(world) as (_, lines):
@@ -157,7 +157,7 @@ async def _until(lines: AsyncIterator[str], last: str) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("settings", [{"waking_comment_s": 0.02, "park_time_out_s": 0.5}])
-async def test_what_goes_wrong_after_a_comment_is_an_event(world: World) -> None:
+async def test_waking_failure_after_a_comment_is_an_error_event(world: World) -> None:
     world.groups[0].script = Held(world, "never")
     await world.publish(world.route(fakes.place(world.groups[0], WAKING)))
     since = Since()
@@ -184,7 +184,7 @@ async def test_without_comments_what_goes_wrong_has_its_status(world: World) -> 
 
 
 @pytest.mark.parametrize("settings", [{"waking_comment_s": 60}])
-async def test_what_is_known_before_the_first_comment_has_its_status(world: World) -> None:
+async def test_waking_failure_before_the_first_comment_has_its_status(world: World) -> None:
     async def fails(running: Running) -> None:
         running.finish(common_pb2.REJECTED, "impossible")
 
@@ -193,7 +193,7 @@ async def test_what_is_known_before_the_first_comment_has_its_status(world: Worl
     assert refusal(await world.chat(stream=True), 400)["message"] == "impossible"
 
 
-async def test_who_leaves_a_stream_of_comments_leaves_nothing_behind(world: World) -> None:
+async def test_waking_client_that_leaves_a_stream_of_comments_cancels_its_request(world: World) -> None:
     world.groups[0].script = Held(world, "never")
     await world.publish(world.route(fakes.place(world.groups[0], WAKING)))
     since = Since()

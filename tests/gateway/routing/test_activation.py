@@ -26,7 +26,7 @@ async def placement(tmp_path: Path) -> AsyncIterator[FakePlacement]:
     await placement.die()
 
 
-async def test_one_who_gives_up_leaves_the_call_to_the_others(placement: FakePlacement) -> None:
+async def test_activations_caller_that_times_out_leaves_the_shared_call_running(placement: FakePlacement) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def choose(_: Any) -> placement_pb2.Place:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.routing import groups
 from gateway.routing.groups import GroupLinks
 from protos import common_pb2, gpu_scheduler_pb2
 from testing.patience import PATIENCE_S
@@ -47,9 +46,8 @@ async def group(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @pytest.fixture
-async def links(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GroupLinks]:
-    monkeypatch.setattr(groups, "_CONNECT_S", 60.0)
-    links = GroupLinks()
+async def links() -> AsyncIterator[GroupLinks]:
+    links = GroupLinks(connect_s=60.0)
     yield links
     await links.close()
 
@@ -104,15 +102,13 @@ async def test_a_broken_stream_loses_all_its_requests_and_comes_back(group: Fake
     await again.die()
 
 
-async def test_a_request_to_a_group_that_is_not_there_is_lost_unsent(
-    tmp_path: Path, links: GroupLinks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(groups, "_CONNECT_S", 0.5)
-    collector = Collector()
+async def test_a_request_to_a_group_that_is_not_there_is_lost_unsent(tmp_path: Path) -> None:
+    links, collector = GroupLinks(connect_s=0.05), Collector()
     links.get(f"unix:{tmp_path}/nobody.sock").submit(submit("a"), collector)
     await asyncio.wait_for(collector.ended.wait(), PATIENCE_S)
     assert collector.lost_with is not None
     assert collector.lost_with[1] is False
+    await links.close()
 
 
 async def test_links_open_with_the_routes_and_close_when_idle_and_unnamed(group: FakeGroup, links: GroupLinks) -> None:

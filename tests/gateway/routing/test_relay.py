@@ -165,7 +165,7 @@ async def test_a_place_that_dies_after_the_last_token_ends_the_answer(world: Wor
     assert not world.groups[1].requests
 
 
-async def test_what_an_abandoned_attempt_still_sends_is_ignored(world: World) -> None:
+async def test_relay_chunks_of_an_abandoned_attempt_are_ignored(world: World) -> None:
     """The same group takes it up again; chunks under the first attempt's name come in between."""
     ids = world.ids(TEXT)
     attempts: list[Running] = []
@@ -222,7 +222,7 @@ async def test_failures_with_tokens_in_between_are_not_counted_against_it(world:
     assert answer["usage"]["completion_tokens"] == count
 
 
-async def test_a_model_without_a_place_is_activated_once_for_all_who_wait(world: World) -> None:
+async def test_relay_model_without_a_place_is_activated_once_for_all_requests(world: World) -> None:
     world.say(TEXT)
     await world.publish(world.route())
     asked = asyncio.Event()
@@ -253,7 +253,7 @@ async def test_a_route_with_a_place_costs_no_call_to_placement(world: World) -> 
     assert world.groups[0].streams == 1
 
 
-async def test_a_group_that_does_not_serve_the_model_sends_it_on(world: World) -> None:
+async def test_relay_request_refused_by_a_group_goes_on_at_another(world: World) -> None:
     world.say(TEXT)
     world.groups[0].script = fails_after(world, 0, "not here")
 
@@ -273,7 +273,7 @@ async def test_active_places_come_before_waking_ones(world: World) -> None:
     assert (len(world.groups[0].requests), len(world.groups[1].requests)) == (0, 1)
 
 
-async def test_how_long_nobody_was_reached_begins_anew_where_a_request_was_taken(
+async def test_relay_unreachable_time_starts_anew_after_a_group_took_the_request(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody at first, then a group to which there was no connection yet, which has it for longer than that bound."""
@@ -293,8 +293,7 @@ async def test_how_long_nobody_was_reached_begins_anew_where_a_request_was_taken
     world.placement.refusal = (grpc.StatusCode.UNAVAILABLE, "no group is reachable")
     await world.publish(world.route())
     answer = asyncio.get_running_loop().create_task(world.chat())
-    while not world.placement.activations:
-        await asyncio.sleep(0.005)
+    await world.placement.activated(1)
     world.placement.refusal = None
     assert (await answer).json()["choices"][0]["message"]["content"] == TEXT
 
@@ -309,7 +308,7 @@ async def test_a_model_in_error_is_a_503_with_its_reason(world: World) -> None:
     assert (error["code"], "truncated" in str(error["message"])) == ("model_error", True)
 
 
-async def test_a_model_whose_error_may_pass_is_a_503_that_says_when_to_come_again(world: World) -> None:
+async def test_relay_model_with_a_passing_error_is_a_503_with_retry_after(world: World) -> None:
     away = {"residency": common_pb2.ERROR, "error": "its folder does not exist"}
     route = world.route(**away)
     route.retry_s = 7.5
@@ -373,7 +372,7 @@ class TestNotParkedForLong:
         assert "retry-after" in response.headers
         await asyncio.wait_for((await world.groups[0].arrived(1)).cancelled.wait(), PATIENCE_S)
 
-    async def test_a_group_that_nobody_serves_is_a_503(self, world: World) -> None:
+    async def test_relay_model_whose_group_and_placement_are_away_is_a_503(self, world: World) -> None:
         await world.groups[0].die()
         await world.placement.die()
         assert refusal(await world.chat(), 503)["code"] == "model_not_ready"
@@ -401,9 +400,7 @@ class TestNobodyReached:
     def settings(self) -> dict[str, Any]:
         return {"park_time_out_s": 60.0, "reach_time_out_s": 0.2}
 
-    async def test_a_request_that_nobody_can_take_is_given_up_long_before_a_model_that_wakes_would_be(
-        self, world: World
-    ) -> None:
+    async def test_relay_request_without_reachable_groups_fails_before_the_bound_for_waking(self, world: World) -> None:
         await world.publish(world.route())
         world.placement.refusal = (grpc.StatusCode.UNAVAILABLE, "no group is reachable")
         error = refusal(await world.chat(), 503)
@@ -424,8 +421,7 @@ class TestNobodyReached:
         await world.publish(world.route())
         world.placement.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
         answer = asyncio.get_running_loop().create_task(world.chat())
-        while len(world.placement.activations) < 6:  # the pauses in between are longer than the bound, all in all
-            await asyncio.sleep(0.01)
+        await world.placement.activated(6)  # the pauses in between are longer than the bound, all in all
         await both_places(world)
         assert (await answer).json()["choices"][0]["message"]["content"] == TEXT
 
@@ -482,7 +478,7 @@ class TestCompiling:
             await asyncio.sleep(0.005)
         return answer, running, ready
 
-    async def test_they_wait_longer_than_for_another_that_wakes(
+    async def test_relay_request_waits_longer_for_a_compiling_model_than_for_a_waking_one(
         self, world: World, sent: list[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         answer, running, ready = await self.waits(world, sent, compiling=True)
@@ -506,7 +502,7 @@ class TestCompiling:
         await asyncio.wait_for(running.cancelled.wait(), PATIENCE_S)
 
     @pytest.mark.parametrize(("ahead_s", "bounds"), [(301.0, {}), (601.0, {"compile_time_out_s": 600.0})])
-    async def test_when_that_is_over_too_they_are_told_why_and_when_to_come_again(
+    async def test_relay_request_past_the_compiling_bound_fails_with_reason_and_retry_after(
         self,
         world: World,
         sent: list[tuple[Any, str]],
@@ -536,7 +532,7 @@ class TestCompiling:
         sent[0][0]._expired(sent[0][1])
         assert refusal(await answer, 503)["code"] == "model_not_ready"
 
-    async def test_beside_an_active_place_nobody_waits_for_compilers(self, world: World) -> None:
+    async def test_route_table_model_with_an_active_place_is_not_compiling(self, world: World) -> None:
         table = RouteTable()
         compiles = RoutePlace("a", "unix:/a", common_pb2.WAKING, True)
         for places, expected in (
@@ -554,7 +550,7 @@ class TestCompilingElsewhere:
     def settings(self) -> dict[str, Any]:
         return {"park_time_out_s": 0.2, "compile_time_out_s": 300.0}
 
-    async def test_one_that_looks_for_a_place_waits_longer_once_kernels_are_compiled(
+    async def test_relay_request_without_a_place_waits_longer_while_kernels_are_compiled(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It was sent back, and placement answers after the bound for others is over."""

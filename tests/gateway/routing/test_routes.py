@@ -37,7 +37,7 @@ def test_a_new_table_replaces_the_old_one_and_listeners_hear_of_it() -> None:
         table.get("a")
 
 
-def test_a_model_is_faulty_only_where_nobody_serves_it() -> None:
+def test_route_in_error_is_faulty_only_without_places() -> None:
     assert decode(route("a", residency=common_pb2.ERROR)).faulty
     broken: Route = decode(route("a", "x", residency=common_pb2.ERROR))
     assert not broken.faulty

@@ -78,14 +78,14 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_what_a_format_allows_is_read_by_those_who_know_it(name: str) -> None:
+def test_format_pattern_strings_are_accepted_by_readers_of_the_format(name: str) -> None:
     tree, draw = patterns.found_in(formats.pattern(name) or ""), random.Random(0)
     for _ in range(100):
         READERS[name](_walk(tree, draw))
 
 
 @pytest.mark.parametrize("most", [5, 20, 40, 100, 254, 2083])
-def test_of_a_bounded_one_no_string_is_longer(most: int) -> None:
+def test_format_pattern_with_a_bound_has_no_longer_string(most: int) -> None:
     for name in ("email", "hostname", "uri", "uri-reference"):
         whole, said = regress.Regex(formats.pattern(name) or ""), formats.pattern(name, most)
         if said is None:
@@ -103,6 +103,6 @@ def test_the_documentation_lists_them() -> None:
     assert row is not None and set(re.findall("`(.*?)`", row[1])) == formats.NAMES
 
 
-def test_formats_that_nobody_knows_are_annotations() -> None:
+def test_format_pattern_of_an_unknown_format_is_none() -> None:
     assert formats.pattern("color") is None and formats.pattern("binary", 7) is None
     assert re.fullmatch("[a-z0-9-]+", "".join(sorted(formats.NAMES)).replace(" ", ""))

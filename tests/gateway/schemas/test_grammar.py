@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gateway.schemas import grammar, terms
+from gateway.schemas import grammar, reader
 from gateway.schemas.documents import SchemaRefused
 from testing.fuzz.grammars import Words
 from testing.schemas.answers import Compiled
@@ -89,26 +89,26 @@ NO_ANSWER: list[Any] = [
 
 
 @pytest.mark.parametrize(("schema", "said"), UNKEPT)
-def test_what_is_not_kept_is_named_with_its_place(schema: Any, said: str) -> None:
+def test_grammar_unsupported_keyword_is_named_with_its_place(schema: Any, said: str) -> None:
     with pytest.raises(SchemaRefused) as refused:
         grammar.of(schema)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(("schema", "said"), WRONG)
-def test_what_is_no_schema_is_named_with_its_place(schema: Any, said: str) -> None:
+def test_grammar_invalid_schema_is_named_with_its_place(schema: Any, said: str) -> None:
     with pytest.raises(SchemaRefused) as refused:
         grammar.of(schema)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("schema", NO_ANSWER)
-def test_what_allows_no_answer_is_said_so(schema: Any) -> None:
+def test_grammar_schema_without_answers_is_refused(schema: Any) -> None:
     with pytest.raises(SchemaRefused, match="it allows no answer"):
         grammar.of(schema)
 
 
-def test_what_allows_no_answer_is_told_by_what_nothing_fits() -> None:
+def test_grammar_schema_without_answers_names_the_keywords_that_nothing_fits() -> None:
     few = {"type": "array", "items": {"type": "integer", "minimum": 3, "maximum": 1}, "minItems": 1}
     for schema, said in (
         (
@@ -198,7 +198,7 @@ TOGETHER: list[tuple[Any, list[str], list[str]]] = [
 
 @pytest.mark.sglang
 @pytest.mark.parametrize(("schema", "fit", "unfit"), TOGETHER)
-def test_what_all_say_together_is_kept(schema: Any, fit: list[str], unfit: list[str]) -> None:
+def test_grammar_takes_fitting_answers_and_refuses_others(schema: Any, fit: list[str], unfit: list[str]) -> None:
     made = Compiled(grammar.of(schema))
     assert [answer for answer in fit if not made.takes(answer)] == []
     assert [answer for answer in unfit if made.takes(answer)] == []
@@ -215,13 +215,13 @@ def test_references_end(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(SchemaRefused, match="it allows no answer"):
             grammar.of(chain(1000, {"$ref": "#/$defs/d7"}, link))
     assert grammar.of(chain(400, {"type": "integer"}, "prefixItems"))
-    monkeypatch.setattr(terms, "MOST_STEPS", 1000)
+    monkeypatch.setattr(reader, "MOST_STEPS", 1000)
     both = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 2}"}]} for n in range(90)}
     with pytest.raises(SchemaRefused, match="too many ways"):
         grammar.of({"$defs": {**both, "d90": {}, "d91": {"type": "null"}}, "$ref": "#/$defs/d0"})
 
 
-def test_what_is_too_large_is_refused() -> None:
+def test_grammar_schema_that_is_too_large_is_refused() -> None:
     choices = {"allOf": [{"anyOf": [{"properties": {f"{a}{n}": {}}} for a in "ab"]} for n in range(30)]}
     slow = {"properties": {f"p{n}": {"pattern": f"^(?=.*{n})a.{{8,64}}$"} for n in range(100)}}
     many = {"properties": {f"p{n}": {} for n in range(600)}, "minProperties": 500}

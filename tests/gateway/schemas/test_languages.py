@@ -82,7 +82,7 @@ def test_an_automaton_goes_where_texts_go_and_nowhere_from_where_none_ends(one: 
         assert (state is not None and state.nullable) == languages.fits(tree, text)
 
 
-def test_what_has_too_many_states_is_said_so() -> None:
+def test_languages_too_many_states_raise_language_too_large() -> None:
     for tree in (
         languages.repeat(languages.ANY, 0, 100),
         languages.row((EVERYTHING, languages.text("a"), languages.repeat(languages.ANY, 12, 12))),

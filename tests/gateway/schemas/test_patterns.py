@@ -92,7 +92,7 @@ def test_a_pattern_is_found_in_what_ecmascript_finds_it_in(pattern: str) -> None
         ("\ud800", "half of a surrogate pair"),
     ],
 )
-def test_what_cannot_be_kept_is_said(pattern: str, why: str) -> None:
+def test_patterns_unsupported_pattern_is_refused_with_its_reason(pattern: str, why: str) -> None:
     with pytest.raises(UnknownPattern) as refused:
         patterns.found_in(pattern)
     assert why in str(refused.value)

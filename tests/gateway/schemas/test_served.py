@@ -220,7 +220,7 @@ OPENAPI: Any = {  # as generators for OpenAPI 3.0 make them
 
 
 @pytest.mark.parametrize("schema", [ZOD, LANGCHAIN, OPENAPI], ids=["zod", "langchain", "openapi"])
-def test_schemas_of_others_are_served(schema: Any) -> None:
+def test_grammar_of_foreign_schema_gives_valid_answers(schema: Any) -> None:
     judge, read = Judge(schema), 0
     for answer in Compiled(grammar.of(schema)).answers(random.Random(1), 25, 1500):
         judge.validate(strict(answer))

@@ -88,7 +88,7 @@ def test_half_a_character_at_the_very_end_is_shown_as_such() -> None:
     assert answer.push(chunk([], finish=common_pb2.LENGTH)) == "\ufffd"
 
 
-def test_what_a_later_attempt_finds_cached_is_not_the_prompts() -> None:
+def test_answer_cached_tokens_are_those_of_the_first_attempt() -> None:
     answer = Answer(tokenizer())
     answer.push(common_pb2.TokenChunk(token_ids=ids()[:2], cached_tokens=0))
     answer.push(common_pb2.TokenChunk(token_ids=ids()[2:3], cached_tokens=9))

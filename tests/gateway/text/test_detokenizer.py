@@ -127,7 +127,7 @@ def test_bytes_at_a_prompts_end_are_no_part_of_an_answers_first_character() -> N
     assert "".join(stream.push([byte[bytes([one])]]) for one in "世".encode()) + stream.finish() == "世"
 
 
-def test_what_ends_an_answer_has_no_text_though_it_is_not_special() -> None:
+def test_detokenizer_end_token_has_no_text_even_if_not_special() -> None:
     tokenizer = _tokenizer("sentence piece")
     ids = tokenizer.encode("hello", special=False)
     ends = Tokenizer(tokenizer._hf)

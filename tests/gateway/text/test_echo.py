@@ -65,7 +65,7 @@ def test_a_space_that_the_tokenizer_drops_in_front_is_nowhere() -> None:
 
 
 @given(cuts=st.lists(st.integers(0, 6)))
-def test_however_log_probabilities_come_all_is_told_once_and_in_order(cuts: list[int]) -> None:
+def test_echo_log_probabilities_are_sent_once_and_in_order_however_they_arrive(cuts: list[int]) -> None:
     ids, places, text = [5, 6, 7, 8, 9], [0, 1, 1, 4, 6], "abcdefgh"
     scores = [common_pb2.TokenLogprob(logprob=-token) for token in ids[1:]]
     echo = Echo(text, ids, places)

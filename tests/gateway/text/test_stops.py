@@ -43,7 +43,7 @@ def test_the_beginning_of_a_stop_string_is_held_until_it_is_none() -> None:
     assert matcher.push("A") == ("STA", False)
 
 
-def test_what_was_held_is_given_out_at_the_end() -> None:
+def test_stop_matcher_held_text_is_released_at_the_end() -> None:
     matcher = StopMatcher(["STOP"])
     assert matcher.push("ST") == ("", False)
     assert matcher.finish() == "ST"
@@ -55,9 +55,9 @@ def test_nothing_of_the_stop_string_is_given_out() -> None:
     assert matcher.push("\nnext") == ("", True)
 
 
-def test_of_two_that_end_together_the_longer_one_is_cut() -> None:
+def test_stop_matcher_two_stops_that_end_together_cut_the_longer_one() -> None:
     assert StopMatcher(["bc", "abc"]).push("xabc") == ("x", True)
 
 
-def test_the_one_that_is_complete_first_ends_the_answer() -> None:
+def test_stop_matcher_first_complete_stop_ends_the_answer() -> None:
     assert StopMatcher(["abcd", "bc"]).push("abcd") == ("a", True)

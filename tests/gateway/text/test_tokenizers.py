@@ -22,7 +22,7 @@ def tokenizer(folder: str) -> Tokenizer:
     return load(folder)
 
 
-async def test_a_folder_is_loaded_once_for_all_who_wait(tokenizer: Tokenizer) -> None:
+async def test_tokenizers_folder_is_loaded_once_for_concurrent_callers(tokenizer: Tokenizer) -> None:
     loads: list[str] = []
     go = threading.Event()
 
@@ -90,7 +90,7 @@ def go() -> Iterator[threading.Event]:
     event.set()
 
 
-async def test_what_runs_aside_leaves_a_thread_to_prompts_and_keeps_its_turn_until_it_is_done(
+async def test_tokenizers_work_run_aside_leaves_a_thread_to_prompts(
     go: threading.Event,
 ) -> None:
     kept = Tokenizers(threads=2, kept=2, inline_characters=10)

@@ -67,7 +67,7 @@ def test_the_same_is_found_however_the_answer_is_cut(
 
 
 @given(st.sampled_from(sorted(FORMATS)), st.lists(st.sampled_from(["<tool_call>", "[TOOL_CALLS]", "{", "}", "a", "<"])))
-def test_what_is_no_call_loses_nothing_but_marks_and_spaces(kind: str, parts: list[str]) -> None:
+def test_tool_formats_text_without_calls_loses_only_marks_and_spaces(kind: str, parts: list[str]) -> None:
     text, calls = found(kind, parts)
     assert calls == []
     left = "".join(parts)

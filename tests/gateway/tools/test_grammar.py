@@ -63,7 +63,7 @@ def test_calls_are_written_as_each_family_writes_them_with_parameters_that_fit(n
     assert not takes(tools, form, "")
 
 
-def test_one_that_is_named_is_called_once_and_so_is_any_without_parallel_calls() -> None:
+def test_tool_grammar_named_or_single_call_is_made_exactly_once() -> None:
     now, node = '{"name": "now", "parameters": {}}', '{"name": "node", "parameters": {"value": 1}}'
     named = Tools(BOTH, must=True, name="now")
     assert takes(named, ENFORCED, f"[{now}]")
@@ -74,7 +74,7 @@ def test_one_that_is_named_is_called_once_and_so_is_any_without_parallel_calls()
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_beside_a_schema_the_answer_is_calls_or_fits_it(name: str) -> None:
+def test_tool_grammar_beside_a_schema_allows_calls_or_a_fitting_answer(name: str) -> None:
     form = FORMATS[name]
     answer = {"type": "object", "properties": {"city": {"enum": ["Bern", "Chur"]}}, "required": ["city"]}
     tools = Tools(BOTH, must=False, answer=json.dumps(answer))

@@ -35,6 +35,8 @@ class Ear:
 
     def on_parked(self, engine, request_id): ...
 
+    def on_retracted(self, engine, request_id, reason): ...
+
     def on_stats(self, engine, stats):
         self.stats.append(stats)
 

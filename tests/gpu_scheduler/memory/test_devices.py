@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-from gpu_scheduler.memory import devices
 from gpu_scheduler.memory.devices import Devices
 from protos import balloond_pb2
 from services.errors import Unmet
@@ -42,7 +41,7 @@ class Balloond:
 
 
 def on_two(balloond):
-    return Devices(["a", "b"], balloond)
+    return Devices(["a", "b"], balloond, until_buried_s=(0.0, 0.0, 0.0))
 
 
 async def test_a_limit_is_applied_once_every_device_has_applied_it_and_bytes_are_of_all():
@@ -63,8 +62,7 @@ async def test_room_that_one_device_lacks_is_given_up_on_the_others():
     assert balloond.rooms == [("a", 8), ("b", 8)]
 
 
-async def test_what_is_booked_for_models_that_are_not_here_is_dropped_and_nothing_else(monkeypatch):
-    monkeypatch.setattr(devices, "_UNTIL_BURIED_S", (0.0, 0.0, 0.0))
+async def test_what_is_booked_for_models_that_are_not_here_is_dropped_and_nothing_else():
     ours = {("a", "ours"), ("b", "ours")}
     balloond = Balloond(booked={("a", "m"), ("b", "m"), *ours})
     balloond.unburied = 2

@@ -7,7 +7,6 @@ import pytest
 from balloond.client import WARM_ENGINES
 from gpu_scheduler.engines.engine import Spawn
 from gpu_scheduler.engines.warm_pool import WarmPool
-from gpu_scheduler.memory import warm_booking
 from gpu_scheduler.memory.warm_booking import WarmBooking
 from services.errors import Refused, Unavailable
 from services.runtime import tasks
@@ -53,7 +52,7 @@ class Group:
     def __init__(self):
         self.devices = Devices()
         self.pool = WarmPool(Spawn("echo"), warm=1, limit=2)
-        self.booking = WarmBooking([self.pool], self.devices)
+        self.booking = WarmBooking([self.pool], self.devices, again_s=0.01)
 
     async def used_engine(self):
         """Idle, after a model."""
@@ -64,8 +63,7 @@ class Group:
 
 
 @pytest.fixture
-async def group(monkeypatch):
-    monkeypatch.setattr(warm_booking, "_AGAIN_S", 0.01)
+async def group():
     group = Group()
     keeping = tasks.spawn(group.booking.keep(), "keep")
     yield group

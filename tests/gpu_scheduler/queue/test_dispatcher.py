@@ -456,6 +456,26 @@ async def test_a_parked_request_starts_again_with_what_it_had_generated(desk):
     assert (line["emitted"], line["outcome"], line["log_level"]) == (2, "resumed", "info") and line["ms"] >= 0
 
 
+@pytest.mark.parametrize("outcome", ["resumed", "ended here"])
+async def test_dispatcher_request_retracted_by_its_engine_logs_one_pause(desk, outcome):
+    engine = desk.model("a")
+    desk.submit("r1/2", new=5)
+    await desk.settle()
+    desk.answer(engine, tokens=[50, 51])
+    with capture_logs() as lines:
+        for reason in ("KV memory over its limit", "no KV memory for the running batch"):
+            desk.dispatcher.on_retracted(engine, engine.started[0].request_id, reason)
+            desk.time += 0.25
+        if outcome == "resumed":
+            desk.answer(engine, tokens=[52])
+            desk.answer(engine, tokens=[53])
+        else:
+            desk.dispatcher.on_death(engine)
+    (line,) = (line for line in lines if line["event"] == "stream paused")
+    assert (line["request_id"], line["model"], line["reason"]) == ("r1", "a", "KV memory over its limit")
+    assert (line["ms"], line["emitted"], line["outcome"], line["log_level"]) == (500.0, 2, outcome, "info")
+
+
 async def test_a_stream_that_met_its_target_is_not_dropped_for_being_late_when_it_was_parked(desk):
     engine = desk.model("a")
     slo = common_pb2.Slo(drop_late=True)

@@ -9,10 +9,10 @@ from gpu_scheduler.residents import Residents
 
 
 class World:
-    def __init__(self, requests=1):
+    def __init__(self, requests=1, heard_s=60.0):
         self.residents = Residents(lambda resident: None)
         self.told = 0
-        self.leaving = GracefulExit(self.residents, lambda: requests, self._tell)
+        self.leaving = GracefulExit(self.residents, lambda: requests, self._tell, heard_s)
 
     def _tell(self):
         assert self.residents.stopping
@@ -48,8 +48,7 @@ async def test_without_requests_or_somebody_who_would_hear_it_ends_at_once(reque
     assert world.residents.stopping and world.told == 1
 
 
-async def test_who_does_not_hold_it_is_not_waited_for_long(monkeypatch):
-    monkeypatch.setattr("gpu_scheduler.residency.graceful_exit._HEARD_S", 0.01)
-    world = World()
+async def test_who_does_not_hold_it_is_not_waited_for_long():
+    world = World(heard_s=0.01)
     with world.leaving.watched():
         await world.leaving.leave()

@@ -230,11 +230,12 @@ async def test_a_record_of_another_version_is_forgotten(models):
     assert models.all() == [] and models.keeper.records == {}
 
 
-async def test_only_the_latest_removed_names_are_kept(folder, models, monkeypatch):
-    monkeypatch.setattr("loader.catalogue.models._REMOVED", 2)
+async def test_only_the_latest_removed_names_are_kept(folder):
+    keeper = FakeKeeper()
+    models = NodeModels(SIZES, lambda: None, keeper, most_removed=2)
     await models.add(listed(folder, "stays"), 1)
     for number in (3, 2, 4, 5):
         with pytest.raises(NotFound):
             await models.remove(f"gone-{number}", number)
     assert models.removed == {"gone-4": 4, "gone-5": 5}
-    assert models.keeper.records.keys() == {"model/stays", "model/gone-4", "model/gone-5"}
+    assert keeper.records.keys() == {"model/stays", "model/gone-4", "model/gone-5"}

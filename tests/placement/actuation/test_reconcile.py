@@ -3,7 +3,7 @@ from math import inf
 
 import pytest
 
-from placement.actuation import actuator, reconcile
+from placement.actuation import reconcile
 from placement.actuation.reconcile import EvictionOutcome
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services.errors import Conflict, NotFound, Refused, Unmet
@@ -36,9 +36,8 @@ async def test_many_askers_start_one_activation():
     assert sum(len(group.calls) for group in world.groups) == 1
 
 
-async def test_two_models_asked_for_at_once_do_not_both_take_the_emptiest_group(monkeypatch):
-    monkeypatch.setattr(actuator, "_SILENT_S", 1000.0)
-    world = FakeCluster(capacity=50 * MIB)
+async def test_two_models_asked_for_at_once_do_not_both_take_the_emptiest_group():
+    world = FakeCluster(capacity=50 * MIB, silent_s=1000.0)
     for group in world.groups:
         group.tell = lambda: None  # their reports are late
     world.model("a")
@@ -651,9 +650,8 @@ async def test_who_makes_way_for_a_model_that_comes_up_or_moves_there_is_not_tol
 
 
 @pytest.mark.parametrize("silent_s", [1000.0, 0.0])
-async def test_who_has_just_gone_to_sleep_for_kv_is_not_told_so_again_by_a_report_from_before(monkeypatch, silent_s):
-    monkeypatch.setattr(actuator, "_SILENT_S", silent_s)
-    world = relieved()
+async def test_who_has_just_gone_to_sleep_for_kv_is_not_told_so_again_by_a_report_from_before(silent_s):
+    world = relieved(silent_s=silent_s)
     ((group, yields),) = world.planner.reliefs()
     await world.reconciler._relieve(group, yields)
     world.groups[0].put("bad", weights_bytes=20 * MIB, idle_s=60)
@@ -685,9 +683,9 @@ async def test_who_is_asked_for_again_while_another_makes_way_for_kv_stays():
     assert world.groups[0].calls == [("bad", "HIBERNATING", [])]
 
 
-def relieved(broken=""):
+def relieved(broken="", silent_s=0.5):
     """One group whose KV lacks memory, and two idle models there that are to make way, `bad` first."""
-    world = FakeCluster(groups=1, kv_idle_s=1)
+    world = FakeCluster(groups=1, kv_idle_s=1, silent_s=silent_s)
     world.model("busy")
     world.model("bad", weights=20 * MIB, floor=0, error=broken)
     world.model("idle", weights=20 * MIB, floor=0)
@@ -760,8 +758,7 @@ async def test_a_move_whose_target_ends_in_error_leaves_the_source_serving(monke
 
 
 async def test_a_model_that_came_up_has_its_place_though_its_groups_report_is_still_on_its_way(monkeypatch):
-    monkeypatch.setattr(actuator, "_SILENT_S", 1000.0)
-    world = FakeCluster(groups=1)
+    world = FakeCluster(groups=1, silent_s=1000.0)
     for name in ("quick", "other"):
         world.model(name, weights=60 * MIB)
         world.groups[0].put(name, common_pb2.HIBERNATING, kept_bytes=MIB)

@@ -5,7 +5,7 @@ from tests.placement.fakes import FakeCluster
 
 
 def looks(world):
-    renewal = OutdatedReloader(world.cluster, world.actuator, world.drain)
+    renewal = OutdatedReloader(world.cluster, world.actuator, world.drain, again_s=0.0)
     world.tell()
     renewal.look(world.cluster.groups.values())
     renewal.look(world.cluster.groups.values())
@@ -48,8 +48,7 @@ async def test_what_the_catalogue_lists_no_more_leaves_and_what_it_never_listed_
     assert [r.model for r in world.groups[0].state.residents] == ["kept", "never listed"]
 
 
-async def test_one_that_is_back_in_the_catalogue_stays_and_one_that_cannot_leave_is_asked_again(monkeypatch):
-    monkeypatch.setattr("placement.actuation.reload_outdated._AGAIN_S", 0.0)
+async def test_one_that_is_back_in_the_catalogue_stays_and_one_that_cannot_leave_is_asked_again():
     world = FakeCluster(groups=1)
     world.model("m")
     entry = world.cluster.catalogue["m"]

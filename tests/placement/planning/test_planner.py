@@ -298,9 +298,8 @@ def names_within(root, seen=None):
         yield from names_within([getattr(root, slot) for slot in slots] + [getattr(root, "__dict__", {})], seen)
 
 
-def test_nothing_is_kept_of_models_that_came_served_and_went(monkeypatch):
-    monkeypatch.setattr("placement.cluster.cluster._VANISHED", 4)
-    world = FakeCluster(groups=2)
+def test_nothing_is_kept_of_models_that_came_served_and_went():
+    world = FakeCluster(groups=2, most_vanished=4)
     world.model("stays")
     world.planner.observe()
     world.groups[0].put("stays", decode_tokens=5)

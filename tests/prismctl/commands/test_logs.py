@@ -89,8 +89,7 @@ def test_a_tail_gives_whole_lines_once_and_begins_anew_with_the_file(tmp_path):
     assert tail.read() == ["new"]
 
 
-def test_of_a_long_file_only_the_end_is_read_from_a_whole_line_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("prismctl.commands.logs._TAIL_BYTES", 10)
+def test_of_a_long_file_only_the_end_is_read_from_a_whole_line_on(tmp_path):
     path = tmp_path / "a.log"
     path.write_text("a long first line\nlast one\n")
-    assert LogTail(path).read() == ["last one"]
+    assert LogTail(path, tail_bytes=10).read() == ["last one"]

@@ -5,7 +5,7 @@ errors, faults      why a command failed, and whether the model, the host or the
 states              the states of an engine process, and which command may come in which
 options             settings of one Load, and SGLang's arguments made from them
 environment         what has to be set before SGLang and torch are imported
-current             the model instance of this process, for hooks
+current             the model of this process, for hooks
 device              what differs between host and GPU outside SGLang
 request_table       the requests that this engine has
 kernels             kernels compiled at run time (Triton, nvcc), and reports of each compilation

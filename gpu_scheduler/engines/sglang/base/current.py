@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-_instance: Any = None
+_model: Any = None
 
 
-def set_instance(instance: Any) -> None:
-    """Makes a `model.instance.Instance` the current one; None: the process has no model any more."""
-    global _instance
-    _instance = instance
+def set_model(model: Any) -> None:
+    """Makes a `model.loaded_model.LoadedModel` the current one; None: the process has no model any more."""
+    global _model
+    _model = model
 
 
-def instance() -> Any:
-    """The `model.instance.Instance` that is being built or served. It is set whenever SGLang's Scheduler exists."""
-    assert _instance is not None, "SGLang runs without a model of ours"
-    return _instance
+def model() -> Any:
+    """The `model.loaded_model.LoadedModel` that is built or served. It is set whenever SGLang's Scheduler exists."""
+    assert _model is not None, "SGLang runs without a model of ours"
+    return _model

@@ -37,7 +37,7 @@ class Options:
     """Bytes of addresses reserved for KV: the most that a limit can ever let this instance map. They cost a byte of
     memory per page."""
     reserve_low: int = 1
-    """Fewest extents that the driver keeps mapped ahead of need while requests run (balloond/driver/watermarks.py)."""
+    """Fewest extents that the driver keeps mapped ahead of need while requests run (`balloond/driver/kv`)."""
     reserve_high: int = 4
     """Most extents that the driver keeps mapped ahead of need, used where growth is fast."""
     large_extent: int = 8
@@ -98,7 +98,8 @@ class Options:
         known = {field.name for field in fields(cls)}
         values = {}
         if kind_of(device) == "cuda":
-            weights = 0 if model is None else model.weights_bytes // max(1, model.devices)
+            active = 0 if model is None else model.active_bytes or model.weights_bytes
+            weights = active // max(1, model.devices if model is not None else 1)
             values = {**_ON_A_GPU, "prefill_graph_tokens": graph_tokens(weights)}
         for name, text in given.items():
             if name not in known:
@@ -171,6 +172,8 @@ def arguments(
         "disable_priority_preemption": True,
         "sleep_on_idle": True,
         "random_seed": 0,
+        # Windows lie in the same pool as the KV of other layers.
+        "disable_hybrid_swa_memory": True,
         "watchdog_timeout": 3600,
         "log_level": "warning",
         "model_loader_extra_config": '{"enable_multithread_load": false}',
@@ -207,14 +210,24 @@ def _for_gpu(model: common_pb2.ModelSpec, options: Options, ranks: int) -> dict[
     return {
         "device": "cuda",
         "attention_backend": "fa3" if hopper else "triton",
+        "kv_cache_dtype": "fp8_e4m3" if model.kv_dtype == "fp8" else "auto",
         "enable_page_major_kv_layout": True,
         "disable_cuda_graph": not options.cuda_graphs,
         "cuda_graph_bs_decode": graph_sizes(options.max_running_requests),
-        **prefill_graphs(0 if model.HasField("embedding") else prefill_graph_tokens(model.path, options, ranks)),
+        **prefill_graphs(_prefill_graph_tokens(model, options, ranks)),
         "enable_deterministic_inference": bool(options.deterministic),
         # It sizes nothing here (`profiled_bytes` in `hooks/memory.py`), but SGLang would try to guess it.
         "mem_fraction_static": 0.9,
     }
+
+
+def _prefill_graph_tokens(model: common_pb2.ModelSpec, options: Options, ranks: int) -> int:
+    """The same for a model of the catalogue. A prefill step that were longer than the model's context would read beyond
+    the request's row in the table of pages, which is as long as the context."""
+    if model.HasField("embedding"):
+        return 0
+    most = prefill_graph_tokens(model.path, options, ranks)
+    return min(most, model.context_tokens) if model.context_tokens else most
 
 
 def prefill_graph_tokens(path: str, options: Options, ranks: int) -> int:

@@ -38,10 +38,10 @@ def open_grammars(_result: Any, manager: Any, scheduler: Any) -> None:
     from gpu_scheduler.engines.sglang.grammar.grammars import Grammars, open_compiler
 
     config = scheduler.model_config
-    instance, vocab_size = current.instance(), int(config.vocab_size)
+    model, vocab_size = current.model(), int(config.vocab_size)
     ends = set(config.hf_eos_token_id or ())
-    open_it = partial(open_compiler, instance.load.model.path, vocab_size, ends)
-    manager.grammar_backend = Grammars(open_it, vocab_size, alone=instance.ranks.size == 1)
+    open_it = partial(open_compiler, model.load.model.path, vocab_size, ends)
+    manager.grammar_backend = Grammars(open_it, vocab_size, alone=model.ranks.size == 1)
 
 
 def begin(result: bool, _manager: Any, request: Any) -> bool:
@@ -68,7 +68,7 @@ def _advance(request: Any) -> None:
     """Moves the grammar of a resumed request past the output from where it ran before."""
     from gpu_scheduler.engines.sglang.grammar.grammars import advance
 
-    entry = current.instance().request_table.by_rid(request.rid)
+    entry = current.model().request_table.by_rid(request.rid)
     if entry is not None and entry.resumed_tokens:
         advance(request, list(request.origin_input_ids[-entry.resumed_tokens :]))
 
@@ -79,7 +79,7 @@ def give_up(batch: Any) -> None:
     if batch.has_grammar:
         from gpu_scheduler.engines.sglang.grammar.grammars import end
 
-        ranks = current.instance().ranks
+        ranks = current.model().ranks
         if slow := slow_of(batch) if ranks.size == 1 else ranks.agreed.slow:
             end(batch.reqs, slow)
 

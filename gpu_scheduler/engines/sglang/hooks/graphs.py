@@ -45,9 +45,9 @@ from gpu_scheduler.engines.sglang.step import current
 def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) -> Any:
     """Captures all graphs, of prefill and of decode, which share a pool. They are captured in ordinary memory, which
     stays while the model sleeps, if they cannot be captured in ours."""
-    instance = current.instance()
+    model = current.model()
     gc.collect()  # building the model has left objects behind, which would be counted
-    graphs = instance.open_graphs()
+    graphs = model.open_graphs()
     if graphs is not None:
         slots_of_requests = model_runner.req_to_token_pool.req_to_token
         try:
@@ -62,7 +62,7 @@ def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) 
         input_buffers._forward_input_buffer_pool.clear()  # the logits are among them
         model_runner.graph_shared_output._logits_buffers.clear()
         _make_anew(slots_of_requests)
-        instance.give_up_graphs(why)
+        model.give_up_graphs(why)
     return original(model_runner=model_runner, **how)
 
 
@@ -82,7 +82,7 @@ def _make_anew(tensor: torch.Tensor) -> None:
 def logits(original: Callable[..., Any], buffers: Any, vocab_size: int, *, rows: int) -> Any:
     """Makes the logits buffer in scratch memory. All graphs share it, and all models of a process: see
     `model/teardown.py`."""
-    graphs = current.instance().graphs
+    graphs = current.model().graphs
     if graphs is None:
         return original(buffers, vocab_size, rows=rows)
     with graphs.scratch():
@@ -92,7 +92,7 @@ def logits(original: Callable[..., Any], buffers: Any, vocab_size: int, *, rows:
 def prefill_output(original: Callable[..., Any], backend: Any, output: Any, size: int) -> Any:
     """Makes the buffer that graphs of prefill steps write last in scratch memory: one for all sizes, made before the
     first capture. If there are several tensors each comes here by itself."""
-    graphs = current.instance().graphs
+    graphs = current.model().graphs
     if graphs is None or not torch.is_tensor(output):
         return original(backend, output, size)
     with graphs.scratch():
@@ -102,7 +102,7 @@ def prefill_output(original: Callable[..., Any], backend: Any, output: Any, size
 def input_buffer(original: Callable[..., Any], buffers: Any, name: str, buffer: torch.Tensor) -> Any:
     """Makes the decode graphs' input buffer for embeddings in scratch memory. It is by far the largest, and steps of
     text neither write nor read it."""
-    graphs = current.instance().graphs
+    graphs = current.model().graphs
     if graphs is not None and name == "input_embeds":
         with graphs.scratch():
             buffer = torch.zeros_like(buffer)
@@ -112,7 +112,7 @@ def input_buffer(original: Callable[..., Any], buffers: Any, name: str, buffer: 
 def session(original: Callable[..., Any], backend: Any, stream: Any) -> Any:
     """Prepares the streams of a capture. Graphs are captured on `stream`, and parts of some (a mixture's experts) on
     streams that SGLang keeps by name."""
-    graphs = current.instance().graphs
+    graphs = current.model().graphs
     if graphs is not None:
         graphs.prepare_streams([stream, *get_resources().streams.values()])
     return original(backend, stream)
@@ -120,7 +120,7 @@ def session(original: Callable[..., Any], backend: Any, stream: Any) -> Any:
 
 def capture_one(_backend: Any, *_args: Any, **_kwargs: Any) -> None:
     """Maps memory ahead of each capture."""
-    graphs = current.instance().graphs
+    graphs = current.model().graphs
     if graphs is not None:
         graphs.ahead()
 

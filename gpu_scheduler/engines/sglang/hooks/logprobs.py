@@ -39,7 +39,7 @@ def tell_rows(
     values, ids = output.input_top_logprobs_val, output.input_top_logprobs_idx
     best = (values[index][:wanted], ids[index][:wanted]) if request.logprob.top_logprobs_num > 0 else ((), ())
     own = output.input_token_logprobs[first : first + wanted]
-    current.instance().outputs.prompt_scored(request.rid, (own, *best))
+    current.model().outputs.prompt_scored(request.rid, (own, *best))
 
 
 def own_rows(

@@ -21,8 +21,9 @@ PrefillAdder.add_one_req              KV memory grows before SGLang admits a    
                                                                                  first
 Scheduler.update_running_batch        Before a decode step, memory over the      the engine stays over its limit while
                                       limit leaves, and the step may give way    it decodes, and never gives way
-ScheduleBatch.retract_decode          A request that does not fit even alone     SGLang aborts it
-                                      goes back to the shared queue
+ScheduleBatch.retract_decode          Retractions are reported; a request that   pauses have no reason in the log, and
+                                      does not fit even alone goes back to the   SGLang aborts the one that does not fit
+                                      shared queue
 Scheduler.run_batch                   Steps are counted and reported as they     pauses, bids and claims have no step to
                                       begin                                      count from
 Scheduler.process_batch_result        The end of each step is noted              pauses never end; claims are not
@@ -74,7 +75,7 @@ def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any
     if scheduler.grammar_manager.has_waiting_grammars():
         for request in scheduler.grammar_manager.get_ready_grammar_requests():
             scheduler._add_request_to_queue(request)
-    admission, loop = current.instance().admission, current.loop()
+    admission, loop = current.model().admission, current.loop()
     if not scheduler.waiting_queue and scheduler.chunked_req is None:
         admission.asked = False
         return original(scheduler, running_batch)
@@ -98,11 +99,11 @@ def _ask_ahead(scheduler: Any, running: list[Any]) -> None:
     request memory together, and wait for one another."""
     from sglang.srt.managers import schedule_policy
 
-    instance = current.instance()
-    if instance.ranks.size > 1:
+    model = current.model()
+    if model.ranks.size > 1:
         return
     waiting = scheduler.waiting_queue if scheduler.get_num_allocatable_reqs(len(running)) > 0 else ()
-    instance.admission.ask_ahead(
+    model.admission.ask_ahead(
         scheduler.tree_cache,
         running,
         scheduler.chunked_req,
@@ -165,7 +166,7 @@ def add_request(
         # A prompt that is half computed took the memory that was here. SGLang relies on nothing more being here for
         # another prompt, which would be the second one half computed.
         return schedule_policy.AddReqResult.OTHER
-    admission = current.instance().admission
+    admission = current.model().admission
     admission.prefer_growth(adder, req, schedule_policy.CLIP_MAX_NEW_TOKENS)
     admitted = len(adder.can_run_list)
     result = original(adder, req, has_chunked_req, truncation_align_size)
@@ -184,11 +185,13 @@ def before_decode(_scheduler: Any, batch: Any) -> None:
 
 
 def after_retraction(result: Any, _batch: Any, *_args: Any) -> Any:
-    """Parks the request that SGLang would abort because it does not fit even alone: it goes back to the shared
-    queue."""
+    """Counts and reports the requests that SGLang has retracted, and parks the one that it would abort because it does
+    not fit even alone: it goes back to the shared queue."""
     retracted, ratio, given_up = result
-    instance = current.instance()
-    instance.counters.retractions += len(retracted) + len(given_up)
+    model = current.model()
+    for request in retracted:
+        model.retracted(request, "no KV memory for the running batch")
+    model.counters.retractions += len(given_up)
     for request in given_up:
         current.loop().parked(request)
     return retracted, ratio, []
@@ -196,8 +199,8 @@ def after_retraction(result: Any, _batch: Any, *_args: Any) -> Any:
 
 def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
     """Counts a step as it begins, and reports the progress of its prompts."""
-    instance = current.instance()
-    counters = instance.counters
+    model = current.model()
+    counters = model.counters
     counters.forward_steps += 1
     if batch.forward_mode.is_decode():
         current.loop().decode_begins()
@@ -205,8 +208,8 @@ def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Non
     elif batch.forward_mode.is_extend():
         current.loop().prefill_begins(len(batch.reqs))
         counters.prefill_tokens += batch.extend_num_tokens
-        if prompts := prefilled(batch.reqs, instance.request_table):
-            instance.channel.send(prefilled=engine_pb2.Prefilled(prompts=prompts))
+        if prompts := prefilled(batch.reqs, model.request_table):
+            model.channel.send(prefilled=engine_pb2.Prefilled(prompts=prompts))
 
 
 def after_results(result: Any, _scheduler: Any, batch: Any, *_args: Any) -> Any:
@@ -220,12 +223,12 @@ def after_results(result: Any, _scheduler: Any, batch: Any, *_args: Any) -> Any:
 
 def stream_output(_streamer: Any, reqs: list[Any], _return_logprob: bool, skip_req: Any = None, **_: Any) -> None:
     """Sends the tokens of a step. SGLang would gather some forty lists, for processes that do not exist here."""
-    current.instance().outputs.stream(reqs, skip_req)
+    current.model().outputs.stream(reqs, skip_req)
 
 
 def stream_embeddings(_streamer: Any, reqs: list[Any]) -> None:
     """Sends the embeddings of a step."""
-    current.instance().outputs.embeddings(reqs)
+    current.model().outputs.embeddings(reqs)
 
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"

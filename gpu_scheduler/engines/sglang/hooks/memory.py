@@ -38,8 +38,8 @@ from gpu_scheduler.engines.sglang.step import current
 
 def profiled_bytes(_configurator: Any, _pre_model_load_memory: Any) -> int:
     """Bytes of the KV pool in SGLang's view: as large as its addresses, not as what is free now."""
-    instance = current.instance()
-    return max(instance.options.kv_span_bytes, min(instance.ranks.gather(instance.memory.limit_bytes)))
+    model = current.model()
+    return max(model.options.kv_span_bytes, min(model.ranks.gather(model.memory.limit_bytes)))
 
 
 def kv_pool(original: Callable[..., Any], configurator: Any, **arguments: Any) -> Any:
@@ -96,12 +96,12 @@ def make_room(tree_cache: Any, num_tokens: int) -> None:
     """Makes room for `num_tokens` free slots. SGLang's own function would evict; here memory grows, and only what
     cannot be grown is evicted."""
     if tree_cache is not None and not tree_cache.is_chunk_cache():
-        current.instance().admission.before_allocation(tree_cache, num_tokens)
+        current.model().admission.before_allocation(tree_cache, num_tokens)
 
 
 def count_evicted(result: Any, _tree: Any, _params: Any) -> Any:
     """Counts evicted tokens."""
-    current.instance().counters.evicted_tokens += result.num_tokens_evicted
+    current.model().counters.evicted_tokens += result.num_tokens_evicted
     return result
 
 
@@ -119,9 +119,9 @@ def held_elsewhere(result: int, _observer: Any) -> int:
     """Tokens that SGLang's check for leaks counts as held. They include slots without memory, KV that is coming from
     another engine, and the page that a half computed prompt has begun: SGLang expects such a prompt in the last batch,
     and here it may have to wait."""
-    instance = current.instance()
-    held = instance.kv.balloon + instance.kv_transfer.held_tokens
-    return result + held + _begun_by_a_waiting_chunk(instance.scheduler, instance.kv.page_size)
+    model = current.model()
+    held = model.kv.balloon + model.kv_transfer.held_tokens
+    return result + held + _begun_by_a_waiting_chunk(model.scheduler, model.kv.page_size)
 
 
 def _begun_by_a_waiting_chunk(scheduler: Any, page_size: int) -> int:

@@ -94,7 +94,7 @@ def ipc_channels(scheduler: Any, _port_args: Any) -> None:
     here."""
     from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
 
-    outputs = current.instance().outputs
+    outputs = current.model().outputs
     scheduler.load_snapshot_writer = None
     scheduler.ipc_channels = SchedulerIpcChannels(
         recv_from_tokenizer=None,
@@ -118,21 +118,21 @@ def configuration(original: Any, *args: Any, **kwargs: Any) -> Any:
     told, positions = getattr(config, "rope_parameters", None), getattr(config, "max_position_embeddings", None)
     if told and positions and not any(isinstance(value, dict) for value in told.values()):
         beside = getattr(config, "original_max_position_embeddings", None)
-        config.rope_parameters = for_sglang(told, positions, beside, current.instance().load.model.context_tokens)
+        config.rope_parameters = for_sglang(told, positions, beside, current.model().load.model.context_tokens)
     return config
 
 
 def files(original: Callable[..., Tensors], names: list[str], *args: Any, **more: Any) -> Tensors:
-    """Name and tensor of everything in these files, by the instance's reader. SGLang maps a file and copies each
+    """Name and tensor of everything in these files, by the model's reader. SGLang maps a file and copies each
     tensor out of the mapping: one thread takes the page faults, and copies to a GPU go through a small buffer of
     the driver's."""
-    return or_as_ever(current.instance().reader, original, names, *args, **more)
+    return or_as_ever(current.model().reader, original, names, *args, **more)
 
 
 def never_make_up(_parameter: Any, dim: int, _start: int, length: int) -> None:
     """Refuses a tensor of the checkpoint that is too short. On a CPU SGLang pads such tensors with zeros, because it
     widens some models; where it did not widen this one, short means broken. Raises ValueError."""
-    if length > 0 and length not in current.instance().paddings:
+    if length > 0 and length not in current.model().paddings:
         raise ValueError(f"a tensor of the checkpoint lacks {length} of the model's places in dimension {dim}")
 
 

@@ -56,7 +56,7 @@ def penalties(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) 
 
     orchestrator = result.penalizer_orchestrator
     if orchestrator.is_required:
-        request_table = current.instance().request_table
+        request_table = current.model().request_table
         for row, request in enumerate(batch.reqs):
             entry = request_table.by_rid(request.rid)
             resumed = entry.resumed_tokens if entry is not None else 0

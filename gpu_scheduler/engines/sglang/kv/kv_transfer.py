@@ -49,7 +49,7 @@ class _Coming:
 
 
 class KvTransfer:
-    """Transfers of one instance. Call its methods between two steps only."""
+    """Transfers of one model. Call its methods between two steps only."""
 
     def __init__(self, kv: ElasticKv, admission: Admission, scheduler: Any, lease_id: str, on: torch.device) -> None:
         """`scheduler`: SGLang's; `lease_id`: balloond's name of the lease; `on`: the device of the KV."""

@@ -29,8 +29,8 @@ _MAP_DUMMY_WAIT_S = 5.0
 def _open(pool: Any) -> tuple[ElasticKv, torch.Tensor]:
     """The range of a pool and its bytes. Only the dummy page is mapped, before anything can run. Raises NoMemory if it
     cannot be."""
-    instance = current.instance()
-    memory: ModelMemory = instance.memory
+    model = current.model()
+    memory: ModelMemory = model.memory
     slot = pool.layer_num * pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
     envelope_bytes, count = slot * pool.page_size, pool.size // pool.page_size + 1
     on_host = torch.device(pool.device).type == "cpu"
@@ -38,7 +38,7 @@ def _open(pool: Any) -> tuple[ElasticKv, torch.Tensor]:
         memory.open_kv(count * envelope_bytes),
         envelope_bytes,
         count,
-        instance.ranks.now,
+        model.ranks.now,
         page_size=pool.page_size,
         ids=HostIds() if on_host else CudaIds(torch.device(pool.device)),
     )

@@ -74,6 +74,15 @@ class ModelMemory:
             self._weights.grow(total)
             self.weights_bytes = total
 
+    def shrink_weights(self, nbytes: int) -> None:
+        """Unmaps whole extents behind the first `nbytes` of the weights range. The device must be done with them."""
+        assert self._weights is not None
+        extent = self._driver.weights_extent_bytes
+        total = -(-nbytes // extent) * extent
+        if total < self.weights_bytes:
+            self._weights.shrink(total)
+            self.weights_bytes = total
+
     def map_weights(self) -> None:
         """Maps new, zero extents at the same addresses as before. Raises NoMemory."""
         assert self._weights is not None

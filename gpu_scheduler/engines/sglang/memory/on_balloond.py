@@ -8,9 +8,9 @@ import torch
 
 from balloond.backends import mapper
 from balloond.backends.base import Mapper
-from balloond.driver.lease import GrowRefused, Lease, LeaseRefused
+from balloond.driver.connection.lease import GrowRefused, Lease, LeaseRefused
+from balloond.driver.kv.range import ElasticRange
 from balloond.driver.pieces import PieceRange
-from balloond.driver.range import ElasticRange
 from balloond.driver.tensor import tensor_over
 from balloond.driver.weights import WeightsRange
 from gpu_scheduler.engines.sglang.base import current
@@ -42,6 +42,9 @@ class _Weights:
         except GrowRefused as error:
             raise NoMemory(f"no memory for {total_bytes} bytes of weights: {error}") from None
 
+    def shrink(self, total_bytes: int) -> None:
+        self._range.shrink(total_bytes)
+
     def leave(self) -> None:
         self._range.leave()
 
@@ -68,7 +71,7 @@ class _Pieces(PieceRange):
 def _streams() -> list[int]:
     """The CUDA streams that may touch the KV: the engine thread's own, and SGLang's for the forward pass."""
     streams = {torch.cuda.current_stream().cuda_stream}
-    scheduler = getattr(current.instance(), "scheduler", None)
+    scheduler = getattr(current.model(), "scheduler", None)
     if scheduler is not None:
         streams.add(scheduler.forward_stream.cuda_stream)
     return list(streams)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class KvRange(Protocol):
-    """The KV range (`balloond.driver.range.ElasticRange`), as far as the engine uses it. Extents are named by their
+    """The KV range (`balloond.driver.kv.range.ElasticRange`), as far as the engine uses it. Extents are named by their
     index in the range."""
 
     address: int
@@ -115,6 +115,10 @@ class WeightsRangeDriver(Protocol):
 
     def grow(self, total_bytes: int) -> None:
         """Maps the range up to `total_bytes`. Raises NoMemory."""
+        ...
+
+    def shrink(self, total_bytes: int) -> None:
+        """Unmaps and returns the extents that begin behind `total_bytes`."""
         ...
 
     def leave(self) -> None:

@@ -19,7 +19,7 @@ from services.wording.paths import without_folders
 from services.wording.plurals import agreeing, counted
 
 if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.model.instance import Instance
+    from gpu_scheduler.engines.sglang.model.lifecycle import Lifecycle
 
 _HANDED_BACK = "handed back"
 _NOT_SERVING = "not serving"
@@ -57,11 +57,11 @@ class Shutdown(LeaveLoop):
 
 
 class Commands:
-    """The commands of one instance, their dispatch and deferred work."""
+    """The commands of one model, their dispatch and deferred work."""
 
-    def __init__(self, instance: Instance, changed: Callable[[], None]) -> None:
+    def __init__(self, lifecycle: Lifecycle, changed: Callable[[], None]) -> None:
         """`changed` is called when what the loop waits for may have changed."""
-        self._instance = instance
+        self._lifecycle, self._model = lifecycle, lifecycle.model
         self._changed = changed
         self._drain_until: tuple[int, float] | None = None
         """(command_id, monotonic seconds until when requests may finish) of a drain under way."""
@@ -85,7 +85,7 @@ class Commands:
         if kind == "shutdown":
             raise Shutdown
         if kind == "ping":
-            self._instance.channel.send(pong=engine_pb2.Pong())
+            self._model.channel.send(pong=engine_pb2.Pong())
             return []
         if kind is None:
             return []
@@ -102,7 +102,7 @@ class Commands:
             "imported_kv": self._imported_kv,
         }
         try:
-            states.check(kind, self._instance.state)
+            states.check(kind, self._model.state)
             return handlers[kind](command) or []
         except CommandError as error:
             self.fail(command.command_id, error)
@@ -110,47 +110,47 @@ class Commands:
 
     def fail(self, command_id: int, error: CommandError) -> None:
         """Reports that a command failed. Raises LoadFailed if it is the Load that failed."""
-        if command_id == self._instance.load.command_id:
+        if command_id == self._model.load.command_id:
             raise LoadFailed(error)
-        self._instance.channel.send(failed=told(command_id, error))
+        self._model.channel.send(failed=told(command_id, error))
         self._changed()
 
     def _done(self, command_id: int, measured: engine_pb2.Measured | None = None) -> None:
         """Reports that a command is done."""
-        self._instance.channel.send(done=engine_pb2.Done(command_id=command_id, measured=measured))
+        self._model.channel.send(done=engine_pb2.Done(command_id=command_id, measured=measured))
         self._changed()
 
     # --- requests
 
     def _generate(self, generate: engine_pb2.Generate) -> list[Any]:
         """Starts a request, or refuses it: REJECTED if it can never run here, FAILED if the engine is not serving."""
-        instance = self._instance
-        if instance.state is not EngineState.ACTIVE or self._draining or self._hibernate_id is not None:
+        model = self._model
+        if model.state is not EngineState.ACTIVE or self._draining or self._hibernate_id is not None:
             self._refuse(generate.request_id, common_pb2.FAILED, _NOT_SERVING)
             return []
         try:
-            entry = instance.request_table.add(generate.request_id, len(generate.token_ids), generate.resumed_tokens)
+            entry = model.request_table.add(generate.request_id, len(generate.token_ids), generate.resumed_tokens)
         except ValueError as error:
             self._refuse(generate.request_id, common_pb2.REJECTED, str(error))
             return []
         try:
-            return [instance.to_sglang(generate, entry.rid)]
+            return [model.to_sglang(generate, entry.rid)]
         except RejectedRequest as error:
             self._end(entry, common_pb2.REJECTED, str(error))
             return []
 
     def _refuse(self, request_id: str, finish: common_pb2.Finish, error: str) -> None:
         """Sends the end of a request."""
-        self._instance.send_chunks([common_pb2.TokenChunk(request_id=request_id, finish=finish, error=error)])
+        self._model.send_chunks([common_pb2.TokenChunk(request_id=request_id, finish=finish, error=error)])
 
     def _end(self, entry: LiveRequest, finish: common_pb2.Finish, error: str = "") -> None:
         """Ends a request that SGLang does not have, or not any more."""
-        self._instance.request_table.close(entry)
+        self._model.request_table.close(entry)
         self._refuse(entry.request_id, finish, error)
 
     def _abort(self, request_id: str) -> list[Any]:
         """Aborts a request; one that is not here is ignored."""
-        entry = self._instance.request_table.by_id(request_id)
+        entry = self._model.request_table.by_id(request_id)
         if entry is None:
             return []
         if not entry.ending:
@@ -163,7 +163,7 @@ class Commands:
         """Hands all remaining requests back to the gpu_scheduler; SGLang lets go of running ones after its next
         step."""
         aborts: list[Any] = []
-        for entry in self._instance.request_table:
+        for entry in self._model.request_table:
             if not entry.ending:
                 entry.ending, entry.error = common_pb2.FAILED, _HANDED_BACK
                 aborts.append(AbortReq(rid=entry.rid))
@@ -172,8 +172,8 @@ class Commands:
     def _hand_back_waiting(self) -> list[Any]:
         """Hands back requests that have not started, or were retracted: these would have to start again."""
         aborts: list[Any] = []
-        for request in self._instance.scheduler.waiting_queue:
-            entry = self._instance.request_table.by_rid(request.rid)
+        for request in self._model.scheduler.waiting_queue:
+            entry = self._model.request_table.by_rid(request.rid)
             if entry is not None and not entry.ending:
                 entry.ending, entry.error = common_pb2.FAILED, _HANDED_BACK
                 aborts.append(AbortReq(rid=entry.rid))
@@ -187,17 +187,17 @@ class Commands:
             raise NotNow("a drain is under way")
         self._draining = True
         self._end_withheld()
-        self._drain_until = (command.command_id, self._instance.ranks.now() + command.finish_ms / 1e3)
+        self._drain_until = (command.command_id, self._model.ranks.now() + command.finish_ms / 1e3)
         return self._hand_back_waiting() if command.finish_ms > 0 else self._hand_back_all()
 
     def tick(self, now: float) -> list[Any]:
         """Does the work that is due by the clock or because requests have ended; returns inputs for SGLang."""
-        if self._export_id is not None and not len(self._instance.request_table):
+        if self._export_id is not None and not len(self._model.request_table):
             self._exported()
         if self._drain_until is None:
             return []
         command_id, until = self._drain_until
-        if not len(self._instance.request_table):
+        if not len(self._model.request_table):
             self._drain_until = None
             self._done(command_id)
             return []
@@ -213,13 +213,13 @@ class Commands:
         if self._draining:
             raise NotNow("a drain is under way")
         if command.live:
-            self._instance.kv_transfer.keep()
-            self._export(command.command_id, self._instance.running())
+            self._model.kv_transfer.keep()
+            self._export(command.command_id, self._model.running())
             return []
         self._draining = True
         self._export_id = command.command_id
         aborts = self._hand_back_waiting()
-        for entry in self._instance.request_table:
+        for entry in self._model.request_table:
             if not entry.ending:
                 entry.withheld = True
                 self._withheld.append(entry)
@@ -229,16 +229,16 @@ class Commands:
         """Reports the places of the KV of withheld requests, once all requests have stopped."""
         command_id, self._export_id = self._export_id, None
         assert command_id is not None
-        instance = self._instance
-        stopped, instance.outputs.stopped = instance.outputs.stopped, {}
+        model = self._model
+        stopped, model.outputs.stopped = model.outputs.stopped, {}
         # A request that ended by itself, or had no output yet, has had its end reported.
         self._withheld = [entry for entry in self._withheld if entry.rid in stopped]
         # The number of tokens to come was reported with the live export before.
         self._export(command_id, [(entry.request_id, stopped[entry.rid], 0) for entry in self._withheld])
 
     def _export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int], int]]) -> None:
-        instance = self._instance
-        instance.channel.send(kv_places=instance.kv_transfer.export(command_id, requests))
+        model = self._model
+        model.channel.send(kv_places=model.kv_transfer.export(command_id, requests))
         self._done(command_id)
 
     def _end_withheld(self) -> None:
@@ -246,13 +246,13 @@ class Commands:
         the others end as usual."""
         if self._export_id is not None:
             failed = engine_pb2.Failed(command_id=self._export_id, reason="it took too long")
-            self._instance.channel.send(failed=failed)
+            self._model.channel.send(failed=failed)
             self._export_id = None
-            stopped, self._instance.outputs.stopped = self._instance.outputs.stopped, {}
+            stopped, self._model.outputs.stopped = self._model.outputs.stopped, {}
             for entry in self._withheld:
                 entry.withheld = False
             self._withheld = [entry for entry in self._withheld if entry.rid in stopped]
-        self._instance.kv_transfer.let_go()
+        self._model.kv_transfer.let_go()
         for entry in self._withheld:
             self._refuse(entry.request_id, common_pb2.FAILED, _HANDED_BACK)
         self._withheld.clear()
@@ -260,18 +260,18 @@ class Commands:
     def _import_kv(self, command: engine_pb2.ImportKv) -> None:
         """Makes room for KV from another engine and reports the places. Raises NotNow."""
         self._only_alone()
-        self._instance.channel.send(kv_places=self._instance.kv_transfer.begin_import(command))
+        self._model.channel.send(kv_places=self._model.kv_transfer.begin_import(command))
 
     def _imported_kv(self, command: engine_pb2.ImportedKv) -> None:
         """Ends an import, whose KV has been copied or not. Raises NotNow."""
-        self._instance.kv_transfer.end_import(command.command_id, command.failed)
+        self._model.kv_transfer.end_import(command.command_id, command.failed)
         self._done(command.command_id)
 
     def _only_alone(self) -> None:
         """Raises NotNow for engines that do not move their KV."""
-        if self._instance.ranks.size > 1:
+        if self._model.ranks.size > 1:
             raise NotNow("an engine of several ranks does not move its KV")
-        if self._instance.embeds:
+        if self._model.embeds:
             raise NotNow("what makes embeddings has no KV worth while: its requests end with their prompts")
 
     def next_deadline_s(self, now: float) -> float | None:
@@ -282,57 +282,57 @@ class Commands:
         raise NotNow("the engine holds a model already")
 
     def _verify(self, command: engine_pb2.Verify) -> None:
-        if command.command_id != self._instance.command_id:
-            raise NotNow(f"command {command.command_id} is not the one under way ({self._instance.command_id})")
-        if (measured := self._instance.verify()) is not None:
+        if command.command_id != self._model.command_id:
+            raise NotNow(f"command {command.command_id} is not the one under way ({self._model.command_id})")
+        if (measured := self._lifecycle.verify()) is not None:
             self._active(measured)
 
     def _active(self, measured: engine_pb2.Measured) -> None:
         self._draining = False
-        self._done(self._instance.command_id, measured)
+        self._done(self._model.command_id, measured)
 
     def _hibernate(self, command: engine_pb2.Hibernate) -> None:
         """Hibernates once SGLang is idle. Raises NotNow while requests run."""
-        if running := len(self._instance.request_table):
+        if running := len(self._model.request_table):
             runs = f"{counted(running, 'request')} {agreeing(running, 'runs', 'run')}"
             raise NotNow(f"hibernate is refused: {runs}; drain first")
         self._end_withheld()
-        self._instance.kv_transfer.abandon()
+        self._model.kv_transfer.abandon()
         self._hibernate_id = command.command_id
 
     def _wake(self, command: engine_pb2.Wake) -> None:
-        self._instance.command_id = command.command_id
-        self._instance.wake()
+        self._model.command_id = command.command_id
+        self._lifecycle.wake()
 
     def _unload(self, command: engine_pb2.Unload) -> None:
         """Ends all requests and commands under way, and leaves the loop. Raises Unload."""
         self._end_withheld()
-        for entry in self._instance.request_table:
+        for entry in self._model.request_table:
             self._end(entry, entry.ending or common_pb2.FAILED, entry.error or _HANDED_BACK)
         # Commands that this one overtakes are reported as failed.
         overtaken = [self._hibernate_id, None if self._drain_until is None else self._drain_until[0]]
-        overtaken += self._instance.kv_transfer.imports
-        if self._instance.state in (EngineState.FILLING, EngineState.PROVING):
-            overtaken.append(self._instance.command_id)
+        overtaken += self._model.kv_transfer.imports
+        if self._model.state in (EngineState.FILLING, EngineState.PROVING):
+            overtaken.append(self._model.command_id)
         for command_id in overtaken:
             if command_id is not None:
                 failed = engine_pb2.Failed(command_id=command_id, reason="the model was unloaded")
-                self._instance.channel.send(failed=failed)
+                self._model.channel.send(failed=failed)
         raise Unload(command.command_id)
 
     def when_idle(self) -> bool:
         """Does the work that waits for SGLang to be idle, which it is. True if something was done."""
-        instance = self._instance
+        model = self._model
         if self._hibernate_id is not None:
             command_id, self._hibernate_id = self._hibernate_id, None
-            self._attempt(command_id, instance.hibernate)
-            instance.tell_kept()
+            self._attempt(command_id, self._lifecycle.hibernate)
+            self._lifecycle.tell_kept()
             return True
-        if instance.probe is not None and instance.probe.finished:
+        if model.probe is not None and model.probe.finished:
             try:
-                measured = instance.proven()
+                measured = self._lifecycle.proven()
             except CommandError as error:
-                self.fail(instance.command_id, error)
+                self.fail(model.command_id, error)
                 return True
             self._active(measured)
             return True
@@ -341,7 +341,7 @@ class Commands:
     def _attempt(self, command_id: int, work: Callable[[], None]) -> None:
         """Does the work of a command on all ranks together and reports its end."""
         try:
-            with self._instance.together():
+            with self._model.together():
                 work()
         except CommandError as error:
             self.fail(command_id, error)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gpu_scheduler.engines.sglang.base import current
 
 if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.model.instance import Instance
+    from gpu_scheduler.engines.sglang.model.loaded_model import LoadedModel
     from gpu_scheduler.engines.sglang.step.loop import StepLoop
 
 _loop: StepLoop | None = None
@@ -19,9 +19,9 @@ def set_loop(loop: StepLoop | None) -> None:
     _loop = loop
 
 
-def instance() -> Instance:
+def model() -> LoadedModel:
     """The model that is being built or served. It exists whenever SGLang's Scheduler does."""
-    found: Instance = current.instance()
+    found: LoadedModel = current.model()
     return found
 
 

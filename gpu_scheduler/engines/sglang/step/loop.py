@@ -21,7 +21,7 @@ from protos import engine_pb2
 from services.telemetry import log
 
 if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.model.instance import Instance
+    from gpu_scheduler.engines.sglang.model.lifecycle import Lifecycle
     from gpu_scheduler.engines.shared_board import BoardSeat
     from gpu_scheduler.engines.sharing.step_gate import StepWait
 
@@ -39,15 +39,15 @@ _PROBE_PATIENCE_S = 5.0
 
 
 class StepLoop:
-    """The instance's side of SGLang's event loop. Single-threaded."""
+    """The engine's side of SGLang's event loop. Single-threaded."""
 
-    def __init__(self, instance: Instance, seat: BoardSeat) -> None:
+    def __init__(self, lifecycle: Lifecycle, seat: BoardSeat) -> None:
         """`seat`: the engine's place on the board that it shares with its neighbours."""
-        self._instance = instance
-        self._ranks = instance.ranks
-        self._arbiter = Arbiter(self._ranks, seat, lambda: instance.state is EngineState.PROVING)
-        self._reclaim = Reclaim(instance, self.changed)
-        self._commands = Commands(instance, self.changed)
+        self._model = model = lifecycle.model
+        self._ranks = model.ranks
+        self._arbiter = Arbiter(self._ranks, seat, lambda: model.state is EngineState.PROVING)
+        self._reclaim = Reclaim(model, self.changed)
+        self._commands = Commands(lifecycle, self.changed)
         self._gave_way: StepWait | None = None
         """The wait for which the last step did nothing; None: it did not wait for another engine."""
         self._prefill_prompts = 0
@@ -71,7 +71,7 @@ class StepLoop:
         """The messages that have come, as SGLang's own requests. Waits only when the last step did nothing although
         requests wait, and there is nothing to do about memory: what ranks agreed on holds until they receive again.
         Raises LeaveLoop."""
-        instance, channel = self._instance, self._instance.channel
+        model, channel = self._model, self._model.channel
         stalls.at_work()
         messages = channel.receive()
         self._arbiter.look()
@@ -79,11 +79,11 @@ class StepLoop:
         if not messages and (gave_way or self._stalls()) and not self._memory_news():
             if gave_way:
                 # First tokens may have come: they count from now on.
-                self._decodes(instance.scheduler.running_batch, self._ranks.now())
+                self._decodes(model.scheduler.running_batch, self._ranks.now())
                 began = time.monotonic()
                 self._wait_for_way()
                 waited_s = time.monotonic() - began
-                instance.counters.stood_still_s += waited_s
+                model.counters.stood_still_s += waited_s
                 _log.debug("decode steps waited", why=gave_way.why.value, ms=round(1e3 * waited_s, 1))
             else:
                 self._wait_stalled()
@@ -99,29 +99,29 @@ class StepLoop:
                 channel.unread(messages[number:])
                 raise
         now = self._ranks.now()
-        self._decodes(self._instance.scheduler.running_batch, now)
+        self._decodes(self._model.scheduler.running_batch, now)
         inputs += self._commands.tick(now)
         self._probe(inputs)
         self._reclaim.attend(now)
         self._tell(now)
         if messages or inputs:
             self._told_idle = False
-            instance.admission.refused = False
+            model.admission.refused = False
         return inputs
 
     def _probe(self, inputs: list[Any]) -> None:
         """Adds the requests of the probe's next stage."""
-        instance = self._instance
-        if instance.probe is not None:
-            inputs += [instance.to_sglang(generate, generate.request_id) for generate in instance.probe.next_requests()]
+        model = self._model
+        if model.probe is not None:
+            inputs += [model.to_sglang(generate, generate.request_id) for generate in model.probe.next_requests()]
 
     def _memory_news(self) -> bool:
         """Whether a limit, memory or a reclaim has come."""
-        kv = self._instance.memory.kv
+        kv = self._model.memory.kv
         return kv is not None and kv.woken
 
     def _wake_fds(self) -> list[int]:
-        kv = self._instance.memory.kv
+        kv = self._model.memory.kv
         return [] if kv is None else [kv.wake_fd]
 
     # --- requests that cannot start
@@ -129,7 +129,7 @@ class StepLoop:
     def _stalls(self) -> bool:
         """Whether the last step did nothing although requests wait: for memory, the turn, or the end of a pause. Parks
         a request that has waited too long for memory."""
-        scheduler = self._instance.scheduler
+        scheduler = self._model.scheduler
         waits = bool(scheduler.waiting_queue) or scheduler.chunked_req is not None
         if scheduler.last_batch is not None or not waits or not scheduler.running_batch.is_empty():
             self._stalled_since = None
@@ -146,14 +146,14 @@ class StepLoop:
         """Seconds for which a request that lacks memory waits for it. A probe has no other engine to go to, and if it
         fails the model that was just built leaves: it waits for memory that its limit allows and that other leases may
         still hold."""
-        instance = self._instance
-        own = instance.options.park_after_ms / 1e3
-        proves = instance.probe is not None and instance.probe.proves
-        return max(own, _PROBE_PATIENCE_S) if proves and instance.kv.memory.headroom() > 0 else own
+        model = self._model
+        own = model.options.park_after_ms / 1e3
+        proves = model.probe is not None and model.probe.proves
+        return max(own, _PROBE_PATIENCE_S) if proves and model.kv.memory.headroom() > 0 else own
 
     def _wait_stalled(self) -> None:
         """Waits for an event, the end of the pause, or the time to request memory again."""
-        channel, fds = self._instance.channel, self._wake_fds()
+        channel, fds = self._model.channel, self._wake_fds()
         if self._arbiter.pause() is None:
             channel.wait(_MEMORY_LOOK_S, fds)
             return
@@ -167,17 +167,17 @@ class StepLoop:
         """Waits until no step of another engine goes first any more, for an event, or until a prompt of its own may be
         computed."""
         held = self._prefill_held()
-        requests = len(_going_on(self._instance.scheduler.running_batch))
+        requests = len(_going_on(self._model.scheduler.running_batch))
         self._arbiter.decoding(requests, time.monotonic())
         while requests and self._arbiter.decode_now():
-            if self._instance.channel.wait(_BOARD_LOOK_S, self._wake_fds()):
+            if self._model.channel.wait(_BOARD_LOOK_S, self._wake_fds()):
                 return
             if (held and not self._prefill_held()) or self._commands.next_deadline_s(time.monotonic()) == 0:
                 return
 
     def _prefill_held(self) -> bool:
         """Whether a prompt waits for the end of a pause, or for decode steps that come first."""
-        scheduler = self._instance.scheduler
+        scheduler = self._model.scheduler
         waits = bool(scheduler.waiting_queue) or scheduler.chunked_req is not None
         return waits and self._arbiter.prefill_now() is not None
 
@@ -185,11 +185,11 @@ class StepLoop:
         """Parks the first waiting request, which nothing running makes room for: it goes back to the shared queue,
         unless it fits into the memory that is here once that lies in a row. Pages that lie over the edges of extents
         lose something at each end of a row of extents: where there is only the floor, perhaps too much."""
-        scheduler = self._instance.scheduler
+        scheduler = self._model.scheduler
         first = scheduler.waiting_queue[0].rid if scheduler.waiting_queue else None
         if scheduler.chunked_req is None and first != self._started_over_for:
             self._started_over_for = first
-            if self._instance.admission.start_over(scheduler.tree_cache):
+            if self._model.admission.start_over(scheduler.tree_cache):
                 return
         retract_chunked(scheduler)
         if scheduler.waiting_queue:
@@ -197,22 +197,22 @@ class StepLoop:
 
     def parked(self, request: Any) -> None:
         """Returns a request to the shared queue that found no memory; SGLang has let go of it."""
-        probe = self._instance.probe
+        probe = self._model.probe
         _log.debug("no memory for a request", request=request.rid, prompt_tokens=len(request.origin_input_ids))
         if probe is not None and probe.has(request.rid):
             probe.stop(f"no KV memory for a pass of {len(request.origin_input_ids)} tokens under the present limit")
             return
-        entry = self._instance.request_table.by_rid(request.rid)
+        entry = self._model.request_table.by_rid(request.rid)
         if entry is not None:
-            self._instance.request_table.close(entry)
-            self._instance.channel.send(parked=engine_pb2.Parked(request_id=entry.request_id))
+            self._model.request_table.close(entry)
+            self._model.channel.send(parked=engine_pb2.Parked(request_id=entry.request_id))
 
     # --- before SGLang forms a prefill batch
 
     def may_prefill(self, running: Any) -> bool:
         """Whether SGLang may form a prefill batch. False during a pause, when `running` requests have to decode first,
         when memory has to leave first, or when the next chunk of a prompt has none."""
-        instance, scheduler = self._instance, self._instance.scheduler
+        model, scheduler = self._model, self._model.scheduler
         if self._arbiter.prefill(lambda: bool(_going_on(running))) is not None:
             return False
         if self._reclaim.over_limit():
@@ -222,17 +222,17 @@ class StepLoop:
         request = scheduler.chunked_req
         if request is not None:
             left = len(request.full_untruncated_fill_ids) - len(request.prefix_indices)
-            if not instance.admission.fits(scheduler.tree_cache, min(left, self.chunk_tokens()) + 1):
+            if not model.admission.fits(scheduler.tree_cache, min(left, self.chunk_tokens()) + 1):
                 return False
         # Memory may have come since SGLang found none.
-        if not instance.admission.refused or scheduler.last_batch is None:
+        if not model.admission.refused or scheduler.last_batch is None:
             scheduler.running_batch.batch_is_full = False
         return True
 
     def chunk_tokens(self) -> int:
         """Most prompt tokens of the next prefill step: what the throttle allows, but at least the unit that SGLang
         aligns a chunk to."""
-        scheduler, tokens = self._instance.scheduler, self._arbiter.throttle.chunk_tokens
+        scheduler, tokens = self._model.scheduler, self._arbiter.throttle.chunk_tokens
         whole: int = scheduler.chunked_prefill_size
         if not tokens or not whole:  # None: its options say that prompts are not cut
             return whole
@@ -243,7 +243,7 @@ class StepLoop:
 
     def before_decode(self, batch: Any) -> None:
         """Retracts running requests, one by one, while memory is over the limit with nothing left to evict."""
-        self._reclaim.shrink(retract_one, self._instance.scheduler, batch)
+        self._reclaim.shrink(retract_one, self._model.scheduler, batch)
 
     def gives_way(self, batch: Any) -> bool:
         """Whether the decode step of this batch, which is due, waits because another engine goes first. A batch whose
@@ -260,8 +260,8 @@ class StepLoop:
         """Updates the TPOT slack of the batch and publishes the bid. Returns how many of its requests go on."""
         requests, progress = _going_on(batch), self._arbiter.progress
         if progress.is_stale(now):
-            self._instance.decodes_within(progress.at_most_s)
-            self._arbiter.observe(self._streams(requests, now), self._instance.decode_step_s, now)
+            self._model.decodes_within(progress.at_most_s)
+            self._arbiter.observe(self._streams(requests, now), self._model.decode_step_s, now)
         self._arbiter.decoding(len(requests), now)
         return len(requests)
 
@@ -270,7 +270,7 @@ class StepLoop:
         step."""
         for request in requests:
             tokens = len(request.output_ids)
-            entry = self._instance.request_table.by_rid(request.rid) if tokens else None
+            entry = self._model.request_table.by_rid(request.rid) if tokens else None
             if entry is not None:
                 if entry.first_at is None:
                     entry.first_at = now
@@ -286,9 +286,9 @@ class StepLoop:
 
     def decode_begins(self) -> None:
         """Notes that a decode step goes to the device."""
-        if self._instance.state is EngineState.PROVING:
+        if self._model.state is EngineState.PROVING:
             self._arbiter.progress.forget_steps()
-        counters = self._instance.counters
+        counters = self._model.counters
         counters.decode_steps += 1
         counters.urgent_steps += self._arbiter.urgent
         self._arbiter.decode_begins()
@@ -314,7 +314,7 @@ class StepLoop:
     def _gaining(self) -> int:
         """Prompts that gain by a prefill step that goes first: those in this step and those queued behind it that have
         a free slot; prompts that wait for a decode to end do not count."""
-        scheduler, prompts = self._instance.scheduler, self._prefill_prompts
+        scheduler, prompts = self._model.scheduler, self._prefill_prompts
         room: int = scheduler.get_num_allocatable_reqs(len(scheduler.running_batch.reqs) + prompts)
         return prompts + min(len(scheduler.waiting_queue), max(0, room))
 
@@ -322,20 +322,20 @@ class StepLoop:
 
     def sleep(self) -> None:
         """Does the work that waits for SGLang to be idle, returns unused memory, then waits for an event."""
-        instance = self._instance
+        model = self._model
         self._arbiter.decoding(0, time.monotonic())
         if self._commands.when_idle():
             return
-        kv = instance.kv
-        expected_s = instance.kv_transfer.expected_s(time.monotonic())
+        kv = model.kv
+        expected_s = model.kv_transfer.expected_s(time.monotonic())
         if self._expected and not expected_s:
             self.changed()
         self._expected = expected_s > 0
-        if instance.state is EngineState.ACTIVE and not expected_s:
+        if model.state is EngineState.ACTIVE and not expected_s:
             kv.settle()
             kv.give_up_empties()
             if not self._told_idle and is_scattered(kv):
-                instance.counters.moved_tokens += compact(instance.scheduler.tree_cache, kv) * kv.page_size
+                model.counters.moved_tokens += compact(model.scheduler.tree_cache, kv) * kv.page_size
                 kv.give_up_empties()
         now = time.monotonic()
         if not self._told_idle:
@@ -348,7 +348,7 @@ class StepLoop:
         look = self._looks.pop(0) if self._looks else None
         due = self._commands.next_deadline_s(now)
         waits = [seconds for seconds in (look, due, expected_s or None) if seconds is not None]
-        instance.channel.wait(min(waits) if waits else None, self._wake_fds())
+        model.channel.wait(min(waits) if waits else None, self._wake_fds())
 
     # --- reports
 
@@ -360,17 +360,17 @@ class StepLoop:
 
     def _send_stats(self, now: float) -> None:
         """Sends statistics to the gpu_scheduler."""
-        instance = self._instance
+        model = self._model
         self._stats_at = now
-        self._told_mapped = instance.kv.memory.mapped_bytes
+        self._told_mapped = model.kv.memory.mapped_bytes
         stats = engine_stats(
-            instance.scheduler,
-            instance.kv,
-            instance.memory.limit_bytes,
-            instance.counters,
+            model.scheduler,
+            model.kv,
+            model.memory.limit_bytes,
+            model.counters,
             self._arbiter.progress.step.seconds,
         )
-        instance.channel.send(stats=stats)
+        model.channel.send(stats=stats)
 
     def changed(self) -> None:
         """Marks that something happened that the next statistics should report."""

@@ -15,7 +15,7 @@ from gpu_scheduler.engines.sglang.kv.elastic_kv import DUMMY
 from services.telemetry import log
 
 if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.model.instance import Instance
+    from gpu_scheduler.engines.sglang.model.loaded_model import LoadedModel
 
 _log = log.get(__name__)
 _EMPTIES_LOOK_S = 0.05
@@ -33,11 +33,11 @@ _REPORT_SHARE = 0.0025
 class Reclaim:
     """The loop's side of the engine's memory. Single-threaded."""
 
-    def __init__(self, instance: Instance, changed: Callable[[], None]) -> None:
+    def __init__(self, model: LoadedModel, changed: Callable[[], None]) -> None:
         """`changed` is called where the next statistics should report a change."""
-        self._instance = instance
+        self._model = model
         self._changed = changed
-        self._ranks = instance.ranks
+        self._ranks = model.ranks
         self._report_at = 0.0
         """Monotonic seconds at which the next report is due, while requests run."""
         self._empties_at = 0.0
@@ -48,14 +48,14 @@ class Reclaim:
 
     def attend(self, now: float) -> None:
         """Acts on limits, reclaims and growth that have arrived; called between two steps."""
-        instance = self._instance
-        memory, kv = instance.memory.kv, instance.kv
+        model = self._model
+        memory, kv = model.memory.kv, model.kv
         if memory is None:
             return
         kv.poll(self._ranks.agreed.arrived if self._ranks.size > 1 else None)
-        kv.tell_cached(instance.scheduler.tree_cache.evictable_size())
+        kv.tell_cached(model.scheduler.tree_cache.evictable_size())
         if memory.woken:
-            instance.scheduler.running_batch.batch_is_full = False
+            model.scheduler.running_batch.batch_is_full = False
             wanted = memory.take_reclaims()
             if not wanted:  # a reclaim is no sign of more memory; a new limit or memory that came late may be
                 kv.may_wait_again()
@@ -71,47 +71,47 @@ class Reclaim:
             self.report()
             self._changed()
             return
-        instance.admission.ahead(instance.scheduler.tree_cache, now)
-        kept = instance.admission.evicts(now) or instance.kv_transfer.expected_s(now) > 0
-        if now >= self._empties_at and not kept and not instance.scheduler.is_fully_idle():
+        model.admission.ahead(model.scheduler.tree_cache, now)
+        kept = model.admission.evicts(now) or model.kv_transfer.expected_s(now) > 0
+        if now >= self._empties_at and not kept and not model.scheduler.is_fully_idle():
             self._empties_at = now + _EMPTIES_LOOK_S
-            kv.give_up_empties(older_than_s=instance.options.linger_ms / 1e3)
+            kv.give_up_empties(older_than_s=model.options.linger_ms / 1e3)
 
     def _give_up(self, nbytes: int) -> int:
         """Returns empty extents, and evicts cached prefixes as far as `nbytes` need it; returns how many bytes left.
         They leave all at once: unmapping on the lease's thread meanwhile would slow the walk over the tree."""
-        instance = self._instance
-        memory, kv = instance.memory.kv, instance.kv
+        model = self._model
+        memory, kv = model.memory.kv, model.kv
         assert memory is not None
         kv.hold_tied()
         wanted = -(-nbytes // memory.extent_bytes) - kv.leaving()
         if wanted > 0:
             begun = time.monotonic()
-            evicted = eviction.empty_extents(instance.scheduler.tree_cache, kv, wanted)
-            instance.counters.evicted_tokens += evicted
-            instance.counters.evicting_s += time.monotonic() - begun
+            evicted = eviction.empty_extents(model.scheduler.tree_cache, kv, wanted)
+            model.counters.evicted_tokens += evicted
+            model.counters.evicting_s += time.monotonic() - begun
         return kv.give_up_empties() * memory.extent_bytes
 
     def _give_scattered(self, nbytes: int, now: float) -> None:
         """Makes `nbytes` more leave when every cached extent also holds pages of running requests: moves live KV
         together, if all of it has a place; where some is lost at the edges of extents, more cached prefixes are
         evicted. Running requests wait for that, so it does not happen all the time."""
-        instance, kv, tree = self._instance, self._instance.kv, self._instance.scheduler.tree_cache
-        assert instance.memory.kv is not None
-        extents, lost = nbytes // instance.memory.kv.extent_bytes, 0
+        model, kv, tree = self._model, self._model.kv, self._model.scheduler.tree_cache
+        assert model.memory.kv is not None
+        extents, lost = nbytes // model.memory.kv.extent_bytes, 0
         if extents <= 0 or now < self._scattered_at or not self._may_move():
             return
         begun = time.monotonic()
         while lost <= extents and kv.leaving() < extents and kv.beyond(extents + lost) <= tree.evictable_size():
-            device.wait(instance.device)
+            device.wait(model.device)
             kv.settle()
             kv.hold_tied()
-            instance.admission.make_fit(tree, extents + lost)
+            model.admission.make_fit(tree, extents + lost)
             self._move_together(extents)
             lost = 2 * lost + 1
         kv.give_up_empties()
         spent_s = time.monotonic() - begun
-        instance.counters.evicting_s += spent_s
+        model.counters.evicting_s += spent_s
         self._scattered_at = now + spent_s / _SCATTERED_SHARE
 
     def report(self, if_due_at: float = inf) -> None:
@@ -119,48 +119,48 @@ class Reclaim:
         prefix cache is due by then."""
         if if_due_at < self._report_at:
             return
-        instance = self._instance
-        memory, tree = instance.memory.kv, instance.scheduler.tree_cache
+        model = self._model
+        memory, tree = model.memory.kv, model.scheduler.tree_cache
         if memory is not None:
             begun = time.monotonic()
-            used = instance.kv.bytes_of(instance.kv.used - tree.evictable_size())
-            memory.usage(used, eviction.cached_by_age(tree, instance.kv, begun))
+            used = model.kv.bytes_of(model.kv.used - tree.evictable_size())
+            memory.usage(used, eviction.cached_by_age(tree, model.kv, begun))
             self._report_at = begun + (time.monotonic() - begun) / _REPORT_SHARE
 
     def over_limit(self) -> bool:
         """Whether the engine holds more KV memory than its limit."""
-        memory = self._instance.memory.kv
+        memory = self._model.memory.kv
         return memory is not None and memory.overage_bytes() > 0
 
     def shrink(self, retract: Any, *arguments: Any) -> None:
-        """Makes memory over the limit leave. `retract(*arguments)` stops one request and returns whether there was one.
-        Prefixes go first, then requests, as far as there is no place for them; the rest is moved together. How much is
-        lost where pages lie over the edges of extents is known only once they are moved: then more goes."""
-        instance = self._instance
-        memory, kv, counters = instance.memory.kv, instance.kv, instance.counters
+        """Makes memory over the limit leave. `retract(*arguments)` stops one request and returns it, None if there was
+        none. Prefixes go first, then requests, as far as there is no place for them; the rest is moved together. How
+        much is lost where pages lie over the edges of extents is known only once they are moved: then more goes."""
+        model = self._model
+        memory, kv, counters = model.memory.kv, model.kv, model.counters
         if memory is None or (at_first := memory.overage_bytes()) <= 0 or self._moves_later():
             return
         begun, before = time.monotonic(), counters.retractions
         lost, exhausted, moves = 0, False, self._may_move()
 
         def stop_one() -> bool:
-            stopped = bool(retract(*arguments))
-            counters.retractions += stopped
+            stopped = retract(*arguments)
             kv.settle()
-            return stopped
+            if stopped is None:
+                return False
+            model.retracted(stopped, "KV memory over its limit")
+            return True
 
         while (over := memory.overage_bytes()) > 0 and not exhausted:
-            device.wait(instance.device)  # a step under way cannot be moved
+            device.wait(model.device)  # a step under way cannot be moved
             kv.settle()
             kv.hold_tied()
             extents = -(-over // memory.extent_bytes)
-            instance.admission.make_fit(instance.scheduler.tree_cache, extents + lost)
+            model.admission.make_fit(model.scheduler.tree_cache, extents + lost)
             if moves:
                 while kv.beyond(extents + lost) > 0 and not exhausted:
                     exhausted = not stop_one()
-                    instance.admission.make_fit(
-                        instance.scheduler.tree_cache, extents + lost
-                    )  # its prompt is now cached
+                    model.admission.make_fit(model.scheduler.tree_cache, extents + lost)  # its prompt is now cached
                 self._move_together(extents)
             else:
                 exhausted = not stop_one()
@@ -175,7 +175,7 @@ class Reclaim:
     def _moves_later(self) -> bool:
         """Whether reclaiming waits a moment for transfers that rely on where KV lies: without moving, nearly all of it
         would have to leave."""
-        if not self._instance.kv_transfer.busy:
+        if not self._model.kv_transfer.busy:
             self._busy_since = None
             return False
         now = time.monotonic()
@@ -184,14 +184,14 @@ class Reclaim:
 
     def _may_move(self) -> bool:
         """Whether KV may be moved: no other rank or engine relies on where it lies."""
-        return self._ranks.size == 1 and not self._instance.kv_transfer.busy
+        return self._ranks.size == 1 and not self._model.kv_transfer.busy
 
     def _move_together(self, extents: int) -> None:
         """Moves live KV so that `extents` extents can leave. Call it only if `_may_move`, with the device at rest."""
-        instance, kv = self._instance, self._instance.kv
+        model, kv = self._model, self._model.kv
         more = extents - kv.leaving()
         if more <= 0:
             return
         fixed = [DUMMY] if kv.has_dummy else []
-        instance.counters.moved_tokens += make_leave(instance.scheduler, kv, more, fixed) * kv.page_size
-        device.wait(instance.device)
+        model.counters.moved_tokens += make_leave(model.scheduler, kv, more, fixed) * kv.page_size
+        device.wait(model.device)

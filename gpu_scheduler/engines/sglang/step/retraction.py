@@ -11,12 +11,12 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import release_req
 
 
-def retract_one(scheduler: Any, batch: Any) -> bool:
-    """Retracts the running request that SGLang would retract first (fewest tokens generated); its tokens are computed
-    again later. `batch` is the one about to decode. False when nothing runs."""
+def retract_one(scheduler: Any, batch: Any) -> Any:
+    """Retracts the running request that SGLang would retract first (fewest tokens generated), and returns it; its
+    tokens are computed again later. `batch` is the one about to decode. None when nothing runs."""
     batch.filter_batch()
     if batch.is_empty():
-        return False
+        return None
     keep = batch._get_decode_retraction_order(batch.reqs, scheduler.server_args, allow_policy_sort=True)
     index = keep.pop()
     request = batch.reqs[index]
@@ -25,15 +25,15 @@ def retract_one(scheduler: Any, batch: Any) -> bool:
     batch.filter_batch(keep_indices=sorted(keep))
     batch.batch_is_full = False
     scheduler._add_request_to_queue(request, is_retracted=True)
-    return True
+    return request
 
 
-def retract_chunked(scheduler: Any) -> bool:
-    """Retracts the request whose prompt is half computed. False when there is none, or when its last chunk is still in
-    the last batch."""
+def retract_chunked(scheduler: Any) -> Any:
+    """Retracts the request whose prompt is half computed, and returns it. None when there is none, or when its last
+    chunk is still in the last batch."""
     request = scheduler.chunked_req
     if request is None or request.inflight_middle_chunks > 0:
-        return False
+        return None
     scheduler.chunked_req = None
     release_req(
         req=request,
@@ -46,4 +46,4 @@ def retract_chunked(scheduler: Any) -> bool:
         offload_kv=False,
     )
     scheduler._add_request_to_queue(request, is_retracted=True)
-    return True
+    return request

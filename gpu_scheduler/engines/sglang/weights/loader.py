@@ -11,10 +11,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig, LoadFormat
 from sglang.srt.configs.model_config import ModelConfig
@@ -27,6 +28,7 @@ from gpu_scheduler.engines.sglang.base.faults import fault
 from gpu_scheduler.engines.sglang.base.options import Options, one_line
 from gpu_scheduler.engines.sglang.memory.host_buffer import HostBuffer
 from gpu_scheduler.engines.sglang.ranks.ranks import Ranks
+from gpu_scheduler.engines.sglang.weights import unset
 from gpu_scheduler.engines.sglang.weights.random_weights import checkpoint
 from gpu_scheduler.engines.sglang.weights.read_ahead import ReadAhead
 from protos import engine_pb2
@@ -34,6 +36,8 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _SAFE = ".safetensors"
+_KV_SCALES = (".k_scale", ".v_scale", ".kv_scale")
+"""Ends of the names of scales of the KV cache."""
 _NAMES_SHOWN = 3
 REFUSALS = (
     OSError,
@@ -64,7 +68,7 @@ def blame(path: str) -> Iterator[None]:
 
 
 class Target(Protocol):
-    """The model that is being built, as loaders see it (`model/instance.py`)."""
+    """The model that is being built, as loaders see it (`model/loaded_model.py`)."""
 
     load: engine_pb2.Load
     options: Options
@@ -86,6 +90,11 @@ class Target(Protocol):
         `copy`."""
         ...
 
+    def process_weights(self, model: torch.nn.Module) -> None:
+        """Has SGLang process the weights that were read, for its kernels; what is made of them goes into the weights
+        range. Called within `weights_born_here`."""
+        ...
+
     def bind_weights(self, model: torch.nn.Module, *, copy: bool) -> None:
         """Moves the parameters that are elsewhere into the weights range, and reports where each lies. Called once."""
         ...
@@ -99,7 +108,7 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
     """Reads a checkpoint SGLang's own way, then checks that it set every value of every parameter.
 
     SGLang leaves a parameter that the checkpoint does not name as it was created, which is arbitrary memory. So all are
-    NaN before reading, and what is NaN afterwards was not in the checkpoint (or was NaN there, which is as bad).
+    marked before reading (`unset.py`), and what bears the mark afterwards was not in the checkpoint.
     """
 
     def __init__(self, load_config: LoadConfig) -> None:
@@ -107,7 +116,7 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        target: Target = current.instance()
+        target: Target = current.model()
         target.paddings = _paddings(model_config.hf_config, target.ranks.rank, target.ranks.size)
         # SGLang draws a progress bar; this engine sends a message instead.
         born_here = target.weights_born_here(copy=True)
@@ -124,42 +133,62 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
         for name, tensor in super()._get_all_weights(model_config, model):
             yield name, tensor
             done += tensor.numel() * tensor.element_size()
-            current.instance().progress("reading checkpoint", min(done, total), total)
+            current.model().progress("reading checkpoint", min(done, total), total)
 
     @staticmethod
     def load_weights_and_postprocess(model: torch.nn.Module, weights: Any, target_device: torch.device) -> None:
-        unset = dict(_fill_with_nan(model))
-        DefaultModelLoader.load_weights_and_postprocess(model, weights, target_device)
-        missing = [name for name, parameter in unset.items() if bool(torch.isnan(parameter).any())]
+        instance: Target = current.model()
+        expected = unset.mark(model)
+        model.load_weights(weights)  # type: ignore[operator]
+        missing = [name for name, parameter in expected.items() if unset.is_marked(parameter)]
         if missing:
             shown = ", ".join(missing[:_NAMES_SHOWN]) + (", ..." if len(missing) > _NAMES_SHOWN else "")
             raise BrokenModel(f"the checkpoint does not set {len(missing)} of the model's parameters: {shown}")
+        instance.process_weights(model)
 
 
 class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
-    """Builds the model without reading weights: the weights range is filled from the loader's image."""
+    """Builds the model without reading weights: the weights range is filled from the loader's image.
+
+    Quantised layers are laid out as after reading a checkpoint, with ones for weights: what is made of them has the
+    places and shapes of the image's tensors. Scales of the KV cache are read, because SGLang keeps them as Python's
+    numbers too.
+    """
 
     def __init__(self, load_config: LoadConfig) -> None:
         load_config.load_format = LoadFormat.AUTO
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        instance: Target = current.instance()
-        with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=False):
+        instance: Target = current.model()
+        copy = model_config.quantization is not None  # what a checkpoint may lack keeps its values
+        with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=copy):
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         _bind(model, model_config, copy=False)
         return model
 
     def _get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter(())
+        return iter(()) if model_config.quantization is None else _kv_scales(Path(model_config.model_path))
 
     @staticmethod
     def load_weights_and_postprocess(model: torch.nn.Module, weights: Any, target_device: torch.device) -> None:
-        """Loads no weights, but changes the shapes of quantised layers' parameters as loading does."""
-        for module in model.modules():
-            method = getattr(module, "quant_method", None)
-            if method is not None:
-                method.process_weights_after_loading(module)
+        instance: Target = current.model()
+        scales = dict(weights)
+        if getattr(model, "quant_config", None) is not None:
+            for parameter in unset.set_by_checkpoint(model).values():
+                parameter.data.fill_(1)
+        if scales:
+            model.load_weights(iter(scales.items()))  # type: ignore[operator]
+        instance.process_weights(model)
+
+
+def _kv_scales(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The scales of the KV cache in a checkpoint, by name; most have none."""
+    for path in sorted(folder.glob(f"*{_SAFE}")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():
+                if name.endswith(_KV_SCALES):
+                    yield name, file.get_tensor(name)
 
 
 class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
@@ -170,7 +199,7 @@ class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        instance: Target = current.instance()
+        instance: Target = current.model()
         with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=True):
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         _bind(model, model_config, copy=True)
@@ -184,7 +213,7 @@ def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> N
     """Moves the model's tensors into the weights range. Tables of rotary embeddings first get the length that SGLang
     would give them next, in memory of their own. Raises BrokenModel, on all ranks, if they are made for fewer positions
     than the catalogue's context has."""
-    instance: Target = current.instance()
+    instance: Target = current.model()
     context = instance.load.model.context_tokens
     made = min((len(table) for table in _rope_tables(model)), default=context)
     if made < context:
@@ -200,19 +229,6 @@ def _rope_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:
         for name in ("cos_sin_cache", "long_cos_sin_cache"):
             if isinstance(table := getattr(module, name, None), torch.Tensor):
                 yield table
-
-
-def _fill_with_nan(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Names and parameters that a checkpoint has to set, each filled with NaN. Scales have meaningful defaults and may
-    be absent."""
-    for name, parameter in model.named_parameters():
-        if (
-            parameter.is_floating_point()
-            and parameter.element_size() > 1
-            and not name.rpartition(".")[2].endswith("scale")
-        ):
-            parameter.data.fill_(torch.nan)
-            yield name, parameter
 
 
 def _paddings(config: Any, rank: int, ranks: int) -> set[int]:
@@ -243,7 +259,7 @@ def _file_bytes(folder: str, suffixes: tuple[str, ...]) -> int:
 def _read_ahead(folder: str) -> Iterator[None]:
     """Context in which SGLang gets the tensors of safetensors files from a `ReadAhead`, whose memory is made ready
     while SGLang builds the model."""
-    instance: Target = current.instance()
+    instance: Target = current.model()
     began = time.monotonic()
     reader = instance.reader = _reader(folder, instance.options, instance.device)
     try:

@@ -1,7 +1,8 @@
 """Places of a model's parameters in its weights range: placing, layout, manifest, checksum.
 
-Parameters go there as SGLang creates them, one after the other, so that a model is never on the device twice. Tensors
-that SGLang makes of them after reading a checkpoint (quantised layers) follow behind.
+Parameters go there as SGLang creates them, one after the other, so that a model is never on the device twice. What
+SGLang makes of them after reading a checkpoint (quantised layers) takes the places of what it replaces
+(`post_processing.py`), and at last all tensors move down, so that none lies behind a gap.
 
 The unit is the storage, not the parameter: tied weights share one and are placed once, views and transposed parameters
 keep their strides. Buffers that are not part of a checkpoint stay private, where SGLang made them, except for the
@@ -10,13 +11,17 @@ tables of rotary embeddings: they are constant, and large where the context is l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
 import torch
 
+from gpu_scheduler.engines.sglang.base.errors import BrokenModel
+from gpu_scheduler.engines.sglang.policy.spans import Places, Span, moved_down, overlapping
 from protos import engine_pb2
 from services.runtime.checksum import MULTIPLIER, ROW_BYTES, Checksum, as_text
 
@@ -52,8 +57,15 @@ class MappedWeights:
 
     def __init__(self, memory: torch.Tensor, need: Callable[[int], None]) -> None:
         self.memory = memory
-        self.used = 0
+        self.places = Places(ALIGN_BYTES)
+        self.others: dict[str, torch.Tensor] = {}
+        """Tensors beside parameters and buffers that belong to the weights, by name."""
         self._need = need
+
+    @property
+    def used(self) -> int:
+        """Byte behind the last place that is taken."""
+        return self.places.used
 
     def offset(self, tensor: torch.Tensor) -> int | None:
         """Byte of the range at which the tensor begins; None if it is somewhere else."""
@@ -63,14 +75,20 @@ class MappedWeights:
     def take(self, storage: torch.UntypedStorage, copy: bool) -> int:
         """Takes a place for a storage, with its content if `copy`; returns the byte at which it starts. Raises
         NoMemory."""
-        start = self.used
+        start = self.places.take(storage.nbytes())
         end = start + storage.nbytes()
         self._need(end)
-        self.used = -(-end // ALIGN_BYTES) * ALIGN_BYTES
         if copy:
             source = torch.empty(0, dtype=torch.uint8, device=storage.device)
             self.memory[start:end].copy_(source.set_(storage))
         return start
+
+    def span(self, tensor: torch.Tensor) -> Span | None:
+        """The bytes of the range from the tensor's first element to its last; None if it lies somewhere else."""
+        offset = self.offset(tensor)
+        if offset is None or not tensor.numel():
+            return None
+        return offset, offset + _reach(tensor.shape, tensor.stride()) * tensor.element_size()
 
     def adopt(self, tensor: torch.Tensor, start: int) -> None:
         """Makes `tensor` a view of the range, where its storage now begins at byte `start`."""
@@ -128,6 +146,7 @@ def bind(model: torch.nn.Module, range_: MappedWeights, *, copy: bool) -> None:
     checkpoint. Storages move one after the other, so that the second copy stays small. Raises NoMemory."""
     _move(checkpoint_tensors(model), range_, copy)
     _move(tables(model), range_, copy=True)
+    _move(iter(range_.others.items()), range_, copy)
 
 
 def _move(tensors: Iterator[tuple[str, torch.Tensor]], range_: MappedWeights, copy: bool) -> None:
@@ -145,20 +164,85 @@ def _move(tensors: Iterator[tuple[str, torch.Tensor]], range_: MappedWeights, co
 def lay_out(model: torch.nn.Module, range_: MappedWeights) -> WeightsLayout:
     """Layout of a model that is bound: the same in every process that builds the same model."""
     places = []
-    for name, tensor in chain(checkpoint_tensors(model), tables(model)):
+    for name, tensor in _held(model, range_):
         offset = range_.offset(tensor)
         if offset is not None and tensor.untyped_storage().nbytes():
             places.append(ParameterPlace(name, offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype))
     return WeightsLayout(tuple(places), range_.used)
 
 
+def close_gaps(model: torch.nn.Module, range_: MappedWeights) -> bool:
+    """Moves the tensors of a model that is bound down to the start of the range, in their order, over places that
+    nothing uses any more; returns whether any moved. Raises BrokenModel if SGLang holds a tensor over the range that
+    was not found in the model: it would point to the bytes of another one."""
+    tensors = [tensor for _, tensor in _held(model, range_)]
+    spans = [span for tensor in tensors if (span := range_.span(tensor)) is not None]
+    whole = overlapping(spans)
+    starts = moved_down(whole, ALIGN_BYTES)
+    if all(start == first for start, (first, _) in zip(starts, whole, strict=True)):
+        return False
+    _check_known(tensors, range_)
+    for (first, last), start in zip(whole, starts, strict=True):
+        _move_bytes(range_.memory, first, last, start)
+    begins = [first for first, _ in whole]
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+        offset = range_.offset(tensor)
+        if offset is not None and tensor.numel():
+            number = bisect_right(begins, offset) - 1
+            moved = offset - begins[number] + starts[number]
+            tensor.data = view(
+                range_.memory, ParameterPlace("", moved, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+            )
+    range_.places.restart(starts[-1] + whole[-1][1] - whole[-1][0])
+    return True
+
+
+def _move_bytes(memory: torch.Tensor, first: int, last: int, start: int) -> None:
+    """Moves bytes down, a chunk at a time, so that a second copy stays small."""
+    for done in range(0, last - first if start != first else 0, _CHUNK_BYTES):
+        size = min(last - first - done, _CHUNK_BYTES)
+        source = memory[first + done : first + done + size]
+        overlaps = size > first - start
+        memory[start + done : start + done + size].copy_(source.clone() if overlaps else source)
+
+
+def _check_known(tensors: list[torch.Tensor], range_: MappedWeights) -> None:
+    known = {id(tensor) for tensor in tensors} | {id(range_.memory)}
+    if _unknown(known, range_):
+        gc.collect()  # modules that SGLang made and replaced refer to themselves
+    for found in _unknown(known, range_):
+        holders = {type(each).__qualname__ for each in gc.get_referrers(found)} - {"list", "frame"}
+        raise BrokenModel(
+            f"SGLang keeps a tensor {list(found.shape)} of {found.dtype} over the weights where it cannot be found"
+            f" (held by {', '.join(sorted(holders)) or 'nothing'}): this kind of model is not supported"
+        )
+
+
+def _unknown(known: set[int], range_: MappedWeights) -> list[torch.Tensor]:
+    return [
+        each
+        for each in gc.get_objects()
+        if issubclass(type(each), torch.Tensor) and id(each) not in known and range_.span(each) is not None
+    ]
+
+
+def _held(model: torch.nn.Module, range_: MappedWeights) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors of a model that belong to its weights, by name, every name of a shared tensor."""
+    return chain(checkpoint_tensors(model), tables(model), range_.others.items())
+
+
 def view(memory: torch.Tensor, place: ParameterPlace) -> torch.Tensor:
     """The tensor at `place`, a view of `memory` (bytes)."""
     start = place.offset_bytes
     item = place.dtype.itemsize
-    reach = 1 + sum((size - 1) * step for size, step in zip(place.shape, place.stride, strict=True))
-    flat = memory[start : start + max(reach, 0) * item].view(place.dtype)
+    reach = _reach(place.shape, place.stride)
+    flat = memory[start : start + reach * item].view(place.dtype)
     return flat.as_strided(place.shape, place.stride)
+
+
+def _reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the last of a tensor; 0 if it has none."""
+    return max(0, 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)))
 
 
 def python_scalars(model: torch.nn.Module) -> dict[str, str]:

@@ -86,6 +86,7 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
         mover.cancel()
         await end.until(lambda: not end.stats.running)
         assert end.stats.retractions > 0 and end.stats.evicted_tokens > 0
+        assert sum(len(answer.retracted) for answer in end.answers.values()) == end.stats.retractions
 
         # What is left of their prefixes is moved together once nothing runs, and is still what it was.
         await at.limit("qwen", 200 * KV_EXTENT)

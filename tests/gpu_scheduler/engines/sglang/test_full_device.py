@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from balloond.backends.cpu import CpuMapper
-from balloond.driver.lease import Lease
-from balloond.driver.range import ElasticRange
+from balloond.driver.connection.lease import Lease
+from balloond.driver.kv.range import ElasticRange
 from protos import engine_pb2
 from testing.engines.harness import KV_EXTENT, STEP_S, EngineEnd, Node, load, node
 from testing.patience import PATIENCE_S

@@ -52,7 +52,8 @@ import torch
 from balloond.driver import private
 from gpu_scheduler.engines.sglang.base import device
 from gpu_scheduler.engines.sglang.base.errors import NoMemory
-from gpu_scheduler.engines.sglang.model.instance import Instance
+from gpu_scheduler.engines.sglang.model.lifecycle import Lifecycle
+from gpu_scheduler.engines.sglang.model.loaded_model import LoadedModel
 from gpu_scheduler.engines.sglang.ranks.ranks import Alone
 from gpu_scheduler.engines.sglang.base.states import EngineState
 
@@ -69,33 +70,34 @@ def refuse():
     raise NoMemory("none for the graphs")
 
 private.set_stack = set_stack
-instance = Instance.__new__(Instance)
-instance.device, instance.ranks = torch.device("cuda:0"), Alone()
-instance.options = SimpleNamespace(small_stack=1)
-instance.memory = SimpleNamespace(map_weights=lambda: has.update(mapped=1), unmap_weights=lambda: has.update(mapped=0))
+model = LoadedModel.__new__(LoadedModel)
+lifecycle = Lifecycle(model)
+model.device, model.ranks = torch.device("cuda:0"), Alone()
+model.options = SimpleNamespace(small_stack=1)
+model.memory = SimpleNamespace(map_weights=lambda: has.update(mapped=1), unmap_weights=lambda: has.update(mapped=0))
 graphs = SimpleNamespace(come_back=refuse, save=lambda: None, leave=lambda: None)
-instance.graphs, instance.state = graphs, EngineState.HIBERNATING
-instance.kv = SimpleNamespace(give_up_everything=lambda: None)
-instance._tell_weights_mapped = told.append
+model.graphs, model.state = graphs, EngineState.HIBERNATING
+model.kv = SimpleNamespace(give_up_everything=lambda: None)
+model.tell_weights_mapped = told.append
 device.finish = lambda of: None
-device.lower_stack(instance.device)
-instance.wake()
-assert (instance.state, has, told) == (EngineState.FILLING, {"stack": 1024, "mapped": 1}, [""]), has
+device.lower_stack(model.device)
+lifecycle.wake()
+assert (model.state, has, told) == (EngineState.FILLING, {"stack": 1024, "mapped": 1}, [""]), has
 try:
-    instance.verify()
+    lifecycle.verify()
 except NoMemory:
     pass
-assert (instance.state, has) == (EngineState.HIBERNATING, {"stack": 128, "mapped": 0}), has
+assert (model.state, has) == (EngineState.HIBERNATING, {"stack": 128, "mapped": 0}), has
 
 def none_for_weights():
     raise NoMemory("none for the weights")
 
-instance.memory.map_weights = none_for_weights
+model.memory.map_weights = none_for_weights
 try:
-    instance.wake()
+    lifecycle.wake()
 except NoMemory:
     pass
-assert (instance.state, has, told) == (EngineState.HIBERNATING, {"stack": 128, "mapped": 0}, [""]), has
+assert (model.state, has, told) == (EngineState.HIBERNATING, {"stack": 128, "mapped": 0}, [""]), has
 """
 
 

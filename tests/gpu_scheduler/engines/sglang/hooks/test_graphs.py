@@ -34,7 +34,7 @@ def zeros_like(tensor):
     return zeros(tensor)
 torch.zeros_like = zeros_like
 
-class Instance:
+class Served:
     graphs = why = None
     def open_graphs(self):
         self.graphs = Graphs()
@@ -58,11 +58,11 @@ runner = SimpleNamespace(
 )
 for fails in (False, True):
     captured_in, made_in_scratch, before = [], [], table.untyped_storage()
-    instance = Instance()
-    current.set_instance(instance)
+    model = Served()
+    current.set_model(model)
     assert hooks_graphs.capture_all(capture, model_runner=runner, capture_decode_cuda_graph=True) == "runner"
     assert captured_in == ([(0, 7), None] if fails else [(0, 7)]), captured_in
-    assert (instance.graphs is None, bool(instance.why)) == (fails, fails)
+    assert (model.graphs is None, bool(model.why)) == (fails, fails)
     assert not runner.graph_shared_output._logits_buffers and not input_buffers._forward_input_buffer_pool
     # Whoever has the table has it where it is now: in memory of the graphs, or out of it again.
     assert made_in_scratch == ([True, False] if fails else [True]), made_in_scratch
@@ -94,7 +94,7 @@ def scratch():
 embeds, ids = torch.zeros(2, 3), torch.ones(2)
 def share(buffers, name, buffer):
     return buffer
-current.set_instance(SimpleNamespace(graphs=SimpleNamespace(scratch=scratch)))
+current.set_model(SimpleNamespace(graphs=SimpleNamespace(scratch=scratch)))
 assert hooks_graphs.input_buffer(share, None, "seq_lens", ids) is ids and not entered
 shared = hooks_graphs.input_buffer(share, None, "input_embeds", embeds)
 assert shared is not embeds and shared.equal(embeds) and entered == [1]
@@ -102,7 +102,7 @@ made = hooks_graphs.prefill_output(lambda backend, output, size: output.new_empt
 assert made.shape == (5, 3) and entered == [1, 1]
 assert hooks_graphs.prefill_output(lambda backend, output, size: "several", None, (embeds, ids), 5) == "several"
 assert entered == [1, 1]
-current.set_instance(SimpleNamespace(graphs=None))
+current.set_model(SimpleNamespace(graphs=None))
 assert hooks_graphs.input_buffer(share, None, "input_embeds", embeds) is embeds and entered == [1, 1]
 """
 
@@ -120,7 +120,7 @@ from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.hooks import graphs as hooks_graphs
 
 prepared = []
-current.set_instance(SimpleNamespace(graphs=SimpleNamespace(prepare_streams=prepared.extend)))
+current.set_model(SimpleNamespace(graphs=SimpleNamespace(prepare_streams=prepared.extend)))
 set_stream("alt", "beside")
 assert hooks_graphs.session(lambda backend, stream: (backend, stream), "full", "own") == ("full", "own")
 assert prepared == ["own", "beside"], prepared

@@ -88,10 +88,10 @@ from protos import engine_pb2
 sent = []
 channel = SimpleNamespace(send=lambda **message: sent.append(message))
 engine = ModelHost(channel, SimpleNamespace(size=1, rank=0, gather=lambda one: [one]), None, None)
-engine._build = lambda instance: None
-engine._serve = lambda instance: 7
+engine._build = lambda lifecycle: None
+engine._serve = lambda lifecycle: 7
 for clean in (True, False):
-    engine._open = lambda load: SimpleNamespace(close=lambda: (clean, 600))
+    engine._open = lambda load: SimpleNamespace(model=None, close=lambda: (clean, 600))
     engine._load(engine_pb2.Load(command_id=1))
     assert engine._ended is not clean
 kept, done, _, failed = sent

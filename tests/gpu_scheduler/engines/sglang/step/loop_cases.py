@@ -12,12 +12,13 @@ from gpu_scheduler.engines import shared_board
 from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.base.states import EngineState
 from gpu_scheduler.engines.sglang.hooks import loop as hooks
-from gpu_scheduler.engines.sglang.model.instance import Instance
+from gpu_scheduler.engines.sglang.model.loaded_model import LoadedModel
 from gpu_scheduler.engines.sglang.model.stats import EngineCounters
 from gpu_scheduler.engines.sglang.policy.agreement import StepAgreement
 from gpu_scheduler.engines.sglang.ranks.ranks import Alone
 from gpu_scheduler.engines.sglang.step.current import set_loop
 from gpu_scheduler.engines.sglang.step.loop import StepLoop
+from gpu_scheduler.engines.sglang.step.reclaim import Reclaim
 from gpu_scheduler.engines.shared_board import BoardSeat, SharedBoard
 from gpu_scheduler.engines.sharing.step_gate import StepAnswer, StepWait, WaitReason
 from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
@@ -51,21 +52,21 @@ class Bench:
             patch(f"gpu_scheduler.engines.sglang.step.{module}.time", self.clock).start()
         self.board = SharedBoard(shared_board.create())
         self.throttle = throttle
-        self.instance = MagicMock()
-        instance = self.instance
-        instance.ranks, instance.probe, instance.state = Alone(), None, state
-        instance.ranks.now = self.clock.monotonic
-        instance.decode_step_s, instance.counters = 0.0, EngineCounters()
-        instance.channel.receive, instance.channel.closed, instance.channel.wait = lambda: [], False, self.clock.wait
-        instance.options.park_after_ms, instance.options.linger_ms = 1e9, 0
-        self.scheduler, self.memory = instance.scheduler, instance.memory.kv
+        self.model = MagicMock()
+        model = self.model
+        model.ranks, model.probe, model.state = Alone(), None, state
+        model.ranks.now = self.clock.monotonic
+        model.decode_step_s, model.counters = 0.0, EngineCounters()
+        model.channel.receive, model.channel.closed, model.channel.wait = lambda: [], False, self.clock.wait
+        model.options.park_after_ms, model.options.linger_ms = 1e9, 0
+        self.scheduler, self.memory = model.scheduler, model.memory.kv
         self.scheduler.waiting_queue, self.scheduler.chunked_req, self.scheduler.last_batch = [], None, None
         self.scheduler.running_batch.reqs = []
         self.scheduler.get_num_allocatable_reqs = lambda running: 0
         self.scheduler.running_batch.is_empty = lambda: not self.scheduler.running_batch.reqs
         self.memory.woken, self.memory.overage_bytes.return_value = False, 0
-        instance.kv_transfer.expected_s.return_value = 0
-        self.loop = StepLoop(instance, BoardSeat(self.board, INDEX))
+        model.kv_transfer.expected_s.return_value = 0
+        self.loop = StepLoop(MagicMock(model=model), BoardSeat(self.board, INDEX))
         patch.object(self.loop, "_reclaim").start()
         patch.object(self.loop, "_tell").start()
 
@@ -107,7 +108,7 @@ class Bench:
 
     def first_token(self, at: float | None) -> None:
         """Of all requests."""
-        self.instance.request_table.by_rid.return_value.first_at = at
+        self.model.request_table.by_rid.return_value.first_at = at
 
 
 def request(*, over: bool = False) -> MagicMock:
@@ -132,25 +133,25 @@ def reclaim_before_a_stalled_engine_waits() -> None:
 
     ranks = Several()
     ranks.now = bench.clock.monotonic  # type: ignore[method-assign]
-    instance = bench.instance
+    model = bench.model
 
     def receive() -> list[engine_pb2.ToEngine]:
         ranks.agreed = agreements.pop(0)
         return []
 
-    instance.ranks, instance.channel.receive, instance.channel.wait = ranks, receive, MagicMock()
+    model.ranks, model.channel.receive, model.channel.wait = ranks, receive, MagicMock()
     bench.scheduler.waiting_queue = ["waits for the end of a pause"]
     bench.scheduler.tree_cache.root_node.children = {}
     bench.scheduler.tree_cache.evictable_size.return_value = 0
-    memory, kv = bench.memory, instance.kv
+    memory, kv = bench.memory, model.kv
     type(memory).woken = property(lambda _: ranks.agreed.news)
     memory.take_reclaims = lambda: ranks.agreed.wanted
     memory.extent_bytes, kv.leaving.return_value, kv.used, kv.give_up_empties.return_value = 1, 7, 0, 7
-    loop = StepLoop(instance, BoardSeat(bench.board, INDEX))
+    loop = StepLoop(MagicMock(model=model), BoardSeat(bench.board, INDEX))
     loop.pull()
     memory.reclaimed.assert_called_once()
     kv.give_up_empties.assert_called()
-    instance.channel.wait.assert_not_called()
+    model.channel.wait.assert_not_called()
 
 
 def pause_is_a_multiple_of_the_step_before_it() -> None:
@@ -169,9 +170,9 @@ def pause_is_a_multiple_of_the_step_before_it() -> None:
 def probe_waits_longer_for_memory_that_its_limit_allows() -> None:
     def parked_after(probe: MagicMock | None, headroom: int) -> float:
         bench = Bench()
-        bench.instance.options.park_after_ms = 200
+        bench.model.options.park_after_ms = 200
         bench.scheduler.waiting_queue = ["a prompt"]
-        bench.instance.probe, bench.instance.kv.memory.headroom.return_value = probe, headroom
+        bench.model.probe, bench.model.kv.memory.headroom.return_value = probe, headroom
         began = bench.clock.now
         with patch.object(bench.loop, "_park") as park:
             while not park.called:
@@ -218,10 +219,10 @@ def no_step_begins_whose_requests_all_end_with_the_results_of_the_last() -> None
 
 def ping_is_answered_where_the_socket_is_read() -> None:
     bench = Bench()
-    bench.instance.channel.receive = lambda: [engine_pb2.ToEngine(ping=engine_pb2.Ping())]
-    bench.instance.memory.kv = None
+    bench.model.channel.receive = lambda: [engine_pb2.ToEngine(ping=engine_pb2.Ping())]
+    bench.model.memory.kv = None
     assert bench.loop.pull() == []
-    bench.instance.channel.send.assert_any_call(pong=engine_pb2.Pong())
+    bench.model.channel.send.assert_any_call(pong=engine_pb2.Pong())
 
 
 def engine_that_waits_for_a_neighbour_goes_on_when_its_own_pause_ends() -> None:
@@ -247,14 +248,14 @@ def engine_that_waits_for_a_neighbour_goes_on_when_its_own_pause_ends() -> None:
 def batch_in_which_nothing_goes_on_waits_for_no_engine_and_makes_no_bid() -> None:
     """Requests that are over stay in the batch until the next step is formed."""
     bench = Bench(PrefillThrottle(step_s=0.008))
-    bench.instance.decode_step_s = 0.005
+    bench.model.decode_step_s = 0.005
     bench.board.set_decode_arbitration(1.0)
     bench.first_token(None)
     batch = bench.scheduler.running_batch
     batch.reqs = [request(over=True), request()]
     bench.loop.pull()
     assert bench.bid() == 0.62, "its first token is seen, and leaves 3 ms"
-    assert bench.instance.request_table.by_rid.return_value.first_at == bench.clock.now
+    assert bench.model.request_table.by_rid.return_value.first_at == bench.clock.now
     end = bench.clock.now + 0.5
     bench.neighbour_prefills_until(end)
     bench.gave_way()
@@ -275,14 +276,14 @@ def batch_in_which_nothing_goes_on_waits_for_no_engine_and_makes_no_bid() -> Non
     bench.clock.now += 0.1
     bench.loop.pull()
     assert bench.bid() == 0.62
-    bench.instance.state = EngineState.WARM  # its memory is not what this is about
+    bench.model.state = EngineState.WARM  # its memory is not what this is about
     bench.loop.sleep()
     assert bench.bid() is None
 
 
 def results_that_are_there_go_out_before_another_prefill_step_is_launched() -> None:
     bench = Bench()
-    loop, ranks = bench.loop, bench.instance.ranks
+    loop, ranks = bench.loop, bench.model.ranks
     set_loop(loop)
     bench.board.set_prefill_priority(1000.0, 0)
 
@@ -294,7 +295,7 @@ def results_that_are_there_go_out_before_another_prefill_step_is_launched() -> N
     ) -> bool:
         copied = there if there is None else SimpleNamespace(query=lambda: there)
         queue = deque([(last, SimpleNamespace(copy_done=copied))] if last else [])
-        with patch.object(current, "instance", lambda: bench.instance):
+        with patch.object(current, "model", lambda: bench.model):
             original: Callable[..., bool] = lambda *_: sglang  # noqa: E731
             return bool(hooks.results_first(original, SimpleNamespace(result_queue=queue), now, last))
 
@@ -333,18 +334,18 @@ def engine_measured_beside_busy_ones_learns_that_it_keeps_its_target() -> None:
     bench.board.set_decode_arbitration(1.0)
     bench.first_token(None)
     bench.scheduler.running_batch.reqs = [request()]
-    instance = bench.instance
-    believed = SimpleNamespace(_measured=engine_pb2.Measured(decode_step_ms=40.0), decode_step_s=0.040)
+    model = bench.model
+    believed = SimpleNamespace(measured=engine_pb2.Measured(decode_step_ms=40.0), decode_step_s=0.040)
 
     def decodes_within(seconds: float) -> None:
-        Instance.decodes_within(believed, seconds)  # type: ignore[arg-type]
-        believed.decode_step_s = instance.decode_step_s = believed._measured.decode_step_ms / 1e3
+        LoadedModel.decodes_within(believed, seconds)  # type: ignore[arg-type]
+        believed.decode_step_s = model.decode_step_s = believed.measured.decode_step_ms / 1e3
 
-    instance.decode_step_s, instance.decodes_within = 0.040, decodes_within
+    model.decode_step_s, model.decodes_within = 0.040, decodes_within
     for _ in range(20):
         bench.decode_step(0.001)
-    assert instance.decode_step_s == 0.040, "that was the probe, or of another model"
-    instance.state = EngineState.ACTIVE
+    assert model.decode_step_s == 0.040, "that was the probe, or of another model"
+    model.state = EngineState.ACTIVE
     for _ in range(10):
         bench.decode_step(0.012)
     assert bench.bid() is None, "its target seems out of reach"
@@ -353,17 +354,38 @@ def engine_measured_beside_busy_ones_learns_that_it_keeps_its_target() -> None:
     bench.first_token(None)
     bench.clock.now += 0.1
     bench.loop.pull()
-    assert 0.012 <= instance.decode_step_s < 0.013, instance.decode_step_s
-    assert bench.bid() == round(instance.decode_step_s / 0.020, 2), "a first token leaves no slack"
+    assert 0.012 <= model.decode_step_s < 0.013, model.decode_step_s
+    assert bench.bid() == round(model.decode_step_s / 0.020, 2), "a first token leaves no slack"
     for _ in range(40):
         bench.decode_step(0.030)
-    assert instance.decode_step_s < 0.013, "slower ones say nothing"
+    assert model.decode_step_s < 0.013, "slower ones say nothing"
 
 
 def wait_for_a_neighbour_tells_why() -> None:
     bench = Bench(PrefillThrottle(step_s=0.008))
-    bench.instance.decode_step_s = 0.005
+    bench.model.decode_step_s = 0.005
     bench.scheduler.running_batch.reqs = [request()]
     bench.neighbour_prefills_until(100.5)
     bench.gave_way()
     assert bench.loop._gave_way == StepWait(1100.0, WaitReason.NEIGHBOUR_PREFILL)
+
+
+def retractions_are_counted_and_reported_with_their_reasons() -> None:
+    """A request that SGLang gives up goes back into the shared queue; the others stay here."""
+    bench = Bench()
+    model = bench.model
+    model.retracted = lambda request, reason: LoadedModel.retracted(model, request, reason)
+    model.request_table.by_rid = lambda rid: None if rid == "probe" else MagicMock(request_id=f"of {rid}")
+    requests = [MagicMock(rid=rid) for rid in ("1", "probe", "2")]
+    with patch.object(hooks.current, "model", lambda: model), patch.object(hooks.current, "loop") as loop:
+        assert hooks.after_retraction((requests[:2], 0.5, requests[2:]), MagicMock()) == (requests[:2], 0.5, [])
+    loop.return_value.parked.assert_called_once_with(requests[2])
+    running = [MagicMock(rid="3")]
+    bench.memory.overage_bytes, bench.memory.extent_bytes = lambda: len(running), 1
+    model.ranks, model.kv_transfer.busy = SimpleNamespace(size=2), False  # several ranks move no KV
+    model.kv.leaving.return_value, model.kv.give_up_empties.return_value = 1, 0
+    Reclaim(model, MagicMock()).shrink(running.pop)
+    sent = [call.kwargs["retracted"] for call in model.channel.send.call_args_list if "retracted" in call.kwargs]
+    reasons = [(message.request_id, message.reason) for message in sent]
+    assert reasons == [("of 1", "no KV memory for the running batch"), ("of 3", "KV memory over its limit")], reasons
+    assert model.counters.retractions == 4

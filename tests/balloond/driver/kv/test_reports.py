@@ -1,6 +1,6 @@
 import threading
 
-from balloond.driver.reports import Reports, coarse
+from balloond.driver.kv.reports import Reports, coarse
 from tests.balloond.conftest import TIMEOUT_S
 from tests.balloond.driver.fakes import FakeLease
 
@@ -15,7 +15,7 @@ def test_many_prefixes_are_told_in_few_entries_that_are_not_older_than_they_are(
     assert coarse([]) == ()
 
 
-def test_what_did_not_change_is_not_told_and_an_answer_is_told_at_once():
+def test_reports_unchanged_usage_is_not_reported_and_an_answer_at_once():
     lease = FakeLease()
     reports = Reports(lease, lambda: (30, 10))
     told = threading.Event()

@@ -1,35 +1,18 @@
-"""Terms: what all places of a schema that describe one value say of it together.
-
-A value is described by several schemas at once: that of its property in each part of an `allOf`, a `$ref`'s target and
-the keywords beside it. `Reader.terms` follows all of them and takes choices apart (`anyOf`, `oneOf`), so that what is
-left are *terms*: schemas of which each is kept by its own keywords, and a value has to fit all schemas of one term.
-"""
+"""Term: schemas that describe one value with no choices left, and what they say of it together: its types, its range,
+its language, its items, its members."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.schemas import formats, languages, numbers, patterns
-from gateway.schemas.documents import TYPES, Node, SchemaRefused, key, type_of
+from gateway.schemas.documents import TYPES, Node, SchemaRefused, key
 from gateway.schemas.languages import NOTHING, Tree
 from gateway.schemas.numbers import NumberRange
-
-MOST_STEPS = 20_000
-"""The most schemas that are looked at for one grammar; a schema counts each time that another refers to it."""
-MOST_WORK = 300_000
-"""The most work with numbers and strings for one grammar."""
-MOST_TERMS = 500
-"""The most terms of one value."""
-_MOST_STATES = 500
-"""The most states of a language by which strings of branches are told apart."""
-_MOST_TAGS = 20
-_DEPTH = 4
-"""Levels of nested values by which branches of a `oneOf` are told apart."""
 
 NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 STRING = ("minLength", "maxLength", "pattern", "format")
@@ -40,13 +23,13 @@ OBJECT = (
 )
 KEYWORDS: Mapping[str, Sequence[str]] = {"number": NUMBER, "string": STRING, "array": ARRAY, "object": OBJECT}
 """Type -> keywords that restrict it."""
-_OWN = frozenset(
+OWN = frozenset(
     (*NUMBER, *STRING, *ARRAY, *OBJECT, "type", "enum", "const", "not", "if", "unevaluatedItems")
     + ("unevaluatedProperties",)
 )
 """Keywords that restrict a value without a choice."""
-_FURTHER = frozenset(("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf"))
-SAYING = _OWN | _FURTHER
+FURTHER = frozenset(("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf"))
+SAYING = OWN | FURTHER
 """All keywords that restrict a value."""
 Conjunction = tuple[Node, ...]
 """Schemas that describe the same value."""
@@ -85,287 +68,42 @@ class Items:
     """The schema that forbids equal items."""
 
 
-class Reader:
-    """Reads schemas for one grammar."""
-
-    def __init__(self) -> None:
-        self._steps = 0
-        self.work = languages.LanguageWork(MOST_WORK)
-        self._raw: dict[Conjunction, Mapping[Term, _Apart]] = {}
-        self._same: dict[tuple[Conjunction, frozenset[str]], Term] = {}
-        self._tags: dict[Node, str | None] = {}
+class SchemaReader(Protocol):
+    """What terms, and comparing them, need of the reader of their schemas. All of it raises SchemaRefused."""
 
     def step(self, node: Node) -> None:
-        """Counts a step. Raises SchemaRefused after too many."""
-        self._steps += 1
-        if self._steps > MOST_STEPS:
-            raise SchemaRefused(f"'{node.pointer}' and others refer to one another in too many ways")
-
-    def straight(self, conjunction: Conjunction) -> Conjunction:
-        """The conjunction with schemas that are nothing but a reference replaced by their targets."""
-        made: dict[Node, None] = {}
-        for node in conjunction:
-            seen = {node}
-            while SAYING & node.keywords == {"$ref"}:
-                self.step(node)
-                target = node.target()
-                if target is None or target in seen:
-                    break
-                node = target
-                seen.add(node)
-            made[node] = None
-        return tuple(made)
-
-    def terms(self, conjunction: Conjunction) -> Sequence[Term]:
-        """Terms of which one has to fit, so that no two branches of a `oneOf` do. Raises SchemaRefused."""
-        return [self._told_apart(term, apart) for term, apart in self._expanded(conjunction).items()]
+        """Counts a step."""
+        ...
 
     def any(self, conjunction: Conjunction) -> Sequence[Term]:
-        """Terms of which one has to fit; several branches of a `oneOf` may fit. Raises SchemaRefused."""
-        return tuple(self._expanded(conjunction))
+        """Terms of which one has to fit; several branches of a `oneOf` may fit."""
+        ...
 
-    def _expanded(self, conjunction: Conjunction) -> Mapping[Term, _Apart]:
-        conjunction = self.straight(conjunction)
-        if conjunction in self._raw:
-            return self._raw[conjunction]
-        found: dict[Term, _Apart] = {}
-        parts = [_Part([(node, frozenset()) for node in reversed(conjunction)], {}, [], ())]
-        while parts:
-            part = parts.pop()
-            if not self._flatten(part):
-                continue
-            if part.choices:
-                parts.extend(reversed([*part.chosen()]))
-                continue
-            own = tuple(node for node in part.done if not _OWN.isdisjoint(node.keywords))
-            term = self._term(own, frozenset())
-            if not term.empty:
-                found[term] = (*found.get(term, ()), *part.apart)
-            if len(found) > MOST_TERMS:
-                raise SchemaRefused(
-                    f"'{conjunction[0].pointer}' allows more than {MOST_TERMS} combinations of its branches"
-                )
-        self._raw[conjunction] = found
-        return found
-
-    def _flatten(self, part: _Part) -> bool:
-        """Follows references; False: nothing fits."""
-        while part.left:
-            node, within = part.left.pop()
-            self.step(node)
-            if node in within or node.value is False:
-                return False  # a schema that is made of itself and nothing else: nothing fits
-            if node in part.done or node.value is True:
-                continue
-            part.done[node] = None
-            _check_references(node)
-            inside = within | {node}
-            following = [*node.several("allOf")]
-            if (target := node.target()) is not None:
-                following.insert(0, target)
-            part.left.extend((one, inside) for one in reversed(following))
-            part.choices.extend((node, keyword, inside) for keyword in ("anyOf", "oneOf") if keyword in node)
-        return True
-
-    def _term(self, nodes: Conjunction, forced: frozenset[str]) -> Term:
-        if (nodes, forced) not in self._same:
-            self._same[nodes, forced] = Term(self, nodes, forced)
-        return self._same[nodes, forced]
-
-    def _told_apart(self, term: Term, apart: _Apart) -> Term:
-        """The term, restricted so that no other branch of a `oneOf` fits it. Raises SchemaRefused."""
-        for node, chosen in apart:
-            tag = self._tag(node) if list(term.written) == ["object"] else None
-            if tag is not None:
-                term = self._term(term.nodes, term.forced | {tag})
-                continue
-            for index, other in enumerate(node.several("oneOf")):
-                for theirs in self.any((other,)) if index != chosen else ():
-                    found = self.told_apart(term, theirs)
-                    if found is None:
-                        raise node.unkept("oneOf", f"what fits another branch may fit '{other.pointer}' too")
-                    term = self._term(term.nodes, term.forced | found)
-        return term
-
-    def _tag(self, node: Node) -> str | None:
-        """The property whose values are listed and tell the branches of a `oneOf` of objects apart; None if there is
-        none."""
-        if node not in self._tags:
-            branches = [self.any((branch,)) for branch in node.several("oneOf")]
-            first = branches[0][0] if branches[0] else None
-            names = list(first.names) if first is not None else []
-            self._tags[node] = next((name for name in names[:_MOST_TAGS] if self._tells(name, branches)), None)
-        return self._tags[node]
-
-    def _tells(self, name: str, branches: Sequence[Sequence[Term]]) -> bool:
-        taken: set[Hashable] = set()
-        for terms in branches:
-            own: set[Hashable] = set()
-            for term in terms:
-                lists = [one.literals for one in self.any(term.of_name(name))]
-                if name not in term.names or list(term.written) != ["object"] or None in lists:
-                    return False
-                own.update(key(value) for values in lists for value in values or ())
-            if own & taken:
-                return False
-            taken |= own
-        return True
-
-    def told_apart(self, term: Term, other: Term, depth: int = _DEPTH) -> frozenset[str] | None:
-        """Properties that have to be there so that nothing which is written for `term` fits `other`; None if no such
-        are known."""
-        if term.nodes:
-            self.step(term.nodes[0])
-        forced: frozenset[str] = frozenset()
-        if term.literals is not None:
-            return None if any(other.allows(value) for value in term.literals) else forced
-        if other.literals is not None:
-            return None if any(term.allows(value) for value in other.literals) else forced
-        for kind in term.written:
-            if kind not in other.types:
-                continue
-            found = _APART[kind](self, term, other, depth) if kind in _APART else None
-            if found is None:
-                return None
-            forced |= found
-        return forced
-
-    def possible(self, value: Conjunction, depth: int) -> bool:
-        """Whether something fits, as far as is easy to see."""
-        return depth <= 0 or any(self._possible(term, kind, depth) for term in self.any(value) for kind in term.written)
-
-    def matches(self, tree: Tree, said: str) -> bool:
-        """Whether the text belongs to the language. Raises languages.LanguageTooLarge."""
-        if tree == languages.EVERYTHING:
-            return True
-        self.work.spend(len(said) * tree.width)
-        return languages.fits(tree, said)
-
-    def is_nothing(self, tree: Tree) -> bool:
-        """Whether it is known that a language has no text."""
-        try:
-            return tree is NOTHING or not (languages.plain(tree) or languages.states(tree, _MOST_STATES, self.work))
-        except languages.LanguageTooLarge:
-            return False
-
-    def _possible(self, term: Term, kind: str, depth: int) -> bool:
-        if term.literals is not None:
-            return bool(term.literals)
-        if kind == "number":
-            return not term.range.empty
-        if kind == "string":
-            return not self.is_nothing(term.strings)
-        if kind == "array":
-            return term.items.most is None or term.items.least <= term.items.most
-        members = term.members if kind == "object" else None
-        if members is None:
-            return kind != "object"
-        return all(self.possible(members.named[name], depth - 1) for name in members.always)
-
-    def values_apart(self, value: Conjunction, other: Conjunction, depth: int) -> bool:
-        """Whether nothing fits both, without any property being forced."""
-        if depth <= 0:
-            return False
-        theirs = self.any(other)
-        return not any(
-            self.told_apart(one, another, depth - 1) != frozenset() for one in self.any(value) for another in theirs
-        )
+    def terms(self, conjunction: Conjunction) -> Sequence[Term]:
+        """Terms of which one has to fit, so that no two branches of a `oneOf` do."""
+        ...
 
     def fits(self, node: Node, value: Any) -> bool:
         """Whether a value fits a schema in full."""
-        self.step(node)
-        if isinstance(node.value, bool):
-            return node.value
-        _check_references(node)
-        target = node.target()
-        return (
-            (target is None or self.fits(target, value))
-            and all(self.fits(one, value) for one in node.row("allOf"))
-            and ("anyOf" not in node or any(self.fits(one, value) for one in node.row("anyOf")))
-            and ("oneOf" not in node or sum(self.fits(one, value) for one in node.row("oneOf")) == 1)
-            and self.fits_own(node, value)
-        )
+        ...
 
     def fits_own(self, node: Node, value: Any, *, literals: bool = True) -> bool:
-        """Whether a value fits the schema's own keywords, without references and choices; `literals` False: also
-        without its lists of values."""
-        types = node.types()
-        kind = type_of(value)
-        if types is not None and kind not in types:
-            if not (kind == "number" and "integer" in types and float(value).is_integer()):
-                return False
-        if literals and any(key(value) not in map(key, values) for values in node.literals()):
-            return False
-        if (refused := node.schema("not")) is not None and self.fits(refused, value):
-            return False
-        if (asked := node.schema("if")) is not None:
-            then = node.schema("then" if self.fits(asked, value) else "else")
-            if then is not None and not self.fits(then, value):
-                return False
-        if kind == "number":
-            return _fits_number(node, value)
-        if kind == "string":
-            return self.matches(Term(self, (node,), frozenset()).strings, value)
-        if kind == "array":
-            return self._fits_array(node, value)
-        return kind != "object" or self._fits_object(node, value)
+        """Whether a value fits the schema's own keywords; `literals` False: also without its lists of values."""
+        ...
 
-    def _fits_array(self, node: Node, value: Sequence[Any]) -> bool:
-        first, rest = _places(node)
-        least, most = node.count("minItems") or 0, node.count("maxItems")
-        if len(value) < least or (most is not None and len(value) > most):
-            return False
-        if node.flag("uniqueItems") and len(set(map(key, value))) < len(value):
-            return False
-        for keyword in ("contains", "unevaluatedItems"):
-            if keyword in node:
-                raise node.unkept(keyword, "beside an array that is written out")
-        if not all(self.fits(*pair) for pair in zip(first, value, strict=False)):
-            return False
-        return rest is None or all(self.fits(rest, one) for one in value[len(first) :])
+    def matches(self, tree: Tree, said: str) -> bool:
+        """Whether the text belongs to the language."""
+        ...
 
-    def _fits_object(self, node: Node, value: Mapping[str, Any]) -> bool:
-        for keyword in ("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"):
-            if keyword in node:
-                raise node.unkept(keyword, "beside an object that is written out")
-        least, most = node.count("minProperties") or 0, node.count("maxProperties")
-        if len(value) < least or (most is not None and len(value) > most):
-            return False
-        if not set(node.names("required")) <= value.keys():
-            return False
-        alone = Term(self, (node,), frozenset())
-        return all(
-            alone.may_be_named(name) and all(self.fits(schema, one) for schema in alone.of_name(name))
-            for name, one in value.items()
-        )
-
-
-_Apart = tuple[tuple[Node, int], ...]
-"""(schema with a `oneOf`, number of the branch chosen there) of each choice: the other branches must not fit."""
-
-
-@dataclass(slots=True)
-class _Part:
-    """A conjunction, as far as it has been followed."""
-
-    left: list[tuple[Node, frozenset[Node]]]
-    """(schema, schemas from which it was referred to) still to be followed."""
-    done: dict[Node, None]
-    choices: list[tuple[Node, str, frozenset[Node]]]
-    apart: _Apart
-
-    def chosen(self) -> Iterator[_Part]:
-        """A copy for each branch of the first choice."""
-        (node, keyword, within), *choices = self.choices
-        for index, branch in enumerate(node.several(keyword)):
-            apart = (*self.apart, (node, index)) if keyword == "oneOf" else self.apart
-            yield _Part([(branch, within)], dict(self.done), choices.copy(), apart)
+    def is_nothing(self, tree: Tree) -> bool:
+        """Whether it is known that a language has no text."""
+        ...
 
 
 class Term:
     """Schemas that describe one value, with no choices left."""
 
-    def __init__(self, reader: Reader, nodes: Conjunction, forced: frozenset[str]) -> None:
+    def __init__(self, reader: SchemaReader, nodes: Conjunction, forced: frozenset[str]) -> None:
         """`forced`: properties that have to be written, since the value might fit another branch without them."""
         self._reader = reader
         self.nodes = nodes
@@ -408,7 +146,7 @@ class Term:
     @property
     def constrained(self) -> bool:
         """Whether anything but the type is restricted."""
-        return bool(self.forced) or any(one != "type" and one in _OWN for node in self.nodes for one in node.keywords)
+        return bool(self.forced) or any(one != "type" and one in OWN for node in self.nodes for one in node.keywords)
 
     @cached_property
     def empty(self) -> bool:
@@ -459,14 +197,14 @@ class Term:
     @cached_property
     def range(self) -> NumberRange:
         within = NumberRange()
-        for bound, up, itself in (one for node in self.nodes for one in _bounds(node)):
+        for bound, up, itself in (one for node in self.nodes for one in bounds_of(node)):
             end = numbers.decimal(bound) if itself else numbers.beyond(bound, up)
             within = within.and_(NumberRange(end) if up else NumberRange(None, end))
         return within.whole if self.whole else within
 
     @cached_property
     def multiples(self) -> Sequence[Decimal]:
-        return [one for node in self.nodes for one in _steps(node)]
+        return [one for node in self.nodes for one in steps_of(node)]
 
     @property
     def numbers(self) -> Tree | None:
@@ -523,7 +261,7 @@ class Term:
             if keyword == "unevaluatedItems" and node.get(keyword) in (True, {}):
                 continue
             raise node.unkept(keyword, "a grammar does not count what fits it")
-        places = [_places(node) for node in self.nodes]
+        places = [places_of(node) for node in self.nodes]
         longest = max((len(first) for first, _ in places), default=0)
         first = [
             tuple(one for row, rest in places if (one := row[index] if index < len(row) else rest) is not None)
@@ -579,7 +317,7 @@ class Term:
         )
 
     @property
-    def _banned(self) -> frozenset[str]:
+    def banned(self) -> frozenset[str]:
         """Names that `not` excludes."""
         return frozenset(name for node in self.nodes for name in _refusal(node).names)
 
@@ -590,7 +328,7 @@ class Term:
         required = {name for node in self.nodes for name in node.names("required")} | self.forced
         for name in self.names:
             value = self.of_name(name)
-            if name not in self._banned and self.may_be_named(name) and self._reader.any(value):
+            if name not in self.banned and self.may_be_named(name) and self._reader.any(value):
                 named[name] = value
                 if name in required:
                     always.add(name)
@@ -633,7 +371,7 @@ class Term:
         said = self._with("additionalProperties")
         open_ = bool(said) or not self._with("properties", "patternProperties")
         found = []
-        taken = [*self.names, *self._banned]
+        taken = [*self.names, *self.banned]
         for number in range(1 << len(listed)):
             matched = frozenset(name for bit, name in enumerate(listed) if number >> bit & 1)
             if not matched and not open_:
@@ -679,14 +417,7 @@ class Term:
         return languages.both((tree, *unlike))
 
 
-def _check_references(node: Node) -> None:
-    """Raises SchemaRefused for references that are not kept."""
-    for keyword in ("$dynamicRef", "$recursiveRef"):
-        if keyword in node:
-            raise node.unkept(keyword, "what it refers to is not known before it is used")
-
-
-def _bounds(node: Node) -> Iterator[tuple[int | float, bool, bool]]:
+def bounds_of(node: Node) -> Iterator[tuple[int | float, bool, bool]]:
     """(bound, whether numbers are above it, whether the bound itself belongs to the range) of each bound."""
     for keyword, beside, up in (("minimum", "exclusiveMinimum", True), ("maximum", "exclusiveMaximum", False)):
         bound, open_end = node.number(keyword), node.get(beside)
@@ -696,19 +427,11 @@ def _bounds(node: Node) -> Iterator[tuple[int | float, bool, bool]]:
             yield bound, up, False
 
 
-def _steps(node: Node) -> Sequence[Decimal]:
+def steps_of(node: Node) -> Sequence[Decimal]:
     value = node.number("multipleOf")
     if value is not None and value <= 0:
         raise node.wrong("multipleOf", "a number above 0")
     return [] if value is None else [numbers.decimal(value)]
-
-
-def _fits_number(node: Node, value: int | float) -> bool:
-    for bound, up, itself in _bounds(node):
-        if not (value > bound if up else value < bound) and not (itself and value == bound):
-            return False
-    number = Fraction(numbers.decimal(value))
-    return all((number / Fraction(one)).denominator == 1 for one in _steps(node))
 
 
 @dataclass(frozen=True, slots=True)
@@ -726,7 +449,7 @@ def _refusal(node: Node) -> _Refusal:
     refused = node.schema("not")
     if refused is None or refused.value is False:
         return _Refusal()
-    said = {one for one in refused.keywords if one in _OWN or one in _FURTHER}
+    said = {one for one in refused.keywords if one in SAYING}
     if not said:
         return _Refusal(frozenset(TYPES))
     if said == {"type"}:
@@ -743,7 +466,7 @@ def _refusal(node: Node) -> _Refusal:
     return _Refusal(whole=False)
 
 
-def _places(node: Node) -> tuple[Sequence[Node], Node | None]:
+def places_of(node: Node) -> tuple[Sequence[Node], Node | None]:
     """(schemas of the first items, schema of the items after them)."""
     if isinstance(node.get("items"), list):  # the form of drafts before 2020
         return node.row("items"), node.schema("additionalItems")
@@ -786,54 +509,3 @@ def _others(taken: Sequence[str]) -> Tree:
         return languages.choice(parts)
 
     return beside("", list(taken))
-
-
-def _numbers_apart(_reader: Reader, term: Term, other: Term, _depth: int) -> frozenset[str] | None:
-    within = term.range.and_(other.range)
-    if term.whole or other.whole:
-        within = within.whole
-    return frozenset() if within.empty else None
-
-
-def _strings_apart(reader: Reader, term: Term, other: Term, _depth: int) -> frozenset[str] | None:
-    return frozenset() if reader.is_nothing(languages.both((term.strings, other.strings))) else None
-
-
-def _arrays_apart(reader: Reader, term: Term, other: Term, depth: int) -> frozenset[str] | None:
-    own, theirs = term.items, other.items
-    if (own.most is not None and own.most < theirs.least) or (theirs.most is not None and theirs.most < own.least):
-        return frozenset()
-    there = len(own.first) if own.most is None else min(len(own.first), own.most)
-    if theirs.most is not None and theirs.most < there:
-        return frozenset()
-    for index in range(max(there, min(1, own.least))):
-        value = own.first[index] if index < len(own.first) else own.rest
-        other_value = theirs.first[index] if index < len(theirs.first) else theirs.rest
-        if value is not None and other_value is not None and reader.values_apart(value, other_value, depth):
-            return frozenset()
-    return None
-
-
-def _objects_apart(reader: Reader, term: Term, other: Term, depth: int) -> frozenset[str] | None:
-    own, theirs = term.members, other.members
-    if own is None or theirs is None:
-        return frozenset()
-    if not own.free and not theirs.always <= own.named.keys():
-        return frozenset()
-    ordered = sorted(own.named, key=lambda name: (name not in own.always, name not in theirs.always))
-    for name in ordered:
-        if name not in own.always and not reader.possible(own.named[name], depth):
-            continue
-        value = other.of_name(name)
-        dead = name in other._banned or not other.may_be_named(name) or not reader.any(value)
-        if dead or reader.values_apart(own.named[name], value, depth):
-            return frozenset() if name in own.always else frozenset({name})
-    return None
-
-
-_APART: Mapping[str, Callable[[Reader, Term, Term, int], frozenset[str] | None]] = {
-    "number": _numbers_apart,
-    "string": _strings_apart,
-    "array": _arrays_apart,
-    "object": _objects_apart,
-}

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from balloond.driver.lease import Lease, Usage
+from balloond.driver.connection.lease import Lease, Usage
 
 _EVERY_S = 0.1
 _CACHED = 64

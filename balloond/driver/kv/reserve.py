@@ -1,6 +1,6 @@
 """Indices that are mapped in a range and not in the engine's hands. Pure.
 
-A large extent (balloond/driver/address_map.py) leaves whole: its indices in the reserve are `tied` while some of its
+A large extent (`address_map.py`) leaves whole: its indices in the reserve are `tied` while some of its
 others are elsewhere.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from balloond.driver.address_map import AddressMap
+from balloond.driver.kv.address_map import AddressMap
 
 
 class Reserve:

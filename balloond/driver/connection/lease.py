@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from balloond.driver import alive
-from balloond.driver.loop import DescriptorLoop
-from balloond.driver.outbox import Outbox
+from balloond.driver.connection import alive
+from balloond.driver.connection.loop import DescriptorLoop
+from balloond.driver.connection.outbox import Outbox
 from protos import handoff_pb2
 from services.ipc import seqpacket
 from services.telemetry import log

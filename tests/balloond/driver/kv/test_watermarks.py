@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balloond.driver.watermarks import IDLE_S, Watermarks
+from balloond.driver.kv.watermarks import IDLE_S, Watermarks
 
 
 def test_without_growth_the_low_mark_is_kept():

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from balloond.driver import alive
-from balloond.driver.lease import KV, WEIGHTS, GrowRefused, Lease, LeaseRefused, Usage
+from balloond.driver.connection import alive
+from balloond.driver.connection.lease import KV, WEIGHTS, GrowRefused, Lease, LeaseRefused, Usage
 from tests.balloond.conftest import MIB, TIMEOUT_S
 
 EXTENT = 64 << 10
@@ -166,7 +166,7 @@ async def test_a_detach_while_balloond_is_away_is_told_to_the_next_one(node):
     assert not lease.loop.alive
 
 
-async def test_nobody_waits_for_a_balloond_that_stands_still(node):
+async def test_lease_calls_return_while_balloond_is_stopped(node):
     await node.book("a")
     lease = await asyncio.to_thread(Lease.attach, node.handoff, node.name, "a", timeout_s=TIMEOUT_S)
     extents = await asyncio.to_thread(lease.grow, KV, EXTENT, 4, timeout_s=TIMEOUT_S)
@@ -192,7 +192,7 @@ async def test_nobody_waits_for_a_balloond_that_stands_still(node):
     lease.detach()
 
 
-async def test_what_waits_for_a_balloond_that_is_then_killed_is_said_to_the_next_one(node):
+async def test_lease_messages_waiting_for_a_killed_balloond_reach_the_next_one(node):
     await node.book("a")
     lease = await asyncio.to_thread(Lease.attach, node.handoff, node.name, "a", timeout_s=TIMEOUT_S)
     extents = await asyncio.to_thread(lease.grow, KV, EXTENT, 4, timeout_s=TIMEOUT_S)

@@ -3,7 +3,7 @@ import os
 import socket
 import threading
 
-from balloond.driver.loop import DescriptorLoop
+from balloond.driver.connection.loop import DescriptorLoop
 from tests.balloond.conftest import TIMEOUT_S
 
 

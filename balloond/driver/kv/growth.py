@@ -29,10 +29,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from balloond.driver.address_map import AddressMap
-from balloond.driver.reclaims import OpenReclaims
-from balloond.driver.reserve import Reserve
-from balloond.driver.watermarks import Watermarks
+from balloond.driver.kv.address_map import AddressMap
+from balloond.driver.kv.reclaims import OpenReclaims
+from balloond.driver.kv.reserve import Reserve
+from balloond.driver.kv.watermarks import Watermarks
 
 _TOGETHER = 32
 """Most small extents of one request. Requests are short so that some extents are mapped while the next are made, few

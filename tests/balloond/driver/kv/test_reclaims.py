@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balloond.driver.reclaims import OpenReclaims
+from balloond.driver.kv.reclaims import OpenReclaims
 
 EXTENT = 10
 
@@ -58,7 +58,7 @@ def test_at_the_end_all_reclaims_are_taken_out():
 
 
 @given(st.lists(st.integers(1, 60), max_size=5), st.lists(st.integers(0, 9), max_size=8))
-def test_what_left_is_counted_once_and_for_the_oldest_reclaims_first(sizes, leaving):
+def test_reclaims_extents_that_left_count_once_for_the_oldest_first(sizes, leaving):
     reclaims = OpenReclaims(EXTENT)
     opened = [reclaims.add(id, nbytes, deep=True) for id, nbytes in enumerate(sizes)]
     asked = [-(-nbytes // EXTENT) for nbytes in sizes]

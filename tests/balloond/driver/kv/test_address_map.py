@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balloond.driver.address_map import AddressMap
+from balloond.driver.kv.address_map import AddressMap
 
 
 def test_an_index_is_free_until_an_extent_is_mapped_there_and_again_when_it_left():

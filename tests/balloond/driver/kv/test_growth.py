@@ -5,11 +5,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from balloond.driver.address_map import AddressMap
-from balloond.driver.growth import RangeGrowth
-from balloond.driver.reclaims import OpenReclaims
-from balloond.driver.reserve import Reserve
-from balloond.driver.watermarks import IDLE_S, Watermarks
+from balloond.driver.kv.address_map import AddressMap
+from balloond.driver.kv.growth import RangeGrowth
+from balloond.driver.kv.reclaims import OpenReclaims
+from balloond.driver.kv.reserve import Reserve
+from balloond.driver.kv.watermarks import IDLE_S, Watermarks
 
 PAUSE_S = 0.1
 
@@ -86,7 +86,7 @@ def told(request):
 # --- what is requested for the engine
 
 
-def test_what_is_missing_is_requested_once_and_taken_when_it_has_come():
+def test_growth_missing_extents_are_requested_once_and_taken_when_granted():
     book = Playbook()
     assert book.wants(3) == 3
     assert book.requests() == ["need 3"] and book.requests() == []
@@ -174,7 +174,7 @@ def test_refused_small_extents_end_the_growth_until_the_engine_wants_some_again(
     assert book.growth.demand == "small" and book.requests() == ["need 2"]
 
 
-def test_what_comes_after_a_refusal_takes_it_back():
+def test_growth_grant_after_a_refusal_withdraws_the_refusal():
     book = Playbook()
     book.wants(40)
     book.requests()
@@ -294,7 +294,7 @@ def test_the_pause_ends_when_balloond_is_there_again():
 # --- what goes back
 
 
-def test_what_is_above_the_high_mark_goes_back_the_highest_first():
+def test_growth_reserve_above_the_high_mark_goes_back_highest_first():
     book = Playbook(low=1, high=2)
     book.wants(9)
     book.runs(capacity=64)
@@ -329,7 +329,7 @@ def test_a_running_engine_keeps_its_low_mark_until_it_did_what_it_could_for_a_re
     assert len(book.reserve) == max(0, before - 5)
 
 
-def test_what_left_for_a_reclaim_leaves_once():
+def test_growth_extents_that_left_for_a_reclaim_leave_once():
     book = Playbook(high=9)
     book.wants(6)
     book.runs(capacity=64)
@@ -381,7 +381,7 @@ def test_an_emptied_reserve_stays_so_when_an_offer_ends():
     assert book.growth.use == "emptied"
 
 
-def test_what_lies_too_high_goes_back_after_the_offer():
+def test_growth_highest_extent_goes_back_after_an_offer_with_holes():
     book = Playbook(low=4, high=4)
     book.runs(capacity=64)
     book.growth.offer(holes=1)

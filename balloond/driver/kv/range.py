@@ -7,8 +7,8 @@ engine: `wake_fd` becomes readable, then `overage_bytes` and `take_reclaims` say
 
 The engine counts in indices, each `extent_bytes` of addresses. Where much is missing at once it comes in large extents
 of several indices, because the cost of mapping is per extent; `extents` says which. A large one leaves whole, so what
-comes back of it stays in the reserve until the rest does (balloond/driver/reserve.py). What is requested when, and what
-goes back, is decided in balloond/driver/growth.py.
+comes back of it stays in the reserve until the rest does (`reserve.py`). What is requested when, and what goes back, is
+decided in `growth.py`.
 
 Conservation: owned (in the engine's hands) + reserve + quarantined (released, but the device may not be done with it)
 = mapped.
@@ -24,13 +24,13 @@ from concurrent.futures import Future
 from functools import partial
 
 from balloond.backends.base import Fence, Mapper
-from balloond.driver.address_map import AddressMap
-from balloond.driver.growth import ExtentRequest, RangeGrowth
-from balloond.driver.lease import KV, Granted, GrowRefused, Lease
-from balloond.driver.reclaims import OpenReclaims
-from balloond.driver.reports import Reports
-from balloond.driver.reserve import Reserve
-from balloond.driver.watermarks import IDLE_S, Watermarks
+from balloond.driver.connection.lease import KV, Granted, GrowRefused, Lease
+from balloond.driver.kv.address_map import AddressMap
+from balloond.driver.kv.growth import ExtentRequest, RangeGrowth
+from balloond.driver.kv.reclaims import OpenReclaims
+from balloond.driver.kv.reports import Reports
+from balloond.driver.kv.reserve import Reserve
+from balloond.driver.kv.watermarks import IDLE_S, Watermarks
 from balloond.policy.extents import LARGE
 
 _FENCE_LOOK_S = 0.002
@@ -58,6 +58,7 @@ class ElasticRange:
         high: int,
         large: int = LARGE,
         poison: bool = False,
+        refused_pause_s: float = _REFUSED_PAUSE_S,
     ) -> None:
         """Reserves the addresses; the reserve is filled in the background. `large`: indices in a large extent; 1: there
         are none. `poison`: memory that is new or was released is filled with NaN."""
@@ -89,7 +90,7 @@ class ElasticRange:
         """Number of indices that have left the reserve and count as mapped until they are unmapped."""
         self._reclaims = OpenReclaims(extent_bytes)
         marks = Watermarks(low, high)
-        self._growth = RangeGrowth(addresses, self._reserve, marks, self._reclaims, _REFUSED_PAUSE_S)
+        self._growth = RangeGrowth(addresses, self._reserve, marks, self._reclaims, refused_pause_s)
         self._waiting = False
         """Whether the engine's thread waits in `acquire` or `offer`."""
         self._reports = Reports(lease, self._measure)

@@ -11,7 +11,7 @@ import socket
 import threading
 from collections import deque
 
-from balloond.driver.loop import DescriptorLoop
+from balloond.driver.connection.loop import DescriptorLoop
 from services.ipc import seqpacket
 
 

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from balloond.backends.cpu import PAGE_BYTES, CpuMapper
-from balloond.driver import range as driver_range
-from balloond.driver import watermarks
-from balloond.driver.range import ElasticRange, _runs
+from balloond.driver.kv import range as driver_range
+from balloond.driver.kv import watermarks
+from balloond.driver.kv.range import ElasticRange, _runs
 from testing import descriptors
 from tests.balloond.conftest import TIMEOUT_S
 from tests.balloond.driver.fakes import FakeLease, GatedMapper, readable
 
 
-def make(lease, low=0, high=0, extents=64, poison=False, mapper=None, large=1):
+def make(lease, low=0, high=0, extents=64, poison=False, mapper=None, large=1, **more):
     return ElasticRange(
         lease,
         mapper or GatedMapper(),
@@ -26,6 +26,7 @@ def make(lease, low=0, high=0, extents=64, poison=False, mapper=None, large=1):
         high=high,
         large=large,
         poison=poison,
+        **more,
     )
 
 
@@ -64,7 +65,7 @@ def test_the_reserve_is_filled_ahead_and_serves_without_asking(lease):
     kv.close()
 
 
-def test_below_the_low_mark_the_reserve_of_who_runs_is_asked_for_as_growth(lease):
+def test_range_of_running_engine_below_the_low_mark_requests_its_reserve_as_growth(lease):
     kv = make(lease, low=4, high=8)
     lease.settle()
     kv.usage(PAGE_BYTES, [])
@@ -78,7 +79,7 @@ def test_below_the_low_mark_the_reserve_of_who_runs_is_asked_for_as_growth(lease
     kv.close()
 
 
-def test_what_could_be_evicted_instead_is_said_with_each_question_and_of_the_reserve_what_was_told_last(lease):
+def test_range_growth_requests_carry_the_evictable_bytes(lease):
     kv = make(lease, low=3, high=8)
     lease.settle()
     lease.capacity = lease.held_extents
@@ -112,7 +113,7 @@ def test_the_limit_bounds_what_is_asked_for_and_headroom_says_so(lease):
     kv.close()
 
 
-def test_the_addresses_bound_it_too(lease):
+def test_range_acquire_is_bounded_by_its_addresses(lease):
     kv = make(lease, extents=3)
     assert len(kv.acquire(8, timeout_s=TIMEOUT_S)) == 3
     assert kv.headroom() == 0
@@ -135,7 +136,7 @@ def test_much_is_asked_for_in_parts_four_at_a_time(lease):
     kv.close()
 
 
-def test_what_comes_too_late_goes_into_the_reserve_and_wakes_the_loop(lease):
+def test_range_late_grant_goes_into_the_reserve_and_wakes_the_engine(lease):
     lease.silent = True
     kv = make(lease)
     assert kv.acquire(3) == []
@@ -161,7 +162,7 @@ def test_released_extents_above_the_high_mark_go_back(lease):
     kv.close()
 
 
-def test_after_lowering_what_comes_next_lies_lowest_wherever_the_reserve_was(lease):
+def test_range_after_lowering_new_extents_lie_at_the_lowest_addresses(lease):
     kv = make(lease, low=2, high=4)
     mine = sorted(kv.acquire(9, timeout_s=TIMEOUT_S))
     kv.release([index for index in mine if index not in (0, 1)])
@@ -372,7 +373,7 @@ def test_a_large_extent_leaves_only_whole(lease):
     kv.close()
 
 
-def test_what_is_left_of_a_large_extent_is_taken_before_others_of_the_reserve(lease):
+def test_range_rest_of_a_large_extent_is_taken_before_the_reserve(lease):
     kv = bulk(lease, low=8, high=16)
     mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
     lease.settle()
@@ -422,7 +423,7 @@ def test_a_limit_that_falls_takes_whole_large_extents_and_overage_says_what_is_l
     kv.close()
 
 
-def test_what_is_tied_to_what_is_owned_can_be_had_whatever_the_limit_is_and_leaves_with_it(lease):
+def test_range_tied_indices_are_taken_over_the_limit_and_leave_with_their_extent(lease):
     kv = bulk(lease, high=16)
     lease.capacity = 16
     mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
@@ -465,7 +466,7 @@ def test_an_offer_is_of_small_extents(lease):
 # --- limits and reclaims
 
 
-def test_who_waits_for_growth_does_not_wait_for_what_a_limit_that_falls_meanwhile_leaves_out(lease):
+def test_range_acquire_returns_when_a_falling_limit_leaves_no_more_to_wait_for(lease):
     kv, gate, got = make(lease), threading.Event(), []
     lease.loop.call(gate.wait)
     waiting = threading.Thread(target=lambda: got.append(kv.acquire(8, timeout_s=TIMEOUT_S)))
@@ -497,7 +498,7 @@ def test_a_lowered_limit_takes_the_reserve_without_the_engine_and_leaves_the_res
     kv.close()
 
 
-def test_what_was_released_is_not_asked_for_again_while_its_fence_is_closed(lease):
+def test_range_overage_leaves_out_indices_behind_a_closed_fence(lease):
     mapper = GatedMapper()
     kv = make(lease, mapper=mapper)
     mine = kv.acquire(6, timeout_s=TIMEOUT_S)
@@ -513,7 +514,7 @@ def test_what_was_released_is_not_asked_for_again_while_its_fence_is_closed(leas
     kv.close()
 
 
-def test_what_is_being_unmapped_is_not_asked_for_again(lease):
+def test_range_overage_leaves_out_indices_being_unmapped(lease):
     class Held(CpuMapper):
         begun, go_on = threading.Event(), threading.Event()
 
@@ -538,7 +539,7 @@ def test_what_is_being_unmapped_is_not_asked_for_again(lease):
     kv.close()
 
 
-def test_what_has_to_leave_is_not_taken_out_of_the_reserve_again(lease):
+def test_range_reserve_over_a_lowered_limit_is_not_taken_again(lease):
     kv = make(lease, low=0, high=4)
     mine = sorted(kv.acquire(6, timeout_s=TIMEOUT_S))
 
@@ -579,9 +580,8 @@ def test_a_shallow_reclaim_takes_no_more_than_the_reserve(lease):
     kv.close()
 
 
-def test_a_deep_reclaim_wakes_the_engine_for_what_the_reserve_lacks(lease, monkeypatch):
-    monkeypatch.setattr(driver_range, "_REFUSED_PAUSE_S", 1e6)  # after it, the reserve is filled again
-    kv = make(lease, low=2, high=2)
+def test_a_deep_reclaim_wakes_the_engine_for_what_the_reserve_lacks(lease):
+    kv = make(lease, low=2, high=2, refused_pause_s=1e6)  # after the pause, the reserve is filled again
     mine = kv.acquire(6, timeout_s=TIMEOUT_S)
     lease.settle()
     lease.reclaim(7, 5, deep=True)
@@ -688,7 +688,7 @@ def test_emptying_needs_everything_released_and_gives_everything_back(lease):
     kv.close()
 
 
-def test_what_was_asked_for_and_comes_after_emptying_goes_straight_back(lease):
+def test_range_grant_after_emptying_is_returned_at_once(lease):
     lease.silent = True
     kv = make(lease, low=3, high=3)
     lease.settle()
@@ -834,7 +834,7 @@ MixedRangeMachine.TestCase.settings = settings(max_examples=40, stateful_step_co
 TestMixedRangeUnderEverything = MixedRangeMachine.TestCase
 
 
-def test_what_is_offered_stays_until_some_of_it_is_taken(lease):
+def test_range_offered_indices_stay_mapped_until_some_are_taken(lease):
     kv = make(lease, low=2, high=2)
     lease.settle()
     assert kv.offer(3, timeout_s=TIMEOUT_S) == [0, 1, 2]
@@ -851,7 +851,7 @@ def test_what_is_offered_stays_until_some_of_it_is_taken(lease):
     kv.close()
 
 
-def test_what_lies_higher_than_others_have_it_is_exchanged_for_the_lowest_address(lease):
+def test_range_extent_above_a_hole_is_exchanged_for_the_lowest_address(lease):
     mapper = GatedMapper()
     lease.capacity = 4
     kv = make(lease, low=0, high=8, mapper=mapper)

@@ -1,0 +1,291 @@
+"""Do models of all classes and formats say what unmodified SGLang says of the same files, also after they slept?
+
+    python -m benchmarks.gpu.formats --out DIR --commit HASH [--device cuda:0] [--cases qwen3:fp8,gpt-oss:mxfp4,...]
+
+For each case, a name of `model_configs` and a format of `testing/format_checkpoints.py`, a checkpoint with random
+weights is written and looked at as the loader does. Unmodified SGLang answers all prompts at once, and some at a time
+in another order: where its own answers part is what they depend on anyway. Our engine answers from the files, several
+times asleep and awake in between, while its limit moves; and once more in a process that got the weights from an image
+alone.
+
+DIR/gpu_formats.json has for each case the partings, the bytes of the weights range beside those of the tensors in it,
+the loader's estimates, and the seconds of each wake. Exit status 1 if answers part by more than SGLang's own, weights
+or checksums differ, or a case failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import fleet, report
+from benchmarks.gpu.answers import Answer, partings, widest
+from benchmarks.gpu.fleet import Client, Model, say
+from benchmarks.gpu.images import Image
+from benchmarks.gpu.model_configs import CONFIGS
+from loader.checkpoints.checkpoint import read
+from protos import engine_pb2
+from services.runtime import tasks
+from testing import format_checkpoints
+from testing.engines import harness
+
+CASES = (
+    "qwen3-moe:bf16", "gemma3:bf16", "gpt-oss:mxfp4", "qwen3:fp8-blocks", "qwen3:fp8", "qwen3-moe:fp8-blocks",
+    "llama:fp8-channels", "llama:int8", "llama:int4", "llama:awq", "llama:gptq", "mixtral:bf16", "glm4-moe:fp8-blocks",
+    "minimax-m2:fp8-blocks",
+)  # fmt: skip
+_STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+_RUN_S = 120.0
+_MOVE_S = 0.1
+_RERUNS = (2, 3, 5, 6, 8, 12)
+"""Requests at a time in the further runs of unmodified SGLang, each in an order of its own."""
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the JSON file")
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--cases", default=",".join(CASES), help="NAME:FORMAT[:KV], separated by commas")
+    parser.add_argument("--together", type=int, default=4, help="cases at the same time")
+    parser.add_argument("--naps", type=int, default=2, help="times that each model sleeps")
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--longest", type=int, default=700, help="prompt, in tokens")
+    parser.add_argument("--new", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--folders", type=Path, help="where checkpoints are, and stay")
+    parser.add_argument("--options", default="", help="engine options as NAME=VALUE, separated by commas")
+    return parser.parse_args()
+
+
+def prompts(count: int, longest: int, vocabulary: int) -> list[list[int]]:
+    """Of 5 to `longest` tokens, every third one beginning with half of the one before it."""
+    chance = random.Random(7)
+    made: list[list[int]] = []
+    for number in range(count):
+        own = [chance.randrange(3, vocabulary) for _ in range(chance.randint(5, longest))]
+        made.append((made[-1][: len(made[-1]) // 2] + own)[:longest] if number % 3 == 2 else own)
+    return made
+
+
+async def answers(client: Client, asked: Sequence[Sequence[int]], new: int, in_flight: int) -> list[Answer]:
+    """Raises RuntimeError if a request fails."""
+    order = list(range(len(asked)))
+    if in_flight < len(asked):
+        random.Random(in_flight).shuffle(order)
+    found: dict[int, Answer] = {}
+    waiting = iter(order)
+
+    async def ask() -> None:
+        for number in waiting:
+            reply = client.ask(asked[number], new, logprobs=True, top_logprobs=10)
+            await reply.ended.wait()
+            if not reply.ok:
+                raise RuntimeError(f"{client.name}, prompt {number}: finish {reply.finish}, {reply.error!r}")
+            found[number] = Answer(reply.tokens, reply.top)
+
+    async with asyncio.timeout(_RUN_S):
+        await asyncio.gather(*(ask() for _ in range(in_flight)))
+    return [found[number] for number in range(len(asked))]
+
+
+def live_bytes(manifest: bytes) -> int:
+    """Bytes that the tensors of a manifest take, those that share bytes once."""
+    spans = []
+    for tensor in engine_pb2.Manifest.FromString(manifest).tensors:
+        reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride, strict=True))
+        spans.append((tensor.offset_bytes, tensor.offset_bytes + reach * _itemsize(tensor.dtype)))
+    end = total = 0
+    for start, stop in sorted(spans):
+        total += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+def _itemsize(name: str) -> int:
+    import torch
+
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype.itemsize
+
+
+class Case:
+    """One model in one format."""
+
+    def __init__(self, given: argparse.Namespace, name: str, folder: Path) -> None:
+        self.name = name
+        self.found: dict[str, Any] = {"case": name}
+        self.problems: list[str] = []
+        self._given = given
+        self._model, self._format, *kv = name.split(":")
+        self._kv_dtype = kv[0] if kv else ""
+        self._folder = (given.folders or folder) / f"{self._model}-{self._format}"
+        self._own = folder / name.replace(":", "-")
+
+    async def run(self) -> None:
+        self._own.mkdir()
+        given, config = self._given, CONFIGS[self._model]
+        if not (self._folder / "model.safetensors.index.json").exists():
+            begun = time.monotonic()
+            place = "cpu" if given.device.startswith("cpu") else given.device
+            await asyncio.to_thread(format_checkpoints.write, self._folder, config, self._format, place)
+            (self._folder / "tokenizer.json").write_text("{}")
+            say(f"{self.name}: checkpoint written in {time.monotonic() - begun:.1f} s")
+        self._checkpoint = read(self._folder, 4 if given.device.startswith("cpu") else 2)
+        asked = prompts(given.prompts, given.longest, config["vocab_size"])
+        tokens = sum(map(len, asked)) + len(asked) * given.new
+        options = {"max_running_requests": 32, "cuda_graphs": 1}
+        options |= {
+            key: int(value) for key, _, value in (each.partition("=") for each in given.options.split(",")) if key
+        }
+        self._served = Model(
+            self._folder, given.device, given.longest + given.new, options, (), self._checkpoint.weights_bytes
+        )
+        need = tokens * self._checkpoint.kv_bytes_per_token
+        extent = 2 << 20
+        self._most, self._least = -(-2 * need // extent) * extent, -(-need // 4 // extent) * extent
+        weights = int(1.3 * self._checkpoint.weights_bytes) + (1 << 30)
+        async with harness.node(self._own, 2 * (weights + self._most) + (2 << 30), given.device) as at:
+            for name in ("files", "image"):
+                await at.book(name, floor_bytes=self._least, weights_bytes=weights)
+                await at.limit(name, self._most)
+            starting = [
+                tasks.spawn(fleet.elastic(at, "files", self._served, poison=True, environment=_STRICT), "ours"),
+                tasks.spawn(
+                    fleet.reference("stock", self._served, -(-int(1.5 * tokens) // 64) * 64, most_bytes=24 << 30),
+                    "stock",
+                ),
+            ]
+            await asyncio.wait(starting)
+            try:
+                await self._compare(at, *(each.result() for each in starting), asked)
+            finally:
+                await fleet.stop([each.result() for each in starting if each.exception() is None])
+
+    async def _compare(self, at: harness.Node, ours: Client, stock: Client, asked: list[list[int]]) -> None:
+        given, measured = self._given, ours.measured
+        live = live_bytes(ours.mapped[0].manifest)
+        self.found |= {
+            "weights_bytes": measured.weights_bytes,
+            "live_bytes": live,
+            "range_bytes": max(
+                tensor.offset_bytes for tensor in engine_pb2.Manifest.FromString(ours.mapped[0].manifest).tensors
+            ),
+            "loader_weights_bytes": self._checkpoint.weights_bytes,
+            "kv_bytes_per_token": measured.kv_bytes_per_token,
+            "loader_kv_bytes_per_token": self._checkpoint.kv_bytes_per_token,
+            "quantisation": self._checkpoint.quantisation,
+            "private_bytes": measured.private_bytes,
+        }
+        image = Image(at.handoff, given.device, measured.weights_bytes)
+        try:
+            await image.take(ours.lease_id)
+            base = await answers(stock, asked, given.new, len(asked))
+            own = [await answers(stock, asked, given.new, few) for few in _RERUNS]
+            bound = max(widest(partings(base, each)) for each in own)
+            self.found |= {"bound": bound, "stock_partings": [len(partings(base, each)) for each in own]}
+            runs = {"files": await answers(ours, asked, given.new, len(asked))}
+            naps = []
+            for nap in range(given.naps):
+                begun = time.monotonic()
+                await ours.hibernate()
+                asleep = time.monotonic()
+                await ours.wake(lambda: image.put(ours.lease_id))
+                naps.append({"hibernate_s": asleep - begun, "wake_s": time.monotonic() - asleep})
+                runs[f"awake {nap}"] = await answers(ours, asked, given.new, 8)
+            mover = tasks.spawn(self._move(at), "limits")
+            runs["limits move"] = await answers(ours, asked, given.new, 8)
+            await tasks.cancel(mover)
+            self.found |= {"naps": naps, "stats": fleet.as_dict(ours.stats)}
+            other = await self._from_image(at, image, ours)
+            try:
+                runs["image"] = await answers(other, asked, given.new, len(asked))
+            finally:
+                await fleet.stop([other])
+        finally:
+            await image.close()
+        self.found["runs"] = {}
+        for name, each in runs.items():
+            parted = partings(base, each)
+            gap = widest(parted)
+            self.found["runs"][name] = {"partings": len(parted), "widest": gap, "all": [asdict(one) for one in parted]}
+            if gap > max(bound, 0.02):
+                self.problems.append(f"{self.name}, {name}: {len(parted)} answers part, by {gap:.3g}; own: {bound:.3g}")
+            if len({tuple(one.tokens[:8]) for one in each}) < len(each) // 2:
+                self.problems.append(f"{self.name}, {name}: answers are alike, which shows nothing")
+        if measured.weights_bytes > 1.01 * live + (64 << 20):
+            self.problems.append(f"{self.name}: {measured.weights_bytes} bytes in the range, {live} are live")
+
+    async def _move(self, at: harness.Node) -> None:
+        chance = random.Random(1)
+        while True:
+            await at.limit("files", chance.choice((self._least, 2 * self._least, self._most)))
+            await asyncio.sleep(_MOVE_S)
+
+    async def _from_image(self, at: harness.Node, image: Image, first: Client) -> Client:
+        """An engine that gets its weights from the image of the first."""
+        begun = time.monotonic()
+        client = Client("image", await fleet.warm("sglang", {}))
+        load = harness.load(
+            at,
+            "image",
+            self._folder,
+            context_tokens=self._served.context_tokens,
+            weights_bytes=self._served.weights_bytes,
+            from_image=True,
+            expected_checksum=first.mapped[0].checksum,
+            **self._served.options,
+        )
+        load.device = self._given.device
+        command = client.engine.command(engine_pb2.ToEngine(load=load))
+        async with asyncio.timeout(_RUN_S):
+            mapped = await command.mapped()
+            if mapped[0].manifest != first.mapped[0].manifest:
+                self.problems.append(f"{self.name}: the manifest from an image is another one")
+            client.lease_ids = [mapped[0].lease_id]
+            await image.put(mapped[0].lease_id)
+            client.engine.verify(command)
+            client.measured = await command.done()
+        self.found["from_image_s"] = time.monotonic() - begun
+        return client
+
+
+async def main() -> None:
+    given = parse()
+    fleet.begin()
+    problems: list[str] = []
+    found: list[dict[str, Any]] = []
+    gate = asyncio.Semaphore(given.together)
+
+    async def one(name: str, folder: Path) -> None:
+        async with gate:
+            case = Case(given, name, folder)
+            begun = time.monotonic()
+            try:
+                await case.run()
+            except Exception as error:  # the others are still worth their time
+                traceback.print_exc()
+                case.problems.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:600]}")
+            case.found |= {"problems": case.problems, "took_s": round(time.monotonic() - begun, 1)}
+            found.append(case.found)
+            problems.extend(case.problems)
+            runs = {key: (run["partings"], round(run["widest"], 3)) for key, run in case.found.get("runs", {}).items()}
+            say(f"== {name}: {'; '.join(case.problems) or 'well'}; {case.found['took_s']} s; {runs}")
+            report.write(given.out, "gpu_formats", given.commit, {"cases": found, "problems": problems})
+
+    with tempfile.TemporaryDirectory() as folder:
+        await asyncio.gather(*(one(name, Path(folder)) for name in given.cases.split(",")))
+    fleet.fail(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

@@ -1,0 +1,275 @@
+"""The life of a model in this engine: it is built, proven, put to sleep, woken and taken apart.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+from typing import Any
+
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+from gpu_scheduler.engines.sglang.base import collector, device, options
+from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NoMemory, WrongWeights
+from gpu_scheduler.engines.sglang.base.states import EngineState
+from gpu_scheduler.engines.sglang.kv.admission import Admission
+from gpu_scheduler.engines.sglang.kv.kv_transfer import KvTransfer
+from gpu_scheduler.engines.sglang.model import quota, teardown
+from gpu_scheduler.engines.sglang.model.loaded_model import LoadedModel
+from gpu_scheduler.engines.sglang.model.probe import PROMPT_TOKENS, Probe
+from gpu_scheduler.engines.sglang.model.requests import EosIds
+from gpu_scheduler.engines.sglang.policy import quota as policy
+from gpu_scheduler.engines.sglang.policy.agreement import RankFacts
+from gpu_scheduler.engines.sglang.weights.loader import CheckpointLoader, ImageLoader, RandomLoader
+from gpu_scheduler.engines.sharing.step_gate import StepAnswer
+from protos import engine_pb2
+from services.telemetry import log
+
+_log = log.get(__name__)
+_MAP_DUMMY_WAIT_S = 5.0
+
+
+class Lifecycle:
+    """Takes one model from Load to Unload: each method is a step between two states (`base/states.py`)."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
+        self._missing: CommandError | None = None
+        """Error in restoring CUDA graphs on wake; raised by `verify`."""
+
+    # --- building
+
+    def build(self) -> None:
+        """Makes SGLang's Scheduler: reads or awaits the weights, makes the pools. Raises CommandError."""
+        model = self.model
+        devices = model.ranks.gather(model.load.device)
+        peers = all(model.ranks.gather(device.reads(model.device, devices)))
+        device.restore_stack(model.device)
+        loader: type = RandomLoader if model.options.random_weights else CheckpointLoader
+        if model.load.from_image:
+            loader = ImageLoader
+        ranks = model.ranks.size
+        arguments = options.server_args(model.load.model, model.load.device, model.options, loader, ranks, peers)
+        model.server_args = arguments
+        index = int(model.load.device.partition(":")[2] or 0)
+        os.environ["SGLANG_LOGPROB_CHUNK_SIZE"] = str(model.options.scored_together)  # read as the model is made
+        scheduler = Scheduler(arguments, options.port_args(), index, model.ranks.rank, 0, 0, 0, 0, None)
+        model.scheduler = scheduler
+        model.kv = scheduler.token_to_kv_pool_allocator.kv
+        model.check_kv()
+        assert model.memory.kv is not None
+        model.ranks.listen(model.facts, model.memory.kv.wake_fd)
+        # It is enough for min_new_tokens; stop strings are matched in the gateway.
+        scheduler.tokenizer = EosIds(scheduler.model_config.hf_eos_token_id or (), scheduler.model_config.vocab_size)
+        model.admission = Admission(
+            model.kv, model.options.soft_wait_ms / 1e3, model.options.hard_wait_ms / 1e3, _evict_tokens
+        )
+        model.kv_transfer = KvTransfer(model.kv, model.admission, scheduler, model.memory.lease_id, model.device)
+        model.state = EngineState.FILLING if model.load.from_image else EngineState.PROVING
+        if not model.load.from_image:
+            self._begin_probe()
+
+    # --- proving
+
+    def verify(self) -> engine_pb2.Measured | None:
+        """Checks the filled weights range and maps the dummy KV block. After a wake the model is active again, and its
+        measurements are returned as they were: its weights are those that passed the probe, bit for bit. Else the probe
+        begins, and None is returned. Raises CommandError with everything unmapped again."""
+        model = self.model
+        try:
+            with model.together():
+                missing, self._missing = self._missing, None
+                if missing is not None:
+                    raise missing
+                found = model.sum_weights()
+                if model.checksum and found != model.checksum:
+                    raise WrongWeights(f"the weights do not verify: {found} instead of {model.checksum}")
+            model.checksum = found
+            model.kv.hold_dummy(_MAP_DUMMY_WAIT_S)
+        except CommandError:
+            self.roll_back()
+            raise
+        if model.measured is not None:
+            model.state = EngineState.ACTIVE
+            return model.measured
+        model.state = EngineState.PROVING
+        self._begin_probe()
+        return None
+
+    def _begin_probe(self) -> None:
+        """Begins the probe, with a prompt of a whole chunk on a GPU."""
+        model = self.model
+        tokens = model.options.chunked_prefill_size if model.device.type == "cuda" else PROMPT_TOKENS
+        model.probe = Probe(model.vocab_size, model.context_tokens, tokens, model.options.probe_together, model.embeds)
+
+    def proven(self) -> engine_pb2.Measured:
+        """Makes the model active and returns its measurements; called once the probe has ended and SGLang is idle.
+        Raises CommandError, with everything unmapped again, if the probe failed or its output is not a number."""
+        model = self.model
+        assert model.probe is not None
+        trace, problem, model.probe = model.probe.trace, model.probe.problem, None
+        teardown.prefixes(model.scheduler)
+        if problem:
+            self.roll_back()
+            raise NoMemory(problem)
+        if not all(math.isfinite(value) for value in trace.values):
+            self.roll_back()
+            raise BrokenModel(f"{model.load.model.path}: the model's output is not a number")
+        gc.collect()
+        private_bytes, booked = self._within_quota()
+        collector.settle()
+        model.state = EngineState.ACTIVE
+        own = engine_pb2.Measured.Rank(
+            lease_id=model.memory.lease_id, weights_bytes=model.memory.weights_bytes, private_bytes=private_bytes
+        )
+        ranks = model.ranks.gather(own)
+        model.measured = engine_pb2.Measured(
+            weights_bytes=max(rank.weights_bytes for rank in ranks),
+            kv_bytes_per_token=model.kv.bytes_of(1),
+            private_bytes=max(rank.private_bytes for rank in ranks),
+            ranks=ranks,
+            prefill_tokens_per_s=trace.prefill_tokens_per_s,
+            prefill_chunk_tokens=trace.prefill_tokens,
+            decode_step_ms=trace.decode_step_ms,
+            context_tokens=model.context_tokens,
+            graph_bytes=model.graphs.mapped_bytes if model.graphs is not None else 0,
+            quota_bytes=max(model.ranks.gather(booked)),
+            most_running=int(model.scheduler.max_running_requests),
+        )
+        return model.measured
+
+    def _within_quota(self) -> tuple[int, int]:
+        """(bytes taken at most, bytes to book); from now on the process is held to the second, which is 0 where
+        nothing is enforced. Raises NoMemory, with everything unmapped again, when the catalogue's quota is less
+        than was taken."""
+        model = self.model
+        elastic = model.memory.weights_bytes + model.kv.memory.mapped_bytes
+        if model.device.type != "cuda":
+            return device.private_bytes(model.device, elastic), 0
+        spec, failure, peak, booked = model.load.model, None, 0, 0
+        try:
+            rows = max(model.options.max_running_requests, model.options.scored_together)
+            quota.draw_most(model.scheduler, rows)
+            peak = device.private_bytes(model.device, elastic, model.graphs)
+            given = 0 if spec.quota_is_default else -(-spec.quota_bytes // model.ranks.size)
+            booked = policy.booked(spec.name, peak, given)
+        except NoMemory as error:
+            failure = error
+        try:
+            model.ranks.settle(failure)
+        except CommandError:
+            self.roll_back()
+            raise
+        kinds = device.kept(model.device, model.graphs)
+        if model.options.enforce_quota:
+            quota.enforce(model.device, policy.left_to_torch(booked, peak, kinds["driver"]), model.graphs)
+            model.booked_bytes = booked
+        _log.info("private memory", model=spec.name, peak=peak, quota=booked, now=kinds)
+        return peak, booked
+
+    # --- sleeping
+
+    def hibernate(self) -> None:
+        """Unmaps every extent; process, addresses and objects stay. SGLang must be idle."""
+        model = self.model
+        teardown.prefixes(model.scheduler)
+        self._unmap()
+        model.counters.hibernations += 1
+        model.state = EngineState.HIBERNATING
+
+    def tell_kept(self) -> None:
+        """Reports the bytes that stay on the device while the model sleeps. Called once its memory is back, so that no
+        command waits for it."""
+        model = self.model
+        if model.state is not EngineState.HIBERNATING or model.device.type != "cuda":
+            return
+        self._lower_stack()
+        kinds = device.kept(model.device, model.graphs)
+        most = max(model.ranks.gather(device.own(kinds)))
+        _log.info("hibernating", model=model.load.model.name, kept=kinds, own=device.own(kinds))
+        model.channel.send(kept=engine_pb2.Kept(bytes=most))
+
+    def wake(self) -> None:
+        """Maps the weights range again, zero; graphs come back with their values while it is filled. Raises
+        CommandError, still hibernating."""
+        model = self.model
+        try:
+            with model.together():
+                model.memory.map_weights()
+        except CommandError:
+            model.memory.unmap_weights()
+            model.ranks.gather(None)
+            raise
+        model.state = EngineState.FILLING
+        model.tell_weights_mapped("")
+        self._missing = None
+        device.restore_stack(model.device)
+        try:
+            if model.graphs is not None:
+                model.graphs.come_back()
+        except CommandError as error:
+            # Raised once the weights are here, since only then the gpu_scheduler waits for an answer. Kept without its
+            # trace, which leads to SGLang's objects.
+            self._missing = type(error)(str(error))
+
+    def roll_back(self) -> None:
+        """Unmaps everything on every device, as in hibernation, after a verification failed."""
+        model = self.model
+        self._unmap()
+        self._lower_stack()
+        model.state = EngineState.HIBERNATING
+        model.ranks.gather(None)
+
+    def _unmap(self) -> None:
+        """Saves values of graphs and unmaps graphs, KV and weights."""
+        model = self.model
+        if model.graphs is not None:
+            model.graphs.save()
+        device.finish(model.device)
+        if model.graphs is not None:
+            model.graphs.leave()
+        model.kv.give_up_everything()
+        model.memory.unmap_weights()
+
+    def _lower_stack(self) -> None:
+        if self.model.options.small_stack:
+            device.lower_stack(self.model.device)
+
+    # --- leaving
+
+    def close(self) -> tuple[bool, int]:
+        """Removes the model once SGLang's loop was left; this process keeps its imports and its process group. Returns
+        (clean, bytes): False if something of the model stayed, which torch would count with the next one's, and the
+        bytes that the process keeps of its device."""
+        model = self.model
+        model.ranks.listen(RankFacts)
+        model.ranks.ask(StepAnswer)
+        if (scheduler := vars(model).pop("scheduler", None)) is not None:
+            if (grammars := getattr(scheduler, "grammar_manager", None)) is not None:
+                grammars.grammar_backend.close()
+            device.wait(model.device)
+            teardown.take_apart(scheduler)
+            del scheduler
+        model.forget()
+        teardown.forget()
+        # SGLang's objects refer to each other in cycles, and their tensors point into ranges that are released next.
+        collector.look_at_all()
+        model.close_graphs()
+        collector.settle()
+        device.finish(model.device)
+        quota.lift(model.device)
+        model.memory.close()
+        self._lower_stack()
+        if model.device.type != "cuda":
+            return model.clean, 0
+        kinds = device.kept(model.device)
+        _log.info("warm again", left=model.load.model.name, kept=kinds)
+        return model.clean, device.own(kinds)
+
+
+def _evict_tokens(tree: Any, tokens: int) -> None:
+    tree.evict(EvictParams(num_tokens=tokens))

@@ -1,0 +1,100 @@
+"""What SGLang makes of a model's weights once they are read: quantised layers are laid out for their kernels.
+
+SGLang does this layer by layer. A layer's new tensors take the places in the weights range that its old ones had, or
+those of a layer before it, so that the range never holds much more than the model. Some layers keep tensors beside
+their parameters, in attributes or in objects of their own: they belong to the weights and go into the range too, under
+the name of the attribute. An image has them, therefore, and they leave while the model sleeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from gpu_scheduler.engines.sglang.base.errors import BrokenModel
+from gpu_scheduler.engines.sglang.weights.weights_range import MappedWeights
+
+_DEPTH = 4
+"""Objects between a module and a tensor that it keeps: quantisation method, scheme, kernel, packed tensor."""
+_SCRATCH = "workspace"
+"""End of the names of memory that kernels use and leave as it was: it holds nothing of the weights."""
+
+
+_LEAVES = ("builtins", "torch", "functools", "types", "enum")
+"""Beginnings of the modules whose objects keep no tensors of a layer."""
+
+
+def process(model: torch.nn.Module, range_: MappedWeights) -> None:
+    """Has SGLang process the weights of each layer, in SGLang's own order, and moves what it makes into the range.
+    Raises BrokenModel for a tensor that cannot lie there, NoMemory."""
+    for name, module in model.named_modules():
+        if getattr(module, "quant_method", None) is not None:
+            _process_layer(name, module, range_)
+
+
+def _process_layer(name: str, module: torch.nn.Module, range_: MappedWeights) -> None:
+    device = range_.memory.device
+    before = [tensor for _, tensor in _tensors(module, device)]
+    spans = [span for tensor in before if (span := range_.span(tensor)) is not None]
+    storages = [tensor.untyped_storage() for tensor in before if range_.span(tensor) is None]
+    # They are held until the end, so that none of the new ones has the address of an old one.
+    elsewhere = {storage.data_ptr() for storage in storages}
+    del before
+    method: Any = module.quant_method
+    method.process_weights_after_loading(module)
+    after = dict(_tensors(module, device))
+    range_.places.release(spans, [span for tensor in after.values() if (span := range_.span(tensor)) is not None])
+    for path, tensor in after.items():
+        if tensor.numel() and range_.span(tensor) is None and not path.endswith(_SCRATCH):
+            if tensor.untyped_storage().data_ptr() not in elsewhere:
+                _adopt(f"{name}.{path}", tensor, after, range_)
+    own = {id(each) for each in (*module._parameters.values(), *module._buffers.values())}
+    for path, tensor in after.items():
+        if id(tensor) not in own and range_.span(tensor) is not None:
+            range_.others[f"{name}.{path}"] = tensor
+
+
+def _adopt(name: str, tensor: torch.Tensor, layer: Mapping[str, torch.Tensor], range_: MappedWeights) -> None:
+    """Moves a tensor, and those of the layer that share its storage, into the range."""
+    storage = tensor.untyped_storage()
+    sharing = [each for each in layer.values() if each.untyped_storage().data_ptr() == storage.data_ptr()]
+    start = range_.take(storage, copy=True)
+    try:
+        for each in {id(each): each for each in sharing}.values():
+            range_.adopt(each, start)
+    except RuntimeError as error:  # torch refuses other memory for a tensor of a class of its own
+        raise BrokenModel(f"{name} cannot lie among the weights: {error}") from None
+
+
+def _tensors(module: torch.nn.Module, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of one module on the device by the path of attributes to each: its parameters and buffers, and what it
+    and its quantisation method keep beside them; not those of modules within it."""
+    for name, value in (*module._parameters.items(), *module._buffers.items()):
+        if value is not None and value.device == device:
+            yield name, value
+    attributes = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    yield from _kept("", attributes, device, _DEPTH, {id(module)})
+
+
+def _kept(
+    path: str, value: Any, device: torch.device, depth: int, seen: set[int]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        if value.device == device:
+            yield path, value
+        return
+    if depth < 0 or id(value) in seen or isinstance(value, torch.nn.Module):
+        return
+    if isinstance(value, dict):
+        children = {str(key): each for key, each in value.items()}
+    elif isinstance(value, (list, tuple)):
+        children = {str(number): each for number, each in enumerate(value)}
+    elif not type(value).__module__.startswith(_LEAVES) and hasattr(value, "__dict__"):
+        children = vars(value)
+    else:
+        return
+    seen.add(id(value))
+    for name, child in children.items():
+        yield from _kept(f"{path}.{name}" if path else name, child, device, depth - 1, seen)

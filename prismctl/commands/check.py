@@ -1,0 +1,139 @@
+"""`prismctl models check`: what a folder's model is and needs, before any of it is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Annotated, Any
+
+import typer
+
+from deploy.local.topology import GPU_DTYPE_BYTES
+from loader.catalogue.catalogue import CatalogueEntry
+from loader.catalogue.models import CatalogueModel, Sizes, read_model
+from loader.checkpoints.classes import CLASSES
+from prismctl.commands.models import listed
+from prismctl.system.system import SystemAddresses
+from prismctl.views.sizes import size
+from prismctl.views.terminal import Json, show_json
+from services.errors import PrismError, Unavailable
+
+_GPU = Sizes(GPU_DTYPE_BYTES, 8 << 20, 3 << 30)
+"""Sizes of a node with GPUs: 16-bit weights, extents of KV, private memory of an engine."""
+_CPU = Sizes(4, 256 << 10, 1 << 20)
+_NAME = "checked"
+
+
+def check(
+    context: typer.Context,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Its Hugging Face folder, on this machine.")],
+    devices: Annotated[int, typer.Option(help="Of one group, that it is spread over: 1, 2 or 4.")] = 1,
+    context_tokens: Annotated[int, typer.Option(help="Shorter than the checkpoint's, to need less memory.")] = 0,
+    kv_dtype: Annotated[str, typer.Option(help="fp8: KV of one byte a value, on GPUs.")] = "",
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Also a class that nobody has compared with another implementation.")
+    ] = False,
+    on_cpu: Annotated[bool, typer.Option("--cpu", help="For engines on CPUs; left out: on GPUs.")] = False,
+    json_: Json = False,
+) -> None:
+    """Say what a folder's model is and needs. Reads its small files and the headers of its weights, and loads nothing:
+    class, quantisation, bytes of weights and KV, which groups of a running system could hold it, or why it is
+    refused, with exit status 1."""
+    path = os.path.abspath(os.path.expanduser(folder))
+    entry = listed(
+        name=_NAME,
+        path=path,
+        devices=devices,
+        context_tokens=context_tokens,
+        kv_dtype=kv_dtype,
+        unverified=unverified,
+    )
+    model = read_model(entry, _CPU if on_cpu else _GPU)
+    found = _facts(path, model)
+    if not model.error:
+        found["groups"], found["groups_unknown"] = _groups(context.obj, entry, found["device_bytes"])
+    if json_:
+        show_json(found)
+    else:
+        typer.echo("\n".join(_lines(found)))
+    if model.error:
+        raise typer.Exit(1)
+
+
+def _facts(path: str, model: CatalogueModel) -> dict[str, Any]:
+    checkpoint = model.checkpoint
+    if checkpoint is None:
+        return {"path": path, "served": False, "why": model.error}
+    known = CLASSES.get(checkpoint.architecture)
+    return {
+        "path": path,
+        "served": True,
+        "architecture": checkpoint.architecture,
+        "models": known.models if known else "",
+        "unverified": not checkpoint.verified,
+        "compared_on": list(known.verified) if known else [],
+        "quantisation": checkpoint.quantisation,
+        "compared_quantised": known is not None and checkpoint.quantisation in known.quantised,
+        "devices": model.listed.devices,
+        "weights_bytes": checkpoint.weights_bytes,
+        "active_bytes": checkpoint.active_bytes,
+        "kv_bytes_per_token": checkpoint.kv_bytes_per_token,
+        "context_tokens": model.context_tokens,
+        "floor_bytes": model.floor_bytes,
+        "quota_bytes": model.quota_bytes,
+        "device_bytes": checkpoint.weights_bytes + model.floor_bytes + model.quota_bytes,
+    }
+
+
+def _groups(system: SystemAddresses, entry: CatalogueEntry, device_bytes: int) -> tuple[list[str], str]:
+    """(groups of the running system that could hold it, why that is not known)."""
+
+    async def ask() -> list[str]:
+        async with system.open_placement() as placement:
+            groups = (await placement.cluster()).groups
+        return [
+            each.group
+            for each in groups
+            if each.reachable
+            and not each.drained
+            and len(each.memory) == entry.devices
+            and entry.devices * device_bytes <= each.capacity_bytes
+        ]
+
+    try:
+        return asyncio.run(ask()), ""
+    except Unavailable:
+        return [], "no system answers here"
+    except PrismError as error:
+        return [], str(error)
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    if not found["served"]:
+        return [f"{found['path']}: refused: {found['why']}"]
+    compared = ", ".join(found["compared_on"])
+    if found["unverified"]:
+        verified = "UNVERIFIED: nobody has compared its answers with another implementation's"
+    elif found["quantisation"]:
+        verified = "compared on a GPU" if found["compared_quantised"] else "not compared yet with this class"
+        verified = f"{found['quantisation']}, {verified}"
+    else:
+        verified = f"compared on {compared}" if compared else "not compared yet without quantisation"
+    each = " on each device" if found["devices"] > 1 else ""
+    active = f", {size(found['active_bytes'])} of them for each token"
+    groups = (
+        ", ".join(found["groups"])
+        or (f"not known: {why}" if (why := found["groups_unknown"]) else "")
+        or "none: too small, drained, or of other devices"
+    )
+    return [
+        f"{found['path']}: {found['models'] or found['architecture']}",
+        f"  class      {found['architecture']}: {verified}",
+        f"  weights    {size(found['weights_bytes'])}{each}"
+        + (active if found["active_bytes"] < found["weights_bytes"] else ""),
+        f"  KV         {size(found['kv_bytes_per_token'])} a token{each}, {size(found['floor_bytes'])} for one request"
+        f" of {found['context_tokens']} tokens",
+        f"  engine     {size(found['quota_bytes'])}{each} for itself until it is measured",
+        f"  in all     {size(found['device_bytes'])}{each}",
+        f"  fits       {groups}",
+    ]

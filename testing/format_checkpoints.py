@@ -1,0 +1,192 @@
+"""Checkpoints with random weights in the layouts in which models are published: any class of the loader's table, with
+weights of floats or quantised.
+
+Names and shapes are those that the loader expects, so a checkpoint of the real size differs from a published one in its
+values alone. Weights keep the scale of activations, so that greedy tokens depend on all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from loader.checkpoints import families, quantisation
+from loader.checkpoints.quantisation import Quantisation, QuantisedTensor
+
+FORMATS: dict[str, dict[str, Any] | None] = {
+    "bf16": None,
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    "fp8-blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "fp8-channels": {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False},
+                "input_activations": {
+                    "num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True
+                },
+            }
+        },
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+    },
+    "int8": {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False},
+                "input_activations": {
+                    "num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True
+                },
+            }
+        },
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+    },
+    "int4": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {
+                    "num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True,
+                    "dynamic": False,
+                },
+                "input_activations": None,
+            }
+        },
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+    },
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "gptq-ordered": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True},
+    "mxfp4": {"quant_method": "mxfp4"},
+}  # fmt: skip
+"""quantization_config by the name of a format; None: weights are floats."""
+_UNIFORM_4, _UNIFORM_8 = 4.6, 73.6
+"""Standard deviations of whole numbers of 4 and 8 bits that are all as likely."""
+_MXFP4 = 3.2
+"""The same of its 4 bits."""
+_MIDDLE_4 = 0x88888888 - (1 << 32)
+_ROUTED = 8
+
+
+def write(folder: Path, config: Mapping[str, Any], format_: str, device: str = "cpu") -> Path:
+    """A checkpoint of the model that `config` describes, with a file for each layer; returns the folder. Values are
+    drawn on the device, from the tensor's number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    quantised = FORMATS[format_]
+    config = {**config, "quantization_config": quantised} if quantised else dict(config)
+    text = families.text_config(config)
+    experts = [name for name in families.expected_tensors(families.read_shape(config), config) if _is_router(name)]
+    if quantised and quantised["quant_method"] in ("fp8", "awq", "mxfp4"):
+        quantised = {**quantised, "modules_to_not_convert": ["lm_head", *(name[: -len(".weight")] for name in experts)]}
+    elif quantised and "ignore" in quantised:
+        quantised = {**quantised, "ignore": ["lm_head", *(name[: -len(".weight")] for name in experts)]}
+    if quantised:
+        config["quantization_config"] = quantised
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    index: dict[str, str] = {}
+    kind = quantisation.read(config, text)
+    for number, layer in enumerate(_files(config)):
+        file = f"model-{number:05d}.safetensors"
+        made: dict[str, torch.Tensor] = {}
+        for name, shape in layer.items():
+            made |= _tensors(name, shape, kind, device, len(index) + len(made))
+        index |= dict.fromkeys(made, file)
+        save_file({name: tensor.cpu().contiguous() for name, tensor in made.items()}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return folder
+
+
+def _files(config: Mapping[str, Any]) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Shapes of weights by the published names: those beside the layers, and those of each layer."""
+    shape = families.read_shape(config)
+    prefix = "language_model." if "text_config" in config else ""
+    expected = families.expected_tensors(shape, config)
+    for layer in range(-1, shape.layers):
+        begin = f"model.layers.{layer}."
+        yield {
+            prefix + name: size
+            for name, size in expected.items()
+            if (name.startswith(begin) if layer >= 0 else not name.startswith("model.layers."))
+        }
+
+
+def _is_router(name: str) -> bool:
+    return name.endswith((".gate.weight", ".router.weight"))
+
+
+def _tensors(
+    name: str, shape: tuple[int, ...], kind: Quantisation | None, device: str, seed: int
+) -> dict[str, torch.Tensor]:
+    layer, _, last = name.rpartition(".")
+    drawn = torch.Generator(device).manual_seed(seed)
+    plain = len(shape) < 2 or "embed" in name or "lm_head" in name or _is_router(name)
+    if kind is not None and len(shape) == 3:
+        return {
+            name + end: _quantised(end, each, shape[1], kind, device, drawn)
+            for end, each in kind.experts(*shape).items()
+        }
+    if kind is None or plain or kind.layout == "mxfp4" or last != "weight":
+        return {name: _floats(name, shape, device, drawn)}
+    return {
+        f"{layer}.{part}": _quantised(part, each, shape[1], kind, device, drawn, shape[0])
+        for part, each in kind.tensors(*shape).items()
+    }
+
+
+def _floats(name: str, shape: tuple[int, ...], device: str, drawn: torch.Generator) -> torch.Tensor:
+    if name.endswith(("bias", "sinks")) or "_bias" in name:
+        values = torch.randn(shape, device=device, generator=drawn) * 0.02
+    elif len(shape) < 2:
+        values = torch.ones(shape, device=device)
+    else:
+        columns = shape[1] if len(shape) == 3 else shape[-1]
+        scale = 1.0 if "embed" in name else columns**-0.5 * (1.7 if "q_proj" in name else 1.0)
+        values = torch.randn(shape, device=device, generator=drawn, dtype=torch.bfloat16) * scale
+    return values.to(torch.bfloat16)
+
+
+def _quantised(
+    part: str, needed: QuantisedTensor, columns: int, kind: Quantisation, device: str, drawn: torch.Generator,
+    rows: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    shape = needed.shapes[0]
+    spread = {"F8_E4M3": 1.0, "I8": _UNIFORM_8, "U8": _MXFP4}.get(next(iter(needed.dtypes)), _UNIFORM_4)
+    if part in ("weight_scale", "weight_scale_inv", "scales"):
+        of = 1.0 if kind.dtypes == frozenset({"F8_E4M3"}) and kind.layout == "plain" else _UNIFORM_8
+        of = of if kind.layout == "plain" else _UNIFORM_4
+        dtype = {"awq": torch.float16, "gptq": torch.float16}.get(kind.layout, torch.float32)
+        values = torch.rand(shape, device=device, generator=drawn) * 0.2 + 0.9
+        return (values * columns**-0.5 / of).to(dtype if kind.layout != "compressed" else torch.bfloat16)
+    if part == "_scales":
+        power = round(127 + torch.tensor(columns**-0.5 / spread).log2().item())
+        return torch.full(shape, power, dtype=torch.uint8, device=device)
+    if part == "input_scale":
+        return torch.full(shape, 1 / 32, device=device)
+    if part == "weight_shape":
+        return torch.tensor([rows, columns], dtype=torch.int64)
+    if part in ("qzeros", "weight_zero_point"):
+        middle = 0x77777777 if kind.layout == "gptq" else _MIDDLE_4
+        return torch.full(shape, middle, dtype=torch.int32, device=device)
+    if part.endswith("g_idx"):
+        return (torch.arange(columns, device=device) // (kind.group or columns)).to(torch.int32)
+    if "F8_E4M3" in needed.dtypes:
+        return torch.randn(shape, device=device, generator=drawn).to(torch.float8_e4m3fn)
+    if "I8" in needed.dtypes:
+        return torch.randint(-127, 128, shape, device=device, generator=drawn, dtype=torch.int8)
+    if "U8" in needed.dtypes:
+        return torch.randint(0, 256, shape, device=device, generator=drawn, dtype=torch.uint8)
+    return torch.randint(-(1 << 31), (1 << 31) - 1, shape, device=device, generator=drawn, dtype=torch.int32)
