@@ -8,7 +8,9 @@ values alone. Weights keep the scale of activations, so that greedy tokens depen
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +81,13 @@ _UNIFORM_4, _UNIFORM_8 = 4.6, 73.6
 _MXFP4 = 3.2
 """The same of its 4 bits."""
 _MIDDLE_4 = 0x88888888 - (1 << 32)
-_ROUTED = 8
+_WRITERS = 6
+"""Files that are written at the same time."""
 
 
 def write(folder: Path, config: Mapping[str, Any], format_: str, device: str = "cpu") -> Path:
     """A checkpoint of the model that `config` describes, with a file for each layer; returns the folder. Values are
-    drawn on the device, from the tensor's number."""
+    drawn on the device, from the tensor's name."""
     folder.mkdir(parents=True, exist_ok=True)
     quantised = FORMATS[format_]
     config = {**config, "quantization_config": quantised} if quantised else dict(config)
@@ -99,13 +102,18 @@ def write(folder: Path, config: Mapping[str, Any], format_: str, device: str = "
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     index: dict[str, str] = {}
     kind = quantisation.read(config, text)
-    for number, layer in enumerate(_files(config)):
+
+    def save(number: int, layer: Mapping[str, tuple[int, ...]]) -> None:
         file = f"model-{number:05d}.safetensors"
         made: dict[str, torch.Tensor] = {}
         for name, shape in layer.items():
-            made |= _tensors(name, shape, kind, device, len(index) + len(made))
-        index |= dict.fromkeys(made, file)
+            made |= _tensors(name, shape, kind, device, zlib.crc32(name.encode()))
         save_file({name: tensor.cpu().contiguous() for name, tensor in made.items()}, folder / file)
+        index.update(dict.fromkeys(made, file))
+
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        for saved in [pool.submit(save, number, layer) for number, layer in enumerate(_files(config))]:
+            saved.result()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     return folder
 

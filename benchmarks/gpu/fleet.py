@@ -230,6 +230,8 @@ class Model:
     """Devices of the other ranks."""
     weights_bytes: int = 0
     """What a catalogue would say of it, by which our engine chooses its prefill steps; the reference does not."""
+    kv_dtype: str = ""
+    """"fp8", or empty for that of the weights."""
 
 
 def parser(description: str, *, shape: str = "8b") -> argparse.ArgumentParser:
@@ -275,7 +277,7 @@ async def elastic(
         weights_bytes=model.weights_bytes,
         **model.options,
     )
-    load.device = model.device
+    load.device, load.model.kv_dtype = model.device, model.kv_dtype
     del load.others[:]
     load.others.extend(_parts(model))
     load.poison_fresh_pages = poison
@@ -307,6 +309,7 @@ async def reference(
     client = Client(name, await warm("stock", {stock.FRONT_VARIABLE: front, **(environment or {})}))
     options = {key: str(value) for key, value in model.options.items()}
     spec = common_pb2.ModelSpec(name=name, path=str(model.path), context_tokens=model.context_tokens)
+    spec.kv_dtype = model.kv_dtype
     options |= {"pool_tokens": str(pool_tokens), "most_bytes": str(most_bytes)}
     load = engine_pb2.Load(model=spec, device=model.device, options=options, others=_parts(model))
     begun = time.monotonic()

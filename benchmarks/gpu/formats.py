@@ -3,10 +3,12 @@
     python -m benchmarks.gpu.formats --out DIR --commit HASH [--device cuda:0] [--cases qwen3:fp8,gpt-oss:mxfp4,...]
 
 For each case, a name of `model_configs` and a format of `testing/format_checkpoints.py`, a checkpoint with random
-weights is written and looked at as the loader does. Unmodified SGLang answers all prompts at once, and some at a time
-in another order: where its own answers part is what they depend on anyway. Our engine answers from the files, several
-times asleep and awake in between, while its limit moves; and once more in a process that got the weights from an image
-alone.
+weights is written and looked at as the loader does; or a class and "small", as Transformers makes it
+(`testing/small_checkpoints.py`). A third part, "fp8", is the type of the KV. Unmodified SGLang answers all prompts at
+once, and some at a time in other orders: where its own answers part is what they depend on anyway. Our engine answers
+from the files, several times asleep and awake in between, while its limit moves; and once more in a process that got
+the weights from an image alone. With --shared all models are on one node, and once each was compared by itself all are
+asked at the same time, for some seconds, while the limits of all move.
 
 DIR/gpu_formats.json has for each case the partings, the bytes of the weights range beside those of the tensors in it,
 the loader's estimates, and the seconds of each wake. Exit status 1 if answers part by more than SGLang's own, weights
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 import sys
 import tempfile
@@ -35,7 +38,7 @@ from benchmarks.gpu.model_configs import CONFIGS
 from loader.checkpoints.checkpoint import read
 from protos import engine_pb2
 from services.runtime import tasks
-from testing import format_checkpoints
+from testing import format_checkpoints, small_checkpoints
 from testing.engines import harness
 
 CASES = (
@@ -45,6 +48,8 @@ CASES = (
 )  # fmt: skip
 _STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 _RUN_S = 120.0
+_SHARED_BYTES = 120 << 30
+"""Bytes that the node of --shared hands out."""
 _MOVE_S = 0.1
 _RERUNS = (2, 3, 5, 6, 8, 12)
 """Requests at a time in the further runs of unmodified SGLang, each in an order of its own."""
@@ -57,6 +62,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--cases", default=",".join(CASES), help="NAME:FORMAT[:KV], separated by commas")
     parser.add_argument("--together", type=int, default=4, help="cases at the same time")
+    parser.add_argument("--shared", type=float, default=0.0, help="seconds that all models are asked at the same time")
     parser.add_argument("--naps", type=int, default=2, help="times that each model sleeps")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--longest", type=int, default=700, help="prompt, in tokens")
@@ -97,6 +103,28 @@ async def answers(client: Client, asked: Sequence[Sequence[int]], new: int, in_f
     return [found[number] for number in range(len(asked))]
 
 
+def by_transformers(folder: Path, asked: Sequence[Sequence[int]], new: int) -> list[Answer]:
+    """What Transformers says in float32 on the host."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found = []
+    for prompt in asked:
+        done = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        best = [each[0].log_softmax(0).topk(10) for each in done.logits]
+        top = [dict(zip(each.indices.tolist(), each.values.tolist(), strict=True)) for each in best]
+        found.append(Answer(done.sequences[0, len(prompt) :].tolist(), top))
+    return found
+
+
 def live_bytes(manifest: bytes) -> int:
     """Bytes that the tensors of a manifest take, those that share bytes once."""
     spans = []
@@ -121,7 +149,7 @@ def _itemsize(name: str) -> int:
 class Case:
     """One model in one format."""
 
-    def __init__(self, given: argparse.Namespace, name: str, folder: Path) -> None:
+    def __init__(self, given: argparse.Namespace, name: str, folder: Path, gate: asyncio.Barrier | None) -> None:
         self.name = name
         self.found: dict[str, Any] = {"case": name}
         self.problems: list[str] = []
@@ -129,39 +157,58 @@ class Case:
         self._model, self._format, *kv = name.split(":")
         self._kv_dtype = kv[0] if kv else ""
         self._folder = (given.folders or folder) / f"{self._model}-{self._format}"
-        self._own = folder / name.replace(":", "-")
+        self._own = folder / f"run-{name.replace(':', '-')}"
+        self._gate = gate
+        self._names = {what: f"{name}-{what}".replace(":", "-") for what in ("files", "image")}
 
-    async def run(self) -> None:
+    async def run(self, shared: harness.Node | None) -> None:
         self._own.mkdir()
-        given, config = self._given, CONFIGS[self._model]
-        if not (self._folder / "model.safetensors.index.json").exists():
+        given = self._given
+        if self._format == "small":
+            if not self._folder.exists():
+                await asyncio.to_thread(small_checkpoints.write, self._model, self._folder)
+        elif not (self._folder / "model.safetensors.index.json").exists():
             begun = time.monotonic()
             place = "cpu" if given.device.startswith("cpu") else given.device
-            await asyncio.to_thread(format_checkpoints.write, self._folder, config, self._format, place)
+            write = format_checkpoints.write
+            await asyncio.to_thread(write, self._folder, CONFIGS[self._model], self._format, place)
             (self._folder / "tokenizer.json").write_text("{}")
             say(f"{self.name}: checkpoint written in {time.monotonic() - begun:.1f} s")
-        self._checkpoint = read(self._folder, 4 if given.device.startswith("cpu") else 2)
-        asked = prompts(given.prompts, given.longest, config["vocab_size"])
+        self._checkpoint = read(self._folder, 4 if given.device.startswith("cpu") else 2, kv_dtype=self._kv_dtype)
+        longest = min(given.longest, self._checkpoint.context_tokens - given.new)
+        asked = prompts(given.prompts, longest, self._checkpoint.vocabulary)
         tokens = sum(map(len, asked)) + len(asked) * given.new
         options = {"max_running_requests": 32, "cuda_graphs": 1}
         options |= {
             key: int(value) for key, _, value in (each.partition("=") for each in given.options.split(",")) if key
         }
         self._served = Model(
-            self._folder, given.device, given.longest + given.new, options, (), self._checkpoint.weights_bytes
+            self._folder,
+            given.device,
+            longest + given.new,
+            options,
+            (),
+            self._checkpoint.weights_bytes,
+            self._kv_dtype,
         )
         need = tokens * self._checkpoint.kv_bytes_per_token
         extent = 2 << 20
         self._most, self._least = -(-2 * need // extent) * extent, -(-need // 4 // extent) * extent
         weights = int(1.3 * self._checkpoint.weights_bytes) + (1 << 30)
-        async with harness.node(self._own, 2 * (weights + self._most) + (2 << 30), given.device) as at:
-            for name in ("files", "image"):
+        async with contextlib.AsyncExitStack() as stack:
+            capacity = 2 * (weights + self._most) + (2 << 30)
+            at = shared or await stack.enter_async_context(harness.node(self._own, capacity, given.device))
+            for name in self._names.values():
                 await at.book(name, floor_bytes=self._least, weights_bytes=weights)
                 await at.limit(name, self._most)
             starting = [
-                tasks.spawn(fleet.elastic(at, "files", self._served, poison=True, environment=_STRICT), "ours"),
                 tasks.spawn(
-                    fleet.reference("stock", self._served, -(-int(1.5 * tokens) // 64) * 64, most_bytes=24 << 30),
+                    fleet.elastic(at, self._names["files"], self._served, poison=True, environment=_STRICT), "ours"
+                ),
+                tasks.spawn(
+                    fleet.reference(
+                        "stock", self._served, -(-int(1.5 * tokens) // 64) * 64, most_bytes=weights + (16 << 30)
+                    ),
                     "stock",
                 ),
             ]
@@ -193,6 +240,7 @@ class Case:
             own = [await answers(stock, asked, given.new, few) for few in _RERUNS]
             bound = max(widest(partings(base, each)) for each in own)
             self.found |= {"bound": bound, "stock_partings": [len(partings(base, each)) for each in own]}
+            await fleet.stop([stock])
             runs = {"files": await answers(ours, asked, given.new, len(asked))}
             naps = []
             for nap in range(given.naps):
@@ -200,12 +248,18 @@ class Case:
                 await ours.hibernate()
                 asleep = time.monotonic()
                 await ours.wake(lambda: image.put(ours.lease_id))
-                naps.append({"hibernate_s": asleep - begun, "wake_s": time.monotonic() - asleep})
+                wake_s = time.monotonic() - asleep
+                rate = measured.weights_bytes / wake_s
+                naps.append({"hibernate_s": asleep - begun, "wake_s": wake_s, "bytes_per_s": rate})
                 runs[f"awake {nap}"] = await answers(ours, asked, given.new, 8)
             mover = tasks.spawn(self._move(at), "limits")
             runs["limits move"] = await answers(ours, asked, given.new, 8)
             await tasks.cancel(mover)
             self.found |= {"naps": naps, "stats": fleet.as_dict(ours.stats)}
+            if self._gate is not None:
+                await self._gate.wait()
+                runs |= await self._beside_others(at, ours, asked)
+                await self._gate.wait()
             other = await self._from_image(at, image, ours)
             try:
                 runs["image"] = await answers(other, asked, given.new, len(asked))
@@ -213,22 +267,38 @@ class Case:
                 await fleet.stop([other])
         finally:
             await image.close()
+        if self._format == "small":
+            parted = partings(await asyncio.to_thread(by_transformers, self._folder, asked, given.new), runs["files"])
+            self.found["transformers"] = {"partings": len(parted), "widest": widest(parted)}
+            say(f"{self.name}: Transformers says otherwise {len(parted)} times, by {widest(parted):.3g}")
         self.found["runs"] = {}
         for name, each in runs.items():
             parted = partings(base, each)
             gap = widest(parted)
             self.found["runs"][name] = {"partings": len(parted), "widest": gap, "all": [asdict(one) for one in parted]}
-            if gap > max(bound, 0.02):
+            # Limits that move make batches of other sizes than SGLang's runs had, and a router may choose otherwise.
+            if gap > max(bound, 0.02) and not name.startswith(("limits", "beside")):
                 self.problems.append(f"{self.name}, {name}: {len(parted)} answers part, by {gap:.3g}; own: {bound:.3g}")
             if len({tuple(one.tokens[:8]) for one in each}) < len(each) // 2:
                 self.problems.append(f"{self.name}, {name}: answers are alike, which shows nothing")
         if measured.weights_bytes > 1.01 * live + (64 << 20):
             self.problems.append(f"{self.name}: {measured.weights_bytes} bytes in the range, {live} are live")
 
+    async def _beside_others(
+        self, at: harness.Node, ours: Client, asked: Sequence[Sequence[int]]
+    ) -> dict[str, list[Answer]]:
+        mover = tasks.spawn(self._move(at), "limits")
+        found: dict[str, list[Answer]] = {}
+        end = time.monotonic() + self._given.shared
+        while time.monotonic() < end:
+            found[f"beside others {len(found)}"] = await answers(ours, asked, self._given.new, 12)
+        await tasks.cancel(mover)
+        return found
+
     async def _move(self, at: harness.Node) -> None:
         chance = random.Random(1)
         while True:
-            await at.limit("files", chance.choice((self._least, 2 * self._least, self._most)))
+            await at.limit(self._names["files"], chance.choice((self._least, 2 * self._least, self._most)))
             await asyncio.sleep(_MOVE_S)
 
     async def _from_image(self, at: harness.Node, image: Image, first: Client) -> Client:
@@ -237,7 +307,7 @@ class Case:
         client = Client("image", await fleet.warm("sglang", {}))
         load = harness.load(
             at,
-            "image",
+            self._names["image"],
             self._folder,
             context_tokens=self._served.context_tokens,
             weights_bytes=self._served.weights_bytes,
@@ -245,7 +315,7 @@ class Case:
             expected_checksum=first.mapped[0].checksum,
             **self._served.options,
         )
-        load.device = self._given.device
+        load.device, load.model.kv_dtype = self._given.device, self._kv_dtype
         command = client.engine.command(engine_pb2.ToEngine(load=load))
         async with asyncio.timeout(_RUN_S):
             mapped = await command.mapped()
@@ -264,16 +334,20 @@ async def main() -> None:
     fleet.begin()
     problems: list[str] = []
     found: list[dict[str, Any]] = []
-    gate = asyncio.Semaphore(given.together)
+    names = given.cases.split(",")
+    few = asyncio.Semaphore(given.together)
+    barrier = asyncio.Barrier(len(names)) if given.shared else None
 
-    async def one(name: str, folder: Path) -> None:
-        async with gate:
-            case = Case(given, name, folder)
+    async def one(name: str, folder: Path, shared: harness.Node | None) -> None:
+        async with few:
+            case = Case(given, name, folder, barrier)
             begun = time.monotonic()
             try:
-                await case.run()
+                await case.run(shared)
             except Exception as error:  # the others are still worth their time
                 traceback.print_exc()
+                if barrier is not None:
+                    await barrier.abort()
                 case.problems.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:600]}")
             case.found |= {"problems": case.problems, "took_s": round(time.monotonic() - begun, 1)}
             found.append(case.found)
@@ -283,7 +357,11 @@ async def main() -> None:
             report.write(given.out, "gpu_formats", given.commit, {"cases": found, "problems": problems})
 
     with tempfile.TemporaryDirectory() as folder:
-        await asyncio.gather(*(one(name, Path(folder)) for name in given.cases.split(",")))
+        async with contextlib.AsyncExitStack() as stack:
+            node = None
+            if given.shared:
+                node = await stack.enter_async_context(harness.node(Path(folder), _SHARED_BYTES, given.device))
+            await asyncio.gather(*(one(name, Path(folder), node) for name in names))
     fleet.fail(problems)
 
 

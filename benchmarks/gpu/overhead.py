@@ -42,6 +42,7 @@ from benchmarks.gpu.fleet import Client, Model, say
 from benchmarks.gpu.windows import Load, Shape, Side, Window
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.engines import shared_board
+from loader.checkpoints.checkpoint import read
 from testing.engines import harness
 
 PARTS = {"one": (1, "scheduler", 40.0), "two": (2, "scheduler", 24.0), "users": (1, "engine", 40.0)}
@@ -54,6 +55,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     """With what says which engines there are and what they are asked."""
     parser = fleet.parser(description)
     parser.add_argument("--loads", default="28,32,full")
+    parser.add_argument("--folder", type=Path, help="a checkpoint, instead of random weights of a shape")
     parser.add_argument("--window", type=float, default=4.0, help="seconds of each side")
     parser.add_argument("--lead-in", type=float, default=4.0, help="seconds of each side that are not counted")
     parser.add_argument("--in-flight", type=int, default=256, help="requests, at full load")
@@ -88,14 +90,14 @@ class Part:
         self._given = given
         self._name = name
         self._count, self._front, kv_gib = PARTS[name]
-        path = shapes.write(folder / given.shape, given.shape)
+        path = given.folder or shapes.write(folder / given.shape, given.shape)
         self._config = json.loads((path / "config.json").read_text())
         on_host = given.device.startswith("cpu")
         self._bytes_per_token = shapes.kv_bytes_per_token(self._config, 4 if on_host else 2)
         self._pool_tokens = int((given.kv_gib or kv_gib) * 2**30 / self._count / self._bytes_per_token) // 64 * 64
         self._limit = self._pool_tokens * self._bytes_per_token
         self._floor = self._limit // 16
-        options = {"random_weights": 1, **json.loads(given.options)}
+        options = {"random_weights": int(given.folder is None), **json.loads(given.options)}
         self._model = Model(path, given.device, given.context, options)
         self._theirs = Model(path, given.device, given.context, {**options, **json.loads(given.reference_options)})
         self._shape = Shape(given.prompt, given.output, self._config["vocab_size"])
@@ -108,7 +110,10 @@ class Part:
         self._words: shared_board.SharedBoard | None = None
 
     async def run(self) -> None:
-        weights = -(-shapes.weights_bytes(self._config) // (64 << 20)) * (64 << 20)
+        whole = shapes.weights_bytes(self._config)
+        if self._given.folder is not None:
+            whole = read(self._given.folder, 2).weights_bytes + (64 << 20)
+        weights = -(-whole // (64 << 20)) * (64 << 20)
         capacity = self._count * (weights + self._limit) + SLACK_BYTES
         async with harness.node(self._folder, capacity, self._given.device) as at:
             self._at = at

@@ -36,6 +36,8 @@ class Experts:
     """Key of the number of experts that a token goes through, of those that it may be sent to."""
     shared: str = ""
     """Key of the number of experts that serve every token; empty: there are none."""
+    shared_module: str = "shared_experts"
+    """Name of the module of those."""
     dense_layers: str = ""
     """Key of the number of layers at the beginning that have no experts; empty: all have."""
 
@@ -137,6 +139,25 @@ CLASSES = {
         windows=True,
     ),
     "Gemma3ForCausalLM": ModelClass("Gemma 3 1B and other text models", ("CPU", "GPU"), **_GEMMA_3),
+    "Exaone4ForCausalLM": ModelClass(
+        "EXAONE 4",
+        (),
+        qk_norm=True,
+        norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        windows=True,
+        gpu_only=True,
+    ),
+    "Olmo3ForCausalLM": ModelClass(
+        "Olmo 3",
+        (),
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm=True,
+        qk_norm_of_all=True,
+        norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        windows=True,
+        gpu_only=True,
+    ),
     "Gemma3ForConditionalGeneration": ModelClass("Gemma 3 4B to 27B, text", wrapper=True, **_GEMMA_3),
     "Mistral3ForConditionalGeneration": ModelClass("Mistral Small 3.1 and 3.2, Devstral, text", wrapper=True),
     "Qwen3VLForConditionalGeneration": ModelClass("Qwen 3 VL, text", qk_norm=True, wrapper=True),
@@ -167,6 +188,20 @@ CLASSES = {
             "moe_intermediate_size",
             router_bias="gate.e_score_correction_bias",
             shared="n_shared_experts",
+            dense_layers="first_k_dense_replace",
+        ),
+    ),
+    "HYV3ForCausalLM": ModelClass(
+        "Hy3",
+        qk_norm="qk_norm",
+        needs=("qk_norm", "route_norm", "first_k_dense_replace"),
+        experts=Experts(
+            ("num_experts", "num_local_experts"),
+            "moe_intermediate_size",
+            router="router.gate",
+            router_bias="expert_bias",
+            shared="num_shared_experts",
+            shared_module="shared_mlp",
             dense_layers="first_k_dense_replace",
         ),
     ),

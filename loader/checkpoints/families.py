@@ -273,7 +273,7 @@ def _experts(shape: ModelShape, experts: Experts, config: Mapping[str, Any]) -> 
         }
     sizes = {f"experts.{number}": size for number in range(count)}
     if experts.shared and (shared := _count(config, experts.shared)):
-        sizes["shared_experts"] = shared * size
+        sizes[experts.shared_module] = shared * size
     for name, width in sizes.items():
         for part, (rows, columns) in {
             experts.gate: (width, shape.hidden),

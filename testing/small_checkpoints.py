@@ -33,6 +33,7 @@ WINDOWS = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "tie_word_embeddings": True,
 }
+_WINDOWS_OF_OTHERS = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -72,6 +73,17 @@ CLASSES = {
     "Glm4MoeForCausalLM": text(
         "Glm4MoeConfig", **EXPERTS, n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, use_qk_norm=True
     ),
+    "HYV3ForCausalLM": text(
+        "HYV3Config",
+        **EXPERTS,
+        num_experts=8,
+        num_shared_experts=1,
+        first_k_dense_replace=1,
+        qk_norm=True,
+        route_norm=True,
+    ),
+    "Exaone4ForCausalLM": text("Exaone4Config", **_WINDOWS_OF_OTHERS),
+    "Olmo3ForCausalLM": text("Olmo3Config", **_WINDOWS_OF_OTHERS),
     "Gemma3ForConditionalGeneration": SmallCheckpoint(
         "Gemma3Config",
         {
