@@ -33,7 +33,6 @@ WINDOWS = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "tie_word_embeddings": True,
 }
-_WINDOWS_OF_OTHERS = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -82,8 +81,9 @@ CLASSES = {
         qk_norm=True,
         route_norm=True,
     ),
-    "Exaone4ForCausalLM": text("Exaone4Config", **_WINDOWS_OF_OTHERS),
-    "Olmo3ForCausalLM": text("Olmo3Config", **_WINDOWS_OF_OTHERS),
+    "Exaone4ForCausalLM": text(
+        "Exaone4Config", sliding_window=16, layer_types=["sliding_attention"] * 3 + ["full_attention"]
+    ),
     "Gemma3ForConditionalGeneration": SmallCheckpoint(
         "Gemma3Config",
         {
@@ -136,6 +136,8 @@ def write(architecture: str, folder: Path) -> Path:
     config = json.loads(path.read_text())
     if "hidden_activation" in config:  # published ones say it twice, and SGLang reads the other one for Gemma 2
         config["hidden_act"] = config["hidden_activation"]
+    if architecture == "Exaone4ForCausalLM":  # so it is published; newer Transformers saves a number
+        config["sliding_window_pattern"] = "LLLG"
     path.write_text(json.dumps(config))
     if known.published:
         weights = load_file(folder / "model.safetensors")

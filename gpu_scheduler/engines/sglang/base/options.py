@@ -163,7 +163,7 @@ def arguments(
         "skip_tokenizer_init": True,
         "disable_radix_cache": False,
         "context_length": model.context_tokens + CONTEXT_SLACK_TOKENS if model.context_tokens else None,
-        "chunked_prefill_size": options.chunked_prefill_size,
+        "chunked_prefill_size": _chunk(model, device, options),
         "max_running_requests": options.max_running_requests,
         # The shared queue's order is the order in which waiting requests start; running requests are not preempted.
         "schedule_policy": "fcfs",
@@ -194,6 +194,14 @@ def server_args(
     from sglang.srt.server_args import ServerArgs
 
     return ServerArgs(**arguments(model, device, options, loader, ranks, peers))
+
+
+def _chunk(model: common_pb2.ModelSpec, device: str, options: Options) -> int:
+    """Most tokens of a prefill step. On a GPU no more than the context has: the engine measures its private memory with
+    a step of one request (`model/probe.py`), and a step of several would take more."""
+    if kind_of(device) != "cuda" or options.chunked_prefill_size <= 0 or not model.context_tokens:
+        return options.chunked_prefill_size
+    return min(options.chunked_prefill_size, model.context_tokens)
 
 
 _FOR_CPU: dict[str, Any] = {

@@ -91,11 +91,16 @@ class MappedWeights:
         return offset, offset + _reach(tensor.shape, tensor.stride()) * tensor.element_size()
 
     def adopt(self, tensor: torch.Tensor, start: int) -> None:
-        """Makes `tensor` a view of the range, where its storage now begins at byte `start`."""
-        offset = start + int(tensor.storage_offset()) * tensor.element_size()
-        tensor.data = view(
-            self.memory, ParameterPlace("", offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
-        )
+        """Makes `tensor` a view of the range, where its storage now begins at byte `start`. A view keeps the tensor
+        that it was made of, and with it the old storage: that one becomes a view of the range as well."""
+        base = tensor._base
+        if base is not None and base.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+            base = None
+        for each in (tensor, base):
+            if each is not None:
+                offset = start + int(each.storage_offset()) * each.element_size()
+                place = ParameterPlace("", offset, tuple(each.shape), tuple(each.stride()), each.dtype)
+                each.data = view(self.memory, place)
 
 
 @contextmanager

@@ -142,3 +142,12 @@ def test_the_manifest_names_offsets_strides_and_types() -> None:
     assert tensors["kept"].dtype == "float16" and "table" not in tensors
     assert manifest.total_bytes == 8192 and dict(manifest.scalars) == {"a": "1.5"}
     assert all(tensor.offset_bytes % 4 == 0 for tensor in manifest.tensors)
+
+
+def test_view_that_is_adopted_keeps_no_memory_elsewhere() -> None:
+    """torch keeps the tensor of which a view was made, as long as the view lives."""
+    range_ = empty_range()
+    turned = torch.arange(12.0).view(3, 4).t()
+    range_.adopt(turned, range_.take(turned.untyped_storage(), copy=True))
+    assert within(turned, range_.memory) and turned.tolist() == torch.arange(12.0).view(3, 4).t().tolist()
+    assert turned._base is not None and within(turned._base, range_.memory)
