@@ -7,11 +7,17 @@ import services.ipc.forking  # noqa: F401  (before grpc: tests start processes)
 import gc  # isort: skip
 import signal  # isort: skip
 import subprocess  # isort: skip
+from collections.abc import Iterator  # isort: skip
 from pathlib import Path  # isort: skip
 from typing import Any  # isort: skip
 
 import pytest  # isort: skip
 from hypothesis import settings  # isort: skip
+
+from testing import zygote  # isort: skip
+
+# Tests start a thousand processes; importing their libraries would be most of what they do.
+zygote.install()
 
 # No test fails for being slow: machines are.
 settings.register_profile("prism", deadline=None)
@@ -25,6 +31,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_collection_finish() -> None:
     """The collector need not look at libraries and at thousands of tests again whenever one of them makes garbage."""
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def executed() -> Iterator[None]:
+    """Processes that the module's tests start are new interpreters, as a user's are."""
+    with zygote.executing():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from loader.client import LoaderClient
 from placement.client import PlacementClient
 from protos import common_pb2, gpu_scheduler_pb2, placement_pb2
 from services.errors import Conflict, PrismError
+from testing import zygote
 from testing.patience import PATIENCE_S
 from testing.ports import free_port
 
@@ -220,7 +221,7 @@ class World:
         for name, running in self.system.running.items():
             if name.startswith("gpu_scheduler"):
                 children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-                pids += [int(pid) for pid in children]
+                pids += [pid for pid in map(int, children) if not zygote.is_one(pid)]
         return pids
 
     def kill(self, name: str) -> None:

@@ -10,6 +10,8 @@ import pytest
 from balloond.backends.cpu import PAGE_BYTES
 from tests.balloond.conftest import MIB, ROOT, Child, Node
 
+pytestmark = pytest.mark.usefixtures("executed")
+
 
 def start_another(node, config=None):
     """A balloond that is expected to end by itself."""

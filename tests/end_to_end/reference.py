@@ -14,12 +14,12 @@ _PROGRAM = """
 import json, sys, torch
 from transformers import AutoModelForCausalLM
 torch.set_num_threads(1)
-said, new, everything = {}, int(sys.argv[2]), sys.argv[3] == "everything"
+said, most, everything = {}, json.loads(sys.argv[2]), sys.argv[3] == "everything"
 for path, prompts in json.loads(sys.argv[1]).items():
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     out, vectors, likely = [], [], []
     with torch.inference_mode():
-        for prompt in prompts:
+        for prompt, new in zip(prompts, [most] * len(prompts) if isinstance(most, int) else most, strict=True):
             ids = torch.tensor([prompt])
             done = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new)
             out.append(done[0, len(prompt):].tolist())
@@ -34,8 +34,9 @@ print("REFERENCE" + json.dumps(said))
 """
 
 
-async def greedy(path: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
-    """Tokens after each prompt, at most `new`, with the end-of-sequence token if it came."""
+async def greedy(path: Path, prompts: list[list[int]], new: int | list[int]) -> list[list[int]]:
+    """Tokens after each prompt, at most `new`, or `new` of its own for each, with the end-of-sequence token if it
+    came."""
     return (await _said({path: prompts}, new, "tokens"))[path].tokens
 
 
@@ -55,13 +56,13 @@ async def everything(prompts: dict[Path, list[list[int]]], new: int) -> dict[Pat
     return await _said(prompts, new, "everything")
 
 
-async def _said(prompts: dict[Path, list[list[int]]], new: int, what: str) -> dict[Path, Said]:
+async def _said(prompts: dict[Path, list[list[int]]], new: int | list[int], what: str) -> dict[Path, Said]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
         _PROGRAM,
         json.dumps({str(path): each for path, each in prompts.items()}),
-        str(new),
+        json.dumps(new),
         what,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},

@@ -19,6 +19,7 @@ from tests.gateway.conftest import MODEL
 from tests.gateway.fakes import FakeGroup, FakePlacement, Output
 from tests.gateway.tokenizers import tiny
 
+pytestmark = pytest.mark.usefixtures("executed")
 ROOT = Path(__file__).resolve().parents[2]
 
 

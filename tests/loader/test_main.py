@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("executed")
 GOOD = {
     "name": "'loader'",
     "listen": "'unix:{folder}/loader.sock'",

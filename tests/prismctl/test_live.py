@@ -336,8 +336,8 @@ HANGING += [("placement", "placement"), ("gpu_scheduler-cpu-0", "cpu:0")]
 @pytest.mark.parametrize(("process", "service"), HANGING)
 async def test_a_stopped_process_is_named_by_status_and_the_others_answer(system, process, service):
     async with stopped(system, process) as pid:
-        told = await value(system, "--wait", "5", "status", status=3)
-        text = await run(system, "--wait", "5", "status", status=3)
+        told = await value(system, "--wait", "3", "status", status=3)
+        text = await run(system, "--wait", "3", "status", status=3)
     problems = {each["service"]: each["problem"] for each in told["services"]}
     assert {*problems} == {*SERVICES} and f"kill -CONT {pid} lets it go on" in problems.pop(service)
     assert {*problems.values()} == {None}
@@ -385,7 +385,7 @@ FOLDER = str(ROOT / "examples" / "models" / LLAMA)
 )
 async def test_every_command_names_the_process_that_stands_still(system, impatient, process, command, named):
     async with stopped(system, process) as pid:
-        text = " ".join((await run(system, "--wait", "5", *command, status=3)).split())
+        text = " ".join((await run(system, "--wait", "2", *command, status=3)).split())
     named = named.format(state=system.local.state)
     assert f"{named} does not answer; its process {pid} is stopped, kill -CONT {pid} lets it go on" in text
     assert f"logs/{process}.log" in text
@@ -396,14 +396,14 @@ async def test_a_model_on_a_group_that_stands_still_is_not_waited_for_for_ever(s
     scheduler = system.local.scheduler("cpu:0")
     async with stopped(system, scheduler) as pid:
         for command in (("models", "sleep", LLAMA), ("models", "limit", LLAMA, "8MiB"), ("explain", LLAMA)):
-            text = " ".join((await run(system, "--wait", "5", *command, status=3)).split())
+            text = " ".join((await run(system, "--wait", "2", *command, status=3)).split())
             assert f"cpu:0 at unix:{system.local.state}/{scheduler}.sock does not answer; its process {pid}" in text
 
 
 async def test_a_group_that_stands_still_is_drained_when_it_goes_on(system, impatient):
     scheduler = system.local.scheduler("cpu:0")
     async with stopped(system, scheduler):
-        text = await run(system, "--wait", "5", "drain", "cpu:0", status=3)
+        text = await run(system, "--wait", "2", "drain", "cpu:0", status=3)
     assert f"cpu:0 at unix:{system.local.state}/{scheduler}.sock does not answer" in text
 
     async def drained():

@@ -103,7 +103,7 @@ async def test_prompts_have_transformers_log_probabilities(
         await _one_by_one(end, right)
         await _refused(end)
         mover = asyncio.get_running_loop().create_task(move_limit(at, end, "qwen", [16, 20, 24, 40, 200]))
-        await together(end, "moving", right, 3, NEW_TOKENS)
+        await together(end, "moving", right, 2, NEW_TOKENS)
         mover.cancel()
         await end.until(lambda: not end.stats.running)
         assert end.stats.retractions > 0
