@@ -197,4 +197,8 @@ def _quantised(
         return torch.randint(-127, 128, shape, device=device, generator=drawn, dtype=torch.int8)
     if "U8" in needed.dtypes:
         return torch.randint(0, 256, shape, device=device, generator=drawn, dtype=torch.uint8)
-    return torch.randint(-(1 << 31), (1 << 31) - 1, shape, device=device, generator=drawn, dtype=torch.int32)
+    # Numbers of 4 bits from 1 to 15, whose mean is the zero point: of 0 to 15 it is not, and all answers become alike.
+    words = torch.zeros(shape, dtype=torch.int64, device=device)
+    for place in range(0, 32, 4):
+        words |= torch.randint(1, 16, shape, device=device, generator=drawn) << place
+    return words.to(torch.int32)

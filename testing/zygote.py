@@ -405,7 +405,7 @@ async def _start_with_subprocess(
 
 def _be_prepared() -> None:
     """An engine sets its environment before torch is there; here it was set for the import, and is set again."""
-    environment = importlib.import_module(f"{ENGINE}.base.environment")
+    environment: Any = importlib.import_module(f"{ENGINE}.base.environment")
     prepare = environment.prepare
 
     def again(*arguments: Any) -> None:

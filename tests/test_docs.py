@@ -59,6 +59,11 @@ def test_documents_that_any_file_names_exist():
     assert {name: paths for name, paths in found.items() if paths} == {}
 
 
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_document_has_no_marks_of_a_merge(name):
+    assert re.findall(r"^(?:<{7} |={7}$|>{7} ).*", (ROOT / name).read_text(), flags=re.M) == []
+
+
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "docs/operate/settings.md"])
 def test_prose_of_a_document_fits_into_120_columns(name):
     """Blocks of code, tables and single links may be longer; settings.md is generated."""

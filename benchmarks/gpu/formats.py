@@ -52,6 +52,8 @@ _RUN_S = 120.0
 _SHARED_BYTES = 120 << 30
 """Bytes that the node of --shared hands out."""
 _MOVE_S = 0.1
+_LEAST_KV = 16 << 20
+"""Bytes of the lowest limit of KV: with fewer, engines wait for their first extent."""
 _PROMPTS_AWAKE = 6
 _RERUNS = (2, 3, 5, 6, 8, 12)
 """Requests at a time in the further runs of unmodified SGLang, each in an order of its own."""
@@ -196,7 +198,8 @@ class Case:
         )
         need = tokens * self._checkpoint.kv_bytes_per_token
         extent = 2 << 20
-        self._most, self._least = -(-2 * need // extent) * extent, -(-need // 4 // extent) * extent
+        self._least = max(_LEAST_KV, -(-need // 4 // extent) * extent)
+        self._most = max(4 * _LEAST_KV, -(-2 * need // extent) * extent)
         weights = int(1.3 * self._checkpoint.weights_bytes) + (1 << 30)
         async with contextlib.AsyncExitStack() as stack:
             capacity = 2 * (weights + self._most) + (2 << 30)
