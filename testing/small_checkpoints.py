@@ -81,9 +81,6 @@ CLASSES = {
         qk_norm=True,
         route_norm=True,
     ),
-    "Exaone4ForCausalLM": text(
-        "Exaone4Config", sliding_window=16, layer_types=["sliding_attention"] * 3 + ["full_attention"]
-    ),
     "Gemma3ForConditionalGeneration": SmallCheckpoint(
         "Gemma3Config",
         {
@@ -136,8 +133,6 @@ def write(architecture: str, folder: Path) -> Path:
     config = json.loads(path.read_text())
     if "hidden_activation" in config:  # published ones say it twice, and SGLang reads the other one for Gemma 2
         config["hidden_act"] = config["hidden_activation"]
-    if architecture == "Exaone4ForCausalLM":  # so it is published; newer Transformers saves a number
-        config["sliding_window_pattern"] = "LLLG"
     path.write_text(json.dumps(config))
     if known.published:
         weights = load_file(folder / "model.safetensors")
