@@ -39,7 +39,8 @@ class Engines(ConfigSection):
     start_timeout_s: float = Field(default=180.0, gt=0)
     """Longest time from an engine process's start until its imports are done; then the start counts as failed."""
     load_timeout_s: float = Field(default=600.0, gt=0)
-    """Longest time for one command that changes a model's residency; a checkpoint from a slow disk takes minutes."""
+    """Longest time for one command that changes a model's residency; a checkpoint from a slow disk takes minutes. While
+    an engine compiles kernels it begins anew."""
     stall_timeout_s: float = Field(default=30.0, ge=0)
     """An engine that has work and sends nothing for so long, though it is pinged, is killed and replaced
     (policy/hang_detector.py); four times the expected time of its prompts comes on top. 0: never. It has to be longer

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -157,6 +158,8 @@ class EngineProcess:
         self.on_compiling: Callable[[engine_pb2.Compiling], None] | None = None
         """Called for each kernel that the engine begins to compile or has compiled."""
         self._compiling_since: float | None = None
+        self._compiled_at = -math.inf
+        """When the engine last said that it compiles a kernel, or has compiled one."""
         self.dead = asyncio.Event()
         self._channel = FramedChannel(engine_pb2.FromEngine, self._take, self._ended)
         self._stopping = False
@@ -209,6 +212,10 @@ class EngineProcess:
     def compiling_s(self) -> float:
         """Seconds for which the engine has been compiling the kernel that it last reported; 0 if that is done."""
         return 0.0 if self._compiling_since is None else time.monotonic() - self._compiling_since
+
+    def since_compiling_s(self) -> float:
+        """Seconds since the engine compiled a kernel; 0 while it does, infinite if it never did."""
+        return 0.0 if self._compiling_since is not None else time.monotonic() - self._compiled_at
 
     @property
     def commanded(self) -> bool:
@@ -347,6 +354,7 @@ class EngineProcess:
 
     def _compiles(self, told: engine_pb2.Compiling) -> None:
         self._compiling_since = None if told.done else time.monotonic()
+        self._compiled_at = time.monotonic()
         if told.done:
             counters.COMPILED.labels(told.compiler).inc()
             counters.COMPILING_S.labels(told.compiler).inc(told.seconds)

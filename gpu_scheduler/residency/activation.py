@@ -157,7 +157,7 @@ class Activator:
         command = self._command(resident, engine, engine_pb2.ToEngine(wake=engine_pb2.Wake()))
         try:
             await self._weights.copy(resident, engine, command)
-            await self._weights.wait_verified(resident, command)
+            await self._weights.wait_verified(resident, engine, command)
         except (PrismError, asyncio.CancelledError) as error:
             if command.ended:
                 raise
@@ -219,7 +219,7 @@ class Activator:
             await self._weights.copy(resident, engine, command)
         else:
             resident.weights_from = [CHECKPOINT] * len(devices)
-        await self._weights.wait_verified(resident, command)
+        await self._weights.wait_verified(resident, engine, command)
         if not from_image and self._weights.has_loader and self._bookings.devices is not None:
             self._weights.begin_saving(resident, engine, await command.mapped())
 

@@ -109,7 +109,7 @@ class Weights:
         """Has the loader copy the weights to where the engine has mapped memory for them in `command`, and then the
         engine begin to verify them. Raises EngineDied, and other PrismErrors."""
         limit_s = self._config.engines.load_timeout_s
-        ranks = await tasks.within(command.mapped(), limit_s)
+        ranks = await tasks.within(command.mapped(), limit_s, engine.since_compiling_s)
         assert self._loader is not None
         self._residents.step(resident, "copying weights")
         copies = (
@@ -136,11 +136,12 @@ class Weights:
         self._residents.step(resident, "verifying")
         engine.verify(command)
 
-    async def wait_verified(self, resident: Resident, command: Command) -> None:
+    async def wait_verified(self, resident: Resident, engine: EngineProcess, command: Command) -> None:
         """Waits until the engine has the model, with verified weights. Raises WeightsDoubted if those of a device or an
         image do not verify: they are taken from another source next. Raises other PrismErrors."""
         try:
-            resident.measured = await tasks.within(command.done(), self._config.engines.load_timeout_s)
+            limit_s = self._config.engines.load_timeout_s
+            resident.measured = await tasks.within(command.done(), limit_s, engine.since_compiling_s)
         except CommandFailed as error:
             sources = set(resident.weights_from)
             if error.weights_differ and sources.difference((CHECKPOINT, IMAGE)):

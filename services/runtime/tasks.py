@@ -45,10 +45,30 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def within(work: Awaitable[T], limit_s: float) -> T:
-    """What `work` returns. Raises TimedOut if that takes more than `limit_s` seconds."""
+async def within(work: Awaitable[T], limit_s: float, idle_s: Callable[[], float] | None = None) -> T:
+    """What `work` returns. Raises TimedOut if that takes more than `limit_s` seconds. `idle_s`: seconds since something
+    last happened for which the work may take longer, such as a kernel that is compiled; the limit counts from then, if
+    that is later."""
+    if idle_s is None:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await work
+        except TimeoutError:
+            raise TimedOut(f"not done within {limit_s:.0f} s") from None
+
+    async def answer() -> T:
+        return await work
+
+    whole = asyncio.get_running_loop().create_task(answer())
+    left_s = limit_s
     try:
-        async with asyncio.timeout(limit_s):
-            return await work
-    except TimeoutError:
-        raise TimedOut(f"not done within {limit_s:.0f} s") from None
+        while left_s > 0:
+            await asyncio.wait((whole,), timeout=left_s)
+            if whole.done():
+                return whole.result()
+            left_s = limit_s - idle_s()
+        raise TimedOut(f"not done within {limit_s:.0f} s")
+    finally:
+        if not whole.done():
+            whole.cancel()
+            await asyncio.wait((whole,))

@@ -44,6 +44,20 @@ def kvcache(row_bytes: int) -> JitModule:
     return JitModule("sglang.jit_kernel.kvcache", "_jit_kvcache_module", (row_bytes,))
 
 
+def quantised(config: Mapping[str, Any], dtype: str) -> set[JitModule]:
+    """The modules that multiply with quantised weights, of those that take minutes to compile."""
+    given = config.get("quantization_config")
+    method = given.get("quant_method") if isinstance(given, Mapping) else None
+    packed = method == "compressed-tensors" and given is not None and given.get("format") == "pack-quantized"
+    if method not in ("awq", "gptq") and not packed:
+        return set()
+    repack = "awq_marlin_repack" if method == "awq" else "gptq_marlin_repack"
+    return {
+        JitModule("sglang.jit_kernel.gptq_marlin", "_jit_gptq_marlin_module", (dtype,)),
+        JitModule(f"sglang.jit_kernel.{repack}", f"_jit_{repack}_module", ()),
+    }
+
+
 def needed(config: Mapping[str, Any], ranks: int) -> set[JitModule]:
     """Modules that a model with this config.json needs on `ranks` devices, as far as the configuration says. An engine
     compiles a missing one when it needs it; a superfluous one only costs compile time."""
@@ -51,7 +65,7 @@ def needed(config: Mapping[str, Any], ranks: int) -> set[JitModule]:
     dtype = config.get("dtype") or config.get("torch_dtype")
     if dtype not in DTYPES:
         return found
-    found.add(activation(dtype))
+    found |= {activation(dtype), *quantised(config, dtype)}
     try:
         heads = int(config["num_attention_heads"])
         kv_heads = int(config.get("num_key_value_heads") or heads)

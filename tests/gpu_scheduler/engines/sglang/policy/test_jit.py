@@ -34,13 +34,34 @@ def test_what_a_model_needs(config, ranks, more):
     assert jit.needed(config, ranks) == of_dtype("bfloat16") | more
 
 
+@pytest.mark.parametrize(
+    ("quantised", "repack"),
+    [
+        ({"quant_method": "awq"}, "awq"),
+        ({"quant_method": "gptq"}, "gptq"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "gptq"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, None),
+        ({"quant_method": "fp8"}, None),
+        ("odd", None),
+    ],
+)
+def test_quantised_weights_need_the_modules_that_take_minutes(quantised, repack):
+    more = jit.needed(LLAMA | {"quantization_config": quantised}, 1) - jit.needed(LLAMA, 1)
+    assert {module.path.rpartition(".")[2] for module in more} == (
+        {"gptq_marlin", f"{repack}_marlin_repack"} if repack else set()
+    )
+
+
 def test_what_config_does_not_say_is_left_to_engines():
     assert jit.needed({}, 1) == jit.needed(LLAMA | {"torch_dtype": "float32"}, 1) == ALWAYS
     assert jit.needed(LLAMA | {"dtype": "float16", "torch_dtype": "float32"}, 1) > of_dtype("float16")
     assert jit.needed({"dtype": "bfloat16"}, 1) == of_dtype("bfloat16")
 
 
-@pytest.mark.parametrize("module", sorted(jit.needed(LLAMA, 1)), ids=str)
+QUANTISED = [LLAMA | {"quantization_config": {"quant_method": method}} for method in ("awq", "gptq")]
+
+
+@pytest.mark.parametrize("module", sorted(set().union(*(jit.needed(each, 1) for each in QUANTISED))), ids=str)
 def test_sglang_has_it_with_these_parameters(module):
     path = sglang_folder().joinpath(*module.path.split(".")[1:]).with_suffix(".py")
     parameters = functions(path.read_text())[module.function].args.args
