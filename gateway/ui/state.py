@@ -55,6 +55,7 @@ def _model(route: Route) -> dict[str, Any]:
         "state": residency(route.residency),
         "error": route.error or None,
         "pinned": route.model.pinned,
+        "unverified": route.model.unverified,
     }
 
 

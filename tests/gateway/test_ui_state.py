@@ -92,7 +92,7 @@ def test_infinite_pressure_is_a_word() -> None:
 def test_models_are_those_of_the_routes() -> None:
     broken = decode(fakes.route("x", "/x", residency=common_pb2.ERROR, error="no config.json"))
     assert document(None, "", 0.0, [broken], [])["models"] == [
-        {"model": "x", "state": "error", "error": "no config.json", "pinned": False}
+        {"model": "x", "state": "error", "error": "no config.json", "pinned": False, "unverified": False}
     ]
 
 

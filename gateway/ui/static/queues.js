@@ -50,5 +50,7 @@ export function show(parent, note, state, matches) {
   const away = state.models.filter((model) => matches(model.model) && !here.has(model.model));
   const errors = away.filter((model) => model.error).map((model) => `${model.model} is in error: ${model.error}`);
   const rest = away.filter((model) => !model.error).map((model) => `${model.model} (${model.state})`);
-  text(note, [...errors, rest.length ? `On no device: ${rest.join(", ")}` : ""].filter(Boolean).join(". "));
+  const doubted = state.models.filter((model) => matches(model.model) && model.unverified).map((model) => model.model);
+  const unverified = doubted.length ? `Unverified (nobody has compared their answers): ${doubted.join(", ")}` : "";
+  text(note, [...errors, unverified, rest.length ? `On no device: ${rest.join(", ")}` : ""].filter(Boolean).join(". "));
 }

@@ -121,7 +121,7 @@ async def test_files_that_are_wrong_are_not_read_again_before_they_are_others(ca
     assert "NoSuchModel is not supported" in error and retry_s == 0.0, "it will not pass"
     read = []
     read_it = checkpoint.read
-    monkeypatch.setattr(checkpoint, "read", lambda *told: read.append(1) or read_it(*told))
+    monkeypatch.setattr(checkpoint, "read", lambda *asked, **how: read.append(1) or read_it(*asked, **how))
     catalogue.told.clear()
     for now in (1.0, 3.0, 7.0):
         await catalogue.at(now)

@@ -9,10 +9,18 @@ import pytest
 
 from loader.checkpoints.checkpoint import fingerprint, read
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
+from testing import format_checkpoints
 from tests.loader import checkpoint_files
 from tests.loader.checkpoint_files import SINGLE, change_config, change_header
 
 FLOAT32 = 4
+MIXTURE = checkpoint_files.LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "head_dim": 8,
+}
 
 
 def size(elements):
@@ -397,3 +405,33 @@ def test_files_that_are_no_part_of_the_model_do_not_change_its_generation(tmp_pa
     before = fingerprint(tmp_path)
     (tmp_path / "README.md").write_text(json.dumps("hello"))
     assert fingerprint(tmp_path) == before
+
+
+def test_class_that_is_not_in_the_table_is_served_if_the_catalogue_says_unverified(tmp_path):
+    known = read(checkpoint_files.write(tmp_path / "known"), FLOAT32)
+    folder = checkpoint_files.write(tmp_path / "new", architectures=["NewForCausalLM"])
+    with pytest.raises(BrokenCheckpoint, match="NewForCausalLM is not supported"):
+        read(folder, FLOAT32)
+    new = read(folder, FLOAT32, unverified=True)
+    assert (known.verified, new.verified) == (True, False)
+    assert (new.weights_bytes, new.kv_bytes_per_token) == (known.weights_bytes, known.kv_bytes_per_token)
+    change_config(folder, kv_lora_rank=16)
+    with pytest.raises(BrokenCheckpoint, match="latent"):  # its KV would be counted wrongly
+        read(folder, FLOAT32, unverified=True)
+
+
+def test_kv_of_one_byte_takes_half_and_is_for_gpus(tmp_path):
+    folder = checkpoint_files.write(tmp_path)
+    assert 2 * read(folder, 2, kv_dtype="fp8").kv_bytes_per_token == read(folder, 2).kv_bytes_per_token
+    with pytest.raises(BrokenCheckpoint, match="for GPUs"):
+        read(folder, FLOAT32, kv_dtype="fp8")
+
+
+def test_token_of_a_mixture_goes_through_the_experts_that_it_is_sent_to(tmp_path):
+    dense = read(checkpoint_files.write(tmp_path / "dense"), 2)
+    assert dense.active_bytes == dense.weights_bytes
+    folder = format_checkpoints.write(tmp_path / "mixture", MIXTURE, "bf16")
+    (folder / "tokenizer.json").write_text("{}")
+    mixture = read(folder, 2)
+    experts = 2 * 8 * 3 * 64 * 32 * 2  # layers, experts, matrices of each, bytes
+    assert mixture.weights_bytes - mixture.active_bytes == experts * 6 // 8

@@ -12,11 +12,13 @@ from prismctl.__main__ import app
 from protos import common_pb2, loader_pb2, loader_pb2_grpc, placement_pb2, placement_pb2_grpc
 from services.errors import Conflict, NotFound, Refused, Unavailable, Unmet
 from services.rpc import rpc
+from tests.loader import checkpoint_files
 
 
 class Placement(placement_pb2_grpc.PlacementServicer):
     def __init__(self):
         self.asked = []
+        self.groups = []
         self.refuses = None
 
     async def AddModel(self, request, context):
@@ -43,7 +45,8 @@ class Placement(placement_pb2_grpc.PlacementServicer):
 
     async def WatchRoutes(self, request, context):
         routes = placement_pb2.Routes()
-        routes.routes.add(model=common_pb2.ModelSpec(name="good", weights_bytes=1 << 20), residency=common_pb2.ACTIVE)
+        good = common_pb2.ModelSpec(name="good", weights_bytes=1 << 20, unverified=True)
+        routes.routes.add(model=good, residency=common_pb2.ACTIVE)
         bad = common_pb2.ModelSpec(name="bad", path="/models/bad")
         routes.routes.add(model=bad, residency=common_pb2.ERROR, error="truncated", retry_s=4.0)
         broken = routes.routes.add(model=common_pb2.ModelSpec(name="broken"), residency=common_pb2.WAKING)
@@ -67,7 +70,7 @@ class Placement(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.ExplainResponse(decisions=[decision])
 
     async def GetCluster(self, request, context):
-        return placement_pb2.Cluster()
+        return placement_pb2.Cluster(groups=self.groups)
 
 
 class Loader(loader_pb2_grpc.LoaderServicer):
@@ -123,6 +126,46 @@ async def run(tmp_path):
     yield run
     await server.stop(0)
     await loader.stop(0)
+
+
+def group(name, gib, devices=1, **facts):
+    found = placement_pb2.Group(group=name, reachable=True, capacity_bytes=gib << 30, **facts)
+    for _ in range(devices):
+        found.memory.add()
+    return found
+
+
+async def test_check_names_what_a_folder_needs_and_the_groups_that_could_hold_it(run, tmp_path):
+    run.placement.groups += [group("small", 2), group("fits", 8), group("pair", 16, 2), group("away", 8, drained=True)]
+    folder = checkpoint_files.write(tmp_path / "m")
+    result = await run("models", "check", str(folder))
+    assert result.exit_code == 0, result.output
+    assert "LlamaForCausalLM: compared on CPU, GPU" in result.stdout and result.stdout.endswith("fits       fits\n")
+    found = json.loads((await run("models", "check", str(folder), "--json")).stdout)
+    assert found["groups"] == ["fits"] and found["device_bytes"] == (
+        found["weights_bytes"] + found["floor_bytes"] + found["quota_bytes"]
+    )
+    assert found["kv_bytes_per_token"] == 2 * 2 * 2 * 8 * 2, "keys and values, layers, heads, head size, 16 bit"
+    small = json.loads((await run("models", "check", str(folder), "--kv-dtype", "fp8", "--json")).stdout)
+    assert 2 * small["kv_bytes_per_token"] == found["kv_bytes_per_token"]
+    assert run.asked == []
+
+
+async def test_check_of_a_folder_that_cannot_be_served_ends_with_the_reason(run, tmp_path):
+    folder = checkpoint_files.write(tmp_path / "m", architectures=["NewForCausalLM"])
+    result = await run("models", "check", str(folder))
+    assert result.exit_code == 1 and "refused: the architecture NewForCausalLM is not supported" in result.stdout
+    result = await run("models", "check", str(folder), "--unverified")
+    assert result.exit_code == 0 and "NewForCausalLM: UNVERIFIED" in result.stdout
+    result = await run("models", "check", str(folder), "--unverified", "--cpu", "--kv-dtype", "fp8")
+    assert result.exit_code == 1 and "for GPUs" in result.stdout
+    result = await run("models", "check", str(folder), "--devices", "3")
+    assert result.exit_code == 2 and "--devices" in result.output
+
+
+async def test_unverified_model_is_marked_wherever_it_is_listed(run):
+    result = await run("models", "list")
+    assert "good (unverified)" in result.stdout and "bad (unverified)" not in result.stdout
 
 
 async def test_the_list_as_json_has_states_and_errors(run):

@@ -95,3 +95,24 @@ def test_gaps_are_of_layers_and_only_where_the_host_is_slower_than_the_devices()
     most = 32 * H200.prefill_gap_layer_s
     assert 0.9 * most < EIGHT.prefill_gaps(small, 16) < most
     assert EIGHT.prefill_gaps(whole, 2048) == 0.0
+
+
+@given(st.integers(1, 256), st.integers(0, 400_000))
+def test_decode_step_of_a_mixture_costs_between_its_active_and_all_of_its_weights(batch, context):
+    mixture, shape = Cost(SHAPES["30b-a3b"]), SHAPES["30b-a3b"]
+    least = Cost(replace(shape, weights_bytes=shape.active_bytes, active_bytes=0))
+    most = Cost(replace(shape, active_bytes=0))
+    step = mixture.decode_devices(1, batch, context)
+    assert least.decode_devices(1, batch, context) <= step * (1 + 1e-9)
+    assert step <= most.decode_devices(1, batch, context) * (1 + 1e-9)
+    assert mixture.decode_devices(1, batch + 1, context) > step
+    if batch == 1:
+        assert step == pytest.approx(least.decode_devices(1, batch, context))
+    assert mixture.prefill_part(512, 0) == pytest.approx(least.prefill_part(512, 0))
+
+
+@given(st.integers(0, 300), st.integers(1, 256), st.integers(0, 400_000), st.floats(0.0, 0.999))
+def test_steps_in_a_time_of_a_mixture_are_those_whose_cost_fits_into_it(steps, batch, context, part):
+    mixture = Cost(SHAPES["30b-a3b-fp8"])
+    low, high = (mixture.decode(n, batch, context) for n in (steps, steps + 1))
+    assert mixture.steps_in(low + part * (high - low), batch, context) == steps
