@@ -1,10 +1,10 @@
 """The real comparison's eight models and two GPUs, in the simulator, over eighteen four-minute slices: those of
 `benchmarks.gpu.compare`, and twelve more of servegen48, one from every second hour.
 
-    python benchmarks/slices_sim.py --traces FOLDER                          # Prism as it is python
-    benchmarks/slices_sim.py --traces FOLDER --set prefill_priority_ms=0    # with other settings; may be repeated
-    python benchmarks/slices_sim.py --traces FOLDER --system static --only busy python benchmarks/slices_sim.py --traces
-    FOLDER --starts 4               # each after models came up in four orders
+    python benchmarks/slices_sim.py --traces FOLDER                              # Prism as it is
+    python benchmarks/slices_sim.py --traces FOLDER --set prefill_priority_ms=0  # other settings; may be repeated
+    python benchmarks/slices_sim.py --traces FOLDER --system static --only busy
+    python benchmarks/slices_sim.py --traces FOLDER --starts 4                   # after models came up in four orders
 
 A change to a policy is to be better in the mean of all, not in the slice that it was made for: settings next to each
 other differ by some tenths of a point. Targets are made as they are there, of the simulator's own figures. Prints a

@@ -26,7 +26,11 @@ ANSWERS = Counter("prism_gateway_answers", "Answers of models that ended, by how
 IN_FLIGHT = Gauge("prism_gateway_in_flight_requests", "Answers being made or waited for")
 TTFT = Histogram("prism_gateway_ttft_seconds", "Time to first token", ["model"], buckets=_TTFT_BUCKETS_S)
 GAP = Histogram("prism_gateway_token_gap_seconds", "Time between chunks of tokens", ["model"], buckets=_GAP_BUCKETS_S)
-SLO = Counter("prism_gateway_slo_requests", "Requests with a target, by whether it was met", ["model", "target", "met"])
+SLO = Counter(
+    "prism_gateway_slo_requests",
+    "Answers with a target (ttft or tpot), by whether it was met",
+    ["model", "target", "met"],
+)
 REPLAYS = Counter("prism_gateway_replays", "Requests sent again after their place failed", ["model"])
 PROMPT_TOKENS = Counter("prism_gateway_prompt_tokens", "Tokens of prompts", ["model"])
 OUTPUT_TOKENS = Counter("prism_gateway_output_tokens", "Tokens of answers", ["model"])

@@ -66,7 +66,7 @@ async def build(service: Service) -> None:
         devices if config.elastic_kv else None,
         lambda request, granted: dispatcher.memory_answered(request, granted),
     )
-    brought = MigratedPrefixes()
+    migrated_prefixes = MigratedPrefixes()
     dispatcher = Dispatcher(
         config.arbitration,
         residents,
@@ -74,7 +74,7 @@ async def build(service: Service) -> None:
         board,
         lambda need: changes.set(None),
         lambda engine: residency.engine_died(engine),
-        brought=brought,
+        migrated_prefixes=migrated_prefixes,
         on_idle_or_busy=lambda: changes.set(None),
         request_memory=memory_requests.make,
     )
@@ -96,7 +96,7 @@ async def build(service: Service) -> None:
     bookings = Bookings(config, residents, devices, warm)
     weights = Weights(config, residents, loader, images)
     activation = Activator(config, residents, pools, bookings, weights)
-    handover = Handover(residents, loader, brought)
+    handover = Handover(residents, loader, migrated_prefixes)
     residency = ResidencyController(config, residents, dispatcher, activation, bookings, weights, handover, pools)
     report = GroupReport(config, residents, dispatcher, memory, pools, weights.why_no_image)
     leaving = GracefulExit(residents, dispatcher.all_requests, lambda: changes.set(None))

@@ -1,4 +1,5 @@
-"""A small random checkpoint of every model class that is served (`loader/checkpoints/classes.py`): a line each."""
+"""A small random checkpoint of every model class that engines on CPUs serve (`loader/checkpoints/classes.py`): a line
+each."""
 
 from __future__ import annotations
 

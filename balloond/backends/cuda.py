@@ -132,8 +132,9 @@ class _Fence:
 
 
 class CudaMapper:
-    """Maps extents of a GPU's memory into this process. They are mapped one by one: the cost is the access of each (28
-    us, whatever its size and however many one call covers; while copies run, half of what they have under way)."""
+    """Maps extents of a GPU's memory into this process, one by one. Giving access to an extent is what takes time: 28
+    us, whatever its size, and no less for several in one call. While copies run, it takes as long as half of the bytes
+    take that are under way."""
 
     page_bytes = PAGE_BYTES
 

@@ -149,7 +149,7 @@ class Tokens:
         self._asked = False
         self._stranded_at: float | None = job.arrival_s  # second since when no place has given it tokens
         self._paused_at: float | None = None
-        """When its place failed, while no tokens have come since."""
+        """When its place failed; None once tokens have come again."""
         self._pause_reason = ""
         self._emitted_before = 0
         """Tokens that it had by then."""

@@ -48,7 +48,7 @@ class Dispatcher:
         on_need_memory: Callable[[NeedMemory], None],
         on_engine_death: Callable[[EngineProcess], None],
         now: Callable[[], float] = time.monotonic,
-        brought: MigratedPrefixes | None = None,
+        migrated_prefixes: MigratedPrefixes | None = None,
         on_idle_or_busy: Callable[[], None] = lambda: None,
         request_memory: Callable[[RequestMemory], None] = lambda request: None,
     ) -> None:
@@ -65,7 +65,7 @@ class Dispatcher:
         self._on_idle_or_busy = on_idle_or_busy
         self._request_memory = request_memory
         self._now = now
-        self._migrated_prefixes = brought or MigratedPrefixes()
+        self._migrated_prefixes = migrated_prefixes or MigratedPrefixes()
         self._core = GroupCore(rules.group, now())
         self._requests: dict[str, GroupRequest] = {}
         self._by_gateway_id: dict[tuple[GatewayStream, str], GroupRequest] = {}
@@ -165,7 +165,7 @@ class Dispatcher:
         if granted:
             self.changed()
 
-    # --- engines (the Listener of engines.base)
+    # --- engines (the Listener of engines/engine.py)
 
     def on_tokens(self, engine: EngineProcess, chunks: list[common_pb2.TokenChunk]) -> None:
         now, model, tokens = self._now(), "", 0
@@ -212,7 +212,7 @@ class Dispatcher:
         self.changed()
 
     def _pause(self, request: GroupRequest, now: float, reason: str) -> None:
-        """Notes that a stream stands still; a pause within a pause is part of the first."""
+        """Notes that a stream stands still; a second pause before the first ended belongs to the first."""
         if not request.paused_at:
             request.paused_at, request.pause_reason = now, reason
 

@@ -25,13 +25,13 @@ class Intake:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        trials: GrammarSandbox,
+        grammar_sandbox: GrammarSandbox,
         compiles: Callable[[str], bool],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`compiles`: whether a model's engine compiles grammars; one that does not refuses them itself."""
         self._dispatcher = dispatcher
-        self._grammar_sandbox = trials
+        self._grammar_sandbox = grammar_sandbox
         self._compiles = compiles
         self._now = now
         self._waiting: dict[_Key, asyncio.Task[None]] = {}

@@ -39,10 +39,10 @@ still under way."""
 class Handover:
     """Both sides of a handover, for one group."""
 
-    def __init__(self, residents: Residents, loader: LoaderClient | None, brought: MigratedPrefixes) -> None:
+    def __init__(self, residents: Residents, loader: LoaderClient | None, migrated_prefixes: MigratedPrefixes) -> None:
         self._residents = residents
         self._loader = loader
-        self._migrated_prefixes = brought
+        self._migrated_prefixes = migrated_prefixes
 
     async def give(self, resident: Resident, engine: EngineProcess, successor: str) -> bool:
         """Has the group at `successor` take the KV of the engine's running requests: most of it while they run, then

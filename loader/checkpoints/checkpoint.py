@@ -53,7 +53,7 @@ _OF_A_GENERATION = (".json", ".safetensors", ".model", ".txt", ".jinja")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What the headers say. Sizes are of one device's part, which holds weights and KV in floats of one size."""
+    """What config.json and the headers say. Sizes are of one device's part."""
 
     generation: int
     """A number that is another one whenever a file of the folder was changed or replaced, and for each number of
@@ -280,9 +280,9 @@ def _check_divides(
     kv_heads: int,
     devices: int,
 ) -> None:
-    """Raises BrokenCheckpoint for a layer that does not divide among devices, in whole blocks where it is quantised;
-    engines join the rows of layers that read the same, and so these are whole blocks on a single device too.
-    `expected`: the tensors that the checkpoint has for these weights."""
+    """Raises BrokenCheckpoint for a layer that does not divide among devices, in whole blocks where it is quantised.
+    The rows of a layer have to be whole blocks on a single device too, because engines join layers that have the same
+    input (queries, keys and values; gate and up). `expected`: the tensors that the checkpoint has for these weights."""
     for name, size in weights.items():
         layer, _, last = name.rpartition(".")
         if len(size) == 3 and last == "down_proj" and size[1] % devices:
@@ -292,7 +292,7 @@ def _check_divides(
         by_columns = layer.endswith(_BY_COLUMNS)
         if by_columns and devices == 1:
             continue
-        whole = size[by_columns]
+        whole = size[1] if by_columns else size[0]
         parts = min(devices, kv_heads) if layer.endswith((".k_proj", ".v_proj")) else devices
         is_float = name in expected and expected[name].dtypes == FLOATS
         unit = 1 if quantised is None or is_float else quantised.unit(by_columns)

@@ -83,7 +83,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def refusal(config: Mapping[str, Any], unverified: bool = False) -> str | None:
     """Why a model with this config.json is not served, None when it may be. One line that names the kind. `unverified`:
-    a class that is not in the table may be, if its KV is of the kind that all others have."""
+    whether a class may be served that is not in the table; one whose KV is of another kind may not all the same."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         return "config.json names no architecture"

@@ -1,9 +1,9 @@
 """Extents under addresses of this process for the time of a copy.
 
-To give access to an extent waits for about half of what the links have under way, once anything is copied, and takes a
-tenth of that before (docs/lab/measurements.md). So a thread maps all of them ahead, in order: some before any is
-reported, the others while those are copied. To unmap them would hold up either, as the driver does one such thing at a
-time: it is left to the caller that closes this, when the bytes are not waited for any more.
+Giving access to an extent takes as long as about half of the bytes take that the links have under way, and a tenth of
+that before anything is copied (docs/lab/measurements.md). So a thread maps all of them ahead, in order: some before any
+is reported, the others while those are copied. To unmap them would hold up either, as the driver does one such thing at
+a time: it is left to the caller that closes this, when the bytes are not waited for any more.
 """
 
 from __future__ import annotations

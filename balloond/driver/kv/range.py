@@ -6,9 +6,9 @@ answers limits and reclaims as far as the reserve goes, whatever the engine is d
 engine: `wake_fd` becomes readable, then `overage_bytes` and `take_reclaims` say how much.
 
 The engine counts in indices, each `extent_bytes` of addresses. Where much is missing at once it comes in large extents
-of several indices, because the cost of mapping is per extent; `extents` says which. A large one leaves whole, so what
-comes back of it stays in the reserve until the rest does (`reserve.py`). What is requested when, and what goes back, is
-decided in `growth.py`.
+of several indices, because the cost of mapping is per extent; `extents` says which. A large one leaves as a whole:
+indices of it that come back stay in the reserve until all have come back (`reserve.py`). What is requested when, and
+what goes back, is decided in `growth.py`.
 
 Conservation: owned (in the engine's hands) + reserve + quarantined (released, but the device may not be done with it)
 = mapped.
@@ -180,8 +180,8 @@ class ElasticRange:
         return min(len(self._reserve), self._reserve.tied + below)
 
     def take_tied(self) -> list[int]:
-        """Takes the indices in the reserve that belong to large extents of which the engine has the rest: they leave
-        with that, and count as the engine's as long as that stays."""
+        """Takes the indices in the reserve that belong to large extents of which the engine has the rest: the large
+        extent leaves as a whole, so until then all of it counts as the engine's."""
         with self._changed:
             taken = self._reserve.take(self._reserve.tied)
             self._owned.update(taken)

@@ -190,16 +190,16 @@ class _Admission:
     def beside(self) -> None:
         """Starts requests that only waiting for the turn would make late, beside the prefills that have it, if that
         makes neither the started request nor S late. Engines that prefill at once share the devices in equal parts."""
-        if not self._holders or not self._agenda.dropped or not 0 < self._turn.joint_s < inf:
+        if not self._holders or not self._agenda.left_out or not 0 < self._turn.joint_s < inf:
             return
         now = self._agenda.now
         room = min(self._agenda.room, self._backlog.slack_in_flight(now))
         beside = sum(self._unfinished.values()) - max(self._unfinished.values())
         books: _Books | None = None
-        dropped = islice(self._agenda.dropped, _LOOKED_AT)
+        dropped = islice(self._agenda.left_out, _LOOKED_AT)
         # Models that are prefilling are left out: their own engines would run the request behind their current
         # prefills.
-        for request in islice(self._able(dropped, self._agenda.of_dropped, self._holders), CANDIDATES):
+        for request in islice(self._able(dropped, self._agenda.left_out_by_model, self._holders), CANDIDATES):
             cost = self._backlog.prefill_cost(request.request_id)
             shared = sum(min(cost, seconds) for seconds in self._unfinished.values())
             slack = request.deadline - (now + shared + cost)

@@ -7,9 +7,9 @@ prefill cost.
 
 This bounds starvation: a request of the second queue whose model is active and whose memory is granted starts at the
 latest after (its cost + the costs of those before it) / share seconds and, for each of these, the prefill that happens
-to be under way, whatever arrives in S. S loses at most `share` of the prefill time. Idle time counts in full: time that
-S cannot use, because its requests wait for memory or a wake-up, goes to the second queue once the turn has been idle
-for as long as the work takes, so that a wrong guess never costs more than the waiting did.
+to be under way, whatever arrives in S. S loses at most `share` of the prefill time. Idle time earns credit in
+full: where S cannot use the prefill turn, because its requests wait for memory or a wake-up, a request of the second
+queue starts once the turn has been idle for as long as its prefill takes. A wrong guess never costs more than that.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The shared queue: every request of every model of a group, those that wait for their prefill and those under way.
 
-A request is in exactly one state, from `add` until `finish`, `cancel`, or a decision that throws it away:
+A request is in exactly one state, from `add` until `finish`, `cancel`, or a decision that throws it away. Of those that
+wait, `state` says LATE for one that can no longer be on time or that the last plan left out of S:
 
-    WAITING      in S, or best effort, or not planned yet
-    LATE         the last plan left it out of S: it waits in the second queue
+    WAITING      not sent to an engine: in S, in the second queue, or not planned yet
+    LATE         the same, and late
     DISPATCHED   sent to an engine, prefill not finished
     RUNNING      prefill finished, decoding; kept so that a retraction can put it back
 
@@ -16,15 +17,15 @@ an `Agenda` with the set S that can be on time; `admission.admit` turns that int
 arrives or is cancelled, a prefill makes progress or ends, memory or a residency changes, or at `next_deadline()`;
 nothing else changes the answer.
 
-**The second queue** holds the requests that Moore-Hodgson left out of S (*late*, thrown away only if their clients ask
-for that) and best effort, oldest first. A best-effort request counts as `best_effort_yield_s` younger than it is: an
-older late request goes before it, but not every later one. A request of the second queue starts in one of two ways: in
-the *room*, the slack that S as a whole has (unbounded while S is empty), or on *credit*, which grows while the second
-queue waits and bounds its starvation (`ageing.py` states the bound).
+**The second queue** is an order that each plan makes of the requests that are not in S: those that Moore-Hodgson left
+out (*late*, thrown away only if their clients ask for that) and best effort, oldest first. A best-effort request counts
+as `best_effort_yield_s` younger than it is: an older late request goes before it, but not every later one. A request of
+the second queue starts in one of two ways: in the *room*, the slack that S as a whole has (unbounded while S is empty),
+or on *credit*, which grows while the second queue waits and bounds its starvation (`ageing.py` states the bound).
 
-A request of a waking model counts as late if `now + rest of the wake-up + prefill` passes its deadline. The sum over S
-holds its prefill alone: a wake-up does not occupy the prefill turn, and charging it to each of the requests that wait
-for the same wake-up would drop most of them, and others, for nothing.
+A request of a waking model counts as late if `now + rest of the wake-up + prefill` passes its deadline. The sum of the
+prefills of S has no wake-ups in it: a wake-up does not occupy the prefill turn, and charging it to each of the requests
+that wait for the same wake-up would drop most of them, and others, for nothing.
 
 Not thread-safe. Times are seconds on the caller's clock; a `now` earlier than the last counts as the last.
 """
@@ -85,7 +86,7 @@ class Backlog:
         self.rules = rules or BacklogRules()
         self._models = QueuedModels()
         self._entries: dict[str, QueueEntry] = {}
-        self._lines = WaitQueues()
+        self._queues = WaitQueues()
         self._late_of: dict[str, int] = {}
         """Late requests by model, those whose deadlines have passed included."""
         self.pressed = False
@@ -106,7 +107,7 @@ class Backlog:
 
     def __repr__(self) -> str:
         return (
-            f"Backlog(waiting={len(self._lines)}, late={self._lines.late}, "
+            f"Backlog(waiting={len(self._queues)}, late={self._queues.late}, "
             f"in_flight={len(self._in_flight)}, all={len(self)}, {self._ageing!r})"
         )
 
@@ -277,7 +278,7 @@ class Backlog:
         entry = self._entries.get(request_id)
         if entry is None:
             return None
-        return RequestState.LATE if self._lines.is_late(entry) else entry.state
+        return RequestState.LATE if self._queues.is_late(entry) else entry.state
 
     def prefills(self, request_id: str) -> bool:
         """Whether the request is DISPATCHED: an engine has it, and its prefill has not finished."""
@@ -285,7 +286,7 @@ class Backlog:
 
     def waiting(self) -> Iterator[WaitingRequest]:
         """All waiting requests by deadline, best effort last; for inspection and for handing a queue over."""
-        return self._lines.by_deadline()
+        return self._queues.by_deadline()
 
     def waiting_by_model(self) -> dict[str, int]:
         """Waiting requests by model."""
@@ -369,41 +370,41 @@ class Backlog:
         self._learn()
         decisions: list[Drop | Expire] = list(self._expire(now))
         start = max(now, self._busy_until) if self._in_flight else now
-        if not len(self._lines):
+        if not len(self._queues):
             return self._nothing_waits(now, start, tuple(decisions))
         rates = self._models.rates()
 
-        just_missed = self._lines.miss(now, self._class_of)
-        line = self._lines.timed
-        seqs, arrivals = line.seqs(), line.seconds()
-        times, classes, costs = line.times(), line.classes(), line.costs(rates)
+        just_missed = self._queues.miss(now, self._class_of)
+        timed = self._queues.timed
+        seqs, arrivals = timed.seqs(), timed.seconds()
+        times, classes, costs = timed.times(), timed.classes(), timed.costs(rates)
         left_out = late_indices(times, self._hopeless_are_infinite(costs, times, classes, now), start)
-        in_s = np.ones(len(line), bool)
+        in_s = np.ones(len(timed), bool)
         in_s[left_out] = False
-        line.leave_out(~in_s)
-        on_time = self._lines.in_order(seqs[in_s])
+        timed.leave_out(~in_s)
+        on_time = self._queues.in_order(seqs[in_s])
         of_s = self._models.counted(classes[in_s])
         room = float((times[in_s] - ends(costs[in_s], start)).min()) if on_time else inf
 
-        late = self._lines.in_order(seqs[left_out])
+        late = self._queues.in_order(seqs[left_out])
         self._press(now, late)
         stay = left_out
         if self._droppable and (drops := self._drop([*just_missed, *late.entries()], now)):
             decisions += drops
-            stay = left_out[np.isin(seqs[left_out], line.seqs())]
-        of_dropped = self._models.counted(classes[stay])
-        self._late_of = self._models.counted(np.concatenate((classes[stay], self._lines.missed.classes())))
-        second = self._lines.by_age(seqs[stay], arrivals[stay], self.rules.best_effort_yield_s)
+            stay = left_out[np.isin(seqs[left_out], timed.seqs())]
+        left_out_by_model = self._models.counted(classes[stay])
+        self._late_of = self._models.counted(np.concatenate((classes[stay], self._queues.missed.classes())))
+        second = self._queues.by_age(seqs[stay], arrivals[stay], self.rules.best_effort_yield_s)
 
         least, most = inf, 0.0
         if second:
-            of_missed, best_effort = self._lines.costs_of_missed(rates), self._lines.best_effort.costs(rates)
+            of_missed, best_effort = self._queues.costs_of_missed(rates), self._queues.best_effort.costs(rates)
             of_second = np.concatenate((costs[left_out], of_missed, best_effort))
             least, most = float(of_second.min()), float(of_second.max())
         self._ageing.cap(most)
         self._wake_at = min(start + room + TICK, self._credit_suffices(second, now))
         credit, thrown = self._ageing.seconds, tuple(decisions)
-        return Agenda(now, start, on_time, second, room, credit, thrown, least, of_s, late, of_dropped)
+        return Agenda(now, start, on_time, second, room, credit, thrown, least, of_s, late, left_out_by_model)
 
     def next_deadline(self) -> float:
         """When to call `plan` again if nothing else happens: at the next time-out, at the moment at which S, as last
@@ -417,7 +418,7 @@ class Backlog:
 
     def _nothing_waits(self, now: float, start: float, decisions: tuple[Drop | Expire, ...]) -> Agenda:
         self._late_of, self._wake_at = {}, inf
-        nobody = self._lines.in_order(np.zeros(0, np.int64))
+        nobody = self._queues.in_order(np.zeros(0, np.int64))
         self._press(now, nobody)
         self._ageing.cap(0.0)
         return Agenda(now, start, nobody, nobody, inf, self._ageing.seconds, decisions)
@@ -430,7 +431,7 @@ class Backlog:
         return entry
 
     def _account(self, now: float) -> None:
-        waiting = bool(self._lines.late or self._lines.best_effort)
+        waiting = bool(self._queues.late or self._queues.best_effort)
         self._ageing.earn(now, waiting=waiting, busy=bool(self._in_flight))
 
     def _cost(self, entry: QueueEntry) -> float:
@@ -447,14 +448,14 @@ class Backlog:
         request = entry.request
         model = self._models[request.model]
         model.waiting += 1
-        self._lines.insert(entry, model.class_of(request))
+        self._queues.insert(entry, model.class_of(request))
         self._droppable += request.drop_late
         if request.expires < inf:
             heappush(self._expiries, (request.expires, request.request_id))
 
     def _dequeue(self, entry: QueueEntry) -> None:
         self._models[entry.request.model].waiting -= 1
-        self._lines.remove(entry)
+        self._queues.remove(entry)
         self._droppable -= entry.request.drop_late
 
     def _land(self, request_id: str, now: float) -> None:

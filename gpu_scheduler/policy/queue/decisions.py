@@ -127,7 +127,7 @@ class Agenda:
     """Seconds of prefill of the cheapest request of the second queue; +inf if it is empty."""
     of_s: Mapping[str, int] = field(default_factory=dict)
     """Requests of S by model; models without any are left out."""
-    dropped: Order | None = None
+    left_out: Order | None = None
     """Requests of the second queue whose deadlines are still to come, by deadline; None if no request waits."""
-    of_dropped: Mapping[str, int] = field(default_factory=dict)
-    """Number of the requests of `dropped` by model."""
+    left_out_by_model: Mapping[str, int] = field(default_factory=dict)
+    """Number of the requests of `left_out` by model."""

@@ -56,8 +56,8 @@ ClassOf = Callable[[WaitingRequest], int]
 class Order:
     """Requests in the order of a plan, looked up only as they are read: of 10,000 the first few matter.
 
-    An order stays valid: a request that no longer waits when it is read is skipped, and one that was put back meanwhile
-    is where it was.
+    It may be read after the queue has changed: a request that no longer waits is skipped, and one that was put back
+    meanwhile is where it was.
     """
 
     __slots__ = ("_entries", "_seqs")
@@ -148,7 +148,7 @@ class WaitQueues:
     def by_deadline(self) -> Iterator[WaitingRequest]:
         """All waiting requests by deadline, best effort last."""
         missed = sorted(self.in_order(self.missed.seqs()).entries(), key=_by_deadline)
-        # A request that was late when it came is in `timed` until the next plan.
+        # `timed` also has requests that were late when they came, until the next plan moves them to `missed`.
         for entry in merge(missed, self.in_order(self.timed.seqs()).entries(), key=_by_deadline):
             yield entry.request
         for entry in self.in_order(self.best_effort.seqs()).entries():

@@ -59,7 +59,8 @@ class PlacedModel:
     cold_s: float = _COLD_S
     """Seconds that starting the model cold takes."""
     has_image: bool = True
-    """False: the model cannot hibernate. Instead it goes cold, and its weights are read from the checkpoint again."""
+    """Whether its weights are in an image. Without one it goes cold where others hibernate, and its weights are read
+    from the checkpoint again."""
     host_bytes: int = 0
     """Bytes of host memory that the model's engine holds."""
     stay_s: float = inf

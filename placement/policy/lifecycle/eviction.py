@@ -1,12 +1,12 @@
 """Eviction under demand: an idle model leaves only when its memory is wanted.
 
-Two conditions: a model has been idle for `idle_s`, and memory is wanted. Hibernation comes first: weights, graphs and
-floor go, the engine keeps its addresses and a part of its quota. If that is not enough, or host memory or an engine is
-wanted, models go cold and give back that and the engine too. Pinned models never leave, nor do models that came only
-lately (`stay`). The model with the least wake-up time for each byte freed and second idle goes first: a model without
-requests for so long will have none for about as long again, so this is the share of time that requests will wait for
-what is freed. A model without an image of its weights has nothing to wake up from: its cold start counts instead. A
-model stays if the others that leave make its leaving needless.
+A model leaves if memory is wanted, it has been idle for `idle_s`, it is not pinned, and it did not come only lately
+(`stay`). Hibernation comes first: weights, graphs and floor go, the engine keeps its addresses and a part of its quota.
+If that is not enough, or host memory or an engine is wanted, models go cold and give back that and the engine too. The
+model goes first whose wake-up takes the least time for each byte that it frees and each second that it has been idle. A
+model without requests for so long will have none for about as long again, so this is the share of time for which
+requests will wait for what is freed. A model without an image of its weights has nothing to wake up from: its cold
+start counts instead. A model stays if the others that leave make its leaving needless.
 
 Bytes are bytes on one device, seconds are durations; there is no clock here.
 """
@@ -66,8 +66,10 @@ def evict(
 
 def may_leave(resident: PlacedModel, rules: LifecycleRules) -> bool:
     """Whether the model may be evicted now."""
-    if resident.model.pinned or resident.hibernating:
-        return not resident.model.pinned
+    if resident.model.pinned:
+        return False
+    if resident.hibernating:
+        return True
     return 0.0 < resident.idle_s >= rules.idle_s and resident.stay_s >= least_stay_s(resident, rules)
 
 

@@ -1,11 +1,11 @@
 """The groups of one size, kept between decisions: what is on each, and all of it as arrays.
 
-A model that comes up could be tried on every group in turn (`lifecycle.attempt`), which takes a fifth of a second for
-10,000 groups. The arrays give for all groups at once the pressure that no attempt can beat: with every model where it
-is, where the new one fits, and with all gone that may leave, where it does not. So the groups are tried from the least
-pressure on (of equals the longest idle first), and only until none of the others can be better, or `TRIES` were tried:
-where all groups are full of idle models the arrays do not say what is left once only as many of them have gone as have
-to, and a good one will do.
+A model that comes up could be tried on every group in turn (`activation.attempt`), which takes a fifth of a second for
+10,000 groups. The arrays give for all groups at once a pressure that no attempt can beat. Where the new model fits, it
+is the pressure with every model where it is; elsewhere, that with all models gone that may leave. So the groups are
+tried from the least pressure on (of equals the longest idle first), and only until none of the others can be better, or
+`TRIES` were tried: where all groups are full of idle models the arrays do not say what is left once only as many of
+them have gone as have to, and a good one will do.
 
 The owner of a GroupIndex reports changes group by group (`hear`); the index has no other notion of time.
 """

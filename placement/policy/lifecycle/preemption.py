@@ -27,8 +27,8 @@ def holds(model: Model, group: Group, here: Sequence[PlacedModel]) -> bool:
 def preempt(
     model: Model, group: Group, here: Sequence[PlacedModel], waited_s: float, rules: LifecycleRules
 ) -> GroupOption | None:
-    """The model's option on the group with models hibernated that have had their quantum; None while that makes no
-    room."""
+    """The model's option on the group if models hibernate there that have been awake for their quantum; None if that
+    would make no room."""
     others = [r for r in here if r.model.name != model.name]
     busy = [r for r in others if not r.hibernating and not r.model.pinned and r.stay_s >= rules.quantum_s]
     busy.sort(key=lambda r: (r.claims, -r.stay_s, r.model.name))

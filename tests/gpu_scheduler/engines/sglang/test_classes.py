@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from loader.checkpoints.checkpoint import read
-from loader.checkpoints.classes import CLASSES
 from loader.policy.floor import floor_bytes
 from protos import engine_pb2
 from testing import small_checkpoints as classes
@@ -33,7 +32,7 @@ async def says(end: EngineEnd) -> list[list[int]]:
     return said
 
 
-@pytest.mark.parametrize("architecture", [name for name in classes.CLASSES if not CLASSES[name].gpu_only])
+@pytest.mark.parametrize("architecture", classes.CLASSES)
 async def test_answers_of_a_class_equal_those_of_transformers(
     tmp_path: Path, engines: Engines, architecture: str
 ) -> None:
