@@ -27,6 +27,8 @@ from services.runtime import tasks
 from services.telemetry import log
 
 _log = log.get(__name__)
+_LONGEST_COMPILE_S = 3600.0
+"""Seconds of the longest compilation of a kernel; the longest that was seen took a third of this, on a busy core."""
 _BETWEEN_STEPS = ("drain", "export_kv", "import_kv")
 """Commands during which an engine goes on with its steps."""
 
@@ -214,8 +216,11 @@ class EngineProcess:
         return 0.0 if self._compiling_since is None else time.monotonic() - self._compiling_since
 
     def since_compiling_s(self) -> float:
-        """Seconds since the engine compiled a kernel; 0 while it does, infinite if it never did."""
-        return 0.0 if self._compiling_since is not None else time.monotonic() - self._compiled_at
+        """Seconds since the engine compiled a kernel; 0 while it does, infinite if it never did, or if one takes so
+        long that its compiler seems to hang."""
+        if self._compiling_since is None:
+            return time.monotonic() - self._compiled_at
+        return 0.0 if self.compiling_s < _LONGEST_COMPILE_S else math.inf
 
     @property
     def commanded(self) -> bool:

@@ -96,8 +96,17 @@ def read_model(listed: CatalogueEntry, sizes: Sizes, added: bool = False) -> Cat
         )
         _check_lengths(listed, found)
     except BrokenCheckpoint as error:
-        return CatalogueModel(listed, sizes, None, " ".join(str(error).split()), added, error.may_pass, seen)
+        return CatalogueModel(listed, sizes, None, _one_line(error), added, error.may_pass, seen)
+    except Exception as error:  # the other models of the catalogue have to be served
+        _log.exception("a model's files were not understood", model=listed.name, path=listed.path)
+        why = f"its files were not understood: {type(error).__name__}: {_one_line(error)}"
+        return CatalogueModel(listed, sizes, None, why, added, False, seen)
     return CatalogueModel(listed, sizes, found, "", added)
+
+
+def _one_line(error: Exception) -> str:
+    """The message in one line that can be sent and printed, whatever a file had in it."""
+    return " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(frozen=True)

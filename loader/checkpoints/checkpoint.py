@@ -44,6 +44,8 @@ _SCALES = ("_scale", "_scale_inv")
 """Ends of the names of tensors that engines hold in the type of the file."""
 _BY_COLUMNS = (".o_proj", ".down_proj", ".w2")
 """Ends of the names of layers whose columns are divided among devices; of the others the rows are."""
+_ONE_BYTE = frozenset({"F8_E4M3", "F8_E5M2", "I8"})
+_WEIGHT_SCALES = ("weight_scale", "weight_scale_inv", "scale", "scales")
 _SIDES = ("rows", "columns")
 _NOT_QUANTISED = "config.json does not say how the weights are quantised"
 _PACKED = (".qweight", ".weight_packed", "_blocks")
@@ -172,6 +174,10 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
     quantised = quantisation.read(config, families.text_config(config))
     if dtype_bytes > _GPU_FLOAT_BYTES and verified and CLASSES[shape.architecture].gpu_only:
         raise BrokenCheckpoint(f"{shape.architecture} is for GPUs: engines on CPUs have no kernels for it")
+    if quantised is not None and not quantised.mixtures and verified and CLASSES[shape.architecture].experts:
+        raise BrokenCheckpoint(
+            f"its experts are quantised to {quantised.name} in a way that engines have no kernels for"
+        )
     if quantised is not None and dtype_bytes > _GPU_FLOAT_BYTES:
         raise BrokenCheckpoint(
             f"its weights are quantised ({quantised.name}), and engines on CPUs have no kernels for it"
@@ -184,6 +190,7 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         held = {name: each for name, each in tensors.items() if name in expected or families.beside_text(name, shape)}
     else:
         held = tensors_of(folder)
+        _check_scales(held)
     _check_tokenizer(folder)
     nbytes = {
         name: _held_bytes(name, tensor, dtype_bytes, _parts(name, tensor.shape, shape, devices))
@@ -208,6 +215,16 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         embedding=made,
         sampling=generation_defaults.read(folder),
     )
+
+
+def _check_scales(tensors: Mapping[str, Tensor]) -> None:
+    """Raises BrokenCheckpoint for a weight of one byte without a scale. Of a class that is not in the table nothing
+    else is known."""
+    for name, tensor in tensors.items():
+        layer, _, last = name.rpartition(".")
+        if tensor.dtype in _ONE_BYTE and last == "weight":
+            if not any(f"{layer}.{scale}" in tensors for scale in _WEIGHT_SCALES):
+                raise BrokenCheckpoint(f"the weights lack {layer}.{_WEIGHT_SCALES[0]}, or a scale of another name")
 
 
 def _idle_share(config: Mapping[str, Any], shape: families.ModelShape) -> float:
@@ -290,7 +307,7 @@ def _check_divides(
         if last != "weight" or len(size) != 2 or name in _VOCABULARY or layer.endswith((".gate", ".router")):
             continue
         by_columns = layer.endswith(_BY_COLUMNS)
-        if by_columns and devices == 1:
+        if by_columns and devices == 1 and (quantised is None or quantised.layout in ("plain", "mxfp4")):
             continue
         whole = size[1] if by_columns else size[0]
         parts = min(devices, kv_heads) if layer.endswith((".k_proj", ".v_proj")) else devices
@@ -315,7 +332,7 @@ def _parts(name: str, size: tuple[int, ...], shape: families.ModelShape, devices
 
 def _held_bytes(name: str, tensor: Tensor, dtype_bytes: int, parts: int) -> int:
     elements = tensor.elements
-    if name in _VOCABULARY:
+    if name in _VOCABULARY and len(tensor.shape) == 2:
         elements = -(-tensor.shape[0] // _VOCABULARY_ROWS) * _VOCABULARY_ROWS * tensor.shape[1]
     as_it_is = tensor.dtype not in FLOATS or name.endswith(_SCALES)
     nbytes = tensor.nbytes if as_it_is else elements * dtype_bytes

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from loader.checkpoints import rope
+from loader.checkpoints import engine_classes, rope
 from loader.checkpoints.classes import CLASSES, Experts, ModelClass
 from loader.checkpoints.config_values import TOKEN, TOKENS, check, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
@@ -50,6 +50,12 @@ _LONGEST_CONTEXT = (1 << 31) - 1
 """Most tokens of a context: what `context_tokens` of the catalogue may say."""
 
 
+_LARGEST_NUMBER = (1 << 31) - 1
+_MOST_LAYERS = 4096
+_MOST_EXPERTS = 1 << 18
+"""Most experts of a model, those of all layers together: a hundred times as many as large models have."""
+_OTHER_KV = ("is_encoder_decoder", "attn_type_list", "block_configs", "num_kv_shared_layers")
+"""Keys of models whose KV is not keys and values of one size in every layer."""
 _TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
 """What stands in front of names of the language model in checkpoints of wrappers: as published, and as newer
 Transformers saves them."""
@@ -88,6 +94,8 @@ def refusal(config: Mapping[str, Any], unverified: bool = False) -> str | None:
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         return "config.json names no architecture"
     name = architectures[0]
+    if not name.isidentifier():
+        return f"config.json: {name[:60]!r} is not the name of an architecture"
     known = CLASSES.get(name)
     wraps = name.endswith("ForConditionalGeneration") or {"vision_config", "audio_config", "text_config"} & set(config)
     if wraps and not (known.wrapper if known else unverified):
@@ -101,6 +109,15 @@ def refusal(config: Mapping[str, Any], unverified: bool = False) -> str | None:
         return f"{name} is a hybrid of attention and state-space or linear layers, which is not supported"
     if not (known.windows if known else unverified) and _slides(text, kinds):
         return f"{name} has sliding-window attention, which is not supported: engines would ignore its window"
+    if known is None and unverified:
+        if not isinstance(config.get("text_config", {}), dict):
+            return "config.json: text_config is not an object"
+        if other := next((key for key in _OTHER_KV if text.get(key)), None):
+            return f"{name} has KV of another kind ({other}), which is not supported"
+        if text.get("v_head_dim") not in (None, text.get("head_dim")):
+            return f"{name} has keys and values of different sizes, which is not supported"
+        if not engine_classes.has(name):
+            return f"SGLang has no class {name}"
     if known is None and not unverified:
         return (
             f"the architecture {name} is not supported; these are: {', '.join(sorted(CLASSES))}. With unverified = true"
@@ -149,6 +166,8 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         if value is None:
             raise BrokenCheckpoint(f"config.json has no {key}")
         check(CONFIG, key, value, COUNT)
+        if value > _LARGEST_NUMBER:
+            raise BrokenCheckpoint(f"config.json: {key} is larger than {_LARGEST_NUMBER}")
         return int(value)
 
     heads, hidden = number("num_attention_heads"), number("hidden_size")
@@ -168,7 +187,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         raise BrokenCheckpoint(f"config.json makes it a context of {context} tokens, more than {_LONGEST_CONTEXT}")
     return ModelShape(
         architecture=name,
-        layers=number("num_hidden_layers"),
+        layers=_layers(number("num_hidden_layers")),
         hidden=hidden,
         intermediate=number("intermediate_size"),
         heads=heads,
@@ -178,6 +197,12 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         context_tokens=context,
         tied=config.get("tie_word_embeddings") is True,
     )
+
+
+def _layers(count: int) -> int:
+    if count > _MOST_LAYERS:
+        raise BrokenCheckpoint(f"config.json: num_hidden_layers is {count}, more than {_MOST_LAYERS}")
+    return count
 
 
 def text_tensors(tensors: Mapping[str, T], shape: ModelShape) -> dict[str, T]:
@@ -261,6 +286,8 @@ def _mlp(shape: ModelShape, known: ModelClass, config: Mapping[str, Any]) -> dic
 
 def _experts(shape: ModelShape, experts: Experts, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     count, size = _count(config, *experts.count), _count(config, experts.size)
+    if shape.layers * count > _MOST_EXPERTS:
+        raise BrokenCheckpoint(f"config.json has {shape.layers} layers of {count} experts, more than any model")
     tensors: dict[str, tuple[int, ...]] = {f"{experts.module}.{experts.router}.weight": (count, shape.hidden)}
     if experts.router_bias:
         tensors[f"{experts.module}.{experts.router_bias}"] = (count,)
@@ -287,7 +314,10 @@ def _experts(shape: ModelShape, experts: Experts, config: Mapping[str, Any]) -> 
 def experts_of(config: Mapping[str, Any], experts: Experts) -> tuple[int, int]:
     """(experts in a layer, those of them that a token goes through). Raises BrokenCheckpoint."""
     config = text_config(config)
-    return max(1, _count(config, *experts.count)), _count(config, experts.used)
+    count, used = _count(config, *experts.count), _count(config, experts.used)
+    if not 1 <= used <= count:
+        raise BrokenCheckpoint(f"config.json: {experts.used} is {used} of {count} experts")
+    return count, used
 
 
 def _linear(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:

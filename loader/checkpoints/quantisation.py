@@ -8,14 +8,16 @@ tensors say themselves: a weight of floats is one that was left as it is, if `qu
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from loader.checkpoints.config_values import check_given
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.checkpoints.weight_files import FLOATS
-from services.wording.values import COUNT, NAMES, ValueKind
+from services.wording.values import NAMES, ValueKind
 
 Shape = tuple[int, ...]
 _FP8 = frozenset({"F8_E4M3"})
@@ -34,6 +36,14 @@ _LINEAR = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 """Ends of the names of the weights that are quantised unless they are excepted; those of routers are not."""
 _REGEX = "re:"
 """Beginning of an exception that is a regular expression. None is run: a checkpoint's own may take for ever."""
+_NVFP4 = "it is quantised to NVFP4, which is not supported: it needs kernels of newer GPUs"
+_PLAIN_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
+"""Formats of compressed-tensors in which a weight of one byte keeps its shape."""
+_ANY = "*"
+_KERNEL_ROWS, _KERNEL_COLUMNS = 64, 128
+"""Rows and columns that the kernels of packed weights take at a time, on each device."""
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 METHODS = ("fp8", "awq", "gptq", "compressed-tensors", "mxfp4")
 """Values of `quant_method` that are served."""
 
@@ -76,7 +86,10 @@ class Quantisation:
     order: bool = False
     """Whether `gptq` and `compressed` weights have their columns in an order of their own."""
     excepted: tuple[str, ...] | None = None
-    """Names, or parts of names, of the layers that are not quantised; None: any may be such a layer."""
+    """Names, parts of names, or patterns with "*" for any characters, of the layers that are not quantised; None: any
+    may be such a layer."""
+    mixtures: bool = True
+    """Whether engines serve mixtures of experts of this kind."""
 
     def may_be_float(self, name: str) -> bool:
         """Whether a weight may have been left as it is. Exceptions are taken widely. Packed weights have names of their
@@ -84,7 +97,9 @@ class Quantisation:
         if self.excepted is None or not name.endswith(_LINEAR):
             return True
         layer = name.removesuffix(".weight")
-        return any(each in name or layer in each for each in self.excepted)
+        return any(
+            fnmatchcase(layer, each) if _ANY in each else each in name or layer in each for each in self.excepted
+        )
 
     def tensors(self, rows: int, columns: int) -> dict[str, QuantisedTensor]:
         """Tensors of a linear layer by the last part of their names. Raises BrokenCheckpoint if the layer's shape does
@@ -133,10 +148,7 @@ class Quantisation:
         """Rows, or columns, of a layer that stay together where it is divided among devices."""
         if self.layout in ("plain", "mxfp4"):
             return self.blocks[by_columns] if self.blocks else 1
-        pack = _WORD_BITS // self.bits
-        if by_columns:
-            return self.group or (1 if self.layout == "awq" else pack)
-        return pack if self.zeros or self.layout != "compressed" else 1
+        return _KERNEL_COLUMNS if by_columns else _KERNEL_ROWS
 
     def _plain(self, rows: int, columns: int) -> dict[str, QuantisedTensor]:
         scales: tuple[Shape, ...] = _SCALE
@@ -167,49 +179,77 @@ def read(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quantisation | N
     if not isinstance(given, dict):
         raise BrokenCheckpoint(f"config.json: {_KEY} is not an object")
     kind = _kind(given)
-    # The exceptions of a wrapper have its own names for the parts of the language model.
-    return kind if "text_config" in config or kind.layout != "plain" else replace(kind, excepted=_excepted(given))
+    return kind if kind.layout != "plain" else replace(kind, excepted=_excepted(given))
 
 
 def _excepted(given: Mapping[str, Any]) -> tuple[str, ...] | None:
     _check(given, dict.fromkeys(_EXCEPTIONS, NAMES))
     named = tuple(each for key in _EXCEPTIONS for each in given.get(key) or ())
     groups = given["config_groups"].values() if given.get("quant_method") == "compressed-tensors" else ()
-    targets_all = all(group.get("targets") == ["Linear"] for group in groups)
-    return named if targets_all and not any(each.startswith(_REGEX) for each in named) else None
+    if not all(group.get("targets") == ["Linear"] for group in groups):
+        return None
+    found = [_pattern(each) if each.startswith(_REGEX) else each for each in named]
+    return None if None in found else tuple(_of_text(each) for each in found if each is not None)
+
+
+def _pattern(regex: str) -> str | None:
+    """A regular expression as a pattern with "*"; None if it has more than ".*", dots and ends. A checkpoint's own is
+    not run: it may take for ever."""
+    text = regex.removeprefix(_REGEX).removeprefix("^").replace(r"\.", ".")
+    ends = text.endswith("$")
+    parts = text.removesuffix("$").split(".*")
+    if any(set(part) & set("[](){}|?+*\\^$") for part in parts):
+        return None
+    return _ANY.join(parts) + ("" if ends else _ANY)
+
+
+def _of_text(name: str) -> str:
+    """The name of a layer without what a wrapper puts before its language model."""
+    return name.replace("language_model.model.", "model.").replace("model.language_model.", "model.")
 
 
 def _kind(given: Mapping[str, Any]) -> Quantisation:
     method = given.get("quant_method")
     if method == "fp8":
         return _fp8(given)
+    if method is None:
+        raise BrokenCheckpoint(f"config.json: {_KEY} has no quant_method")
     if method == "awq":
+        _need(given, "bits", "zero_point")
         _check(given, {"bits": _only(4), "version": _only("gemm", "GEMM"), "zero_point": _only(True)})
         return Quantisation("AWQ with 4 bits", 4, group=_group(given), layout="awq")
     if method == "gptq":
+        _need(given, "bits", "sym", "desc_act")
         _check(given, {"bits": _only(4, 8), "sym": _only(True), "checkpoint_format": _only("gptq", "")})
         if given.get("dynamic"):
             raise BrokenCheckpoint("it is quantised by GPTQ with other bits for some layers, which is not supported")
-        bits = int(given.get("bits", 4))
+        bits = int(given["bits"])
         return Quantisation(f"GPTQ with {bits} bits", bits, group=_group(given), layout="gptq", order=True)
     if method == "compressed-tensors":
         return _compressed(given)
     if method == "mxfp4":
         return Quantisation("MXFP4", 4, layout="mxfp4")
+    if str(method).startswith("modelopt") and "FP4" in str(given.get("quant_algo", method)).upper():
+        raise BrokenCheckpoint(_NVFP4)
     raise BrokenCheckpoint(
-        f"it is quantised by {method!r}, which is not supported; these methods are: {', '.join(METHODS)}"
+        f"it is quantised by {_SHORT.repr(method)}, which is not supported; these methods are: {', '.join(METHODS)}"
     )
 
 
 def _fp8(given: Mapping[str, Any]) -> Quantisation:
+    _need(given, "activation_scheme")
     _check(given, {"activation_scheme": _only("dynamic", "static")})
     if given.get("weight_block_size") is None:
         return Quantisation("FP8", 8, static=given.get("activation_scheme") == "static")
     _check(given, {"activation_scheme": _only("dynamic")})
-    blocks = given["weight_block_size"]
+    return Quantisation("FP8 in blocks", 8, blocks=_blocks(given, "weight_block_size"), scale="weight_scale_inv")
+
+
+def _blocks(given: Mapping[str, Any], key: str) -> Shape:
+    blocks = given.get(key)
     if not (isinstance(blocks, list) and len(blocks) == 2 and all(type(size) is int and size > 0 for size in blocks)):
-        raise BrokenCheckpoint(f"config.json: {_KEY}.weight_block_size is {blocks!r}, not two numbers above 0")
-    return Quantisation("FP8 in blocks", 8, blocks=(blocks[0], blocks[1]), scale="weight_scale_inv")
+        raise BrokenCheckpoint(f"config.json: {_KEY}: {key} is {_SHORT.repr(blocks)}, not two numbers above 0")
+    return (blocks[0], blocks[1])
 
 
 def _compressed(given: Mapping[str, Any]) -> Quantisation:
@@ -225,16 +265,28 @@ def _compressed(given: Mapping[str, Any]) -> Quantisation:
     kind, bits, strategy = weights.get("type"), weights.get("num_bits"), weights.get("strategy")
     activations = group.get("input_activations")
     if (kind, bits) == ("float", 4):
-        raise BrokenCheckpoint("it is quantised to NVFP4, which is not supported: it needs kernels of newer GPUs")
-    dynamic = activations is None or (isinstance(activations, dict) and activations.get("dynamic") in (True, "token"))
-    if (kind, bits) == ("float", 8) and strategy in ("tensor", "channel", "block"):
-        blocks = tuple(weights.get("block_structure") or (128, 128)) if strategy == "block" else ()
+        raise BrokenCheckpoint(_NVFP4)
+    if activations is not None and not isinstance(activations, dict):
+        raise BrokenCheckpoint(f"config.json: {_KEY}: input_activations is not an object")
+    like_weights = activations is None or (activations.get("type"), activations.get("num_bits")) == (kind, bits)
+    dynamic = activations is None or activations.get("dynamic") in (True, "token")
+    plain = like_weights and given.get("format") in _PLAIN_FORMATS
+    each_row = strategy == "channel"
+    if (kind, bits) == ("float", 8) and plain and strategy in ("tensor", "channel"):
         return Quantisation(
-            "FP8 in blocks" if blocks else "FP8", 8, blocks=blocks, each_row=strategy == "channel", static=not dynamic
+            "FP8",
+            8,
+            each_row=each_row,
+            static=not dynamic,
+            mixtures=activations is not None and (each_row or not dynamic),
         )
-    if (kind, bits) == ("int", 8) and activations is not None and strategy in ("tensor", "channel"):
-        return Quantisation("INT8", 8, dtypes=_INT8, each_row=strategy == "channel", static=not dynamic)
-    if kind == "int" and bits in (4, 8) and activations is None and strategy in ("group", "channel"):
+    if (kind, bits, strategy) == ("float", 8, "block") and plain and activations is not None and dynamic:
+        return Quantisation("FP8 in blocks", 8, blocks=_blocks(weights, "block_structure"))
+    if (kind, bits) == ("int", 8) and plain and activations is not None and strategy in ("tensor", "channel"):
+        _check(weights, {"symmetric": _only(True)})
+        return Quantisation("INT8", 8, dtypes=_INT8, each_row=each_row, static=not dynamic, mixtures=False)
+    packed = activations is None and given.get("format") == "pack-quantized"
+    if kind == "int" and bits in (4, 8) and packed and strategy in ("group", "channel"):
         return Quantisation(
             f"INT{bits} weights",
             int(bits),
@@ -244,9 +296,10 @@ def _compressed(given: Mapping[str, Any]) -> Quantisation:
             order=weights.get("actorder") == "group",
         )
     with_ = "" if activations is None else " and activations"
+    kind, bits, strategy, form = (_SHORT.repr(each) for each in (kind, bits, strategy, given.get("format")))
     raise BrokenCheckpoint(
-        f"it is quantised by compressed-tensors to {kind} weights{with_} of {bits} bits by {strategy}, which is not"
-        " supported"
+        f"it is quantised by compressed-tensors to {kind} weights{with_} of {bits} bits by {strategy} in the format"
+        f" {form}, which is not supported"
     )
 
 
@@ -254,10 +307,16 @@ def _group(given: Mapping[str, Any]) -> int:
     size = given.get("group_size")
     if size == -1:
         return 0
-    _check(given, {"group_size": COUNT})
     if size is None:
         raise BrokenCheckpoint(f"config.json: {_KEY} has no group_size")
+    _check(given, {"group_size": _only(-1, 32, 64, 128)})
     return int(size)
+
+
+def _need(given: Mapping[str, Any], *keys: str) -> None:
+    for key in keys:
+        if given.get(key) is None:
+            raise BrokenCheckpoint(f"config.json: {_KEY} has no {key}")
 
 
 def _check(given: Mapping[str, Any], kinds: Mapping[str, ValueKind]) -> None:

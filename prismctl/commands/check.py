@@ -113,7 +113,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         return [f"{found['path']}: refused: {found['why']}"]
     compared = ", ".join(found["compared_on"])
     if found["unverified"]:
-        verified = "UNVERIFIED: nobody has compared its answers with another implementation's"
+        kind = f"{found['quantisation']}, " if found["quantisation"] else ""
+        verified = f"{kind}UNVERIFIED: nobody has compared its answers with another implementation's"
     elif found["quantisation"]:
         verified = "compared on a GPU" if found["compared_quantised"] else "not compared yet with this class"
         verified = f"{found['quantisation']}, {verified}"
@@ -124,7 +125,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     groups = (
         ", ".join(found["groups"])
         or (f"not known: {why}" if (why := found["groups_unknown"]) else "")
-        or "none: too small, drained, or of other devices"
+        or "none: too small, drained, out of reach, or of other devices"
     )
     return [
         f"{found['path']}: {found['models'] or found['architecture']}",

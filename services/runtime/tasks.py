@@ -72,3 +72,5 @@ async def within(work: Awaitable[T], limit_s: float, idle_s: Callable[[], float]
         if not whole.done():
             whole.cancel()
             await asyncio.wait((whole,))
+            if not whole.cancelled():
+                whole.exception()  # it is TimedOut that the caller gets

@@ -29,7 +29,7 @@ host of its own.
 A mixture of experts computes with `active_bytes` of its weights for each token, and a decode step reads what its
 requests need together: those bytes for one, nearly all weights for many,
 
-    read = weights - (weights - active) * (1 - active / weights) ** (batch - 1)
+    read = weights - (weights - active) * (1 - expert_share) ** (batch - 1)
 
 as if each request chose its experts by itself. Experts are not fitted to measurements yet.
 
@@ -151,6 +151,8 @@ class Shape:
     layers: int = 32
     active_bytes: int = 0
     """Bytes of weights that one token goes through; 0: all of them."""
+    expert_share: float = 0.0
+    """Share of a layer's experts that a token goes through; 0: the share of the bytes."""
 
 
 def largest_graph(shape: Shape, hardware: GpuModel) -> int:
@@ -198,7 +200,7 @@ class Cost:
         exchange = hardware.exchange_s if shape.devices > 1 else 0.0
         active = (shape.active_bytes or shape.weights_bytes) / shape.devices
         self._decode_fixed = shape.layers * hardware.step_layer_s + exchange + weights / hardware.weight_bytes_per_s
-        self._idle = 1 - active / weights if weights else 0.0
+        self._idle = 1 - (shape.expert_share or active / weights) if weights else 0.0
         self._idle_s = (weights - active) / hardware.weight_bytes_per_s
         self._each = active * hardware.request_s_per_byte
         self._kv = kv / hardware.kv_bytes_per_s

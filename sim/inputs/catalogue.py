@@ -35,9 +35,9 @@ SHAPES = {
     "8b-fp8": Shape(9_081_257_984, 131_072, layers=32),
     "32b-fp8": Shape(34_326_243_328, 262_144, layers=64),
     "70b-fp8": Shape(72_669_806_592, 327_680, layers=80),
-    "30b-a3b": Shape(61_064_245_248, 98_304, layers=48, active_bytes=6_706_065_408),
-    "30b-a3b-fp8": Shape(31_176_904_704, 98_304, layers=48, active_bytes=3_988_967_424),
-    "gpt-oss-20b": Shape(13_761_281_792, 49_152, layers=24, active_bytes=4_866_367_232),
+    "30b-a3b": Shape(61_064_245_248, 98_304, layers=48, active_bytes=6_706_065_408, expert_share=8 / 128),
+    "30b-a3b-fp8": Shape(31_176_904_704, 98_304, layers=48, active_bytes=3_988_967_424, expert_share=8 / 128),
+    "gpt-oss-20b": Shape(13_761_281_792, 49_152, layers=24, active_bytes=4_866_367_232, expert_share=4 / 32),
 }
 """Shapes in bf16: Llama 3's, and Qwen 2.5's of 14B and 32B."""
 _FIELDS = {
@@ -140,14 +140,18 @@ def _spec(row: dict[str, Any], where: str, slo_scale: float) -> Spec:
         shape = Shape(0, 0)
     else:
         raise CatalogueError(f"{where}: it needs a shape, or weights_bytes and kv_bytes_per_token")
+    weights, active = row.get("weights_bytes", shape.weights_bytes), row.get("active_bytes", shape.active_bytes)
+    if active > weights:
+        raise CatalogueError(f"{where}: active_bytes {active} are more than weights_bytes {weights}")
     return Spec(
         name,
         Shape(
-            row.get("weights_bytes", shape.weights_bytes),
+            weights,
             row.get("kv_bytes_per_token", shape.kv_bytes_per_token),
             row.get("devices", 1),
             row.get("layers", shape.layers),
-            row.get("active_bytes", shape.active_bytes),
+            active,
+            shape.expert_share,
         ),
         slo_scale * row["ttft_ms"] / 1e3 if "ttft_ms" in row else inf,
         slo_scale * row["tpot_ms"] / 1e3 if "tpot_ms" in row else inf,

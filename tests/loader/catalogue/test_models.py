@@ -7,6 +7,7 @@ import pytest
 
 from loader.catalogue.catalogue import CatalogueEntry
 from loader.catalogue.models import NodeModels, Sizes, read_model
+from loader.checkpoints import checkpoint
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.policy.floor import BESIDE_TOKENS
 from protos import keeper_pb2
@@ -239,3 +240,13 @@ async def test_only_the_latest_removed_names_are_kept(folder):
             await models.remove(f"gone-{number}", number)
     assert models.removed == {"gone-4": 4, "gone-5": 5}
     assert keeper.records.keys() == {"model/stays", "model/gone-4", "model/gone-5"}
+
+
+def test_files_that_nobody_thought_of_are_an_error_of_their_model(folder, monkeypatch):
+    def read(*_given, **_options):
+        raise IndexError("no \ud800 here")
+
+    monkeypatch.setattr(checkpoint, "read", read)
+    found = read_model(listed(folder), SIZES)
+    assert found.checkpoint is None
+    assert found.error.encode() == b"its files were not understood: IndexError: no \\ud800 here"

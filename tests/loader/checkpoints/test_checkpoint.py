@@ -409,8 +409,8 @@ def test_files_that_are_no_part_of_the_model_do_not_change_its_generation(tmp_pa
 
 def test_class_that_is_not_in_the_table_is_served_if_the_catalogue_says_unverified(tmp_path):
     known = read(checkpoint_files.write(tmp_path / "known"), FLOAT32)
-    folder = checkpoint_files.write(tmp_path / "new", architectures=["NewForCausalLM"])
-    with pytest.raises(BrokenCheckpoint, match="NewForCausalLM is not supported"):
+    folder = checkpoint_files.write(tmp_path / "new", architectures=["OlmoForCausalLM"])
+    with pytest.raises(BrokenCheckpoint, match="OlmoForCausalLM is not supported"):
         read(folder, FLOAT32)
     new = read(folder, FLOAT32, unverified=True)
     assert (known.verified, new.verified) == (True, False)
@@ -435,3 +435,31 @@ def test_token_of_a_mixture_goes_through_the_experts_that_it_is_sent_to(tmp_path
     mixture = read(folder, 2)
     experts = 2 * 8 * 3 * 64 * 32 * 2  # layers, experts, matrices of each, bytes
     assert mixture.weights_bytes - mixture.active_bytes == experts * 6 // 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architectures": ["NewForCausalLM"]}, "SGLang has no class NewForCausalLM"),
+        ({"architectures": ["New\ud800"]}, "is not the name of an architecture"),
+        ({"is_encoder_decoder": True}, "KV of another kind"),
+        ({"v_head_dim": 16}, "keys and values of different sizes"),
+        ({"text_config": 5}, "text_config is not an object"),
+        ({"num_hidden_layers": 10**18}, "num_hidden_layers is larger than"),
+    ],
+)
+def test_unverified_class_that_cannot_be_counted_is_refused_all_the_same(tmp_path, changes, reason):
+    folder = checkpoint_files.write(tmp_path, architectures=["OlmoForCausalLM"])
+    read(folder, FLOAT32, unverified=True)
+    change_config(folder, **changes)
+    with pytest.raises(BrokenCheckpoint, match=reason):
+        read(folder, FLOAT32, unverified=True)
+
+
+def test_mixture_whose_tokens_go_through_none_or_more_than_all_experts_is_refused(tmp_path):
+    for used in (0, 9):
+        folder = format_checkpoints.write(tmp_path / str(used), MIXTURE, "bf16")
+        (folder / "tokenizer.json").write_text("{}")
+        change_config(folder, num_experts_per_tok=used)
+        with pytest.raises(BrokenCheckpoint, match=f"num_experts_per_tok is {used} of 8 experts"):
+            read(folder, 2)

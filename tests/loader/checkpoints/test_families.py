@@ -53,7 +53,7 @@ def config(**changes):
         pytest.param({"vision_config": {}}, "multimodal", id="multimodal by its parts"),
         pytest.param(
             {"architectures": ["OlmoForCausalLM"]},
-            "OlmoForCausalLM is not supported; these are: Exaone4",
+            "OlmoForCausalLM is not supported; these are: Gemma2",
             id="unknown",
         ),
         pytest.param({"architectures": None}, "names no architecture", id="none named"),
@@ -93,7 +93,11 @@ def test_full_attention_is_served(changes):
         pytest.param({"num_key_value_heads": 3}, "4 attention heads cannot share 3", id="heads that do not share"),
         pytest.param({"hidden_size": 33}, "33 does not divide into 4 heads", id="no head size"),
         pytest.param({"rope_scaling": {"type": "linear", "factor": "two"}}, "factor = 'two'", id="stretch"),
-        pytest.param({"max_position_embeddings": 1 << 40}, "a context of 1099511627776 tokens", id="endless"),
+        pytest.param(
+            {"max_position_embeddings": 1 << 40}, "max_position_embeddings is larger than 2147483647", id="endless"
+        ),
+        pytest.param({"num_hidden_layers": 10**18}, "num_hidden_layers is larger", id="endless layers"),
+        pytest.param({"num_hidden_layers": 5000}, "num_hidden_layers is 5000, more than 4096", id="too many layers"),
     ],
 )
 def test_an_impossible_configuration_is_refused_with_its_key(changes, reason):

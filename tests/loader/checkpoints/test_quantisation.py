@@ -62,7 +62,12 @@ NAMES = {
     "mxfp4": "MXFP4",
 }
 PUBLISHED = [
-    *((model, each) for model in ("dense", "mixture") for each in FORMATS if each != "mxfp4"),
+    *(
+        (model, each)
+        for model in ("dense", "mixture")
+        for each in FORMATS
+        if each != "mxfp4" and (model, each) != ("mixture", "int8")
+    ),
     ("gpt-oss", "bf16"),
     ("gpt-oss", "mxfp4"),
     ("minimax", "fp8-blocks"),
@@ -312,7 +317,7 @@ def sized(**changes: int) -> Callable[[Tensors, dict[str, Any]], Any]:
             "dense", "fp8", says(quant_method="quip"),
             "it is quantised by 'quip', which is not supported; these methods are: fp8, awq, gptq, compressed-tensors",
         ),
-        ("dense", "fp8", says(quant_method=None), "it is quantised by None, which is not supported"),
+        ("dense", "fp8", says(quant_method=None), "config.json: quantization_config has no quant_method"),
         ("dense", "fp8", says(activation_scheme="maybe"),
          "quantization_config.activation_scheme = 'maybe' is not dynamic or static, which alone is supported"),
         ("dense", "fp8", o_proj_as_floats, f"the weights lack {O_PROJ}.weight_scale"),
@@ -324,14 +329,14 @@ def sized(**changes: int) -> Callable[[Tensors, dict[str, Any]], Any]:
         ("dense", "awq", says(version="gemv"), "version = 'gemv' is not gemm or GEMM, which alone is supported"),
         ("dense", "awq", says(zero_point=False), "zero_point = False is not true, which alone is supported"),
         ("dense", "awq", says(group_size=None), "config.json: quantization_config has no group_size"),
-        ("dense", "gptq", says(group_size="128"), "group_size = '128' is not a positive whole number"),
+        ("dense", "gptq", says(group_size="128"), "group_size = '128' is not -1 or 32 or 64 or 128"),
         ("dense", "gptq", says(bits=2), "quantization_config.bits = 2 is not 4 or 8, which alone is supported"),
         ("dense", "gptq", says(sym=False), "quantization_config.sym = False is not true, which alone is supported"),
         ("dense", "gptq", says(dynamic={"+:.*": {"bits": 8}}), "quantised by GPTQ with other bits for some layers"),
         ("dense", "int4", groups(type="float"), "it is quantised to NVFP4, which is not supported: it needs kernels"),
         ("dense", "int4", groups(group_size=None), "config.json: quantization_config has no group_size"),
-        ("dense", "int4", groups(num_bits=3), "to int weights of 3 bits by group, which is not supported"),
-        ("dense", "int8", groups(strategy="group"), "to int weights and activations of 8 bits by group, which is not"),
+        ("dense", "int4", groups(num_bits=3), "to 'int' weights of 3 bits by 'group' in the format 'pack-"),
+        ("dense", "int8", groups(strategy="group"), "to 'int' weights and activations of 8 bits by 'group'"),
         ("dense", "int8", says(config_groups={}), "config.json: quantization_config has no config_groups"),
         ("dense", "int8", says(config_groups={"a": {"weights": {}}, "b": {}}), "it is quantised in 2 ways at once"),
         ("dense", "int8", says(config_groups={"a": {}}), "config_groups does not say how weights are quantised"),
@@ -340,7 +345,16 @@ def sized(**changes: int) -> Callable[[Tensors, dict[str, Any]], Any]:
             f"{DOWN}: a quantised layer's 448 columns do not divide into groups of 128",
         ),
         ("dense", "awq", sized(intermediate_size=516), "gate_proj: a quantised layer's 516 rows do not divide into"),
-        ("dense", "gptq", says(group_size=96), f"{Q_PROJ}: a quantised layer's 512 columns do not divide into groups"),
+        ("dense", "gptq", says(group_size=96), "group_size = 96 is not -1 or 32 or 64 or 128"),
+        ("dense", "gptq", says(bits=None), "quantization_config has no bits"),
+        ("dense", "gptq", says(sym=None), "quantization_config has no sym"),
+        ("dense", "awq", says(zero_point=None), "quantization_config has no zero_point"),
+        ("dense", "fp8", says(activation_scheme=None), "quantization_config has no activation_scheme"),
+        ("dense", "int4", says(format="dense"), "in the format 'dense', which is not supported"),
+        ("dense", "int8", groups(symmetric=False), "symmetric = False is not true"),
+        ("dense", "fp8-channels", groups(strategy="block", block_structure=[128]), "block_structure is [128], not two"),
+        ("dense", "fp8-channels", groups(strategy="block", block_structure=5), "block_structure is 5, not two numbers"),
+        ("mixture", "int8", says(), "its experts are quantised to INT8 in a way that engines have no kernels for"),
         ("gpt-oss", "mxfp4", sized(intermediate_size=528), "528 columns do not divide into blocks of 32"),
         (
             "gpt-oss", "mxfp4", lambda tensors, config: config.update(quantization_config=FORMATS["fp8"]),
@@ -417,3 +431,20 @@ def test_a_quantised_checkpoint_is_for_gpus(folders: Folders) -> None:
         BrokenCheckpoint, match=r"its weights are quantised \(INT8\), and engines on CPUs have no kernels"
     ):
         read(folders("dense", "int8"), 4)
+
+
+@pytest.mark.parametrize(
+    ("exception", "layer", "may"),
+    [
+        ("re:.*o_proj$", "self_attn.o_proj", True),
+        ("re:.*o_proj$", "self_attn.q_proj", False),
+        ("re:model.layers.0.*", "self_attn.q_proj", True),
+        ("re:.*mlp[.]gate$", "self_attn.q_proj", True),  # more than ends and dots: any layer may be one
+        ("model.language_model.layers.0.self_attn.q_proj", "self_attn.q_proj", True),
+        ("language_model.model.layers.0.self_attn.k_proj", "self_attn.q_proj", False),
+    ],
+)
+def test_exceptions_are_names_and_plain_patterns(exception: str, layer: str, may: bool) -> None:
+    config = {"quantization_config": {**(FORMATS["fp8-channels"] or {}), "ignore": ["lm_head", exception]}}
+    kind = quantisation.read(config, config)
+    assert kind is not None and kind.may_be_float(f"model.layers.0.{layer}.weight") == may

@@ -156,7 +156,10 @@ async def test_check_of_a_folder_that_cannot_be_served_ends_with_the_reason(run,
     result = await run("models", "check", str(folder))
     assert result.exit_code == 1 and "refused: the architecture NewForCausalLM is not supported" in result.stdout
     result = await run("models", "check", str(folder), "--unverified")
-    assert result.exit_code == 0 and "NewForCausalLM: UNVERIFIED" in result.stdout
+    assert result.exit_code == 1 and "SGLang has no class NewForCausalLM" in result.stdout
+    folder = checkpoint_files.write(tmp_path / "olmo", architectures=["OlmoForCausalLM"])
+    result = await run("models", "check", str(folder), "--unverified")
+    assert result.exit_code == 0 and "OlmoForCausalLM: UNVERIFIED" in result.stdout
     result = await run("models", "check", str(folder), "--unverified", "--cpu", "--kv-dtype", "fp8")
     assert result.exit_code == 1 and "for GPUs" in result.stdout
     result = await run("models", "check", str(folder), "--devices", "3")
