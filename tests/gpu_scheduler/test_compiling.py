@@ -4,12 +4,13 @@ echo engines, in whose name it is said."""
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
 from gateway.routing import routes as gateway_routes
 from gpu_scheduler.config import GpuSchedulerConfig
-from gpu_scheduler.engines import engine
+from gpu_scheduler.engines import engine as engine_module
 from gpu_scheduler.engines.engine import EngineProcess
 from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.report.report import GroupReport
@@ -155,7 +156,7 @@ async def test_a_start_that_failed_compiles_no_more(group, at_load):
     at_load.append(dies)
     change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
     resident = group.residents.get("m")
-    with pytest.raises(engine.EngineDied):
+    with pytest.raises(engine_module.EngineDied):
         [message async for message in group.residency.follow(change)]
     assert not resident.compiling
 
@@ -188,6 +189,9 @@ async def test_an_engine_that_compiles_between_two_steps_does_not_stand_still(gr
     assert await looked()
     says(engine, BEGINS)
     assert engine.compiling_s > 0 and not await looked()
+    assert engine.since_compiling_s() == 0, "a load may take longer for it"
+    monkeypatch.setattr(engine_module, "_LONGEST_COMPILE_S", 0.0)
+    assert engine.since_compiling_s() == math.inf, "not for ever either"
     assert await looked(compiles_s=0.0), "not for ever"
     monkeypatch.undo()
     says(engine, DONE)

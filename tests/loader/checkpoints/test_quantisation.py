@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from loader.checkpoints import quantisation
 from loader.checkpoints.checkpoint import Checkpoint, read
@@ -448,3 +450,35 @@ def test_exceptions_are_names_and_plain_patterns(exception: str, layer: str, may
     config = {"quantization_config": {**(FORMATS["fp8-channels"] or {}), "ignore": ["lm_head", exception]}}
     kind = quantisation.read(config, config)
     assert kind is not None and kind.may_be_float(f"model.layers.0.{layer}.weight") == may
+
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 3), st.just(10**30), st.floats(), st.text(max_size=3),
+    st.lists(st.one_of(st.none(), st.integers(0, 1), st.text(max_size=1)), max_size=2),
+    st.dictionaries(st.text(max_size=2), st.none(), max_size=1),
+)  # fmt: skip
+
+
+def places(value: Any, at: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Where a value of a JSON object may be replaced."""
+    if not isinstance(value, dict):
+        return []
+    return [place for key, each in value.items() for place in ((*at, key), *places(each, (*at, key)))]
+
+
+@given(st.data(), st.sampled_from([each for each in FORMATS if FORMATS[each]]))
+@settings(max_examples=150)
+def test_odd_value_anywhere_is_served_or_refused_in_one_line(data: st.DataObject, format_: str) -> None:
+    config = {"quantization_config": json.loads(json.dumps(FORMATS[format_])), "architectures": ["LlamaForCausalLM"]}
+    place = data.draw(st.sampled_from(places(config["quantization_config"])))
+    inner: Any = config["quantization_config"]
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = data.draw(ODD)
+    try:
+        kind = quantisation.read(config, config)
+        if kind is not None:
+            kind.tensors(256, 512)
+            assert all(isinstance(kind.may_be_float(each), bool) for each in ("lm_head.weight", "a.q_proj.weight"))
+    except BrokenCheckpoint as error:
+        assert "\n" not in str(error) or "\n" in str(inner[place[-1]])
