@@ -178,14 +178,16 @@ class Residents:
 
     def is_outdated(self, resident: Resident) -> bool:
         """Whether the model's engine read something else than this node's catalogue lists now. Nodes may list a model
-        with different contexts, and placement sends one node's to all: that alone is no reason to load it again."""
+        with different contexts or types of KV, and placement sends one node's to all: that alone is no reason to load
+        it again."""
         now = self.listed.get(resident.spec.name)
         if resident.engine is None or resident.loaded is None or now is None:
             return False
         told, listed = resident.loaded
-        return now.generation != told.generation or now.context_tokens not in (
-            told.context_tokens,
-            listed.context_tokens,
+        return (
+            now.generation != told.generation
+            or now.context_tokens not in (told.context_tokens, listed.context_tokens)
+            or now.kv_dtype not in (told.kv_dtype, listed.kv_dtype)
         )
 
     def of_engine(self, engine: EngineProcess) -> Resident | None:

@@ -795,8 +795,8 @@ async def test_a_model_of_no_possible_size_is_refused_and_no_engine_is_asked(siz
 
 
 async def test_an_engine_is_outdated_when_the_nodes_catalogue_changes_and_not_when_placement_told_another_nodes(group):
-    def says(context_tokens):
-        group.residents.listed["m"] = common_pb2.ModelSpec(name="m", context_tokens=context_tokens)
+    def says(context_tokens, kv_dtype=""):
+        group.residents.listed["m"] = common_pb2.ModelSpec(name="m", context_tokens=context_tokens, kv_dtype=kv_dtype)
 
     says(900)
     await group.bring(common_pb2.ACTIVE)
@@ -804,6 +804,8 @@ async def test_an_engine_is_outdated_when_the_nodes_catalogue_changes_and_not_wh
     assert resident.spec.context_tokens == 1000 and not group.residents.is_outdated(resident)
     says(1000)  # the loader told placement first
     assert not group.residents.is_outdated(resident)
+    says(1000, "fp8")
+    assert group.residents.is_outdated(resident)
     says(800)
     assert group.residents.is_outdated(resident)
     # The model that comes up after a death is as placement told it before.
