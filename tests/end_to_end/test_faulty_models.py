@@ -106,8 +106,12 @@ async def test_a_volume_that_is_away_for_a_moment_costs_the_requests_of_that_mom
         assert 1 <= int(retry_after) <= 30
         route = await told_of(it, "m")
         assert (route.residency, route.error) == (common_pb2.ERROR, "its folder does not exist") and route.retry_s
-        explained = await it.placement.explanation("m", 1)
-        assert not explained.HasField("prospect") and explained.decisions[0].outcome.startswith("failed: its folder")
+
+        async def explained():
+            said = await it.placement.explanation("m", 1)
+            return not said.HasField("prospect") and said.decisions[0].outcome.startswith("failed: its folder")
+
+        await it.until(explained, "the decision does not say how it ended")
         assert (await asked(it, GOOD))[0] == 200, "others serve on"
         volume.with_name("away").rename(volume)
 

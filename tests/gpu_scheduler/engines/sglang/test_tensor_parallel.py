@@ -105,7 +105,7 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
         assert (await end.answer("unseeded")).finish == common_pb2.LENGTH
 
         mover = asyncio.get_running_loop().create_task(move_limits(at, end, "qwen", [16, 20, 24, 40, 200]))
-        await burst(end, "moving", prompts, said["qwen"], 3)
+        await burst(end, "moving", prompts, said["qwen"], 4)
         mover.cancel()
         await end.until(lambda: not end.stats.running)
         assert end.stats.retractions > 0 and end.stats.evicted_tokens > 0
@@ -142,7 +142,7 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
         await end.mapped()
         await end.hear("done")
         mover = asyncio.get_running_loop().create_task(move_limits(at, end, "llama", [16, 20, 24, 40, 200]))
-        await burst(end, "paged", prompts, said["llama"], 3)
+        await burst(end, "paged", prompts, said["llama"], 4)
         mover.cancel()
 
         # Grammars that are new, the same at once, and known: each rank compiles for itself, and all begin together.
@@ -180,7 +180,7 @@ async def test_the_device_that_is_full_decides_and_nothing_is_lost_on_the_other(
     async with node(tmp_path, others={OTHER: small}) as at, engines.one() as end:
         await at.book("qwen", floor_bytes=FLOOR, weights_bytes=weights)
         await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT))
-        await burst(end, "many", prompts, said["qwen"], 2)
+        await burst(end, "many", prompts, said["qwen"], 4)
         await end.until(lambda: not end.stats.running)
         assert end.stats.retractions + end.stats.evicted_tokens > 0, "the small device was never full"
         await end.until(lambda: end.stats.kv_held_bytes <= small - weights + RESERVE)
