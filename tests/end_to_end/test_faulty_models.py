@@ -102,7 +102,8 @@ async def test_a_volume_that_is_away_for_a_moment_costs_the_requests_of_that_mom
         await it.evict("m", common_pb2.ON_DISK)
         volume.rename(volume.with_name("away"))
         status, error, retry_after = await asked(it, "m")
-        assert (status, error) == (503, "model 'm' is in state error: its folder does not exist")
+        # In the gateway's words, or in placement's, if the gateway has not heard of the error yet.
+        assert status == 503 and error.endswith(": its folder does not exist"), error
         assert 1 <= int(retry_after) <= 30
         route = await told_of(it, "m")
         assert (route.residency, route.error) == (common_pb2.ERROR, "its folder does not exist") and route.retry_s
