@@ -262,8 +262,9 @@ class NodeModels:
         fault = await self._text_fault(model.listed.path, model.generation)
         if fault is None:
             return model
-        seen = model.generation
-        return replace(model, checkpoint=None, error=fault.why, may_pass=fault.may_pass, seen=seen)
+        # A fault that passes, as of a folder that went away meanwhile, leaves the sizes that were read.
+        kept = model.checkpoint if fault.may_pass else None
+        return replace(model, checkpoint=kept, error=fault.why, may_pass=fault.may_pass, seen=model.generation)
 
     async def _try_all(self, models: Sequence[CatalogueModel]) -> None:
         """Tries all models of a catalogue, which are served meanwhile: each takes a second."""
