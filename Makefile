@@ -15,7 +15,7 @@ GENERATED := $(PROTOS:.proto=_pb2.py)
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help env protos serve test test-again test-fast test-benchmarks test-gpu check bench fuzz figures clean
+.PHONY: help env protos serve test test-fast test-benchmarks test-gpu check bench fuzz figures clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -41,9 +41,6 @@ serve: env protos ## the whole system, until Ctrl-C (DEVICE=cuda, MODELS="folder
 
 test: env protos ## all tests that need no GPU
 	@$(PYTEST)
-
-test-again: env protos ## the tests that failed in the last run, one after the other
-	@$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
 
 test-fast: env protos ## the tests that start no SGLang
 	@$(PYTEST) -m "not sglang and not gpu"

@@ -284,8 +284,7 @@ class Case:
             parted = partings(base[: len(each)], each)
             gap = widest(parted)
             self.found["runs"][name] = {"partings": len(parted), "widest": gap, "all": [asdict(one) for one in parted]}
-            # Limits that move make batches of other sizes than SGLang's runs had, and a router may choose otherwise.
-            if gap > max(bound, 0.02) and not name.startswith(("limits", "beside")):
+            if gap > max(bound, 0.02):
                 self.problems.append(f"{self.name}, {name}: {len(parted)} answers part, by {gap:.3g}; own: {bound:.3g}")
             if len({tuple(one.tokens[:8]) for one in each}) < len(each) // 2:
                 self.problems.append(f"{self.name}, {name}: answers are alike, which shows nothing")
