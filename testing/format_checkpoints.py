@@ -20,56 +20,39 @@ from safetensors.torch import save_file
 from loader.checkpoints import families, quantisation
 from loader.checkpoints.quantisation import Quantisation, QuantisedTensor
 
+
+def _compressed(format_: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
+    """A quantization_config of compressed-tensors, all linear layers in one way."""
+    group = {
+        "targets": ["Linear"],
+        "weights": {"symmetric": True, "dynamic": False, **weights},
+        "input_activations": activations,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format_,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+    }
+
+
+def _by_rows(format_: str, kind: str) -> dict[str, Any]:
+    """Weights of 8 bits with a scale a row, and activations that are quantised token by token."""
+    weights = {"num_bits": 8, "type": kind, "strategy": "channel"}
+    activations = {"num_bits": 8, "type": kind, "strategy": "token", "symmetric": True, "dynamic": True}
+    return _compressed(format_, weights, activations)
+
+
 FORMATS: dict[str, dict[str, Any] | None] = {
     "bf16": None,
     "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
     "fp8-blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
-    "fp8-channels": {
-        "quant_method": "compressed-tensors",
-        "format": "float-quantized",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False},
-                "input_activations": {
-                    "num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True
-                },
-            }
-        },
-        "ignore": ["lm_head"],
-        "quantization_status": "compressed",
-    },
-    "int8": {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False},
-                "input_activations": {
-                    "num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True
-                },
-            }
-        },
-        "ignore": ["lm_head"],
-        "quantization_status": "compressed",
-    },
-    "int4": {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {
-                    "num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True,
-                    "dynamic": False,
-                },
-                "input_activations": None,
-            }
-        },
-        "ignore": ["lm_head"],
-        "quantization_status": "compressed",
-    },
+    "fp8-channels": _by_rows("float-quantized", "float"),
+    "int8": _by_rows("int-quantized", "int"),
+    "int4": _compressed(
+        "pack-quantized", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}, None
+    ),
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
     "gptq-ordered": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": True},

@@ -65,7 +65,7 @@ class Client:
         self.stats = engine_pb2.EngineStats()
         self.measured = engine_pb2.Measured()
         self.mapped: list[engine_pb2.WeightsMapped] = []
-        """By rank, as the engine said after it read the checkpoint."""
+        """Layout of the weights on each rank, as the engine reported it once it had read the checkpoint."""
         self.lease_ids: list[str] = []
         """By rank."""
         self.received = 0

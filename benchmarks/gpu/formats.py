@@ -36,6 +36,7 @@ from benchmarks.gpu.answers import Answer, partings, widest
 from benchmarks.gpu.fleet import Client, Model, say
 from benchmarks.gpu.images import Image
 from benchmarks.gpu.model_configs import CONFIGS
+from benchmarks.gpu.same_answers import make_prompts
 from loader.checkpoints.checkpoint import read
 from protos import engine_pb2
 from services.runtime import tasks
@@ -76,18 +77,9 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def prompts(count: int, longest: int, vocabulary: int) -> list[list[int]]:
-    """Of 5 to `longest` tokens, every third one beginning with half of the one before it."""
-    chance = random.Random(7)
-    made: list[list[int]] = []
-    for number in range(count):
-        own = [chance.randrange(3, vocabulary) for _ in range(chance.randint(5, longest))]
-        made.append((made[-1][: len(made[-1]) // 2] + own)[:longest] if number % 3 == 2 else own)
-    return made
-
-
 async def answers(client: Client, asked: Sequence[Sequence[int]], new: int, in_flight: int) -> list[Answer]:
-    """Raises RuntimeError if a request fails."""
+    """Greedy answers to all prompts, in the order of the prompts, `in_flight` at a time. Raises RuntimeError if a
+    request fails."""
     order = list(range(len(asked)))
     if in_flight < len(asked):
         random.Random(in_flight).shuffle(order)
@@ -108,7 +100,7 @@ async def answers(client: Client, asked: Sequence[Sequence[int]], new: int, in_f
 
 
 def by_transformers(folder: Path, asked: Sequence[Sequence[int]], new: int) -> list[Answer]:
-    """What Transformers says in float32 on the host."""
+    """Greedy answers of Transformers to all prompts, one at a time, in float32 on the host."""
     import torch
     import transformers
 
@@ -181,7 +173,7 @@ class Case:
             say(f"{self.name}: checkpoint written in {time.monotonic() - begun:.1f} s")
         self._checkpoint = read(self._folder, 4 if given.device.startswith("cpu") else 2, kv_dtype=self._kv_dtype)
         longest = min(given.longest, self._checkpoint.context_tokens - given.new)
-        asked = prompts(given.prompts, longest, self._checkpoint.vocabulary)
+        asked, _ = make_prompts(given.prompts, longest, self._checkpoint.vocabulary, seed=7)
         tokens = sum(map(len, asked)) + len(asked) * given.new
         options = {"max_running_requests": 32, "cuda_graphs": 1}
         options |= {

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from deploy.local import bundled
+from deploy.local.topology import GPU_LOADER
 from loader.catalogue import catalogue
 from loader.catalogue.models import CatalogueModel, Sizes, read_model
 from loader.checkpoints import checkpoint
@@ -63,13 +64,19 @@ def write_catalogue(models: Sequence[str], path: Path, dtype_bytes: int) -> Mapp
     return faults
 
 
+def sizes(*, on_gpus: bool) -> Sizes:
+    """What a loader of a local system assumes of models whose entries do not say it."""
+    fields = ("device_dtype_bytes", "kv_extent_bytes", "engine_quota_bytes")
+    if on_gpus:
+        return Sizes(*(GPU_LOADER[field] for field in fields))
+    return Sizes(*(LoaderConfig.model_fields[field].default for field in fields))
+
+
 def read_all(path: Path) -> list[CatalogueModel]:
     """The models of a catalogue file, as a loader on the CPU reads them. Raises Invalid for a file that cannot be
     used."""
-    fields = ("device_dtype_bytes", "kv_extent_bytes", "engine_quota_bytes")
-    sizes = Sizes(*(LoaderConfig.model_fields[field].default for field in fields))
     try:
-        return [read_model(listed, sizes) for listed in catalogue.read(path)]
+        return [read_model(listed, sizes(on_gpus=False)) for listed in catalogue.read(path)]
     except ValueError as error:
         raise Invalid(str(error)) from None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 MIB = 1 << 20
 GPU_DTYPE_BYTES = 2
-_GPU_LOADER = {"device_dtype_bytes": GPU_DTYPE_BYTES, "kv_extent_bytes": 8 * MIB, "engine_quota_bytes": 3 << 30}
+GPU_LOADER = {"device_dtype_bytes": GPU_DTYPE_BYTES, "kv_extent_bytes": 8 * MIB, "engine_quota_bytes": 3 << 30}
 """Settings of a loader for engines on GPUs: 16-bit weights and KV, extents of this size, and so many bytes for context,
 graphs and workspaces."""
 
@@ -122,7 +122,7 @@ class Local:
                 "keeper": keeper,
                 "handoff": handoff,
                 "host_capacity_bytes": self.host_capacity_bytes,
-                **({**_GPU_LOADER, "copy_devices": list(self.devices)} if self.on_gpus else {}),
+                **({**GPU_LOADER, "copy_devices": list(self.devices)} if self.on_gpus else {}),
                 **self.loader,
             },
         )

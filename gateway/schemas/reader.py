@@ -163,7 +163,7 @@ class Reader:
         return languages.fits(tree, said)
 
     def is_nothing(self, tree: Tree) -> bool:
-        """Whether it is known that a language has no text."""
+        """Whether no text is in the language of `tree`, as far as that could be found out; False where it could not."""
         try:
             return tree is NOTHING or not (languages.plain(tree) or languages.states(tree, _MOST_STATES, self.work))
         except languages.LanguageTooLarge:

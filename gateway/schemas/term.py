@@ -69,7 +69,7 @@ class Items:
 
 
 class SchemaReader(Protocol):
-    """What terms, and comparing them, need of the reader of their schemas. All of it raises SchemaRefused."""
+    """The reader of schemas, as far as terms and their comparison use it. Its methods raise SchemaRefused."""
 
     def step(self, node: Node) -> None:
         """Counts a step."""
@@ -96,7 +96,7 @@ class SchemaReader(Protocol):
         ...
 
     def is_nothing(self, tree: Tree) -> bool:
-        """Whether it is known that a language has no text."""
+        """Whether no text is in the language of `tree`, as far as that could be found out; False where it could not."""
         ...
 
 

@@ -55,7 +55,7 @@ _OF_A_GENERATION = (".json", ".safetensors", ".model", ".txt", ".jinja")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What config.json and the headers say. Sizes are of one device's part."""
+    """A model by its config.json and the headers of its weights. Sizes are in bytes of one device's part."""
 
     generation: int
     """A number that is another one whenever a file of the folder was changed or replaced, and for each number of
@@ -72,7 +72,7 @@ class Checkpoint:
     active_bytes: int = 0
     """Bytes of weights that one token goes through; fewer than all in a mixture of experts."""
     verified: bool = True
-    """Whether its class is in the table of classes (`classes.py`)."""
+    """Whether the model's class is in the table of classes (`classes.py`)."""
     quantisation: str = ""
     """How its weights are quantised, for people; empty: they are floats."""
     embedding: Embedding | None = None
@@ -152,7 +152,7 @@ def _base(folder: Path) -> str:
 
 
 def _with_small_kv(found: Checkpoint, dtype_bytes: int) -> Checkpoint:
-    """The same with KV of one byte a value."""
+    """A checkpoint whose KV has one byte a value instead of `dtype_bytes`. Raises BrokenCheckpoint on CPUs."""
     if dtype_bytes > _GPU_FLOAT_BYTES:
         raise BrokenCheckpoint('kv_dtype = "fp8" is for GPUs: engines on CPUs have no kernels for it')
     return replace(found, kv_bytes_per_token=found.kv_bytes_per_token // dtype_bytes)

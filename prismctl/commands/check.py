@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.local.topology import GPU_DTYPE_BYTES
+from deploy.local.models import sizes
 from loader.catalogue.catalogue import CatalogueEntry
-from loader.catalogue.models import CatalogueModel, Sizes, read_model
+from loader.catalogue.models import CatalogueModel, read_model
 from loader.checkpoints.classes import CLASSES
 from prismctl.commands.models import listed
 from prismctl.system.system import SystemAddresses
@@ -18,9 +18,6 @@ from prismctl.views.sizes import size
 from prismctl.views.terminal import Json, show_json
 from services.errors import PrismError, Unavailable
 
-_GPU = Sizes(GPU_DTYPE_BYTES, 8 << 20, 3 << 30)
-"""Sizes of a node with GPUs: 16-bit weights, extents of KV, private memory of an engine."""
-_CPU = Sizes(4, 256 << 10, 1 << 20)
 _NAME = "checked"
 
 
@@ -48,7 +45,7 @@ def check(
         kv_dtype=kv_dtype,
         unverified=unverified,
     )
-    model = read_model(entry, _CPU if on_cpu else _GPU)
+    model = read_model(entry, sizes(on_gpus=not on_cpu))
     found = _facts(path, model)
     if not model.error:
         found["groups"], found["groups_unknown"] = _groups(context.obj, entry, found["device_bytes"])

@@ -230,8 +230,9 @@ def _for_gpu(model: common_pb2.ModelSpec, options: Options, ranks: int) -> dict[
 
 
 def _prefill_graph_tokens(model: common_pb2.ModelSpec, options: Options, ranks: int) -> int:
-    """The same for a model of the catalogue. A prefill step that were longer than the model's context would read beyond
-    the request's row in the table of pages, which is as long as the context."""
+    """Prompt tokens of the largest prefill step of a catalogue's model that may run as a CUDA graph; 0: none. Such a
+    step is never longer than the model's context: attention would read beyond the request's row in the table of
+    pages."""
     if model.HasField("embedding"):
         return 0
     most = prefill_graph_tokens(model.path, options, ranks)

@@ -49,7 +49,7 @@ class Places:
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """The same bytes in the fewest spans, by address. Spans that touch become one."""
+    """The bytes of `spans` in the fewest spans, by address. Spans that touch become one."""
     found: list[Span] = []
     for start, end in sorted(spans):
         if found and start <= found[-1][1]:

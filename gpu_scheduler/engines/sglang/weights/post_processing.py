@@ -1,4 +1,4 @@
-"""What SGLang makes of a model's weights once they are read: quantised layers are laid out for their kernels.
+"""Processing of a model's weights by SGLang once they are read: quantised layers are laid out for their kernels.
 
 SGLang does this layer by layer. A layer's new tensors take the places in the weights range that its old ones had, or
 those of a layer before it, so that the range never holds much more than the model; tensors larger than those that they
