@@ -5,10 +5,11 @@
 For each case, a name of `model_configs` and a format of `testing/format_checkpoints.py`, a checkpoint with random
 weights is written and looked at as the loader does; or a class and "small", as Transformers makes it
 (`testing/small_checkpoints.py`). A third part, "fp8", is the type of the KV. Unmodified SGLang answers all prompts at
-once, and some at a time in other orders: where its own answers part is what they depend on anyway. Our engine answers
-from the files, several times asleep and awake in between, while its limit moves; and once more in a process that got
-the weights from an image alone. With --shared all models are on one node, and once each was compared by itself all are
-asked at the same time, for some seconds, while the limits of all move.
+once, and some at a time in other orders, also with as little KV as our engine has at times: where its own answers part
+is what they depend on anyway. Our engine answers from the files, several times asleep and awake in between, while its
+limit moves; and once more in a process that got the weights from an image alone. With --shared all models are on one
+node, and once each was compared by itself all are asked at the same time, for some seconds, while the limits of all
+move.
 
 DIR/gpu_formats.json has for each case the partings, the bytes of the weights range beside those of the tensors in it,
 the loader's estimates, and the seconds of each wake. Exit status 1 if answers part by more than SGLang's own, weights
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ _LEAST_KV = 16 << 20
 _PROMPTS_AWAKE = 6
 _RERUNS = (2, 3, 5, 6, 8, 12)
 """Requests at a time in the further runs of unmodified SGLang, each in an order of its own."""
+_RERUNS_WITH_LITTLE = (8, 11)
+"""The same for unmodified SGLang with little KV."""
 
 
 def parse() -> argparse.Namespace:
@@ -199,22 +202,22 @@ class Case:
             for name in self._names.values():
                 await at.book(name, floor_bytes=self._least, weights_bytes=weights)
                 await at.limit(name, self._most)
+            self._most_stock = weights + (16 << 30)
             starting = [
                 tasks.spawn(
                     fleet.elastic(at, self._names["files"], self._served, poison=True, environment=_STRICT), "ours"
                 ),
-                tasks.spawn(
-                    fleet.reference(
-                        "stock", self._served, -(-int(1.5 * tokens) // 64) * 64, most_bytes=weights + (16 << 30)
-                    ),
-                    "stock",
-                ),
+                tasks.spawn(self._stock("stock", int(1.5 * tokens)), "stock"),
             ]
             await asyncio.wait(starting)
             try:
                 await self._compare(at, *(each.result() for each in starting), asked)
             finally:
                 await fleet.stop([each.result() for each in starting if each.exception() is None])
+
+    def _stock(self, name: str, tokens: int) -> Coroutine[Any, Any, Client]:
+        """Unmodified SGLang with KV for so many tokens."""
+        return fleet.reference(name, self._served, -(-tokens // 64) * 64, most_bytes=self._most_stock)
 
     async def _compare(self, at: harness.Node, ours: Client, stock: Client, asked: list[list[int]]) -> None:
         given, measured = self._given, ours.measured
@@ -236,9 +239,12 @@ class Case:
             await image.take(ours.lease_id)
             base = await answers(stock, asked, given.new, len(asked))
             own = [await answers(stock, asked, given.new, few) for few in _RERUNS]
+            await fleet.stop([stock])
+            little = await self._stock("stock with little", self._least // self._checkpoint.kv_bytes_per_token)
+            own += [await answers(little, asked, given.new, few) for few in _RERUNS_WITH_LITTLE]
+            await fleet.stop([little])
             bound = max(widest(partings(base, each)) for each in own)
             self.found |= {"bound": bound, "stock_partings": [len(partings(base, each)) for each in own]}
-            await fleet.stop([stock])
             runs = {"files": await answers(ours, asked, given.new, len(asked))}
             naps = []
             for nap in range(given.naps):

@@ -9,6 +9,8 @@ from typing import Any
 
 DTYPES = {"bfloat16": 2, "float16": 2}
 """Bytes of a number of weights and KV, by the dtype's name in torch and config.json."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of config.json of which a mixture of experts has one."""
 
 
 @dataclass(frozen=True, order=True)
@@ -51,11 +53,12 @@ def quantised(config: Mapping[str, Any], dtype: str) -> set[JitModule]:
     packed = method == "compressed-tensors" and given is not None and given.get("format") == "pack-quantized"
     if method not in ("awq", "gptq") and not packed:
         return set()
+    found = {JitModule("sglang.jit_kernel.gptq_marlin", "_jit_gptq_marlin_module", (dtype,))}
+    if any(config.get(key) for key in _EXPERTS):
+        found.add(JitModule("sglang.jit_kernel.moe_wna16_marlin", "_jit_moe_wna16_marlin_module", (dtype,)))
     repack = "awq_marlin_repack" if method == "awq" else "gptq_marlin_repack"
-    return {
-        JitModule("sglang.jit_kernel.gptq_marlin", "_jit_gptq_marlin_module", (dtype,)),
-        JitModule(f"sglang.jit_kernel.{repack}", f"_jit_{repack}_module", ()),
-    }
+    found.add(JitModule(f"sglang.jit_kernel.{repack}", f"_jit_{repack}_module", ()))
+    return found
 
 
 def needed(config: Mapping[str, Any], ranks: int) -> set[JitModule]:

@@ -52,13 +52,19 @@ def test_quantised_weights_need_the_modules_that_take_minutes(quantised, repack)
     )
 
 
+def test_quantised_weights_of_a_mixture_need_the_module_for_experts_too():
+    quantised = {"quantization_config": {"quant_method": "awq"}}
+    more = jit.needed(LLAMA | quantised | {"num_local_experts": 8}, 1) - jit.needed(LLAMA | quantised, 1)
+    assert {module.path.rpartition(".")[2] for module in more} == {"moe_wna16_marlin"}
+
+
 def test_what_config_does_not_say_is_left_to_engines():
     assert jit.needed({}, 1) == jit.needed(LLAMA | {"torch_dtype": "float32"}, 1) == ALWAYS
     assert jit.needed(LLAMA | {"dtype": "float16", "torch_dtype": "float32"}, 1) > of_dtype("float16")
     assert jit.needed({"dtype": "bfloat16"}, 1) == of_dtype("bfloat16")
 
 
-QUANTISED = [LLAMA | {"quantization_config": {"quant_method": method}} for method in ("awq", "gptq")]
+QUANTISED = [LLAMA | {"quantization_config": {"quant_method": method}, "num_experts": 8} for method in ("awq", "gptq")]
 
 
 @pytest.mark.parametrize("module", sorted(set().union(*(jit.needed(each, 1) for each in QUANTISED))), ids=str)
