@@ -174,10 +174,8 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
     quantised = quantisation.read(config, families.text_config(config))
     if dtype_bytes > _GPU_FLOAT_BYTES and verified and CLASSES[shape.architecture].gpu_only:
         raise BrokenCheckpoint(f"{shape.architecture} is for GPUs: engines on CPUs have no kernels for it")
-    if quantised is not None and not quantised.mixtures and verified and CLASSES[shape.architecture].experts:
-        raise BrokenCheckpoint(
-            f"its experts are quantised to {quantised.name} in a way that engines have no kernels for"
-        )
+    if quantised is not None and quantised.no_mixtures and verified and CLASSES[shape.architecture].experts:
+        raise BrokenCheckpoint(f"its experts are quantised to {quantised.name}: kernels are {quantised.no_mixtures}")
     if quantised is not None and dtype_bytes > _GPU_FLOAT_BYTES:
         raise BrokenCheckpoint(
             f"its weights are quantised ({quantised.name}), and engines on CPUs have no kernels for it"

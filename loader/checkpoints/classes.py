@@ -48,7 +48,7 @@ class ModelClass:
 
     models: str
     """Published models of this class, as users know them."""
-    verified: tuple[str, ...] = ("CPU",)
+    verified: tuple[str, ...] = ("CPU", "GPU")
     """Where answers were compared with those of another implementation, with weights of floats."""
     quantised: tuple[str, ...] = ()
     """Formats of quantised weights with which they were compared, on a GPU."""
@@ -113,7 +113,7 @@ CLASSES = {
     "LlamaForCausalLM": ModelClass(
         "Llama 2 and 3, and models made like them",
         ("CPU", "GPU"),
-        ("FP8", "INT8"),
+        ("FP8", "INT8", "INT4", "AWQ", "GPTQ"),
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         mlp_bias="mlp_bias",
@@ -138,13 +138,14 @@ CLASSES = {
         defaults={"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True},
         windows=True,
     ),
-    "Gemma3ForCausalLM": ModelClass("Gemma 3 1B and other text models", ("CPU", "GPU"), **_GEMMA_3),
+    "Gemma3ForCausalLM": ModelClass("Gemma 3 1B and other text models", **_GEMMA_3),
     "Gemma3ForConditionalGeneration": ModelClass("Gemma 3 4B to 27B, text", wrapper=True, **_GEMMA_3),
     "Mistral3ForConditionalGeneration": ModelClass("Mistral Small 3.1 and 3.2, Devstral, text", wrapper=True),
     "Qwen3VLForConditionalGeneration": ModelClass("Qwen 3 VL, text", qk_norm=True, wrapper=True),
     "MixtralForCausalLM": ModelClass(
         "Mixtral",
         ("CPU", "GPU"),
+        ("FP8",),
         experts=Experts(
             ("num_local_experts",), "intermediate_size", module="block_sparse_moe", gate="w1", up="w3", down="w2"
         ),
@@ -152,7 +153,7 @@ CLASSES = {
     "Qwen3MoeForCausalLM": ModelClass(
         "Qwen 3 mixtures: 30B-A3B, 235B-A22B, Coder",
         ("CPU", "GPU"),
-        ("FP8 in blocks",),
+        ("FP8 in blocks", "INT4", "AWQ"),
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         qk_norm=True,
@@ -160,7 +161,7 @@ CLASSES = {
     ),
     "Glm4MoeForCausalLM": ModelClass(
         "GLM 4.5, 4.5 Air, 4.6, 4.7",
-        ("CPU",),
+        ("CPU", "GPU"),
         ("FP8 in blocks",),
         qkv_bias="attention_bias",
         qk_norm="use_qk_norm",

@@ -37,6 +37,7 @@ _LINEAR = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 _REGEX = "re:"
 """Beginning of an exception that is a regular expression. None is run: a checkpoint's own may take for ever."""
 _NVFP4 = "it is quantised to NVFP4, which is not supported: it needs kernels of newer GPUs"
+_NO_KERNELS = "for none of this kind"
 _PLAIN_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 """Formats of compressed-tensors in which a weight of one byte keeps its shape."""
 _ANY = "*"
@@ -88,8 +89,8 @@ class Quantisation:
     excepted: tuple[str, ...] | None = None
     """Names, parts of names, or patterns with "*" for any characters, of the layers that are not quantised; None: any
     may be such a layer."""
-    mixtures: bool = True
-    """Whether engines serve mixtures of experts of this kind."""
+    no_mixtures: str = ""
+    """What engines' kernels for experts are for, if not for a mixture of this kind; empty: they are."""
 
     def may_be_float(self, name: str) -> bool:
         """Whether a weight may have been left as it is. Exceptions are taken widely. Packed weights have names of their
@@ -178,7 +179,7 @@ def read(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quantisation | N
         return None
     if not isinstance(given, dict):
         raise BrokenCheckpoint(f"config.json: {_KEY} is not an object")
-    kind = _kind(given)
+    kind = _kind(given, text.get("torch_dtype") or text.get("dtype") or config.get("torch_dtype"))
     return kind if kind.layout != "plain" else replace(kind, excepted=_excepted(given))
 
 
@@ -208,7 +209,7 @@ def _of_text(name: str) -> str:
     return name.replace("language_model.model.", "model.").replace("model.language_model.", "model.")
 
 
-def _kind(given: Mapping[str, Any]) -> Quantisation:
+def _kind(given: Mapping[str, Any], dtype: Any) -> Quantisation:
     method = given.get("quant_method")
     if method == "fp8":
         return _fp8(given)
@@ -224,7 +225,10 @@ def _kind(given: Mapping[str, Any]) -> Quantisation:
         if given.get("dynamic"):
             raise BrokenCheckpoint("it is quantised by GPTQ with other bits for some layers, which is not supported")
         bits = int(given["bits"])
-        return Quantisation(f"GPTQ with {bits} bits", bits, group=_group(given), layout="gptq", order=True)
+        half = "" if dtype != "bfloat16" else "for float16, and not for bfloat16 as config.json says"
+        return Quantisation(
+            f"GPTQ with {bits} bits", bits, group=_group(given), layout="gptq", order=True, no_mixtures=half
+        )
     if method == "compressed-tensors":
         return _compressed(given)
     if method == "mxfp4":
@@ -278,13 +282,13 @@ def _compressed(given: Mapping[str, Any]) -> Quantisation:
             8,
             each_row=each_row,
             static=not dynamic,
-            mixtures=activations is not None and (each_row or not dynamic),
+            no_mixtures="" if activations is not None and (each_row or not dynamic) else _NO_KERNELS,
         )
     if (kind, bits, strategy) == ("float", 8, "block") and plain and activations is not None and dynamic:
         return Quantisation("FP8 in blocks", 8, blocks=_blocks(weights, "block_structure"))
     if (kind, bits) == ("int", 8) and plain and activations is not None and strategy in ("tensor", "channel"):
         _check(weights, {"symmetric": _only(True)})
-        return Quantisation("INT8", 8, dtypes=_INT8, each_row=each_row, static=not dynamic, mixtures=False)
+        return Quantisation("INT8", 8, dtypes=_INT8, each_row=each_row, static=not dynamic, no_mixtures=_NO_KERNELS)
     packed = activations is None and given.get("format") == "pack-quantized"
     if kind == "int" and bits in (4, 8) and packed and strategy in ("group", "channel"):
         return Quantisation(

@@ -356,7 +356,11 @@ def sized(**changes: int) -> Callable[[Tensors, dict[str, Any]], Any]:
         ("dense", "int8", groups(symmetric=False), "symmetric = False is not true"),
         ("dense", "fp8-channels", groups(strategy="block", block_structure=[128]), "block_structure is [128], not two"),
         ("dense", "fp8-channels", groups(strategy="block", block_structure=5), "block_structure is 5, not two numbers"),
-        ("mixture", "int8", says(), "its experts are quantised to INT8 in a way that engines have no kernels for"),
+        ("mixture", "int8", says(), "its experts are quantised to INT8: kernels are for none of this kind"),
+        (
+            "mixture", "gptq", sized(torch_dtype="bfloat16"),
+            "experts are quantised to GPTQ with 4 bits: kernels are for float16, and not for bfloat16",
+        ),
         ("gpt-oss", "mxfp4", sized(intermediate_size=528), "528 columns do not divide into blocks of 32"),
         (
             "gpt-oss", "mxfp4", lambda tensors, config: config.update(quantization_config=FORMATS["fp8"]),

@@ -123,13 +123,15 @@ class GraphMemory:
             yield
 
     def prepare_streams(self, streams: Sequence[Any]) -> None:
-        """Makes cuBLAS take its workspaces for these streams now, on which the next graphs are captured. A workspace
-        from before would be in ordinary memory, and lost while the model sleeps."""
+        """Makes cuBLAS and cuBLASLt take their workspaces for these streams now, on which the next graphs are captured.
+        A workspace from before would be in ordinary memory, and lost while the model sleeps: graphs would write there
+        all the same. Products with a bias are cuBLASLt's, which has workspaces of its own."""
         torch._C._cuda_clearCublasWorkspaces()
         for stream in streams:
             with torch.cuda.stream(stream), self.scratch():
                 some = torch.zeros(16, 16, dtype=torch.bfloat16, device=self._device)
                 torch.mm(some, some)
+                torch.addmm(some[0], some, some)
             stream.synchronize()
 
     def ahead(self) -> None:

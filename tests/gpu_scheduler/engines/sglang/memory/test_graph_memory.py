@@ -1,11 +1,15 @@
 """What torch's allocator calls, called as it does: through C. The rest needs a GPU (`tests/gpu`)."""
 
 import ctypes
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from balloond.backends.cpu import CpuMapper
-from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemorySource, joined, live
+from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemory, GraphMemorySource, joined, live
 
 MIB = 1 << 20
 
@@ -86,3 +90,35 @@ def test_what_is_in_use_keeps_its_value_unless_it_is_scratch_or_free():
         segment({}, 16384, "active_allocated", "inactive"),
     ]
     assert live(segments, 4096, scratch) == [(512, 1024), (8192, 512), (12288, 512)]
+
+
+class Products(TorchDispatchMode):
+    """Names of the operations that run, with whether memory comes from the scratch pool meanwhile."""
+
+    def __init__(self):
+        super().__init__()
+        self.in_scratch = False
+        self.ran = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ran.append((func.overloadpacket._qualified_op_name, self.in_scratch))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_stream_is_prepared_for_products_with_a_bias_too_which_have_a_workspace_of_their_own(monkeypatch):
+    memory = GraphMemory.__new__(GraphMemory)
+    memory._device = torch.device("cpu")
+    products = Products()
+
+    @contextmanager
+    def scratch():
+        products.in_scratch = True
+        yield
+        products.in_scratch = False
+
+    monkeypatch.setattr(memory, "scratch", scratch)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    with products:
+        memory.prepare_streams([SimpleNamespace(synchronize=lambda: None)])
+    assert {("aten::mm", True), ("aten::addmm", True)} <= set(products.ran)
