@@ -44,7 +44,7 @@ def put_there(mapper, address, nbytes):
     os.close(fd)
 
 
-def test_the_device_can_be_managed():
+def test_cuda_device_passes_the_checks_of_balloond():
     from balloond.backends import look
 
     hardware = look(DEVICE)
@@ -60,7 +60,7 @@ def test_a_mapped_extent_is_zero_and_stays_when_its_descriptor_closes(gpu, one):
     assert set(gpu.get(address + 8 * MIB, 4 * MIB)) == {7}
 
 
-def test_the_descriptor_alone_holds_memory_and_content(gpu, one):
+def test_unmapped_extent_keeps_its_content_while_its_descriptor_is_open(gpu, one):
     mapper, address = one
     fd = maker(DEVICE).create(PAGE)
     mapper.map(address, fd, PAGE)
@@ -71,7 +71,7 @@ def test_the_descriptor_alone_holds_memory_and_content(gpu, one):
     assert gpu.get(address + PAGE, 7) == b"content"
 
 
-def test_several_extents_are_unmapped_together_and_other_ones_come_in_their_place(gpu, one):
+def test_extents_unmapped_together_make_place_for_an_empty_one(gpu, one):
     mapper, address = one
     for size, at in ((PAGE, 0), (3 * PAGE, PAGE), (PAGE, 4 * PAGE)):
         put_there(mapper, address + at, size)
@@ -81,7 +81,7 @@ def test_several_extents_are_unmapped_together_and_other_ones_come_in_their_plac
     assert gpu.get(address, 5 * PAGE) == bytes(5 * PAGE)
 
 
-async def test_releasing_addresses_takes_what_is_mapped_with_them(gpu):
+async def test_releasing_a_range_frees_the_extents_mapped_in_it(gpu):
     one = mapper(DEVICE)
     before = free_bytes()
     address = one.reserve(64 * MIB)
@@ -92,7 +92,7 @@ async def test_releasing_addresses_takes_what_is_mapped_with_them(gpu):
     await until_free(before)
 
 
-def test_poison_is_not_a_number(gpu, one):
+def test_poisoned_extent_reads_as_not_a_number(gpu, one):
     mapper, address = one
     put_there(mapper, address, PAGE)
     mapper.poison(address, PAGE)
@@ -112,18 +112,18 @@ def test_a_fence_opens_when_the_work_before_it_is_done(gpu, gate, one):
 
 
 @pytest.mark.parametrize("nbytes", [PAGE + 4096, 0])
-def test_what_is_no_whole_pages_is_an_error_of_one_line(nbytes):
+def test_extent_of_no_whole_pages_is_an_error_of_one_line(nbytes):
     with pytest.raises(OSError, match="cuMemCreate: CUDA_ERROR_INVALID_VALUE"):
         maker(DEVICE).create(nbytes)
 
 
-def test_more_than_the_device_has_is_out_of_memory():
+def test_extent_larger_than_the_device_is_out_of_memory():
     with pytest.raises(OSError, match="cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY") as error:
         maker(DEVICE).create(1 << 40)
     assert error.value.errno == 12
 
 
-def test_a_descriptor_of_something_else_is_an_error(one):
+def test_mapping_a_descriptor_that_is_no_extent_is_an_error(one):
     mapper, address = one
     fd = os.memfd_create("not an extent")
     os.ftruncate(fd, PAGE)

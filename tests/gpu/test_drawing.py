@@ -13,7 +13,7 @@ ROWS = 64
 
 
 @pytest.mark.parametrize("vocabulary", [1000, 8192, 32_000, 128_256])
-def test_the_kernel_draws_what_sorting_draws(vocabulary: int) -> None:
+def test_sampling_kernel_picks_the_tokens_that_sorting_picks(vocabulary: int) -> None:
     chance = torch.Generator().manual_seed(vocabulary)
     rows = others = 0
     for probs in probabilities(ROWS, vocabulary, chance):
@@ -27,7 +27,7 @@ def test_the_kernel_draws_what_sorting_draws(vocabulary: int) -> None:
     assert rows == 36 * ROWS and others <= 1
 
 
-def test_a_token_whose_hash_is_next_to_nothing_is_drawn_where_it_is_all_that_is_likely() -> None:
+def test_token_with_a_tiny_hash_is_sampled_where_it_is_the_only_likely_one() -> None:
     probs = torch.full((1, 50_000), 1e-12)
     probs[0, 46_653] = 1.0
     seed, place = torch.tensor([12345]), torch.tensor([266])  # its hash is 34
@@ -35,7 +35,7 @@ def test_a_token_whose_hash_is_next_to_nothing_is_drawn_where_it_is_all_that_is_
     assert draw(probs, seed, place, None).tolist() == [46_653]
 
 
-def test_rows_of_a_larger_tensor_and_numbers_that_are_none() -> None:
+def test_sampling_kernel_takes_rows_of_a_larger_tensor_and_nan_probabilities() -> None:
     chance = torch.Generator().manual_seed(5)
     wide = torch.cat([next(probabilities(ROWS, 5000, chance)), torch.ones(ROWS, 40)], dim=1)
     wide[3] = torch.nan

@@ -110,7 +110,7 @@ async def test_answers_are_the_same_after_limits_moved_under_load(node):
         assert await one_by_one(end, "after", prompts) == before
 
 
-async def test_what_was_drawn_is_as_likely_in_a_prompt_and_all_of_a_long_one_is_told_within_the_quota(node):
+async def test_prompt_logprobs_of_generated_tokens_are_those_of_their_generation_within_the_quota(node):
     """Prefill steps run as graphs here, and there are fewer requests than tokens in them."""
     prompts = make_prompts(12, 900, seed=12)
     async with serving(node) as end:
@@ -182,7 +182,7 @@ async def test_an_engine_runs_on_without_balloond_and_grows_again_under_the_next
         assert await one_by_one(end, "after", prompts) == before
 
 
-async def test_with_keeper_and_balloond_killed_under_load_memory_is_stranded_until_the_engine_exits(node):
+async def test_engine_memory_with_keeper_and_balloond_killed_is_stranded_until_the_engine_exits(node):
     prompts = make_prompts(6, 300, seed=5)
     async with serving(node) as end:
         before = await one_by_one(end, "before", prompts)

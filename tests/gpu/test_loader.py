@@ -75,7 +75,7 @@ def image():
 
 
 @pytest.mark.parametrize("chunk_bytes", [32 * MIB, 8 * MIB, 5_000_001])
-def test_an_image_goes_in_and_comes_out_byte_for_byte(extents, image, monkeypatch, chunk_bytes):
+def test_image_copied_into_extents_and_back_is_the_same_byte_for_byte(extents, image, monkeypatch, chunk_bytes):
     from loader.transfers import pinned
 
     monkeypatch.setattr(pinned, "_PIECE_BYTES", 48 * MIB)
@@ -114,14 +114,14 @@ def test_a_cancelled_copy_is_over_when_it_returns(extents, image):
     transfers.forget(view)
 
 
-def test_an_extent_that_is_not_what_was_said_is_an_error(extents, image):
+def test_extent_of_another_size_than_stated_is_an_error(extents, image):
     transfers = Transfers()
     wrong = [extents[0], Borrowed(9, 32 * MIB, extents[1].fd, DEVICE)]
     with pytest.raises(OSError, match="cuMemMap"):
         transfers.of(DEVICE).into(wrong, image(), plan([64 * MIB, 32 * MIB], 90 * MIB, MIB), lambda chunk: None)
 
 
-def test_all_links_that_reach_a_gpu_fill_and_read_it_byte_for_byte(extents, image):
+def test_links_to_a_gpu_used_together_fill_and_read_it_byte_for_byte(extents, image):
     transfers = Transfers(devices())
     if len(transfers.paths()[DEVICE]) < 2:
         pytest.skip(f"no other GPU reaches {DEVICE}")

@@ -19,7 +19,7 @@ def attached(device):
     return bool(device.leases) and not any(lease.suspended for lease in device.leases)
 
 
-async def test_growth_is_zero_and_keeps_what_is_written(node, child):
+async def test_grown_memory_is_zero_and_keeps_what_is_written(node, child):
     await node.book("a", weights=3 * WEIGHTS)
     one = child("a")
     assert await one.asked("acquire", 8) == "8"
@@ -34,7 +34,7 @@ async def test_growth_is_zero_and_keeps_what_is_written(node, child):
     assert device.leased_bytes == 8 * KV + 2 * WEIGHTS + 2 * MIB
 
 
-async def test_the_ledger_is_what_the_device_says(node, child):
+async def test_ledger_agrees_with_the_devices_free_memory(node, child):
     await node.book("a", "b")
     one, other = child("a"), child("b")
     before = free_bytes()
@@ -51,7 +51,7 @@ async def test_the_ledger_is_what_the_device_says(node, child):
     await until_free(before)
 
 
-async def test_what_one_gives_back_another_gets_empty(node, child):
+async def test_memory_that_one_engine_gave_back_comes_empty_to_another(node, child):
     await node.book("a", "b")
     one, other = child("a"), child("b")
     count = GIVEN_OUT // KV
@@ -116,7 +116,7 @@ async def test_a_killed_engines_memory_comes_back_when_it_is_dead_and_not_before
     await until_free(empty)
 
 
-async def test_balloond_is_killed_and_engines_never_notice(node, child):
+async def test_engines_keep_their_memory_while_balloond_is_killed_and_restarted(node, child):
     await node.book("a", "b", weights=WEIGHTS)
     one, other = child("a"), child("b")
     assert await one.asked("acquire", 12) == "12"
@@ -140,7 +140,7 @@ async def test_balloond_is_killed_and_engines_never_notice(node, child):
     await node.until(leased(5 * KV + WEIGHTS))
 
 
-async def test_a_killed_keeper_is_given_everything_again(node, child):
+async def test_restarted_keeper_is_given_all_extents_again(node, child):
     await node.book("a")
     one = child("a")
     assert await one.asked("acquire", 9) == "9"
@@ -154,7 +154,7 @@ async def test_a_killed_keeper_is_given_everything_again(node, child):
     assert (device.leased_bytes, device.stranded_bytes) == (10 * KV, 0)
 
 
-async def test_with_keeper_and_balloond_killed_memory_is_stranded_until_it_is_given_back(node, child):
+async def test_memory_with_keeper_and_balloond_killed_is_stranded_until_it_is_given_back(node, child):
     await node.book("a")
     empty = free_bytes()
     one = child("a")

@@ -84,7 +84,7 @@ async def test_graphs_and_stacks_leave_with_the_weights_and_the_model_says_the_s
         assert stacks[0] == 128 and stacks[1] > 128
 
 
-async def test_a_sleeping_model_keeps_as_much_however_much_it_was_asked():
+async def test_sleeping_model_keeps_the_same_memory_however_many_requests_it_had():
     async with serving_system() as at:
         in_use = []
         for cycle in range(1, 7):
@@ -95,7 +95,7 @@ async def test_a_sleeping_model_keeps_as_much_however_much_it_was_asked():
         assert max(in_use) - min(in_use) < 256 << 10, in_use  # the slots of 40 prompts are 18,000 numbers of 8 bytes
 
 
-async def test_another_model_in_the_same_process_has_graphs_of_its_own_and_says_the_same():
+async def test_models_taking_turns_in_a_process_have_graphs_of_their_own_and_say_the_same():
     async with serving_system() as at:
         names = [MODEL, "qwen3-perl"]
         before = {name: await say(at, name) for name in names}
@@ -107,7 +107,7 @@ async def test_another_model_in_the_same_process_has_graphs_of_its_own_and_says_
         assert not told(at, "memory of CUDA graphs is still referred to")
 
 
-async def test_switched_off_everything_stays_and_works():
+async def test_model_without_leaving_graphs_small_stack_and_quota_sleeps_and_wakes():
     async with serving_system(graphs_leave=0, small_stack=0, enforce_quota=0) as at:
         before = await say(at, MODEL)
         await sleep(at, MODEL)
@@ -144,7 +144,7 @@ async def test_a_quota_that_is_too_small_is_refused_with_both_numbers_and_the_en
         assert 0 < measured.private_bytes < 8 << 30
 
 
-async def test_without_a_quota_what_was_measured_is_told_and_a_full_batch_stays_within_it(node):
+async def test_quota_not_stated_is_measured_and_a_full_batch_stays_within_it(node):
     async with warm(node) as (end, at):
         _, measured = await end.hold(load_of(at, 0))
         assert measured.private_bytes < measured.quota_bytes < measured.private_bytes + 256 * MIB
@@ -167,7 +167,7 @@ async def test_graphs_are_counted_with_the_weights_and_gone_when_the_model_leave
         await node.until(lambda device: device.leased_bytes == 0)
 
 
-async def test_models_that_come_and_go_leave_nothing_that_the_next_one_would_have_to_pay_for(node):
+async def test_private_memory_of_models_that_come_and_go_does_not_grow(node):
     async with warm(node) as (end, at):
         taken = []
         for _ in range(4):
@@ -191,7 +191,7 @@ for mib in (62.6, 63.9, 64.0):
 """
 
 
-def test_whoever_asks_for_as_much_again_gets_the_same_again() -> None:
+def test_torch_tensors_of_one_size_allocated_again_and_again_reserve_the_memory_of_one() -> None:
     done = subprocess.run(
         [sys.executable, "-c", TAKE_ONE_AFTER_THE_OTHER], capture_output=True, text=True, check=True, timeout=120
     )

@@ -43,7 +43,7 @@ class Memory:
     def describe(self, stats): ...
 
 
-def test_what_runs_goes_on_while_a_prompt_finds_no_memory():
+def test_running_request_goes_on_while_a_prompt_finds_no_memory():
     channel = Channel()
     engine = EchoEngine(channel)
     engine._memory, engine._step_s = Memory(10), 0.0
@@ -55,7 +55,7 @@ def test_what_runs_goes_on_while_a_prompt_finds_no_memory():
     assert channel.finished == ["first", "second"]
 
 
-def test_a_grammar_is_refused():
+def test_echo_engine_refuses_a_request_with_a_grammar():
     channel = Channel()
     engine = EchoEngine(channel)
     engine._memory = Memory(10)
@@ -78,7 +78,7 @@ def test_a_prompt_is_embedded_in_one_step_and_keeps_no_memory():
 
 
 @pytest.mark.parametrize("dimensions", [0, 4])
-def test_what_the_model_does_not_make_is_refused(dimensions):
+def test_embedding_from_a_text_model_and_text_from_an_embedding_model_are_refused(dimensions):
     channel = Channel()
     engine = EchoEngine(channel)
     engine._memory, engine._dimensions = Memory(10), dimensions
@@ -86,7 +86,7 @@ def test_what_the_model_does_not_make_is_refused(dimensions):
     assert channel.last.finish == common_pb2.REJECTED and not engine._waiting
 
 
-def test_a_prompt_has_as_many_log_probabilities_as_are_asked_for_and_may_be_all_there_is():
+def test_prompt_logprobs_are_as_many_as_asked_for_also_where_nothing_is_generated():
     channel = Channel()
     engine = EchoEngine(channel)
     engine._memory = Memory(100)

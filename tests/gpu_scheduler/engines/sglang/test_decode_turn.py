@@ -18,7 +18,7 @@ PACE = PrefillThrottle(step_s=0.0001)
 """No machine keeps it: the engine wants nothing."""
 
 
-async def test_decodes_stand_still_for_a_neighbour_that_wants_to_be_first_and_not_where_they_have_no_target(
+async def test_decodes_with_a_target_stand_still_for_a_neighbours_better_bid_and_others_do_not(
     turns: shared_board.SharedBoard,
     llama: EngineEnd,
     prompts: list[list[int]],

@@ -219,7 +219,7 @@ def extents_of(prompts: list[list[int]], token_bytes: int) -> int:
     return -(-tokens * token_bytes // KV_EXTENT)
 
 
-async def test_what_runs_moves_together_when_memory_leaves_and_nobody_is_retracted_whom_there_is_room_for(
+async def test_running_requests_are_moved_together_when_their_limit_falls_and_none_is_retracted(
     tmp_path: Path,
     engines: Engines,
     models: dict[str, Path],
@@ -244,7 +244,7 @@ async def test_what_runs_moves_together_when_memory_leaves_and_nobody_is_retract
         assert (end.stats.retractions, end.stats.moved_tokens > 0) == (0, True)
 
 
-async def test_others_get_what_is_cached_between_the_pages_of_those_that_run(
+async def test_prefixes_cached_between_running_requests_pages_make_room_for_another_model(
     tmp_path: Path,
     engines: Engines,
     models: dict[str, Path],

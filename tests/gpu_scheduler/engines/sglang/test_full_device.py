@@ -92,7 +92,7 @@ async def test_own_prefixes_go_first_unless_the_neighbours_are_older(
             neighbour.close()
 
 
-async def test_a_model_waits_for_the_memory_of_its_probe_that_a_neighbour_has_yet(
+async def test_loading_model_waits_for_probe_memory_that_a_neighbour_still_has(
     tmp_path: Path, engines: Engines, models: dict[str, Path]
 ) -> None:
     async with node(tmp_path, capacity_bytes=128 << 20) as at, engines.one() as end:

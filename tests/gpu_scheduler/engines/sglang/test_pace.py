@@ -41,7 +41,7 @@ def long_llama(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
-async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
+async def test_prefill_throttle_makes_steps_smaller_and_puts_pauses_between_them(
     as_on_a_gpu: bool,
     tmp_path: Path,
     turns: shared_board.SharedBoard,
@@ -83,7 +83,7 @@ async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
 
 
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
-async def test_what_an_engine_decodes_itself_goes_on_between_its_prefill_steps_where_its_target_wants_it(
+async def test_own_decodes_go_on_between_prefill_steps_where_their_target_requires_it(
     as_on_a_gpu: bool,
     tmp_path: Path,
     turns: shared_board.SharedBoard,

@@ -63,7 +63,7 @@ def test_a_hook_counts_only_when_it_is_in_the_chain_around_its_target(monkeypatc
         plugin.verify([Hook("gone", ours, "AROUND")])
 
 
-def test_outside_an_engine_process_the_plugin_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_outside_an_engine_process_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PRISM_ENGINE", raising=False)
     monkeypatch.setattr(plugin, "all_hooks", lambda: pytest.fail("hooks were made"))
     plugin.register()

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 LONG_S, SHORT_S = 1000.0, 0.02
 
 
-async def test_decodes_stand_still_while_a_neighbour_prefills_unless_they_are_too_many_and_first_tokens_come(
+async def test_decodes_stand_still_while_a_neighbour_prefills_unless_they_are_too_many(
     turns: shared_board.SharedBoard,
     llama: EngineEnd,
     prompts: list[list[int]],

@@ -47,7 +47,7 @@ def as_before() -> Iterator[None]:
     gc.enable()
 
 
-def test_what_is_settled_is_found_only_when_all_is_looked_at() -> None:
+def test_settled_garbage_is_collected_only_when_all_objects_are_looked_at() -> None:
     collector.pause()
     there = cycle()
     collector.settle()
@@ -58,7 +58,7 @@ def test_what_is_settled_is_found_only_when_all_is_looked_at() -> None:
     assert there() is None
 
 
-def test_a_pause_within_a_pause_does_not_end_it() -> None:
+def test_collector_pause_within_a_pause_does_not_end_the_outer_one() -> None:
     collector.pause()
     with collector.paused():
         assert not gc.isenabled()
@@ -70,5 +70,5 @@ def test_a_pause_within_a_pause_does_not_end_it() -> None:
 
 
 @pytest.mark.sglang
-def test_while_graphs_are_captured_nothing_is_collected_and_what_is_settled_stays(imported: Imported) -> None:
+def test_graph_capture_collects_nothing_and_leaves_settled_objects_settled(imported: Imported) -> None:
     imported.run(CAPTURING)

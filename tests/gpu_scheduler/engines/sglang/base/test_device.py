@@ -26,7 +26,7 @@ def stack(monkeypatch):
     return has
 
 
-def test_the_stack_is_what_it_was_however_often_it_was_lowered(stack):
+def test_gpu_stack_lowered_twice_is_restored_to_its_first_size(stack):
     for _ in range(2):
         device.lower_stack(GPU)
         device.lower_stack(GPU)
@@ -36,7 +36,7 @@ def test_the_stack_is_what_it_was_however_often_it_was_lowered(stack):
         assert stack["bytes"] == 1024
 
 
-def test_what_it_was_is_known_after_the_driver_refused_it(stack):
+def test_gpu_stack_whose_restoring_was_refused_is_later_restored_to_its_first_size(stack):
     device.lower_stack(GPU)
     stack["refuses"] = True
     device.restore_stack(GPU)

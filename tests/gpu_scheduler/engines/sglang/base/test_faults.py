@@ -55,7 +55,7 @@ def raised(*errors: BaseException) -> BaseException:
         (RuntimeError("can't allocate memory"), "RuntimeError: can't allocate memory"),
     ],
 )
-def test_what_the_host_did_may_pass(error: BaseException, told: str) -> None:
+def test_host_error_may_pass_and_is_not_the_models_fault(error: BaseException, told: str) -> None:
     found = fault(error, PATH)
     assert isinstance(found, HostFault) and found.may_pass and not found.model_at_fault and str(found) == told
 
@@ -70,15 +70,13 @@ def test_what_the_host_did_may_pass(error: BaseException, told: str) -> None:
         NotImplementedError("no kernel"),
     ],
 )
-def test_everything_else_is_the_checkpoints(error: BaseException) -> None:
+def test_error_that_is_not_the_hosts_is_the_models_fault(error: BaseException) -> None:
     found = fault(error, PATH)
     assert isinstance(found, BrokenModel) and found.model_at_fault and not found.may_pass
     assert PATH not in str(found)
 
 
-def test_a_folder_that_cannot_be_read_is_found_before_anybody_takes_its_path_for_a_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_folder_that_cannot_be_read_is_a_host_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HostFault, match="^its folder does not exist$"):
         check_folder(str(tmp_path / "gone"))
     with pytest.raises(HostFault, match="^its folder has no config.json$"):
@@ -114,7 +112,7 @@ AWAY: list[tuple[Callable[[Path], None], str]] = [
 
 @pytest.mark.sglang
 @pytest.mark.asyncio(loop_scope="session")
-async def test_an_engine_whose_folder_is_away_says_so_in_a_line_of_ours_and_takes_it_when_it_is_back(
+async def test_model_folder_that_is_away_fails_the_load_with_one_line_and_loads_once_it_is_back(
     tmp_path: Path,
     engines: Engines,
     models: dict[str, Path],

@@ -27,7 +27,7 @@ def functions(text: str) -> dict[str, ast.FunctionDef]:
 
 
 @pytest.mark.parametrize(("module", "name"), list(kernels.NUMBERS))
-def test_sglang_has_the_kernels_and_the_numbers_that_change(module: str, name: str) -> None:
+def test_sglang_kernels_take_their_changing_numbers_as_plain_arguments(module: str, name: str) -> None:
     path = sglang_folder().joinpath(*module.split(".")[1:]).with_suffix(".py")
     found = functions(path.read_text())
     taken = {argument.arg: argument.annotation for argument in found[name].args.args}
@@ -37,7 +37,7 @@ def test_sglang_has_the_kernels_and_the_numbers_that_change(module: str, name: s
     assert launched
 
 
-def test_batches_of_all_sizes_that_are_served_have_one_constant() -> None:
+def test_batch_sizes_that_are_served_share_one_kernel_constant() -> None:
     assert {kernels.batch_constant(batch) for batch in range(1, 257)} == {256}
     assert kernels.batch_constant(257) == 512
 
@@ -79,7 +79,7 @@ def watched() -> list[engine_pb2.Compiling]:
 JIT = "sgl_kernel_jit_activation_bf16_t_true_d7a1a1d3c2eb337c"
 
 
-def test_what_nvcc_compiles_is_told_as_it_begins_and_when_it_is_done(compilers: FakeCompilers) -> None:
+def test_nvcc_compilation_is_reported_when_it_begins_and_when_it_is_done(compilers: FakeCompilers) -> None:
     told = watched()
     assert compilers.cpp.load_inline(JIT, cuda_sources=[]) == f"the module {JIT}" and compilers.built == [JIT]
     first, last = told
@@ -87,7 +87,7 @@ def test_what_nvcc_compiles_is_told_as_it_begins_and_when_it_is_done(compilers: 
     assert (last.kernel, last.compiler, last.done) == ("activation_bf16_t_true", "nvcc", True) and last.seconds >= 0
 
 
-def test_a_compiler_that_fails_is_done_too_and_its_error_reaches_sglang(compilers: FakeCompilers) -> None:
+def test_failed_compilation_is_reported_as_done_and_its_error_reaches_sglang(compilers: FakeCompilers) -> None:
     told = watched()
     compilers.failure = RuntimeError("ninja exited with status 1")
     with pytest.raises(RuntimeError, match="ninja"):
@@ -95,7 +95,7 @@ def test_a_compiler_that_fails_is_done_too_and_its_error_reaches_sglang(compiler
     assert [each.done for each in told] == [False, True]
 
 
-def test_what_triton_compiled_is_told_and_what_a_cache_had_is_not(compilers: FakeCompilers) -> None:
+def test_triton_compilation_is_reported_and_a_cache_hit_is_not(compilers: FakeCompilers) -> None:
     told = watched()
     compilers.triton("alloc_extend_kernel", 0.5)
     compilers.triton("alloc_decode_kernel", 0.5, cache_hit=True)
@@ -104,7 +104,7 @@ def test_what_triton_compiled_is_told_and_what_a_cache_had_is_not(compilers: Fak
     ]
 
 
-def test_the_socket_is_written_to_by_one_thread_and_nothing_is_lost(compilers: FakeCompilers) -> None:
+def test_compilation_reports_of_other_threads_are_sent_by_one_thread(compilers: FakeCompilers) -> None:
     threads: list[int] = []
     told: list[engine_pb2.Compiling] = []
 
@@ -122,6 +122,6 @@ def test_the_socket_is_written_to_by_one_thread_and_nothing_is_lost(compilers: F
     assert set(threads) == {threading.get_ident()}
 
 
-def test_sglang_takes_its_compiler_from_where_it_is_watched() -> None:
+def test_sglang_imports_its_compiler_from_where_compilations_are_watched() -> None:
     text = (sglang_folder() / "jit_kernel" / "utils" / "compile.py").read_text()
     assert "from tvm_ffi.cpp import load, load_inline" in ast.unparse(functions(text)["load_jit"])

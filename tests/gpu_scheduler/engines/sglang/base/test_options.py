@@ -16,7 +16,7 @@ from gpu_scheduler.engines.sglang.base.options import (
 from protos import common_pb2
 
 
-def test_options_are_whole_numbers_by_name() -> None:
+def test_engine_options_are_parsed_as_whole_numbers_by_name() -> None:
     options = Options.parse({"chunked_prefill_size": "64", "max_running_requests": "4"}, "cpu:0")
     assert (options.chunked_prefill_size, options.max_running_requests) == (64, 4)
 
@@ -38,7 +38,7 @@ def test_a_value_that_is_no_number_is_refused_with_its_name() -> None:
         Options.parse({"reserve_low": "two"}, "cpu:0")
 
 
-def test_an_error_becomes_one_line() -> None:
+def test_error_text_of_several_lines_becomes_one_line() -> None:
     assert one_line(ValueError("a\n  b\n")) == "ValueError: a b"
     assert one_line(KeyError()) == "KeyError"
 
@@ -76,7 +76,7 @@ def test_a_gpu_has_defaults_of_its_own_and_other_devices_are_refused() -> None:
         Options.parse({}, "tpu:0")
 
 
-def test_on_a_gpu_larger_prefill_steps_of_small_models_have_graphs_unless_told_otherwise() -> None:
+def test_prefill_graphs_of_small_models_on_a_gpu_are_larger_unless_an_option_says_otherwise() -> None:
     small = common_pb2.ModelSpec(weights_bytes=5 * 10**9, devices=2)
     assert Options.parse({}, "cuda:0", small).prefill_graph_tokens == 2048
     assert Options.parse({}, "cuda:0").prefill_graph_tokens == 512
@@ -84,12 +84,12 @@ def test_on_a_gpu_larger_prefill_steps_of_small_models_have_graphs_unless_told_o
     assert Options.parse({}, "cpu:0", small).prefill_graph_tokens == 0
 
 
-def test_no_graph_is_larger_than_a_prefill_step(tmp_path: Path) -> None:
+def test_prefill_graph_is_never_larger_than_a_prefill_step(tmp_path: Path) -> None:
     for given, graphs in (({}, 512), ({"chunked_prefill_size": "200"}, 200), ({"chunked_prefill_size": "-1"}, 512)):
         assert prefill_graph_tokens(str(tmp_path), Options.parse(given, "cuda:0"), 1) == graphs
 
 
-def test_a_model_makes_text_or_embeddings() -> None:
+def test_model_with_embedding_dimensions_is_started_as_an_embedding_model() -> None:
     options, model = Options.parse({}, "cpu:0"), common_pb2.ModelSpec(name="m", path="/m")
     assert arguments(model, "cpu:0", options, object)["is_embedding"] is False
     model.embedding.dimensions = 8

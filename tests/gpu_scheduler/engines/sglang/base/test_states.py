@@ -17,7 +17,7 @@ LEGAL = [
 
 @pytest.mark.parametrize("state", list(EngineState))
 @pytest.mark.parametrize("command", ["load", "verify", "hibernate", "wake", "unload", "drain"])
-def test_each_command_is_taken_in_its_states_and_refused_with_the_state_in_all_others(
+def test_engine_command_is_taken_in_its_states_and_refused_with_the_state_in_others(
     command: str, state: EngineState
 ) -> None:
     if (command, state) in LEGAL:

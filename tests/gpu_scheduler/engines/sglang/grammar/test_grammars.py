@@ -139,7 +139,7 @@ async def test_answers_are_what_their_grammar_says_and_go_on_where_others_were_i
             await end.do(unload=engine_pb2.Unload())
 
 
-async def test_a_grammar_survives_that_its_request_is_retracted(
+async def test_grammar_of_a_retracted_request_holds_when_the_request_goes_on(
     tmp_path: Path, engines: Engines, folders: dict[str, Path]
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
@@ -166,7 +166,7 @@ async def test_a_grammar_survives_that_its_request_is_retracted(
 
 
 @pytest.mark.parametrize("moves", [False, True])
-async def test_what_waits_for_its_grammar_is_handed_back_as_it_came(
+async def test_request_waiting_for_its_grammar_is_handed_back_as_it_came(
     tmp_path: Path, engines: Engines, folders: dict[str, Path], moves: bool
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:

@@ -107,7 +107,7 @@ assert hooks_graphs.input_buffer(share, None, "input_embeds", embeds) is embeds 
 """
 
 
-def test_large_buffers_whose_values_nobody_needs_of_a_sleeping_model_are_in_memory_that_leaves(
+def test_graph_buffers_that_a_sleeping_model_does_not_need_are_in_memory_that_leaves(
     imported: Imported,
 ) -> None:
     imported.run(BUFFERS)
@@ -127,5 +127,5 @@ assert prepared == ["own", "beside"], prepared
 """
 
 
-def test_every_stream_that_a_graph_may_use_has_its_workspace_in_memory_that_comes_back(imported: Imported) -> None:
+def test_streams_that_a_graph_may_use_have_workspaces_in_memory_that_comes_back(imported: Imported) -> None:
     imported.run(STREAMS)

@@ -29,7 +29,7 @@ def seeds_of(info: Any) -> list[int] | None:
     return None if info.sampling_seed is None else info.sampling_seed.tolist()
 
 
-def test_a_batch_in_which_somebody_draws_carries_the_seeds_of_all() -> None:
+def test_batch_with_a_sampled_request_carries_the_seeds_of_all() -> None:
     assert seeds_of(made(5, 2**62, greedy=False)) == [5, 2**62]
     assert seeds_of(made(5, 6, greedy=True)) is None
 
@@ -44,7 +44,7 @@ def test_batches_are_merged_with_seeds_in_both_or_in_neither() -> None:
     assert seeds_of(first) is None and seeds_of(second) is None
 
 
-def test_tokens_are_drawn_by_seeds_within_limits_and_where_nobody_draws_by_sglang() -> None:
+def test_tokens_are_sampled_by_seeds_within_limits_and_greedy_batches_left_to_sglang() -> None:
     greedy, drawing = made(2, 3, greedy=True), made(2, 3, greedy=False)
     greedy.need_min_p_sampling = drawing.need_min_p_sampling = False
     probs, places = torch.full((2, 1000), 0.0008), torch.tensor([4, 4])

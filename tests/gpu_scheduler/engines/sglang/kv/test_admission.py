@@ -69,7 +69,7 @@ def adding(kv: ElasticKv, tree: Tree, spoken_for: int = 0) -> Any:
     )
 
 
-def test_what_is_free_is_used_without_asking_anybody() -> None:
+def test_step_that_fits_into_free_memory_asks_for_none() -> None:
     admission, kv, memory, tree = made(extents=2, limit=10)
     admission.before_allocation(tree, 20)
     assert memory.waits == [] and kv.available == 20
@@ -81,7 +81,7 @@ def test_growth_comes_before_eviction() -> None:
     assert tree.evictable_size() == 20 and kv.available >= 5 and memory.waits == [SOFT_S]
 
 
-def test_while_nobody_has_anything_older_own_prefixes_go_and_growth_is_waited_for_less_and_less() -> None:
+def test_own_prefixes_are_evicted_and_growth_is_waited_for_ever_less_while_it_is_refused() -> None:
     admission, kv, memory, tree = made(extents=20, limit=100, cached=190, there=20)
     clock = kv._clock
     assert isinstance(clock, Clock)
@@ -98,7 +98,7 @@ def test_while_nobody_has_anything_older_own_prefixes_go_and_growth_is_waited_fo
     assert gaps == [0.04, 0.08, 0.16, 0.32, 0.64, 1.28]
 
 
-def test_between_two_waits_prefixes_are_evicted_ahead_and_news_ends_that() -> None:
+def test_prefixes_are_evicted_ahead_between_waits_until_growth_may_succeed_again() -> None:
     admission, kv, memory, tree = made(extents=20, limit=100, cached=200, there=20)
     admission.before_allocation(tree, 5)
     assert tree.evictable_size() == 195 and memory.waits == [SOFT_S]
@@ -114,7 +114,7 @@ def test_between_two_waits_prefixes_are_evicted_ahead_and_news_ends_that() -> No
     assert tree.evictable_size() == 189 and memory.waits == [SOFT_S, SOFT_S] and kv.available >= 5
 
 
-def test_an_answer_that_is_not_there_yet_is_no_refusal() -> None:
+def test_growth_answer_that_is_yet_to_come_is_no_refusal() -> None:
     admission, kv, memory, tree = made(extents=2, limit=100, cached=20)
     memory.slow = True
     admission.asked = True
@@ -128,7 +128,7 @@ def test_an_answer_that_is_not_there_yet_is_no_refusal() -> None:
     assert tree.evictable_size() == 20 and memory.waits[-1] == SOFT_S
 
 
-def test_what_a_request_finds_cached_is_not_what_could_be_evicted_for_it() -> None:
+def test_cached_prefix_of_a_request_does_not_count_as_evictable_for_it() -> None:
     admission, kv, memory, tree = made(extents=10, limit=100, cached=100, there=10)
     request = asking(prompt=50, cached=80)
     admission.prefer_growth(adding(kv, tree), request, estimate_cap=20)
@@ -137,7 +137,7 @@ def test_what_a_request_finds_cached_is_not_what_could_be_evicted_for_it() -> No
     assert memory.instead[-1] == 0
 
 
-def test_a_step_that_own_prefixes_do_not_cover_waits_for_others_whatever_was_refused_before() -> None:
+def test_step_that_own_prefixes_do_not_cover_waits_for_memory_despite_a_refusal_before() -> None:
     admission, kv, memory, tree = made(extents=2, limit=100, cached=20, there=2)
     admission.before_allocation(tree, 5)
     kv.envelopes.take(5)
@@ -148,13 +148,13 @@ def test_a_step_that_own_prefixes_do_not_cover_waits_for_others_whatever_was_ref
     assert memory.waits == [SOFT_S, HARD_S]
 
 
-def test_only_what_is_missing_is_evicted_when_nothing_can_grow() -> None:
+def test_eviction_where_nothing_can_grow_frees_only_what_is_missing() -> None:
     admission, kv, _, tree = made(extents=2, limit=2, cached=16)
     admission.before_allocation(tree, 9)
     assert kv.available == 9 and tree.evictable_size() == 11
 
 
-def test_between_two_steps_a_little_of_much_is_evicted_for_the_next_ones_and_they_wait_for_nothing() -> None:
+def test_eviction_ahead_frees_a_small_share_for_the_next_steps_which_then_do_not_wait() -> None:
     admission, kv, memory, tree = made(extents=40, limit=40, cached=390)
     admission.before_allocation(tree, 11)
     assert tree.evictable_size() == 389
@@ -167,7 +167,7 @@ def test_between_two_steps_a_little_of_much_is_evicted_for_the_next_ones_and_the
     assert tree.evictable_size() == 377 and memory.waits == []
 
 
-def test_nothing_is_evicted_ahead_while_memory_can_grow() -> None:
+def test_eviction_ahead_does_nothing_while_memory_can_grow() -> None:
     admission, kv, _, tree = made(extents=40, limit=41, cached=390)
     admission.before_allocation(tree, 20)
     kv.envelopes.take(kv.available)
@@ -176,7 +176,7 @@ def test_nothing_is_evicted_ahead_while_memory_can_grow() -> None:
     assert tree.evictable_size() == 390
 
 
-def test_what_is_on_its_way_from_the_device_is_not_evicted_for_again() -> None:
+def test_eviction_ahead_counts_memory_that_is_leaving_the_device_already() -> None:
     admission, kv, _, tree = made(extents=40, limit=40, cached=400)
     admission.before_allocation(tree, 12)
     kv.envelopes.take(12)
@@ -185,7 +185,7 @@ def test_what_is_on_its_way_from_the_device_is_not_evicted_for_again() -> None:
     assert tree.evictable_size() == 388
 
 
-def test_small_steps_make_a_large_one_forgotten() -> None:
+def test_eviction_ahead_forgets_a_large_step_after_small_ones() -> None:
     admission, kv, _, tree = made(extents=40, limit=40, cached=380)
     admission.before_allocation(tree, 20)
     kv.envelopes.take(18)
@@ -195,7 +195,7 @@ def test_small_steps_make_a_large_one_forgotten() -> None:
     assert tree.evictable_size() == 380
 
 
-def test_what_an_engine_evicted_for_itself_is_not_given_back_for_a_while() -> None:
+def test_memory_that_an_engine_evicted_for_itself_is_not_given_back_for_a_while() -> None:
     admission, kv, _, tree = made(extents=40, limit=40, cached=400)
     assert not admission.evicts(NOW)
     admission.before_allocation(tree, 12)
@@ -204,7 +204,7 @@ def test_what_an_engine_evicted_for_itself_is_not_given_back_for_a_while() -> No
     assert admission.evicts(NOW + 0.9) and not admission.evicts(NOW + 1.1)
 
 
-def test_a_decode_that_would_be_retracted_waits_longer() -> None:
+def test_decode_step_that_would_retract_a_request_waits_longer_for_memory() -> None:
     admission, _, memory, tree = made(extents=1, limit=5)
     tree.slots = None
     admission._kv.envelopes.take(10)
@@ -212,7 +212,7 @@ def test_a_decode_that_would_be_retracted_waits_longer() -> None:
     assert memory.waits == [HARD_S]
 
 
-def test_the_next_chunk_fits_when_it_can_be_freed_or_grown_and_is_refused_otherwise() -> None:
+def test_next_chunk_fits_when_it_can_be_freed_or_grown_and_is_refused_otherwise() -> None:
     admission, _, _, tree = made(extents=3, limit=3, cached=20)
     assert admission.fits(tree, 30) and not admission.refused
     assert not admission.fits(tree, 31) and admission.refused
@@ -220,7 +220,7 @@ def test_the_next_chunk_fits_when_it_can_be_freed_or_grown_and_is_refused_otherw
     assert admission.fits(tree, 80)
 
 
-def test_a_refused_request_gets_what_the_adder_lacks_without_waiting() -> None:
+def test_refused_request_gets_its_missing_memory_without_waiting() -> None:
     admission, kv, memory, tree = made(extents=1, limit=20, cached=5)
     adder = adding(kv, tree, spoken_for=12)
     request = asking(prompt=40, cached=5)
@@ -236,7 +236,7 @@ def test_a_request_beyond_the_limit_is_remembered_as_refused() -> None:
     assert admission.refused
 
 
-def test_memory_for_a_request_is_preferred_to_evicting_for_it() -> None:
+def test_growth_for_a_request_is_preferred_to_eviction() -> None:
     admission, kv, memory, tree = made(extents=1, limit=20, cached=10)
     admission.prefer_growth(adding(kv, tree, spoken_for=6), asking(prompt=30, max_new=500), estimate_cap=20)
     assert kv.available >= 30 + 20 + 1 + 6 and memory.waits == [SOFT_S]
@@ -260,7 +260,7 @@ def half(prompt: int, computed: int) -> Any:
     return SimpleNamespace(full_untruncated_fill_ids=[0] * prompt, extend_range=SimpleNamespace(end=computed))
 
 
-def test_memory_for_the_prompts_of_the_next_step_is_asked_for_at_once_and_waited_for_only_if_none_was_before() -> None:
+def test_memory_for_the_prompts_of_the_next_step_is_waited_for_only_if_no_step_was_before() -> None:
     admission, kv, memory, tree = made(extents=0, limit=100)
     behind = [waiting(60, cached=1000), waiting(60), waiting(200)]
     ahead(admission, tree, behind, most=100)
@@ -273,7 +273,7 @@ def test_memory_for_the_prompts_of_the_next_step_is_asked_for_at_once_and_waited
     assert kv.available == 210 and set(memory.waits) == {0.0}, "behind a step"
 
 
-def test_memory_is_asked_ahead_beside_what_those_that_run_go_on_to_need() -> None:
+def test_memory_asked_ahead_includes_what_running_requests_go_on_to_need() -> None:
     admission, kv, _, tree = made(extents=1, limit=50)
     ahead(
         admission, tree, [waiting(10)], 26, half(40, 15), [asking(prompt=30, max_new=8), asking(prompt=9, max_new=50)]
@@ -281,19 +281,19 @@ def test_memory_is_asked_ahead_beside_what_those_that_run_go_on_to_need() -> Non
     assert kv.available == 60, "4 + 10 for outputs, 25 of the half one, 10 + 3 + 1 of the next"
 
 
-def test_of_a_prompt_that_takes_many_steps_the_next_one_is_asked_for() -> None:
+def test_memory_asked_ahead_for_a_prompt_of_many_steps_covers_the_next_step() -> None:
     admission, kv, _, tree = made(extents=0, limit=500)
     ahead(admission, tree, [waiting(10)], most=100, chunked=half(4000, 100))
     assert kv.available == 110
 
 
-def test_only_the_first_ones_of_many_are_looked_at() -> None:
+def test_memory_asked_ahead_counts_only_the_first_of_many_waiting_requests() -> None:
     admission, kv, _, tree = made(extents=0, limit=500)
     ahead(admission, tree, [waiting(0, cached=500) for _ in range(100)], most=100)
     assert kv.available == 40, "8 times 3 + 1 and one, in whole extents"
 
 
-def test_nothing_is_asked_ahead_where_nothing_waits_or_nothing_could_come() -> None:
+def test_memory_is_not_asked_ahead_where_nothing_waits_or_none_could_come() -> None:
     admission, kv, memory, tree = made(extents=1, limit=1)
     ahead(admission, tree, [], most=100)
     assert not admission.asked
@@ -313,7 +313,7 @@ def over_edges(*extents: int) -> tuple[Admission, ElasticKv, ScriptedRange, Tree
     return Admission(kv, SOFT_S, HARD_S, lambda tree, tokens: tree.evict(tokens)), kv, memory, tree
 
 
-def test_what_would_fit_into_the_extents_if_they_were_in_a_row_gets_them_in_a_row() -> None:
+def test_prefixes_over_extent_edges_are_evicted_where_a_refused_request_then_fits() -> None:
     admission, kv, memory, tree = over_edges(0, 1, 2, 10, 13, 16)
     assert tree.evictable_size() == 4 and kv.in_a_row == 7
     assert not admission.make_room(adding(kv, tree), asking(prompt=4, max_new=1), estimate_cap=100)
@@ -321,7 +321,7 @@ def test_what_would_fit_into_the_extents_if_they_were_in_a_row_gets_them_in_a_ro
     assert kv.grow(7, 0.0) and memory.owned == set(range(6))
 
 
-def test_nothing_is_evicted_for_what_would_not_fit_in_a_row_either_or_fits_already() -> None:
+def test_prefixes_over_extent_edges_stay_where_a_request_fits_already_or_never_would() -> None:
     for prompt in (1, 6):
         admission, kv, _, tree = over_edges(0, 1, 2, 10, 13, 16)
         admission.make_room(adding(kv, tree), asking(prompt=prompt, max_new=1), estimate_cap=100)
@@ -330,19 +330,19 @@ def test_nothing_is_evicted_for_what_would_not_fit_in_a_row_either_or_fits_alrea
     assert not admission.start_over(tree), "nobody was refused"
 
 
-def test_an_idle_engine_waits_longer_for_what_comes_from_elsewhere_than_one_whose_requests_wait() -> None:
+def test_idle_engine_waits_longer_for_room_for_incoming_kv_than_a_busy_one() -> None:
     for idle in (False, True):
         admission, _, memory, tree = made(extents=1, limit=20)
         assert admission.room_beside(tree, 100, 0, idle=idle) == 100
         assert (memory.waits[0] > HARD_S) is idle
 
 
-def test_of_what_comes_from_elsewhere_as_much_is_taken_as_there_is_room_for() -> None:
+def test_incoming_kv_is_taken_as_far_as_there_is_room() -> None:
     admission, _, _, tree = made(extents=1, limit=20, there=5)
     assert admission.room_beside(tree, 100, 0, idle=True) == 50
 
 
-def test_room_is_grown_for_what_requests_that_come_have_yet_to_say_and_kv_that_is_there_goes_first() -> None:
+def test_room_for_incoming_requests_grows_for_their_outputs_too_and_their_kv_comes_first() -> None:
     admission, kv, _, tree = made(extents=1, limit=20)
     assert admission.room_beside(tree, 100, 60, idle=True) == 100
     assert kv.available == 160

@@ -63,7 +63,7 @@ def test_prefixes_are_moved_together_and_hold_what_they_held(page_size: int, see
     assert live == set(kv.envelopes.all_live().tolist())
 
 
-def test_what_is_close_together_is_left_alone() -> None:
+def test_compaction_leaves_pages_alone_that_are_close_together() -> None:
     kv, tree, _ = world(1, 0)
     while compaction.compact(tree, kv):
         pass
@@ -73,7 +73,7 @@ def test_what_is_close_together_is_left_alone() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("seed", range(5))
-def test_what_runs_moves_with_all_that_knows_where_it_lies(page_size: int, seed: int) -> None:
+def test_pages_of_running_requests_move_with_every_reference_to_them(page_size: int, seed: int) -> None:
     kv, tree, held = world(page_size, seed)
     nodes = list(held.values())
     width = 5 * page_size
@@ -110,7 +110,7 @@ def test_what_runs_moves_with_all_that_knows_where_it_lies(page_size: int, seed:
     assert set(table[-1].tolist()) == {7 * page_size}, "nobody's row"
 
 
-def test_no_more_leaves_than_finds_a_place() -> None:
+def test_compaction_vacates_only_extents_whose_pages_find_a_place() -> None:
     kv, tree, held = world(1, 0)
     table = torch.zeros((len(held) + 1, 5), dtype=torch.int32)
     for row, (_, slots, _, _) in enumerate(held.values(), start=1):

@@ -16,7 +16,7 @@ def made(
     return ElasticKv(memory, envelope, count, clock), memory, clock
 
 
-def test_growth_makes_what_was_asked_available_and_no_promise_beyond() -> None:
+def test_growth_makes_the_slots_asked_for_available_and_no_more_than_are_mapped() -> None:
     kv, memory, _ = made()
     assert kv.available == 0
     assert kv.grow(13, wait_s=0.0)
@@ -30,7 +30,7 @@ def test_growth_past_the_limit_keeps_what_came_and_says_so() -> None:
     assert len(memory.owned) == 2 and kv.available == 12
 
 
-def test_after_balloond_had_nothing_growth_does_not_wait_for_a_moment() -> None:
+def test_growth_that_balloond_refused_does_not_wait_again_for_a_moment() -> None:
     kv, memory, clock = made(limit=5)
     memory.there = 0  # the limit allows it, the device has nothing
     assert not kv.grow(1, wait_s=0.05) and not kv.grow(1, wait_s=0.05)
@@ -41,7 +41,7 @@ def test_after_balloond_had_nothing_growth_does_not_wait_for_a_moment() -> None:
     assert memory.waits == [0.05, 0.0, 0.05, 0.05]
 
 
-def test_the_dummy_is_held_and_neither_used_nor_available() -> None:
+def test_dummy_envelope_is_held_and_neither_used_nor_available() -> None:
     kv, memory, _ = made(envelope=100)  # over two extents
     kv.hold_dummy(wait_s=1.0)
     assert kv.has_dummy and {0, 1} <= memory.owned
@@ -51,7 +51,7 @@ def test_the_dummy_is_held_and_neither_used_nor_available() -> None:
     assert kv.envelopes.live == 1
 
 
-def test_without_memory_for_the_dummy_nothing_stays_held() -> None:
+def test_dummy_envelope_that_finds_no_memory_leaves_nothing_held() -> None:
     kv, memory, _ = made(envelope=100, limit=1)
     with pytest.raises(NoMemory, match="first envelope"):
         kv.hold_dummy(wait_s=0.5)

@@ -106,7 +106,7 @@ def test_an_extent_that_a_running_request_touches_is_left_alone(envelopes: Envel
     assert tree.cached() == [0, 1, 2, 3, 4, 5]
 
 
-def test_no_more_is_evicted_than_the_extents_asked_for_need(envelopes: Envelopes) -> None:
+def test_eviction_takes_no_more_than_the_extents_asked_for_need(envelopes: Envelopes) -> None:
     tree = Tree()
     only(envelopes, range(0, 16))
     for start in range(0, 16, 4):
@@ -128,7 +128,7 @@ def test_extents_that_leave_together_are_emptied_together(envelopes: Envelopes) 
     assert tree.cached() == list(range(0, 8)) and {2, 3} <= set(envelopes.empties())
 
 
-def test_pages_of_several_tokens_are_cut_at_whole_pages(envelopes: Envelopes) -> None:
+def test_prefix_in_pages_of_several_tokens_is_cut_at_whole_pages(envelopes: Envelopes) -> None:
     """Two tokens to an envelope: extent 1 holds the tokens 8 to 15."""
     tree = Tree()
     only(envelopes, range(0, 8))
@@ -146,7 +146,7 @@ def test_straddling_slots_count_on_every_extent_that_they_touch() -> None:
     assert eviction.on_any(envelopes, np.arange(8), doomed).tolist() == [1, 2, 3]
 
 
-def test_cached_bytes_are_told_by_doubling_age(envelopes: Envelopes) -> None:
+def test_cached_bytes_are_counted_by_doubling_age(envelopes: Envelopes) -> None:
     tree = Tree()
     for used_at, slots in ((99.5, [0]), (97.0, [1, 2]), (90.0, [3]), (50.0, [4, 5, 6])):
         Node(tree.root_node, slots, used_at=used_at)

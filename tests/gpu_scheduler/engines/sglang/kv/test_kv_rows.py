@@ -20,7 +20,7 @@ def made(page_size: int) -> tuple[torch.Tensor, Rows]:
     return flat, Rows(flat, LAYERS, page_size, HEADS * DIM)
 
 
-def test_what_is_stored_by_rows_is_read_by_the_views_of_pages(page_size: int) -> None:
+def test_keys_and_values_stored_by_rows_are_read_by_the_views_of_pages(page_size: int) -> None:
     flat, rows = made(page_size)
     pages = flat.view(PAGES, LAYERS, 2, page_size, HEADS, DIM)  # as SGLang's attention reads them
     loc = torch.randperm(PAGES * page_size)
@@ -44,7 +44,7 @@ def test_rows_of_all_layers_end_where_the_range_ends(page_size: int) -> None:
     assert v_rows[last].data_ptr() == flat[-HEADS * DIM :].data_ptr()
 
 
-def test_each_step_computes_its_rows_anew_and_keeps_none_behind_its_last_layer(page_size: int) -> None:
+def test_kv_rows_are_computed_anew_in_each_step_and_dropped_behind_its_last_layer(page_size: int) -> None:
     _, rows = made(page_size)
     loc = torch.arange(4)
     first = rows.of_step(0, loc)
@@ -55,7 +55,7 @@ def test_each_step_computes_its_rows_anew_and_keeps_none_behind_its_last_layer(p
     assert rows._step is None
 
 
-def test_a_step_of_another_size_that_begins_behind_the_first_layer_does_not_use_the_last_ones_rows() -> None:
+def test_kv_rows_of_the_last_step_are_not_used_by_a_step_of_another_size() -> None:
     _, rows = made(16)
     rows.of_step(0, torch.arange(4))
     assert torch.equal(rows.of_step(1, torch.arange(6)), rows.of_tokens(torch.arange(6)))

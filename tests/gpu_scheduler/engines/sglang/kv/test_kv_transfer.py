@@ -119,7 +119,7 @@ async def go_on(end: EngineEnd, name: str, prompt: list[int], so_far: list[int])
     return [*so_far, *answer.tokens]
 
 
-async def test_what_runs_goes_on_elsewhere_from_its_own_kv(
+async def test_running_requests_moved_with_their_kv_go_on_and_compute_only_the_last_page(
     tmp_path: Path,
     engines: Engines,
     models: dict[str, Path],
@@ -144,7 +144,7 @@ async def test_what_runs_goes_on_elsewhere_from_its_own_kv(
         await both.source.do(unload=engine_pb2.Unload())
 
 
-async def test_what_came_while_requests_ran_need_not_come_again(
+async def test_kv_copied_while_requests_ran_need_not_be_copied_again(
     tmp_path: Path,
     engines: Engines,
     models: dict[str, Path],
@@ -169,7 +169,7 @@ async def test_what_came_while_requests_ran_need_not_come_again(
                 assert await go_on(both.target, f"m{i}", prompt, left.tokens) == said["qwen"][i]
 
 
-async def test_what_was_said_comes_while_requests_run_as_their_prompts_do(
+async def test_kv_of_generated_tokens_is_copied_while_requests_run_like_that_of_prompts(
     tmp_path: Path,
     engines: Engines,
     models: dict[str, Path],
@@ -195,7 +195,7 @@ async def test_what_was_said_comes_while_requests_run_as_their_prompts_do(
                 assert left.tokens == said["qwen"][i]
 
 
-async def test_room_for_what_requests_have_yet_to_say_waits_for_them_and_not_for_ever(
+async def test_room_for_outputs_of_moved_requests_is_kept_for_them_and_not_for_ever(
     tmp_path: Path, engines: Engines, models: dict[str, Path], prompts: list[list[int]], motion: Motion
 ) -> None:
     async with pair(tmp_path, engines, models["qwen"]) as both:
@@ -220,7 +220,7 @@ def nbytes_of(places: engine_pb2.KvPlaces) -> int:
     return sum(piece.bytes for one in places.sequences for piece in one.pieces)
 
 
-async def test_nothing_is_lost_and_nothing_new_starts_while_kv_is_on_its_way(
+async def test_kv_on_its_way_loses_no_request_and_no_new_one_starts_meanwhile(
     tmp_path: Path,
     engines: Engines,
     models: dict[str, Path],
@@ -253,7 +253,7 @@ async def test_nothing_is_lost_and_nothing_new_starts_while_kv_is_on_its_way(
             assert await go_on(both.target, f"m{i}", prompts[i], left.tokens) == said["qwen"][i]
 
 
-async def test_a_move_that_fails_leaves_room_and_requests_that_begin_again(
+async def test_failed_kv_move_frees_its_room_and_its_requests_begin_again(
     tmp_path: Path,
     engines: Engines,
     models: dict[str, Path],
@@ -284,7 +284,7 @@ async def test_a_move_that_fails_leaves_room_and_requests_that_begin_again(
         await both.target.do(hibernate=engine_pb2.Hibernate())
 
 
-async def test_an_engine_with_other_pages_takes_nothing(
+async def test_kv_import_into_an_engine_with_other_pages_is_refused(
     tmp_path: Path, engines: Engines, models: dict[str, Path], prompts: list[list[int]]
 ) -> None:
     async with pair(tmp_path, engines, models["qwen"], page_size=8) as both:

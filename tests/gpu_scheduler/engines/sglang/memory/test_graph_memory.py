@@ -47,7 +47,7 @@ def called(source):
     return malloc(at[0]), free(at[1])
 
 
-def test_memory_comes_from_the_range_and_goes_back(source):
+def test_graph_memory_comes_from_the_range_and_goes_back(source):
     malloc, free = called(source)
     first, second = malloc(MIB, 0, None), malloc(MIB, 0, None)
     assert (first, second) == (source.pieces.address, source.pieces.address + MIB)
@@ -55,13 +55,13 @@ def test_memory_comes_from_the_range_and_goes_back(source):
     assert source.pieces.out == {second: MIB}
 
 
-def test_what_is_refused_is_null(source):
+def test_graph_memory_that_is_refused_is_null(source):
     malloc, _ = called(source)
     assert malloc(3 * MIB, 0, None) is None
     assert malloc(MIB, 0, None) is not None
 
 
-def test_without_a_model_there_is_no_memory_and_what_comes_back_late_is_ignored(source):
+def test_graph_memory_without_a_model_is_refused_and_late_frees_are_ignored(source):
     malloc, free = called(source)
     address = malloc(MIB, 0, None)
     pieces, source.pieces = source.pieces, None
@@ -72,12 +72,12 @@ def test_without_a_model_there_is_no_memory_and_what_comes_back_late_is_ignored(
     assert pieces.out == {address: MIB}
 
 
-def test_neighbours_are_copied_as_one():
+def test_adjacent_blocks_are_copied_as_one():
     assert joined([(512, 512), (0, 512), (2048, 8), (1024, 512)]) == [(0, 1536), (2048, 8)]
     assert joined([]) == []
 
 
-def test_what_is_in_use_keeps_its_value_unless_it_is_scratch_or_free():
+def test_blocks_in_use_keep_their_values_unless_they_are_scratch_or_free():
     def segment(pool, address, *states):
         blocks = [{"size": 512, "state": state} for state in states]
         return {"address": address, "total_size": 512 * len(blocks), "blocks": blocks, **pool}
@@ -105,7 +105,7 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_stream_is_prepared_for_products_with_a_bias_too_which_have_a_workspace_of_their_own(monkeypatch):
+def test_stream_is_prepared_for_products_with_and_without_a_bias(monkeypatch):
     memory = GraphMemory.__new__(GraphMemory)
     memory._device = torch.device("cpu")
     products = Products()

@@ -33,7 +33,7 @@ class Driver:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_only_an_engine_of_one_rank_may_grow_in_large_extents(ranks):
+def test_kv_range_of_one_rank_may_grow_in_large_extents_and_of_several_ranks_not(ranks):
     """Where one rank got large extents and another none, they would empty different ones."""
     driver = Driver()
     kv = ModelMemory(driver, Ranks(ranks)).open_kv(8 * 4096)
@@ -66,7 +66,7 @@ class OneRefused(Ranks):
         return [mine, ([0, 1, 2], False)] if isinstance(mine, tuple) else [mine] * self.size
 
 
-def test_what_one_rank_was_refused_all_were_and_each_says_what_it_could_evict():
+def test_growth_refused_to_one_rank_is_refused_to_all_and_each_states_what_it_could_evict():
     own = Refusing()
     shared = SharedRange(own, OneRefused(2), lambda: 9 * own.extent_bytes)
     assert shared.acquire(3, instead_bytes=4096) == [0, 1] == own.taken

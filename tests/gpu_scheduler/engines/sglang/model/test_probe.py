@@ -55,7 +55,7 @@ def test_a_probe_that_cannot_run_says_why() -> None:
 
 
 @pytest.mark.parametrize("context_tokens", [2048, 134, 20])
-def test_others_go_on_where_the_one_that_counts_ended_one_alone_and_then_some_together(context_tokens: int) -> None:
+def test_probe_runs_one_and_then_several_warm_up_requests_behind_the_measured_one(context_tokens: int) -> None:
     clock = Clock()
     probe = Probe(vocab_size=1000, context_tokens=context_tokens, together=3, clock=clock)
     stages = []
@@ -75,7 +75,7 @@ def test_others_go_on_where_the_one_that_counts_ended_one_alone_and_then_some_to
     assert probe.trace.prefill_tokens_per_s == pytest.approx(len(stages[1][0].token_ids) / 0.5)
 
 
-def test_what_only_warms_up_may_fail() -> None:
+def test_probe_request_that_only_warms_up_may_fail() -> None:
     probe = Probe(vocab_size=1000, context_tokens=2048, together=3)
     for _ in range(2):
         probe.next_requests()
@@ -86,7 +86,7 @@ def test_what_only_warms_up_may_fail() -> None:
     assert probe.finished and not probe.problem and probe.next_requests() == []
 
 
-def test_embeddings_are_measured_by_their_prompt_alone() -> None:
+def test_probe_of_an_embedding_model_measures_the_prompt_alone() -> None:
     clock = Clock()
     probe = Probe(vocab_size=1000, context_tokens=2048, embeds=True, clock=clock)
     for _ in range(2):

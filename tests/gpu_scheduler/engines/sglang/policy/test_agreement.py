@@ -17,7 +17,7 @@ offers = st.lists(st.sets(st.integers(0, 60)), min_size=1, max_size=4)
 
 
 @given(ranks)
-def test_what_holds_is_what_every_rank_can_keep_to(told):
+def test_agreement_of_ranks_is_what_every_rank_can_keep_to(told):
     agreed = agree(told)
     for one in told:
         assert one.limit is None or (agreed.limit is not None and agreed.limit <= one.limit)
@@ -28,7 +28,7 @@ def test_what_holds_is_what_every_rank_can_keep_to(told):
 
 
 @given(ranks)
-def test_nothing_is_agreed_that_no_rank_told(told):
+def test_agreement_of_ranks_has_only_values_that_a_rank_reported(told):
     agreed = agree(told)
     assert agreed.limit in {one.limit for one in told}
     assert agreed.arrived in {one.arrived for one in told}
@@ -37,13 +37,13 @@ def test_nothing_is_agreed_that_no_rank_told(told):
 
 
 @given(ranks, st.randoms(use_true_random=False))
-def test_no_rank_counts_more_than_another(told, random):
+def test_agreement_of_ranks_does_not_depend_on_their_order(told, random):
     shuffled = list(told)
     random.shuffle(shuffled)
     assert agree(shuffled) == agree(told)
 
 
-def test_one_rank_agrees_with_itself():
+def test_agreement_of_one_rank_is_its_own_facts():
     assert agree([RankFacts(True, 5, 100, 3)]) == StepAgreement(True, 5, 100, 3)
 
 
@@ -62,7 +62,7 @@ def test_growth_takes_only_what_every_rank_offers_and_no_more_than_is_wanted(off
 
 
 @given(offers, st.integers(0, 70))
-def test_the_lowest_addresses_are_taken(offered, count):
+def test_growth_takes_the_lowest_extents_that_every_rank_offers(offered, count):
     taken = common([sorted(offer) for offer in offered], count)
     left = set.intersection(*offered) - set(taken)
     assert not left or not taken or max(taken) < min(left)

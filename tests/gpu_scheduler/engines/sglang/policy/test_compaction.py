@@ -111,7 +111,9 @@ def test_the_sparsest_extents_are_emptied_until_the_ratio_is_met_or_the_next_doe
     st.data(),
     RATIOS,
 )
-def test_where_nothing_straddles_no_fewer_moves_would_do(bits: list[int], data: st.DataObject, ratio: float) -> None:
+def test_compaction_without_straddling_envelopes_makes_the_fewest_moves(
+    bits: list[int], data: st.DataObject, ratio: float
+) -> None:
     live = [4 * extent + place for extent, mask in enumerate(bits) for place in range(4) if mask >> place & 1]
     held = [extent for extent, mask in enumerate(bits) if mask or data.draw(st.booleans())]
     envelopes = made(4, 16, 4 * len(bits), held, live)
@@ -147,14 +149,14 @@ def test_extents_that_leave_together_are_emptied_together() -> None:
     assert len(begun_units(envelopes, units)) == 55 <= 1.15 * envelopes.live * 4 / 16
 
 
-def test_destinations_are_on_the_fullest_extents() -> None:
+def test_compaction_moves_envelopes_to_the_fullest_extents() -> None:
     live = [0, 4, 5, 8, 9, 10]  # One, two and three of four.
     envelopes = made(4, 16, 12, range(3), live)
     sources, destinations = compaction.moves(envelopes, 4 / 3, alone(envelopes))
     assert sources.tolist() == [0] and destinations.tolist() == [11]
 
 
-def test_nothing_live_needs_no_move() -> None:
+def test_compaction_of_a_pool_without_live_envelopes_needs_no_move() -> None:
     envelopes = made(4, 16, 12, range(3), [])
     sources, destinations = compaction.moves(envelopes, 1.15, alone(envelopes))
     assert len(sources) == len(destinations) == 0

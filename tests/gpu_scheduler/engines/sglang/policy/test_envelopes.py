@@ -124,7 +124,7 @@ TestAgainstSets.settings = settings(max_examples=80, stateful_step_count=30)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_in_a_large_pool_too_the_lowest_are_taken(seed: int) -> None:
+def test_lowest_free_envelopes_are_taken_in_a_large_pool_too(seed: int) -> None:
     chance = np.random.default_rng(seed)
     envelopes = Envelopes(envelope_bytes=7, extent_bytes=32, count=20_000)
     envelopes.hold(range(envelopes.n_extents))
@@ -140,7 +140,7 @@ def test_in_a_large_pool_too_the_lowest_are_taken(seed: int) -> None:
     envelopes.audit()
 
 
-def test_the_highest_extents_empty() -> None:
+def test_highest_extents_become_empty_as_envelopes_are_given_back() -> None:
     envelopes = Envelopes(envelope_bytes=4, extent_bytes=16, count=16)
     envelopes.hold(range(4))
     first, second = envelopes.take(6), envelopes.take(6)
@@ -151,7 +151,7 @@ def test_the_highest_extents_empty() -> None:
     assert envelopes.empties() == [1, 2, 3]
 
 
-def test_what_lies_on_an_extent_that_was_given_up_is_not_taken() -> None:
+def test_envelopes_on_an_extent_that_was_given_up_are_not_taken() -> None:
     envelopes = Envelopes(envelope_bytes=4, extent_bytes=16, count=12)
     envelopes.hold([0, 1, 2])
     taken = envelopes.take(1)
@@ -230,7 +230,7 @@ def test_a_straddling_envelope_needs_both_extents_and_keeps_both() -> None:
     assert envelopes.empties() == [0, 1]
 
 
-def test_freeing_twice_is_refused() -> None:
+def test_envelope_freed_twice_is_refused() -> None:
     envelopes = Envelopes(envelope_bytes=4, extent_bytes=16, count=4)
     envelopes.hold([0])
     taken = envelopes.take(2)
@@ -245,7 +245,7 @@ def test_freeing_twice_is_refused() -> None:
     [([0, 1], [8], "pairs"), ([0, 0], [8, 9], "pairs"), ([0, 1], [8, 8], "pairs"), ([0], [1], "available")]
     + [([8], [9], "live"), ([0], [12], "available")],
 )
-def test_a_move_that_makes_no_sense_is_refused_and_nothing_changes(
+def test_invalid_move_of_envelopes_is_refused_and_nothing_changes(
     sources: list[int], destinations: list[int], why: str
 ) -> None:
     envelopes = Envelopes(envelope_bytes=4, extent_bytes=16, count=16)
@@ -267,7 +267,7 @@ def test_a_move_that_makes_no_sense_is_refused_and_nothing_changes(
     wanted=st.integers(0, 8),
     together=st.sampled_from([1, 1, 2, 3]),
 )
-def test_only_units_of_cached_pieces_alone_are_chosen_oldest_and_deepest_first(
+def test_eviction_picks_extents_of_cached_pieces_alone_oldest_and_deepest_first(
     n: int, pieces: list[tuple[float, int, list[int]]], running: list[int], wanted: int, together: int
 ) -> None:
     """The first `together` extents leave together, the others alone."""

@@ -30,7 +30,7 @@ def of_dtype(dtype: str) -> set[jit.JitModule]:
         (LLAMA | {"hidden_size": "wide"}, 1, set()),
     ],
 )
-def test_what_a_model_needs(config, ranks, more):
+def test_jit_modules_of_a_config_are_those_of_its_shape(config, ranks, more):
     assert jit.needed(config, ranks) == of_dtype("bfloat16") | more
 
 
@@ -58,7 +58,7 @@ def test_quantised_weights_of_a_mixture_need_the_module_for_experts_too():
     assert {module.path.rpartition(".")[2] for module in more} == {"moe_wna16_marlin"}
 
 
-def test_what_config_does_not_say_is_left_to_engines():
+def test_jit_modules_that_the_config_does_not_determine_are_left_to_engines():
     assert jit.needed({}, 1) == jit.needed(LLAMA | {"torch_dtype": "float32"}, 1) == ALWAYS
     assert jit.needed(LLAMA | {"dtype": "float16", "torch_dtype": "float32"}, 1) > of_dtype("float16")
     assert jit.needed({"dtype": "bfloat16"}, 1) == of_dtype("bfloat16")
@@ -68,7 +68,7 @@ QUANTISED = [LLAMA | {"quantization_config": {"quant_method": method}, "num_expe
 
 
 @pytest.mark.parametrize("module", sorted(set().union(*(jit.needed(each, 1) for each in QUANTISED))), ids=str)
-def test_sglang_has_it_with_these_parameters(module):
+def test_jit_module_exists_in_sglang_with_these_parameters(module):
     path = sglang_folder().joinpath(*module.path.split(".")[1:]).with_suffix(".py")
     parameters = functions(path.read_text())[module.function].args.args
     kinds = [ast.unparse(each.annotation) for each in parameters]

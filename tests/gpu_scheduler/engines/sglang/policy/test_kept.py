@@ -1,7 +1,7 @@
 from gpu_scheduler.engines.sglang.policy.kept import BoundedCache
 
 
-def test_what_was_not_asked_for_the_longest_leaves_first() -> None:
+def test_bounded_cache_drops_the_least_recently_used_entry_first() -> None:
     kept: BoundedCache[str, int] = BoundedCache(10)
     kept.put("a", 1, 4)
     kept.put("b", 2, 4)
@@ -11,7 +11,7 @@ def test_what_was_not_asked_for_the_longest_leaves_first() -> None:
     assert (len(kept), kept.nbytes) == (2, 8)
 
 
-def test_one_that_is_too_large_is_kept_alone() -> None:
+def test_bounded_cache_keeps_an_entry_larger_than_its_bound_alone() -> None:
     kept: BoundedCache[str, int] = BoundedCache(10)
     kept.put("a", 1, 4)
     kept.put("b", 2, 40)
@@ -20,7 +20,7 @@ def test_one_that_is_too_large_is_kept_alone() -> None:
     assert (kept.get("b"), kept.nbytes) == (None, 4)
 
 
-def test_the_same_key_counts_once_and_nothing_is_left_of_what_is_cleared() -> None:
+def test_bounded_cache_counts_a_key_once_and_nothing_once_cleared() -> None:
     kept: BoundedCache[str, int] = BoundedCache(10)
     kept.put("a", 1, 4)
     kept.put("a", 2, 5)

@@ -13,7 +13,7 @@ layouts = st.builds(BlockLayout, st.integers(1, 40), st.sampled_from([1, 7, 16, 
 
 
 @given(layouts)
-def test_all_that_is_said_agrees_with_the_bytes(layout: BlockLayout) -> None:
+def test_block_layout_agrees_with_a_count_of_every_byte(layout: BlockLayout) -> None:
     touching: dict[int, list[int]] = {extent: [] for extent in range(layout.n_extents)}
     for envelope in range(layout.total):
         start = envelope * layout.envelope_bytes
@@ -31,7 +31,7 @@ def test_all_that_is_said_agrees_with_the_bytes(layout: BlockLayout) -> None:
 
 
 @given(layouts, st.data())
-def test_what_touches_several_extents_is_named_once(layout: BlockLayout, data: st.DataObject) -> None:
+def test_envelopes_touching_several_given_extents_are_named_once(layout: BlockLayout, data: st.DataObject) -> None:
     extents = data.draw(st.lists(st.integers(0, layout.n_extents - 1)))
     expected = {e for e in range(layout.total) if set(layout.extents_of(e)) & set(extents)}
     assert layout.touching(np.array(extents, dtype=np.int64)).tolist() == sorted(expected)

@@ -7,16 +7,16 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 
-def test_what_the_catalogue_states_is_booked_if_it_is_enough():
+def test_quota_stated_in_the_catalogue_is_booked_if_it_is_enough():
     assert booked("m", 2 * GIB, 3 * GIB) == 3 * GIB
     assert booked("m", 2 * GIB, 2 * GIB) == 2 * GIB
 
 
-def test_where_it_states_nothing_what_was_taken_is_booked_and_some_more():
+def test_quota_not_stated_is_booked_as_measured_and_some_more():
     assert booked("m", 2 * GIB, 0) == 2 * GIB + SPARE_BYTES
 
 
-def test_less_than_was_taken_is_refused_with_both_numbers():
+def test_quota_smaller_than_measured_is_refused_with_both_numbers():
     with pytest.raises(NoMemory) as refusal:
         booked("m", 2 * GIB + GIB // 10, GIB)
     assert str(refusal.value) == (

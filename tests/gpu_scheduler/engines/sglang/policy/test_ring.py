@@ -12,7 +12,7 @@ from gpu_scheduler.engines.sglang.policy.ring import ALIGN_BYTES, Ring
 UNIT = ALIGN_BYTES
 
 
-def test_places_follow_each_other_and_begin_again_where_the_oldest_were() -> None:
+def test_ring_places_follow_each_other_and_begin_again_where_the_oldest_were() -> None:
     ring = Ring(10 * UNIT)
     assert [ring.take(4 * UNIT), ring.take(3 * UNIT), ring.take(4 * UNIT)] == [0, 4 * UNIT, None]
     ring.give(0)
@@ -20,7 +20,7 @@ def test_places_follow_each_other_and_begin_again_where_the_oldest_were() -> Non
     assert ring.take(1) is None
 
 
-def test_room_that_comes_back_in_another_order_is_used_once_the_oldest_is_back() -> None:
+def test_ring_room_returned_out_of_order_is_used_once_the_oldest_is_back() -> None:
     ring = Ring(3 * UNIT)
     for _ in range(3):
         ring.take(UNIT)
@@ -30,14 +30,14 @@ def test_room_that_comes_back_in_another_order_is_used_once_the_oldest_is_back()
     assert ring.take(2 * UNIT) == 0
 
 
-def test_what_is_larger_than_all_of_it_never_fits_and_what_is_as_large_does() -> None:
+def test_ring_request_larger_than_the_ring_never_fits_and_one_as_large_does() -> None:
     ring = Ring(2 * UNIT)
     assert ring.take(2 * UNIT + 1) is None
     assert ring.take(2 * UNIT - 1) == 0
 
 
 @given(st.integers(0, 1 << 30))
-def test_what_is_taken_never_overlaps_and_all_of_it_can_be_taken_again(seed: int) -> None:
+def test_ring_places_never_overlap_and_the_whole_ring_can_be_taken_again(seed: int) -> None:
     chance, ring = random.Random(seed), Ring(16 * UNIT)
     taken: dict[int, int] = {}
     for _ in range(60):

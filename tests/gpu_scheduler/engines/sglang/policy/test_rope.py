@@ -23,13 +23,13 @@ def made(
     return found
 
 
-def test_a_whole_number_is_a_factor_too() -> None:
+def test_rope_factor_that_is_a_whole_number_becomes_a_float() -> None:
     for kind in ("linear", "dynamic"):
         factor = made({"rope_type": kind, "factor": 4, "original_max_position_embeddings": 512})["factor"]
         assert isinstance(factor, float) and factor == 4.0
 
 
-def test_a_default_has_no_factor_and_keeps_its_base() -> None:
+def test_default_rope_has_no_factor_and_keeps_its_base() -> None:
     assert made({"rope_type": "default", "factor": 4.0, "rope_theta": 5.0}) == {
         "rope_type": "default",
         "type": "default",
@@ -38,7 +38,7 @@ def test_a_default_has_no_factor_and_keeps_its_base() -> None:
 
 
 @pytest.mark.parametrize(("context", "kind"), [(0, "dynamic"), (512, "default"), (513, "dynamic"), (2048, "dynamic")])
-def test_dynamic_stretches_nothing_where_no_request_is_that_long(context: int, kind: str) -> None:
+def test_dynamic_rope_is_the_default_one_where_no_request_is_long_enough_for_it(context: int, kind: str) -> None:
     assert made({"rope_type": "dynamic", "factor": 4.0}, context=context)["rope_type"] == kind
 
 
@@ -58,13 +58,13 @@ def test_yarn_scales_attention_as_transformers_does(more: dict[str, float], scal
     assert not {"mscale", "mscale_all_dim", "attention_factor"} & found.keys()
 
 
-def test_yarn_stretches_the_length_beside_it_and_without_a_factor_what_the_positions_say() -> None:
+def test_yarn_takes_its_original_length_from_beside_it_and_a_missing_factor_from_positions() -> None:
     assert made(YARN, original=128)["original_max_position_embeddings"] == 128
     assert made({**YARN, "factor": None}, positions=1024)["factor"] == 2.0
     assert made({**YARN, "beta_fast": None, "beta_slow": 2}).keys() & {"beta_fast", "beta_slow"} == {"beta_slow"}
 
 
-def test_llama3_is_given_as_it_is() -> None:
+def test_llama3_rope_is_given_to_sglang_as_it_is() -> None:
     told = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
     assert made({**told, "type": "llama3", "original_max_position_embeddings": 64}) == {
         **told,
@@ -84,6 +84,6 @@ def test_longrope_has_one_list_of_factors_for_all_that_is_served() -> None:
     assert made(LONGROPE)["long_mscale"] == 1.0
 
 
-def test_what_is_not_known_stays_as_it_is() -> None:
+def test_unknown_kind_of_rope_stays_as_it_is() -> None:
     told = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
     assert for_sglang(told, 512, None, 512) == told

@@ -8,7 +8,7 @@ from protos import engine_pb2
 from services.ipc.framing import BlockingChannel
 
 
-def test_messages_come_as_they_are_there_and_nothing_waits_but_wait() -> None:
+def test_channel_receives_the_messages_that_are_there_and_only_wait_blocks() -> None:
     ours, theirs = socket.socketpair()
     parent, channel = BlockingChannel(ours.detach(), engine_pb2.FromEngine), Channel(theirs.detach())
     assert channel.receive() == [] and not channel.wait(0.0)
@@ -20,7 +20,7 @@ def test_messages_come_as_they_are_there_and_nothing_waits_but_wait() -> None:
     assert [message.parked.request_id for message in parent.recv_ready()] == ["x"]
 
 
-def test_what_is_put_back_comes_first_and_ends_the_wait() -> None:
+def test_messages_put_back_come_first_and_end_the_wait() -> None:
     ours, theirs = socket.socketpair()
     parent, channel = BlockingChannel(ours.detach(), engine_pb2.FromEngine), Channel(theirs.detach())
     for number in (1, 2, 3):
@@ -33,7 +33,7 @@ def test_what_is_put_back_comes_first_and_ends_the_wait() -> None:
     assert not channel.wait(0.0)
 
 
-def test_another_descriptor_ends_the_wait() -> None:
+def test_channel_wait_ends_when_another_descriptor_is_ready() -> None:
     ours, theirs = socket.socketpair()
     channel, event = Channel(theirs.detach()), os.eventfd(1)
     assert channel.wait(None, [event])

@@ -58,7 +58,7 @@ def heard(messages: list[engine_pb2.ToEngine]) -> list[str]:
     return [message.abort.request_id for message in messages]
 
 
-def test_what_the_first_receives_all_act_on_at_the_same_step_and_time() -> None:
+def test_messages_to_the_first_rank_reach_all_ranks_at_the_same_step_and_time() -> None:
     three = Three()
     three.say("a")
     three.say("b")
@@ -72,7 +72,7 @@ def test_what_the_first_receives_all_act_on_at_the_same_step_and_time() -> None:
     assert second[0][0] == [] and second.count(second[0]) == 3 and second[0][1] > first[0][1]
 
 
-def test_the_worst_off_decides_for_all() -> None:
+def test_lowest_limit_and_highest_demand_of_any_rank_hold_for_all() -> None:
     three = Three()
     for rank, (limit, wanted) in zip(three.ranks, [(300, 0), (100, 7), (200, 5)], strict=True):
         rank.listen(lambda limit=limit, wanted=wanted: RankFacts(wanted=wanted, limit=limit))
@@ -107,7 +107,7 @@ def test_an_idle_engine_goes_on_when_any_rank_has_news() -> None:
     assert [step.result(WAIT_S) for step in steps] == [[], [], []]
 
 
-def test_messages_that_one_kept_for_later_all_kept() -> None:
+def test_messages_that_ranks_put_back_come_again_to_all_of_them() -> None:
     three = Three()
     three.say("a")
 
@@ -120,7 +120,7 @@ def test_messages_that_one_kept_for_later_all_kept() -> None:
     assert three.all(keep) == [["a"]] * 3
 
 
-def test_what_fails_on_one_rank_fails_on_all_and_the_first_says_why() -> None:
+def test_failure_of_one_rank_fails_all_with_the_reason_of_the_first_that_failed() -> None:
     three = Three()
     failures = [None, None, BrokenModel("a tensor is missing")]
 
@@ -138,7 +138,7 @@ def test_what_fails_on_one_rank_fails_on_all_and_the_first_says_why() -> None:
     assert three.all(settle) == [None, None, None]
 
 
-def test_a_rank_that_fails_on_its_way_to_where_the_others_agree_fails_them_all() -> None:
+def test_rank_that_fails_while_others_wait_to_agree_fails_them_all() -> None:
     three = Three()
 
     def build(rank: int) -> str:
@@ -168,14 +168,14 @@ def test_a_rank_that_fails_in_the_middle_of_a_step_ends_the_engine() -> None:
     assert all(isinstance(step.exception(WAIT_S), SystemExit) for step in steps[1:])
 
 
-def test_seeds_that_nobody_named_are_the_same_everywhere() -> None:
+def test_seeds_not_given_by_a_request_are_the_same_on_all_ranks() -> None:
     three = Three()
     three.all(lambda rank: three.ranks[rank].begin())
     seeds = three.all(lambda rank: [three.ranks[rank].seed() for _ in range(3)])
     assert seeds.count(seeds[0]) == 3 and len(set(seeds[0])) == 3
 
 
-def test_a_rank_that_is_gone_ends_those_who_wait_for_it_or_tell_it() -> None:
+def test_rank_that_is_gone_ends_the_ranks_that_wait_for_it_or_send_to_it() -> None:
     three = Three()
     three.followers[0]._leader.close()
     with pytest.raises(SystemExit, match="another rank of this engine is gone"):
@@ -184,7 +184,7 @@ def test_a_rank_that_is_gone_ends_those_who_wait_for_it_or_tell_it() -> None:
         three.leader._tell("what holds")
 
 
-def test_ranks_that_parted_end() -> None:
+def test_ranks_whose_decisions_differ_end_at_the_next_step() -> None:
     three = Three()
     for number, rank in enumerate(three.ranks):
         rank.listen(lambda number=number: RankFacts(mark=number))

@@ -26,7 +26,7 @@ def allowed(probs: list[float], top_k: int, top_p: float, min_p: float) -> set[i
     return kept
 
 
-def test_tokens_come_as_often_as_they_are_likely() -> None:
+def test_sampled_tokens_come_as_often_as_they_are_likely() -> None:
     probs = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
     rows = 20_000
     drawn = draw(probs.repeat(rows, 1), torch.full((rows,), 7), torch.arange(rows), None)
@@ -35,7 +35,7 @@ def test_tokens_come_as_often_as_they_are_likely() -> None:
     assert often[4] == 0
 
 
-def test_only_the_most_likely_are_drawn_and_as_often_as_among_themselves(chance: torch.Generator) -> None:
+def test_limited_sampling_picks_only_allowed_tokens_in_proportion_to_their_probability(chance: torch.Generator) -> None:
     for probs in probabilities(16, 300, chance):
         for limits in limits_of(16, chance):
             if limits is None:
@@ -55,13 +55,13 @@ def test_only_the_most_likely_are_drawn_and_as_often_as_among_themselves(chance:
     assert often[0] == 0 and abs(float(often[2]) - 2 / 9) < 0.02
 
 
-def test_who_may_draw_one_draws_the_most_likely_and_of_equals_the_first(chance: torch.Generator) -> None:
+def test_top_k_of_one_picks_the_most_likely_token_and_of_equals_the_first(chance: torch.Generator) -> None:
     for probs in probabilities(8, 500, chance):
         one = SamplingLimits(torch.ones(8, dtype=torch.int32), torch.ones(8))
         assert draw(probs, *seeds_and_places(8, chance), one).tolist() == probs.max(dim=1).indices.tolist()
 
 
-def test_a_seed_draws_the_same_whatever_is_beside_it_and_whoever_else_has_limits(chance: torch.Generator) -> None:
+def test_seed_picks_the_same_token_whatever_other_rows_and_their_limits_are(chance: torch.Generator) -> None:
     probs = next(probabilities(9, 400, chance))
     seeds, places = seeds_and_places(9, chance)
     together = draw(probs, seeds, places, None)
@@ -73,7 +73,7 @@ def test_a_seed_draws_the_same_whatever_is_beside_it_and_whoever_else_has_limits
     assert draw(probs, seeds, places, beside)[free].equal(together[free])
 
 
-def test_another_seed_and_another_place_draw_another_token(chance: torch.Generator) -> None:
+def test_sampling_with_another_seed_or_at_another_place_picks_another_token(chance: torch.Generator) -> None:
     probs = torch.full((64, 5000), 1 / 5000)
     seeds, places = torch.arange(64), torch.zeros(64, dtype=torch.int64)
     assert len(set(draw(probs, seeds, places, None).tolist())) > 60
@@ -81,7 +81,7 @@ def test_another_seed_and_another_place_draw_another_token(chance: torch.Generat
     assert len(set(draw(probs, seeds << 40, places, None).tolist())) > 60
 
 
-def test_where_nothing_may_be_drawn_it_is_some_token() -> None:
+def test_sampling_where_no_token_has_a_probability_picks_the_first() -> None:
     none = torch.zeros(2, 10)
     two = torch.tensor([2, ALL], dtype=torch.int32), torch.tensor([1.0, 0.5])
     for limits in (None, SamplingLimits(*two), SamplingLimits(*two, torch.tensor([0.5, 1.0]))):

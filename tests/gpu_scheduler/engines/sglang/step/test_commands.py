@@ -129,7 +129,7 @@ async def _stop_tokens(end: EngineEnd, prompt: list[int], said: list[int]) -> No
 
 
 @pytest.mark.parametrize("ends", [None, VOCABULARY + 7], ids=["none", "in no vocabulary"])
-async def test_a_model_without_an_end_token_that_can_be_drawn_takes_a_least_number_of_tokens(
+async def test_model_without_a_usable_end_token_takes_a_least_number_of_tokens(
     tmp_path: Path,
     engines: Engines,
     models: dict[str, Path],
@@ -188,7 +188,7 @@ async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-async def test_at_its_floor_a_model_serves_its_longest_requests_whatever_it_had_before(
+async def test_model_at_its_floor_serves_its_longest_requests_whatever_was_cached_before(
     page_size: int, tmp_path: Path, engines: Engines, models: dict[str, Path]
 ) -> None:
     """Whichever part of them is long, and though what was left to it by others lies here and there: pages lie over the

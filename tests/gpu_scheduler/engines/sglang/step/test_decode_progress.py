@@ -92,7 +92,7 @@ def test_solo_step_behind_a_wait_or_a_prefill_or_beside_neighbours_does_not_coun
     assert progress.solo_step(0.005, 110.015).seconds == pytest.approx(0.007)
 
 
-def test_at_most_is_the_mean_of_the_last_steps_whatever_came_between_them() -> None:
+def test_step_time_bound_is_the_mean_of_the_last_steps_whatever_came_between_them() -> None:
     """However long steps seemed to take when the model was measured, beside others that were busy."""
     progress, now = DecodeProgress(), 100.0
     assert progress.at_most_s == inf
@@ -106,7 +106,7 @@ def test_at_most_is_the_mean_of_the_last_steps_whatever_came_between_them() -> N
     assert progress.at_most_s == pytest.approx((7 * 0.005 + 8 * 0.010 + 1.0) / 15)
 
 
-def test_at_most_with_a_step_under_way_at_the_first_is_no_less_than_a_step() -> None:
+def test_step_time_bound_with_a_step_under_way_at_the_first_is_no_less_than_a_step() -> None:
     """SGLang gives the device the next step while one runs: the first of a row may have begun with it, the last not."""
     progress, ends = DecodeProgress(), [100.0 + 0.006 * number for number in range(20)]
     for number in range(17):
@@ -114,7 +114,7 @@ def test_at_most_with_a_step_under_way_at_the_first_is_no_less_than_a_step() -> 
     assert progress.at_most_s >= 0.006
 
 
-def test_steps_of_another_model_are_forgotten() -> None:
+def test_decode_steps_of_another_model_are_forgotten() -> None:
     progress = DecodeProgress()
     for number in range(17):
         progress.began(100.0 + 0.001 * number, True)

@@ -19,5 +19,5 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_loop(imported: Imported, case: str) -> None:
+def test_engine_loop_case_passes_in_a_process_that_has_imported_sglang(imported: Imported, case: str) -> None:
     imported.run(f"from {MODULE} import {case}\n{case}()")
