@@ -126,7 +126,7 @@ async def test_a_drain_lets_finish_what_runs_and_hands_back_at_once_what_waits()
         await engine.stop()
 
 
-async def test_one_process_takes_model_after_model(engine):
+async def test_engine_process_takes_model_after_model(engine):
     for _ in range(3):
         await engine.command(load()).done()
         await engine.command(engine_pb2.ToEngine(unload=engine_pb2.Unload())).done()
@@ -170,7 +170,7 @@ async def test_an_engine_that_not_even_a_kill_ends_counts_as_dead(engine, monkey
     monkeypatch.undo()
 
 
-async def test_an_engine_answers_when_it_is_asked_whether_it_goes_on(engine):
+async def test_engine_that_is_pinged_answers(engine):
     heard = engine.heard
     assert heard == 1
     engine.ping()

@@ -20,11 +20,11 @@ def test_shared_board_written_by_one_process_is_read_by_another() -> None:
     os.close(fd)
 
 
-def test_fresh_words_set_no_pace():
+def test_shared_board_when_new_has_no_throttle():
     assert SharedBoard(shared_board.create()).throttle(1) == FREE
 
 
-def test_each_engine_has_its_own_pace_to_the_last_index():
+def test_shared_board_has_a_throttle_for_each_engine_to_the_last_index():
     words = SharedBoard(shared_board.create())
     most = (1 << 32) - 1
     words.set_throttle(1, PrefillThrottle(224, 0.0125, 0.045, True))
@@ -35,13 +35,13 @@ def test_each_engine_has_its_own_pace_to_the_last_index():
     assert words.throttle(1) == FREE
 
 
-def test_a_pace_below_zero_is_none_at_all():
+def test_throttle_with_a_negative_target_is_read_as_one_without_a_target():
     words = SharedBoard(shared_board.create())
     words.set_throttle(1, PrefillThrottle(224, 0.0, -1.0))
     assert words.throttle(1) == PrefillThrottle(224, 0.0, 0.0)
 
 
-def test_a_claim_stops_all_others_until_it_is_released_or_ends_by_itself():
+def test_prefill_claim_holds_for_all_others_until_it_is_released_or_expires():
     words = SharedBoard(shared_board.create())
     words.set_prefill_priority(0.05, 0)
     words.claim(7, 100.0, 1)
@@ -55,7 +55,7 @@ def test_a_claim_stops_all_others_until_it_is_released_or_ends_by_itself():
     assert not words.claimed(8, 101.0)
 
 
-def test_claims_say_for_how_many_prompts_all_others_have_them_together():
+def test_prefill_claims_of_others_add_up_their_prompts():
     words = SharedBoard(shared_board.create())
     words.set_prefill_priority(0.05, 16)
     words.claim(7, 1e7, 3)
@@ -65,13 +65,13 @@ def test_claims_say_for_how_many_prompts_all_others_have_them_together():
     assert words.claimed(9, 1e7 + 0.06) == 0 and words.prefill_priority_batch == 16
 
 
-def test_nobody_claims_where_prefills_have_no_precedence():
+def test_prefill_claim_without_prefill_priority_is_not_seen():
     words = SharedBoard(shared_board.create())
     words.claim(7, 100.0, 1)
     assert words.prefill_priority_s == 0 and not words.claimed(8, 100.0)
 
 
-def test_who_wants_to_decode_is_seen_by_all_others_until_it_does_not_or_says_no_more():
+def test_decode_bid_is_seen_by_all_others_until_it_is_withdrawn_or_expires():
     words = SharedBoard(shared_board.create())
     words.bid(7, 0.25, 100.0)
     words.bid(shared_board.MOST_INDEX, 70.0, 100.0)
@@ -84,7 +84,7 @@ def test_who_wants_to_decode_is_seen_by_all_others_until_it_does_not_or_says_no_
     assert words.bids(8, 100.05) == [] == words.bids(7, 101.0), "one has ended, the other died"
 
 
-def test_needs_are_told_to_a_hundredth_and_compared_as_they_are_told():
+def test_decode_bids_are_rounded_to_a_hundredth_and_compared_as_rounded():
     words = SharedBoard(shared_board.create())
     words.bid(1, 0.3349, 1e7, 3)
     assert words.bids(2, 1e7) == [shared_board.bid_of(1, 0.3301, 3)] != [shared_board.bid_of(1, 0.3301, 2)]
@@ -93,7 +93,7 @@ def test_needs_are_told_to_a_hundredth_and_compared_as_they_are_told():
     assert words.bids(2, 1e7) == [decode_arbitration.bid(2.55, 255, 1)], "as much as a word holds"
 
 
-def test_wants_leave_everything_else_as_it_is():
+def test_decode_bids_leave_claims_throttles_and_settings_as_they_are():
     words = SharedBoard(shared_board.create())
     words.set_prefill_priority(0.02, 16)
     words.set_decode_arbitration(0.03)
@@ -107,7 +107,7 @@ def test_wants_leave_everything_else_as_it_is():
     assert not words.claimed(6, 100.01) and words.bids(6, 100.01) == [shared_board.bid_of(5, 1e9)]
 
 
-def test_precedence_leaves_the_turn_and_paces_as_they_are():
+def test_prefill_priority_leaves_throttles_and_decode_arbitration_as_they_are():
     words = SharedBoard(shared_board.create())
     words.set_throttle(shared_board.MOST_INDEX, PrefillThrottle(224))
     words.set_prefill_priority(1e9, 1 << 40)  # as much as the words hold

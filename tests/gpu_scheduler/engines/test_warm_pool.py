@@ -39,7 +39,7 @@ def had_a_model(engine):
     return engine
 
 
-async def test_an_engine_that_had_a_model_goes_before_one_that_never_had():
+async def test_engine_that_had_a_model_is_taken_before_one_that_never_had():
     pool = WarmPool(Spawn("echo"), warm=2, limit=2)
     fresh, used = await pool.take(START_S), had_a_model(await pool.take(START_S))
     pool.give_back(fresh)
@@ -49,7 +49,7 @@ async def test_an_engine_that_had_a_model_goes_before_one_that_never_had():
     await pool.close()
 
 
-async def test_of_one_engine_too_many_that_one_ends_which_never_had_a_model(pool):
+async def test_surplus_engine_that_ends_is_the_one_that_never_had_a_model(pool):
     fresh, used = await pool.take(START_S), had_a_model(await pool.take(START_S))
     pool.give_back(fresh)
     pool.give_back(used)
@@ -83,7 +83,7 @@ async def test_a_taken_engine_whose_model_takes_too_long_is_replaced_all_the_sam
     await pool.close()
 
 
-async def test_engines_for_all_who_wait_start_side_by_side():
+async def test_engines_for_several_waiting_models_start_side_by_side():
     pool = WarmPool(Spawn("echo"), warm=0, limit=3)
     waiting = [tasks.spawn(pool.take(START_S), "take") for _ in range(4)]
     await asyncio.sleep(0)

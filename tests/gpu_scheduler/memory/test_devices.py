@@ -52,7 +52,7 @@ async def test_a_limit_is_applied_once_every_device_has_applied_it_and_bytes_are
     assert (answer.held_bytes, answer.overage_bytes) == (25, 5)
 
 
-async def test_room_that_one_device_lacks_is_given_up_on_the_others():
+async def test_room_missing_on_one_device_is_given_up_on_the_others():
     room = {"bytes": 8, "may_retract": True, "hold_ms": 1, "timeout_s": 1}
     balloond = Balloond(short={"a": 0, "b": 3})
     assert await on_two(balloond).make_room("m", **room) == (3, "b")
@@ -62,7 +62,7 @@ async def test_room_that_one_device_lacks_is_given_up_on_the_others():
     assert balloond.rooms == [("a", 8), ("b", 8)]
 
 
-async def test_what_is_booked_for_models_that_are_not_here_is_dropped_and_nothing_else():
+async def test_bookings_of_models_that_are_not_here_are_dropped_and_no_others():
     ours = {("a", "ours"), ("b", "ours")}
     balloond = Balloond(booked={("a", "m"), ("b", "m"), *ours})
     balloond.unburied = 2

@@ -21,7 +21,7 @@ def known(state):
     return for_admission(memory.devices, TOKEN_BYTES, {"a": 150})
 
 
-def test_until_balloond_was_heard_memory_binds_nobody():
+def test_memory_of_a_group_before_balloond_was_heard_limits_no_model():
     memory = for_admission(GroupMemory(["d"]).devices, TOKEN_BYTES, {})
     assert memory.free == {} and memory.models["a"].limit == UNBOUNDED
 
@@ -48,7 +48,7 @@ def test_idle_memory_is_free_for_all_above_the_floor_and_the_models_own_under_it
     assert memory.models["b"] == ModelKv(limit=1000, held=0, token_bytes=10, devices=("d",))
 
 
-def test_on_several_devices_the_smallest_decides():
+def test_memory_of_a_model_on_several_devices_is_that_of_the_smallest():
     memory = GroupMemory(["d", "e"])
     one, two = state(free=500), state(free=100)
     two.device = "e"

@@ -71,7 +71,7 @@ async def group():
     await group.pool.close()
 
 
-async def test_what_an_idle_engine_keeps_is_booked_until_a_model_has_it(group):
+async def test_warm_booking_of_an_idle_engine_lasts_until_a_model_takes_the_engine(group):
     engine = await group.used_engine()
     await group.devices.are({WARM_ENGINES: 600})
     assert group.pool.take_idle() is engine
@@ -86,20 +86,20 @@ async def test_an_engine_that_never_had_a_model_has_nothing_booked(group):
     assert group.devices.booked == {} and group.pool.idle == 1
 
 
-async def test_what_a_dead_engine_kept_is_not_booked_any_more(group):
+async def test_warm_booking_of_a_dead_engine_is_dropped(group):
     engine = await group.used_engine()
     await group.devices.are({WARM_ENGINES: 600})
     engine.kill()
     await group.devices.are({})
 
 
-async def test_what_a_predecessor_had_booked_is_left_over_until_an_engine_keeps_something(group):
+async def test_warm_booking_of_a_predecessor_is_left_over_until_an_engine_keeps_something(group):
     assert not group.booking.books(WARM_ENGINES)
     await group.used_engine()
     assert group.booking.books(WARM_ENGINES) and not group.booking.books("m")
 
 
-async def test_an_engine_for_which_there_is_no_room_ends(group):
+async def test_idle_engine_whose_memory_finds_no_room_to_be_booked_ends(group):
     group.devices.room = 500
     engine = await group.used_engine()
     await engine.dead.wait()
@@ -132,7 +132,7 @@ async def test_idle_engines_give_way_to_a_model(group):
     assert group.devices.booked == {} and not engine.alive
 
 
-async def test_it_is_booked_again_with_another_balloond_and_once_that_is_back(group):
+async def test_warm_booking_is_made_again_with_another_balloond_and_once_that_is_back(group):
     await group.used_engine()
     await group.devices.are({WARM_ENGINES: 600})
     group.devices.booked, group.devices.away = {}, True

@@ -24,7 +24,7 @@ def model(folder: Path, **config: object) -> Path:
     return folder
 
 
-def test_a_catalogues_models_with_what_each_needs_once(tmp_path):
+def test_kernel_modules_of_a_catalogue_are_those_of_its_models_each_once(tmp_path):
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "dtype": "bfloat16"}
     model(tmp_path / "a", **heads)
     model(tmp_path / "b", **heads)
@@ -42,7 +42,7 @@ def test_a_catalogues_models_with_what_each_needs_once(tmp_path):
     assert found == jit.needed(heads, 1) | jit.needed(heads, 2) and len(found) == 5
 
 
-def test_several_are_compiled_at_a_time_and_what_was_is_written_down(tmp_path, monkeypatch):
+def test_kernels_are_compiled_side_by_side_and_recorded_as_done(tmp_path, monkeypatch):
     monkeypatch.setattr(precompile.os, "cpu_count", lambda: 16)
     together = threading.Barrier(len(MODULES))
     said = []
@@ -54,7 +54,7 @@ def test_several_are_compiled_at_a_time_and_what_was_is_written_down(tmp_path, m
     assert len(Done(tmp_path / "other", "sglang 1, 9.0").missing(MODULES)) == len(MODULES)
 
 
-def test_one_that_cannot_be_compiled_is_said_in_a_line_and_tried_again_the_next_time(tmp_path):
+def test_kernel_that_cannot_be_compiled_is_one_line_and_tried_again_the_next_time(tmp_path):
     said = []
 
     def make(module):
@@ -68,7 +68,7 @@ def test_one_that_cannot_be_compiled_is_said_in_a_line_and_tried_again_the_next_
 
 
 @pytest.mark.parametrize("text", ["{", "3", '{"a": 1}'])
-def test_a_list_that_is_none_is_as_if_nothing_was_compiled(tmp_path, text):
+def test_unreadable_record_of_compiled_kernels_counts_as_empty(tmp_path, text):
     (tmp_path / "prism-compiled.json").write_text(text)
     assert len(Done(tmp_path, "x").missing(MODULES)) == len(MODULES)
 
@@ -77,7 +77,7 @@ def lines(out: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_the_process_says_how_many_there_are_and_then_each(tmp_path, monkeypatch, capsys):
+def test_precompile_process_prints_the_number_of_kernels_and_then_each(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TVM_FFI_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(precompile, "architecture", lambda: (9, 0))
     imported = []
@@ -91,7 +91,7 @@ def test_the_process_says_how_many_there_are_and_then_each(tmp_path, monkeypatch
     assert lines(capsys.readouterr().out) == [{"of": 0}] and len(imported) == 1, "nothing is imported to find that out"
 
 
-def test_without_a_gpu_or_a_catalogue_it_says_so_in_a_line(tmp_path, capsys, monkeypatch):
+def test_precompile_without_a_gpu_or_a_catalogue_prints_one_line(tmp_path, capsys, monkeypatch):
     assert precompile.main([str(tmp_path / "none.toml")]) == 1
     (told,) = lines(capsys.readouterr().out)
     assert "none.toml" in told["error"]
@@ -106,7 +106,7 @@ def test_without_a_gpu_or_a_catalogue_it_says_so_in_a_line(tmp_path, capsys, mon
 
 
 @pytest.mark.sglang
-def test_sglang_would_compile_it_for_the_gpu_that_it_was_told_of(tmp_path):
+def test_sglang_compiles_kernels_for_the_architecture_that_it_is_given(tmp_path):
     """In a process of its own, with its real loader and a compiler that writes down what it is asked for."""
     code = f"""
 import sys

@@ -141,7 +141,7 @@ async def _refused(end: EngineEnd) -> None:
         assert answer.finish == common_pb2.REJECTED and "no log-probabilities of token" in answer.error
 
 
-async def test_what_is_told_of_a_request_is_its_own_where_one_before_it_was_retracted_meanwhile() -> None:
+async def test_prompt_logprobs_of_a_request_skip_the_rows_of_one_retracted_before_it() -> None:
     told: list[int] = []
 
     def original(_processor: Any, *, i: int, logprob_pt: int, **_: Any) -> int:

@@ -116,7 +116,7 @@ async def test_stretched_contexts_are_served_as_transformers_does(tmp_path: Path
     assert all(one not in beyond[:number] for number, one in enumerate(beyond)), "each form has to show"
 
 
-async def test_dynamic_is_transformers_at_its_whole_length_and_unstretched_where_no_request_is_longer(
+async def test_dynamic_rope_is_transformers_at_full_length_and_unstretched_in_a_short_context(
     tmp_path: Path, engines: Engines
 ) -> None:
     from transformers import AutoModelForCausalLM

@@ -71,7 +71,7 @@ async def wake(end: EngineEnd, images: Images, parts: list[bytes]) -> list[engin
     return mapped
 
 
-async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_and_after_hibernation(
+async def test_tokens_of_two_ranks_are_those_of_one_while_either_limit_moves_and_after_hibernation(
     tmp_path: Path,
     engines: Engines,
     models: dict[str, Path],
@@ -168,7 +168,7 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
         images.close()
 
 
-async def test_the_device_that_is_full_decides_and_nothing_is_lost_on_the_other(
+async def test_full_device_of_two_bounds_the_engine_and_nothing_is_lost_on_the_other(
     tmp_path: Path,
     engines: Engines,
     models: dict[str, Path],

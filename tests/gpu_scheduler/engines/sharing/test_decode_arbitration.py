@@ -20,31 +20,31 @@ def standing(all_of_them):
     }
 
 
-def test_who_needs_less_of_the_devices_goes_first():
+def test_engine_that_needs_less_of_the_devices_decodes_first():
     small, large = bid(0.3, 1, 2), bid(0.7, 1, 1)
     assert standing({small: True, large: True}) == {large}
 
 
-def test_who_needs_less_for_each_request_goes_first():
+def test_engine_that_needs_less_for_each_request_decodes_first():
     one, many = bid(0.5, 1, 1), bid(0.8, 2, 2)
     assert standing({one: True, many: True}) == {one}
 
 
-def test_where_there_is_enough_for_all_nobody_stands_still():
+def test_engines_with_enough_time_for_all_do_not_stand_still():
     assert standing({bid(0.3, 1, 2): True, bid(0.5, 1, 1): True, bid(0.09, 1, 3): True}) == set()
 
 
-def test_who_is_ahead_of_its_target_stands_still_for_who_is_not_whatever_they_need():
+def test_engine_ahead_of_its_target_stands_still_for_one_that_is_not_whatever_they_need():
     small, large = bid(0.1, 1, 1), bid(0.9, 1, 2)
     assert standing({small: False, large: True}) == {small}
 
 
-def test_who_all_have_what_they_want_share_the_devices():
+def test_engines_all_ahead_of_their_targets_share_the_devices():
     assert standing({bid(0.1, 1, 1): False, bid(0.9, 1, 2): False}) == set()
 
 
 @given(engines)
-def test_somebody_always_goes_on_and_where_there_is_not_enough_it_is_one_of_those_who_want(all_of_them):
+def test_arbitration_lets_all_that_want_to_decode_go_on_or_only_the_first_if_time_is_short(all_of_them):
     wanting = {own for own, wants in all_of_them.items() if wants}
     goes_on = set(all_of_them) - standing(all_of_them)
     if not wanting:
@@ -55,7 +55,7 @@ def test_somebody_always_goes_on_and_where_there_is_not_enough_it_is_one_of_thos
         assert goes_on == wanting
 
 
-def test_a_step_says_what_it_needs_where_nobody_else_goes_on():
+def test_engine_is_alone_where_no_other_one_may_decode_beside_it():
     own, less, more = bid(0.5, 1, 2), bid(0.45, 1, 1), bid(0.6, 1, 3)
     assert decode_arbitration.alone(own, True, [])
     assert decode_arbitration.alone(own, True, [more]), "which stands still"
@@ -65,7 +65,7 @@ def test_a_step_says_what_it_needs_where_nobody_else_goes_on():
 
 
 @given(engines)
-def test_of_several_that_want_at_most_one_is_alone_and_then_all_others_stand_still(all_of_them):
+def test_engine_alone_among_several_is_one_at_most_and_all_others_stand_still(all_of_them):
     wanting = {own for own, wants in all_of_them.items() if wants}
     alone = {own for own in wanting if decode_arbitration.alone(own, True, wanting - {own})}
     assert len(alone) <= 1
@@ -73,11 +73,11 @@ def test_of_several_that_want_at_most_one_is_alone_and_then_all_others_stand_sti
         assert set(all_of_them) - standing(all_of_them) == alone
 
 
-def test_decodes_want_to_be_first_that_have_less_than_a_step_in_hand():
+def test_decodes_with_less_than_a_step_of_slack_are_due():
     assert decode_arbitration.due(-0.1, 0.005) and decode_arbitration.due(0.004, 0.005)
     assert not decode_arbitration.due(0.005, 0.005)
 
 
-def test_the_need_is_the_share_that_keeps_the_target_and_of_an_unknown_step_the_least():
+def test_decode_need_is_the_share_that_keeps_the_target_and_zero_for_an_unknown_step():
     assert decode_arbitration.need(0.005, 0.010) == 0.5
     assert decode_arbitration.need(0.0, 0.010) == 0

@@ -25,22 +25,22 @@ def given_steps(
     return seen
 
 
-def test_with_nothing_seen_it_is_what_one_request_takes() -> None:
+def test_solo_step_time_without_undisturbed_steps_is_that_of_one_request() -> None:
     assert SoloStepTime().seen(LEAST_S, 0.0) == DecodeStep(LEAST_S, False)
     assert given_steps(*[0.005] * 20, undisturbed=False).seen(LEAST_S, 0.1) == DecodeStep(LEAST_S, False)
 
 
-def test_the_quickest_undisturbed_one_counts_but_never_less_than_with_one_request() -> None:
+def test_solo_step_time_is_the_quickest_undisturbed_step_but_no_less_than_one_requests() -> None:
     took = given_steps(0.009, 0.005, 0.012).seen(LEAST_S, 0.03)
     assert took.measured and took.seconds == pytest.approx(0.005)
     assert given_steps(0.002, 0.002).seen(LEAST_S, 0.01) == DecodeStep(LEAST_S, True)
 
 
-def test_one_alone_says_nothing() -> None:
+def test_solo_step_time_of_too_few_steps_is_not_measured() -> None:
     assert given_steps(*[0.030] * (ENOUGH - 1)).seen(LEAST_S, 0.03) == DecodeStep(LEAST_S, False)
 
 
-def test_what_was_disturbed_does_not_count() -> None:
+def test_solo_step_time_leaves_disturbed_steps_out() -> None:
     seen = given_steps(0.005, 0.005)
     seen.disturbed()  # a prefill step
     seen.given(0.012, True)
@@ -48,7 +48,7 @@ def test_what_was_disturbed_does_not_count() -> None:
     assert given_steps(0.001, seen=seen, at=0.020).seen(LEAST_S, 0.021).seconds == LEAST_S
 
 
-def test_steps_that_were_made_all_the_time_bound_what_few_undisturbed_ones_seem_to_take() -> None:
+def test_solo_step_time_of_few_undisturbed_steps_is_bounded_by_the_mean_of_all() -> None:
     """A step each 4 ms cannot take 14 alone."""
     seen = given_steps(0.014, 0.015)
     given_steps(*[0.004] * MOST, undisturbed=False, seen=seen, at=0.04)
@@ -57,7 +57,7 @@ def test_steps_that_were_made_all_the_time_bound_what_few_undisturbed_ones_seem_
     assert seen.at_most_s == took.seconds
 
 
-def test_what_was_seen_long_ago_is_forgotten_and_so_is_another_model() -> None:
+def test_solo_step_time_forgets_old_steps_and_those_of_another_model() -> None:
     seen = given_steps(0.005, 0.005)
     assert seen.seen(LEAST_S, 0.01 + LASTS_S) == DecodeStep(LEAST_S, False)
     assert seen.seen(LEAST_S, 0.02).measured
@@ -66,7 +66,7 @@ def test_what_was_seen_long_ago_is_forgotten_and_so_is_another_model() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.0001, 0.1), st.booleans(), st.booleans()), max_size=60), st.floats(0.0, 0.01))
-def test_whatever_was_seen_it_is_no_less_than_one_requests_and_no_more_than_the_mean_of_the_last(
+def test_solo_step_time_is_between_one_requests_and_the_mean_of_the_last_steps(
     steps: list[tuple[float, bool, bool]], least_s: float
 ) -> None:
     seen, now = SoloStepTime(), 0.0

@@ -35,27 +35,27 @@ def mean_step_s(throttles: list[PrefillThrottle], one: Decoding) -> float:
     return one.step_s / (1 - one.loss * sum(each.share for each in throttles))
 
 
-def test_without_a_decoding_neighbour_there_is_no_bound_and_no_pause():
+def test_throttle_without_a_decoding_neighbour_is_free():
     assert throttle(H200, []) == FREE
 
 
-def test_a_step_that_may_take_twice_as_long_leaves_prefill_three_quarters_of_the_time():
+def test_throttle_for_a_target_of_twice_the_step_leaves_prefill_three_quarters_of_the_time():
     answer = throttle(H200, [Decoding(0.0052, 0.0104, MEASURED)])
     assert answer.share == pytest.approx(0.755, abs=0.001)
     assert answer.pause_ratio == pytest.approx((1 - 1.8 * 5.2 / 12.66) / 0.8), "P >= T (1 - R / kappa) / (R - 1)"
     assert answer.chunk_tokens == pytest.approx(16 * 0.0052 * 0.755 / 2 * 35_000, abs=2)
 
 
-def test_a_target_that_is_kept_beside_a_prefill_without_end_sets_no_bound():
+def test_throttle_for_a_target_that_is_kept_beside_endless_prefill_is_free():
     assert throttle(H200, [Decoding(0.008, 0.008 * 2.4 / RULES.margin + 1e-9)]) == FREE
 
 
-def test_a_step_that_nobody_knows_sets_no_bound():
+def test_throttle_beside_a_step_of_unknown_time_is_free():
     assert throttle(H200, [Decoding(0.0, 0.016)]) == FREE
 
 
 @pytest.mark.parametrize("target_s", [1e-9, 0.010, 0.020])
-def test_a_target_out_of_reach_leaves_prefill_its_least_share(target_s):
+def test_throttle_for_a_target_out_of_reach_leaves_prefill_its_least_share(target_s):
     assert throttle(H200, [Decoding(0.020, target_s)]).share == pytest.approx(RULES.least_share)
 
 
@@ -66,14 +66,14 @@ def test_engines_that_prefill_at_once_share_the_time():
     assert throttle(H200, loose) == FREE != throttle(H200, loose, at_once=2)
 
 
-def test_steps_are_short_beside_quick_decodes_but_mostly_more_than_reading_the_weights():
+def test_throttle_steps_are_short_beside_quick_decodes_but_mostly_longer_than_weight_reads():
     quick, slow, any_length = Decoding(0.001, 0.002), Decoding(0.016, 0.032), ThrottleRules(least_step_s=0.0)
     assert throttle(H200, [quick], rules=any_length).chunk_tokens == 3 * 0.005 * 35_000
     assert throttle(H200, [slow]).chunk_tokens > throttle(H200, [slow, quick]).chunk_tokens
     assert throttle(Prefilling(2000.0), [quick]).chunk_tokens == RULES.least_tokens
 
 
-def test_no_step_is_shorter_than_the_host_needs_to_launch_it():
+def test_throttle_step_is_no_shorter_than_the_host_needs_to_launch_it():
     small = Prefilling(230_000.0, 0.0013)
     assert throttle(small, [Decoding(0.001, 0.002)]).chunk_tokens == RULES.least_step_s * 230_000
 
@@ -90,7 +90,7 @@ def test_the_mean_step_is_within_every_target_that_can_be_met_and_prefill_has_it
 
 
 @given(PREFILLS, st.builds(Decoding, SECONDS, SECONDS, st.floats(0.05, 0.9)), st.floats(0.3, 1.0))
-def test_the_mean_over_simulated_cycles_is_what_the_form_says(prefilling, one, work_s):
+def test_mean_step_over_simulated_cycles_is_what_the_formula_says(prefilling, one, work_s):
     """Whatever a prefill step takes: steps of the neighbour are counted through three cycles of it."""
     answer = throttle(prefilling, [one])
     steps = 0.0
@@ -103,14 +103,14 @@ def test_the_mean_over_simulated_cycles_is_what_the_form_says(prefilling, one, w
 
 
 @given(PREFILLS, st.builds(Decoding, SECONDS, SECONDS, st.floats(0.05, 0.9)))
-def test_no_more_is_held_back_than_the_target_asks(prefilling, one):
+def test_throttle_holds_prefill_back_no_more_than_the_target_requires(prefilling, one):
     answer = throttle(prefilling, [one])
     if answer != FREE and answer.share > RULES.least_share * (1 + 1e-9):
         assert mean_step_s([answer], one) == pytest.approx(RULES.margin * one.target_s)
 
 
 @given(PREFILLS, NEIGHBOURS, st.integers(1, 4))
-def test_a_cycle_is_short_or_its_step_the_least(prefilling, neighbours, at_once):
+def test_throttle_cycle_is_short_or_its_step_the_shortest_allowed(prefilling, neighbours, at_once):
     answer = throttle(prefilling, neighbours, at_once)
     if answer == FREE:
         return
@@ -141,14 +141,14 @@ def test_a_neighbour_that_loses_more_never_makes_a_prefill_faster(prefilling, ne
 
 
 @given(PREFILLS, NEIGHBOURS, st.builds(Decoding, SECONDS, SECONDS))
-def test_another_neighbour_never_makes_a_prefill_faster(prefilling, neighbours, one_more):
+def test_neighbour_that_is_added_never_makes_a_prefill_faster(prefilling, neighbours, one_more):
     without, beside = throttle(prefilling, neighbours), throttle(prefilling, [*neighbours, one_more])
     assert beside.pause_ratio >= without.pause_ratio
     assert without == FREE or 0 < beside.chunk_tokens <= without.chunk_tokens
 
 
 @given(PREFILLS, NEIGHBOURS, st.integers(1, 200_000))
-def test_every_prompt_is_done_after_a_stated_number_of_steps(prefilling, neighbours, tokens):
+def test_throttled_prompt_is_done_after_a_bounded_number_of_steps(prefilling, neighbours, tokens):
     answer = throttle(prefilling, neighbours)
     steps, left = 0, tokens
     while left > 0:
@@ -158,7 +158,7 @@ def test_every_prompt_is_done_after_a_stated_number_of_steps(prefilling, neighbo
 
 
 @given(PREFILLS, NEIGHBOURS)
-def test_a_pace_never_counts_as_faster_than_none(prefilling, neighbours):
+def test_throttle_never_counts_as_faster_than_none(prefilling, neighbours):
     answer = throttle(prefilling, neighbours)
     assert answer.slowdown >= 1.0
     assert answer != FREE or answer.slowdown == 1.0

@@ -13,22 +13,22 @@ RULES = ThrottleRules()
 SECONDS = st.floats(1e-3, 1.0)
 
 
-def test_where_nothing_decodes_there_is_all_the_time():
+def test_slack_where_nothing_decodes_is_infinite():
     assert slack_s([], 100.0, 0.005, 0.010) == inf
 
 
-def test_the_first_token_leaves_the_target_less_a_step_and_every_quicker_one_what_it_was_quicker_by():
+def test_slack_behind_the_first_token_is_the_target_less_a_step_and_grows_with_quick_tokens():
     assert slack_s([Stream(100.0, 0)], 100.0, 0.004, 0.010) == pytest.approx(0.006)
     assert slack_s([Stream(100.0, 50)], 100.2, 0.004, 0.010) == pytest.approx(0.306)
 
 
-def test_it_is_that_of_the_request_that_has_least_in_hand_and_falls_with_the_time():
+def test_slack_is_that_of_the_request_with_the_least_and_falls_with_time():
     streams = [Stream(100.0, 50), Stream(100.195, 0), Stream(100.1, 20)]
     assert slack_s(streams, 100.2, 0.004, 0.010) == pytest.approx(0.001)
     assert slack_s(streams, 100.203, 0.004, 0.010) == pytest.approx(-0.002)
 
 
-def test_who_cannot_make_good_what_it_is_behind_does_not_count():
+def test_slack_leaves_out_a_request_too_late_to_catch_up():
     """With 6 ms to gain for each token, 12 tokens and two for each that it has."""
     assert slack_s([Stream(100.0, 0)], 100.0 + 0.006 + 0.071, 0.004, 0.010) == pytest.approx(-0.071)
     assert slack_s([Stream(100.0, 0)], 100.0 + 0.006 + 0.073, 0.004, 0.010) == inf
@@ -36,7 +36,7 @@ def test_who_cannot_make_good_what_it_is_behind_does_not_count():
     assert slack_s([Stream(100.0, 10)], 100.106 + 0.180, 0.004, 0.010) == pytest.approx(-0.180)
 
 
-def test_of_a_target_that_no_step_keeps_only_what_is_in_hand_already_counts():
+def test_slack_for_a_target_that_no_step_keeps_counts_only_time_in_hand_already():
     assert slack_s([Stream(100.0, 0)], 100.0, 0.012, 0.010) == inf
     assert slack_s([Stream(100.0, 50)], 100.2, 0.012, 0.010) == pytest.approx(0.298)
 
@@ -51,7 +51,7 @@ def engines(draw):
 
 
 @given(engines())
-def test_steps_that_begin_within_the_lead_have_every_token_in_time(drawn):
+def test_steps_that_begin_within_the_slack_have_every_token_in_time(drawn):
     """However late they begin, and whoever comes or ends between them."""
     step_s, target_s, requests = drawn
     now, steps = 0.0, 0
@@ -76,7 +76,7 @@ def test_steps_that_begin_within_the_lead_have_every_token_in_time(drawn):
     st.lists(st.tuples(st.floats(0, 9), st.integers(0, 500)), max_size=8),
     st.floats(9, 20),
 )
-def test_whoever_counts_is_in_time_again_if_it_goes_on_for_long_enough(step_s, times, drawn, now):
+def test_request_that_counts_for_slack_is_in_time_again_if_it_goes_on_for_long_enough(step_s, times, drawn, now):
     target_s = times * step_s
     for first_at, tokens in drawn:
         lead = slack_s([Stream(first_at, tokens)], now, step_s, target_s)
@@ -85,7 +85,7 @@ def test_whoever_counts_is_in_time_again_if_it_goes_on_for_long_enough(step_s, t
         assert lead == inf or caught_up >= -1e-6
 
 
-def test_a_hold_is_a_ninth_of_the_prefill_step_before():
+def test_decode_window_is_a_ninth_of_the_prefill_step_before():
     hold = DecodeWindow()
     assert hold.left_s(9.0, HALF) == 0
     hold.prefilled(10.0, 0.9)
@@ -95,7 +95,7 @@ def test_a_hold_is_a_ninth_of_the_prefill_step_before():
     assert hold.left_s(11.0, HALF) == pytest.approx(0.01)
 
 
-def test_decodes_that_need_little_get_a_third_of_the_time():
+def test_decode_window_of_decodes_that_need_little_is_a_third_of_the_time():
     hold = DecodeWindow()
     hold.prefilled(10.0, 0.9)
     for need in (0.1, RULES.decode_first_max_share):

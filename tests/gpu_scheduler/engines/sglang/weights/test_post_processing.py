@@ -234,7 +234,7 @@ def check_values(model: Model, method: Any, range_: MappedWeights) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_a_method_makes_lies_in_the_range_with_its_values_at_once_and_behind_no_gap_at_the_end(
+def test_tensors_that_a_quantisation_method_makes_lie_in_the_range_without_gaps(
     method: Any,
 ) -> None:
     range_ = empty_range()
@@ -296,7 +296,7 @@ def test_range_ends_behind_its_last_tensor_also_if_none_has_to_move() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_another_process_makes_the_same_manifest_and_takes_the_image(method: Any) -> None:
+def test_quantised_range_of_another_process_has_the_same_manifest_and_takes_the_image(method: Any) -> None:
     first, second = empty_range(), empty_range()
     model, other = bound(method, first), bound(method, second, seed=1)
     manifests = [
@@ -308,7 +308,7 @@ def test_another_process_makes_the_same_manifest_and_takes_the_image(method: Any
     check_values(other, method, second)
 
 
-def test_a_number_outside_of_tensors_stays_and_goes_into_the_manifest() -> None:
+def test_scalar_outside_of_tensors_stays_and_goes_into_the_manifest() -> None:
     range_ = empty_range()
     model = bound(Folds, range_)
     scales = {f"layers.{number}.k_scale_float": layer.k_scale_float for number, layer in enumerate(model.layers)}

@@ -120,7 +120,7 @@ def test_a_view_of_a_tensor_keeps_its_memory_too(tmp_path: Path) -> None:
     assert all(same(view, expected[name].narrow(0, 1, 2)) for name, view in kept.items())
 
 
-def test_another_list_of_files_has_the_whole_buffer_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffer_is_whole_again_for_another_list_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = shards(tmp_path)
     monkeypatch.setattr(read_ahead.np, "empty", _not_here)
     with reader(sum(os.path.getsize(file) for file in files)) as reading:
@@ -183,7 +183,7 @@ def test_a_file_that_is_cut_while_it_is_read_fails_and_says_where(tmp_path: Path
     assert 0 < len(names) < 42
 
 
-def test_reading_that_nobody_ends_is_ended_and_leaves_no_thread_and_no_file(tmp_path: Path) -> None:
+def test_reading_that_is_not_finished_leaves_no_thread_and_no_file_once_closed(tmp_path: Path) -> None:
     files = shards(tmp_path)
     assert reading_here(tmp_path) == (0, 0)
     with reader(20_000) as reading:
@@ -223,7 +223,7 @@ def test_types_that_only_safetensors_knows_are_left_to_it(tmp_path: Path, monkey
         assert [name for name, _ in or_as_ever(None, original, files, 4)] == ["a"]
 
 
-def test_a_place_is_used_again_only_after_the_device_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffer_place_is_used_again_only_after_the_device_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy that was only asked for may still read there."""
     waits = []
     monkeypatch.setattr(host_buffer.torch.cuda, "synchronize", waits.append)
@@ -238,7 +238,7 @@ def test_a_place_is_used_again_only_after_the_device_was_waited_for(monkeypatch:
     assert not buffer.registered
 
 
-def test_a_place_that_comes_back_while_the_device_is_waited_for_has_a_wait_of_its_own(
+def test_buffer_place_returned_during_a_wait_for_the_device_has_a_wait_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another thread may have asked for its copy after the wait began."""
@@ -276,7 +276,7 @@ async def engines() -> AsyncIterator[Engines]:
 
 @pytest.mark.sglang
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_engine_has_the_same_weights_whoever_reads_its_files(
+async def test_weights_of_an_engine_are_the_same_with_and_without_reading_ahead(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], engines: Engines, models: dict[str, Path]
 ) -> None:
     """The buffer holds a few of the tensors, and one is larger."""
@@ -299,7 +299,7 @@ async def test_an_engine_has_the_same_weights_whoever_reads_its_files(
 
 @pytest.mark.sglang
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_engine_whose_files_are_cut_says_so_and_one_killed_while_it_reads_leaves_nothing(
+async def test_load_of_cut_files_fails_and_an_engine_killed_while_reading_leaves_no_memory(
     tmp_path: Path, engines: Engines, models: dict[str, Path]
 ) -> None:
     cut = tmp_path / "cut"

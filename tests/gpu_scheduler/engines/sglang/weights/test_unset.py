@@ -45,21 +45,21 @@ def test_a_parameter_is_marked_until_all_its_values_are_set(dtype: torch.dtype) 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("value", [0, 1])
-def test_a_parameter_of_one_value_is_set(dtype: torch.dtype, value: int) -> None:
+def test_parameter_filled_with_one_value_counts_as_set(dtype: torch.dtype, value: int) -> None:
     layer = Layer(dtype)
     unset.mark(layer)
     layer.weight.data.fill_(value)
     assert not unset.is_marked(layer.weight)  # type: ignore[arg-type]
 
 
-def test_the_mark_of_fp8_is_no_nan() -> None:
+def test_mark_of_an_unset_fp8_parameter_is_no_nan() -> None:
     """Sums over it would say nothing of where it came from."""
     layer = Layer(torch.float8_e4m3fn)
     unset.mark(layer)
     assert not layer.weight.data.float().isnan().any()
 
 
-def test_names_are_those_of_the_model_and_some_parameters_may_be_left_out() -> None:
+def test_marked_parameters_have_the_models_names_and_exclude_optional_ones() -> None:
     optional = ("k_scale", "input_scale", "g_idx", "w2_g_idx_sort_indices")
     layer = Layer(torch.float32, "weight", "scales", "weight_scale_inv", *optional)
     layer.register_parameter("skipped", torch.nn.Parameter(torch.zeros(3)))

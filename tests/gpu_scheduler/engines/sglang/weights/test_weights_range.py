@@ -71,7 +71,7 @@ def test_tables_of_rotary_embeddings_leave_with_the_weights() -> None:
     assert "first.cos_sin_cache" not in dict(weights_range.checkpoint_tensors(model))
 
 
-def test_tables_keep_their_values_where_an_image_fills_the_range_later() -> None:
+def test_rotary_tables_keep_their_values_where_an_image_fills_the_range_later() -> None:
     """SGLang extends and converts them before that."""
     model, rotary = Small(), Rotary()
     model.first = rotary
@@ -111,7 +111,7 @@ def test_parameters_go_into_the_range_as_they_are_made_and_shared_ones_follow() 
     assert torch.nn.Linear(2, 2).weight.untyped_storage().nbytes() == 16  # outside everything is as ever
 
 
-def test_another_process_makes_the_same_manifest_and_takes_the_image() -> None:
+def test_weights_range_of_another_process_has_the_same_manifest_and_takes_the_image() -> None:
     first, second = Small(seed=1), Small(seed=2)
     layout, image = bound(first)
     other, memory = bound(second, copy=False)
