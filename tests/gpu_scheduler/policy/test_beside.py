@@ -39,14 +39,14 @@ def decide(queue: Backlog, memory: AdmissionMemory = PLENTY, turn: PrefillLimits
     return admit(queue.plan(0.0), queue, memory, turn)
 
 
-def test_what_only_the_wait_would_make_late_goes_beside_a_long_prompt() -> None:
+def test_short_prompt_that_only_the_wait_makes_late_goes_beside_a_long_one() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "short", "b", 0.1, deadline=0.25)
     assert decide(queue) == [Start("short", Why.BESIDE)]
 
 
-def test_what_can_wait_does() -> None:
+def test_short_prompt_that_can_wait_does_not_go_beside_a_long_one() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "short", "b", 0.1, deadline=2.0)
@@ -54,21 +54,21 @@ def test_what_can_wait_does() -> None:
     assert decide(queue) == []
 
 
-def test_what_is_late_beside_it_too_waits() -> None:
+def test_short_prompt_that_is_late_beside_a_long_one_too_waits() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "short", "b", 0.1, deadline=0.19)
     assert decide(queue) == []
 
 
-def test_nothing_goes_beside_what_would_be_late_by_it() -> None:
+def test_short_prompt_waits_where_the_long_one_would_be_late_by_it() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=1.05)
     add(queue, "short", "b", 0.1, deadline=0.5)
     assert decide(queue) == []
 
 
-def test_nothing_goes_beside_where_one_that_can_be_on_time_would_be_late_by_it() -> None:
+def test_short_prompt_waits_where_another_timely_request_would_be_late_by_it() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "on time", "c", 0.5, deadline=1.55)
@@ -76,21 +76,21 @@ def test_nothing_goes_beside_where_one_that_can_be_on_time_would_be_late_by_it()
     assert decide(queue) == []
 
 
-def test_what_is_late_already_keeps_nobody_from_going_beside_it() -> None:
+def test_long_prompt_that_is_late_already_lets_a_short_one_go_beside_it() -> None:
     queue = backlog()
     under_way(queue, "late", "a", 1.0, deadline=0.5)
     add(queue, "short", "b", 0.1, deadline=0.25)
     assert decide(queue) == [Start("short", Why.BESIDE)]
 
 
-def test_an_engine_has_nothing_beside_itself() -> None:
+def test_short_prompt_of_the_same_engine_does_not_go_beside_its_long_one() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "short", "a", 0.1, deadline=0.25)
     assert decide(queue) == []
 
 
-def test_so_many_go_beside_the_longest_as_take_no_more_together_than_those_that_share_the_turn() -> None:
+def test_short_prompts_beside_a_long_one_take_no_more_together_than_those_sharing_the_turn() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 2.0, deadline=9.0)
     for model in "bcd":
@@ -98,7 +98,7 @@ def test_so_many_go_beside_the_longest_as_take_no_more_together_than_those_that_
     assert decide(queue) == [Start("b", Why.BESIDE), Start("c", Why.BESIDE)]
 
 
-def test_what_goes_beside_a_prompt_takes_its_slack_from_the_next() -> None:
+def test_short_prompt_beside_a_long_one_takes_the_slack_from_the_next() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=1.15)
     for model in "bc":
@@ -106,7 +106,7 @@ def test_what_goes_beside_a_prompt_takes_its_slack_from_the_next() -> None:
     assert decide(queue) == [Start("b", Why.BESIDE)]
 
 
-def test_who_goes_beside_is_not_made_late_by_the_next_who_does() -> None:
+def test_short_prompt_beside_a_long_one_is_not_made_late_by_the_next() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "b", "b", 0.1, deadline=0.25)
@@ -114,7 +114,7 @@ def test_who_goes_beside_is_not_made_late_by_the_next_who_does() -> None:
     assert decide(queue) == [Start("b", Why.BESIDE)]
 
 
-def test_who_lacks_memory_goes_beside_nobody() -> None:
+def test_short_prompt_without_memory_goes_beside_no_other() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "short", "b", 0.1, deadline=0.25)
@@ -122,7 +122,7 @@ def test_who_lacks_memory_goes_beside_nobody() -> None:
     assert not [decision for decision in decide(queue, memory) if isinstance(decision, Start)]
 
 
-def test_what_is_under_way_keeps_its_slack_while_its_engine_says_nothing() -> None:
+def test_prefill_under_way_keeps_its_slack_while_its_engine_says_nothing() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=1.05)
     for now in (0.04, 0.06, 0.5):
@@ -130,7 +130,7 @@ def test_what_is_under_way_keeps_its_slack_while_its_engine_says_nothing() -> No
         assert admit(queue.plan(now), queue, PLENTY, TURN) == []
 
 
-def test_memory_and_places_of_those_that_are_next_are_left_to_them() -> None:
+def test_memory_and_places_of_the_next_requests_are_not_taken_by_prompts_beside_a_long_one() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "on time", "b", 0.2, deadline=2.0)
@@ -152,7 +152,7 @@ def test_an_old_request_that_lacks_memory_is_not_overtaken_by_one_of_its_model()
     assert not [decision for decision in decide(queue, AdmissionMemory(models)) if isinstance(decision, Start)]
 
 
-def test_requests_of_the_engine_that_has_the_turn_hide_nobody() -> None:
+def test_requests_of_the_prefilling_engine_do_not_hide_a_short_prompt_of_another() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 2.0, deadline=9.0)
     for number in range(2 * CANDIDATES):
@@ -161,7 +161,7 @@ def test_requests_of_the_engine_that_has_the_turn_hide_nobody() -> None:
     assert decide(queue) == [Start("short", Why.BESIDE)]
 
 
-def test_with_one_engine_at_a_time_nothing_goes_beside_it() -> None:
+def test_short_prompt_waits_where_one_engine_prefills_at_a_time() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "short", "b", 0.1, deadline=0.25)
@@ -194,7 +194,7 @@ EXACT_S = 1e-6
 
 @settings(max_examples=400)
 @given(st.lists(PROMPTS, min_size=1, max_size=4), st.lists(PROMPTS, min_size=1, max_size=8))
-def test_who_goes_beside_is_on_time_and_nobody_is_late_by_it(
+def test_short_prompts_beside_a_long_one_are_on_time_and_make_no_other_late(
     first: list[tuple[str, int, float]], then: list[tuple[str, int, float]]
 ) -> None:
     queue = backlog()

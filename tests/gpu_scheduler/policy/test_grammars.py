@@ -5,7 +5,7 @@ def nested(levels: int) -> str:
     return '{"items":' * levels + "{}" + "}" * levels
 
 
-def test_what_may_be_compiled_is_no_problem() -> None:
+def test_grammar_that_may_be_compiled_has_no_problem() -> None:
     assert problem("json_schema", nested(MOST_LEVELS - 1)) == ""
     assert problem("json_schema", '{"const": "' + "[" * 1000 + '\\"{"}') == ""
     assert problem("regex", "(" * 1000 + ")" * 1000) == ""
@@ -17,7 +17,7 @@ def test_a_schema_of_too_many_levels_is_refused_whether_or_not_it_is_json() -> N
     assert f"at most {MOST_LEVELS}" in problem("json_schema", '{"a' + '":[' * 10000)
 
 
-def test_nothing_and_too_much_are_refused() -> None:
+def test_grammar_that_is_empty_or_too_long_is_refused() -> None:
     assert problem("ebnf", "") == "ebnf is empty"
     assert "characters" in problem("ebnf", "a" * (MOST_CHARACTERS + 1))
 

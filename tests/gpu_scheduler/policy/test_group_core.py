@@ -112,7 +112,7 @@ def test_a_request_that_came_to_be_late_is_dropped_only_if_its_client_wants_that
     assert len(group.core) == 1
 
 
-def test_a_request_expires_where_the_core_says_when_to_look():
+def test_request_expires_at_the_time_that_the_core_named_for_its_next_plan():
     group = Group("a", facts=ModelFacts(Presence.DOWN))
     group.arrives("r", expires=group.now + 3.0)
     assert (group.plans(), group.core.next_plan_at()) == ([], 103.0)
@@ -135,7 +135,7 @@ def test_an_engine_gets_as_many_requests_as_it_runs_and_the_next_when_one_ends_o
     assert group.plans() == ["start second (room)"]
 
 
-def test_a_retracted_request_is_counted_with_what_it_generated_and_goes_on_within_its_readers_patience():
+def test_retracted_request_counts_what_it_generated_and_has_a_deadline_to_resume():
     group = Group("a")
     group.arrives("r", ttft_s=5.0, drop_late=True)
     group.plans()
@@ -160,7 +160,7 @@ def test_a_request_that_was_retracted_before_its_first_token_may_still_be_droppe
     assert group.plans() == ["drop r"]
 
 
-def test_what_a_request_generated_before_it_expired_counts_as_the_length_of_an_answer():
+def test_output_of_a_request_that_expired_counts_as_the_length_of_an_answer():
     group = Group("a", rules=replace(RULES, forecast=ForecastRules(weight=1.0)))
     group.arrives("r", expires=group.now + 3.0)
     group.plans()
@@ -178,7 +178,7 @@ def test_an_answer_that_goes_on_here_is_not_dropped_for_being_late():
     assert (group.plans(), group.core.count("a")) == ([], (1, 0, 1))
 
 
-def test_ids_that_are_not_known():
+def test_request_ids_unknown_or_taken_are_errors_and_the_end_of_an_unknown_one_is_ignored():
     group = Group("a")
     group.arrives("r")
     with pytest.raises(ValueError):
@@ -318,7 +318,7 @@ def test_decodes_of_others_stop_only_for_a_request_with_a_target_and_where_that_
     assert [request.may_retract for request in group.requested] == [may_retract]
 
 
-def test_memory_of_a_started_request_is_promised_to_it_until_it_ends():
+def test_memory_of_a_started_request_is_reserved_for_it_until_it_ends():
     group = Group("a")
     group.holds(free=2000)
     group.arrives("runs")
@@ -341,7 +341,7 @@ def test_a_request_is_admitted_with_the_length_that_answers_of_its_model_had():
     assert group.core.model("a", 0).forecast.tokens == 30, "a request without an answer says nothing"
 
 
-def test_nothing_bounds_memory_while_no_device_was_heard_of():
+def test_memory_bounds_no_request_before_a_device_was_heard_of():
     group = Group("a")
     group.arrives("r", tokens=10**9)
     assert group.plans() == ["start r (room)"]
@@ -367,7 +367,7 @@ def test_a_neighbours_prefill_is_throttled_while_a_model_decodes():
     assert group.throttles == {"a": FREE, "b": FREE}
 
 
-def test_a_throttle_is_told_when_it_changes_and_to_an_engine_that_knows_none():
+def test_throttle_is_sent_when_it_changes_and_to_an_engine_that_has_none():
     group = Group("a", "b")
     decoding(group)
     group.plans()
@@ -392,7 +392,7 @@ def test_steps_that_take_longer_beside_a_prefill_lengthen_its_pauses():
     assert group.throttles["b"].pause_ratio > before > 0
 
 
-def test_where_decodes_are_not_protected_there_are_no_throttles():
+def test_throttles_are_not_set_where_decodes_are_not_protected():
     group = Group("a", "b", rules=replace(RULES, throttles=False))
     decoding(group)
     group.arrives("long", "b", tokens=5000)
@@ -431,7 +431,7 @@ def test_the_speed_that_an_engine_measured_counts_once():
     assert group.core.model("a", 0).speed.cost(2048) == once < 2048 / RULES.prefill_tokens_per_s
 
 
-def test_of_models_that_left_the_last_ones_are_known_and_those_with_requests():
+def test_models_that_left_are_remembered_if_among_the_last_or_with_requests():
     group = Group("busy")
     group.arrives("r", "busy")
     forgotten = group.becomes("busy", ModelFacts(Presence.GONE))

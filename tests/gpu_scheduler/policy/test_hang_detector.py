@@ -10,33 +10,33 @@ def looks(silence, count, *, begin=0.0, works=True, heard=0, prefill_s=0.0):
     return [silence.look(begin + i * LOOK_S, works=works, heard=heard, prefill_s=prefill_s) for i in range(count)]
 
 
-def test_an_engine_that_says_nothing_is_asked_once_and_then_given_up():
+def test_silent_engine_is_asked_once_and_then_given_up():
     told = looks(HangDetector(9 * LOOK_S), 10)
     assert told == [NOTHING] * 3 + [ASK] + [NOTHING] * 5 + [GIVE_UP]
 
 
-def test_what_it_says_counts_from_then_on():
+def test_silence_of_an_engine_counts_from_its_last_message_on():
     silence = HangDetector(9 * LOOK_S)
     looks(silence, 9)
     assert looks(silence, 10, begin=9 * LOOK_S, heard=1) == [NOTHING] * 3 + [ASK] + [NOTHING] * 5 + [GIVE_UP]
 
 
-def test_one_without_work_may_be_silent_and_is_so_from_when_it_has_some():
+def test_idle_engine_may_be_silent_and_its_silence_counts_from_when_it_has_work():
     silence = HangDetector(3 * LOOK_S)
     assert set(looks(silence, 100, works=False)) == {NOTHING}
     assert looks(silence, 3, begin=100 * LOOK_S) == [ASK, NOTHING, GIVE_UP]
 
 
-def test_none_is_given_up_unasked():
+def test_silent_engine_is_not_given_up_before_it_was_asked():
     assert looks(HangDetector(LOOK_S / 100), 3) == [NOTHING, ASK, GIVE_UP]
 
 
-def test_a_prompt_on_its_way_has_several_times_as_long_as_it_should_take():
+def test_engine_with_a_prompt_under_way_has_several_times_as_long_as_it_should_take():
     told = looks(HangDetector(9 * LOOK_S), 10 + int(5 * SLOWER), prefill_s=5 * LOOK_S)
     assert told.index(GIVE_UP) == 9 + 5 * SLOWER
 
 
-def test_time_in_which_nobody_listened_is_not_held_against_it():
+def test_time_in_which_the_scheduler_did_not_listen_is_no_silence():
     silence = HangDetector(9 * LOOK_S)
     looks(silence, 2)
     assert silence.look(1000.0, works=True, heard=0, prefill_s=0.0) is ASK
@@ -47,5 +47,5 @@ def test_time_in_which_nobody_listened_is_not_held_against_it():
 
 
 @pytest.mark.parametrize("prefill_s", [0.0, 1.0])
-def test_without_a_time_none_is_given_up(prefill_s):
+def test_silent_engine_is_never_given_up_where_no_time_is_set(prefill_s):
     assert set(looks(HangDetector(0.0), 1000, prefill_s=prefill_s)) == {NOTHING}

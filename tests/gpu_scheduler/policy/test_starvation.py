@@ -109,12 +109,12 @@ floods = st.lists(st.tuples(seconds, st.sampled_from([0.0, 0.0, 1.0])), min_size
 
 @settings(max_examples=150)
 @given(arrivals(RATE, SIGMA, slacks_of_the_second_queue), floods, joint)
-def test_late_and_best_effort_requests_start_within_the_bound_whatever_comes_in_s(requests, flood, joint_s):
+def test_late_and_best_effort_requests_start_within_the_bound_whatever_timely_ones_come(requests, flood, joint_s):
     for request_id, waited in waits(requests, flood, SHARE, joint_s).items():
         assert waited <= BOUND, request_id
 
 
-def test_without_a_share_of_the_turn_they_would_starve():
+def test_late_request_without_a_share_of_the_turn_starves():
     """The property above can fail: the flood alone is enough for that."""
     hopeless = WaitingRequest("r0", "a", 0.0, -1.0, round(LEAST * SPEED))
     assert waits([hopeless], [(LEAST, 0.0)], share=0.0) == {"r0": inf}
@@ -126,7 +126,7 @@ OFFERED = 0.8
 
 @settings(max_examples=150)
 @given(arrivals(OFFERED, 2.0, st.sampled_from([-1.0, 0.3, 0.5, 1.0, 4.0, inf]), most=40), joint)
-def test_below_saturation_everybody_starts_before_the_turn_is_idle_again(requests, joint_s):
+def test_requests_below_saturation_start_before_the_turn_is_idle_again(requests, joint_s):
     """All requests together bring sigma + 0.8 T in any T seconds, with any deadlines: the turn is never idle while one
     waits, so that it is idle again sigma / (1 - 0.8) after it began, and everybody has started by then."""
     for request_id, waited in waits(requests, [], SHARE, joint_s).items():

@@ -3,20 +3,20 @@ import pytest
 from gpu_scheduler.policy.memory.demand import TokenRate, changed, weight
 
 
-def test_a_steady_rate_is_seen_as_itself():
+def test_token_rate_of_a_steady_stream_is_its_rate():
     rate = TokenRate(half_life_s=2)
     for i in range(1000):
         rate.observe(5, i / 10)
     assert rate.rate(100) == pytest.approx(50, rel=0.02)
 
 
-def test_half_of_it_is_forgotten_after_the_half_life():
+def test_token_rate_halves_after_the_half_life():
     rate = TokenRate(half_life_s=2)
     rate.observe(100, 0)
     assert rate.rate(2) == pytest.approx(rate.rate(0) / 2)
 
 
-def test_a_tighter_target_weighs_more():
+def test_demand_with_a_tighter_target_weighs_more():
     assert weight(10, 1000, 50) == 2 * weight(10, 1000, 0)
 
 
@@ -29,5 +29,5 @@ def test_a_tighter_target_weighs_more():
         ({}, {"a": 0.0}, True),
     ],
 )
-def test_only_changed_shares_are_worth_telling(old, new, expected):
+def test_demand_shares_are_reported_only_where_they_changed(old, new, expected):
     assert changed(old, new) is expected

@@ -16,19 +16,19 @@ def booked(model, awake=True):
     return found.quota_bytes, found.weights_bytes, found.floor_bytes
 
 
-def test_until_it_is_measured_the_default_is_booked():
+def test_booking_of_a_model_not_measured_yet_is_the_default():
     assert booked(NEW) == (3000, 128, 8)
 
 
-def test_what_an_engine_measured_replaces_the_default_and_graphs_are_booked_with_the_weights():
+def test_booking_of_a_measured_model_replaces_the_default_and_has_graphs_with_the_weights():
     assert booked(UP) == (2100, 448, 8)
 
 
-def test_what_the_catalogue_says_stays_booked():
+def test_quota_stated_in_the_catalogue_stays_booked_once_the_model_is_measured():
     assert booked(replace(UP, quota_is_default=False)) == (3000, 448, 8)
 
 
-def test_weights_that_measured_more_than_the_catalogue_says_are_booked_so():
+def test_weights_measured_larger_than_the_catalogue_says_are_booked_as_measured():
     assert booked(replace(UP, measured=EngineSizes(weights_bytes=129)))[1] == 192
 
 
@@ -36,7 +36,7 @@ def test_a_fresh_engine_may_take_the_default_again_while_it_builds_the_model_wit
     assert booked(MEASURED) == (2680, 448, 8)
 
 
-def test_where_the_last_engine_needed_more_than_the_default_a_fresh_one_is_booked_with_that():
+def test_quota_measured_above_the_default_is_booked_for_a_fresh_engine():
     assert booked(replace(MEASURED, measured=replace(MEASURED.measured, quota_bytes=3500))) == (3500, 448, 8)
 
 
@@ -44,7 +44,7 @@ def test_where_the_last_engine_needed_more_than_the_default_a_fresh_one_is_booke
     ("is_default", "quota", "expected"),
     [(False, 3000, (3000, 448, 8)), (True, 2100, (2680, 448, 8)), (True, 2900, (2900, 448, 8))],
 )
-def test_what_other_groups_measured_is_booked_before_the_model_is_built(is_default, quota, expected):
+def test_sizes_measured_by_other_groups_are_booked_before_the_model_is_built(is_default, quota, expected):
     elsewhere = EngineSizes(graph_bytes=320, quota_bytes=quota)
     assert booked(replace(NEW, quota_is_default=is_default, elsewhere=elsewhere)) == expected
 
@@ -53,7 +53,7 @@ def test_weights_that_measured_more_elsewhere_are_booked_so_before_the_model_is_
     assert booked(replace(NEW, elsewhere=EngineSizes(weights_bytes=150)))[1] == 192
 
 
-def test_what_is_measured_here_counts_instead_of_what_was_elsewhere():
+def test_sizes_measured_here_count_instead_of_those_measured_elsewhere():
     assert booked(replace(UP, elsewhere=EngineSizes(500, 500, 2900))) == (2100, 448, 8)
 
 
@@ -64,5 +64,5 @@ def test_a_sleeping_engine_is_booked_with_what_it_keeps_once_that_is_known():
     assert booked(replace(MEASURED, kept_bytes=616), awake=False) == (2680, 0, 0), "not where the engine is gone"
 
 
-def test_all_of_it_counts_together():
+def test_total_of_an_entitlement_is_the_sum_of_its_parts():
     assert Entitlement(2100, 448, 8).total_bytes == 2556

@@ -3,7 +3,7 @@ import pytest
 from gpu_scheduler.policy.memory.forecast import ForecastRules, OutputForecast
 
 
-def test_before_anything_ended_it_is_a_guess_and_then_follows_what_requests_generate():
+def test_output_forecast_is_a_guess_first_and_then_follows_what_requests_generate():
     first = ForecastRules().first
     forecast = OutputForecast()
     assert forecast.tokens == first
@@ -15,7 +15,7 @@ def test_before_anything_ended_it_is_a_guess_and_then_follows_what_requests_gene
 
 
 @pytest.mark.parametrize(("weight", "then"), [(0.0, 40), (0.5, 70), (1.0, 100)])
-def test_how_fast_it_follows_is_a_rule(weight, then):
+def test_output_forecast_follows_as_fast_as_its_weight_says(weight, then):
     forecast = OutputForecast(ForecastRules(first=40, weight=weight))
     assert forecast.tokens == 40
     forecast.observe(100)

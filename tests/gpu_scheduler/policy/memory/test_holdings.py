@@ -20,7 +20,7 @@ def test_a_floor_above_all_that_is_held_keeps_all_of_it():
     assert memory.free == {"d": 50} and memory.models["a"].reclaimable == 200
 
 
-def test_of_several_devices_the_one_with_least_binds():
+def test_memory_of_a_model_is_bounded_by_its_device_with_the_least():
     one = device("one", holdings=[Holding("a", 400, used=100, idle=300)], limits={"a": 800})
     two = device("two", holdings=[Holding("a", 300, used=120, idle=180)], limits={"a": 700})
     memory = for_admission([one, two], {"a": 10}, {"a": 150})

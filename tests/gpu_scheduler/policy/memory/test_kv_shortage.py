@@ -9,7 +9,7 @@ def need(model, lacking, nbytes=1000):
     return NeedMemory(model, nbytes, f"of {model}", 1.0, lacking)
 
 
-def test_what_plan_after_plan_lacks_is_told_and_what_one_has_is_not():
+def test_kv_shortage_found_by_plan_after_plan_is_reported_and_one_of_a_single_plan_is_not():
     lack = KvShortages()
     lack.look([need("a", 100)], WAIT, NOW)
     assert lack.of("a", NOW) == 0, "it may be there with the next report"
@@ -18,13 +18,13 @@ def test_what_plan_after_plan_lacks_is_told_and_what_one_has_is_not():
     assert lack.of("never asked for", NOW + LASTING_S) == 0
 
 
-def test_it_is_told_in_time_without_another_plan():
+def test_kv_shortage_is_reported_in_time_without_another_plan():
     lack = KvShortages()
     lack.look([need("a", 100)], WAIT, NOW)
     assert lack.of("a", NOW + LASTING_S) == 100
 
 
-def test_a_plan_that_did_not_come_to_a_model_ends_nothing_and_several_do():
+def test_kv_shortage_survives_one_plan_without_it_and_ends_after_several():
     lack = KvShortages()
     lack.look([need("a", 100)], WAIT, NOW)
     lack.look([], WAIT, NOW + 0.09)
@@ -39,7 +39,7 @@ def test_a_plan_that_did_not_come_to_a_model_ends_nothing_and_several_do():
     assert lack.of("a", NOW + 0.24) == 0, "it begins anew"
 
 
-def test_nothing_is_lacking_where_nobody_waits():
+def test_kv_shortage_ends_where_no_request_waits():
     lack = KvShortages()
     lack.look([need("a", 100)], WAIT, NOW)
     assert lack
@@ -47,7 +47,7 @@ def test_nothing_is_lacking_where_nobody_waits():
     assert not lack and lack.of("a", NOW + LASTING_S) == 0
 
 
-def test_what_its_own_limit_keeps_from_a_model_is_no_lack():
+def test_kv_that_its_own_limit_keeps_from_a_model_is_no_shortage():
     lack = KvShortages()
     lack.look([need("a", 0)], WAIT, NOW)
     assert not lack and lack.of("a", NOW + LASTING_S) == 0

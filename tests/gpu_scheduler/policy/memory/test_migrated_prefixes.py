@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_scheduler.policy.memory.migrated_prefixes import KEPT_S, MigratedPrefixes
 
 
-def test_a_request_that_begins_with_what_came_has_it_cached() -> None:
+def test_request_that_begins_with_a_migrated_prefix_has_it_cached() -> None:
     brought = MigratedPrefixes()
     brought.came("llama", [[1, 2, 3, 4], [1, 2], [9, 9, 9], []], now=10.0)
     assert brought.cached_tokens("llama", [1, 2, 3, 4, 5, 6], now=10.5) == 4
@@ -15,7 +15,7 @@ def test_a_request_that_begins_with_what_came_has_it_cached() -> None:
     assert brought.cached_tokens("qwen", [1, 2, 3, 4, 5, 6], now=10.5) == 0
 
 
-def test_what_came_is_forgotten_after_a_while_and_each_by_itself() -> None:
+def test_migrated_prefixes_are_forgotten_after_a_while_each_by_itself() -> None:
     brought = MigratedPrefixes()
     brought.came("llama", [[1, 2, 3]], now=10.0)
     brought.came("llama", [[4, 5]], now=12.0)

@@ -31,7 +31,7 @@ def test_a_request_that_lacks_memory_where_there_was_room_has_it_requested_again
     assert limit.take(NEED, AGAIN_S)
 
 
-def test_another_request_of_the_model_does_not_wait_for_the_pause():
+def test_memory_request_for_another_request_of_the_model_does_not_wait_for_the_pause():
     assert answered(granted=True).take(NeedMemory("a", 7, "s", inf), 0.0)
 
 
@@ -39,7 +39,7 @@ def test_a_request_that_started_in_its_room_wakes_no_plan():
     assert answered(granted=True).next_deadline() == inf
 
 
-def test_where_no_room_came_the_next_plan_requests_memory_again():
+def test_memory_request_that_found_no_room_is_made_again_with_the_next_plan():
     limit = answered(granted=False)
     assert limit.next_deadline() == inf
     assert limit.take(NEED, 0.0)

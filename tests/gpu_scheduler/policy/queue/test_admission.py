@@ -49,7 +49,7 @@ def carry_out(queue, decisions, now):
 # --- the turn ---------------------------------------------------------------------------------------------------------
 
 
-def test_one_engine_at_a_time_prefills():
+def test_prefills_are_admitted_to_one_engine_at_a_time():
     queue = backlog()
     add(queue, "1", "a", 0.1, deadline=5.0)
     add(queue, "2", "a", 0.1, deadline=6.0)
@@ -110,7 +110,7 @@ def test_short_prompts_of_one_model_join_beyond_a_chunk_as_those_of_several_do()
     assert started(admit(queue.plan(0.25), queue, plenty("a"), turn)) == ["3"]
 
 
-def test_an_engine_that_says_nothing_gets_no_more_however_long_it_takes():
+def test_silent_engine_gets_no_more_requests_however_long_it_takes():
     queue = backlog()
     for i in range(9):
         add(queue, f"{i}", "a", 0.25, deadline=90.0 + i)
@@ -119,7 +119,7 @@ def test_an_engine_that_says_nothing_gets_no_more_however_long_it_takes():
     assert started(admit(queue.plan(60.0), queue, plenty("a"), turn)) == []
 
 
-def test_an_engine_that_says_nothing_gets_no_more_beside_another_either():
+def test_silent_engine_gets_no_more_requests_beside_another_one_either():
     queue = backlog("a", "b")
     add(queue, "b", "b", 0.25, deadline=80.0)
     for i in range(9):
@@ -143,7 +143,7 @@ def test_a_long_prompt_has_the_device_for_itself_until_little_of_it_is_left():
     assert started(decide_jointly(queue, 9.6)) == ["short"]
 
 
-def test_without_a_turn_whatever_has_memory_starts():
+def test_requests_with_memory_all_start_where_prefills_are_not_limited():
     queue = backlog()
     add(queue, "1", "a", 10.0, deadline=50.0)
     add(queue, "2", "b", 10.0, deadline=60.0)
@@ -165,7 +165,7 @@ def test_requests_of_a_model_that_is_not_active_do_not_start_and_hold_up_nobody(
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_prompt_and_forecast_of_the_decode_count():
+def test_bytes_of_a_request_are_those_of_its_prompt_and_forecast_output():
     memory = ModelKv(limit=0, held=0, token_bytes=100)
     assert memory.bytes_for(WaitingRequest("r", "a", 0.0, prompt_tokens=16, decode_tokens=2)) == 1800
 
@@ -187,7 +187,7 @@ MEMORY_TABLE = """
 
 
 @pytest.mark.parametrize("row", MEMORY_TABLE.strip().splitlines()[1:])
-def test_a_request_of_1024_bytes_that_lacks_some_asks_for_all_that_its_model_has_not_got(row):
+def test_request_without_enough_memory_needs_all_that_its_model_does_not_have(row):
     facts, lacks = row.split("|")
     limit, held, reclaimable, growth, free = (None if f == "-" else int(f) for f in facts.split())
     model = ModelKv(limit, held, reclaimable, growth, devices=("d0",))
@@ -200,7 +200,7 @@ def test_a_request_of_1024_bytes_that_lacks_some_asks_for_all_that_its_model_has
     assert decide(queue, memory=memory) == expected
 
 
-def test_a_request_of_s_without_memory_is_passed_over_and_later_ones_of_its_model_do_not_overtake_it():
+def test_timely_request_without_memory_is_passed_over_but_by_none_of_its_own_model():
     queue = backlog()
     add(queue, "large", "a", 2.0, deadline=10.0)
     add(queue, "small", "a", 0.1, deadline=11.0)
@@ -210,7 +210,7 @@ def test_a_request_of_s_without_memory_is_passed_over_and_later_ones_of_its_mode
     assert decisions == [NeedMemory("a", 2048, "large", 8.0), Start("other", Why.ON_TIME)]
 
 
-def test_a_claim_of_s_keeps_what_its_device_has_free():
+def test_memory_claimed_by_a_timely_request_stays_free_on_its_device():
     queue = backlog()
     add(queue, "large", "a", 2.0, deadline=10.0)
     add(queue, "other", "b", 0.5, deadline=12.0)
@@ -226,7 +226,7 @@ def test_a_tensor_parallel_model_needs_room_on_all_of_its_devices():
     assert decide(queue, memory=memory) == [NeedMemory("a", 1024, "r", 9.0, 24)]
 
 
-def test_memory_is_asked_for_while_the_turn_is_elsewhere():
+def test_memory_is_requested_while_another_engine_has_the_prefill_turn():
     queue = backlog()
     add(queue, "1", "a", 0.1, deadline=5.0)
     carry_out(queue, decide(queue), 0.0)
@@ -236,7 +236,7 @@ def test_memory_is_asked_for_while_the_turn_is_elsewhere():
 
 
 @given(st.data())
-def test_one_pass_never_grants_more_than_there_is(data):
+def test_admission_never_grants_more_memory_than_there_is(data):
     queue = backlog("a", "b")
     number = st.integers(0, 4096)
     models = {
@@ -271,14 +271,14 @@ def test_one_pass_never_grants_more_than_there_is(data):
 # --- the second queue -------------------------------------------------------------------------------------------------
 
 
-def test_while_s_is_empty_the_second_queue_runs_oldest_first():
+def test_second_queue_runs_oldest_first_while_no_request_can_be_on_time():
     queue = backlog()
     add(queue, "young", "a", 5.0, arrival=3.0)
     add(queue, "old", "a", 5.0, arrival=1.0)
     assert decide(queue) == [Start("old", Why.ROOM), Start("young", Why.ROOM)]
 
 
-def test_a_late_request_goes_first_where_s_has_room_for_it():
+def test_late_request_goes_first_where_timely_ones_leave_room_for_it():
     queue = backlog()
     add(queue, "late", "a", 1.0, deadline=0.5)
     add(queue, "s", "a", 1.0, deadline=4.0)
@@ -286,7 +286,7 @@ def test_a_late_request_goes_first_where_s_has_room_for_it():
     assert started(decide(queue, room_share=0.25)) == ["s"]
 
 
-def test_two_late_requests_do_not_use_the_same_room():
+def test_room_left_by_timely_requests_is_used_by_one_late_request_only():
     queue = backlog()
     add(queue, "late 1", "a", 1.0, deadline=0.5)
     add(queue, "late 2", "a", 1.0, deadline=0.5)
@@ -294,7 +294,7 @@ def test_two_late_requests_do_not_use_the_same_room():
     assert started(decide(queue, room_share=0.5)) == ["late 1", "s"]
 
 
-def test_memory_for_the_second_queue_is_asked_for_only_while_s_is_empty():
+def test_memory_for_late_requests_is_requested_only_while_no_timely_one_waits():
     queue = backlog()
     add(queue, "late", "a", 1.0, deadline=0.5)
     memory = AdmissionMemory({"a": ModelKv(limit=0, held=0), "b": ModelKv(limit=1 << 20, held=0)})
@@ -303,7 +303,7 @@ def test_memory_for_the_second_queue_is_asked_for_only_while_s_is_empty():
     assert decide(queue, memory=memory) == [Start("s", Why.ON_TIME)]
 
 
-def test_the_credit_belongs_to_the_oldest_and_younger_ones_do_not_spend_it():
+def test_credit_for_late_requests_belongs_to_the_oldest_and_younger_ones_do_not_spend_it():
     queue = backlog(rules=BacklogRules(late_share=0.5))
     add(queue, "s0", "b", 1.0, deadline=1.0)
     carry_out(queue, decide(queue), 0.0)
@@ -341,7 +341,7 @@ SHARE = 0.2
     lates=st.lists(st.integers(1, 32).map(lambda n: n / 16), min_size=1, max_size=6),
     flood=st.lists(st.integers(1, 16).map(lambda n: n / 16), min_size=1, max_size=8),
 )
-def test_no_request_of_the_second_queue_starves_under_a_flood_that_always_fills_s(lates, flood):
+def test_second_queue_request_starts_within_its_bound_under_a_flood_of_timely_ones(lates, flood):
     """S gets a new tight request whenever its turn is free. Each late one starts within the bound of `ageing.py`."""
     queue = backlog(rules=BacklogRules(late_share=SHARE))
     for i, seconds in enumerate(lates):
@@ -367,7 +367,7 @@ def test_no_request_of_the_second_queue_starves_under_a_flood_that_always_fills_
     assert sum(lates) - max(lates) <= SHARE * now
 
 
-def test_admission_of_everything_in_the_end_leaves_nobody_waiting():
+def test_admission_starts_every_request_in_the_end():
     queue = backlog()
     for i in range(50):
         add(queue, f"{i}", "ab"[i % 2], 0.1 + i / 100, deadline=inf if i % 5 == 0 else i / 10, arrival=i / 100)
@@ -386,7 +386,7 @@ def test_admission_of_everything_in_the_end_leaves_nobody_waiting():
 # --- by arrival -------------------------------------------------------------------------------------------------------
 
 
-def test_by_arrival_each_model_is_served_in_order_and_what_one_lacks_keeps_nobody_else_waiting():
+def test_admission_by_arrival_serves_each_model_in_order_past_one_without_memory():
     queue = backlog(rules=BacklogRules(order="arrival"))
     add(queue, "long", "a", 4.0, deadline=0.1, arrival=0.0)
     add(queue, "short", "a", 1.0, deadline=9.0, arrival=0.1, now=0.1)
@@ -401,7 +401,7 @@ def test_by_arrival_each_model_is_served_in_order_and_what_one_lacks_keeps_nobod
 # --- places -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_gets_no_more_than_it_runs_and_who_waits_here_keeps_the_order():
+def test_engine_gets_no_more_requests_than_it_runs_and_the_rest_keep_their_order():
     queue = backlog()
     for number in range(4):
         add(queue, f"a{number}", "a", 0.1, deadline=9.0 - number)
@@ -414,7 +414,7 @@ def test_an_engine_gets_no_more_than_it_runs_and_who_waits_here_keeps_the_order(
     assert started(admit(queue.plan(0.0), queue, plenty(), turn, {"a": 1})) == ["a4"]
 
 
-def test_nobody_asks_for_memory_who_has_no_place():
+def test_memory_is_not_requested_for_an_engine_without_a_free_place():
     queue = backlog()
     add(queue, "1", "a", 0.1, deadline=5.0)
     add(queue, "2", "a", 0.1)

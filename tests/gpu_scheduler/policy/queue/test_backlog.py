@@ -44,7 +44,7 @@ def test_requests_of_all_models_are_ordered_by_deadline():
     assert tuple(queue.plan(0.0).on_time) == ("2", "3", "1")
 
 
-def test_it_is_pressed_while_lately_one_was_left_out_that_faster_prefills_could_save():
+def test_backlog_is_pressed_while_faster_prefills_could_lately_have_saved_a_request():
     queue = backlog()
     queue.add(request("1", 2.0, deadline=3.0), 0.0)
     queue.plan(0.0)
@@ -67,7 +67,7 @@ def test_it_is_pressed_while_lately_one_was_left_out_that_faster_prefills_could_
     assert not queue.pressed
 
 
-def test_no_faster_prefill_saves_what_is_late_already_or_alone_or_for_its_wake_up():
+def test_backlog_is_not_pressed_by_requests_late_already_or_alone_or_by_their_wake_up():
     queue = backlog("awake", "asleep")
     queue.model_waking("asleep", 60.0)
     queue.add(request("its wake-up", deadline=9.0, model="asleep"), 0.0)
@@ -82,7 +82,7 @@ def test_no_faster_prefill_saves_what_is_late_already_or_alone_or_for_its_wake_u
     assert queue.pressed
 
 
-def test_by_arrival_targets_order_nothing_and_none_is_late():
+def test_backlog_by_arrival_ignores_targets_and_counts_no_request_as_late():
     queue = backlog(rules=BacklogRules(order="arrival"))
     for i, deadline in enumerate([9.0, 0.1, 5.0, inf]):
         queue.add(request(f"{i}", deadline=deadline, arrival=i / 10, drop_late=True), 0.3)
@@ -93,7 +93,7 @@ def test_by_arrival_targets_order_nothing_and_none_is_late():
     assert next(iter(queue.plan(0.7).second)) == "0" and queue.state("0") is RequestState.WAITING
 
 
-def test_what_does_not_fit_is_late_and_kept():
+def test_request_that_does_not_fit_is_late_and_kept():
     queue = backlog()
     queue.add(request("long", 3.0, deadline=3.5), 0.0)
     queue.add(request("short", 1.0, deadline=3.75), 0.0)
@@ -112,7 +112,7 @@ def test_a_late_request_is_on_time_again_when_the_one_before_it_is_cancelled():
     assert tuple(queue.plan(0.25).on_time) == ("b",)
 
 
-def test_a_paced_model_counts_longer_for_prompts_of_several_steps_in_plan_cost_and_slack():
+def test_throttled_model_counts_longer_for_prompts_of_several_steps_in_plan_cost_and_slack():
     queue = backlog()
     queue.add(request("long", 2.0, deadline=3.0), 0.0)
     queue.add(request("short", 0.25, deadline=9.0), 0.0)
@@ -124,7 +124,7 @@ def test_a_paced_model_counts_longer_for_prompts_of_several_steps_in_plan_cost_a
     assert tuple(queue.plan(0.0).on_time) == ("long", "short")
 
 
-def test_what_a_pace_added_to_a_prefill_is_not_learned_as_the_models_speed():
+def test_pauses_of_a_throttled_prefill_are_not_learned_as_the_models_speed():
     queue = backlog()
     queue.add(request("long", 2.0), 0.0)
     queue.model_throttled("m", 3.0, 128, 0.0)
@@ -134,7 +134,7 @@ def test_what_a_pace_added_to_a_prefill_is_not_learned_as_the_models_speed():
     assert queue.prefill_cost("long") == pytest.approx(2.0)
 
 
-def test_pauses_make_late_whom_the_prompts_before_it_and_its_own_would_leave_no_time_for_them():
+def test_pauses_make_a_request_late_whose_time_the_prompts_before_it_would_use_up():
     queue = backlog("m", "other")
     for name, deadline in (("1", 2.5), ("2", 4.75), ("3", 6.5), ("best effort", inf)):
         queue.add(request(name, deadline=deadline), 0.0)
@@ -144,7 +144,7 @@ def test_pauses_make_late_whom_the_prompts_before_it_and_its_own_would_leave_no_
     assert not queue.late_by_pauses("other", 9.0, 0.0)
 
 
-def test_a_prompt_that_comes_into_the_pause_behind_the_last_one_waits_for_its_end():
+def test_prompt_that_comes_during_a_pause_waits_for_its_end():
     queue = backlog()
     queue.add(request("1"), 0.0)
     start(queue, "1", 0.0)
@@ -156,7 +156,7 @@ def test_a_prompt_that_comes_into_the_pause_behind_the_last_one_waits_for_its_en
     assert not queue.late_by_pauses("m", 3.0, 2.75 + 0.01), "it is late already"
 
 
-def test_a_pace_that_changes_counts_for_what_is_left_of_what_is_under_way():
+def test_throttle_that_changes_counts_for_the_rest_of_a_prefill_under_way():
     queue = backlog()
     queue.model_throttled("m", 3.0, 128, 0.0)
     for name in "12":
@@ -236,7 +236,7 @@ def test_a_request_that_its_wake_up_makes_late_is_late():
     assert queue.slack("fine", 0.0) == pytest.approx(0.5)
 
 
-def test_many_requests_that_wait_for_one_wake_up_are_charged_their_prefills_alone():
+def test_requests_waiting_for_one_wake_up_are_charged_their_prefills_alone():
     queue = backlog("m", "waking")
     queue.model_waking("waking", ready_at=2.0)
     for i in range(8):
@@ -247,7 +247,7 @@ def test_many_requests_that_wait_for_one_wake_up_are_charged_their_prefills_alon
     assert agenda.room == pytest.approx(1.0)
 
 
-def test_a_model_that_is_not_in_sight_makes_what_has_a_deadline_late():
+def test_model_not_expected_at_all_makes_its_requests_with_a_deadline_late():
     queue = backlog("gone")
     queue.model_waking("gone", inf)
     queue.add(request("a", deadline=1e6, model="gone"), 0.0)
@@ -259,7 +259,7 @@ def test_a_model_that_is_not_in_sight_makes_what_has_a_deadline_late():
 # --- what is thrown away ----------------------------------------------------------------------------------------------
 
 
-def test_how_many_wait_and_are_late_is_known_by_model_without_those_that_were_thrown_away():
+def test_counts_of_waiting_and_late_requests_by_model_leave_dropped_ones_out():
     queue = backlog("m", "other")
     for number in range(3):
         queue.add(request(f"dropped {number}", deadline=0.5, drop_late=True), 0.0)
@@ -333,7 +333,7 @@ def test_a_retracted_request_may_get_a_new_deadline():
     assert tuple(queue.plan(5.0).on_time) == ("a",)
 
 
-def test_calls_that_make_no_sense_say_so():
+def test_backlog_refuses_calls_that_make_no_sense():
     queue = backlog()
     queue.add(request("a"), 0.0)
     with pytest.raises(ValueError, match="queued already"):
@@ -367,7 +367,7 @@ def test_a_model_takes_the_place_of_one_that_was_removed():
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_it_wants_to_be_woken_when_the_plan_can_no_longer_be_met():
+def test_next_deadline_of_a_backlog_is_when_its_plan_can_no_longer_be_met():
     queue = backlog()
     assert queue.next_deadline() == inf
     queue.add(request("a", 1.0, deadline=3.0), 0.0)
@@ -378,7 +378,7 @@ def test_it_wants_to_be_woken_when_the_plan_can_no_longer_be_met():
     assert tuple(queue.plan(queue.next_deadline()).second) == ("a",)
 
 
-def test_it_wants_to_be_woken_when_the_credit_of_a_blocked_second_queue_suffices():
+def test_next_deadline_of_a_backlog_is_when_the_credit_of_a_blocked_late_request_suffices():
     queue = backlog("m", "waking")
     queue.model_waking("waking", 5.0)
     queue.add(request("s", 1.0, deadline=7.0, model="waking"), 0.0)
@@ -389,7 +389,7 @@ def test_it_wants_to_be_woken_when_the_credit_of_a_blocked_second_queue_suffices
     assert queue.next_deadline() > 2.0 + TICK
 
 
-def test_following_its_own_deadlines_always_comes_to_an_end():
+def test_backlog_planned_at_its_own_deadlines_comes_to_an_end():
     queue = backlog("m", "waking")
     queue.model_waking("waking", 0.5)
     for i in range(10):
@@ -558,7 +558,7 @@ TestConservation = Conservation.TestCase
 TestConservation.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-def test_prompts_that_end_in_one_step_teach_what_each_took_of_it():
+def test_prompts_that_end_in_one_step_share_its_time_in_the_learned_speed():
     """Else the first of them would seem to take the whole step, and its neighbours nothing that counts."""
     queue = Backlog()
     queue.add_model("m", PrefillSpeed(1000.0, weight=1.0))

@@ -55,7 +55,7 @@ def most_on_time(jobs, start):
 
 
 @given(job_lists(), sixteenths)
-def test_no_subset_has_more_requests_on_time(jobs, start):
+def test_schedule_has_as_many_requests_on_time_as_the_best_subset(jobs, start):
     plan = schedule(jobs, start)
     assert len(plan.on_time) == most_on_time(jobs, start)
 
@@ -69,7 +69,7 @@ def on_time(jobs):
     return met
 
 
-def test_no_order_of_all_requests_has_more_on_time_up_to_four_requests():
+def test_schedule_of_up_to_four_requests_has_as_many_on_time_as_the_best_order():
     kinds = list(product(range(5), range(4)))
     for n in range(5):
         for jobs in combinations_with_replacement(kinds, n):
@@ -105,7 +105,7 @@ def instances(deadlines, costs, most):
     [((1, 2, 3, 4, 5), (1, 2, 3), 6, 190_474), ((2, 4, 6), (1, 2, 3), 8, 401_041)],
     ids=["up to six requests", "up to eight requests"],
 )
-def test_every_instance_of_a_domain_has_as_many_on_time_as_the_best_subset(deadlines, costs, most, number):
+def test_schedule_of_every_small_instance_has_as_many_on_time_as_the_best_subset(deadlines, costs, most, number):
     seen = 0
     for some_deadlines, some_costs, expected in instances(deadlines, costs, most):
         seen += 1
@@ -114,7 +114,7 @@ def test_every_instance_of_a_domain_has_as_many_on_time_as_the_best_subset(deadl
     assert seen == number
 
 
-def test_seven_and_eight_requests_of_a_wide_domain_drawn_from_a_seed():
+def test_schedule_of_seven_or_eight_requests_has_as_many_on_time_as_the_best_subset():
     draw = random.Random(20260731)
     for _ in range(50_000):
         jobs = sorted((draw.randint(0, 40), draw.randint(0, 12)) for _ in range(draw.choice([7, 8])))
@@ -142,7 +142,7 @@ def most_on_time_by_dynamic_program(jobs):
 
 @pytest.mark.parametrize("n", [20, 60, 150, 300])
 @pytest.mark.parametrize("load", [0.7, 1.0, 1.5, 5.0])
-def test_long_queues_have_as_many_on_time_as_the_dynamic_program(n, load):
+def test_schedule_of_a_long_queue_has_as_many_on_time_as_the_dynamic_program(n, load):
     """`load`: work over the time until the last deadline. Costs of one size, and with a long tail."""
     draw = random.Random(n * 1000 + round(load * 10))
     for tail in (False, True, True, True):
@@ -153,13 +153,13 @@ def test_long_queues_have_as_many_on_time_as_the_dynamic_program(n, load):
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 40)), max_size=120))
-def test_any_queue_has_as_many_on_time_as_the_dynamic_program(jobs):
+def test_schedule_of_any_queue_has_as_many_on_time_as_the_dynamic_program(jobs):
     plan = schedule([Job(f"{i}", deadline, cost) for i, (deadline, cost) in enumerate(jobs)], 0)
     assert len(plan.on_time) == most_on_time_by_dynamic_program(jobs)
 
 
 @given(job_lists(most=40), sixteenths)
-def test_what_it_keeps_meets_every_deadline_and_nothing_is_lost(jobs, start):
+def test_schedule_keeps_requests_that_meet_their_deadlines_and_loses_none(jobs, start):
     plan = schedule(jobs, start)
     by_id = {job.request_id: job for job in jobs}
     kept = [by_id[request_id] for request_id in plan.on_time]
@@ -175,7 +175,7 @@ def test_a_request_that_no_order_can_save_costs_no_other_its_place(jobs, start):
 
 
 @given(st.lists(st.tuples(costs, st.integers(-16, 32)), max_size=60))
-def test_long_queues_with_deadlines_about_where_they_end_are_settled_as_on_paper(drawn):
+def test_schedule_of_a_tight_queue_is_that_of_the_algorithm_as_written_down(drawn):
     """The algorithm as it is written down: a list, the longest of it found by looking at all."""
     jobs, end = [], 0.0
     for i, (cost, spare) in enumerate(drawn):
@@ -213,7 +213,7 @@ def scenarios():
 
 
 @pytest.mark.parametrize(("case", "start", "jobs", "on_time", "late"), list(scenarios()))
-def test_scenario(case, start, jobs, on_time, late):
+def test_schedule_of_a_scenario_is_the_stated_one(case, start, jobs, on_time, late):
     parsed = [job.split() for job in jobs.split(",")] if jobs != "-" else []
     plan = schedule([Job(name, float(deadline), float(cost)) for name, deadline, cost in parsed], float(start))
     assert " ".join(plan.on_time) == on_time.strip("-")
@@ -227,7 +227,7 @@ def test_an_infinite_cost_is_late_and_delays_nobody(late):
 
 
 @given(job_lists(most=40), sixteenths)
-def test_where_few_have_to_go_they_are_those_that_a_heap_finds(jobs, start):
+def test_late_requests_that_are_few_are_those_that_a_heap_finds(jobs, start):
     jobs.sort(key=lambda job: job.deadline)
     deadlines, costs = np.array([job.deadline for job in jobs]), np.array([job.cost for job in jobs])
     expected = many_late(deadlines, costs, start).tolist()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gpu_scheduler.policy.queue.service_time import ServiceTime
 
 
-def test_one_alone_takes_what_passes():
+def test_service_time_of_a_prefill_alone_is_the_time_that_passes():
     times = ServiceTime()
     times.begin("1", "a", 10.0)
     assert times.end("1", 10.5) == pytest.approx(0.5)
@@ -15,7 +15,7 @@ def test_one_alone_takes_what_passes():
     assert times.end("2", 12.25) == pytest.approx(0.25)
 
 
-def test_two_models_side_by_side_have_half_of_the_time_each():
+def test_service_time_of_two_models_side_by_side_is_half_of_the_time_each():
     times = ServiceTime()
     times.begin("1", "a", 0.0)
     times.begin("2", "b", 1.0)
@@ -23,7 +23,7 @@ def test_two_models_side_by_side_have_half_of_the_time_each():
     assert times.end("2", 4.0) == pytest.approx(1.0 + 1.0)
 
 
-def test_requests_of_one_model_go_one_after_the_other():
+def test_service_time_of_requests_of_one_model_runs_one_after_the_other():
     times = ServiceTime()
     times.begin("1", "a", 0.0)
     times.begin("2", "a", 0.5)
@@ -31,7 +31,7 @@ def test_requests_of_one_model_go_one_after_the_other():
     assert times.end("2", 1.75) == pytest.approx(0.75)
 
 
-def test_those_that_end_in_one_step_count_once():
+def test_service_time_of_requests_that_end_in_one_step_counts_once():
     times = ServiceTime()
     times.begin("1", "a", 0.0)
     times.begin("2", "a", 0.0)
@@ -39,7 +39,7 @@ def test_those_that_end_in_one_step_count_once():
     assert times.end("2", 1.0) == 0.0
 
 
-def test_one_that_is_given_up_behind_another_takes_nothing_of_its_time():
+def test_service_time_of_a_request_includes_that_of_one_given_up_behind_it():
     times = ServiceTime()
     times.begin("1", "a", 0.0)
     times.begin("2", "a", 0.5)
@@ -47,7 +47,7 @@ def test_one_that_is_given_up_behind_another_takes_nothing_of_its_time():
     assert times.end("1", 2.0) == pytest.approx(2.0)
 
 
-def test_who_comes_after_one_that_is_given_up_is_not_measured_and_those_after_it_are():
+def test_service_time_behind_a_request_that_was_given_up_is_not_measured():
     times = ServiceTime()
     for name in ("1", "2", "3"):
         times.begin(name, "a", 0.0)
@@ -60,14 +60,14 @@ def test_who_comes_after_one_that_is_given_up_is_not_measured_and_those_after_it
     assert times.end("4", 3.0) == 0.0
 
 
-def test_one_that_never_began_took_nothing():
+def test_service_time_of_a_request_that_never_began_is_zero():
     assert ServiceTime().end("1", 5.0) == 0.0
 
 
 @given(
     st.lists(st.tuples(st.floats(0.001, 2.0), st.sampled_from("abc"), st.floats(0.001, 5.0)), min_size=1, max_size=12)
 )
-def test_what_requests_took_is_never_more_than_the_time_in_which_some_were_under_way(drawn):
+def test_service_times_add_up_to_no_more_than_the_time_with_requests_under_way(drawn):
     """A gap, a model, and how long after its begin a request ends."""
     times, events, now = ServiceTime(), [], 0.0
     for number, (gap, model, lasts) in enumerate(drawn):

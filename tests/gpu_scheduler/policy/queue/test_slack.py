@@ -32,7 +32,7 @@ def test_a_cached_prefix_costs_nothing_but_the_last_token_is_always_computed():
     )
 
 
-def test_a_best_effort_request_has_all_the_time():
+def test_slack_of_a_best_effort_request_is_infinite():
     request = WaitingRequest("r", "m", arrival=0.0)
     assert request.deadline == inf
     assert slack.slack(request, 1.0, now=1e9) == inf
@@ -51,7 +51,7 @@ def test_the_calibrated_speed_holds_until_a_chunk_was_observed():
     assert speed.cost(5000) == pytest.approx(5.0)
 
 
-def test_the_average_moves_towards_what_is_observed():
+def test_prefill_speed_moves_towards_what_is_observed():
     speed = PrefillSpeed(1000.0, weight=0.5)
     speed.observe(1024, 0.512)  # 0.5 ms a token against 1 ms calibrated
     assert speed.cost(1024) == pytest.approx(1024 * 0.00075)
@@ -80,7 +80,7 @@ def test_a_long_prompt_costs_as_many_full_chunks():
 @pytest.mark.parametrize(
     ("tokens", "seconds"), [(0, 1.0), (-1, 1.0), (10, 0.0), (10, -1.0), (10, inf), (10, float("nan"))]
 )
-def test_what_cannot_be_a_measurement_is_ignored(tokens, seconds):
+def test_impossible_measurement_of_prefill_speed_is_ignored(tokens, seconds):
     speed = PrefillSpeed(1000.0)
     speed.observe(tokens, seconds)
     assert speed.cost(100) == pytest.approx(0.1)
@@ -89,6 +89,6 @@ def test_what_cannot_be_a_measurement_is_ignored(tokens, seconds):
 @pytest.mark.parametrize(
     "bad", [{"tokens_per_s": 0.0}, {"tokens_per_s": 1.0, "weight": 0.0}, {"tokens_per_s": 1.0, "chunk_tokens": 0}]
 )
-def test_an_impossible_speed_is_refused(bad):
+def test_impossible_prefill_speed_is_refused(bad):
     with pytest.raises(ValueError, match="prefill speed"):
         PrefillSpeed(**bad)

@@ -23,7 +23,7 @@ class Clock:
             self.beat.step(self.now, self.others_s)
 
 
-def test_a_step_alone_is_the_measured_one_until_some_were_seen():
+def test_step_time_alone_is_the_measured_one_until_enough_steps_were_seen():
     clock = Clock()
     clock.steps(0.012, 7)
     assert clock.beat.step_s == STEP_S
@@ -31,7 +31,7 @@ def test_a_step_alone_is_the_measured_one_until_some_were_seen():
     assert clock.beat.step_s == pytest.approx(0.012)
 
 
-def test_steps_that_meet_a_prefill_and_those_across_an_own_one_are_no_steps_alone():
+def test_steps_beside_or_across_a_prefill_do_not_count_as_steps_alone():
     clock = Clock()
     clock.steps(0.016, 20, share=1.0)
     clock.steps(0.016, 20, share=0.01)
@@ -43,7 +43,7 @@ def test_steps_that_meet_a_prefill_and_those_across_an_own_one_are_no_steps_alon
     assert clock.beat.step_s == STEP_S and clock.beat.loss == LOSS
 
 
-def test_the_time_in_which_nothing_decoded_is_no_step():
+def test_time_without_decodes_counts_as_no_step():
     clock = Clock()
     clock.beat.stopped()
     clock.steps(9.0)
@@ -51,7 +51,7 @@ def test_the_time_in_which_nothing_decoded_is_no_step():
     assert clock.beat.step_s == pytest.approx(0.010)
 
 
-def test_a_window_moves_the_loss_a_part_of_the_way_to_what_it_says():
+def test_loss_moves_a_part_of_the_way_to_what_a_window_shows():
     clock = Clock()
     clock.steps(4 * STEP_S, WINDOW - 1, share=1.0)
     assert clock.beat.loss == LOSS
@@ -59,21 +59,21 @@ def test_a_window_moves_the_loss_a_part_of_the_way_to_what_it_says():
     assert clock.beat.loss == pytest.approx(LOSS + FOLLOW * (3 / 4 - LOSS))
 
 
-def test_one_step_that_stood_for_a_second_counts_as_a_slow_one():
+def test_step_of_a_whole_second_counts_as_one_slow_step():
     clock = Clock()
     clock.steps(2.4 * STEP_S, WINDOW - 1, share=1.0)
     clock.steps(1.0)
     assert clock.beat.loss == pytest.approx(LOSS, abs=0.03)
 
 
-def test_where_no_step_alone_is_known_nothing_is_learned():
+def test_loss_is_not_learned_where_no_step_alone_is_known():
     clock = Clock(measured_s=0.0)
     clock.steps(0.016, 2 * WINDOW, share=1.0)
     assert clock.beat.loss == LOSS
 
 
 @given(st.lists(st.tuples(st.floats(1e-5, 10.0), st.floats(0.0, 3.0)), max_size=300))
-def test_the_loss_keeps_its_bounds_whatever_comes(steps):
+def test_loss_stays_within_its_bounds_whatever_steps_come(steps):
     clock = Clock()
     for seconds, share in steps:
         clock.steps(seconds, share=share)
@@ -81,7 +81,7 @@ def test_the_loss_keeps_its_bounds_whatever_comes(steps):
 
 
 @given(st.floats(0.0, 0.85), st.lists(st.floats(0.25, 1.0), min_size=60, max_size=60))
-def test_the_loss_goes_straight_to_what_it_is_whatever_the_pace(loss, shares):
+def test_loss_approaches_its_true_value_without_overshoot_whatever_the_throttle(loss, shares):
     clock = Clock()
     away = abs(LOSS - loss)
     for share in shares:
@@ -92,7 +92,7 @@ def test_the_loss_goes_straight_to_what_it_is_whatever_the_pace(loss, shares):
 
 
 @given(st.floats(0.1, 0.85), st.floats(1.2, 4.0), st.floats(1.0, 1.3))
-def test_pace_and_loss_come_to_rest_at_the_target_also_with_steps_that_have_grown(loss, times, grown):
+def test_throttle_and_loss_settle_at_the_target_also_with_steps_that_have_grown(loss, times, grown):
     """The step alone is out of date: nothing of it was seen since contexts grew."""
     clock, rules = Clock(), ThrottleRules()
     target_s = times * STEP_S
@@ -115,7 +115,7 @@ def test_pace_and_loss_come_to_rest_at_the_target_also_with_steps_that_have_grow
     assert max(steps) < 1e-12 or min(steps) > -1e-12, "from one side, never over it and back"
 
 
-def test_steps_that_are_told_together_count_like_as_many_told_one_by_one():
+def test_steps_reported_together_count_like_as_many_reported_one_by_one():
     together, apart = Clock(), Clock()
     for share in (0.0, 0.5):
         apart.steps(0.012, 40, share=share)

@@ -13,11 +13,11 @@ def group():
     return group
 
 
-def test_nobody_is_held_while_nobody_decodes(group):
+def test_throttles_of_all_models_are_free_while_none_decodes(group):
     assert group.throttles() == dict.fromkeys("abc", FREE)
 
 
-def test_a_model_is_held_for_its_neighbours_decodes_and_not_for_its_own(group):
+def test_throttle_of_a_model_is_for_its_neighbours_decodes_and_not_for_its_own(group):
     group.decodes("a", "r1", 0.016)
     found = group.throttles()
     assert found["a"] == FREE and found["b"] == found["c"] != FREE
@@ -35,7 +35,7 @@ def test_the_tightest_target_of_a_model_counts_until_its_request_ends(group):
     assert group.throttles()["b"] == FREE
 
 
-def test_an_engine_knows_the_tightest_target_of_all_that_it_has_before_anything_decodes(group):
+def test_engine_has_the_tightest_target_of_its_requests_before_any_decodes(group):
     group.started("a", "r1", 0.050)
     group.started("a", "r2", 0.020)
     near = pytest.approx(0.018)
@@ -48,7 +48,7 @@ def test_an_engine_knows_the_tightest_target_of_all_that_it_has_before_anything_
     assert group.throttles()["a"] == FREE
 
 
-def test_a_target_that_no_step_keeps_is_not_what_an_engine_goes_by(group):
+def test_target_that_no_step_keeps_does_not_count_where_there_is_another(group):
     group.started("a", "r1", 0.050)
     group.started("a", "impossible", 1e-6)
     assert group.throttles()["a"].step_s == pytest.approx(0.045)
@@ -56,7 +56,7 @@ def test_a_target_that_no_step_keeps_is_not_what_an_engine_goes_by(group):
     assert group.throttles()["a"].step_s == pytest.approx(0.9e-6), "where there is no other"
 
 
-def test_a_step_that_is_seen_to_be_quicker_than_it_was_measured_keeps_the_target(group):
+def test_step_seen_to_be_quicker_than_measured_brings_its_target_within_reach(group):
     """Others had the devices when the model was measured."""
     group.measured("a", 35_000.0, 0.040)
     group.started("a", "tight", 0.020)
@@ -68,13 +68,13 @@ def test_a_step_that_is_seen_to_be_quicker_than_it_was_measured_keeps_the_target
     assert group.throttles()["a"].step_s == pytest.approx(0.018)
 
 
-def test_engines_hurry_of_whose_models_late_requests_wait(group):
+def test_engine_with_a_target_is_urgent_while_late_requests_of_its_model_wait(group):
     group.started("a", "r1", 0.050)
     group.started("b", "r2", 0.050)
     assert [group.throttles(late=["a", "c"])[name].urgent for name in "abc"] == [True, False, False]
 
 
-def test_an_engine_is_held_for_its_neighbours_and_for_its_own_decodes_at_once(group):
+def test_throttle_of_an_engine_is_for_its_neighbours_and_its_own_decodes_at_once(group):
     group.decodes("a", "r1", 0.016)
     neighbours = group.throttles()["b"]
     group.started("b", "r2", 0.020)
@@ -83,7 +83,7 @@ def test_an_engine_is_held_for_its_neighbours_and_for_its_own_decodes_at_once(gr
     assert both.step_s == pytest.approx(0.018)
 
 
-def test_where_two_may_prefill_at_once_each_gets_half_of_the_time(group):
+def test_prefills_of_two_models_at_once_get_half_of_the_time_each(group):
     group.decodes("a", "r1", 0.014)
     group.prefills({"b"}, 0.0)
     alone = group.throttles()["b"]
@@ -105,7 +105,7 @@ def test_steps_that_are_slower_beside_a_prefill_than_was_thought_lengthen_the_pa
     group.step("b", 9.0)  # of a model that decodes nothing: its first token, or none of ours
 
 
-def test_what_is_slow_beside_nobody_is_a_slow_step_alone(group):
+def test_slow_steps_without_a_neighbours_prefill_count_as_steps_alone(group):
     group.decodes("a", "r1", 0.064)
     group.prefills({"b"}, 0.0)
     group.prefills((), 1.0)
@@ -132,7 +132,7 @@ class Decodes:
 
 
 @pytest.mark.parametrize("steps_of_a_prompt", [1, 10])
-def test_what_a_step_loses_is_seen_alike_beside_short_prompts_and_long_ones(group, steps_of_a_prompt):
+def test_loss_of_a_step_is_seen_alike_beside_short_prompts_and_long_ones(group, steps_of_a_prompt):
     decodes = Decodes(group)
     throttle = group.throttles()["b"]
     work_s = 2 * throttle.chunk_tokens / 35_000
@@ -147,13 +147,13 @@ def test_what_a_step_loses_is_seen_alike_beside_short_prompts_and_long_ones(grou
     assert group.throttles()["b"].pause_ratio == pytest.approx(throttle.pause_ratio, rel=0.02)
 
 
-def test_what_was_measured_anew_holds_from_then_on(group):
+def test_step_time_measured_anew_holds_from_then_on(group):
     group.decodes("a", "r1", 0.016)
     group.measured("a", 35_000.0, 0.004)
     assert group.throttles()["b"] == FREE
 
 
-def test_nobody_pauses_for_neighbours_while_first_tokens_are_late_but_each_keeps_its_own_decodes(group):
+def test_pauses_for_neighbours_end_while_first_tokens_are_late_and_own_decodes_keep_theirs(group):
     group.started("a", "r1", 0.016)
     group.decodes("a", "r1", 0.016)
     own = group.throttles()["a"]
@@ -162,7 +162,7 @@ def test_nobody_pauses_for_neighbours_while_first_tokens_are_late_but_each_keeps
     assert group.throttles()["b"].pause_ratio > 0
 
 
-def test_who_would_be_late_by_its_pauses_makes_none(group):
+def test_engine_whose_requests_its_pauses_would_make_late_makes_none(group):
     group.decodes("a", "r1", 0.016)
     paced, asked = group.throttles()["b"], []
 
