@@ -101,7 +101,7 @@ async def test_a_model_whose_kernels_are_compiled_says_so_until_it_is_up(group, 
     assert counters.COMPILED.labels("triton")._value.get() == counts["triton"] + 1
 
 
-async def test_a_model_that_waits_for_its_groups_first_engine_is_waited_for_as_long(at_load):
+async def test_model_that_waits_for_its_groups_first_engine_counts_as_compiling(at_load):
     group = await open_group()
     try:
         waiting = []
@@ -139,7 +139,7 @@ async def test_steps_are_in_order_and_a_step_that_was_interrupted_counts_as_one(
     assert (seconds["compiling kernels"], seconds["reading the checkpoint"]) == (2.5, 3.5)
 
 
-async def test_what_is_compiled_while_it_serves_is_counted_and_says_nothing_of_how_it_came_up(group):
+async def test_kernels_compiled_while_a_model_serves_are_counted_and_change_no_activation_step(group):
     await group.bring(common_pb2.ACTIVE)
     resident = group.residents.get("m")
     before, steps = counters.COMPILING_S.labels("triton")._value.get(), list(resident.steps)

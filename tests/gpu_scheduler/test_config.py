@@ -21,12 +21,12 @@ def configured(device, **engines):
     ("device", "sizes"),
     [("cpu:0", (256 << 10, 512 << 10)), ("cuda:1", (8 * MIB, 32 * MIB))],
 )
-def test_extents_are_as_large_as_their_device_likes(device, sizes):
+def test_extent_sizes_have_defaults_by_kind_of_device(device, sizes):
     config = configured(device)
     assert (config.kv_extent_bytes, config.weights_extent_bytes) == sizes
 
 
-def test_what_is_configured_wins():
+def test_extent_sizes_that_are_configured_override_the_defaults():
     config = configured("cuda:0", kv_extent_bytes=2 * MIB, weights_extent_bytes=4 * MIB)
     assert (config.kv_extent_bytes, config.weights_extent_bytes) == (2 * MIB, 4 * MIB)
 

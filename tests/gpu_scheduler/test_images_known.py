@@ -21,7 +21,7 @@ def entry(name, **keys):
     return loader_pb2.Entry(model=common_pb2.ModelSpec(name=name, generation=1), **keys)
 
 
-async def test_images_in_memory_and_on_disk_are_known_by_their_checksums_and_stay_so_while_the_loader_is_away():
+async def test_images_are_known_by_their_checksums_and_stay_so_while_the_loader_is_away():
     loader = Loader(
         entry("here", has_image=True, image_checksum="rows:1", reading=5),
         entry("stored", on_disk=True, image_checksum="rows:2", other_checksums=["rows:3"]),
@@ -48,7 +48,7 @@ def test_a_checkpoint_has_the_generation_that_it_has_on_this_node():
     assert (here.generation, here.path, told.generation) == (9, "/m", 7)
 
 
-def test_another_spec_of_a_model_that_is_known_counts_from_now_on_and_a_bare_name_does_not():
+def test_spec_of_a_known_model_is_replaced_by_a_new_one_and_not_by_a_bare_name():
     residents = Residents(lambda resident: None)
     resident = residents.enter(common_pb2.ModelSpec(name="m", generation=7, path="/broken"))
     for generation in (9, 3):  # they are no numbers in a row

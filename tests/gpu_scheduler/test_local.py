@@ -14,7 +14,9 @@ from gpu_scheduler.local import LocalServer
 from gpu_scheduler.queue.intake import Intake
 
 
-async def test_it_listens_once_the_mode_of_its_socket_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_local_server_listens_only_once_the_mode_of_its_socket_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address = f"unix:{tmp_path}/s.sock"
     listened: list[bool] = []
     chmod = os.chmod

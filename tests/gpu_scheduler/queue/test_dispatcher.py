@@ -124,13 +124,13 @@ async def test_a_request_goes_to_its_engine_and_its_tokens_come_back_under_the_g
     assert desk.dispatcher.count("a") == (0, 0, 0)
 
 
-async def test_a_model_that_is_not_here_is_answered_at_once(desk):
+async def test_request_for_a_model_that_is_not_here_fails_at_once(desk):
     desk.submit("r1")
     await desk.settle()
     assert (desk.last("r1").finish, desk.last("r1").error) == (common_pb2.FAILED, "not here")
 
 
-async def test_a_prompt_alone_takes_its_own_memory_may_fill_the_context_and_is_on_time_when_it_ends(desk):
+async def test_prompt_only_request_takes_memory_for_its_prompt_and_is_on_time_when_it_ends(desk):
     engine = desk.model("a")
     desk.submit("r1", tokens=1000, new=1, ttft_ms=5000, alone=True)
     await desk.settle()
@@ -141,7 +141,7 @@ async def test_a_prompt_alone_takes_its_own_memory_may_fill_the_context_and_is_o
     assert (desk.dispatcher.model("a").ttft_met, desk.dispatcher.count("a")) == (1, (0, 0, 0))
 
 
-async def test_log_probabilities_of_a_prompt_go_on_behind_those_that_were_passed_on(desk):
+async def test_prompt_logprobs_of_a_parked_request_go_on_behind_those_already_passed_on(desk):
     engine = desk.model("a")
     desk.submit("r1", tokens=10, logprobs_from=1)
     await desk.settle()
@@ -241,7 +241,7 @@ async def _decoding(desk, model="a", tpot_ms=16, step_ms=8.0, prefill_tokens_per
     return engine
 
 
-async def test_a_neighbours_prefill_is_paced_while_a_model_decodes_and_free_as_soon_as_it_ends(desk):
+async def test_neighbours_prefill_is_throttled_while_a_model_decodes_and_free_once_it_ends(desk):
     b = desk.model("b")
     a = await _decoding(desk)
     desk.submit("long", "b", tokens=900)
@@ -256,7 +256,7 @@ async def test_a_neighbours_prefill_is_paced_while_a_model_decodes_and_free_as_s
 
 
 @pytest.mark.parametrize("end", ["cancelled", "parked", "dead"])
-async def test_a_request_that_ends_in_any_way_holds_no_neighbour(desk, end):
+async def test_request_that_ends_in_any_way_throttles_no_neighbour(desk, end):
     b = desk.model("b")
     a = await _decoding(desk)
     assert desk.board.throttle(b.index) != FREE
@@ -288,7 +288,7 @@ async def test_a_prefill_makes_no_pauses_for_neighbours_that_its_own_prompts_hav
     assert desk.board.throttle(b.index) == paced
 
 
-async def test_the_pace_is_there_before_the_request_is(desk):
+async def test_throttle_is_set_before_the_request_reaches_its_engine(desk):
     await _decoding(desk)
     b = desk.model("b")
     seen = []
@@ -298,7 +298,7 @@ async def test_the_pace_is_there_before_the_request_is(desk):
     assert seen == [desk.board.throttle(b.index)] and seen[0] != FREE
 
 
-async def test_a_target_that_is_kept_anyway_and_the_default_one_bind_nobody(desk):
+async def test_target_that_is_kept_anyway_and_the_default_one_throttle_no_neighbour(desk):
     b = desk.model("b")
     a = await _decoding(desk, tpot_ms=0)
     assert desk.board.throttle(b.index) == FREE
@@ -309,7 +309,7 @@ async def test_a_target_that_is_kept_anyway_and_the_default_one_bind_nobody(desk
     assert desk.board.throttle(b.index) != FREE, "the tightest target of a model's requests counts"
 
 
-async def test_where_decodes_are_not_protected_no_pace_is_set():
+async def test_throttle_is_not_set_where_decodes_are_not_protected():
     desk = Desk(protect_decodes=False)
     running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
     b = desk.model("b")
@@ -318,7 +318,7 @@ async def test_where_decodes_are_not_protected_no_pace_is_set():
     await tasks.cancel(running)
 
 
-async def test_a_paced_prefill_is_counted_as_long_as_it_takes_and_teaches_no_slower_speed(desk):
+async def test_throttled_prefill_counts_as_long_as_it_takes_and_teaches_no_slower_speed(desk):
     b = desk.model("b")
     cost_s = await _cost_of_a_long_prompt(desk, b, "alone")
     a = await _decoding(desk, tpot_ms=12)
@@ -356,7 +356,7 @@ async def test_steps_that_miss_their_target_beside_a_prefill_lengthen_its_pauses
     assert desk.board.throttle(b.index).pause_ratio > before.pause_ratio > 0
 
 
-async def test_what_is_left_of_a_long_prefill_shrinks_with_what_its_engine_reports(desk):
+async def test_rest_of_a_long_prefill_shrinks_with_what_its_engine_reports(desk):
     a = desk.model("a")
     desk.submit("long", tokens=900, ttft_ms=60_000)
     await desk.settle()
@@ -393,7 +393,7 @@ async def test_a_late_request_is_dropped_only_if_its_client_asked(desk):
     assert desk.dispatcher.count("a") == (0, 0, 0)
 
 
-async def test_what_a_cold_start_took_is_known_of_the_model_when_it_comes_back_as_a_new_one(desk):
+async def test_cold_start_time_of_a_model_is_known_when_it_comes_back_as_a_new_one(desk):
     desk.model("a")
     desk.residents.get("a").cold_s = 0.5
     desk.residents.set(desk.residents.get("a"), common_pb2.COLD)
@@ -406,7 +406,7 @@ async def test_what_a_cold_start_took_is_known_of_the_model_when_it_comes_back_a
     assert desk.dispatcher.count("a")[0] == 1
 
 
-async def test_cancelling_frees_the_engine_and_sends_nothing_more(desk):
+async def test_cancelled_request_is_aborted_at_its_engine_and_sends_nothing_more(desk):
     engine = desk.model("a")
     desk.submit("r1")
     await desk.settle()
@@ -496,7 +496,7 @@ async def test_a_stream_that_met_its_target_is_not_dropped_for_being_late_when_i
     assert desk.dispatcher.count("a") == (1, 0, 1) and not desk.last("said something").finish
 
 
-async def test_what_is_parked_while_its_model_leaves_is_handed_back_at_once(desk):
+async def test_request_parked_while_its_model_leaves_is_handed_back_at_once(desk):
     engine = desk.model("a")
     desk.submit("r1", new=5)
     await desk.settle()
@@ -511,7 +511,7 @@ async def test_what_is_parked_while_its_model_leaves_is_handed_back_at_once(desk
     assert desk.dispatcher.count("a") == (0, 0, 0)
 
 
-async def test_what_was_said_before_a_seam_counts_as_output_also_when_it_is_parked_again(desk):
+async def test_tokens_of_a_resumed_request_count_as_output_also_when_it_is_parked_again(desk):
     engine = desk.model("a")
     desk.submit("r1", tokens=10, new=5, resumed_tokens=4)
     await desk.settle()
@@ -523,7 +523,7 @@ async def test_what_was_said_before_a_seam_counts_as_output_also_when_it_is_park
 
 
 @pytest.mark.parametrize("came", [False, True])
-async def test_streams_whose_kv_came_with_the_model_go_on_together_and_do_not_take_turns_like_whole_prompts(came):
+async def test_streams_whose_kv_came_with_the_model_start_together_and_not_one_by_one(came):
     desk = Desk(chunk_tokens=16, joint_s=0)
     running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
     engine = desk.model("a")
@@ -577,7 +577,7 @@ class _Timers:
         return self._loop.call_soon(lambda: None)
 
 
-async def test_what_answers_under_way_are_promised_is_lacking_though_it_is_there_and_is_told_when_it_lasts(desk):
+async def test_kv_reserved_for_running_answers_counts_as_a_shortage_once_it_lasts(desk):
     engine = desk.model("a")
     state = balloond_pb2.DeviceState(device="cpu:0", capacity_bytes=1000, free_bytes=900)
     state.bookings.add(model="a", limit_bytes=1000)
@@ -594,7 +594,7 @@ async def test_what_answers_under_way_are_promised_is_lacking_though_it_is_there
     assert len(engine.started) == 2 and desk.dispatcher.lacking_bytes("a") == 0
 
 
-async def test_a_request_that_lacks_memory_asks_for_room_and_starts_when_there_is(desk):
+async def test_request_without_memory_asks_for_room_and_starts_when_there_is_some(desk):
     engine = desk.model("a")
     state = balloond_pb2.DeviceState(device="cpu:0", capacity_bytes=1000, free_bytes=20)
     state.bookings.add(model="a", limit_bytes=1000)
@@ -629,7 +629,7 @@ async def test_memory_is_requested_once_and_a_plan_follows_if_it_was_granted(des
     assert len(engine.started) == granted
 
 
-async def test_room_is_asked_for_by_the_forecast_which_is_a_setting_until_a_request_has_ended():
+async def test_memory_need_follows_the_output_forecast_which_is_a_setting_until_a_request_ended():
     desk = Desk(forecast_tokens=8, forecast_weight=1.0)
     running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
     engine = desk.model("a")
@@ -652,7 +652,7 @@ async def test_room_is_asked_for_by_the_forecast_which_is_a_setting_until_a_requ
     await tasks.cancel(running)
 
 
-async def test_what_neighbours_hold_idle_counts_as_room(desk):
+async def test_memory_that_neighbours_hold_idle_counts_as_room(desk):
     engine = desk.model("a")
     state = balloond_pb2.DeviceState(device="cpu:0", capacity_bytes=1000, free_bytes=0)
     state.bookings.add(model="a", limit_bytes=1000)
@@ -703,7 +703,7 @@ async def test_an_embedding_counts_as_its_prompt_and_its_vector_as_a_first_token
         ("a", 1000, False, "1000 prompt tokens do not fit a context of 1000"),
     ],
 )
-async def test_what_a_model_does_not_make_is_refused(desk, model, tokens, embed, why):
+async def test_request_that_its_model_cannot_serve_is_refused(desk, model, tokens, embed, why):
     engine = desk.model(model)
     desk.submit("r1", model, tokens=tokens, embed=embed)
     await desk.settle()
@@ -711,7 +711,7 @@ async def test_what_a_model_does_not_make_is_refused(desk, model, tokens, embed,
     assert not engine.started
 
 
-async def test_of_models_that_left_only_the_last_ones_are_known_still(desk):
+async def test_metrics_of_models_that_left_are_kept_for_the_last_ones_only(desk):
     for number in range(200):
         desk.model(f"m{number}")
         desk.submit(f"r{number}", f"m{number}")
@@ -730,7 +730,7 @@ async def test_of_models_that_left_only_the_last_ones_are_known_still(desk):
     assert len(desk.engines["m0"].started) == 1
 
 
-async def test_what_an_engine_could_not_run_yet_waits_here_where_one_that_can_be_on_time_goes_first(desk):
+async def test_request_beyond_what_its_engine_runs_waits_behind_one_that_can_be_on_time(desk):
     engine = desk.model("a", common_pb2.WAKING)
     desk.residents.get("a").measured.most_running = 2
     desk.residents.set(desk.residents.get("a"), common_pb2.ACTIVE)
@@ -749,7 +749,7 @@ async def test_what_an_engine_could_not_run_yet_waits_here_where_one_that_can_be
     assert [started.request_id.partition("/")[2] for started in engine.started] == ["1", "2", "4", "3"]
 
 
-async def test_it_is_said_at_once_that_a_model_has_its_first_request_and_that_its_last_has_left(desk):
+async def test_first_request_of_a_model_and_the_end_of_its_last_are_reported_at_once(desk):
     engine = desk.model("a")
     desk.model("b", common_pb2.WAKING)
     for number in range(3):

@@ -34,7 +34,7 @@ def pid(of: GrammarSandbox) -> int:
 
 
 @pytest.mark.sglang
-async def test_what_ends_its_compiler_or_never_comes_to_an_end_is_refused_and_others_are_compiled(
+async def test_grammar_that_crashes_its_compiler_or_takes_too_long_is_refused_and_others_compiled(
     tried: GrammarSandbox,
 ) -> None:
     assert await tried.verdict(*GOOD) == ""
@@ -58,7 +58,7 @@ async def test_what_ends_its_compiler_or_never_comes_to_an_end_is_refused_and_ot
 
 
 @pytest.mark.sglang
-async def test_after_its_process_has_died_the_next_grammar_has_another(tried: GrammarSandbox) -> None:
+async def test_grammar_sandbox_whose_process_died_starts_another_for_the_next_grammar(tried: GrammarSandbox) -> None:
     assert await tried.verdict(*GOOD) == ""
     os.kill(pid(tried), signal.SIGKILL)
     with pytest.raises(Unavailable, match="ask again"):
@@ -69,7 +69,7 @@ async def test_after_its_process_has_died_the_next_grammar_has_another(tried: Gr
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_after_its_process_has_died_while_nobody_asked_the_next_grammar_is_tried(run: Any) -> None:
+def test_grammar_sandbox_whose_process_died_while_idle_tries_the_next_grammar(run: Any) -> None:
     """Services run on uvloop, where to write to a pipe that is known to be closed is another error."""
 
     async def ask_kill_and_ask() -> str:
@@ -99,7 +99,7 @@ for line in sys.stdin:
 """
 
 
-async def test_verdicts_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_grammar_verdicts_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_sandbox, "KNOWN", 2)
     tried = talking(ECHO)
     assert await asyncio.gather(*(tried.verdict("regex", text) for text in ("a", "bad", "a"))) == ["", "it is bad", ""]
@@ -109,7 +109,7 @@ async def test_verdicts_are_remembered_up_to_a_number(monkeypatch: pytest.Monkey
     await tried.close()
 
 
-async def test_who_stops_waiting_takes_nobody_elses_verdict_away() -> None:
+async def test_cancelled_wait_for_a_grammar_verdict_leaves_other_verdicts_as_they_are() -> None:
     tried = talking(ECHO)
     first = tasks.spawn(tried.verdict("regex", "bad"), "first")
     second = tasks.spawn(tried.verdict("regex", "a"), "second")
@@ -121,7 +121,7 @@ async def test_who_stops_waiting_takes_nobody_elses_verdict_away() -> None:
 
 
 @pytest.mark.parametrize("program", ["", "print('nothing here', flush=True)", "print(); input(); print('not JSON')"])
-async def test_a_process_that_says_nothing_of_use_is_an_error_that_says_to_ask_again(program: str) -> None:
+async def test_grammar_process_that_answers_nonsense_is_an_error_that_says_to_ask_again(program: str) -> None:
     tried = talking(program)
     for _ in range(2):
         with pytest.raises(Unavailable, match="ask again"):
@@ -129,7 +129,7 @@ async def test_a_process_that_says_nothing_of_use_is_an_error_that_says_to_ask_a
     await tried.close()
 
 
-async def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_grammar_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_sandbox, "ANSWER_S", 0.01)
     tried = talking("print(flush=True)\nimport time\ntime.sleep(1000)")
     with pytest.raises(Unavailable, match="ask again"):
@@ -138,7 +138,7 @@ async def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.Monke
     await tried.close()
 
 
-async def test_a_closed_one_keeps_no_process() -> None:
+async def test_closed_grammar_sandbox_keeps_no_process() -> None:
     tried = talking(ECHO)
     assert await tried.verdict(*GOOD) == ""
     await tried.close()

@@ -93,7 +93,7 @@ async def test_a_request_waits_until_its_grammar_was_tried_and_others_pass_it() 
     assert desk.queue.ids == ["plain", "first", "again"] and desk.told() == []
 
 
-async def test_what_cannot_be_compiled_is_refused_with_the_reason() -> None:
+async def test_grammar_that_cannot_be_compiled_is_refused_with_the_reason() -> None:
     desk = Desk()
     desk.ask("waits", "b+")
     desk.tried.says("b+").set_result("it is bad")
@@ -109,7 +109,7 @@ async def test_what_cannot_be_compiled_is_refused_with_the_reason() -> None:
     assert "characters" in refused[2][2]
 
 
-async def test_where_no_grammar_can_be_tried_its_request_fails_and_may_be_asked_again() -> None:
+async def test_request_fails_retryably_where_its_grammar_cannot_be_tried() -> None:
     desk = Desk()
     desk.ask("first", "a+")
     desk.tried.says("a+").set_exception(Unavailable("ask again"))
@@ -117,7 +117,7 @@ async def test_where_no_grammar_can_be_tried_its_request_fails_and_may_be_asked_
     assert desk.told() == [("first", common_pb2.FAILED, "ask again")] and desk.queue.ids == []
 
 
-async def test_the_time_that_a_trial_took_is_gone_from_the_requests_targets() -> None:
+async def test_time_spent_on_trying_a_grammar_is_deducted_from_the_requests_targets() -> None:
     desk = Desk()
     desk.ask("timed", "a+", ttft_left_ms=500, time_out_left_ms=900)
     desk.ask("nearly over", "a+", ttft_left_ms=500, time_out_left_ms=300)
@@ -130,7 +130,7 @@ async def test_the_time_that_a_trial_took_is_gone_from_the_requests_targets() ->
     assert left == {"timed": (-200, 200), "nearly over": (-200, 1), "endless": (-200, 0)}
 
 
-async def test_who_is_cancelled_meanwhile_never_comes_into_the_queue() -> None:
+async def test_request_cancelled_while_its_grammar_is_tried_never_comes_into_the_queue() -> None:
     desk = Desk()
     for name in ("one", "other"):
         desk.ask(name, "a+")
@@ -142,7 +142,7 @@ async def test_who_is_cancelled_meanwhile_never_comes_into_the_queue() -> None:
     assert desk.queue.ids == ["other"] and desk.queue.cancelled == ["there already"] and desk.told() == []
 
 
-async def test_who_is_cancelled_right_behind_its_trial_is_cancelled_in_the_queue() -> None:
+async def test_request_cancelled_right_after_its_grammar_was_tried_is_cancelled_in_the_queue() -> None:
     desk = Desk()
     desk.ask("one", "a+")
     came = desk.queue.submit
@@ -157,7 +157,7 @@ async def test_who_is_cancelled_right_behind_its_trial_is_cancelled_in_the_queue
     assert desk.queue.ids == desk.queue.cancelled == ["one"]
 
 
-async def test_a_stream_that_ends_takes_along_what_waits_on_it() -> None:
+async def test_stream_that_ends_cancels_the_requests_that_wait_for_their_grammars() -> None:
     desk, gone = Desk(), GatewayStream(2, lambda: None)
     desk.ask("stays", "a+")
     submit = gpu_scheduler_pb2.Submit(request_id="goes", model="m", sampling=common_pb2.Sampling(regex="a+"))
@@ -169,7 +169,7 @@ async def test_a_stream_that_ends_takes_along_what_waits_on_it() -> None:
     assert desk.queue.ids == ["stays"] and desk.queue.cancelled == [gone]
 
 
-async def test_an_id_that_waits_is_in_use_on_its_stream() -> None:
+async def test_id_of_a_request_that_waits_for_its_grammar_is_in_use_on_its_stream() -> None:
     desk = Desk()
     desk.ask("one", "a+")
     desk.ask("one")
@@ -180,13 +180,13 @@ async def test_an_id_that_waits_is_in_use_on_its_stream() -> None:
 
 
 @pytest.mark.parametrize("grammar", ["a+", "b" * 70_000])
-async def test_engines_without_grammars_refuse_them_themselves(grammar: str) -> None:
+async def test_grammar_for_an_engine_without_grammars_goes_into_the_queue_untried(grammar: str) -> None:
     desk = Desk(compiles=False)
     desk.ask("one", grammar)
     assert desk.queue.ids == ["one"]
 
 
-async def test_once_closed_nothing_waits_any_more() -> None:
+async def test_closed_intake_passes_no_waiting_request_on() -> None:
     desk = Desk()
     desk.ask("one", "a+")
     await settled()

@@ -31,7 +31,7 @@ def test_log_probabilities_of_many_prompts_share_messages_that_every_transport_t
     assert taken == pushed and stream.take() is None
 
 
-async def test_a_stream_that_is_pulled_has_all_of_them_without_another_push():
+async def test_pulled_stream_delivers_all_chunks_without_another_push():
     stream = PulledStream(1)
     for number in range(40):
         stream.push(scored(number))

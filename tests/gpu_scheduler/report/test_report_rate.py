@@ -27,7 +27,7 @@ def told(follower, at, **facts):
     return not follower.wait_s(state(**facts), at)
 
 
-def test_figures_alone_wait_until_the_time_is_over_and_it_is_said_for_how_long():
+def test_report_of_changed_figures_alone_waits_for_the_rest_of_the_interval():
     follower = telling(0.5)
     assert told(follower, 10.0, decode_tokens=1)
     assert follower.wait_s(state(decode_tokens=2), 10.4) == pytest.approx(0.1)
@@ -35,14 +35,14 @@ def test_figures_alone_wait_until_the_time_is_over_and_it_is_said_for_how_long()
     assert follower.wait_s(state(decode_tokens=4, running=7, idle_s=3.0), 10.75) == 0.25
 
 
-def test_who_asks_for_figures_all_the_time_gets_them_ten_times_a_second_and_facts_sooner():
+def test_follower_without_an_interval_gets_figures_ten_times_a_second_and_facts_sooner():
     follower = telling(0.0)
     assert told(follower, 10.0, decode_tokens=1)
     assert follower.wait_s(state(decode_tokens=2), 10.02) == pytest.approx(0.08)
     assert told(follower, 10.03, decode_tokens=2, running=0)
 
 
-def test_who_follows_a_hundred_groups_hears_no_more_of_all_than_who_follows_twenty():
+def test_follower_of_a_hundred_groups_hears_no_more_in_all_than_one_of_twenty():
     assert (least_s(0.0), least_s(0.001)) == (0.02, 0.02)
     for groups in (20, 60, 100):
         assert groups / least_s(0.001 * groups) == pytest.approx(1000)
@@ -64,7 +64,7 @@ def test_who_follows_a_hundred_groups_hears_no_more_of_all_than_who_follows_twen
         {"model": "other"},
     ],
 )
-def test_what_decisions_rest_on_is_told_at_once(facts):
+def test_fact_that_decisions_rest_on_is_reported_at_once(facts):
     follower = telling(0.5)
     assert told(follower, 10.0) and not told(follower, 10.1)
     assert told(follower, 10.2, **facts)
@@ -90,7 +90,7 @@ def test_an_idle_model_that_has_served_in_between_is_not_thought_idle_for_long()
     assert told(follower, 10.8, running=0, decode_tokens=9, idle_s=0.1)
 
 
-def test_all_is_told_to_who_asks_for_nothing_and_once_a_second_to_who_asks_for_less():
+def test_follower_without_an_interval_hears_all_reports_and_a_patient_one_one_a_second():
     eager, patient = telling(0.0), telling(60.0)
     assert all(told(eager, 10.0 + i / 8) for i in range(30))
     assert [i for i in range(30) if told(patient, 10.0 + i / 8)] == [0, 8, 16, 24]

@@ -67,19 +67,19 @@ def measured(it):
     return it
 
 
-async def test_each_device_is_booked_with_its_share_of_what_the_catalogue_and_other_groups_say(bookings, devices):
+async def test_booking_of_a_new_model_is_a_share_of_its_known_sizes_on_each_device(bookings, devices):
     new = resident(devices=2)
     new.elsewhere.graph_bytes, new.elsewhere.quota_bytes = 320 * MIB, 2900 * MIB
     await bookings.book(new, awake=True)
     assert devices.booked == [(1450, 64 + 160, 4)]
 
 
-async def test_each_device_is_booked_with_all_that_an_engine_measured_on_it(bookings, devices):
+async def test_booking_of_a_measured_model_is_all_that_was_measured_on_each_device(bookings, devices):
     await bookings.book(measured(resident(devices=2)), awake=True)
     assert devices.booked == [(2100, 448, 4)]
 
 
-async def test_where_an_engine_died_a_fresh_one_is_booked(bookings, devices):
+async def test_booking_of_a_model_whose_engine_died_is_that_of_a_fresh_engine(bookings, devices):
     again = measured(resident())
     again.engine = engine(alive=False)
     await bookings.book(again, awake=True)
@@ -111,7 +111,9 @@ async def test_a_fixed_limit_is_the_floor_unless_an_operator_set_one(
     assert devices.limits == limits
 
 
-async def test_what_balloond_did_not_take_is_booked_later_unless_a_change_books_anew(bookings, residents, devices):
+async def test_booking_that_balloond_did_not_take_is_made_later_unless_a_change_books_anew(
+    bookings, residents, devices
+):
     asleep = measured(residents.enter(resident().spec))
     asleep.residency = common_pb2.HIBERNATING
     devices.stands_still = True

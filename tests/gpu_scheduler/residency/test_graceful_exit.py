@@ -22,7 +22,7 @@ class World:
         return asyncio.get_running_loop().create_task(self.leaving.leave())
 
 
-async def test_it_waits_as_long_as_somebody_holds_it():
+async def test_graceful_exit_waits_as_long_as_a_follower_holds_it():
     world = World()
     with world.leaving.watched():
         left = world.leave()
@@ -38,7 +38,7 @@ async def test_it_waits_as_long_as_somebody_holds_it():
 
 
 @pytest.mark.parametrize("requests, watched", [(0, True), (1, False)])
-async def test_without_requests_or_somebody_who_would_hear_it_ends_at_once(requests, watched):
+async def test_graceful_exit_without_requests_or_followers_ends_at_once(requests, watched):
     world = World(requests)
     if watched:
         with world.leaving.watched():
@@ -48,7 +48,7 @@ async def test_without_requests_or_somebody_who_would_hear_it_ends_at_once(reque
     assert world.residents.stopping and world.told == 1
 
 
-async def test_who_does_not_hold_it_is_not_waited_for_long():
+async def test_graceful_exit_does_not_wait_long_for_a_follower_that_does_not_hold_it():
     world = World(heard_s=0.01)
     with world.leaving.watched():
         await world.leaving.leave()

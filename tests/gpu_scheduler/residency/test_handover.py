@@ -66,7 +66,7 @@ class Target:
         ({}, 1),
     ],
 )
-async def test_what_was_said_since_kv_went_ahead_is_sent_only_if_it_is_more_than_a_short_step_computes(
+async def test_kv_generated_since_the_first_copy_is_sent_only_if_it_exceeds_a_short_step(
     stopped: dict[str, int], sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GpuSchedulerClient", Target)
@@ -78,7 +78,7 @@ async def test_what_was_said_since_kv_went_ahead_is_sent_only_if_it_is_more_than
     assert len(Target.last.taken) == sent
 
 
-def test_of_what_came_only_whole_pages_that_had_room_count_as_cached() -> None:
+def test_migrated_pages_count_as_cached_only_if_they_are_whole_and_had_room() -> None:
     room = engine_pb2.KvPlaces(page_tokens=PAGE, page_bytes=100)
     for first, pages in ((0, (2, 1)), (32, (1,)), (48, ())):
         pieces = [engine_pb2.KvPlaces.Piece(bytes=100 * count) for count in pages]

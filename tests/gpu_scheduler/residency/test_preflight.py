@@ -70,7 +70,7 @@ def leaving(*residents, target=HIBERNATING):
     return {each.spec.name: (each, target) for each in residents}
 
 
-async def test_room_that_those_who_make_way_give_up_counts_less_what_their_engines_keep():
+async def test_room_of_models_that_make_way_counts_less_what_their_engines_keep():
     devices = Devices(idle=(2, 40, 8), busy=(2, 40, 6))
     it = Group(devices)
     await it.check(model("new", 40, engine=False), leaving(model("idle")))  # 50 of 100 - 48 - 2
@@ -79,26 +79,26 @@ async def test_room_that_those_who_make_way_give_up_counts_less_what_their_engin
     await it.check(model("new", 42, engine=False), leaving(model("idle"), target=COLD))
 
 
-async def test_who_has_no_image_keeps_nothing_because_it_goes_cold():
+async def test_model_that_makes_way_without_an_image_keeps_nothing_because_it_goes_cold():
     devices = Devices(idle=(2, 40, 8), busy=(2, 40, 6))
     await Group(devices, images=()).check(model("new", 42, engine=False), leaving(model("idle")))
 
 
-async def test_who_is_on_its_way_elsewhere_does_not_make_way():
+async def test_model_with_a_change_under_way_does_not_make_way():
     devices = Devices(idle=(2, 40, 8))
     change = ResidencyChange(common_pb2.ACTIVE, 0.0, None)
     with pytest.raises(Refused, match="when 0 of 1 have made way"):
         await Group(devices).check(model("new", engine=False, weights=50), leaving(model("idle", change=change)))
 
 
-async def test_without_balloond_nobody_makes_way():
+async def test_activation_without_balloond_is_unavailable_and_no_model_makes_way():
     devices = Devices(idle=(2, 40, 8))
     devices.away = True
     with pytest.raises(Unavailable):
         await Group(devices).check(model("new", engine=False), leaving(model("idle")))
 
 
-async def test_where_all_engines_are_taken_one_has_to_be_given_back():
+async def test_activation_where_all_engines_are_taken_needs_one_to_be_given_back():
     it = Group(Devices(), limit=0)
     with pytest.raises(Refused, match="all 0 engines of this group are taken"):
         await it.check(model("new", engine=False), leaving(model("idle")))
@@ -106,7 +106,7 @@ async def test_where_all_engines_are_taken_one_has_to_be_given_back():
     await it.check(model("asleep"), leaving(model("idle")))  # it has its own
 
 
-async def test_an_engine_that_the_group_has_none_of_is_told_before_anybody_makes_way():
+async def test_activation_on_engines_that_the_group_has_none_of_fails_before_any_model_makes_way():
     new = model("new", engine=False)
     new.spec.engine = "echo"
     with pytest.raises(Unmet, match="no echo engines"):
@@ -117,7 +117,7 @@ SIZES = st.tuples(st.integers(0, 6), st.integers(1, 50), st.integers(0, 20))
 
 
 @given(SIZES, st.lists(st.tuples(SIZES, st.sampled_from([None, COLD, HIBERNATING]), st.booleans()), max_size=4))
-def test_it_says_what_balloond_s_ledger_will_say(wanted, drawn):
+def test_preflight_agrees_with_the_ledger_of_balloond(wanted, drawn):
     booked = {f"m{i}": sizes for i, (sizes, _, _) in enumerate(drawn)}
     assume(sum(map(sum, booked.values())) <= 100)
     it = Group(Devices(**booked), images=[f"m{i}" for i, (_, _, image) in enumerate(drawn) if image])

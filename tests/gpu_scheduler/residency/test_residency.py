@@ -170,7 +170,7 @@ async def test_a_model_comes_up_and_serves(group):
     assert await answer(group.submit("r")) == ([1, 1, 1], common_pb2.LENGTH, "")
 
 
-async def test_requests_sent_while_it_wakes_are_served(group):
+async def test_requests_sent_while_their_model_wakes_are_served(group):
     coming = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
     stream = group.submit("r")
     assert (await answer(stream))[1] == common_pb2.LENGTH
@@ -185,7 +185,7 @@ async def test_the_same_change_asked_twice_is_one_change_and_another_one_is_a_co
     await asyncio.wait([first.task])
 
 
-async def test_an_impossible_target_is_refused(group):
+async def test_residency_that_is_no_target_is_refused(group):
     with pytest.raises(Unmet, match="WAKING is not a residency to bring a model to"):
         group.residency.begin(SPEC, common_pb2.WAKING, "test")
 
@@ -197,7 +197,7 @@ async def test_a_model_for_another_number_of_devices_is_refused(group):
     assert group.residents.get("wide") is None
 
 
-async def test_on_a_drained_group_no_model_comes_up_and_what_is_up_stays(group):
+async def test_drained_group_keeps_its_models_up_and_brings_no_other_up(group):
     await group.bring(common_pb2.ACTIVE)
     group.residents.drained = True
     assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
@@ -407,7 +407,7 @@ async def test_an_engine_that_dies_while_it_loads_is_replaced_by_another(group):
     assert group.residents.get("m").residency == common_pb2.ACTIVE
 
 
-async def test_without_an_image_a_model_that_should_hibernate_gives_its_engine_back(group):
+async def test_model_without_an_image_that_should_hibernate_gives_its_engine_back(group):
     await group.bring(common_pb2.ACTIVE)
     await group.bring(common_pb2.HIBERNATING)
     assert group.residents.get("m") is None
@@ -423,7 +423,7 @@ async def test_models_that_make_way_are_brought_down_first(group):
     assert group.residents.get("n").residency == common_pb2.ACTIVE
 
 
-async def test_nobody_makes_way_for_an_activation_that_is_refused_all_the_same(group):
+async def test_models_do_not_make_way_for_an_activation_that_is_refused_all_the_same(group):
     await group.bring(common_pb2.ACTIVE)
     other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="sglang")
     yields = [gpu_scheduler_pb2.Yield(model="m", target=common_pb2.COLD)]
@@ -435,7 +435,7 @@ async def test_nobody_makes_way_for_an_activation_that_is_refused_all_the_same(g
     assert group.residents.get("n") is None
 
 
-async def test_a_sleeper_for_which_nobody_could_make_enough_room_sleeps_on(sleeping, monkeypatch):
+async def test_sleeping_model_for_which_no_room_can_be_made_sleeps_on(sleeping, monkeypatch):
     group, _ = sleeping
 
     async def refused(*_):
@@ -449,7 +449,7 @@ async def test_a_sleeper_for_which_nobody_could_make_enough_room_sleeps_on(sleep
     assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
 
 
-async def test_who_is_awake_already_needs_nobody_to_make_way(group):
+async def test_model_that_is_awake_already_makes_no_other_make_way(group):
     await group.bring(common_pb2.ACTIVE)
     other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="echo")
     await asyncio.wait([group.residency.begin(other, common_pb2.ACTIVE, "test").task])
@@ -476,7 +476,7 @@ async def test_a_model_without_a_floor_is_refused_where_its_floor_is_all_the_kv_
 @pytest.mark.parametrize(
     ("drain_ms", "step_ms", "finish"), [(60_000, "20", common_pb2.LENGTH), (0, "100000", common_pb2.FAILED)]
 )
-async def test_who_makes_way_finishes_what_runs_within_the_time_that_it_is_given(drain_ms, step_ms, finish):
+async def test_model_that_makes_way_finishes_running_requests_within_its_drain_time(drain_ms, step_ms, finish):
     group = await open_group(step_ms=step_ms)
     try:
         await group.bring(common_pb2.ACTIVE)
@@ -493,13 +493,13 @@ async def test_who_makes_way_finishes_what_runs_within_the_time_that_it_is_given
         await close_group(group)
 
 
-async def test_what_a_cold_start_took_is_not_taken_for_a_wake_up(group):
+async def test_cold_start_time_is_not_taken_for_a_wake_up_time(group):
     await group.bring(common_pb2.ACTIVE)
     resident = group.residents.get("m")
     assert resident.cold_s > 0 and resident.wake_s == 0
 
 
-async def test_what_coming_took_is_what_the_last_one_took_from_sleep_or_cold(sleeping):
+async def test_activation_time_is_that_of_the_last_wake_up_or_cold_start(sleeping):
     group, _ = sleeping
     resident = group.residents.get("m")
     assert resident.came_s == resident.cold_s
@@ -519,7 +519,7 @@ async def sleeping():
     await close_group(group)
 
 
-async def test_a_sleeper_whose_weights_cannot_be_copied_is_not_taken_for_asleep(sleeping):
+async def test_sleeping_model_whose_weights_cannot_be_copied_is_not_taken_for_asleep(sleeping):
     """Its memory is mapped, and it would refuse to wake ever after."""
     group, loader = sleeping
     loader.fails = Unavailable("the loader is away")
@@ -531,7 +531,7 @@ async def test_a_sleeper_whose_weights_cannot_be_copied_is_not_taken_for_asleep(
     assert group.residents.get("m").engine.alive
 
 
-async def test_a_sleeper_that_lost_its_image_and_cannot_be_loaded_anew_is_not_taken_for_asleep(sleeping):
+async def test_sleeping_model_without_its_image_or_a_way_to_load_it_is_not_taken_for_asleep(sleeping):
     group, loader = sleeping
     loader.fails = NotFound("no image")
     group.options["step_ms"] = "none"
@@ -599,7 +599,7 @@ async def test_a_fault_that_may_pass_is_an_error_for_ever_longer_and_a_request_t
     assert await errors(group) == (str(PASSES), 1.0), "it has been up since"
 
 
-async def test_who_brings_it_up_in_the_pause_need_not_wait_and_an_old_pause_ends_nothing(group, faults):
+async def test_activation_in_the_pause_of_an_error_need_not_wait_and_an_old_pause_ends_no_other(group, faults):
     faults += [PASSES, BROKEN]
     await errors(group)
     assert await errors(group) == (str(BROKEN), 0.0)
@@ -636,7 +636,7 @@ async def watched(monkeypatch):
     await close_group(group)
 
 
-async def test_files_that_are_away_are_found_before_an_engine_is_given_them_and_nobody_makes_way(watched):
+async def test_missing_files_are_found_before_an_engine_gets_them_and_no_model_makes_way(watched):
     group, loader = watched
     other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="echo")
     await asyncio.wait([group.residency.begin(other, common_pb2.ACTIVE, "test").task])
@@ -651,9 +651,7 @@ async def test_files_that_are_away_are_found_before_an_engine_is_given_them_and_
 
 
 @pytest.mark.parametrize("fault", [PASSES, BROKEN])
-async def test_what_the_loader_finds_wrong_with_the_files_counts_before_what_an_engine_made_of_it(
-    watched, faults, fault
-):
+async def test_fault_that_the_loader_finds_in_the_files_counts_before_the_engines_error(watched, faults, fault):
     group, loader = watched
     loader.found += ["", "model.safetensors is truncated"]
     faults.append(fault)
@@ -679,13 +677,13 @@ async def test_a_loader_that_is_away_keeps_no_model_from_coming_up(watched):
     assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
 
 
-async def test_one_that_wakes_needs_no_files(sleeping):
+async def test_waking_model_needs_no_files(sleeping):
     group, loader = sleeping
     loader.looks.clear()
     assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE and not loader.looks
 
 
-async def test_one_that_cannot_hibernate_says_why(watched):
+async def test_hibernation_that_is_not_possible_states_its_reason(watched):
     group, loader = watched
     await group.bring(common_pb2.ACTIVE)
     resident = group.residents.get("m")
@@ -710,7 +708,7 @@ async def beside():
     await close_group(group)
 
 
-async def test_where_the_weights_came_from_is_told(beside):
+async def test_source_of_the_weights_of_an_active_model_is_reported(beside):
     group, _ = beside
     await group.bring(common_pb2.ACTIVE)
     assert group.residents.get("m").weights_from == ["cpu:1"]
@@ -794,7 +792,7 @@ async def test_a_model_of_no_possible_size_is_refused_and_no_engine_is_asked(siz
     assert group.residents.get("m") is None
 
 
-async def test_an_engine_is_outdated_when_the_nodes_catalogue_changes_and_not_when_placement_told_another_nodes(group):
+async def test_engine_is_outdated_by_a_change_of_its_nodes_catalogue_and_not_by_another_nodes(group):
     def says(context_tokens, kv_dtype=""):
         group.residents.listed["m"] = common_pb2.ModelSpec(name="m", context_tokens=context_tokens, kv_dtype=kv_dtype)
 

@@ -50,7 +50,7 @@ async def test_an_engine_that_stands_still_is_killed_and_replaced(group):
     assert counters.STALLED.labels("m")._value.get() >= 1
 
 
-async def test_one_that_stands_still_while_its_model_leaves_is_killed_too(group):
+async def test_engine_that_stands_still_while_its_model_leaves_is_killed_too(group):
     await group.bring(common_pb2.ACTIVE)
     engine = group.residents.get("m").engine
     running = group.submit("r")
@@ -71,7 +71,7 @@ async def test_one_that_stands_still_while_its_model_leaves_is_killed_too(group)
     ],
     ids=["takes", "gives"],
 )
-async def test_one_that_stands_still_while_it_takes_or_gives_kv_is_killed_too(group, command):
+async def test_engine_that_stands_still_while_it_takes_or_gives_kv_is_killed_too(group, command):
     await group.bring(common_pb2.ACTIVE)
     engine = group.residents.get("m").engine
     running = group.submit("r")
@@ -82,7 +82,7 @@ async def test_one_that_stands_still_while_it_takes_or_gives_kv_is_killed_too(gr
         assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
 
 
-async def test_an_idle_one_that_stands_still_when_it_is_to_make_way_does_not_hold_up_the_other(group):
+async def test_idle_engine_that_stands_still_when_it_is_to_make_way_does_not_hold_up_another(group):
     await group.bring(common_pb2.ACTIVE)
     os.kill(group.residents.get("m").engine.pid, signal.SIGSTOP)
     other = common_pb2.ModelSpec(name="other", context_tokens=1000, kv_bytes_per_token=1, engine="echo")

@@ -104,7 +104,7 @@ async def test_an_image_for_which_there_was_no_room_is_made_when_there_is():
     assert weights.has_image(it) and weights.why_no_image(it) == "" and it.no_image == ""
 
 
-async def test_an_image_is_not_made_later_of_what_is_not_there_any_more_or_is_of_other_files():
+async def test_image_is_not_made_later_of_an_engine_that_is_gone_or_of_changed_files():
     loader = ShortLoader(Refused("host memory is short"))
     _, it, sleeps = await saving(loader)
     await sleeps.told.get()

@@ -96,7 +96,7 @@ async def test_a_request_that_is_dropped_late_only_waited_and_failed(collector):
     assert not {"prism.start", "gen_ai.latency.time_to_first_token"} & set(request.attributes)
 
 
-async def test_without_a_target_nothing_is_said_of_slack_and_being_on_time(collector):
+async def test_trace_without_a_target_has_no_slack_and_is_not_called_on_time(collector):
     close = tracing.start("group")
     end(RequestTrace.of(TRACEPARENT, 100.0, inf, waking=False), 102.0, common_pb2.ABORTED)
     await close()
@@ -104,7 +104,7 @@ async def test_without_a_target_nothing_is_said_of_slack_and_being_on_time(colle
     assert not {"prism.on_time", "prism.slack_s"} & set(request.attributes) and not request.failed
 
 
-async def test_only_the_wait_for_a_wake_up_links_to_it(collector):
+async def test_trace_links_to_a_wake_up_only_from_the_wait_for_it(collector):
     close = tracing.start("group")
     woken = resident()
     woken.steps = [("making room", 90.0), ("copying weights", 91.0), ("", 95.0)]
@@ -137,7 +137,7 @@ async def test_an_activation_that_fails_ends_with_its_last_step_and_the_error(co
     assert activation.failed and activation.attributes["error.type"] == "ValueError"
 
 
-def test_a_request_that_its_gateway_does_not_trace_has_none():
+def test_request_not_traced_by_its_gateway_has_no_trace():
     assert RequestTrace.of("", 1.0, 0.0, waking=False) is None
     assert RequestTrace.of(TRACEPARENT, 1.0, 0.0, waking=False) is None  # traces are off here
     traces.activated(resident(), 1.0)

@@ -39,7 +39,7 @@ def test_service_time_of_requests_that_end_in_one_step_counts_once():
     assert times.end("2", 1.0) == 0.0
 
 
-def test_service_time_of_a_request_includes_that_of_one_given_up_behind_it():
+def test_service_time_of_a_request_is_not_reduced_by_one_given_up_behind_it():
     times = ServiceTime()
     times.begin("1", "a", 0.0)
     times.begin("2", "a", 0.5)
