@@ -68,7 +68,7 @@ async def kept(at: World, model: str, times: int) -> dict[str, int]:
     return dict((await at.until(heard, f"{model} never told what it keeps"))[-1]["kept"])
 
 
-async def test_graphs_and_stacks_leave_with_the_weights_and_the_model_says_the_same_when_it_is_back():
+async def test_graphs_and_stacks_leave_with_the_weights_and_answers_are_the_same_after_wake_up():
     async with serving_system() as at:
         before = await say(at, MODEL)
         assert told(at, "CUDA graphs captured")[0]["mapped"] > 0
@@ -95,7 +95,7 @@ async def test_sleeping_model_keeps_the_same_memory_however_many_requests_it_had
         assert max(in_use) - min(in_use) < 256 << 10, in_use  # the slots of 40 prompts are 18,000 numbers of 8 bytes
 
 
-async def test_models_taking_turns_in_a_process_have_graphs_of_their_own_and_say_the_same():
+async def test_models_taking_turns_in_a_process_have_graphs_of_their_own_and_answer_the_same():
     async with serving_system() as at:
         names = [MODEL, "qwen3-perl"]
         before = {name: await say(at, name) for name in names}

@@ -75,7 +75,7 @@ def place_of(state):
     return gateway_routes.decode(told).places[0]
 
 
-async def test_a_model_whose_kernels_are_compiled_says_so_until_it_is_up(group, at_load):
+async def test_model_whose_kernels_are_compiled_is_reported_as_compiling_until_it_is_up(group, at_load):
     seen = []
 
     def compiles(engine):
@@ -148,7 +148,7 @@ async def test_kernels_compiled_while_a_model_serves_are_counted_and_change_no_a
     assert not resident.compiling and resident.steps == steps
 
 
-async def test_a_start_that_failed_compiles_no_more(group, at_load):
+async def test_failed_start_is_not_reported_as_compiling_any_more(group, at_load):
     def dies(engine):
         says(engine, BEGINS)
         engine.kill()

@@ -73,7 +73,7 @@ def test_the_share_of_late_requests_is_a_setting_with_the_policy_s_default():
         Arbitration(late_share=1.5)
 
 
-def test_switches_that_take_a_rule_away_are_experiments_and_work_where_they_stood_before():
+def test_switches_that_disable_a_rule_are_experiments_and_work_at_their_former_place():
     switches = {"order": "arrival", "prefill_turn": False, "protect_decodes": False}
     assert Arbitration(**switches) == Arbitration(experiments=switches)
     assert Arbitration(**switches).experiments.model_dump() == switches
@@ -81,7 +81,7 @@ def test_switches_that_take_a_rule_away_are_experiments_and_work_where_they_stoo
         Arbitration(order="random")
 
 
-def test_settings_work_under_the_names_that_they_had():
+def test_settings_work_under_their_former_names():
     assert Arbitration(**{"precedence_ms": 1, "precedence_batch": 2, "decode_turn_ms": 3}) == Arbitration(
         prefill_priority_ms=1, prefill_priority_batch=2, decode_arbitration_ms=3
     )

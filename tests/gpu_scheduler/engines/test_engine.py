@@ -64,7 +64,7 @@ def generate(tokens, new, request_id="r"):
     )
 
 
-async def test_a_loaded_engine_streams_tokens_and_says_why_it_ended(engine):
+async def test_loaded_engine_streams_tokens_and_the_reason_of_their_end(engine):
     await engine.command(load()).done()
     engine.generate(generate([5, 6, 7], 4))
     await engine.listener.finished.wait()
@@ -107,7 +107,7 @@ async def test_hibernation_is_refused_while_requests_run_and_drain_hands_them_ba
     await engine.command(engine_pb2.ToEngine(hibernate=engine_pb2.Hibernate())).done()
 
 
-async def test_a_drain_lets_finish_what_runs_and_hands_back_at_once_what_waits():
+async def test_drain_lets_running_requests_finish_and_hands_waiting_ones_back_at_once():
     engine = await EngineProcess.start(Spawn("echo"), 1, None)
     try:
         engine.listener = Ear()
@@ -132,7 +132,7 @@ async def test_engine_process_takes_model_after_model(engine):
         await engine.command(engine_pb2.ToEngine(unload=engine_pb2.Unload())).done()
 
 
-async def test_the_death_of_an_engine_is_heard_and_fails_its_commands(engine):
+async def test_death_of_an_engine_is_reported_and_fails_its_commands(engine):
     await engine.command(load(step_ms="100000")).done()
     engine.generate(generate([1], 50))
     await engine.listener.began.wait()

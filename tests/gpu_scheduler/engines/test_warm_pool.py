@@ -57,7 +57,7 @@ async def test_surplus_engine_that_ends_is_the_one_that_never_had_a_model(pool):
     assert pool.engines == [used]
 
 
-async def test_engines_that_keep_memory_end_when_they_are_to_and_new_ones_follow(pool):
+async def test_used_engines_that_are_ended_for_their_memory_are_followed_by_new_ones(pool):
     used = had_a_model(await pool.take(START_S))
     assert not await pool.end_used()
     pool.give_back(used)
@@ -144,7 +144,7 @@ async def small_pool():
     await pool.close()
 
 
-async def test_a_warm_engine_that_dies_is_replaced_before_somebody_wants_it(small_pool):
+async def test_warm_engine_that_dies_is_replaced_before_a_model_needs_it(small_pool):
     assert small_pool.starting == ["starting"]
     first = await small_pool.take(START_S)
     small_pool.give_back(first)
@@ -173,7 +173,7 @@ async def warm_other_than(pool, before):
 
 
 @pytest.mark.parametrize("taken", [True, False])
-async def test_an_engine_for_which_there_is_no_process_is_tried_again(monkeypatch, taken):
+async def test_engine_start_that_found_no_process_left_is_tried_again(monkeypatch, taken):
     pool = WarmPool(Spawn("echo"), warm=1, limit=3)
     start, failures = EngineProcess.start, [BlockingIOError(11, "no process left")]
 

@@ -143,7 +143,7 @@ def test_memory_and_places_of_the_next_requests_are_not_taken_by_prompts_beside_
         assert admit(queue.plan(0.0), queue, PLENTY, TURN, {"b": places}) == starts
 
 
-def test_an_old_request_that_lacks_memory_is_not_overtaken_by_one_of_its_model() -> None:
+def test_old_request_without_memory_is_not_overtaken_by_a_short_one_of_its_model() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "old", "b", 1.0)

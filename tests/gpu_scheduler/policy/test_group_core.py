@@ -252,7 +252,7 @@ def test_streams_whose_kv_came_with_the_model_are_planned_together():
 # --- memory
 
 
-def test_a_request_that_lacks_memory_has_it_requested_once_and_starts_when_it_is_there():
+def test_request_without_memory_has_it_requested_once_and_starts_when_it_is_there():
     group = Group("a")
     group.holds(free=500)
     group.arrives("r", ttft_s=9.0)

@@ -90,7 +90,7 @@ def test_an_idle_model_that_has_served_in_between_is_not_thought_idle_for_long()
     assert told(follower, 10.8, running=0, decode_tokens=9, idle_s=0.1)
 
 
-def test_follower_without_an_interval_hears_all_reports_and_a_patient_one_one_a_second():
+def test_follower_without_an_interval_hears_every_report_and_a_patient_one_each_second():
     eager, patient = telling(0.0), telling(60.0)
     assert all(told(eager, 10.0 + i / 8) for i in range(30))
     assert [i for i in range(30) if told(patient, 10.0 + i / 8)] == [0, 8, 16, 24]

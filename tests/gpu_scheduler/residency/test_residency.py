@@ -660,7 +660,7 @@ async def test_fault_that_the_loader_finds_in_the_files_counts_before_the_engine
     assert loader.looks == [(False, False), (True, fault is BROKEN)] and group.residents.get("m") is None
 
 
-async def test_files_that_changed_while_they_were_read_may_do_the_next_time(watched, faults):
+async def test_files_that_changed_while_they_were_read_are_an_error_that_is_tried_again(watched, faults):
     group, loader = watched
     loader.found += ["", "changed"]
     faults.append(BROKEN)
@@ -733,7 +733,7 @@ async def test_weights_of_the_image_that_do_not_verify_either_are_dropped_and_th
     assert group.residents.get("m").weights_from == ["checkpoint"]
 
 
-async def test_weights_of_a_device_are_not_doubted_for_what_is_not_their_fault(beside, refusals):
+async def test_weights_of_a_device_are_copied_again_after_a_failure_that_is_not_theirs(beside, refusals):
     group, loader = beside
     refusals.append(CommandFailed("no memory", model_at_fault=False))
     with pytest.raises(CommandFailed, match="no memory"):
@@ -743,7 +743,7 @@ async def test_weights_of_a_device_are_not_doubted_for_what_is_not_their_fault(b
     assert loader.gave == ["cpu:1", "cpu:1"]
 
 
-async def test_an_image_is_not_dropped_for_what_is_not_its_fault(beside, refusals):
+async def test_image_is_not_dropped_after_a_failure_that_is_not_its_own(beside, refusals):
     group, loader = beside
     refusals += [CommandFailed("no memory", model_at_fault=False), DIFFER]
     with pytest.raises(CommandFailed, match="no memory"):

@@ -67,7 +67,7 @@ def asking() -> Iterator[tuple[str, list[int]]]:
     return ((f"{number}", prompt) for number, prompt in enumerate(checkpoints.prompts(400)))
 
 
-async def test_own_prefixes_go_first_unless_the_neighbours_are_older(
+async def test_own_prefixes_are_evicted_first_unless_the_neighbours_are_older(
     tmp_path: Path, engines: Engines, models: dict[str, Path], asking: Iterator[tuple[str, list[int]]]
 ) -> None:
     async with node(tmp_path, capacity_bytes=128 << 20) as at, engines.one() as end:

@@ -129,7 +129,7 @@ def test_own_decodes_behind_a_running_prefill_come_after_it_for_a_time_that_is_n
     assert gate.decodes_first(100.0667, behind(0.001)) == StepWait(inf, WaitReason.OWN_DECODES)
 
 
-def test_look_tells_that_slacks_are_out_of_date_after_a_prefill_step_and_with_another_target() -> None:
+def test_slacks_are_out_of_date_after_a_prefill_step_and_with_another_target() -> None:
     gate = with_target(0.009)
     assert not gate.look(100.001, PrefillThrottle(step_s=0.009))
     assert gate.look(100.002, PrefillThrottle(step_s=0.010))

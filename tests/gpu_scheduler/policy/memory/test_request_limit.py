@@ -22,7 +22,7 @@ def test_a_model_has_one_memory_request_under_way_and_others_have_theirs():
     assert limit.take(NeedMemory("b", 7, "t", inf), 0.0)
 
 
-def test_a_request_that_lacks_memory_where_there_was_room_has_it_requested_again_after_a_pause():
+def test_memory_that_was_granted_and_not_enough_is_requested_again_after_a_pause():
     limit = answered(granted=True)
     assert not limit.take(NEED, 0.4 * AGAIN_S)
     assert limit.next_deadline() == AGAIN_S

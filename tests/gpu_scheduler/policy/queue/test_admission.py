@@ -152,7 +152,7 @@ def test_requests_with_memory_all_start_where_prefills_are_not_limited():
     assert started(decisions) == ["1", "2", "3"]
 
 
-def test_requests_of_a_model_that_is_not_active_do_not_start_and_hold_up_nobody():
+def test_requests_of_a_model_that_is_not_active_do_not_start_and_hold_up_no_other_model():
     queue = backlog("a", "b")
     queue.model_waking("a", 1.0)
     add(queue, "1", "a", 0.1, deadline=5.0)

@@ -221,7 +221,7 @@ def test_schedule_of_a_scenario_is_the_stated_one(case, start, jobs, on_time, la
 
 
 @pytest.mark.parametrize("late", [many_late, few_late])
-def test_an_infinite_cost_is_late_and_delays_nobody(late):
+def test_request_of_infinite_cost_is_late_and_delays_no_other(late):
     assert late(np.array([1.0, 2.0, 3.0, inf]), np.array([1.0, inf, 1.0, 1.0]), 0.0).tolist() == [1]
     assert late(np.array([0.5, 2.0, 3.0]), np.array([1.0, inf, 1.0]), 0.0).tolist() == [0, 1]
 

@@ -60,7 +60,7 @@ def test_prefill_speed_moves_towards_what_is_observed():
     assert speed.cost(1024) == pytest.approx(0.512)
 
 
-def test_chunk_sizes_are_learned_apart_and_unknown_ones_borrow_from_the_nearest():
+def test_prefill_speed_is_learned_by_chunk_size_and_unknown_sizes_use_the_nearest():
     speed = PrefillSpeed(1000.0, weight=1.0)
     speed.observe(16, 0.016 * 4)
     speed.observe(4096, 4.096 / 8)

@@ -74,7 +74,7 @@ async def goes_on_anywhere(end: EngineEnd, tag: str, whole: Answer, **grammar: s
         assert (rest.tokens, rest.finish, rest.error) == (whole.tokens[told:], common_pb2.STOP, ""), told
 
 
-async def test_answers_are_what_their_grammar_says_and_go_on_where_others_were_interrupted(
+async def test_answers_match_their_grammar_and_go_on_where_others_were_interrupted(
     tmp_path: Path, engines: Engines, folders: dict[str, Path]
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:

@@ -46,7 +46,7 @@ def begun(envelopes: Envelopes) -> int:
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("seed", range(5))
-def test_prefixes_are_moved_together_and_hold_what_they_held(page_size: int, seed: int) -> None:
+def test_compaction_moves_prefixes_together_and_keeps_their_content(page_size: int, seed: int) -> None:
     kv, tree, held = world(page_size, seed)
     before = begun(kv.envelopes)
     assert compaction.is_scattered(kv)

@@ -24,7 +24,7 @@ def test_growth_makes_the_slots_asked_for_available_and_no_more_than_are_mapped(
     assert len(memory.owned) == 3
 
 
-def test_growth_past_the_limit_keeps_what_came_and_says_so() -> None:
+def test_growth_past_the_limit_keeps_the_extents_that_came_and_fails() -> None:
     kv, memory, _ = made(limit=2)
     assert not kv.grow(1000, wait_s=0.0)
     assert len(memory.owned) == 2 and kv.available == 12

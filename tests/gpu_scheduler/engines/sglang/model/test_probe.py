@@ -47,7 +47,7 @@ def test_the_probe_fits_a_small_context() -> None:
     assert len(request.token_ids) + request.sampling.max_new_tokens <= 20
 
 
-def test_a_probe_that_cannot_run_says_why() -> None:
+def test_probe_that_cannot_run_states_its_reason() -> None:
     probe = Probe(vocab_size=10, context_tokens=200)
     probe.next_requests()
     probe.stop("no memory")

@@ -109,9 +109,9 @@ def test_cached_prompts_are_gone_with_the_cache_although_nothing_is_collected(im
     imported.run(FLUSHED)
 
 
-def test_a_model_and_its_graphs_are_gone_although_something_holds_on_to_what_ran_them(imported: Imported) -> None:
+def test_unloaded_model_and_its_graphs_are_freed_although_their_runner_is_still_held(imported: Imported) -> None:
     imported.run(HELD)
 
 
-def test_an_engine_in_which_something_of_a_model_stayed_says_so_and_ends(imported: Imported) -> None:
+def test_engine_in_which_parts_of_an_unloaded_model_remain_reports_it_and_ends(imported: Imported) -> None:
     imported.run(STAYED)

@@ -24,7 +24,7 @@ def test_quota_smaller_than_measured_is_refused_with_both_numbers():
     )
 
 
-def test_torch_may_take_what_it_took_also_where_little_more_is_stated():
+def test_torch_may_take_as_much_as_it_took_where_the_stated_quota_is_hardly_larger():
     assert left_to_torch(2000 * MIB, 2000 * MIB, 700 * MIB) == 1300 * MIB
     assert left_to_torch(2010 * MIB, 2000 * MIB, 700 * MIB) == 1300 * MIB
     assert left_to_torch(2128 * MIB, 2000 * MIB, 700 * MIB) == 1364 * MIB

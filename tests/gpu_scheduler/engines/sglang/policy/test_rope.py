@@ -73,7 +73,7 @@ def test_llama3_rope_is_given_to_sglang_as_it_is() -> None:
     }
 
 
-def test_longrope_has_one_list_of_factors_for_all_that_is_served() -> None:
+def test_longrope_has_one_list_of_factors_for_the_whole_served_context() -> None:
     for told in (LONGROPE, {**LONGROPE, "rope_type": "su", "type": "su"}):
         found = made(told, positions=2048, original=512)
         assert found["rope_type"] == "longrope" and found["short_factor"] == found["long_factor"] == [2.0, 4.0]

@@ -308,7 +308,7 @@ async def test_broken_checkpoints_are_the_models_fault_and_the_engine_takes_the_
         assert (await end.answer("whole")).tokens == said["llama"][0]
 
 
-async def test_requests_end_as_they_should_and_drain_hands_back_the_rest(
+async def test_requests_end_by_length_stop_or_abort_and_drain_hands_back_the_rest(
     tmp_path: Path,
     engines: Engines,
     models: dict[str, Path],

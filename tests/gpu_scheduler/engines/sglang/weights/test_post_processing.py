@@ -257,7 +257,7 @@ def test_tensors_that_a_quantisation_method_makes_lie_in_the_range_without_gaps(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_range_grows_by_a_layer_beyond_the_model_at_most_and_by_all_layers_only_where_they_widen(method: Any) -> None:
+def test_range_grows_by_a_layer_beyond_the_model_at_most_or_by_all_where_they_widen(method: Any) -> None:
     read, needed = list[int](), list[int]()
     bound(Method, empty_range(read))
     range_ = empty_range(needed)
@@ -338,7 +338,7 @@ def test_tensor_that_a_layer_kept_before_stays_where_it_was() -> None:
     check_values(model, Given, range_)
 
 
-def test_tied_parameters_stay_tied_and_keep_their_place_when_one_of_two_layers_replaces_its_own() -> None:
+def test_tied_parameters_stay_tied_and_in_place_when_one_of_two_layers_replaces_its_own() -> None:
     class Doubles(Method):
         def process_weights_after_loading(self, layer: Any) -> None:
             doubled = torch.nn.Parameter(layer.weight.data * 2, requires_grad=False)

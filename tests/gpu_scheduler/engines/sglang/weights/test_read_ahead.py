@@ -133,7 +133,7 @@ def _not_here(*_: object, **__: object) -> None:
     raise AssertionError("memory beside the buffer")
 
 
-def test_reading_holds_its_buffer_and_nothing_else_while_nobody_keeps_tensors(
+def test_reading_holds_its_buffer_and_nothing_else_while_no_tensor_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room for the tensor that is looked at, and the largest after it, wherever they lie."""
@@ -147,7 +147,7 @@ def test_reading_holds_its_buffer_and_nothing_else_while_nobody_keeps_tensors(
             del tensor
 
 
-def test_a_taker_that_keeps_everything_gets_memory_beside_the_buffer_one_tensor_at_a_time(
+def test_tensors_that_are_all_kept_get_memory_beside_the_buffer_one_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, made = shards(tmp_path), []
