@@ -231,7 +231,7 @@ def test_the_scheduler_imports_the_kinds_of_engines_and_no_engine():
             assert not name.startswith(("gpu_scheduler.engines.sglang", "gpu_scheduler.engines.echo")), path
 
 
-def test_tests_and_benchmarks_share_a_library_and_not_each_other():
+def test_tests_and_benchmarks_do_not_import_each_other_and_no_package_imports_them():
     apart = {"tests": "benchmarks", "benchmarks": "tests", "testing": "tests|benchmarks"}
     for own, others in apart.items():
         for path in (ROOT / own).rglob("*.py"):

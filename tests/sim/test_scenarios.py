@@ -50,7 +50,7 @@ def test_an_idle_model_sleeps_when_its_memory_is_needed_and_wakes_with_its_next_
 
 
 @pytest.mark.parametrize("first", ["g0", "g1"])
-def test_a_model_comes_up_where_a_real_run_had_it_and_later_wherever_there_is_room(first):
+def test_a_model_starts_on_its_configured_first_group_and_later_wherever_there_is_room(first):
     requests = [
         SimulatedRequest("0", "a", 0.0, 100, 1, 9.0),
         SimulatedRequest("1", "b", 60.0, 100, 9000, 9.0),
@@ -62,7 +62,7 @@ def test_a_model_comes_up_where_a_real_run_had_it_and_later_wherever_there_is_ro
     assert cold.popitem()[1] == 1 and requests[2].ttft < 20.0, "b is still busy there"
 
 
-def test_the_request_with_less_time_left_goes_first_under_prism_and_the_earlier_one_under_static():
+def test_request_with_less_time_left_goes_first_under_prism_and_the_earlier_under_static():
     def run(policy):
         requests = [
             SimulatedRequest("0", "a", 0.0, 1, 1, 9.0),

@@ -44,7 +44,7 @@ def test_time_sharing_starts_all_requests_of_the_active_model_at_once(policy):
 
 
 @pytest.mark.parametrize("policy", ["qlm", "serverlessllm"])
-def test_sleepers_that_keep_too_much_go_cold_the_least_recently_used_first(policy):
+def test_time_sharing_sends_sleeping_models_cold_least_recently_used_first(policy):
     names = "abcdefgh"
     requests = requests_of(*((name, 10.0 * i, 100, 1, 9.0) for i, name in enumerate([*names, "b", "a"])))
     known = models(*names, weights=145 * GB)  # beside a model, five sleepers of 0.6 GB have room
@@ -56,7 +56,7 @@ def test_sleepers_that_keep_too_much_go_cold_the_least_recently_used_first(polic
 
 
 @pytest.mark.parametrize("policy", ["qlm", "serverlessllm", "least_slack"])
-def test_a_model_goes_to_a_group_of_its_size_and_a_setting_that_is_none_is_refused(policy):
+def test_time_sharing_uses_a_group_of_the_size_of_a_model_and_refuses_unknown_settings(policy):
     (request,) = requests = requests_of(("wide", 0.0, 100, 11, 9.0))
     wide = models("wide", devices=2, weights=2 * GB)
     assert active(replay(requests, wide, policy, (1, 2))) == [[], ["wide"]] and request.served

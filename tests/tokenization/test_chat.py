@@ -45,7 +45,7 @@ def said(tokenizer: Tokenizer, *messages: tuple[str, Any], **options: Any) -> st
     return tokenizer.decode(tokenizer.chat([{"role": role, "content": content} for role, content in messages], options))
 
 
-def test_a_chat_is_tokenized_by_its_template_without_a_second_start(tokenizer: Tokenizer) -> None:
+def test_a_chat_is_tokenized_by_its_template_with_one_start_token(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.chat(MESSAGES, {})) == "<s><|user|>hello\n<|assistant|>"
     assert tokenizer.decode(tokenizer.chat(MESSAGES, {"add_generation_prompt": False})) == "<s><|user|>hello\n"
 

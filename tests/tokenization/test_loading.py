@@ -76,7 +76,7 @@ def test_file_that_is_empty_may_still_be_written(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json", "merges.txt", "pytorch_model.bin"])
-def test_a_file_that_is_not_read_need_not_have_been_fetched(tmp_path: Path, name: str) -> None:
+def test_file_that_is_not_read_may_be_a_git_lfs_pointer(tmp_path: Path, name: str) -> None:
     folder = folders.write(tmp_path / "m", tokenizers.byte_level, {})
     (folder / name).write_bytes(POINTER)
     assert trial.verdict(str(folder)) == ("", False)

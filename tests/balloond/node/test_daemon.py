@@ -49,7 +49,7 @@ async def test_memory_of_a_process_killed_while_suspended_is_freed(node, child):
     assert device.free_bytes == 16 * MIB
 
 
-async def test_balloond_killed_under_two_processes_comes_back_to_the_same_ledger_and_content(node, child):
+async def test_balloond_killed_under_two_processes_keeps_the_ledger_and_content(node, child):
     await node.book("a", "b", quota=MIB, weights=2 * MIB)
     one, other = child("a"), child("b")
     one.ask("acquire", 5)
@@ -79,7 +79,7 @@ async def test_balloond_killed_under_two_processes_comes_back_to_the_same_ledger
     await node.until(kv(9))
 
 
-async def test_balloond_killed_under_large_and_small_extents_comes_back_to_the_same_ledger_and_content(node, child):
+async def test_balloond_killed_under_large_and_small_extents_keeps_the_ledger_and_content(node, child):
     await node.book("a")
     one = child("a", 0, 0, 4)
     assert one.ask("acquire", 19) == "19"
@@ -354,7 +354,7 @@ async def test_daemon_decoding_engine_grows_while_a_large_room_waits_for_its_nei
     assert [event.model for event in mine if event.what == "reclaim"] == ["a"]
 
 
-async def test_an_extent_that_the_backend_cannot_create_is_a_refusal(tmp_path, node, child):
+async def test_growth_for_which_the_backend_cannot_create_extents_is_refused(tmp_path, node, child):
     """Descriptors run out long before the memory does."""
     await node.book("a")
     one = child("a")
@@ -365,7 +365,7 @@ async def test_an_extent_that_the_backend_cannot_create_is_a_refusal(tmp_path, n
     assert one.ask("acquire", 2) == "2"
 
 
-async def test_a_lease_whose_range_was_closed_still_hears_limits_and_takes_another_range(shared, child):
+async def test_a_lease_whose_range_was_closed_still_receives_limits_and_takes_another_range(shared, child):
     await shared.book("a")
     one = child("a")
     one.ask("acquire", 3)

@@ -55,7 +55,7 @@ def test_capacity_of_gpu_whose_keeper_died_while_an_engine_lives_is_the_saved_on
     assert devices.capacities(config, {"cuda:0": GPU}, RecoveredState()) == {"cuda:0": 69 * GIB}
 
 
-def test_capacities_that_were_cut_short_are_measured_anew(configured):
+def test_capacity_of_gpu_with_a_truncated_saved_file_is_measured_anew(configured):
     config = configured(name="cuda:0")
     Path(alive.path_of(config.handoff)).write_text('{"cuda:')
     assert devices.capacities(config, {"cuda:0": GPU}, given_out("cuda:0")) == {"cuda:0": 69 * GIB}
@@ -66,11 +66,11 @@ def test_capacity_beyond_the_free_memory_of_a_fresh_gpu_is_refused(configured):
         devices.capacities(configured(name="cuda:0", capacity_bytes=75 * GIB), {"cuda:0": GPU}, RecoveredState())
 
 
-def test_host_memory_has_the_capacity_that_was_given(configured):
+def test_capacity_of_host_memory_is_the_configured_one(configured):
     assert devices.capacities(configured(name="cpu:0", capacity_bytes=4096), {}, RecoveredState()) == {"cpu:0": 4096}
 
 
-def test_a_device_without_a_backend_is_refused_before_anything_is_looked_at(configured):
+def test_a_device_without_a_backend_is_refused_when_the_configuration_is_read(configured):
     with pytest.raises(ValueError, match="tpu:0"):
         configured(name="tpu:0", capacity_bytes=1)
 

@@ -66,7 +66,7 @@ def test_extent_pool_budget_is_shared_among_the_sizes_requested_last():
     assert shares([], BUDGET) == {}
 
 
-def test_spares_of_the_expected_size_are_there_before_the_first_request(spares):
+def test_extent_pool_has_spares_of_the_expected_size_before_the_first_request(spares):
     assert spares.ready == {SMALL: 8}
 
 

@@ -38,6 +38,6 @@ def test_record_ids_differ_between_facts():
         keeper_pb2.Record(id="extent/x", kind="kv"),
     ],
 )
-def test_a_record_that_is_not_ours_is_a_value_error(record):
+def test_record_of_an_unknown_kind_or_detail_is_a_value_error(record):
     with pytest.raises(ValueError):
         records.decode(record)

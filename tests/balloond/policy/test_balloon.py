@@ -98,13 +98,13 @@ def test_balloon_bytes_wanted_ahead_come_from_no_running_lease():
     ]
 
 
-def test_running_decodes_are_left_alone_unless_they_may_be_stopped():
+def test_balloon_stops_running_decodes_only_if_it_may_retract():
     holders = [LeaseHoldings("1", "a", held=100, reserve=10)]
     assert told(plan(50, holders, {}, {}, 0)) == ["10 of a's reserve", "short 40"]
     assert told(plan(50, holders, {}, {}, 50)) == ["10 of a's reserve", "a from 90 to 50"]
 
 
-def test_models_furthest_above_their_share_come_down_to_a_common_excess():
+def test_balloon_lowers_models_furthest_above_their_share_to_a_common_excess():
     holders = [LeaseHoldings("1", "a", held=100), LeaseHoldings("2", "b", held=70), LeaseHoldings("3", "c", held=30)]
     fair = {"a": 40.0, "b": 40.0, "c": 40.0}
     assert told(plan(30, holders, {}, fair, 30)) == ["a from 100 to 70"]

@@ -89,7 +89,7 @@ def test_free_memory_is_granted_at_once(device):
     assert device.ledger.free == 60
 
 
-def test_a_growth_over_the_limit_is_refused_at_once_with_what_it_is_short_of(device):
+def test_a_growth_over_the_limit_is_refused_at_once_with_the_missing_bytes(device):
     device.set_limit(0, "a", 10, 0, 0)
     assert grow(device, 0, "A", 8) == ["A gets 8"]
     assert grow(device, 0, "A", 3) == ["A refused: over_limit, short 1"]

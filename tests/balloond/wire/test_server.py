@@ -118,7 +118,7 @@ async def test_room_that_cannot_be_made_is_short_within_the_time_of_its_caller(s
     assert device.free_bytes == 4 * EXTENT
 
 
-async def test_events_are_kept_in_order(shared, client):
+async def test_events_of_balloond_are_listed_in_order(shared, client):
     await shared.book("a", quota=1)
     await client.drop_booking(shared.name, "a")
     mine = [event for event in await client.events() if event.device == shared.name]

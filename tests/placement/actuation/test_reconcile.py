@@ -138,7 +138,7 @@ async def test_activation_refused_by_its_group_raises_and_is_recorded():
     assert not world.actuator.activating
 
 
-async def test_a_migration_prepares_the_target_before_the_source_lets_go():
+async def test_a_migration_activates_the_target_before_the_source_goes_cold():
     world = FakeCluster()
     world.model("m")
     world.groups[0].put("m", weights_bytes=30 * MIB)
@@ -362,7 +362,7 @@ def routed(world):
     return [r.model.name for r in world.routes()]
 
 
-async def test_a_model_that_is_removed_has_no_route_and_comes_down_everywhere_after_a_drain():
+async def test_a_removed_model_has_no_route_and_leaves_every_group_after_a_drain():
     world = FakeCluster(drain_ms=500)
     world.model("m")
     world.model("other")

@@ -172,7 +172,7 @@ def test_a_fixed_place_on_an_unknown_group_is_refused_by_name():
     assert world.planner.refused(world.model("lost")) == "it is for g7, a group of 1 device: g0 has 1"
 
 
-def test_places_and_moves_exclude_each_other():
+def test_config_with_fixed_places_and_rebalance_is_refused():
     with pytest.raises(ValueError, match="rebalance has to be false"):
         FakeCluster(places={"fixed": "g0"})
 

@@ -57,7 +57,7 @@ def test_optimum_without_a_possible_placement_is_none():
         assert not exists_below(instance, None)
 
 
-def test_highs_finds_nothing_better_than_the_optimum_and_something_at_most_a_thousandth_worse():
+def test_optimum_is_confirmed_by_highs_within_a_thousandth():
     for _, instance in instances(3, SEED, SMALL):
         best = optimum(instance)
         assert best is not None
@@ -368,7 +368,7 @@ def test_make_room_places_other_models_despite_one_that_fits_nowhere():
     assert {f"new{i}" for i in range(20)} <= found.keys()
 
 
-def test_a_search_with_no_steps_or_nothing_to_search_changes_nothing():
+def test_local_search_without_steps_or_models_changes_nothing():
     field = Field(devices(A=100, B=100), {})
     assert improve(field, [], 10, 0.2) == {}
     placed = [Placed(Model(name, 5.0, 10), at("A"), None) for name in "ab"]
@@ -379,7 +379,7 @@ def test_a_search_with_no_steps_or_nothing_to_search_changes_nothing():
 
 
 @pytest.mark.parametrize(("least", "moves"), [(0.1, 1), (0.2, 0)])
-def test_a_device_with_less_than_the_least_pressure_is_not_relieved(least, moves):
+def test_local_search_does_not_relieve_a_device_below_the_least_pressure(least, moves):
     field, settled = Field(devices(A=100, B=100), {}), Field(devices(A=100, B=100), {})
     placed = [Placed(Model(name, 6.0, 10), at("A"), None) for name in "ab"]
     for p in placed:
@@ -390,7 +390,7 @@ def test_a_device_with_less_than_the_least_pressure_is_not_relieved(least, moves
 
 
 @pytest.mark.parametrize(("home", "tau", "moves"), [("A", 0.2, 0), ("A", 0.01, 1), (None, 0.2, 1)])
-def test_a_step_takes_an_active_model_from_its_place_for_more_than_tau_only(home, tau, moves):
+def test_local_search_moves_an_active_model_from_its_place_only_for_a_gain_above_tau(home, tau, moves):
     """60 / 80 on A becomes 58 / 80 on B: 3 % less."""
     field = Field(devices(A=100, B=100), {})
     field.book(Model("r", 28.0, 10), ["B"])

@@ -15,7 +15,7 @@ EIGHT = Cost(SHAPES["8b"])
 
 
 @given(st.integers(0, 3000), st.integers(1, 256), st.integers(0, 400_000), st.floats(0.0, 0.999))
-def test_steps_in_a_time_are_those_whose_cost_fits_into_it(steps, batch, context, part):
+def test_steps_in_a_time_of_a_device_bound_model_are_those_whose_cost_fits_into_it(steps, batch, context, part):
     low, high = (EIGHT.decode(n, batch, context) for n in (steps, steps + 1))
     assert EIGHT.steps_in(low + part * (high - low), batch, context) == steps
 

@@ -89,7 +89,7 @@ def test_decoding_engine_is_notified_of_a_prefill_with_priority_and_shares_until
     assert ended == {"other": pytest.approx(0.5), "decodes": pytest.approx(0.6), "first": pytest.approx(0.8)}
 
 
-def test_engines_that_all_decode_lose_less_by_taking_turns():
+def test_engines_that_all_decode_lose_less_by_sharing_than_beside_a_prefill():
     clock = Clock()
     processor, ended = Processor(clock, sharing=0.5, decode_sharing=0.8), {}
     for name in ("a", "b"):

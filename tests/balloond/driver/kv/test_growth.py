@@ -161,7 +161,7 @@ def test_refused_large_extents_are_requested_as_small_ones():
     assert book.requests() == ["need 8"]
 
 
-def test_refused_small_extents_end_the_growth_until_the_engine_wants_some_again():
+def test_refused_small_extents_end_the_growth_until_the_engine_needs_extents_again():
     book = Playbook()
     book.wants(8)
     book.requests()
@@ -312,7 +312,7 @@ def test_growth_lowered_limit_takes_no_more_than_the_reserve():
     assert book.leaves() == [3] and book.addresses.mapped == 3
 
 
-def test_a_running_engine_keeps_its_low_mark_until_it_did_what_it_could_for_a_reclaim():
+def test_growth_reserve_of_a_running_engine_keeps_its_low_mark_until_it_handled_a_reclaim():
     book = Playbook(low=2, high=6)
     book.wants(3)
     book.runs(capacity=64)
@@ -351,7 +351,7 @@ def test_a_large_extent_leaves_for_a_reclaim_of_less_only_if_the_floor_holds(flo
     assert book.leaves() == leaving
 
 
-def test_an_emptied_reserve_goes_back_and_is_not_filled_before_the_engine_wants_extents():
+def test_an_emptied_reserve_goes_back_and_is_not_filled_before_the_engine_needs_extents():
     book = Playbook(low=4, high=4)
     book.runs(capacity=64)
     book.growth.empty()
@@ -362,7 +362,7 @@ def test_an_emptied_reserve_goes_back_and_is_not_filled_before_the_engine_wants_
     assert book.addresses.mapped > 1
 
 
-def test_an_offered_reserve_stays_whatever_has_to_leave():
+def test_an_offered_reserve_stays_despite_a_lowered_limit_and_a_reclaim():
     book = Playbook(low=4, high=4)
     book.runs(capacity=64)
     book.growth.offer(holes=0)
@@ -373,7 +373,7 @@ def test_an_offered_reserve_stays_whatever_has_to_leave():
     assert book.growth.use == "kept" and book.leaves() == [0, 1, 2, 3]
 
 
-def test_an_emptied_reserve_stays_so_when_an_offer_ends():
+def test_an_emptied_reserve_stays_emptied_when_an_offer_ends():
     book = Playbook(low=4, high=4)
     book.growth.offer(holes=0)
     book.growth.empty()

@@ -44,7 +44,7 @@ def byte_at(kv, index):
     return ctypes.string_at(kv.address + index * PAGE_BYTES, 1)[0]
 
 
-def test_extents_come_mapped_at_the_lowest_addresses(lease):
+def test_range_acquire_maps_extents_at_the_lowest_addresses(lease):
     kv = make(lease)
     assert sorted(kv.acquire(3, timeout_s=TIMEOUT_S)) == [0, 1, 2]
     assert byte_at(kv, 2) == 0
@@ -150,7 +150,7 @@ def test_range_late_grant_goes_into_the_reserve_and_wakes_the_engine(lease):
     kv.close()
 
 
-def test_released_extents_above_the_high_mark_go_back(lease):
+def test_range_released_extents_above_the_high_mark_go_back(lease):
     kv = make(lease, low=1, high=2)
     lease.settle()
     mine = kv.acquire(9, timeout_s=TIMEOUT_S)
@@ -219,7 +219,7 @@ def test_a_released_extent_stays_mapped_until_its_fence_opens(lease):
     kv.close()
 
 
-def test_fresh_and_released_memory_is_poisoned_when_asked_for(lease):
+def test_range_with_poison_poisons_fresh_and_released_memory(lease):
     kv = make(lease, low=1, high=1, poison=True)
     (index,) = kv.acquire(1, timeout_s=TIMEOUT_S)
     assert byte_at(kv, index) == 0xFF
@@ -359,7 +359,7 @@ def test_large_extents_lie_where_nothing_is_mapped(lease):
     kv.close()
 
 
-def test_a_large_extent_leaves_only_whole(lease):
+def test_range_large_extent_leaves_only_as_a_whole(lease):
     kv = bulk(lease)
     mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
     kv.release(mine[4:7])
@@ -481,7 +481,7 @@ def test_range_acquire_returns_when_a_falling_limit_leaves_no_more_to_wait_for(l
     kv.close()
 
 
-def test_a_lowered_limit_takes_the_reserve_without_the_engine_and_leaves_the_rest_to_it(lease):
+def test_range_lowered_limit_takes_the_reserve_at_once_and_leaves_the_rest_to_the_engine(lease):
     kv = make(lease, low=4, high=4)
     mine = kv.acquire(6, timeout_s=TIMEOUT_S)
     lease.settle()

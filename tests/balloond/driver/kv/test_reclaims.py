@@ -35,7 +35,7 @@ def test_reclaims_bytes_that_the_reserve_did_not_cover_are_taken_once():
     assert reclaims.take() == 15 and reclaims.take() == 0
 
 
-def test_a_deep_reclaim_is_over_when_the_engine_that_took_it_did_what_it_could():
+def test_a_deep_reclaim_is_over_when_the_engine_that_took_it_is_done():
     reclaims = OpenReclaims(EXTENT)
     reclaims.add(1, 25, deep=True)
     reclaims.take()

@@ -52,7 +52,7 @@ def test_moves_of_a_wave_are_at_most_as_many_as_allowed_by_highest_demand():
     assert [[move.model for move in wave] for wave in plan.waves] == [["m4", "m3"], ["m2", "m1"], ["m0"]]
 
 
-def test_moves_under_way_count_and_hold_both_places():
+def test_moves_under_way_count_as_running_and_occupy_both_places():
     booked = [(model("a", 60), at("A")), (model("b", 50), at("C"))]
     running = [Move("a", at("A"), at("B"))]
     plan = plan_moves(cluster(A=100, B=100, C=100), booked, {"a": at("B"), "b": at("A")}, 0.0, under_way=running)

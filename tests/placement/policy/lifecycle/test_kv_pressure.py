@@ -118,7 +118,7 @@ def most_moves(rules, wake_s, serves_s=0.0, seconds=60.0):
     st.floats(0.1, 3.0),
     st.floats(0.0, 2.0),
 )
-def test_relief_and_requests_move_a_model_back_and_forth_only_so_often(kv_idle_s, stay, wake_s, serves_s):
+def test_relief_hibernates_a_model_in_constant_demand_at_a_bounded_rate(kv_idle_s, stay, wake_s, serves_s):
     rules = LifecycleRules(kv_idle_s=kv_idle_s, stay=stay)
     world = BackAndForth(rules, wake_s, 3.0, serves_s).run(60.0)
     assert world.most_a_minute() <= most_moves(rules, wake_s, serves_s)
