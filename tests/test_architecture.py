@@ -73,20 +73,20 @@ def test_policies_imported_alone_pull_in_no_grpc_and_no_torch():
     assert out.stdout.strip() == "[]"
 
 
-def test_the_chassis_knows_no_service():
+def test_the_shared_services_package_imports_no_service():
     for path in FILES:
         if path.relative_to(ROOT).parts[0] == "services":
             tops = {name.split(".")[0] for name in imports(path)}
             assert not tops & (set(PACKAGES) - {"services"}), path
 
 
-def test_the_chassis_knows_no_message_of_the_services():
+def test_the_shared_services_package_imports_no_message_of_the_services():
     for path in FILES:
         if path.relative_to(ROOT).parts[0] == "services":
             assert "protos" not in {name.split(".")[0] for name in imports(path)}, path
 
 
-def test_no_modules_import_each_other_in_a_circle_inside_functions_and_for_types_included():
+def test_modules_do_not_import_each_other_in_a_circle_even_inside_functions_or_for_types():
     """A circle is read as one file, wherever it is imported."""
     arrows = {module(path): imported_modules(path) for path in FILES}
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
@@ -134,7 +134,7 @@ def test_a_room_imports_only_rooms_below_it(package):
                 assert order.index(other) <= order.index(own), f"{module(path)} imports {name}"
 
 
-def test_every_room_has_its_place_in_the_order():
+def test_rooms_of_every_package_have_their_place_in_the_order():
     for package, order in ROOMS.items():
         folders = (path.parent for path in FILES if path.name == "__init__.py")
         there = {room(package, ".".join(folder.relative_to(ROOT).parts)) for folder in folders}
@@ -199,7 +199,7 @@ def visit(node: str, arrows: dict[str, set[str]], seen: set[str], leave: Callabl
             todo.append((target, iter(sorted(arrows[target]))))
 
 
-def test_texts_and_token_ids_know_no_service():
+def test_tokenization_imports_no_service():
     for path in FILES:
         if path.relative_to(ROOT).parts[0] == "tokenization":
             tops = {name.split(".")[0] for name in imports(path)}
@@ -221,7 +221,7 @@ def test_a_service_imports_another_only_through_its_client():
                 assert through_client or in_engine or in_copy, f"{module(path)} imports {name}"
 
 
-def test_the_scheduler_imports_no_engine_but_their_kinds():
+def test_the_scheduler_imports_the_kinds_of_engines_and_no_engine():
     for path in FILES:
         own = path.relative_to(ROOT).parts
         engine = own[:2] == ("gpu_scheduler", "engines") and own[2:3] in (("sglang",), ("echo",), ("kinds.py",))
@@ -231,7 +231,7 @@ def test_the_scheduler_imports_no_engine_but_their_kinds():
             assert not name.startswith(("gpu_scheduler.engines.sglang", "gpu_scheduler.engines.echo")), path
 
 
-def test_tests_and_benchmarks_share_a_library_and_not_each_other():
+def test_tests_and_benchmarks_do_not_import_each_other_and_no_package_imports_them():
     apart = {"tests": "benchmarks", "benchmarks": "tests", "testing": "tests|benchmarks"}
     for own, others in apart.items():
         for path in (ROOT / own).rglob("*.py"):
@@ -241,7 +241,7 @@ def test_tests_and_benchmarks_share_a_library_and_not_each_other():
         assert not {name.split(".")[0] for name in imports(path)} & {"testing", "tests", "benchmarks"}, path
 
 
-def test_no_two_public_classes_have_one_name():
+def test_public_classes_have_distinct_names():
     found: dict[str, list[str]] = {}
     for path in FILES:
         for node in ast.parse(path.read_text()).body:
@@ -250,7 +250,7 @@ def test_no_two_public_classes_have_one_name():
     assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
 
 
-def test_the_simulator_has_no_clock_but_its_own_and_of_the_services_only_what_decides_and_its_settings():
+def test_the_simulator_uses_only_its_own_clock_and_of_services_only_policies_and_settings():
     for path in FILES:
         if path.relative_to(ROOT).parts[0] != "sim":
             continue

@@ -26,7 +26,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_links_of_a_document_lead_somewhere(name):
+def test_links_of_a_document_lead_to_files_and_headings_that_exist(name):
     text = (ROOT / name).read_text()
     for link in _LINK.findall(text):
         if re.match(r"https?:|mailto:", link):

@@ -45,7 +45,7 @@ def test_a_fork_is_started_as_a_program_that_is_executed(
     assert list(told["descriptors"].values()) == [str(tmp_path / "kept")]
 
 
-def test_a_fork_has_what_its_caller_has() -> None:
+def test_a_fork_has_the_environment_and_parent_of_its_caller() -> None:
     told, said, status = ended("0")
     assert told["environment"] == dict(os.environ) and (said, status) == ("to the other\n", 0)
     assert told["parent"] == os.getpid() and not told["leads"]
@@ -58,7 +58,7 @@ def test_a_fork_is_waited_for_and_killed_as_a_child() -> None:
     assert process.returncode == -9
 
 
-def test_what_a_zygote_does_not_serve_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_that_the_zygote_does_not_serve_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:
     executed: list[Any] = []
     original = zygote._execute
     assert original is not None
@@ -81,7 +81,7 @@ def test_what_a_zygote_does_not_serve_is_executed(monkeypatch: pytest.MonkeyPatc
         ended("0")
 
 
-def test_one_that_is_gone_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_after_the_zygote_died_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zygote, "_zygotes", {})
     ended("0")
     (one,) = zygote._zygotes.values()
@@ -93,7 +93,7 @@ def test_one_that_is_gone_is_done_without(monkeypatch: pytest.MonkeyPatch) -> No
     assert ended("0")[2] == 0
 
 
-def test_another_thread_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zygote_is_not_started_from_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its children would end with the thread."""
     monkeypatch.setattr(zygote, "_zygotes", {})
     said: list[int] = []

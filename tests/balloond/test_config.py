@@ -16,7 +16,7 @@ capacity_bytes = 1024
 """
 
 
-def test_patience_is_configured():
+def test_config_timeouts_become_the_patience_of_claims():
     config = parse(BalloondConfig, GOOD, "b.toml")
     assert (config.patience.grow_s, config.patience.reclaim_s) == (3.0, 2.0)
 
@@ -34,19 +34,19 @@ def test_patience_is_configured():
         (("3.0", "-1"), "grow_timeout_s: Input should be greater than 0"),
     ],
 )
-def test_a_bad_file_is_named_with_key_and_problem(change, complaint):
+def test_config_error_names_the_file_the_key_and_the_problem(change, complaint):
     with pytest.raises(ValueError) as error:
         parse(BalloondConfig, GOOD.replace(*change), "b.toml")
     assert complaint in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_gpu_has_spares_and_may_have_no_capacity():
+def test_config_of_a_gpu_has_spares_and_needs_no_capacity():
     config = parse(BalloondConfig, GOOD.replace("capacity_bytes = 1024", "").replace("cpu:0", "cuda:0"), "b.toml")
     (device,) = config.devices
     assert (device.capacity_bytes, device.spares_budget) == (None, 128 << 20)
 
 
-def test_host_memory_has_spares_only_when_told():
+def test_config_of_host_memory_has_spares_only_when_set():
     assert parse(BalloondConfig, GOOD, "b.toml").devices[0].spares_budget == 0
     assert parse(BalloondConfig, GOOD + "spare_bytes = 512", "b.toml").devices[0].spares_budget == 512

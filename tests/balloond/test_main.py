@@ -33,7 +33,7 @@ async def test_balloond_on_a_socket_in_use_ends_with_one_line(node):
     assert node.balloond.poll() is None
 
 
-async def test_a_stale_socket_file_is_removed(tmp_path):
+async def test_balloond_on_stale_socket_files_starts(tmp_path):
     node = Node(tmp_path)
     for path in (node.handoff, node.keeper_path, node.address.removeprefix("unix:")):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
@@ -45,27 +45,27 @@ async def test_a_stale_socket_file_is_removed(tmp_path):
         node.end()
 
 
-def test_without_a_keeper_it_ends_with_one_line(tmp_path):
+def test_balloond_without_a_keeper_ends_with_one_line(tmp_path):
     node = Node(tmp_path, keeper_timeout_s=0.1)
     ended = start_another(node)
     assert ended.returncode == 1
     assert f"balloond: {node.keeper_path}: no keeper answers\n" in ended.stderr
 
 
-def test_a_file_with_an_unknown_key_ends_with_one_line(tmp_path):
+def test_balloond_with_an_unknown_key_in_its_config_ends_with_one_line(tmp_path):
     node = Node(tmp_path, colour='"red"')
     ended = start_another(node)
     assert (ended.returncode, ended.stderr) == (1, f"{node.config}: colour: unknown key\n")
 
 
-def test_a_device_without_a_backend_ends_with_one_line(tmp_path):
+def test_balloond_for_a_device_without_a_backend_ends_with_one_line(tmp_path):
     node = Node(tmp_path, devices=(("tpu:0", MIB),))
     ended = start_another(node)
     assert ended.returncode == 1
     assert "devices.0.name: device 'tpu:0': there is a backend for" in ended.stderr and "\n" not in ended.stderr.strip()
 
 
-def test_a_gpu_that_is_not_there_ends_with_one_line(tmp_path, monkeypatch):
+def test_balloond_for_a_missing_gpu_ends_with_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     ended = start_another(Node(tmp_path, devices=(("cuda:0", MIB),)))
     assert ended.returncode == 1
@@ -74,7 +74,7 @@ def test_a_gpu_that_is_not_there_ends_with_one_line(tmp_path, monkeypatch):
     assert "Traceback" not in ended.stderr
 
 
-async def test_memory_of_a_device_that_the_configuration_lost_ends_with_one_line(node, child):
+async def test_balloond_with_memory_of_a_device_not_configured_ends_with_one_line(node, child):
     await node.book("a")
     child("a").ask("acquire", 1)
     node.kill(node.balloond)
@@ -88,7 +88,7 @@ async def test_memory_of_a_device_that_the_configuration_lost_ends_with_one_line
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_an_orderly_stop_frees_nothing_either(node, child, number):
+async def test_balloond_stopped_by_a_signal_frees_no_memory(node, child, number):
     await node.book("a")
     one = child("a")
     one.ask("acquire", 4)

@@ -11,7 +11,7 @@ from balloond.policy.ledger import Booking
 from services.rpc.watch import Watched
 
 
-async def test_the_ledger_is_published():
+async def test_metrics_show_the_ledger_of_a_device():
     device = DevicePolicy("cpu:metrics", 100, 1, itertools.count(1), itertools.count(1), ClaimPatience())
     device.book(0, "m", Booking(quota=10))
     device.open("a", "m", "t")

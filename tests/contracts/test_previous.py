@@ -50,11 +50,11 @@ def test_the_minor_version_rises_with_the_contracts(now):
     assert rpc.PROTOCOL == (major, minor) if same else rpc.PROTOCOL > (major, minor)
 
 
-def test_what_was_there_is_there_with_its_numbers_types_and_names(now):
+def test_contracts_keep_the_numbers_types_and_names_of_the_previous_version(now):
     assert breaks(now, PREVIOUS) == ""
 
 
-def test_what_would_break_is_found(now, tmp_path):
+def test_contracts_check_finds_a_breaking_change(now, tmp_path):
     changed = descriptor_pb2.FileDescriptorSet.FromString(now.read_bytes())
     common = next(file for file in changed.file if file.name == "protos/common.proto")
     slo = next(message for message in common.message_type if message.name == "Slo")
@@ -127,7 +127,7 @@ def known_part(message, descriptor):
 
 
 @pytest.mark.parametrize("direction", ["the new is read by the old", "the old is read by the new"])
-def test_a_message_with_everything_in_it_is_read_as_far_as_it_is_known(now, direction):
+def test_a_message_of_one_version_is_read_by_the_other_as_far_as_it_knows_the_fields(now, direction):
     writer, reader = (now, PREVIOUS) if direction == "the new is read by the old" else (PREVIOUS, now)
     writers, readers = pool_of(writer), pool_of(reader)
     common = set(names_of(now)) & set(names_of(PREVIOUS))

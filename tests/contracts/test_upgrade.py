@@ -74,7 +74,7 @@ STOPPING = "this gateway is stopping"
 """What a gateway of 1.0 answers to whom it took in its last moments."""
 
 
-async def test_versions_one_apart_serve_together(running, old):
+async def test_processes_of_versions_one_apart_serve_together_without_failed_streams(running, old):
     async with watched(running) as books, steady(running.load) as load:
         for name in ORDER:
             await other_version(running, name, ())

@@ -21,7 +21,7 @@ def of_a_moment(field):
     return stamp or field.name.split("_")[-1] in OF_A_MOMENT
 
 
-def test_no_message_carries_a_point_in_time():
+def test_messages_between_nodes_carry_no_point_in_time():
     assert FILES
     found = [field for file in FILES for m in file.DESCRIPTOR.message_types_by_name.values() for field in fields(m)]
     assert len(found) > 200

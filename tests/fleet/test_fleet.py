@@ -67,7 +67,7 @@ async def test_a_node_with_files_and_clocks_of_its_own_makes_images_and_wakes_fr
         await nodes.placement.undo_drain(group_name("a"))
 
 
-async def test_a_node_is_cut_off_and_its_streams_go_on_elsewhere_also_past_a_placement_that_starts_meanwhile(nodes):
+async def test_a_node_that_is_cut_off_has_its_streams_continued_elsewhere_and_may_come_back(nodes):
     # Node a: its loader is the first that placement asks for the catalogue.
     await nodes.on(MODEL, "a")
     await nodes.on(OTHER, "b")
@@ -116,7 +116,7 @@ async def test_a_node_that_is_killed_loses_no_stream_and_is_used_again_when_it_i
     assert await nodes.undisturbed(MODEL, TOKENS) == expected
 
 
-async def test_placement_is_killed_and_what_is_placed_serves_on_until_it_knows_all_again(nodes):
+async def test_placement_that_is_killed_leaves_models_serving_and_recovers_its_knowledge(nodes):
     await nodes.on(MODEL, "b")
     await nodes.on(OTHER, "a")
     expected = await nodes.undisturbed(MODEL, TOKENS)
@@ -154,7 +154,7 @@ async def test_a_node_of_another_major_version_is_refused_and_one_of_another_min
     await node.kill()
 
 
-async def test_a_node_leaves_dns_and_is_kept_while_it_is_there_forgotten_once_it_is_not_and_joins_again(nodes):
+async def test_a_node_that_left_dns_is_forgotten_once_it_is_away_and_may_join_again(nodes):
     await nodes.on(MODEL, "b")
     expected = await nodes.undisturbed(MODEL, TOKENS)
     streams = await nodes.streams(MODEL, TOKENS)
@@ -194,7 +194,7 @@ async def test_a_node_leaves_dns_and_is_kept_while_it_is_there_forgotten_once_it
     await loader.close()
 
 
-async def test_a_file_that_is_changed_adds_a_node_and_takes_one_away_without_a_restart(nodes):
+async def test_placement_file_that_changes_adds_and_removes_nodes_without_a_restart(nodes):
     a, b = nodes.nodes.values()
     before = nodes.control.running["placement"].pid
     nodes.configure(groups=[a.group])
@@ -219,7 +219,7 @@ async def test_a_file_that_is_changed_adds_a_node_and_takes_one_away_without_a_r
     assert line["file"].endswith("placement.toml")
 
 
-async def test_where_nobody_can_be_reached_a_client_is_told_and_not_left_hanging(nodes):
+async def test_a_client_gets_503_within_the_time_when_no_node_can_be_reached(nodes):
     await nodes.on(MODEL, "b")
     for name in nodes.nodes:
         nodes.network.cut(name)

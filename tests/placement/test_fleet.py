@@ -61,7 +61,7 @@ async def test_a_second_group_of_a_name_is_refused_until_the_first_is_away():
     assert [group.client.address for group in world.cluster.reachable()] == ["unix:/g1"]
 
 
-async def test_a_group_that_is_refused_is_not_called_found_each_time_it_speaks():
+async def test_a_refused_group_is_not_logged_as_found_with_each_report():
     world = FakeCluster()
     world.groups[1].state.group = "g0"
     world.cluster.heard_group("unix:/g1", None)
@@ -77,7 +77,7 @@ async def test_a_group_that_is_refused_is_not_called_found_each_time_it_speaks()
 
 
 @pytest.mark.parametrize("groups", [2, 300])
-async def test_the_more_groups_there_are_the_less_often_each_is_asked_for_figures_and_each_ledger(groups):
+async def test_report_interval_of_groups_and_ledgers_grows_with_the_number_of_groups(groups):
     world = FakeCluster(groups=groups)
     asked = []
 
@@ -91,7 +91,7 @@ async def test_the_more_groups_there_are_the_less_often_each_is_asked_for_figure
     assert asked == [groups] * 2
 
 
-async def test_a_group_that_was_heard_is_away_also_if_it_is_lost_while_its_stream_is_opened_again():
+async def test_a_group_lost_while_its_stream_is_opened_again_is_away():
     world = FakeCluster(groups=2)
     told = []
 
@@ -126,7 +126,7 @@ def node(name, free):
     return balloond_pb2.NodeState(node=name, devices=[device])
 
 
-async def test_a_stream_is_opened_again_when_the_cluster_has_become_another():
+async def test_a_stream_of_reports_is_opened_again_when_the_size_of_the_cluster_changed_much():
     world = FakeCluster(groups=200)
     asked = []
 
@@ -143,7 +143,7 @@ async def test_a_stream_is_opened_again_when_the_cluster_has_become_another():
     assert asked == [200, 500]
 
 
-async def test_whoever_takes_the_name_of_a_group_that_is_gone_is_used_in_the_same_look():
+async def test_a_group_that_takes_the_name_of_a_lost_one_is_used_in_the_same_look():
     world = FakeCluster(groups=2)
     spec = world.model("m", weights=80 * MIB)
     world.tell()
@@ -157,7 +157,7 @@ async def test_whoever_takes_the_name_of_a_group_that_is_gone_is_used_in_the_sam
     assert world.planner.activation(spec).group.client is second
 
 
-async def test_a_group_that_was_forgotten_and_whose_address_joins_again_is_no_place_until_it_speaks():
+async def test_a_forgotten_group_that_joins_again_takes_no_model_before_its_first_report():
     world = FakeCluster(groups=1)
     spec = world.model("m")
     world.planner.observe()
@@ -168,7 +168,7 @@ async def test_a_group_that_was_forgotten_and_whose_address_joins_again_is_no_pl
     assert world.planner.activation(spec).group.name == "g0"
 
 
-async def test_what_is_on_its_way_is_booked_as_the_catalogue_says_by_now():
+async def test_a_model_under_activation_is_booked_with_the_current_sizes_of_the_catalogue():
     world = FakeCluster(groups=1)
     world.model("coming", weights=10 * MIB)
     group = world.cluster.group("g0")
@@ -180,7 +180,7 @@ async def test_what_is_on_its_way_is_booked_as_the_catalogue_says_by_now():
     assert world.planner.activation(other).group is None
 
 
-def test_nothing_is_kept_of_groups_that_were_forgotten():
+def test_a_forgotten_group_leaves_no_state():
     world = FakeCluster(groups=1)
     stopping = Evacuation(world.drain)
     for number in range(3):
@@ -197,7 +197,7 @@ def test_nothing_is_kept_of_groups_that_were_forgotten():
     assert [*world.planner._group_indexes._stood] == ["unix:/g0"]
 
 
-def test_a_ledger_is_looked_at_again_where_a_booking_is_another_not_with_every_page():
+def test_a_ledger_is_read_again_when_a_booking_changes_and_not_with_every_page():
     world = FakeCluster(groups=2)
     for group in world.groups:
         group.state.node = f"node of {group.state.group}"
@@ -253,7 +253,7 @@ async def run(world, condition):
 
 
 @pytest.mark.parametrize("residency", [common_pb2.ACTIVE, common_pb2.HIBERNATING])
-async def test_a_group_that_is_back_lets_go_of_what_came_up_elsewhere_and_is_not_routed_before(residency):
+async def test_a_group_that_is_back_releases_a_model_active_elsewhere_and_is_not_routed_before(residency):
     world = await back_with(residency)
     assert places(world, "m") == ["g0"]
     await run(world, lambda: world.groups[1].calls)
@@ -262,7 +262,7 @@ async def test_a_group_that_is_back_lets_go_of_what_came_up_elsewhere_and_is_not
     assert world.history.last("m", 1)[0].reason == "g0 has it as well"
 
 
-async def test_a_group_is_not_routed_before_it_says_itself_that_the_model_has_left():
+async def test_a_group_that_is_back_is_not_routed_before_it_reports_that_the_model_left():
     world = await back_with()
     group = world.groups[1]
     group.tell = lambda: None  # the answer to the call is there before its state
@@ -272,7 +272,7 @@ async def test_a_group_is_not_routed_before_it_says_itself_that_the_model_has_le
     assert places(world, "m") == ["g0"] and not world.cluster.doubtful
 
 
-async def test_what_sleeps_elsewhere_by_now_leaves_there_where_the_group_that_is_back_serves():
+async def test_a_model_asleep_elsewhere_leaves_there_when_the_group_that_is_back_serves_it():
     world = await back_with()
     world.groups[0].put("m", common_pb2.HIBERNATING)
     world.cluster.heard_group("unix:/g0", world.groups[0].state)
@@ -282,7 +282,7 @@ async def test_what_sleeps_elsewhere_by_now_leaves_there_where_the_group_that_is
     assert world.groups[0].calls == [("m", "COLD", [])] and world.groups[1].calls == []
 
 
-async def test_a_group_that_does_not_let_go_is_asked_again_and_not_at_every_look(monkeypatch):
+async def test_a_group_that_refuses_to_release_a_model_is_retried_after_a_pause(monkeypatch):
     pauses = []
 
     async def pause(seconds):
@@ -296,7 +296,7 @@ async def test_a_group_that_does_not_let_go_is_asked_again_and_not_at_every_look
     assert world.groups[1].calls == [("m", "COLD", [])] * 2 and len(pauses) == 1
 
 
-async def test_a_model_that_moves_is_left_to_its_move():
+async def test_a_model_on_two_groups_during_its_move_is_not_removed_from_either():
     world = await back_with()
     world.actuator.moving.add("m")
     looked = []
@@ -349,7 +349,7 @@ def entry(name, generation=1, **facts):
     return loader_pb2.Entry(model=common_pb2.ModelSpec(name=name, generation=generation), **facts)
 
 
-def test_a_model_of_several_nodes_is_as_the_first_says_that_can_serve_it_and_has_an_image_where_any_has_one():
+def test_a_catalogue_entry_of_several_nodes_is_the_first_valid_one_with_the_image_of_any():
     here, there = entry("m", 1), entry("m", 2, has_image=True)
     assert merged([here, there]) == entry("m", 1, has_image=True)
     assert merged([entry("m", 0, error="cut"), there, here]) == there
@@ -374,7 +374,7 @@ told = st.none() | st.tuples(said, st.sets(st.sampled_from("abc")))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), told), max_size=20))
-def test_a_catalogue_kept_message_by_message_is_the_one_of_all_messages(story):
+def test_a_catalogue_merged_message_by_message_equals_that_of_all_messages(story):
     """Of nodes that come, go, and say other things each time."""
     cluster = Cluster([], lambda: None)
     loaders = Loaders(cluster)
@@ -396,7 +396,7 @@ def test_a_catalogue_kept_message_by_message_is_the_one_of_all_messages(story):
         assert cluster.catalogue == found
 
 
-async def test_what_one_node_says_anew_is_merged_and_the_rest_is_left(monkeypatch):
+async def test_a_catalogue_message_merges_only_the_entries_that_changed(monkeypatch):
     cluster = Cluster([], lambda: None)
     loaders, names = Loaders(cluster), [f"m{number}" for number in range(50)]
     for number in range(4):
@@ -491,7 +491,7 @@ async def test_a_model_is_added_and_removed_at_all_nodes(nodes):
         await loaders.remove("new")
 
 
-async def test_a_node_that_cannot_add_a_model_is_named_and_the_first_ones_refusal_is_the_answer(nodes):
+async def test_a_node_that_cannot_add_a_model_is_logged_and_a_refusal_of_the_first_node_raises(nodes):
     loaders, clients, _ = nodes
     clients[1].refuses = Exists("taken")
     with capture_logs() as lines:
@@ -502,7 +502,7 @@ async def test_a_node_that_cannot_add_a_model_is_named_and_the_first_ones_refusa
         await loaders.add(NEW)
 
 
-async def test_adding_a_model_that_is_in_error_returns_when_its_groups_have_heard_that_it_was_read_afresh(nodes):
+async def test_adding_a_model_in_error_returns_after_its_groups_forgot_the_error(nodes):
     loaders, clients, world = nodes
     world.groups[1].put("m", common_pb2.ERROR, reason="it broke")
     world.tell()
@@ -543,7 +543,7 @@ def removal(loaders, world, model):
     return servicer.RemoveModel(placement_pb2.RemoveModelRequest(name=model), None)
 
 
-async def test_a_model_that_a_node_lists_all_the_same_is_served_again_when_its_removal_has_given_up(nodes):
+async def test_a_model_still_listed_by_a_node_is_served_again_after_its_removal_timed_out(nodes):
     loaders, clients, world = nodes
 
     async def refuses(name, change):
@@ -555,7 +555,7 @@ async def test_a_model_that_a_node_lists_all_the_same_is_served_again_when_its_r
     assert await world.reconciler.activate("m")
 
 
-async def test_a_group_that_comes_back_with_a_model_while_it_is_removed_lets_it_go(nodes):
+async def test_a_group_that_comes_back_with_a_model_under_removal_releases_it(nodes):
     loaders, clients, world = nodes
     await loaders.add(NEW)
     group, told = world.groups[1], asyncio.Event()
@@ -585,7 +585,7 @@ async def away(loaders, clients, world, which=0):
     await world.heard(lambda: not loaders.is_there(("one", "two")[which]))
 
 
-async def test_a_node_that_was_away_is_told_what_was_added_and_removed_meanwhile(nodes):
+async def test_a_node_that_was_away_gets_the_models_added_and_removed_meanwhile(nodes):
     loaders, clients, world = nodes
     old = common_pb2.ModelListing(name="old", path="/old", pinned=True)
     await loaders.add(old)
@@ -603,7 +603,7 @@ async def test_a_node_that_was_away_is_told_what_was_added_and_removed_meanwhile
     assert len(clients[0].calls) == 3 and set(world.cluster.catalogue) == {"m", "new"}
 
 
-async def test_a_node_that_joins_gets_what_calls_added_to_the_others_and_not_what_their_files_list(nodes):
+async def test_a_node_that_joins_gets_models_added_by_calls_and_not_those_of_other_files(nodes):
     loaders, clients, world = nodes
     clients[0].models.append("of the file")
     clients[0].tell()
@@ -616,7 +616,7 @@ async def test_a_node_that_joins_gets_what_calls_added_to_the_others_and_not_wha
     assert [client.calls for client in (*clients, third)] == [[("add", "new", 1)]] * 3
 
 
-async def test_the_later_change_of_a_name_counts_whichever_node_knows_it(nodes):
+async def test_a_catalogue_change_with_the_higher_number_counts_whichever_node_knows_it(nodes):
     loaders, clients, world = nodes
     clients[0].added = {"x": (common_pb2.ModelListing(name="x"), 4)}
     clients[1].removed = {"x": 5, "y": 1}
@@ -628,7 +628,7 @@ async def test_the_later_change_of_a_name_counts_whichever_node_knows_it(nodes):
     assert clients[0].added["x"][1] == clients[1].added["x"][1] == 6
 
 
-async def test_what_a_node_that_is_away_has_stays_removed_when_the_others_have_forgotten_that_it_was(nodes):
+async def test_a_model_removed_while_a_node_was_away_stays_removed_after_others_forgot_it(nodes):
     loaders, clients, world = nodes
     await loaders.add(NEW)
     await world.heard(lambda: all(client.told.empty() for client in clients))
@@ -645,7 +645,7 @@ async def test_what_a_node_that_is_away_has_stays_removed_when_the_others_have_f
     assert [call for call, *_ in clients[0].calls] == ["add", "remove"]
 
 
-async def test_a_node_that_cannot_take_a_change_is_asked_again_when_it_has_been_away(nodes):
+async def test_a_node_that_refused_a_change_gets_it_again_after_it_was_away(nodes):
     loaders, clients, world = nodes
     clients[1].refuses = Exists("taken")
     await loaders.add(NEW)
@@ -658,7 +658,7 @@ async def test_a_node_that_cannot_take_a_change_is_asked_again_when_it_has_been_
     await world.heard(lambda: "new" in clients[1].added)
 
 
-async def test_what_a_file_lists_is_not_removed_while_its_node_is_away(nodes):
+async def test_a_model_of_a_catalogue_file_is_not_removed_while_its_node_is_away(nodes):
     loaders, clients, world = nodes
     await away(*nodes)
     with pytest.raises(Unavailable, match="the loader at one is away, and its catalogue file lists the model"):
@@ -676,7 +676,7 @@ async def test_a_model_that_was_removed_while_its_group_was_away_leaves_it(nodes
     assert world.history.last("m", 1)[0].reason == "g1 is back, and it was removed"
 
 
-async def test_what_no_loader_has_told_of_yet_is_left_alone():
+async def test_a_model_that_no_loader_has_listed_yet_stays_on_its_group():
     world = await back_with()
     world.groups[0].remove("m")
     world.cluster.heard_group("unix:/g0", world.groups[0].state)
@@ -687,7 +687,7 @@ async def test_what_no_loader_has_told_of_yet_is_left_alone():
     assert world.groups[1].calls == []
 
 
-async def test_a_node_that_is_forgotten_takes_its_models_along_and_is_not_missed_by_a_removal(nodes):
+async def test_a_forgotten_node_takes_its_models_along_and_does_not_block_a_removal(nodes):
     loaders, clients, world = nodes
     clients[0].models.append("only")
     clients[0].tell()
@@ -700,7 +700,7 @@ async def test_a_node_that_is_forgotten_takes_its_models_along_and_is_not_missed
     assert clients[1].models == [] and clients[0].calls == []
 
 
-async def test_what_the_last_loader_said_counts_until_another_is_heard(nodes):
+async def test_a_catalogue_of_the_last_loader_counts_until_another_is_heard(nodes):
     loaders, clients, world = nodes
     for client in clients:
         client.told.put_nowait(None)
@@ -715,7 +715,7 @@ async def test_what_the_last_loader_said_counts_until_another_is_heard(nodes):
 # --- groups that come and go
 
 
-async def test_a_group_that_joins_is_used_and_one_that_is_forgotten_leaves_nothing():
+async def test_a_group_that_joins_is_used_and_after_it_is_forgotten_has_no_places():
     world = FakeCluster(groups=1)
     world.model("m", weights=60 * MIB)
     world.model("n", weights=60 * MIB)
@@ -746,7 +746,7 @@ async def test_a_group_may_come_back_at_another_address_under_its_name():
     assert world.cluster.group("g1").client.address == "unix:/elsewhere"
 
 
-def test_a_group_that_listens_everywhere_is_reached_where_placement_reaches_it():
+def test_a_group_that_listens_on_all_addresses_has_the_address_that_placement_uses():
     world = FakeCluster(groups=1)
     for told, reached in (("0.0.0.0:7", "unix:/g0"), ("[::]:7", "unix:/g0"), ("", "unix:/g0"), ("a:7", "a:7")):
         world.groups[0].state.address = told
@@ -754,7 +754,7 @@ def test_a_group_that_listens_everywhere_is_reached_where_placement_reaches_it()
         assert world.cluster.group("g0").address == reached
 
 
-async def test_nothing_is_refused_for_good_while_names_are_still_looked_up():
+async def test_a_large_model_is_not_refused_for_good_while_names_are_looked_up():
     world = FakeCluster()
     world.model("large", weights=500 * MIB)
     world.cluster.searching = True
@@ -766,7 +766,7 @@ async def test_nothing_is_refused_for_good_while_names_are_still_looked_up():
     assert "large" in refusal(world, "large")
 
 
-async def test_a_group_that_comes_back_is_used_though_an_activation_on_what_it_was_has_not_ended():
+async def test_a_group_that_comes_back_is_used_while_an_activation_on_its_predecessor_hangs():
     world = FakeCluster()
     new = world.model("new", weights=60 * MIB)
     world.model("there", weights=60 * MIB)

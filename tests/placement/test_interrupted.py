@@ -14,7 +14,7 @@ from tests.placement.fakes import FakeCluster
 
 
 @pytest.mark.parametrize("asked", ["migrate", "drain"])
-async def test_a_move_that_nobody_waits_for_any_more_leaves_the_model_in_one_place(tmp_path, asked):
+async def test_a_move_whose_call_was_cancelled_leaves_the_model_in_one_place(tmp_path, asked):
     world = FakeCluster(groups=2)
     world.model("m")
     source, target = world.groups

@@ -7,7 +7,7 @@ from protos import common_pb2
 from tests.placement.fakes import MIB, FakeCluster
 
 
-def test_a_group_shows_its_pressure_and_what_each_of_its_models_does():
+def test_a_group_shows_its_pressure_and_the_load_of_each_model():
     world = FakeCluster(groups=1, short_window_s=5.0)
     world.model("busy", floor=0)
     world.groups[0].put("busy", weights_bytes=60 * MIB, running=2)
@@ -27,7 +27,7 @@ def test_a_group_shows_its_pressure_and_what_each_of_its_models_does():
     assert (model.model, model.running, model.demand, model.tokens_per_s) == ("busy", 2, 80.0, 120.0)
 
 
-async def test_what_a_request_would_meet_is_told_with_who_makes_way():
+async def test_a_prospect_shows_the_group_and_the_models_that_would_leave():
     world = FakeCluster(groups=1)
     world.model("asleep", quota=40 * MIB)
     world.model("new", weights=70 * MIB, floor=MIB)
@@ -38,7 +38,7 @@ async def test_what_a_request_would_meet_is_told_with_who_makes_way():
     assert [(each.model, each.target) for each in told.leaving] == [("asleep", common_pb2.COLD)]
 
 
-def test_the_weights_of_models_that_hibernate_leave_as_much_for_others_as_if_they_were_not_there():
+def test_a_group_pressure_leaves_out_the_weights_of_hibernating_models():
     world = FakeCluster(groups=1)
     world.model("asleep")
     world.model("busy")
@@ -49,7 +49,7 @@ def test_the_weights_of_models_that_hibernate_leave_as_much_for_others_as_if_the
     assert group.pressure == 80.0 / (40 * MIB)
 
 
-def test_a_group_whose_weights_leave_nothing_has_infinite_pressure_while_somebody_asks():
+def test_a_group_filled_by_weights_has_infinite_pressure_while_there_is_demand():
     world = FakeCluster(groups=1)
     world.model("full")
     world.groups[0].put("full", common_pb2.ACTIVE, weights_bytes=100 * MIB)

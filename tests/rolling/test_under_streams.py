@@ -38,7 +38,7 @@ async def running():
 
 
 @pytest.mark.parametrize("process", ["gateway", "gpu_scheduler", "balloond"])
-async def test_a_process_that_is_restarted_costs_no_stream(running, process):
+async def test_a_process_that_is_restarted_loses_no_stream(running, process):
     async with watched(running) as books, steady(running.load) as load:
         taken, moved = running.taken_up_again(), await moves(running)
         replaced = await faults.restarted(process)(running)
@@ -91,7 +91,7 @@ async def streaming(it: Chaos, model: str) -> asyncio.Task[tuple[str, dict[str, 
     return task
 
 
-async def test_models_come_change_and_go_while_others_stream(running):
+async def test_models_are_added_changed_and_removed_while_others_stream(running):
     async with steady(running.load) as load:
         # Another target is for the next request: the engine stays.
         text = (await running.stream(SPARE, prompt(0), 60))[0]
@@ -182,7 +182,7 @@ class OnASocket:
         assert await self._process.wait() == 0
 
 
-async def test_of_two_gateways_on_one_socket_each_is_restarted_and_no_connection_is_refused(running):
+async def test_gateways_on_one_socket_restarted_in_turn_refuse_no_connection(running):
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=100))
         gateways = [OnASocket(running, name, listener.fileno()) for name in ("shared-1", "shared-2")]

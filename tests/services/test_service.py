@@ -42,7 +42,7 @@ async def start(tmp_path, config=""):
     )  # fmt: skip
 
 
-async def test_a_process_is_healthy_when_ready_and_a_signal_drains_and_stops_it_in_reverse_order(tmp_path):
+async def test_a_service_is_healthy_when_ready_and_a_signal_drains_and_stops_it_in_reverse_order(tmp_path):
     process = await start(tmp_path)
     assert await process.stdout.readline() == b"ready\n"
     assert await rpc.healthy(f"unix:{tmp_path}/s.sock", 20)
@@ -52,7 +52,7 @@ async def test_a_process_is_healthy_when_ready_and_a_signal_drains_and_stops_it_
     assert process.returncode == 0
 
 
-async def test_a_failing_task_ends_the_process_with_status_1_and_its_trace(tmp_path):
+async def test_a_service_with_a_failing_task_ends_with_status_1_and_its_traceback(tmp_path):
     process = await start(tmp_path)
     await process.stdout.readline()
     process.stdin.write(b"\n")
@@ -61,7 +61,7 @@ async def test_a_failing_task_ends_the_process_with_status_1_and_its_trace(tmp_p
     assert b"broken invariant" in err
 
 
-async def test_an_address_in_use_ends_the_start_with_one_line(tmp_path):
+async def test_a_service_on_an_address_in_use_ends_with_one_line(tmp_path):
     first = await start(tmp_path)
     await first.stdout.readline()
     second = await start(tmp_path)
@@ -74,7 +74,7 @@ async def test_an_address_in_use_ends_the_start_with_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("config", ['colour = "red"', "drain_s = -1"])
-async def test_a_bad_configuration_ends_the_start_with_one_line(tmp_path, config):
+async def test_a_service_with_a_bad_configuration_ends_with_one_line(tmp_path, config):
     process = await start(tmp_path, config)
     _, err = await process.communicate()
     assert process.returncode == 1

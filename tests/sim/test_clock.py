@@ -17,7 +17,7 @@ def test_an_event_of_the_same_moment_comes_after_those_that_were_scheduled_befor
     assert seen == ["first", "second", "third"]
 
 
-def test_what_is_cancelled_does_not_run_and_the_past_counts_as_now():
+def test_cancelled_event_does_not_run_and_one_in_the_past_runs_now():
     clock, seen = Clock(), []
     clock.at(1.0, seen.append, "gone").cancel()
     clock.at(2.0, lambda: clock.at(0.5, seen.append, clock.now))
@@ -25,7 +25,7 @@ def test_what_is_cancelled_does_not_run_and_the_past_counts_as_now():
     assert seen == [2.0] and clock.now == 2.0
 
 
-def test_a_run_stops_at_its_end_and_goes_on_from_there():
+def test_clock_run_stops_at_its_end_and_goes_on_from_there():
     clock, seen = Clock(), []
     clock.at(1.0, seen.append, 1)
     clock.at(3.0, seen.append, 3)

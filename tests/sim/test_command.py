@@ -35,7 +35,7 @@ def say(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("policy", ["prism", "static"])
-def test_a_slice_is_replayed_and_reported(say, tmp_path, policy):
+def test_sim_command_replays_and_reports_a_trace(say, tmp_path, policy):
     status, said = say(HEADER + LINES, CATALOGUE, "--policy", policy, "--out", str(tmp_path / "out.json"))
     assert status == 0 and said.startswith("4 of 4 requests served")
     result = json.loads((tmp_path / "out.json").read_text())
@@ -102,7 +102,7 @@ def test_a_bad_catalogue_is_refused_in_one_line(say, catalogue, said):
 
 
 @pytest.mark.parametrize("policy", ["prism", "static"])
-def test_no_fleet_that_cannot_hold_the_largest_model_is_begun_with(say, policy):
+def test_fleet_that_cannot_hold_the_largest_model_is_refused(say, policy):
     status, text = say(HEADER + LINES, CATALOGUE + "weights_bytes = 200000000000\n", "--policy", policy)
     assert status == 2 and "no group can hold chat-1" in text
 
@@ -114,7 +114,7 @@ def test_a_request_longer_than_its_model_is_clipped_and_counted(say, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["counts"]["clipped"] == 2
 
 
-def test_a_gzipped_trace_is_read_and_a_torn_one_is_told(tmp_path, monkeypatch, capsys):
+def test_gzipped_trace_is_read_and_a_torn_one_refused(tmp_path, monkeypatch, capsys):
     whole = gzip.compress((HEADER + 200 * "0.0,chat-1,100,20\n").encode())
     (tmp_path / "models.toml").write_text(CATALOGUE)
     for name, content, status in (("whole", whole, 0), ("torn", whole[:-20], 2)):
@@ -125,7 +125,7 @@ def test_a_gzipped_trace_is_read_and_a_torn_one_is_told(tmp_path, monkeypatch, c
     assert "torn, after line" in capsys.readouterr().err
 
 
-def test_the_same_seed_gives_the_same_result_in_another_process_too(tmp_path):
+def test_sim_result_of_one_seed_is_equal_in_two_processes(tmp_path):
     (tmp_path / "models.toml").write_text(CATALOGUE)
     lines = "".join(f"{i / 7:.2f},chat-{i * i % 11},{1 + 37 * i % 900},{1 + 13 * i % 70}\n" for i in range(300))
     (tmp_path / "trace.csv").write_text(HEADER + lines)

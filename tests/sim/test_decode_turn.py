@@ -33,27 +33,27 @@ def both(tpot_a, tpot_b, settings=None, output=300):
     return [request.tpot for request in asked]
 
 
-def test_where_equal_slices_are_too_little_for_both_one_is_on_time():
+def test_decodes_of_two_models_that_cannot_both_be_on_time_let_one_be():
     assert both(0.020, 0.020, {"decode_arbitration_ms": "0"}) == pytest.approx([0.0222, 0.0222], abs=0.0006)
     first, second = sorted(both(0.020, 0.020))
     assert first <= 0.020 and second < 0.030
 
 
-def test_the_one_that_needs_less_is():
+def test_decodes_of_the_model_with_the_looser_target_are_on_time_if_only_one_can_be():
     a, b = both(0.016, 0.020)
     assert b <= 0.020 < a
     a, b = both(0.020, 0.016)
     assert a <= 0.020 < b
 
 
-def test_where_there_is_enough_for_both_by_their_targets_though_not_in_equal_parts_both_are():
+def test_decodes_of_two_models_with_unequal_targets_are_both_on_time_if_possible():
     a, b = both(0.017, 0.045)
     assert a <= 0.017 and b <= 0.045
     a, b = both(0.017, 0.045, {"decode_arbitration_ms": "0"})
     assert a > 0.017 and b <= 0.045
 
 
-def test_short_answers_of_one_do_not_stop_another_where_there_is_enough_for_both():
+def test_short_answers_of_one_model_do_not_delay_decodes_of_another():
     """How far short ones are ahead says nothing: five of them, one after the other, beside a long one."""
     targets = {"a": 0.026, "b": 0.026}
     warm = [
@@ -66,7 +66,7 @@ def test_short_answers_of_one_do_not_stop_another_where_there_is_enough_for_both
     assert all(request.tpot <= 0.026 for request in (long, *short))
 
 
-def test_one_that_no_share_would_help_goes_on_nevertheless():
+def test_decodes_with_an_unreachable_target_go_on_beside_others():
     hopeless, other = both(0.005, 0.021, {"decode_arbitration_ms": "40"}, output=60)
     assert hopeless < 0.045 and other <= 0.021
 
@@ -96,7 +96,7 @@ class Steps(Counter):
     prefilled = finished = first_token
 
 
-def test_many_go_on_beside_few_that_stand_still_for_a_prefill():
+def test_decodes_of_a_large_batch_go_on_while_a_small_one_stands_still_for_a_prefill():
     """Of too many for one prompt they do not stand still for that."""
     clock, steps = Clock(), Steps()
     processor = Processor(clock, sharing=1.0, prefill_priority_batch=2)

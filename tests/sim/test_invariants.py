@@ -21,7 +21,7 @@ def run(seed, policy, sizes=(), **settings):
 
 @pytest.mark.parametrize("policy", sorted(SYSTEMS))
 @pytest.mark.parametrize("seed", range(4))
-def test_bytes_add_up_all_the_while_and_every_request_ends_with_all_its_tokens(seed, policy):
+def test_replay_conserves_bytes_and_ends_every_request_with_all_its_tokens(seed, policy):
     outcome, requests = run(seed, policy)
     for request in requests:
         if policy == "static" and request.failed == "its model has no place":
@@ -37,7 +37,7 @@ def test_bytes_add_up_all_the_while_and_every_request_ends_with_all_its_tokens(s
         assert all(resident.engine is None or resident.engine.empty for resident in group.residents.values())
 
 
-def test_the_crowd_is_one_that_has_to_share_memory():
+def test_crowded_requests_on_one_group_make_models_share_memory():
     outcome, requests = run(0, "prism", (1,), idle_s="45", patience_s="inf", relieve="false")
     (group,) = outcome.system.groups
     assert group.counts.hibernations >= 4 and group.memory.reclaimed_bytes > 0
@@ -45,7 +45,7 @@ def test_the_crowd_is_one_that_has_to_share_memory():
 
 
 @pytest.mark.parametrize("policy", sorted(SYSTEMS))
-def test_the_same_requests_give_the_same_run(policy):
+def test_replay_of_the_same_requests_gives_the_same_report(policy):
     reports = []
     for _ in range(2):
         outcome, _ = run(3, policy)
@@ -63,7 +63,7 @@ def test_static_serves_no_model_for_which_there_is_no_room():
     assert report.build(outcome)["all"]["attainment"] < 1.0
 
 
-def test_what_is_not_served_when_patience_ends_has_failed_and_missed():
+def test_requests_not_served_within_their_patience_have_failed_and_count_as_missed():
     requests = crowded(2, count=60)
     outcome = replay(
         requests, models(*"abcdef", kv=100_000, context_tokens=4096, weights=GB), "prism", (1,), SMALL, patience_s=0.0

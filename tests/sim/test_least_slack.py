@@ -11,7 +11,7 @@ def requests_of(*rows):
     return [SimulatedRequest(str(i), *row) for i, row in enumerate(rows)]
 
 
-def test_of_one_model_the_request_with_less_time_left_goes_first_where_many_wait():
+def test_least_slack_serves_the_request_with_less_time_left_first():
     crowd = [("a", 5.0, 2000, 1, 90.0)] * 30
     requests = requests_of(("a", 0.0, 1, 1, 90.0), *crowd, ("a", 5.1, 2000, 1, 20.0))
     replay(requests, models("a"), "least_slack")
@@ -20,7 +20,7 @@ def test_of_one_model_the_request_with_less_time_left_goes_first_where_many_wait
     assert 11 <= len(before) < 20  # those that the engine had
 
 
-def test_a_model_that_nobody_asked_for_leaves_although_nobody_wants_its_memory():
+def test_least_slack_hibernates_an_idle_model_although_its_memory_is_not_needed():
     requests = requests_of(("a", 0.0, 100, 1, 9.0), ("a", 30.0, 100, 1, 9.0), ("a", 100.0, 100, 1, 9.0))
     outcome = replay(requests, models("a"), "least_slack")
     (group,) = outcome.system.groups
@@ -28,7 +28,7 @@ def test_a_model_that_nobody_asked_for_leaves_although_nobody_wants_its_memory()
     assert requests[1].ttft == pytest.approx(0.05 + 0.2) and requests[2].ttft == pytest.approx(0.05 + 0.3 + 0.2)
 
 
-def test_models_come_up_where_the_most_memory_is():
+def test_least_slack_activates_models_on_the_group_with_the_most_memory():
     requests = requests_of(
         ("large", 0.0, 10, 1, 9.0), ("a", 10.0, 100, 1, 9.0), ("b", 20.0, 100, 1, 9.0), ("c", 30.0, 100, 1, 9.0)
     )
@@ -37,7 +37,7 @@ def test_models_come_up_where_the_most_memory_is():
     assert [sorted(group.active) for group in outcome.system.groups] == [["large"], ["a", "b", "c"]]
 
 
-def test_of_two_models_that_share_a_group_the_less_asked_moves_to_one_without_requests():
+def test_least_slack_moves_the_model_with_fewer_requests_to_a_group_without_any():
     rows = [("large", 0.0, 10, 1, 9.0)]
     rows += [("often", 10.0 + 2.0 * i, 10, 500, 9.0) for i in range(60)]
     rows += [("seldom", 11.0 + 10.0 * i, 10, 500, 9.0) for i in range(12)]
@@ -49,7 +49,7 @@ def test_of_two_models_that_share_a_group_the_less_asked_moves_to_one_without_re
     assert outcome.system.figures["migrations"] == 1 and all(request.served for request in requests)
 
 
-def test_a_model_without_room_waits_until_another_has_left():
+def test_least_slack_lets_a_model_without_room_wait_until_another_has_left():
     requests = requests_of(("a", 0.0, 10, 1, 9.0), ("b", 10.0, 10, 1, 90.0))
     outcome = replay(requests, models("a", "b", weights=80 * GB), "least_slack")
     # a leaves in the first round in which it has been idle for 50 s.

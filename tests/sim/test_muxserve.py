@@ -19,7 +19,7 @@ def burst(name, count, at=0.0):
 
 
 @pytest.mark.parametrize(("policy", "more"), [("static", False), ("muxserve", True)])
-def test_a_model_that_shares_a_device_takes_the_memory_that_the_other_does_not_use(policy, more):
+def test_muxserve_model_takes_memory_that_its_neighbour_does_not_use_and_a_static_one_not(policy, more):
     known = models("a", "b", kv=1 << 20, context_tokens=1024)
     requests = burst("a", 4) + burst("b", 4, at=100.0)
     outcome = replay(requests, known, policy, hardware=TIGHT, check_every_s=0.1)
@@ -31,7 +31,7 @@ def test_a_model_that_shares_a_device_takes_the_memory_that_the_other_does_not_u
     assert (group.memory.reclaimed_bytes > 0) is more  # b takes back what a has left idle
 
 
-def test_models_prefill_in_turn_each_its_own_requests_in_order_of_arrival():
+def test_muxserve_models_prefill_in_turn_and_their_requests_in_order_of_arrival():
     requests = [SimulatedRequest(f"{i}", "a", 0.01 * i, 5000, 1) for i in range(4)]
     requests += [SimulatedRequest("b", "b", 0.03, 100, 1)]
     replay(requests, models("a", "b"), "muxserve")
@@ -41,7 +41,7 @@ def test_models_prefill_in_turn_each_its_own_requests_in_order_of_arrival():
     assert other < second <= third <= fourth
 
 
-def test_one_model_prefills_while_another_decodes():
+def test_muxserve_prefills_one_model_while_another_decodes():
     long = SimulatedRequest("0", "a", 0.0, 100, 501)
     short = SimulatedRequest("1", "b", 1.0, 100, 1)
     replay([long, short], models("a", "b"), "muxserve")
@@ -55,7 +55,7 @@ def test_a_fleet_with_less_memory_than_weights_is_refused_with_the_sum():
     assert replay(requests, models("a", "b", "c", weights=60 * GB), "static").system.figures["models without a place"]
 
 
-def test_nobody_leaves_and_nobody_moves():
+def test_muxserve_neither_hibernates_nor_moves_models():
     requests = burst("a", 2) + burst("b", 2, at=500.0) + burst("a", 2, at=1000.0)
     for i, request in enumerate(requests):
         request.id = str(i)

@@ -51,7 +51,7 @@ def engines(clock, told, prefill_priority_s):
     ]
 
 
-def test_a_prompt_whose_engines_decodes_stand_still_does_not_wait_with_them(clock, told):
+def test_prompt_is_prefilled_while_the_decodes_of_its_engine_stand_still(clock, told):
     decodes, prefills = engines(clock, told, prefill_priority_s=5.0)
     decodes.generate(SimulatedRequest("decodes", "decodes", 0.0, 10, 10**6))
     clock.at(1.0, prefills.generate, SimulatedRequest("long", "prefills", 1.0, 3000, 0))
@@ -62,7 +62,7 @@ def test_a_prompt_whose_engines_decodes_stand_still_does_not_wait_with_them(cloc
     assert told.first["long"] == pytest.approx(1.0 + 3.1 + 0.2, abs=0.03)
 
 
-def test_nor_does_one_that_comes_in_the_last_step_of_a_run(clock, told):
+def test_prompt_that_comes_in_the_last_decode_step_of_a_run_is_prefilled_without_waiting(clock, told):
     decodes, prefills = engines(clock, told, prefill_priority_s=5.0)
     decodes.generate(SimulatedRequest("decodes", "decodes", 0.0, 10, 20))
     clock.at(0.305, prefills.generate, SimulatedRequest("long", "prefills", 0.305, 3000, 0))
@@ -71,7 +71,7 @@ def test_nor_does_one_that_comes_in_the_last_step_of_a_run(clock, told):
     assert told.first["short"] == pytest.approx(0.8, abs=0.03)
 
 
-def test_decodes_share_the_devices_once_they_stood_still_for_as_long_as_they_may(clock, told):
+def test_decodes_share_the_devices_again_after_the_longest_prefill_priority(clock, told):
     decodes, prefills = engines(clock, told, prefill_priority_s=0.5)
     decodes.generate(SimulatedRequest("decodes", "decodes", 0.0, 10, 10**6))
     clock.at(1.0, prefills.generate, SimulatedRequest("long", "prefills", 1.0, 8000, 0))
@@ -82,7 +82,7 @@ def test_decodes_share_the_devices_once_they_stood_still_for_as_long_as_they_may
     assert decodes.decode_tokens() - before == pytest.approx(4.0 / 2 / 0.01, abs=3)
 
 
-def test_a_step_that_is_decided_is_made_whoever_goes_first_by_then(clock, told):
+def test_decode_step_decided_before_a_prefill_with_priority_is_still_made(clock, told):
     """Real engines give the devices a step while these are at the one before."""
     decodes, prefills = engines(clock, told, prefill_priority_s=5.0)
     decodes.generate(SimulatedRequest("decodes", "decodes", 0.0, 10, 10**6))
@@ -96,7 +96,7 @@ def test_a_step_that_is_decided_is_made_whoever_goes_first_by_then(clock, told):
     assert told.first["long"] == pytest.approx(1.0 + 3.1 + 0.02, abs=0.01)
 
 
-def test_no_pace_makes_a_prefill_step_larger_than_the_engine_has_them(clock, told):
+def test_prefill_step_is_never_larger_than_the_chunk_of_its_engine(clock, told):
     engine, _ = engines(clock, told, prefill_priority_s=5.0)
     engine.set_throttle(PrefillThrottle(chunk_tokens=10**6))
     engine.generate(SimulatedRequest("long", "decodes", 0.0, ROUND.prefill_chunk + 1000, 0))

@@ -8,7 +8,7 @@ from sim.inputs.request import SimulatedRequest
 from tests.sim.worlds import replay
 
 
-def test_a_busy_model_does_not_wait_for_memory_that_floors_of_idle_ones_hold():
+def test_a_busy_model_gets_memory_that_floors_of_idle_models_hold():
     """Seven models of 8B fit into a GPU, with 22 GB for KV, of which each keeps 2."""
     draw = random.Random(1)
     names = [f"m{number}" for number in range(7)]

@@ -9,7 +9,7 @@ from sim.inputs.request import SimulatedRequest
 from tests.sim.worlds import GB, models, replay
 
 
-def test_a_request_alone_costs_its_path_its_prefill_and_its_steps():
+def test_a_request_alone_takes_the_time_of_its_path_its_prefill_and_its_steps():
     (request,) = requests = [SimulatedRequest("0", "a", 1.0, 100, 11)]
     replay(requests, models("a"), "static")
     assert request.ttft == pytest.approx(0.05 + 0.1 + 0.1)
@@ -24,7 +24,7 @@ def test_decodes_wait_for_the_prefill_of_the_next_request_from_the_end_of_their_
     assert first.first_at == pytest.approx(1.25) and first.ended_at == pytest.approx(1.51 + 89 * 0.01)
 
 
-def test_a_model_that_is_nowhere_starts_cold_with_its_first_request_and_is_there_for_the_second():
+def test_a_model_starts_cold_with_its_first_request_and_is_active_for_the_second():
     first, second = requests = [
         SimulatedRequest("0", "a", 1.0, 100, 1, 9.0),
         SimulatedRequest("1", "a", 5.0, 100, 1, 9.0),
@@ -35,7 +35,7 @@ def test_a_model_that_is_nowhere_starts_cold_with_its_first_request_and_is_there
     assert (group.counts.cold_starts, group.counts.wakes, group.counts.weights_bytes) == (1, 0, GB)
 
 
-def test_an_idle_model_sleeps_where_its_memory_is_wanted_and_wakes_when_it_is_asked_for():
+def test_an_idle_model_sleeps_when_its_memory_is_needed_and_wakes_with_its_next_request():
     requests = [
         SimulatedRequest("0", "a", 0.0, 100, 1, 9.0),
         SimulatedRequest("1", "b", 60.0, 100, 1, 9.0),
@@ -50,7 +50,7 @@ def test_an_idle_model_sleeps_where_its_memory_is_wanted_and_wakes_when_it_is_as
 
 
 @pytest.mark.parametrize("first", ["g0", "g1"])
-def test_a_model_comes_up_where_a_real_run_had_it_and_later_wherever_there_is_room(first):
+def test_a_model_starts_on_its_configured_first_group_and_later_wherever_there_is_room(first):
     requests = [
         SimulatedRequest("0", "a", 0.0, 100, 1, 9.0),
         SimulatedRequest("1", "b", 60.0, 100, 9000, 9.0),
@@ -62,7 +62,7 @@ def test_a_model_comes_up_where_a_real_run_had_it_and_later_wherever_there_is_ro
     assert cold.popitem()[1] == 1 and requests[2].ttft < 20.0, "b is still busy there"
 
 
-def test_the_request_with_less_time_left_goes_first_under_prism_and_the_earlier_one_under_static():
+def test_request_with_less_time_left_goes_first_under_prism_and_the_earlier_under_static():
     def run(policy):
         requests = [
             SimulatedRequest("0", "a", 0.0, 1, 1, 9.0),
@@ -79,7 +79,7 @@ def test_the_request_with_less_time_left_goes_first_under_prism_and_the_earlier_
     assert long == pytest.approx(9.06 + 0.6 / 2 + 3.1, abs=1.0)  # side by side, at half the speed
 
 
-def test_what_decodes_keeps_its_target_behind_a_queue_of_its_own_model_and_without_protection_does_not():
+def test_decodes_beside_a_queue_of_their_model_meet_their_target_only_under_protection():
     def run(protect):
         first, *others = requests = [SimulatedRequest("0", "a", 0.0, 100, 201, 9.0, 0.2)] + [
             SimulatedRequest(str(i), "a", 2.2, 1500, 1, 300.0, 0.2) for i in range(1, 61)
@@ -94,7 +94,7 @@ def test_what_decodes_keeps_its_target_behind_a_queue_of_its_own_model_and_witho
     assert protected <= 1.05 * free, "200 steps are made sooner, and some prompts prefilled one by one"
 
 
-def test_a_prompt_that_comes_during_anothers_step_has_its_first_token_in_time_beside_decodes_that_are_protected():
+def test_a_prompt_that_comes_during_another_prefill_beside_protected_decodes_is_on_time():
     """A pause of three times that step would be too long for it."""
     warm = [SimulatedRequest(f"{name}{i}", name, 5.0 * i, 1, 2) for i, name in enumerate("ab" * 8)]
     decodes = SimulatedRequest("decodes", "a", 100.0, 1, 400, 9.0, 0.0112)
@@ -110,7 +110,7 @@ def test_a_model_on_two_devices_is_served_by_the_group_of_two():
     assert request.tpot == pytest.approx(0.01)
 
 
-def test_a_model_that_finds_no_room_asks_again_after_a_pause_and_not_in_the_same_moment(monkeypatch):
+def test_a_model_that_finds_no_room_tries_again_after_a_pause(monkeypatch):
     tried, really = [], SimulatedMemory.make_room
 
     def make_room(self, model, nbytes, answer, **options):

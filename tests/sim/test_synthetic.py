@@ -19,7 +19,7 @@ def drawn(folder, **facts):
     return count, known, trace.read(folder / "trace.csv.gz", known, trace.Slice())
 
 
-def test_the_same_seed_draws_the_same_files_and_another_one_others(tmp_path):
+def test_synthetic_fleet_files_are_equal_for_equal_seeds_only(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         drawn(tmp_path / name, seed=seed)
     for file in ("trace.csv.gz", "models.toml"):
@@ -27,7 +27,7 @@ def test_the_same_seed_draws_the_same_files_and_another_one_others(tmp_path):
         assert a == b != c
 
 
-def test_a_few_models_get_most_requests_and_the_rate_is_about_what_was_asked_for(tmp_path):
+def test_synthetic_fleet_has_a_long_tail_and_about_the_requested_rate(tmp_path):
     count, known, read = drawn(tmp_path, seconds=3600.0, burst_s=30.0)
     by_model = Counter(request.model for request in read.requests).most_common()
     assert count == len(read.requests) == pytest.approx(20 * 3600, rel=0.2)
@@ -36,13 +36,13 @@ def test_a_few_models_get_most_requests_and_the_rate_is_about_what_was_asked_for
     assert sorted(shapes_seen.values()) == [15, 45]
 
 
-def test_a_model_is_asked_for_in_bursts(tmp_path):
+def test_synthetic_requests_of_a_model_come_in_bursts(tmp_path):
     _, _, read = drawn(tmp_path, models=1, rate=2.0, seconds=36_000.0, busy=0.2, burst_s=60.0)
     seconds_with = len({int(request.arrival // 60) for request in read.requests})
     assert 0.15 < seconds_with / 600 < 0.5
 
 
-def test_models_of_four_and_eight_devices_run_on_groups_of_as_many(tmp_path):
+def test_synthetic_models_of_four_and_eight_devices_run_on_groups_of_as_many(tmp_path):
     _, known, read = drawn(tmp_path, models=12, rate=2.0, seconds=60.0, busy=1.0, kinds=shapes("8b=4,70b/4=1,70b/8=1"))
     outcome = Replay(read, known, [1, 1, 4, 8], SYSTEMS["prism"], progress=lambda line: None).run()
     assert all(request.served for request in read.requests)
@@ -64,7 +64,7 @@ def test_models_of_four_and_eight_devices_run_on_groups_of_as_many(tmp_path):
         (("--trace", "/nowhere/trace.csv"), "No such file"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(tmp_path, monkeypatch, capsys, arguments, said):
+def test_synthetic_fleet_with_bad_options_is_refused_in_one_line(tmp_path, monkeypatch, capsys, arguments, said):
     files = ["--trace", str(tmp_path / "t.csv"), "--catalogue", str(tmp_path / "m.toml")]
     monkeypatch.setattr(sys, "argv", ["x", "--models", "2", "--rate", "1", "--seconds", "9", *files, *arguments])
     assert main() == 2

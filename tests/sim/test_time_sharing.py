@@ -23,7 +23,7 @@ def active(outcome):
 
 
 @pytest.mark.parametrize("policy", ["qlm", "serverlessllm"])
-def test_models_take_turns_on_a_group_and_come_back_from_hibernation(policy):
+def test_time_sharing_models_take_turns_on_a_group_and_come_back_from_hibernation(policy):
     first, second, third = requests = requests_of(
         ("a", 0.0, 100, 1, 9.0), ("b", 10.0, 100, 1, 9.0), ("a", 20.0, 100, 1, 9.0)
     )
@@ -37,14 +37,14 @@ def test_models_take_turns_on_a_group_and_come_back_from_hibernation(policy):
 
 
 @pytest.mark.parametrize("policy", ["qlm", "serverlessllm"])
-def test_all_requests_of_the_model_start_at_once_however_many_they_are(policy):
+def test_time_sharing_starts_all_requests_of_the_active_model_at_once(policy):
     requests = requests_of(*(("a", 0.0, 1, 50, 9.0) for _ in range(300)))
     replay(requests, models("a"), policy)
     assert ROUND.most_running < 300 and max(r.first_at for r in requests) < min(r.ended_at for r in requests)
 
 
 @pytest.mark.parametrize("policy", ["qlm", "serverlessllm"])
-def test_sleepers_that_keep_too_much_go_cold_the_least_recently_used_first(policy):
+def test_time_sharing_sends_sleeping_models_cold_least_recently_used_first(policy):
     names = "abcdefgh"
     requests = requests_of(*((name, 10.0 * i, 100, 1, 9.0) for i, name in enumerate([*names, "b", "a"])))
     known = models(*names, weights=145 * GB)  # beside a model, five sleepers of 0.6 GB have room
@@ -56,7 +56,7 @@ def test_sleepers_that_keep_too_much_go_cold_the_least_recently_used_first(polic
 
 
 @pytest.mark.parametrize("policy", ["qlm", "serverlessllm", "least_slack"])
-def test_a_model_goes_to_a_group_of_its_size_and_a_setting_that_is_none_is_refused(policy):
+def test_time_sharing_uses_a_group_of_the_size_of_a_model_and_refuses_unknown_settings(policy):
     (request,) = requests = requests_of(("wide", 0.0, 100, 11, 9.0))
     wide = models("wide", devices=2, weights=2 * GB)
     assert active(replay(requests, wide, policy, (1, 2))) == [[], ["wide"]] and request.served
@@ -79,7 +79,7 @@ def test_a_model_goes_to_a_group_of_its_size_and_a_setting_that_is_none_is_refus
 # --- QLM
 
 
-def test_a_swap_preempts_what_runs_and_it_ends_all_the_same():
+def test_qlm_swap_preempts_a_running_request_which_still_ends():
     long, urgent = requests = requests_of(("a", 0.0, 100, 2001, 3.0), ("b", 10.0, 100, 1, 4.0))
     outcome = replay(requests, models("a", "b"), "qlm")
     assert outcome.system.figures["preempted"] == 1 and long.generated == 2001 and long.served
@@ -90,7 +90,7 @@ def test_a_swap_preempts_what_runs_and_it_ends_all_the_same():
     assert long.ended_at > alone + COLD  # b's time on the group, and a's KV once more
 
 
-def test_request_groups_of_the_present_model_pass_while_another_can_wait():
+def test_qlm_request_groups_of_the_present_model_go_first_while_another_can_wait():
     requests = requests_of(
         ("a", 0.0, 100, 501, 9.0), ("b", 3.0, 100, 1, 30.0), ("a", 3.1, 100, 1, 60.0), ("a", 3.2, 100, 1, 60.0)
     )
@@ -100,7 +100,7 @@ def test_request_groups_of_the_present_model_pass_while_another_can_wait():
     assert outcome.system.figures["preempted"] == 0  # b waits for a's last request: it has the time
 
 
-def test_a_virtual_queue_is_in_order_of_deadline_not_of_arrival():
+def test_qlm_virtual_queue_is_in_order_of_deadline_not_of_arrival():
     requests = requests_of(
         ("a", 0.0, 100, 1001, 9.0), ("b", 3.0, 100, 1, 300.0), ("c", 3.1, 100, 1, 100.0), ("a", 3.2, 100, 1, 9.0)
     )
@@ -109,7 +109,7 @@ def test_a_virtual_queue_is_in_order_of_deadline_not_of_arrival():
 
 
 @pytest.mark.parametrize(("aware", "swaps"), [("0", 5), ("1", 0)])
-def test_idle_devices_are_taken_whatever_model_is_there_unless_swaps_are_counted(aware, swaps):
+def test_qlm_swaps_on_idle_groups_unless_it_is_swap_aware(aware, swaps):
     rows = [("ab"[i % 2], 10.0 * i, 100, 1, 9.0) for i in range(6)]
     outcome = replay(requests_of(*rows), models("a", "b"), "qlm", (1, 1), settings={"swap_aware": aware})
     assert outcome.system.figures["swaps"] == swaps
@@ -118,7 +118,7 @@ def test_idle_devices_are_taken_whatever_model_is_there_unless_swaps_are_counted
 # --- ServerlessLLM
 
 
-def test_a_model_starts_where_it_starts_fastest():
+def test_serverlessllm_starts_a_model_on_the_group_where_it_starts_fastest():
     requests = requests_of(
         ("a", 0.0, 100, 1, 9.0), ("b", 10.0, 100, 1, 9.0), ("c", 20.0, 100, 1, 9.0), ("a", 30.0, 100, 1, 9.0)
     )
@@ -128,7 +128,7 @@ def test_a_model_starts_where_it_starts_fastest():
     assert active(outcome) == [["a"], ["b"]]
 
 
-def test_nobody_who_runs_is_preempted_and_who_waits_gets_the_group_when_it_has_drained():
+def test_serverlessllm_preempts_no_running_request_and_a_waiting_model_gets_a_drained_group():
     requests = requests_of(("a", 0.0, 100, 1001, 9.0), ("b", 3.0, 100, 1, 9.0), ("a", 5.0, 100, 1, 9.0))
     outcome = replay(requests, models("a", "b"), "serverlessllm")
     long, waits, late = requests
@@ -137,14 +137,14 @@ def test_nobody_who_runs_is_preempted_and_who_waits_gets_the_group_when_it_has_d
     assert outcome.system.figures["swaps"] == 2
 
 
-def test_with_patience_a_model_that_is_never_idle_keeps_its_group():
+def test_serverlessllm_with_infinite_patience_leaves_a_group_to_a_model_that_is_never_idle():
     requests = requests_of(("a", 0.0, 100, 1001, 9.0), ("b", 3.0, 100, 1, 9.0), ("a", 5.0, 100, 1, 9.0))
     outcome = replay(requests, models("a", "b"), "serverlessllm", settings={"patience_s": "inf"})
     assert requests[2].first_at < requests[0].ended_at < requests[1].first_at
     assert outcome.system.figures["swaps"] == 1
 
 
-def test_an_idle_model_stays_until_its_keep_alive_is_over():
+def test_serverlessllm_keeps_an_idle_model_until_its_keep_alive_is_over():
     requests = requests_of(("a", 0.0, 100, 1, 9.0), ("a", 5.0, 100, 1, 9.0), ("a", 30.0, 100, 1, 9.0))
     replay(requests, models("a"), "serverlessllm", settings={"keep_alive_s": "10"})
     assert requests[1].ttft == pytest.approx(PATH + FIRST)
@@ -152,7 +152,7 @@ def test_an_idle_model_stays_until_its_keep_alive_is_over():
 
 
 @pytest.mark.parametrize("idle_s", [0.0, 0.01, 0.05, 0.3, 0.5])
-def test_a_group_is_free_when_its_model_has_been_idle_for_as_long_as_is_set(idle_s):
+def test_serverlessllm_group_is_free_after_the_configured_idle_time_of_its_model(idle_s):
     rows = ("a", 0.0, 100, 1, 9.0), ("b", PATH + COLD + FIRST / 2, 100, 1, 9.0)
     requests = requests_of(*rows)
     replay(requests, models("a", "b"), "serverlessllm", settings={"idle_s": str(idle_s), "patience_s": "inf"})

@@ -54,7 +54,9 @@ def sglangs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, d
     return dict(zip(named, zip(named.values(), json.loads(out.stdout), strict=True), strict=True))
 
 
-def test_texts_messages_and_ends_are_those_of_its_server(sglangs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+def test_token_ids_of_texts_chats_and_ends_equal_those_of_sglang(
+    sglangs: dict[str, tuple[Path, dict[str, Any]]],
+) -> None:
     for name, (path, theirs) in sglangs.items():
         if not _is_as_written(path, theirs):
             continue
@@ -72,7 +74,7 @@ def test_texts_messages_and_ends_are_those_of_its_server(sglangs: dict[str, tupl
                 assert tokenizer.chat(*_taken(messages)) == ids, (name, messages)
 
 
-def test_what_even_sglang_reads_wrongly_is_refused(sglangs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
+def test_tokenizer_that_sglang_reads_wrongly_is_refused(sglangs: dict[str, tuple[Path, dict[str, Any]]]) -> None:
     wrong = {name: path for name, (path, theirs) in sglangs.items() if not _is_as_written(path, theirs)}
     assert list(wrong) == ["another pattern as Qwen2Tokenizer"]
     for path in wrong.values():

@@ -45,35 +45,35 @@ def said(tokenizer: Tokenizer, *messages: tuple[str, Any], **options: Any) -> st
     return tokenizer.decode(tokenizer.chat([{"role": role, "content": content} for role, content in messages], options))
 
 
-def test_a_chat_is_tokenized_by_its_template_without_a_second_start(tokenizer: Tokenizer) -> None:
+def test_a_chat_is_tokenized_by_its_template_with_one_start_token(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.chat(MESSAGES, {})) == "<s><|user|>hello\n<|assistant|>"
     assert tokenizer.decode(tokenizer.chat(MESSAGES, {"add_generation_prompt": False})) == "<s><|user|>hello\n"
 
 
-def test_messages_that_the_template_refuses_say_why(tokenizer: Tokenizer) -> None:
+def test_chat_that_the_template_refuses_raises_its_reason(tokenizer: Tokenizer) -> None:
     with pytest.raises(Invalid, match="no such role"):
         tokenizer.chat([{"role": "forbidden", "content": "x"}], {})
 
 
-def test_half_a_character_suits_no_template(tokenizer: Tokenizer) -> None:
+def test_chat_with_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
     """Arguments of calls are JSON in JSON, and may name one."""
     with pytest.raises(Invalid, match="do not suit"):
         tokenizer.chat([{"role": "user", "content": "\ud800"}], {})
 
 
-def test_a_folder_without_a_template_says_so(tmp_path: Path) -> None:
+def test_chat_without_a_template_is_refused_with_a_hint_at_completions(tmp_path: Path) -> None:
     without = load(tokenizers.write(tokenizers.tiny(), tmp_path / "plain", template=None))
     with pytest.raises(Invalid, match="/v1/completions"):
         without.chat(MESSAGES, {})
 
 
 @pytest.mark.parametrize("template", [LEAVES_OUT, REFUSES, WRITES_ALL], ids=["leaves out", "refuses", "writes all"])
-def test_a_developer_is_the_system_where_the_template_does_not_name_it(tmp_path: Path, template: str) -> None:
+def test_developer_role_becomes_system_where_the_template_does_not_name_it(tmp_path: Path, template: str) -> None:
     tokenizer = with_template(tmp_path, template)
     assert said(tokenizer, ("developer", "one"), ("user", "two")) == "<|system|>one<|user|>two"
 
 
-def test_a_developer_stays_one_where_the_template_names_it(tmp_path: Path) -> None:
+def test_developer_role_stays_where_the_template_names_it(tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, KNOWS_DEVELOPER)
     assert said(tokenizer, ("developer", "one"), ("user", "two")) == "<|developer|>one<|user|>two"
 
@@ -81,9 +81,7 @@ def test_a_developer_stays_one_where_the_template_names_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("template", "why"), [(LEAVES_OUT, "leaves out messages of the role 'critic'"), (REFUSES, "the role 'critic'")]
 )
-def test_another_role_that_the_template_does_not_know_is_refused_by_name(
-    tmp_path: Path, template: str, why: str
-) -> None:
+def test_role_that_the_template_does_not_know_is_refused_by_name(tmp_path: Path, template: str, why: str) -> None:
     tokenizer = with_template(tmp_path, template)
     for _ in range(2):
         with pytest.raises(UnknownRole, match=why) as refused:
@@ -127,7 +125,7 @@ WANTS_USER = (
         (ALTERNATES, "user user user user", None),
     ],
 )
-def test_a_message_that_the_template_refuses_is_told_by_trying_without_it(
+def test_message_that_the_template_refuses_is_found_by_trying_without_it(
     tmp_path: Path, template: str, roles: str, place: str | None
 ) -> None:
     tokenizer = with_template(tmp_path, template)
@@ -146,22 +144,22 @@ def test_names_that_transformers_and_jinja_use_are_no_options_of_a_template() ->
     assert TAKEN == named | {"messages"} | set(known)
 
 
-def test_what_tools_said_is_not_left_out_either(tmp_path: Path) -> None:
+def test_tool_message_that_the_template_leaves_out_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownRole, match="'tool'"):
         said(with_template(tmp_path, LEAVES_OUT), ("user", "one"), ("tool", "two"))
 
 
-def test_a_role_is_known_by_what_becomes_of_its_messages_and_not_by_chance(tmp_path: Path) -> None:
+def test_role_that_is_left_out_is_refused_though_another_message_has_its_content(tmp_path: Path) -> None:
     """Its content is in the prompt, but of another message."""
     with pytest.raises(UnknownRole):
         said(with_template(tmp_path, LEAVES_OUT), ("critic", "one"), ("user", "one"))
 
 
-def test_a_template_that_writes_any_role_gets_any(tmp_path: Path) -> None:
+def test_template_that_writes_any_role_accepts_an_unusual_one(tmp_path: Path) -> None:
     assert said(with_template(tmp_path, WRITES_ALL), ("critic", "one")) == "<|critic|>one"
 
 
-def test_roles_that_clients_make_up_are_bounded(tmp_path: Path) -> None:
+def test_roles_invented_by_clients_are_bounded(tmp_path: Path) -> None:
     tokenizer = with_template(tmp_path, WRITES_ALL)
     with pytest.raises(Invalid, match="have 33 roles: at most 32"):
         said(tokenizer, *((f"role {number}", "x") for number in range(33)))
@@ -170,11 +168,11 @@ def test_roles_that_clients_make_up_are_bounded(tmp_path: Path) -> None:
     assert len(tokenizer._chat._written) == 32 and max(map(len, tokenizer._chat._written)) < 1000
 
 
-def test_messages_without_a_content_are_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_message_without_content_of_an_unknown_role_is_accepted(tmp_path: Path) -> None:
     assert said(with_template(tmp_path, LEAVES_OUT), ("critic", ""), ("user", "one")) == "<|user|>one"
 
 
-def test_thoughts_that_a_template_drops_are_no_dropped_role(tmp_path: Path) -> None:
+def test_reasoning_that_a_template_drops_does_not_count_as_a_dropped_role(tmp_path: Path) -> None:
     drops = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('</think>')[-1] }}{% endfor %}"
     tokenizer = with_template(tmp_path, drops)
     assert said(tokenizer, ("assistant", "<think>one</think>"), ("user", "two")) == "<|assistant|><|user|>two"
@@ -214,14 +212,14 @@ def test_a_template_that_wants_bare_functions_gets_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ m | no_such_filter }}", "{% if %}"])
-def test_a_template_that_does_not_compile_is_the_folders_fault(tmp_path: Path, template: str) -> None:
+def test_template_that_does_not_compile_makes_the_folder_unusable(tmp_path: Path, template: str) -> None:
     match = "its chat template does not compile: chat_template of tokenizer_config.json, line 1: "
     with pytest.raises(Unmet, match=match):
         with_template(tmp_path, template)
 
 
 @pytest.mark.parametrize("wrong", ["{{ 1 // 0 }}", "{{ range(10 ** 9) }}", "{{ messages[0].content.x.y }}"])
-def test_what_a_template_cannot_do_with_some_messages_is_no_fault_of_ours(tmp_path: Path, wrong: str) -> None:
+def test_template_that_fails_on_some_messages_makes_the_request_invalid(tmp_path: Path, wrong: str) -> None:
     tokenizer = with_template(tmp_path, WRITES_ALL + "{% if messages | length > 2 %}" + wrong + "{% endif %}")
     with pytest.raises(Invalid, match="chat template"):
         said(tokenizer, ("user", "one"), ("assistant", "two"), ("user", "three"))
@@ -239,7 +237,7 @@ def test_what_a_template_cannot_do_with_some_messages_is_no_fault_of_ours(tmp_pa
         ("Hello!", "The model's chat template leaves out messages of the role 'user'."),
     ],
 )
-def test_a_template_that_no_chat_can_pass_is_the_folders_fault_in_its_own_words(
+def test_template_that_refuses_every_chat_makes_the_folder_unusable_with_its_reason(
     tmp_path: Path, template: str, why: str
 ) -> None:
     with pytest.raises(Unmet) as refused:
@@ -249,7 +247,7 @@ def test_a_template_that_no_chat_can_pass_is_the_folders_fault_in_its_own_words(
     assert "\n" not in str(refused.value)
 
 
-def test_a_template_of_a_file_of_its_own_is_named_by_it(tmp_path: Path) -> None:
+def test_template_in_its_own_file_is_named_by_that_file_in_errors(tmp_path: Path) -> None:
     folder = Path(tokenizers.write(tokenizers.tiny(), tmp_path / "m"))
     (folder / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
     with pytest.raises(Unmet, match=r"of a user: chat_template\.jinja: no$"):
@@ -259,7 +257,7 @@ def test_a_template_of_a_file_of_its_own_is_named_by_it(tmp_path: Path) -> None:
         load(str(folder))
 
 
-def test_of_several_templates_the_one_that_is_wrong_is_named(tmp_path: Path) -> None:
+def test_wrong_template_among_several_is_named(tmp_path: Path) -> None:
     folder = Path(tokenizers.write(tokenizers.tiny(), tmp_path / "m"))
     more = folder / "additional_chat_templates"
     more.mkdir()
@@ -284,5 +282,5 @@ def test_of_several_templates_the_one_that_is_wrong_is_named(tmp_path: Path) -> 
     ],
     ids=["no system", "a system", "parts", "a user last", "tools named"],
 )
-def test_a_template_that_takes_the_plainest_chat_in_any_form_may_be_particular(tmp_path: Path, wants: str) -> None:
+def test_template_that_accepts_the_plainest_chat_in_some_form_is_used(tmp_path: Path, wants: str) -> None:
     assert with_template(tmp_path, wants).template == wants

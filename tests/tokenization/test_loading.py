@@ -27,7 +27,7 @@ from tokenization.loading import load
         ("tekken.json", "{}", "tekken.json"),
     ],
 )
-def test_a_folder_without_a_usable_tokenizer_says_why_in_one_line_without_its_place(
+def test_folder_without_a_usable_tokenizer_is_refused_in_one_line_without_its_path(
     tmp_path: Path, name: str, content: str | None, why: str
 ) -> None:
     folder = tmp_path / "broken"
@@ -58,7 +58,7 @@ TEMPLATES = ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
         ("tokenizer.json", b"{}", ": Model missing"),
     ],
 )
-def test_a_file_that_is_none_is_named_with_what_it_is(tmp_path: Path, name: str, content: bytes, why: str) -> None:
+def test_file_of_no_valid_content_is_named_with_its_fault(tmp_path: Path, name: str, content: bytes, why: str) -> None:
     folder = folders.write(tmp_path / "m", tokenizers.byte_level, {})
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
@@ -68,7 +68,7 @@ def test_a_file_that_is_none_is_named_with_what_it_is(tmp_path: Path, name: str,
 
 
 @pytest.mark.parametrize("name", JSON)
-def test_a_file_that_is_empty_is_being_written(tmp_path: Path, name: str) -> None:
+def test_file_that_is_empty_may_still_be_written(tmp_path: Path, name: str) -> None:
     folder = folders.write(tmp_path / "m", tokenizers.byte_level, {})
     (folder / name).write_bytes(b"")
     said, may_pass = trial.verdict(str(folder))
@@ -76,7 +76,7 @@ def test_a_file_that_is_empty_is_being_written(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json", "merges.txt", "pytorch_model.bin"])
-def test_a_file_that_is_not_read_need_not_have_been_fetched(tmp_path: Path, name: str) -> None:
+def test_file_that_is_not_read_may_be_a_git_lfs_pointer(tmp_path: Path, name: str) -> None:
     folder = folders.write(tmp_path / "m", tokenizers.byte_level, {})
     (folder / name).write_bytes(POINTER)
     assert trial.verdict(str(folder)) == ("", False)
@@ -97,7 +97,7 @@ def test_a_file_that_is_not_read_need_not_have_been_fetched(tmp_path: Path, name
         ("padding_side", "up", "Padding side should be"),
     ],
 )
-def test_a_setting_that_cannot_be_is_named_with_its_file(tmp_path: Path, key: str, value: object, why: str) -> None:
+def test_impossible_setting_is_named_with_its_file(tmp_path: Path, key: str, value: object, why: str) -> None:
     folder = folders.write(tmp_path / "m", tokenizers.byte_level, {}, template=None)
     told = json.loads((folder / "tokenizer_config.json").read_text()) | {key: value}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
@@ -115,7 +115,7 @@ def test_a_setting_that_cannot_be_is_named_with_its_file(tmp_path: Path, key: st
         ({"model_type": "t5"}, "config.json: the tokenizer of its model_type does not take its tokenizer.json ("),
     ],
 )
-def test_a_type_of_model_that_is_not_known_or_of_another_tokenizer_is_said_to_be(
+def test_model_type_that_is_unknown_or_has_another_tokenizer_is_named(
     tmp_path: Path, config: dict[str, object], why: str
 ) -> None:
     said, _ = trial.verdict(str(folders.write(tmp_path / "m", tokenizers.byte_level, {}, config=config)))
@@ -123,13 +123,13 @@ def test_a_type_of_model_that_is_not_known_or_of_another_tokenizer_is_said_to_be
     assert "pip" not in said and "\n" not in said
 
 
-def test_a_folder_that_is_away_is_said_to_be_and_may_be_back(tmp_path: Path) -> None:
+def test_folder_that_is_missing_is_reported_as_temporary(tmp_path: Path) -> None:
     with pytest.raises(UnreadableNow, match="folder is not there"):
         load(str(tmp_path / "away"))
     assert trial.verdict(str(tmp_path / "away")) == ("its folder is not there", True)
 
 
-def test_a_file_that_cannot_be_read_now_is_no_broken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_a_read_error_is_reported_as_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folders.write(tmp_path / "m", tokenizers.byte_level, {})
 
     def fails(path: Path, *_: object, **__: object) -> str:
@@ -141,13 +141,13 @@ def test_a_file_that_cannot_be_read_now_is_no_broken_one(tmp_path: Path, monkeyp
     assert str(tmp_path) not in str(refused.value)
 
 
-def test_a_class_that_reads_a_file_otherwise_is_told_which_text_it_breaks(tmp_path: Path) -> None:
+def test_tokenizer_class_that_reads_its_file_differently_is_refused_with_the_text(tmp_path: Path) -> None:
     folders.write(tmp_path / "m", folders.with_split, {"tokenizer_class": "Qwen2Tokenizer"})
     with pytest.raises(Unmet, match="where tokenizer.json says .*tokenizer_class"):
         load(str(tmp_path / "m"))
 
 
-def test_a_byte_level_file_under_the_class_of_another_is_read_as_it_is(tmp_path: Path) -> None:
+def test_byte_level_tokenizer_under_another_class_is_read_as_its_file_says(tmp_path: Path) -> None:
     plain = load(str(folders.write(tmp_path / "plain", tokenizers.byte_level, {})))
     named = load(str(folders.write(tmp_path / "named", tokenizers.byte_level, {"tokenizer_class": "LlamaTokenizer"})))
     text = "a b  c\n\nd"
@@ -156,7 +156,7 @@ def test_a_byte_level_file_under_the_class_of_another_is_read_as_it_is(tmp_path:
     assert named.decode(named.encode(text, special=False)) == text
 
 
-def test_nothing_is_warned_of_that_is_as_it_should_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_loading_a_correct_tokenizer_logs_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Transformers takes the pattern of every folder without a version in its config.json for a wrong one."""
     folder = folders.write(
         tmp_path / "m",
@@ -173,12 +173,12 @@ def test_nothing_is_warned_of_that_is_as_it_should_be(tmp_path: Path, caplog: py
     assert caplog.messages == []
 
 
-def test_ends_are_the_tokenizers_and_those_that_sglang_adds(tmp_path: Path) -> None:
+def test_end_ids_are_those_of_the_tokenizer_and_those_that_sglang_adds(tmp_path: Path) -> None:
     found = load(str(folders.write(tmp_path / "m", folders.with_message_end, {})))
     assert {found.piece(token) for token in found.end_ids} == {"</s>", "<|eom_id|>"}
 
 
-def test_a_trial_names_what_cannot_be_used(tmp_path: Path) -> None:
+def test_trial_of_a_folder_names_the_part_that_cannot_be_used(tmp_path: Path) -> None:
     good = folders.write(tmp_path / "good", tokenizers.byte_level, {})
     assert trial.verdict(str(good)) == ("", False)
     broken = folders.write(tmp_path / "broken", tokenizers.byte_level, {}, template="{% if %}")

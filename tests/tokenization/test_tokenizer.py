@@ -17,7 +17,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load(tokenizers.write(tokenizers.tiny(), tmp_path_factory.mktemp("model")))
 
 
-def test_text_gets_what_the_tokenizer_puts_around_it_only_when_asked(tokenizer: Tokenizer) -> None:
+def test_text_is_encoded_with_special_tokens_only_on_request(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode("hello", special=True)) == "<s>hello"
     assert tokenizer.decode(tokenizer.encode("hello", special=False)) == "hello"
 

@@ -86,12 +86,12 @@ def test_an_unmapped_range_can_be_mapped_again_at_the_same_address(mapper, addre
     assert ctypes.string_at(address, 4) == b"kept"
 
 
-def test_a_descriptor_that_is_none_is_an_error(mapper, address):
+def test_mapping_an_invalid_descriptor_is_an_error(mapper, address):
     with pytest.raises(OSError, match="mapping 65536 bytes"):
         mapper.map(address, -1, PAGE_BYTES)
 
 
-def test_host_code_has_no_queue_so_its_fence_is_open(mapper):
+def test_cpu_fence_is_open_because_host_code_has_no_queue(mapper):
     assert mapper.fence().done()
 
 

@@ -62,7 +62,7 @@ def test_pieces_leave_and_come_back_at_the_same_addresses_empty(shared, pieces):
     assert ctypes.string_at(address, 2 * MIB) == bytes(2 * MIB)
 
 
-def test_addresses_are_taken_again_when_nothing_behind_them_is(pieces):
+def test_addresses_of_pieces_are_taken_again_when_no_piece_lies_behind_them(pieces):
     first, second, third = (pieces.take(MIB) for _ in range(3))
     pieces.give(second)
     assert pieces.take(MIB) == third + MIB

@@ -16,7 +16,7 @@ def test_a_process_finds_its_own_bytes_among_the_others(monkeypatch):
     assert private.counted("cuda:0") == 0
 
 
-def test_a_device_that_tells_nothing_counts_nothing(monkeypatch):
+def test_a_device_that_cannot_be_inspected_counts_no_private_bytes(monkeypatch):
     def gone(device):
         raise OSError("no driver")
 

@@ -33,7 +33,7 @@ def test_weights_are_mapped_in_a_row_in_large_extents_and_one_of_the_rest(shared
     asyncio.run(shared.until(lambda device: device.leased_bytes == 0))
 
 
-def test_many_extents_come_in_parts_and_in_order_the_large_ones_first(shared, lease):
+def test_weights_of_many_extents_are_requested_in_parts_large_ones_first(shared, lease):
     weights = make(lease, extent=64 * KIB)
     asked, grow = [], lease.grow
 
@@ -49,7 +49,7 @@ def test_many_extents_come_in_parts_and_in_order_the_large_ones_first(shared, le
     weights.close()
 
 
-def test_no_request_is_for_more_extents_than_one_message_carries():
+def test_weights_request_is_for_no_more_extents_than_one_message_carries():
     assert list(_parts([8] * 130 + [1])) == [(8, 64), (8, 64), (8, 2), (1, 1)]
 
 
@@ -67,7 +67,7 @@ def test_weights_leave_and_come_back_at_the_same_address_empty(shared, lease):
     weights.close()
 
 
-def test_a_refused_growth_leaves_nothing_mapped_or_held(shared, lease):
+def test_weights_growth_that_is_refused_leaves_nothing_mapped_or_held(shared, lease):
     weights = make(lease, span=32 * MIB)
     with pytest.raises(GrowRefused, match="exhausted"):
         weights.grow(16 * MIB + 1, timeout_s=TIMEOUT_S)
@@ -87,7 +87,7 @@ def test_weights_that_do_not_fit_the_addresses_are_refused(lease):
     weights.close()
 
 
-def test_weights_grow_behind_what_is_there_until_an_extent_is_cut(shared, lease):
+def test_weights_grow_behind_earlier_extents_until_one_is_cut(shared, lease):
     weights = make(lease)
     weights.grow(2 * MIB, timeout_s=TIMEOUT_S)
     ctypes.memset(weights.address, 7, 2 * MIB)
@@ -101,7 +101,7 @@ def test_weights_grow_behind_what_is_there_until_an_extent_is_cut(shared, lease)
     asyncio.run(shared.until(lambda device: device.leased_bytes == 0))
 
 
-def test_a_refused_further_growth_keeps_what_was_there(shared, lease):
+def test_weights_further_growth_that_is_refused_keeps_earlier_extents(shared, lease):
     weights = make(lease, span=32 * MIB)
     weights.grow(2 * MIB, timeout_s=TIMEOUT_S)
     ctypes.memset(weights.address, 7, 2 * MIB)

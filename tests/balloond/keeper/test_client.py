@@ -51,7 +51,7 @@ async def test_keeper_client_kept_records_stay_and_forgotten_ones_do_not(keeper)
     await client.close()
 
 
-async def test_a_keeper_that_lost_everything_is_given_everything(keeper):
+async def test_keeper_client_sends_everything_to_a_keeper_that_restarted(keeper):
     fd = os.memfd_create("x")
     world = [kept("e1", fd), kept("lease")]
     client, _ = await connected(keeper, lambda: world)
@@ -63,7 +63,7 @@ async def test_a_keeper_that_lost_everything_is_given_everything(keeper):
     await client.close()
 
 
-async def test_keeping_waits_for_a_keeper_that_is_away_and_survives_descriptors_closed_meanwhile(keeper):
+async def test_keeper_client_keep_waits_for_a_restart_and_survives_descriptors_closed_meanwhile(keeper):
     world = []
     client, _ = await connected(keeper, lambda: world)
     keeper.kill(keeper.keeper)
@@ -91,7 +91,7 @@ async def test_keeper_client_records_forgotten_while_disconnected_are_forgotten_
     await client.close()
 
 
-async def test_forgetting_waits_for_a_keeper_that_is_away(keeper):
+async def test_keeper_client_forget_waits_for_a_keeper_that_is_away(keeper):
     world = [kept("a"), kept("b")]
     client, _ = await connected(keeper, lambda: world)
     await client.keep(world)
@@ -118,6 +118,6 @@ async def test_a_keeper_that_stands_still_or_is_gone_does_not_answer_and_a_new_o
     await client.close()
 
 
-async def test_without_a_keeper_the_start_fails_in_one_line(tmp_path):
+async def test_keeper_client_without_a_keeper_fails_to_start_in_one_line(tmp_path):
     with pytest.raises(Unavailable, match="no keeper answers"):
         await KeeperClient(str(tmp_path / "none.sock"), "o").start(0.05)

@@ -54,7 +54,7 @@ def test_keeping_a_known_id_again_replaces_it_and_closes_the_older_descriptor():
     assert open_descriptors() == before
 
 
-def test_an_update_changes_the_record_and_leaves_the_descriptor():
+def test_keeper_update_changes_the_record_and_leaves_the_descriptor():
     keeper = Keeper()
     keeper.keep([record("a")], [memfd(b"A")])
     keeper.update([record("a", detail=b"more", descriptor=False)])
@@ -73,7 +73,7 @@ def test_descriptors_that_do_not_match_their_records_are_closed():
     assert (listed(keeper), open_descriptors()) == ({}, before)
 
 
-def test_a_long_list_comes_in_several_messages_the_last_one_marked():
+def test_keeper_long_list_comes_in_several_messages_the_last_one_marked():
     keeper = Keeper()
     keeper.keep([record(f"r{i}", descriptor=False, detail=bytes(1000)) for i in range(300)], [])
     messages = [records for records, _ in keeper.list("", True)]
@@ -120,7 +120,7 @@ def test_the_memory_of_a_dead_owner_is_listed_to_its_successor(keeper):
         os.close(fds[0])
 
 
-def test_nonsense_ends_that_connection_and_nothing_else(keeper):
+def test_keeper_closes_only_the_connection_that_sent_nonsense(keeper):
     with seqpacket.connect(keeper, TIMEOUT_S) as bad, seqpacket.connect(keeper, TIMEOUT_S) as good:
         fd = memfd(b"x")
         seqpacket.send(bad, b"\xff\xff\xff nonsense", [fd] * 5)

@@ -20,7 +20,7 @@ def kv(count):
     return lambda device: sum(lease.kv_bytes for lease in device.leases) == count * EXTENT
 
 
-async def test_memory_of_a_killed_process_is_free_again_and_goes_to_a_neighbour_that_waits(shared, child):
+async def test_memory_of_a_killed_process_goes_to_a_waiting_neighbour(shared, child):
     await shared.book("a", "b", floor=8 * MIB)
     one, other = child("a"), child("b")
     assert one.ask("acquire", 64) == "64"
@@ -33,7 +33,7 @@ async def test_memory_of_a_killed_process_is_free_again_and_goes_to_a_neighbour_
     assert [lease.model for lease in device.leases] == ["b"]
 
 
-async def test_a_killed_process_frees_its_memory_also_while_suspended(node, child):
+async def test_memory_of_a_process_killed_while_suspended_is_freed(node, child):
     await node.book("a")
     one = child("a")
     one.ask("acquire", 10)
@@ -49,7 +49,7 @@ async def test_a_killed_process_frees_its_memory_also_while_suspended(node, chil
     assert device.free_bytes == 16 * MIB
 
 
-async def test_balloond_killed_under_two_processes_comes_back_to_the_same_ledger_and_content(node, child):
+async def test_balloond_killed_under_two_processes_keeps_the_ledger_and_content(node, child):
     await node.book("a", "b", quota=MIB, weights=2 * MIB)
     one, other = child("a"), child("b")
     one.ask("acquire", 5)
@@ -79,7 +79,7 @@ async def test_balloond_killed_under_two_processes_comes_back_to_the_same_ledger
     await node.until(kv(9))
 
 
-async def test_balloond_killed_under_large_and_small_extents_comes_back_to_the_same_ledger_and_content(node, child):
+async def test_balloond_killed_under_large_and_small_extents_keeps_the_ledger_and_content(node, child):
     await node.book("a")
     one = child("a", 0, 0, 4)
     assert one.ask("acquire", 19) == "19"
@@ -97,7 +97,7 @@ async def test_balloond_killed_under_large_and_small_extents_comes_back_to_the_s
     await node.until(kv(0))
 
 
-async def test_a_growth_that_waits_is_continued_by_the_next_balloond(node, child):
+async def test_growth_waiting_while_balloond_is_away_is_served_by_the_next_balloond(node, child):
     await node.book("a")
     one = child("a")
     node.kill(node.balloond)
@@ -119,7 +119,7 @@ async def test_daemon_extents_returned_while_it_was_away_are_free_afterwards(nod
     assert len(device.leases) == 1
 
 
-async def test_a_process_that_died_while_balloond_was_away_leaves_nothing(node, child):
+async def test_lease_of_a_process_that_died_while_balloond_was_away_is_ended(node, child):
     await node.book("a", "b")
     one, other = child("a"), child("b")
     one.ask("acquire", 6)
@@ -131,7 +131,7 @@ async def test_a_process_that_died_while_balloond_was_away_leaves_nothing(node, 
     assert [lease.model for lease in device.leases] == ["b"]
 
 
-async def test_a_keeper_that_comes_back_empty_is_given_everything_again(node, child):
+async def test_keeper_that_restarted_empty_receives_every_record_again(node, child):
     await node.book("a")
     one = child("a")
     one.ask("acquire", 5)
@@ -149,7 +149,7 @@ async def test_a_keeper_that_comes_back_empty_is_given_everything_again(node, ch
     assert one.ask("read", "x") == "same"
 
 
-async def test_nothing_is_granted_while_the_keeper_is_away(node, child):
+async def test_growth_while_the_keeper_is_away_is_granted_after_its_return(node, child):
     await node.book("a")
     one = child("a")
     node.kill(node.keeper)
@@ -165,7 +165,7 @@ def extents_open(process):
     return sum("prism-extent" in link for link in descriptors.links(process.pid).values())
 
 
-async def test_nothing_is_created_while_the_keeper_still_holds_the_memory_that_it_would_take(node, child):
+async def test_extents_are_created_only_when_the_keeper_no_longer_holds_the_memory_for_them(node, child):
     await node.book("a", "b")
     one, other = child("a"), child("b")
     assert one.ask("acquire", 40) == "40"
@@ -180,7 +180,7 @@ async def test_nothing_is_created_while_the_keeper_still_holds_the_memory_that_i
     assert await asyncio.to_thread(other.answer) == "60"
 
 
-async def test_when_keeper_and_balloond_both_died_living_extents_are_stranded_until_given_back(node, child):
+async def test_extents_are_stranded_until_returned_when_keeper_and_balloond_both_died(node, child):
     await node.book("a")
     one = child("a")
     one.ask("acquire", 5)
@@ -202,7 +202,7 @@ async def test_when_keeper_and_balloond_both_died_living_extents_are_stranded_un
     assert device.free_bytes == 16 * MIB
 
 
-async def test_stranded_memory_is_counted_also_when_others_have_booked_it_meanwhile(node, child):
+async def test_stranded_memory_that_others_booked_meanwhile_is_still_counted(node, child):
     await node.book("a", weights=8 * MIB)
     one = child("a")
     one.ask("grow_weights", 8 * MIB)
@@ -218,7 +218,7 @@ async def test_stranded_memory_is_counted_also_when_others_have_booked_it_meanwh
     await node.until(lambda device: device.free_bytes == 14 * MIB)
 
 
-async def test_a_detached_lease_is_over_and_its_booking_can_be_dropped(shared, child):
+async def test_booking_of_a_detached_lease_can_be_dropped(shared, child):
     await shared.book("a")
     one = child("a")
     one.ask("acquire", 5)
@@ -229,7 +229,7 @@ async def test_a_detached_lease_is_over_and_its_booking_can_be_dropped(shared, c
     assert (await shared.device()).bookings == []
 
 
-async def test_a_neighbour_gives_its_reserve_while_its_main_thread_is_busy(shared, child):
+async def test_reserve_of_a_neighbour_whose_main_thread_is_busy_is_reclaimed(shared, child):
     await shared.book("a", "b")
     one, other = child("a", 40, 40), child("b")
     one.ask("acquire", 4)
@@ -241,7 +241,7 @@ async def test_a_neighbour_gives_its_reserve_while_its_main_thread_is_busy(share
     assert one.ask("mapped") == str(24 * EXTENT)
 
 
-async def test_a_lowered_limit_takes_the_reserve_at_once_and_wakes_the_loop_for_the_rest(shared, child):
+async def test_lowered_limit_takes_the_reserve_at_once_and_wakes_the_engine_for_the_rest(shared, child):
     await shared.book("a")
     one = child("a", 10, 10)
     one.ask("acquire", 10)
@@ -274,7 +274,7 @@ async def test_daemon_growth_reclaims_cached_prefixes_of_an_idle_neighbour(share
     assert await asyncio.to_thread(other.answer) == "12"
 
 
-async def test_much_of_a_neighbour_is_asked_for_once_and_comes_in_large_extents(shared, child):
+async def test_growth_of_many_extents_reclaims_once_from_a_neighbour_and_gets_large_extents(shared, child):
     await shared.book("a", "b")
     one, other = child("a"), child("b", 0, 0, 4)
     one.ask("acquire", 64)
@@ -354,7 +354,7 @@ async def test_daemon_decoding_engine_grows_while_a_large_room_waits_for_its_nei
     assert [event.model for event in mine if event.what == "reclaim"] == ["a"]
 
 
-async def test_an_extent_that_the_backend_cannot_create_is_a_refusal(tmp_path, node, child):
+async def test_growth_for_which_the_backend_cannot_create_extents_is_refused(tmp_path, node, child):
     """Descriptors run out long before the memory does."""
     await node.book("a")
     one = child("a")
@@ -365,7 +365,7 @@ async def test_an_extent_that_the_backend_cannot_create_is_a_refusal(tmp_path, n
     assert one.ask("acquire", 2) == "2"
 
 
-async def test_a_lease_whose_range_was_closed_still_hears_limits_and_takes_another_range(shared, child):
+async def test_a_lease_whose_range_was_closed_still_receives_limits_and_takes_another_range(shared, child):
     await shared.book("a")
     one = child("a")
     one.ask("acquire", 3)
@@ -376,7 +376,7 @@ async def test_a_lease_whose_range_was_closed_still_hears_limits_and_takes_anoth
     assert one.ask("acquire", 8) == "5"
 
 
-async def test_two_engines_of_one_model_share_its_limit(shared, child):
+async def test_limit_of_a_model_is_shared_by_its_two_engines(shared, child):
     await shared.book("a")
     one, other = child("a"), child("a")
     async with shared.client() as client:
@@ -385,7 +385,7 @@ async def test_two_engines_of_one_model_share_its_limit(shared, child):
     assert other.ask("acquire", 6) == "4"
 
 
-async def test_devices_of_a_node_are_apart(tmp_path, node, child):
+async def test_devices_of_a_node_grant_memory_independently(tmp_path, node, child):
     node.kill(node.balloond)
     node.write_config(devices=(("cpu:0", 4 * MIB), ("cpu:1", 8 * MIB)))
     await node.start_balloond()
@@ -421,7 +421,7 @@ async def switches(pid):
     return sum(int(task["voluntary_ctxt_switches"]) for task in threads(pid))
 
 
-async def test_an_idle_driver_does_nothing(node, child):
+async def test_idle_driver_wakes_no_thread_while_a_neighbour_grows(node, child):
     """Nobody polls: while a neighbour grows and shrinks, no thread of an idle engine wakes up."""
     await node.book("a", "b", "c")
     one, other, busy = child("a", 4, 8), child("b"), child("c", 4, 8)

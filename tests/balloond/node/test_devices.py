@@ -55,27 +55,27 @@ def test_capacity_of_gpu_whose_keeper_died_while_an_engine_lives_is_the_saved_on
     assert devices.capacities(config, {"cuda:0": GPU}, RecoveredState()) == {"cuda:0": 69 * GIB}
 
 
-def test_capacities_that_were_cut_short_are_measured_anew(configured):
+def test_capacity_of_gpu_with_a_truncated_saved_file_is_measured_anew(configured):
     config = configured(name="cuda:0")
     Path(alive.path_of(config.handoff)).write_text('{"cuda:')
     assert devices.capacities(config, {"cuda:0": GPU}, given_out("cuda:0")) == {"cuda:0": 69 * GIB}
 
 
-def test_more_than_a_fresh_gpu_has_free_is_refused(configured):
+def test_capacity_beyond_the_free_memory_of_a_fresh_gpu_is_refused(configured):
     with pytest.raises(Refused, match="cuda:0: capacity_bytes is"):
         devices.capacities(configured(name="cuda:0", capacity_bytes=75 * GIB), {"cuda:0": GPU}, RecoveredState())
 
 
-def test_host_memory_has_the_capacity_that_was_given(configured):
+def test_capacity_of_host_memory_is_the_configured_one(configured):
     assert devices.capacities(configured(name="cpu:0", capacity_bytes=4096), {}, RecoveredState()) == {"cpu:0": 4096}
 
 
-def test_a_device_without_a_backend_is_refused_before_anything_is_looked_at(configured):
+def test_a_device_without_a_backend_is_refused_when_the_configuration_is_read(configured):
     with pytest.raises(ValueError, match="tpu:0"):
         configured(name="tpu:0", capacity_bytes=1)
 
 
-def test_a_maker_with_spares_gives_out_less_by_what_is_set_aside(configured):
+def test_open_makers_with_spare_extents_gives_out_the_capacity_less_the_spares(configured):
     config = configured(
         name="cpu:0", capacity_bytes=100 * PAGE_BYTES, spare_bytes=16 * PAGE_BYTES, kv_extent_bytes=PAGE_BYTES
     )

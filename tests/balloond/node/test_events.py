@@ -1,7 +1,7 @@
 from balloond.node.events import EventHistory
 
 
-def test_the_history_is_bounded_and_oldest_first():
+def test_event_history_is_bounded_and_oldest_first():
     history = EventHistory(length=3)
     for number in range(5):
         history.add(float(number), "cpu:0", "m", "what", f"{number}")

@@ -60,17 +60,17 @@ def memfds():
     return found
 
 
-def test_the_budget_is_shared_among_the_sizes_that_were_asked_for_last():
+def test_extent_pool_budget_is_shared_among_the_sizes_requested_last():
     assert shares([SMALL], BUDGET) == {SMALL: 8}
     assert shares([LARGE, SMALL], BUDGET) == {LARGE: 2, SMALL: 4}
     assert shares([], BUDGET) == {}
 
 
-def test_spares_of_the_expected_size_are_there_before_the_first_request(spares):
+def test_extent_pool_has_spares_of_the_expected_size_before_the_first_request(spares):
     assert spares.ready == {SMALL: 8}
 
 
-def test_a_request_takes_what_is_ready_and_the_thread_makes_another(spares, maker):
+def test_extent_pool_request_takes_a_spare_and_the_thread_makes_another(spares, maker):
     fds = [spares.create(SMALL) for _ in range(3)]
     assert [os.fstat(fd).st_size for fd in fds] == [SMALL] * 3
     assert spares.wait_full(TIMEOUT_S)
@@ -82,7 +82,7 @@ def test_a_request_takes_what_is_ready_and_the_thread_makes_another(spares, make
         os.close(fd)
 
 
-def test_the_sizes_of_the_last_requests_are_kept_and_older_ones_close(spares):
+def test_extent_pool_keeps_spares_of_the_last_sizes_and_closes_those_of_older_ones(spares):
     before = memfds()
     os.close(spares.create(LARGE))
     assert spares.wait_full(TIMEOUT_S)
@@ -99,7 +99,7 @@ def test_extent_pool_extent_above_its_budget_is_made_on_demand(spares, maker):
     assert spares.ready == {SMALL: 8}
 
 
-def test_never_more_is_held_than_was_set_aside(maker):
+def test_extent_pool_never_holds_more_than_was_set_aside(maker):
     before = memfds()
     spares = ExtentPool(maker, BUDGET, SMALL)
     for size in (SMALL, LARGE, SMALL, PAGE_BYTES, LARGE):
@@ -117,7 +117,7 @@ def test_extent_pool_without_a_budget_holds_one_extent(maker):
     spares.close()
 
 
-def test_a_device_without_memory_is_tried_again_after_the_next_request(spares, maker):
+def test_extent_pool_of_a_full_device_is_refilled_after_the_next_request(spares, maker):
     maker.exhausted.set()
     fds = [spares.create(SMALL)]
     assert maker.refused.wait(TIMEOUT_S)

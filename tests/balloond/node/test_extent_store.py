@@ -62,7 +62,7 @@ async def test_extent_store_created_extents_are_kept_and_destroyed_ones_forgotte
     assert open_descriptors() == before
 
 
-def test_extents_are_created_all_or_none():
+def test_extent_store_creates_all_extents_or_none():
     before = open_descriptors()
     custody = ExtentStore({"cpu:0": FailingMaker(after=2)}, Keeper())
     with pytest.raises(OSError, match="Cannot allocate memory"):
@@ -71,7 +71,7 @@ def test_extents_are_created_all_or_none():
     assert not any(extent in custody for extent in extents(1, 2, 3))
 
 
-async def test_there_is_room_once_what_is_there_and_what_the_keeper_still_holds_leave_enough_of_the_device():
+async def test_extent_store_room_waits_for_destroyed_extents_that_the_keeper_still_holds():
     keeper = Keeper()
     custody = ExtentStore({"cpu:0": CpuMaker(), "cpu:1": CpuMaker()}, keeper)
     custody.create("cpu:0", "token", extents(1, 2, 3, 4))
@@ -105,7 +105,7 @@ async def test_extent_store_small_claim_does_not_wait_behind_a_larger_one():
     await much
 
 
-async def test_a_booking_that_still_lacks_memory_waits_for_no_more_than_was_destroyed():
+async def test_extent_store_room_with_too_little_memory_waits_only_for_destroyed_extents():
     keeper = Keeper()
     custody = ExtentStore({"cpu:0": CpuMaker()}, keeper)
     custody.create("cpu:0", "token", extents(1))

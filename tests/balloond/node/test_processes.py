@@ -30,7 +30,7 @@ def test_a_pidfd_is_readable_when_the_process_is_dead():
     child.stdin.close()
 
 
-def test_another_process_with_the_same_pid_does_not_count():
+def test_process_with_the_same_pid_and_another_start_is_not_watched():
     with pytest.raises(ProcessLookupError, match="another process now"):
         processes.watch(ProcessIdentity(os.getpid(), 1))
 
@@ -44,7 +44,7 @@ def test_a_process_that_is_gone_is_not_found():
         processes.watch(ProcessIdentity(child.pid, 1))
 
 
-def test_a_name_with_parentheses_and_spaces_is_read_over(tmp_path):
+def test_start_of_a_process_with_parentheses_and_spaces_in_its_name_is_read(tmp_path):
     odd = tmp_path / "a) b (c"
     odd.symlink_to("/bin/cat")
     child = subprocess.Popen([odd], stdin=subprocess.PIPE)

@@ -17,14 +17,14 @@ FACTS = [
 
 
 @pytest.mark.parametrize("facts", FACTS, ids=lambda facts: type(facts).__name__)
-def test_facts_survive_the_keeper(facts):
+def test_records_decode_to_the_facts_they_encode(facts):
     record = keeper_pb2.Record.FromString(records.encode(facts).SerializeToString())
     assert record.owner == records.OWNER
     assert record.has_descriptor == isinstance(facts, ExtentFacts)
     assert records.decode(record) == facts
 
 
-def test_every_record_has_an_id_of_its_own():
+def test_record_ids_differ_between_facts():
     ids = [records.encode(facts).id for facts in FACTS]
     assert ids == ["lease/ab", "extent/12", "extent/13", "extent/14", "booking/cpu:0/some/model", "borrow/7-99/ab"]
 
@@ -38,6 +38,6 @@ def test_every_record_has_an_id_of_its_own():
         keeper_pb2.Record(id="extent/x", kind="kv"),
     ],
 )
-def test_a_record_that_is_not_ours_is_a_value_error(record):
+def test_record_of_an_unknown_kind_or_detail_is_a_value_error(record):
     with pytest.raises(ValueError):
         records.decode(record)

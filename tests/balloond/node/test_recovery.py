@@ -17,7 +17,7 @@ def is_open(fd):
     return True
 
 
-def test_a_predecessors_world_is_sorted():
+def test_recovery_sorts_records_of_a_predecessor_by_their_kind():
     fd = os.memfd_create("x")
     booking = BookingFacts("cpu:0", "m", Booking(), 0, -1)
     borrow = BorrowFacts(ProcessIdentity(3, 4), "a", (17,))

@@ -29,7 +29,7 @@ def told(plan: ReclaimPlan) -> list[str]:
     return words + ([f"short {plan.short}"] if plan.short else [])
 
 
-def test_reserves_go_first_then_the_oldest_prefixes_then_decodes_above_their_share():
+def test_balloon_takes_reserves_then_oldest_prefixes_then_decodes_above_their_share():
     holders = [
         LeaseHoldings("1", "a", held=100, reserve=10, cached=((50.0, 20), (70.0, 20))),
         LeaseHoldings("2", "b", held=100, reserve=5, cached=((60.0, 30),)),
@@ -98,13 +98,13 @@ def test_balloon_bytes_wanted_ahead_come_from_no_running_lease():
     ]
 
 
-def test_running_decodes_are_left_alone_unless_they_may_be_stopped():
+def test_balloon_stops_running_decodes_only_if_it_may_retract():
     holders = [LeaseHoldings("1", "a", held=100, reserve=10)]
     assert told(plan(50, holders, {}, {}, 0)) == ["10 of a's reserve", "short 40"]
     assert told(plan(50, holders, {}, {}, 50)) == ["10 of a's reserve", "a from 90 to 50"]
 
 
-def test_models_furthest_above_their_share_come_down_to_a_common_excess():
+def test_balloon_lowers_models_furthest_above_their_share_to_a_common_excess():
     holders = [LeaseHoldings("1", "a", held=100), LeaseHoldings("2", "b", held=70), LeaseHoldings("3", "c", held=30)]
     fair = {"a": 40.0, "b": 40.0, "c": 40.0}
     assert told(plan(30, holders, {}, fair, 30)) == ["a from 100 to 70"]
@@ -122,19 +122,19 @@ def test_balloon_decodes_are_stopped_only_for_bytes_that_may_retract():
     assert told(plan(50, holders, {}, {}, 5)) == ["10 of a's reserve", "short 40"]
 
 
-def test_no_step_goes_below_a_floor():
+def test_balloon_steps_leave_every_model_its_floor():
     holders = [LeaseHoldings("1", "a", held=30, reserve=20, cached=((1.0, 10),))]
     assert told(plan(100, holders, {"a": 25}, {}, 100)) == ["5 of a's reserve", "short 95"]
 
 
-def test_extents_are_given_back_whole():
+def test_balloon_steps_are_whole_extents():
     holders = [LeaseHoldings("1", "a", held=32, reserve=16, cached=((1.0, 3), (2.0, 3)), extent=8)]
     assert told(plan(1, holders, {}, {}, 1)) == ["8 of a's reserve"]
     assert told(plan(17, holders, {}, {}, 17)) == ["16 of a's reserve", "8 of a's prefixes"]
     assert told(plan(25, holders, {}, {}, 25)) == ["16 of a's reserve", "8 of a's prefixes", "a from 8 to 0"]
 
 
-def test_shares_follow_demand_and_are_equal_without_any():
+def test_balloon_shares_follow_demand_and_are_equal_without_demand():
     assert shares({"a": 3.0, "b": 1.0}, ["a", "b", "c"], 100) == {"a": 75.0, "b": 25.0, "c": 0.0}
     assert shares({}, ["a", "b"], 100) == {"a": 50.0, "b": 50.0}
 
@@ -161,7 +161,7 @@ def cases(draw):
 
 @settings(max_examples=400)
 @given(cases())
-def test_whatever_is_held_the_order_the_floors_and_the_need_are_respected(case):
+def test_balloon_plan_of_any_holdings_respects_order_floors_and_need(case):
     need, holders, floors, fair, may_retract, ahead = case
     made = plan(need, holders, floors, fair, need if may_retract else 0, ahead)
     by_lease = {holder.lease_id: holder for holder in holders}
@@ -219,7 +219,7 @@ def test_whatever_is_held_the_order_the_floors_and_the_need_are_respected(case):
         st.lists(st.tuples(st.integers(0, 99), st.integers(1, 5)), min_size=0, max_size=5), min_size=1, max_size=4
     ),
 )
-def test_prefixes_go_by_their_last_use_across_models(need, prefixes):
+def test_balloon_takes_prefixes_by_their_last_use_across_models(need, prefixes):
     """With extents of one byte the slow way is to throw away the oldest byte of the device, again and again."""
     holders = [
         LeaseHoldings(str(i), f"m{i}", sum(n for _, n in cached), cached=tuple((float(t), n) for t, n in cached))
@@ -238,7 +238,7 @@ def test_prefixes_go_by_their_last_use_across_models(need, prefixes):
     st.integers(0, 60),
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 10), st.integers(0, 20)), min_size=1, max_size=4),
 )
-def test_decodes_go_from_the_model_that_is_furthest_above_its_share_byte_by_byte(need, models):
+def test_balloon_stops_decodes_of_the_model_furthest_above_its_share_byte_by_byte(need, models):
     holders = [LeaseHoldings(str(i), f"m{i}", held) for i, (held, _, _) in enumerate(models)]
     floors = {f"m{i}": floor for i, (_, floor, _) in enumerate(models)}
     fair = {f"m{i}": float(share) for i, (_, _, share) in enumerate(models)}

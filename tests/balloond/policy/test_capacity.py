@@ -38,13 +38,13 @@ def test_a_gpu_that_cannot_be_managed_is_refused_in_one_line(change, line):
     assert "\n" not in str(refused.value)
 
 
-def test_without_a_configured_capacity_it_is_what_is_free_less_the_reserve_in_whole_pages():
+def test_capacity_not_configured_is_free_memory_less_the_reserve_in_whole_pages():
     assert capacity.fresh("cuda:0", H200, None, GIB, PAGE) == 138 * GIB
     uneven = replace(H200, free_bytes=139 * GIB - 1)
     assert capacity.fresh("cuda:0", uneven, None, GIB, PAGE) == 138 * GIB - PAGE
 
 
-def test_a_configured_capacity_is_taken_as_it_is():
+def test_capacity_that_is_configured_is_used_unchanged():
     assert capacity.fresh("cuda:0", H200, 139 * GIB, GIB, PAGE) == 139 * GIB
 
 
@@ -63,13 +63,13 @@ def test_a_full_gpu_is_refused():
         capacity.fresh("cuda:0", replace(H200, free_bytes=1000), None, GIB, PAGE)
 
 
-def test_spares_are_taken_off_once():
+def test_capacity_given_out_is_less_by_the_spares():
     assert capacity.given_out("cuda:0", 100, 30) == 70
     with pytest.raises(Refused, match="cuda:0: its capacity of 30 bytes is less than the 30 of spares"):
         capacity.given_out("cuda:0", 30, 30)
 
 
-def test_each_extent_of_a_device_needs_a_descriptor():
+def test_descriptors_are_needed_one_for_each_extent_of_a_device():
     assert capacity.descriptors(140 * GIB, 8 << 20) == 17920
     capacity.check_descriptors("balloond", 17920, 20000)
     with pytest.raises(Refused, match="the keeper may open 4096 descriptors, and 18176 are needed"):

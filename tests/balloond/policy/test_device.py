@@ -89,7 +89,7 @@ def test_free_memory_is_granted_at_once(device):
     assert device.ledger.free == 60
 
 
-def test_a_growth_over_the_limit_is_refused_at_once_with_what_it_is_short_of(device):
+def test_a_growth_over_the_limit_is_refused_at_once_with_the_missing_bytes(device):
     device.set_limit(0, "a", 10, 0, 0)
     assert grow(device, 0, "A", 8) == ["A gets 8"]
     assert grow(device, 0, "A", 3) == ["A refused: over_limit, short 1"]
@@ -102,7 +102,7 @@ def test_device_growth_with_a_least_count_is_granted_in_part(device):
     assert grow(device, 0, "B", 10, least=3) == ["B gets 5"]
 
 
-def test_without_anything_to_take_the_device_is_exhausted_at_once(device):
+def test_device_growth_with_nothing_to_reclaim_is_refused_at_once_as_exhausted(device):
     grow(device, 0, "A", 95)
     assert grow(device, 0, "B", 10) == ["B refused: exhausted, short 5"]
     assert device.claims == []
@@ -117,7 +117,7 @@ def test_a_growth_in_broken_pages_or_without_a_booking_is_refused():
         device.grow(0, "Z", 1, WantedExtents("kv", 10, 1))
 
 
-def test_the_reserve_of_another_is_asked_for_before_a_growth_is_refused(device):
+def test_device_growth_reclaims_the_reserve_of_another_lease(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", used=80, reserve=20)
     assert grow(device, 1, "B", 15) == ["A asked for 15"]
@@ -126,7 +126,7 @@ def test_the_reserve_of_another_is_asked_for_before_a_growth_is_refused(device):
     assert device.reclaims.asks == {}
 
 
-def test_prefixes_are_asked_for_when_reserves_do_not_suffice(device):
+def test_device_growth_reclaims_prefixes_when_reserves_do_not_suffice(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", reserve=20, cached=((-5.0, 20),))
     assert grow(device, 1, "B", 30) == ["A asked for 20", "A asked for 10 deep"]
@@ -206,7 +206,7 @@ def test_device_bytes_behind_a_growth_are_reclaimed_with_it_once(device):
     assert device.ledger.free == 32, "the lease did not ask for the rest: it is free"
 
 
-def test_no_more_is_taken_for_what_follows_than_its_limit_allows(device):
+def test_device_bytes_behind_a_growth_are_reclaimed_only_up_to_its_limit(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", used=20, cached=((-5.0, 80),))
     device.set_limit(0, "b", 20, 0, 0)
@@ -222,14 +222,14 @@ def test_device_two_large_growths_each_have_their_reclaim(device):
     assert grow(device, 1, "C", 8, least=1, behind=12) == ["A asked for 20 deep"]
 
 
-def test_no_decode_is_stopped_for_what_follows_beyond_the_floor(device):
+def test_device_bytes_behind_a_growth_beyond_the_floor_stop_no_decodes(device):
     device.book(0, "b", Booking(floor=20))
     grow(device, 0, "A", 100)
     report(device, 0, "A", used=100)
     assert grow(device, 1, "B", 8, least=1, behind=42) == ["limit of a 80"]
 
 
-def test_a_single_extent_of_a_third_is_granted_between_the_parts_of_a_bulk(device):
+def test_device_single_extent_of_a_third_lease_is_granted_between_parts_of_a_large_growth(device):
     device.book(0, "c", Booking())
     device.open("C", "c", "c")
     grow(device, 0, "A", 100)
@@ -265,7 +265,7 @@ def test_device_report_of_another_lease_does_not_answer_a_reclaim(device):
 
 
 @pytest.mark.parametrize("weight", [-1.0, math.inf, math.nan])
-def test_a_demand_that_is_no_weight_is_refused(device, weight):
+def test_device_demand_that_is_negative_or_not_finite_is_refused(device, weight):
     device.set_demand({"a": 2.0})
     with pytest.raises(Invalid, match="of b makes no sense"):
         device.set_demand({"b": weight})
@@ -280,7 +280,7 @@ def test_device_decodes_are_stopped_after_a_reclaim_found_no_reserve(device):
     assert report(device, 1, "A", answers=0, returned=0, used=100) == ["limit of a 90"]
 
 
-def test_a_reclaim_that_is_not_answered_in_time_gives_nothing(device):
+def test_device_growth_is_refused_when_its_reclaim_is_not_answered_in_time(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", reserve=20)
     grow(device, 1, "B", 10)
@@ -295,7 +295,7 @@ def test_reserves_are_filled_from_free_memory_only(device):
     assert grow(device, 0, "B", 10, least=1, reserve=True) == ["B gets 5"]
 
 
-def test_growths_are_served_first_come_first_served(device):
+def test_device_growths_are_served_in_the_order_of_their_arrival(device):
     device.book(0, "c", Booking())
     device.open("C", "c", "c")
     grow(device, 0, "A", 90)
@@ -314,7 +314,7 @@ def test_device_memory_of_an_ended_lease_serves_waiting_claims(device):
     assert told(device, device.end(1, "A")) == ["freed 90", "B gets 40"]
 
 
-def test_a_suspended_lease_waits_for_nothing_and_is_asked_for_nothing(device):
+def test_device_suspended_lease_has_no_claim_and_no_reclaim(device):
     grow(device, 0, "A", 60)
     grow(device, 0, "B", 30)
     report(device, 0, "A", reserve=50)
@@ -381,7 +381,7 @@ def room(device, now, model, nbytes, retract=False, hold=5.0, deadline=100.0):
     return told(device, device.make_room(now, model, nbytes, retract, hold, deadline)[1])
 
 
-def test_room_that_is_there_is_held_for_its_model(device):
+def test_device_room_in_free_memory_is_held_for_its_model(device):
     assert room(device, 0, "b", 60) == ["room 100, short 0"]
     assert grow(device, 0, "A", 50, least=1) == ["A gets 40"]
     assert grow(device, 0, "A", 1) == ["A refused: exhausted, short 1"]
@@ -390,7 +390,7 @@ def test_room_that_is_there_is_held_for_its_model(device):
     assert device.holds == {}
 
 
-def test_a_hold_ends_when_its_model_sleeps_or_asks_for_nothing_more(device):
+def test_device_hold_of_a_room_ends_when_its_model_sleeps_or_requests_no_room(device):
     room(device, 0, "b", 60)
     device.book(0, "b", Booking(0, 0, 0))
     assert device.holds == {}
@@ -401,7 +401,7 @@ def test_a_hold_ends_when_its_model_sleeps_or_asks_for_nothing_more(device):
     assert device.holds == {}
 
 
-def test_a_hold_ends_with_its_time(device):
+def test_device_hold_of_a_room_ends_with_its_time(device):
     room(device, 0, "b", 60, hold=5)
     grow(device, 0, "A", 40)
     assert device.next_deadline() == 5
@@ -431,7 +431,7 @@ def test_device_room_takes_prefixes_then_reserve_then_decodes_of_a_running_lease
     assert grow(device, 2, "B", 70) == ["B gets 70", "limit of a 100"]
 
 
-def test_room_that_cannot_be_made_says_what_is_short_and_holds_nothing(device):
+def test_device_room_that_cannot_be_made_reports_the_missing_bytes_and_holds_nothing(device):
     device.book(0, "a", Booking(floor=50))
     grow(device, 0, "A", 100)
     report(device, 1, "A", used=100)
@@ -452,7 +452,7 @@ def test_device_room_up_to_the_floor_stops_decodes_of_others(device):
     assert room(device, 2, "b", 10) == ["room 0, short 10"]
 
 
-def test_before_a_room_is_given_up_those_who_have_not_spoken_since_are_asked(device):
+def test_device_room_reclaims_from_a_lease_without_a_later_report_before_it_is_refused(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", used=100)
     assert room(device, 1, "b", 10) == ["A asked for 10 deep"]
@@ -476,7 +476,7 @@ def test_device_cancelled_room_restores_the_limit_it_lowered(device):
     assert device.claims == []
 
 
-def test_the_same_room_asked_for_again_is_held_once(device):
+def test_device_room_requested_twice_is_held_once(device):
     room(device, 0, "b", 60)
     assert room(device, 1, "b", 60) == ["room 100, short 0"]
     assert device.holds["b"].bytes == 60
@@ -550,13 +550,13 @@ def test_device_growths_overtake_a_room_up_to_a_small_share_of_it(three):
     assert back(three, 1, "A", 1) == ["freed 1", "C gets 1"]
 
 
-def test_no_part_of_a_bulk_passes_a_room(three):
+def test_device_part_of_a_large_growth_does_not_overtake_a_room(three):
     room(three, 1, "b", 800)
     assert grow(three, 1, "C", 4, behind=4) == []
     assert grow(three, 1, "C", 4) == []
 
 
-def test_nothing_passes_a_room_that_it_would_make_short(three):
+def test_device_growth_that_would_make_a_room_short_does_not_overtake_it(three):
     report(three, 0, "A", used=180, cached=((-5.0, 800),))
     assert room(three, 1, "b", 810) == ["A asked for 800 deep"]
     assert grow(three, 1, "C", 1) == []

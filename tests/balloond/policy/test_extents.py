@@ -16,7 +16,7 @@ def test_an_extent_of_broken_pages_is_refused():
         cut(8, 3, 2)
 
 
-def test_counting_rounds_towards_the_side_that_is_named():
+def test_counts_of_extents_round_up_or_down_as_named():
     assert (whole_pages(1, 4), whole_pages(8, 4)) == (4, 8)
     assert (count_up(9, 4), count_down(9, 4)) == (3, 2)
     assert (count_up(-9, 4), count_down(-9, 4)) == (0, 0)

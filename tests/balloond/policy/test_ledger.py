@@ -64,7 +64,7 @@ def test_a_lease_needs_a_booking_and_has_a_name_of_its_own(ledger):
         ledger.open("a", "m", "t")
 
 
-def test_nothing_is_granted_beyond_what_is_free_or_in_broken_pages(ledger):
+def test_ledger_grant_beyond_free_memory_or_in_broken_pages_is_refused(ledger):
     with pytest.raises(Refused, match="910 bytes requested, 900 free of 1000"):
         ledger.grant("a", "kv", 10, list(range(91)))
     with pytest.raises(Invalid, match="whole pages of 10"):
@@ -72,7 +72,7 @@ def test_nothing_is_granted_beyond_what_is_free_or_in_broken_pages(ledger):
     assert ledger.free == 900
 
 
-def test_a_suspended_lease_is_granted_nothing_and_keeps_everything(ledger):
+def test_ledger_suspended_lease_is_granted_nothing_and_keeps_its_extents(ledger):
     ledger.grant("a", "kv", 10, [1])
     ledger.suspend("a")
     with pytest.raises(Unmet):
@@ -96,7 +96,7 @@ def test_ledger_unknown_extent_of_a_resumed_lease_is_stranded_until_given_back(l
     assert (ledger.stranded, ledger.free) == (0, 900)
 
 
-def test_a_borrowed_extent_is_free_only_when_both_gave_it_back(ledger):
+def test_ledger_borrowed_extent_is_free_when_lease_and_borrower_returned_it(ledger):
     ledger.grant("a", "weights", 10, [1, 2])
     ledger.grant("a", "kv", 10, [3])
     assert [extent.id for extent in ledger.borrow("a", "loader")] == [1, 2]
@@ -106,7 +106,7 @@ def test_a_borrowed_extent_is_free_only_when_both_gave_it_back(ledger):
     assert [extent.id for extent in ledger.give_back("a", [2])] == [2]
 
 
-def test_kv_is_lent_by_its_ids_and_nothing_else_is(ledger):
+def test_ledger_lends_kv_extents_by_their_ids_only(ledger):
     ledger.grant("a", "weights", 10, [1])
     ledger.grant("a", "kv", 10, [2, 3, 4])
     assert [extent.id for extent in ledger.borrow("a", "loader", [4, 2])] == [4, 2]
@@ -141,7 +141,7 @@ def test_a_dead_lease_stays_in_the_ledger_while_a_loader_has_extents_of_it(ledge
     assert ledger.leases == {}
 
 
-def test_returning_what_is_free_already_does_nothing(ledger):
+def test_ledger_return_of_a_free_or_unknown_extent_changes_nothing(ledger):
     ledger.grant("a", "kv", 10, [1])
     ledger.give_back("a", [1])
     assert ledger.give_back("a", [1, 99]) == []

@@ -27,7 +27,7 @@ def test_a_limit_below_what_is_held_is_deferred_with_the_overage(limits):
     )
 
 
-def test_the_same_revision_again_is_answered_as_before_and_with_other_bytes_a_conflict(limits):
+def test_limit_set_again_with_the_same_revision_is_applied_or_with_other_bytes_a_conflict(limits):
     limits.set("m", 40, 7, 0, floor=0, held=0)
     again = limits.set("m", 40, 7, 0, floor=0, held=0)
     assert (again.state, again.limit.revision, again.changed) == ("applied", 7, False)
@@ -35,13 +35,13 @@ def test_the_same_revision_again_is_answered_as_before_and_with_other_bytes_a_co
     assert (other.state, other.limit.bytes) == ("conflict", 40)
 
 
-def test_an_older_revision_is_stale_and_changes_nothing(limits):
+def test_limit_with_an_older_revision_is_stale_and_changes_nothing(limits):
     limits.set("m", 40, 7, 0, floor=0, held=0)
     assert limits.set("m", 30, 6, 0, floor=0, held=0).state == "stale"
     assert limits.get("m").bytes == 40
 
 
-def test_a_retry_is_answered_as_before_also_after_a_squeeze_took_the_next_revision(limits):
+def test_limit_retry_after_a_squeeze_took_the_next_revision_is_answered_as_before(limits):
     limits.set("m", 40, 7, 0, floor=0, held=0)
     limits.squeeze("m", 20, owner=1)
     assert limits.get("m").revision == 8
@@ -67,14 +67,14 @@ def test_squeezes_bound_a_model_until_their_owner_lifts_them(limits):
     assert limits.lift(2) == []
 
 
-def test_a_rising_floor_takes_the_limit_with_it(limits):
+def test_limit_rises_with_the_floor(limits):
     limits.set("m", 10, 0, 0, floor=0, held=0)
     assert limits.raise_to("m", 25)
     assert limits.get("m").bytes == 25
     assert not limits.raise_to("m", 20)
 
 
-def test_every_change_has_a_higher_revision_also_for_a_successor(limits):
+def test_limit_revisions_rise_with_every_change_and_over_a_restart(limits):
     seen = [limits.get("m").revision]
     for change in (
         lambda: limits.set("m", 40, 0, 0, floor=0, held=0),
@@ -93,7 +93,7 @@ def test_every_change_has_a_higher_revision_also_for_a_successor(limits):
 
 
 @pytest.mark.parametrize("revision", [-1, (1 << 62) + 1, (1 << 63) - 1])
-def test_a_revision_that_leaves_none_for_what_follows_is_refused(limits, revision):
+def test_limit_revision_outside_its_range_is_refused(limits, revision):
     with pytest.raises(Invalid, match=f"revision {revision}"):
         limits.set("m", 40, revision, 0, floor=0, held=0)
     assert limits.get("m").revision == 0

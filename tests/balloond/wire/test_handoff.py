@@ -102,7 +102,7 @@ async def test_a_large_grant_comes_in_several_datagrams_the_last_one_marked(shar
     close_all(descriptors)
 
 
-async def test_an_extent_never_changes_hands(shared, connect):
+async def test_handoff_extent_granted_to_another_lease_is_new_memory(shared, connect):
     await shared.book("a", "b")
     peers = []
     for model in "ab":
@@ -122,7 +122,7 @@ async def test_an_extent_never_changes_hands(shared, connect):
     close_all([fd, new])
 
 
-async def test_a_closed_socket_suspends_and_the_token_resumes_with_what_is_named(shared, connect):
+async def test_handoff_closed_socket_suspends_the_lease_and_its_token_resumes_the_named_extents(shared, connect):
     await shared.book("a")
     peer = connect()
     _, attached, _ = peer.attach(role=ENGINE, device=shared.name, model="a")
@@ -146,7 +146,7 @@ async def test_a_closed_socket_suspends_and_the_token_resumes_with_what_is_named
     close_all(fds)
 
 
-async def test_a_second_connection_with_the_token_takes_the_place_of_the_first(shared, connect):
+async def test_handoff_second_connection_with_the_token_replaces_the_first(shared, connect):
     await shared.book("a")
     first = connect()
     _, attached, _ = first.attach(role=ENGINE, device=shared.name, model="a")
@@ -232,7 +232,7 @@ _NOBODY = 65534
 
 @pytest.mark.skipif(os.getuid() != 0 or os.uname().machine not in _SETRESUID, reason="only root can be somebody else")
 @pytest.mark.parametrize("wrong", [{"bytes": -4096}, {"bytes": 1}, {"bytes": 1 << 62}])
-async def test_extents_that_there_cannot_be_are_not_taken_for_stranded(shared, connect, wrong):
+async def test_handoff_held_extents_of_impossible_size_are_refused_and_not_stranded(shared, connect, wrong):
     held = [handoff_pb2.Extent(id=5, kind=handoff_pb2.KV, **wrong)]
     kind, refused, _ = connect().attach(role=ENGINE, device=shared.name, model="m", token="made-up", held=held)
     assert kind == "refused" and "not whole pages" in refused.detail
@@ -240,7 +240,7 @@ async def test_extents_that_there_cannot_be_are_not_taken_for_stranded(shared, c
     assert (device.stranded_bytes, len(device.leases)) == (0, 0)
 
 
-async def test_a_report_that_makes_no_sense_drops_the_peer_and_spoils_no_state(shared, connect):
+async def test_handoff_report_with_impossible_numbers_drops_the_peer_and_changes_no_state(shared, connect):
     await shared.book("m")
     peer = connect()
     peer.attach(role=ENGINE, device=shared.name, model="m")
@@ -250,7 +250,7 @@ async def test_a_report_that_makes_no_sense_drops_the_peer_and_spoils_no_state(s
     assert device.leases[0].kv_cached_bytes == 0
 
 
-async def test_a_growth_beyond_all_numbers_is_refused_with_the_most_that_there_is(shared, connect):
+async def test_handoff_growth_beyond_64_bits_is_refused_with_the_largest_number(shared, connect):
     await shared.book("m")
     peer = connect()
     peer.attach(role=ENGINE, device=shared.name, model="m")
@@ -290,7 +290,7 @@ async def borrowed(peer, lease_id):
     return await asyncio.to_thread(peer.expect, "granted")
 
 
-async def test_a_borrowed_extent_is_free_when_engine_and_loader_gave_it_back(shared, connect, child):
+async def test_handoff_borrowed_extent_is_free_when_engine_and_loader_returned_it(shared, connect, child):
     await shared.book("a", weights=2 * MIB)
     one = child("a")
     one.ask("grow_weights", 2 * MIB)
@@ -310,7 +310,7 @@ async def test_a_borrowed_extent_is_free_when_engine_and_loader_gave_it_back(sha
     close_all(fds)
 
 
-async def test_kv_is_lent_beside_the_weights_and_either_goes_back_alone(shared, connect, child):
+async def test_handoff_kv_lent_beside_weights_is_returned_independently(shared, connect, child):
     await shared.book("a", weights=MIB)
     one = child("a")
     one.ask("grow_weights", MIB)
@@ -333,7 +333,7 @@ async def test_kv_is_lent_beside_the_weights_and_either_goes_back_alone(shared, 
     close_all([*fds, *more])
 
 
-async def test_a_kv_extent_that_is_not_there_is_refused_by_its_number(shared, connect, child):
+async def test_handoff_borrow_of_a_missing_kv_extent_is_refused_by_its_number(shared, connect, child):
     await shared.book("a", weights=MIB)
     lease_id = child("a").ask("lease_id")
     loader = connect()
@@ -364,7 +364,7 @@ async def test_borrowed_extents_outlive_their_engine_until_the_loader_returns_th
     close_all(fds)
 
 
-async def test_more_extents_than_the_keeper_can_be_told_of_are_not_lent(shared, connect, child):
+async def test_handoff_borrow_of_more_extents_than_a_keeper_record_holds_is_refused(shared, connect, child):
     await shared.book("a")
     lease_id = child("a").ask("lease_id")
     loader = connect()
@@ -374,7 +374,7 @@ async def test_more_extents_than_the_keeper_can_be_told_of_are_not_lent(shared, 
     assert "no more than 6000 extents" in refused.detail
 
 
-async def test_a_lease_that_is_not_there_cannot_be_borrowed_from(shared, connect):
+async def test_handoff_borrow_from_an_unknown_lease_is_refused(shared, connect):
     loader = connect()
     loader.attach(role=LOADER)
     loader.send(borrow=handoff_pb2.Borrow(request_id=9, lease_id="nobody"))
@@ -394,7 +394,7 @@ async def lent_to_a_loader(node, child):
     return one, lease_id, fds
 
 
-async def test_a_borrow_is_known_to_the_next_balloond(node, child):
+async def test_handoff_borrow_survives_a_restart_of_balloond(node, child):
     one, lease_id, fds = await lent_to_a_loader(node, child)
     node.kill(node.balloond)
     one.kill()
@@ -408,7 +408,7 @@ async def test_a_borrow_is_known_to_the_next_balloond(node, child):
     close_all(fds)
 
 
-async def test_a_lease_that_ended_while_a_loader_held_some_of_it_stays_ended_in_the_next_balloond(node, child):
+async def test_handoff_lease_that_ended_while_borrowed_stays_ended_in_the_next_balloond(node, child):
     one, lease_id, fds = await lent_to_a_loader(node, child)
     one.ask("detach")  # its process lives on
     await node.until(lambda device: not any(lease.pid for lease in device.leases))
@@ -466,5 +466,5 @@ async def test_handoff_extents_requested_by_a_loader_that_died_are_not_lent(node
     assert device.leases == []
 
 
-def test_sizes_used_here_are_what_they_are():
+def test_child_extent_is_256_kib():
     assert EXTENT == 256 << 10

@@ -12,13 +12,13 @@ from protos import balloond_pb2, handoff_pb2
 from services.errors import Invalid
 
 
-def test_kinds_go_both_ways_and_others_are_refused():
+def test_messages_kind_of_each_extent_number_is_known_and_others_are_refused():
     assert {messages.kind(number) for number in messages.KINDS.values()} == {"weights", "kv", "graphs"}
     with pytest.raises(Invalid, match="no kind 0"):
         messages.kind(0)
 
 
-def test_ages_become_times_of_last_use():
+def test_messages_ages_in_a_report_become_times_of_last_use():
     message = handoff_pb2.Report(
         limit_revision=1,
         held_bytes=2,
@@ -31,12 +31,12 @@ def test_ages_become_times_of_last_use():
     assert messages.report(message, 10.0) == UsageReport(10.0, 1, 2, 3, 4, ((8.5, 5),), 6, 7)
 
 
-def test_nothing_was_last_used_in_times_to_come():
+def test_messages_negative_age_of_a_prefix_counts_as_used_now():
     message = handoff_pb2.Report(cached=[handoff_pb2.Cached(age_ms=-1500, bytes=5)])
     assert messages.report(message, 10.0).cached == ((10.0, 5),)
 
 
-def test_limits_outcomes_rooms_and_events_keep_their_numbers():
+def test_messages_of_limits_outcomes_rooms_and_events_keep_their_numbers():
     assert messages.handoff_limit(Limit(1, 2, 3), 4) == handoff_pb2.Limit(
         revision=1, bytes=2, deadline_ms=3, floor_bytes=4
     )
@@ -49,7 +49,7 @@ def test_limits_outcomes_rooms_and_events_keep_their_numbers():
     assert (event.sequence, event.age_s, event.device, event.detail) == (1, 3.0, "d", "x")
 
 
-def test_a_devices_state_is_told_whole():
+def test_messages_device_state_carries_all_of_the_ledger():
     device = DevicePolicy("cpu:0", 100, 1, itertools.count(1), itertools.count(1), ClaimPatience())
     device.book(0, "m", Booking(10, 20, 5))
     device.open("a", "m", "t")
@@ -71,13 +71,13 @@ def test_a_devices_state_is_told_whole():
 
 
 @pytest.mark.parametrize("wrong", [{"held_bytes": -1}, {"used_bytes": 1 << 60}, {"cached": [{"bytes": -5}]}])
-def test_a_report_of_what_cannot_be_is_refused(wrong):
+def test_messages_report_with_impossible_numbers_is_refused(wrong):
     with pytest.raises(Invalid, match="makes no sense"):
         messages.report(handoff_pb2.Report(**wrong), now=1.0)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257])
-def test_a_booking_needs_a_name_that_can_be_kept(name):
+def test_messages_booking_with_an_empty_or_too_long_name_is_refused(name):
     with pytest.raises(Invalid, match="characters"):
         messages.booking(balloond_pb2.SetBookingRequest(device="cpu:0", model=name))
 

@@ -48,7 +48,7 @@ async def test_a_booking_is_kept_while_a_lease_lives(shared, client, child):
         await client.drop_booking(shared.name, "a")
 
 
-async def test_limits_answer_applied_deferred_stale_conflict_and_refuse_below_the_floor(shared, client, child):
+async def test_limit_is_applied_deferred_stale_conflicting_or_refused_below_the_floor(shared, client, child):
     await shared.book("a", floor=2 * EXTENT)
     one = child("a")
     one.ask("acquire", 8)
@@ -66,7 +66,7 @@ async def test_limits_answer_applied_deferred_stale_conflict_and_refuse_below_th
     assert (await shared.device()).bookings[0].limit_bytes == 16 * MIB
 
 
-async def test_watching_tells_the_state_now_and_after_a_change(shared, client):
+async def test_watch_sends_the_state_at_once_and_after_a_change(shared, client):
     states = client.watch()
     first = await anext(states)
     await client.set_demand(shared.name, {"a": 3.0})
@@ -98,7 +98,7 @@ async def test_watch_sends_bookings_at_once_and_page_counts_at_the_requested_int
     await told.aclose()
 
 
-async def test_room_that_cannot_be_made_is_short_and_its_callers_time_is_kept(shared, client, child):
+async def test_room_that_cannot_be_made_is_short_within_the_time_of_its_caller(shared, client, child):
     await shared.book("a", "b")
     one = child("a")
     one.ask("acquire", 60)
@@ -118,7 +118,7 @@ async def test_room_that_cannot_be_made_is_short_and_its_callers_time_is_kept(sh
     assert device.free_bytes == 4 * EXTENT
 
 
-async def test_events_are_kept_in_order(shared, client):
+async def test_events_of_balloond_are_listed_in_order(shared, client):
     await shared.book("a", quota=1)
     await client.drop_booking(shared.name, "a")
     mine = [event for event in await client.events() if event.device == shared.name]

@@ -9,7 +9,7 @@ from services.runtime import tasks
 from tests.placement.fakes import MIB, FakeCluster
 
 
-async def test_a_drained_group_is_empty_and_takes_nothing_until_that_is_undone():
+async def test_a_drained_group_is_empty_and_takes_no_model_until_the_drain_is_undone():
     world = FakeCluster()
     world.model("awake")
     world.model("asleep")
@@ -27,7 +27,7 @@ async def test_a_drained_group_is_empty_and_takes_nothing_until_that_is_undone()
     assert (await world.reconciler.activate("asleep")).name == "g0"
 
 
-async def test_where_there_is_no_other_place_a_model_goes_cold_after_a_drain_and_a_pinned_one_stays():
+async def test_drain_without_another_place_sends_models_cold_and_leaves_pinned_ones():
     world = FakeCluster(groups=1, drain_ms=700)
     world.model("m")
     world.model("pinned", pinned=True)
@@ -41,7 +41,7 @@ async def test_where_there_is_no_other_place_a_model_goes_cold_after_a_drain_and
     assert [(d.action, d.reason) for d in world.history.last("m", 1)] == [("go cold", "g0 is drained")]
 
 
-async def test_a_model_on_its_way_up_is_moved_when_it_is_there():
+async def test_drain_moves_a_model_whose_activation_is_under_way_once_it_is_active():
     world = FakeCluster()
     world.model("m", weights=60 * MIB)
     world.model("other", weights=60 * MIB)
@@ -63,7 +63,7 @@ async def test_a_model_on_its_way_up_is_moved_when_it_is_there():
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["its group has said so", "nobody has said so yet"])
-async def test_a_drain_waits_for_a_model_that_moves_there(told):
+async def test_drain_waits_for_a_model_that_is_moving_to_the_group(told):
     world = FakeCluster()
     world.model("m")
     source, target = world.groups
@@ -86,7 +86,7 @@ async def test_a_drain_waits_for_a_model_that_moves_there(told):
     assert not target.state.residents
 
 
-async def test_a_drain_goes_by_what_the_group_says_once_a_model_has_come_up_there():
+async def test_drain_waits_for_the_report_of_the_group_after_a_model_came_up_there():
     """The answer to the activation is there before the report."""
     world = FakeCluster()
     world.model("m", pinned=True)
@@ -113,7 +113,7 @@ async def test_a_drain_goes_by_what_the_group_says_once_a_model_has_come_up_ther
 
 
 @pytest.mark.parametrize("meanwhile", ["moved", "evicted"])
-async def test_what_has_left_while_others_were_drained_is_left_alone(meanwhile):
+async def test_drain_leaves_out_a_model_that_left_while_others_were_drained(meanwhile):
     world = FakeCluster(groups=3)
     world.model("a", weights=60 * MIB)
     world.model("b", weights=30 * MIB)
@@ -143,7 +143,7 @@ async def test_what_has_left_while_others_were_drained_is_left_alone(meanwhile):
     )
 
 
-async def test_what_a_group_refuses_is_told_and_the_others_leave():
+async def test_drain_reports_the_error_of_a_model_that_its_group_refuses_to_release():
     world = FakeCluster(groups=1)
     world.model("m")
     world.groups[0].put("m")

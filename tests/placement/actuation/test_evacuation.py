@@ -14,7 +14,7 @@ def stops(world, group):
     return stopping
 
 
-async def test_models_with_requests_move_away_and_the_group_is_held_until_they_have():
+async def test_evacuation_moves_models_with_requests_and_holds_the_group_until_they_moved():
     world = FakeCluster()
     for name in ("busy", "waited for", "idle"):
         world.model(name, weights=20 << 20)
@@ -40,7 +40,7 @@ async def test_models_with_requests_move_away_and_the_group_is_held_until_they_h
     assert "g0 is stopping: " in world.history.last("busy", 1)[0].reason
 
 
-async def test_without_room_and_where_a_group_refuses_all_stay_and_nobody_is_held():
+async def test_evacuation_without_room_or_refused_by_the_target_leaves_models_and_holds_no_group():
     world = FakeCluster(groups=1)
     world.model("m")
     world.groups[0].put("m", running=1)
@@ -59,7 +59,7 @@ async def test_without_room_and_where_a_group_refuses_all_stay_and_nobody_is_hel
     assert [r.model for r in world.groups[0].state.residents] == ["m"]
 
 
-async def test_a_group_that_is_back_and_stops_again_is_emptied_again():
+async def test_evacuation_of_a_group_that_stops_a_second_time_moves_its_models_again():
     world = FakeCluster()
     world.model("m")
     stopping = stops(world, world.groups[0])
@@ -72,7 +72,7 @@ async def test_a_group_that_is_back_and_stops_again_is_emptied_again():
     await world.heard(lambda: [r.model for r in world.groups[1].state.residents] == ["m"])
 
 
-async def test_a_model_whose_streams_are_long_does_not_keep_others_from_moving():
+async def test_evacuation_moves_other_models_while_one_with_long_streams_drains():
     world = FakeCluster()
     group = world.groups[0]
     for name in ("long", "short"):

@@ -1,7 +1,7 @@
 from placement.actuation.history import KEPT, DecisionHistory
 
 
-def test_the_last_decisions_come_newest_first_with_their_outcome():
+def test_decision_history_lists_the_newest_first_with_their_outcome():
     history = DecisionHistory(lambda: 5.0)
     history.add("a", "activate", "g0", "first").done(0.125)
     history.add("b", "activate", "g0", "second")
@@ -12,7 +12,7 @@ def test_the_last_decisions_come_newest_first_with_their_outcome():
     assert [d.reason for d in history.last("a", 5)] == ["first"]
 
 
-def test_it_is_bounded():
+def test_decision_history_is_bounded():
     history = DecisionHistory()
     for i in range(KEPT + 10):
         history.add("a", "activate", "g", str(i))

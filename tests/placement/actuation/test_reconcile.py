@@ -12,7 +12,7 @@ from testing.patience import PATIENCE_S
 from tests.placement.fakes import MIB, FakeCluster
 
 
-async def test_a_first_request_activates_at_once_on_the_group_with_the_least_pressure():
+async def test_activation_of_a_new_model_takes_the_group_with_the_least_pressure():
     world = FakeCluster()
     world.model("busy")
     world.model("new")
@@ -28,7 +28,7 @@ async def test_a_first_request_activates_at_once_on_the_group_with_the_least_pre
     assert decision.action == "activate" and "pressure" in decision.reason and decision.candidates
 
 
-async def test_many_askers_start_one_activation():
+async def test_activations_of_one_model_requested_at_once_are_one():
     world = FakeCluster()
     world.model("new")
     groups = await asyncio.gather(*(world.reconciler.activate("new") for _ in range(20)))
@@ -36,7 +36,7 @@ async def test_many_askers_start_one_activation():
     assert sum(len(group.calls) for group in world.groups) == 1
 
 
-async def test_two_models_asked_for_at_once_do_not_both_take_the_emptiest_group():
+async def test_activations_of_two_models_at_once_take_different_groups():
     world = FakeCluster(capacity=50 * MIB, silent_s=1000.0)
     for group in world.groups:
         group.tell = lambda: None  # their reports are late
@@ -46,7 +46,7 @@ async def test_two_models_asked_for_at_once_do_not_both_take_the_emptiest_group(
     assert {group.name for group in groups} == {"g0", "g1"}
 
 
-async def test_a_model_that_is_there_already_is_found_without_a_change():
+async def test_activation_of_an_active_model_returns_its_group_without_a_change():
     world = FakeCluster()
     world.model("m")
     world.groups[1].put("m")
@@ -55,7 +55,7 @@ async def test_a_model_that_is_there_already_is_found_without_a_change():
     assert world.groups[1].calls == []
 
 
-async def test_a_model_that_is_just_falling_asleep_is_woken_as_soon_as_it_sleeps():
+async def test_activation_of_a_model_that_is_draining_wakes_it_as_soon_as_it_sleeps():
     world = FakeCluster(groups=1, hold_s=60.0)
     world.model("m")
     world.groups[0].put("m", common_pb2.DRAINING, weights_bytes=30 * MIB)
@@ -71,7 +71,7 @@ async def test_a_model_that_is_just_falling_asleep_is_woken_as_soon_as_it_sleeps
     assert world.groups[0].calls == [("m", "ACTIVE", [])]
 
 
-async def test_a_model_that_does_not_get_down_in_time_is_for_its_group_to_refuse():
+async def test_activation_of_a_model_that_drains_too_long_is_refused_by_its_group():
     world = FakeCluster(groups=1, hold_s=0.05)
     world.model("m")
     world.groups[0].put("m", common_pb2.DRAINING, weights_bytes=30 * MIB)
@@ -82,7 +82,7 @@ async def test_a_model_that_does_not_get_down_in_time_is_for_its_group_to_refuse
     assert world.groups[0].calls == [("m", "ACTIVE", [])]
 
 
-async def test_an_idle_model_makes_way_only_when_its_memory_is_wanted():
+async def test_activation_hibernates_an_idle_model_whose_memory_it_needs():
     world = FakeCluster(groups=1, idle_s=45)
     for name in ("idle", "busy", "new"):
         world.model(name)
@@ -94,7 +94,7 @@ async def test_an_idle_model_makes_way_only_when_its_memory_is_wanted():
     assert world.history.last("idle", 1)[0].action == "hibernate"
 
 
-async def test_nobody_idle_means_refused_for_now_with_the_arithmetic():
+async def test_activation_without_an_idle_model_is_refused_with_the_arithmetic():
     world = FakeCluster(groups=1)
     for name in ("a", "b", "new"):
         world.model(name)
@@ -118,7 +118,7 @@ async def test_a_model_that_fits_nowhere_is_in_error_with_the_arithmetic_and_oth
     assert world.reconciler.prospect("huge") is None and world.reconciler.prospect("small") is not None
 
 
-async def test_unknown_and_broken_models_are_told_apart():
+async def test_activation_of_an_unknown_and_of_a_broken_model_raise_different_errors():
     world = FakeCluster()
     world.model("broken", error="model.safetensors is truncated")
     with pytest.raises(NotFound, match="nobody"):
@@ -127,7 +127,7 @@ async def test_unknown_and_broken_models_are_told_apart():
         await world.reconciler.activate("broken")
 
 
-async def test_what_a_group_refuses_is_told_to_the_asker_and_recorded():
+async def test_activation_refused_by_its_group_raises_and_is_recorded():
     world = FakeCluster()
     world.model("m")
     for group in world.groups:
@@ -138,7 +138,7 @@ async def test_what_a_group_refuses_is_told_to_the_asker_and_recorded():
     assert not world.actuator.activating
 
 
-async def test_a_migration_prepares_the_target_before_the_source_lets_go():
+async def test_a_migration_activates_the_target_before_the_source_goes_cold():
     world = FakeCluster()
     world.model("m")
     world.groups[0].put("m", weights_bytes=30 * MIB)
@@ -148,7 +148,7 @@ async def test_a_migration_prepares_the_target_before_the_source_lets_go():
     assert world.groups[0].calls == [("m", "COLD", [])]
 
 
-async def test_what_runs_may_go_along_to_a_group_of_the_same_node_only():
+async def test_migration_names_a_successor_only_within_the_same_node():
     for nodes, successor in ((("here", "here"), "unix:/g1"), (("here", "there"), ""), (("", ""), "")):
         world = FakeCluster()
         world.model("m")
@@ -172,7 +172,7 @@ async def test_a_failed_migration_leaves_the_source_serving():
     assert not world.actuator.moving and not world.actuator.leaving
 
 
-async def test_a_source_that_does_not_let_go_of_what_has_moved_is_asked_again():
+async def test_migration_source_that_refused_to_release_a_moved_model_is_retried():
     """Its engine died meanwhile, and is being replaced."""
     world = FakeCluster(rebalance=False)
     world.model("m")
@@ -191,7 +191,7 @@ async def test_a_source_that_does_not_let_go_of_what_has_moved_is_asked_again():
     assert [group.name for group, _ in world.cluster.residents("m")] == ["g1"]
 
 
-async def test_where_memory_is_not_scarce_nothing_moves():
+async def test_moves_are_none_where_memory_is_not_scarce():
     world = FakeCluster()
     for name in "ab":
         world.model(name)
@@ -201,7 +201,7 @@ async def test_where_memory_is_not_scarce_nothing_moves():
     assert world.planner.moves() == []
 
 
-async def test_pressure_on_one_group_moves_a_model_to_the_other_and_cools_down():
+async def test_pressure_on_one_group_moves_a_model_to_the_other_once_per_cool_down():
     world = FakeCluster(cool_down_s=30)
     for name in "ab":
         world.model(name)
@@ -221,7 +221,7 @@ async def test_pressure_on_one_group_moves_a_model_to_the_other_and_cools_down()
 
 
 @pytest.mark.parametrize("room", [True, False])
-async def test_a_change_of_two_moves_is_finished_also_if_there_is_no_room_for_a_moment(room, monkeypatch):
+async def test_round_of_two_moves_is_finished_despite_a_moment_without_room(room, monkeypatch):
     """As in policy/assignment/test_rebalance.py: a and b change places."""
     world = FakeCluster(capacity=1000 * MIB, load_weight=0, least_pressure=0.0, cool_down_s=60)
     weights = {"a": 200, "b": 200, "c": 400, "d": 500}
@@ -254,7 +254,7 @@ async def test_a_change_of_two_moves_is_finished_also_if_there_is_no_room_for_a_
     assert wanted() == [("b", "g0")]
 
 
-async def test_a_move_that_failed_is_tried_again_after_twice_as_long_each_time_and_at_most_the_cool_down():
+async def test_failed_move_is_retried_after_doubling_pauses_up_to_the_cool_down():
     world = FakeCluster(cool_down_s=12)
     for name in "ab":
         world.model(name, weights=28 * MIB)
@@ -291,7 +291,7 @@ async def test_a_move_that_failed_is_tried_again_after_twice_as_long_each_time_a
         ("g0", "g9", NotFound, "no group 'g9'; there are g0, g1"),
     ],
 )
-async def test_impossible_migrations_are_one_clear_line(setup, target, error, words):
+async def test_impossible_migrations_are_refused_with_one_line(setup, target, error, words):
     world = FakeCluster()
     world.model("m")
     if setup:
@@ -324,7 +324,7 @@ def test_a_lost_group_has_no_routes():
 # --- what a request would meet
 
 
-async def test_a_prospect_names_the_group_and_who_would_make_way_and_changes_nothing():
+async def test_a_prospect_names_the_group_and_the_models_that_would_leave_and_changes_nothing():
     world = FakeCluster(groups=1)
     world.model("asleep", quota=40 * MIB)
     world.model("new", weights=70 * MIB, floor=MIB)
@@ -335,7 +335,7 @@ async def test_a_prospect_names_the_group_and_who_would_make_way_and_changes_not
     assert world.groups[0].calls == [] and world.history.last("", 0) == []
 
 
-async def test_a_prospect_says_what_a_request_would_wait_for():
+async def test_a_prospect_without_room_names_the_nearest_group():
     world = FakeCluster(groups=1)
     world.model("busy", weights=60 * MIB)
     world.model("new", weights=60 * MIB)
@@ -346,7 +346,7 @@ async def test_a_prospect_says_what_a_request_would_wait_for():
     assert not world.planner.waits()
 
 
-async def test_there_is_no_prospect_for_what_takes_requests_or_cannot_be_served():
+async def test_a_prospect_of_an_active_broken_or_unknown_model_is_none():
     world = FakeCluster()
     world.model("here")
     world.model("broken", error="truncated")
@@ -362,7 +362,7 @@ def routed(world):
     return [r.model.name for r in world.routes()]
 
 
-async def test_a_model_that_is_removed_has_no_route_and_comes_down_everywhere_after_a_drain():
+async def test_a_removed_model_has_no_route_and_leaves_every_group_after_a_drain():
     world = FakeCluster(drain_ms=500)
     world.model("m")
     world.model("other")
@@ -382,7 +382,7 @@ async def test_a_model_that_is_removed_has_no_route_and_comes_down_everywhere_af
     assert [decision.action for decision in world.history.last("m", 2)] == ["remove", "remove"]
 
 
-async def test_a_model_whose_activation_is_under_way_comes_down_when_it_is_up():
+async def test_removal_of_a_model_whose_activation_is_under_way_waits_until_it_is_up():
     world = FakeCluster(groups=1)
     world.model("m")
     group, begin = world.groups[0], world.groups[0].set_residency
@@ -455,7 +455,7 @@ async def test_a_model_whose_checkpoint_broke_while_it_ran_can_be_removed():
         assert world.groups[0].calls == [("m", "ON_DISK", [])]
 
 
-async def test_what_is_not_there_cannot_be_removed():
+async def test_removal_of_an_unknown_model_is_not_found():
     with pytest.raises(NotFound, match="no model 'm' in the catalogue"):
         async with FakeCluster().reconciler.removing("m"):
             pass
@@ -464,7 +464,7 @@ async def test_what_is_not_there_cannot_be_removed():
 # --- KV, promises
 
 
-async def test_an_idle_model_sleeps_where_requests_lack_memory_for_kv_and_explain_says_for_whom():
+async def test_idle_model_hibernates_for_kv_of_a_busy_one_and_the_history_names_that_one():
     world = FakeCluster(groups=2, kv_idle_s=1)
     for name in ("busy", "idle", "elsewhere"):
         world.model(name)
@@ -484,7 +484,7 @@ async def test_an_idle_model_sleeps_where_requests_lack_memory_for_kv_and_explai
     assert not world.planner.reliefs()
 
 
-async def test_who_has_waited_takes_the_place_of_a_busy_model_that_has_had_its_quantum():
+async def test_model_that_waited_its_patience_replaces_a_busy_one_after_its_quantum():
     world = FakeCluster(groups=1, patience_s=2, quantum_s=4, yield_drain_ms=300)
     for name in ("long", "lately", "new"):
         world.model(name, weights=35 * MIB)
@@ -501,7 +501,7 @@ async def test_who_has_waited_takes_the_place_of_a_busy_model_that_has_had_its_q
     assert not world.planner.waits()
 
 
-async def test_who_was_promised_a_place_and_refused_it_keeps_waiting_where_it_was(monkeypatch):
+async def test_model_whose_activation_on_a_reserved_group_failed_keeps_its_waiting_time(monkeypatch):
     world = FakeCluster(groups=1, patience_s=2, quantum_s=4)
     for name in ("long", "new"):
         world.model(name, weights=60 * MIB)
@@ -523,7 +523,7 @@ async def test_who_was_promised_a_place_and_refused_it_keeps_waiting_where_it_wa
     assert world.groups[0].calls == [("new", "ACTIVE", ["long"])] and not world.planner.waits()
 
 
-async def test_who_asks_is_answered_as_soon_as_there_is_room():
+async def test_activation_that_waits_goes_on_as_soon_as_there_is_room():
     world = FakeCluster(groups=1, hold_s=60)
     for name in ("busy", "new"):
         world.model(name, weights=60 * MIB)
@@ -541,7 +541,7 @@ async def test_who_asks_is_answered_as_soon_as_there_is_room():
     running.cancel()
 
 
-async def test_who_waits_is_judged_once_for_each_change_that_matters_and_not_for_what_is_only_told(monkeypatch):
+async def test_activation_that_waits_is_judged_again_only_when_eligibility_changes(monkeypatch):
     monkeypatch.setattr(reconcile, "_LOOK_S", 0.0)
     world = FakeCluster(groups=1, hold_s=60, patience_s=60, period_s=60)
     for name in ("busy", "new"):
@@ -579,7 +579,7 @@ async def test_who_waits_is_judged_once_for_each_change_that_matters_and_not_for
     running.cancel()
 
 
-async def test_a_promise_is_kept_when_a_quantum_is_over_though_nobody_reports_it(monkeypatch):
+async def test_activation_that_waits_goes_on_when_a_quantum_ends_without_a_report(monkeypatch):
     monkeypatch.setattr(reconcile, "_LOOK_S", 0.0)
     world = FakeCluster(groups=1, hold_s=60, patience_s=2, quantum_s=4, period_s=60)
     for name in ("busy", "new"):
@@ -601,7 +601,7 @@ async def test_a_promise_is_kept_when_a_quantum_is_over_though_nobody_reports_it
     running.cancel()
 
 
-async def test_one_of_two_that_cannot_make_way_for_kv_does_not_keep_the_other():
+async def test_broken_model_that_cannot_make_way_for_kv_does_not_keep_another_from_it():
     world = relieved(broken="bad.safetensors is truncated")
     world.reconciler.relieve()
     await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), PATIENCE_S)
@@ -609,7 +609,7 @@ async def test_one_of_two_that_cannot_make_way_for_kv_does_not_keep_the_other():
     assert not world.history.last("bad", 1), "nothing was begun"
 
 
-async def test_who_is_on_its_way_up_by_now_does_not_make_way_for_kv():
+async def test_model_whose_activation_is_under_way_does_not_make_way_for_kv():
     world = relieved()
     world.actuator.activating["bad"] = (world.cluster.group("g0"), None)
     world.reconciler.relieve()
@@ -618,7 +618,7 @@ async def test_who_is_on_its_way_up_by_now_does_not_make_way_for_kv():
 
 
 @pytest.mark.parametrize("moves", [False, True])
-async def test_who_makes_way_for_a_model_that_comes_up_or_moves_there_is_not_told_so_again_for_kv(moves):
+async def test_model_that_makes_way_for_an_activation_or_a_move_is_not_hibernated_again_for_kv(moves):
     world = relieved()
     world.model("new")
     group, other = world.cluster.group("g0"), FakeCluster().cluster.group("g1")
@@ -650,7 +650,7 @@ async def test_who_makes_way_for_a_model_that_comes_up_or_moves_there_is_not_tol
 
 
 @pytest.mark.parametrize("silent_s", [1000.0, 0.0])
-async def test_who_has_just_gone_to_sleep_for_kv_is_not_told_so_again_by_a_report_from_before(silent_s):
+async def test_model_that_hibernated_for_kv_is_not_hibernated_again_by_an_older_report(silent_s):
     world = relieved(silent_s=silent_s)
     ((group, yields),) = world.planner.reliefs()
     await world.reconciler._relieve(group, yields)
@@ -664,7 +664,7 @@ async def test_who_has_just_gone_to_sleep_for_kv_is_not_told_so_again_by_a_repor
     assert len(world.history.last("bad", 5)) == twice
 
 
-async def test_who_is_asked_for_again_while_another_makes_way_for_kv_stays():
+async def test_model_with_new_requests_stays_while_another_makes_way_for_kv():
     world = relieved()
     begin = world.groups[0].set_residency
 
@@ -697,7 +697,7 @@ def relieved(broken="", silent_s=0.5):
     return world
 
 
-async def test_who_has_no_image_of_its_weights_makes_way_for_kv_last_and_explain_says_what_it_costs():
+async def test_model_without_an_image_makes_way_for_kv_last_and_the_reason_states_its_cold_start():
     world = FakeCluster(groups=1, kv_idle_s=1)
     world.model("busy")
     world.model("bare", weights=20 * MIB, floor=0, has_image=False)
@@ -720,7 +720,7 @@ async def test_who_has_no_image_of_its_weights_makes_way_for_kv_last_and_explain
     assert decision.reason.endswith("back in about 12 s, from its checkpoint: there is no image of its weights")
 
 
-async def test_who_moves_brings_along_what_was_measured_of_it_and_has_others_make_way_for_all_of_that():
+async def test_move_brings_measured_graph_bytes_along_and_makes_room_for_them():
     world = FakeCluster()
     for name in "ab":
         world.model(name)
@@ -757,7 +757,7 @@ async def test_a_move_whose_target_ends_in_error_leaves_the_source_serving(monke
     assert world.groups[0].calls == []
 
 
-async def test_a_model_that_came_up_has_its_place_though_its_groups_report_is_still_on_its_way(monkeypatch):
+async def test_activated_model_is_booked_before_the_report_of_its_group_arrives(monkeypatch):
     world = FakeCluster(groups=1, silent_s=1000.0)
     for name in ("quick", "other"):
         world.model(name, weights=60 * MIB)
@@ -769,7 +769,7 @@ async def test_a_model_that_came_up_has_its_place_though_its_groups_report_is_st
     assert world.planner.activation(world.cluster.entry("other").model).group is None
 
 
-async def test_the_target_of_a_move_is_taken_before_its_group_says_so(monkeypatch):
+async def test_move_target_is_booked_before_the_report_of_its_group_arrives(monkeypatch):
     world = FakeCluster()
     for name in ("moving", "other"):
         world.model(name, weights=60 * MIB)
@@ -792,7 +792,7 @@ async def test_the_target_of_a_move_is_taken_before_its_group_says_so(monkeypatc
     assert world.planner.activation(world.cluster.entry("other").model).group.name == "g0"
 
 
-async def test_a_move_that_came_to_nothing_is_not_tried_at_every_turn(monkeypatch):
+async def test_move_that_was_refused_is_not_tried_at_every_look(monkeypatch):
     world = FakeCluster()
     for name in "ab":
         world.model(name, weights=28 * MIB)
@@ -819,7 +819,7 @@ async def test_a_move_that_came_to_nothing_is_not_tried_at_every_turn(monkeypatc
     running.cancel()
 
 
-async def test_who_moves_has_an_idle_model_make_way_at_its_target():
+async def test_move_hibernates_an_idle_model_at_its_target():
     world = FakeCluster()
     for name in "ab":
         world.model(name)
@@ -845,7 +845,7 @@ async def test_who_moves_has_an_idle_model_make_way_at_its_target():
 # --- operators
 
 
-async def test_a_model_that_an_operator_sends_to_sleep_hibernates_or_is_cold_where_it_has_an_image():
+async def test_eviction_of_a_model_with_an_image_leaves_it_hibernating_or_cold_as_requested():
     world = FakeCluster(groups=1)
     world.model("m")
     for target in (common_pb2.HIBERNATING, common_pb2.COLD):
@@ -866,7 +866,7 @@ async def test_a_model_that_an_operator_sends_to_sleep_hibernates_or_is_cold_whe
         ({}, {}, "", "none was made of its weights yet"),
     ],
 )
-async def test_a_model_without_an_image_is_on_disk_and_it_is_said_why_and_what_comes_of_it(
+async def test_eviction_of_a_model_without_an_image_leaves_it_on_disk_and_says_why(
     target, purpose, entry, resident, told, why
 ):
     world = FakeCluster(groups=1)
@@ -885,7 +885,7 @@ async def test_a_model_without_an_image_is_on_disk_and_it_is_said_why_and_what_c
     )
 
 
-async def test_a_model_whose_image_is_on_disk_alone_is_not_cold():
+async def test_eviction_of_a_model_whose_image_is_on_disk_alone_leaves_it_on_disk():
     world = FakeCluster(groups=1)
     world.model("m", has_image=False)
     world.cluster.catalogue["m"].on_disk = True
@@ -895,7 +895,7 @@ async def test_a_model_whose_image_is_on_disk_alone_is_not_cold():
     assert evicted == EvictionOutcome(common_pb2.ON_DISK, "its image is on disk, and not in host memory")
 
 
-async def test_a_model_in_error_on_its_group_has_no_prospect_of_coming_up():
+async def test_a_prospect_of_a_model_in_error_on_its_group_is_none():
     world = FakeCluster(groups=1)
     world.model("m")
     assert world.reconciler.prospect("m")[0].group is not None
@@ -904,7 +904,7 @@ async def test_a_model_in_error_on_its_group_has_no_prospect_of_coming_up():
     assert world.reconciler.prospect("m") is None, "its requests are refused"
 
 
-async def test_who_needs_long_to_look_for_moves_rests_before_the_next_time(monkeypatch):
+async def test_search_for_moves_that_took_long_is_followed_by_a_rest(monkeypatch):
     monkeypatch.setattr(reconcile, "_LOOK_S", 0.0)
     monkeypatch.setattr(reconcile, "_REST_AFTER_MOVES", 1e12)
     monkeypatch.setattr(reconcile, "_LONGEST_REST_AFTER_MOVES_S", 1e12)
@@ -923,7 +923,7 @@ async def test_who_needs_long_to_look_for_moves_rests_before_the_next_time(monke
     assert len(searches) == 1
 
 
-def test_looks_at_a_small_cluster_follow_one_another_closely_and_never_take_much_of_the_time():
+def test_rest_between_looks_is_short_for_quick_ones_and_bounds_their_share_of_time():
     assert reconcile.rest_s(0.0002) == 0.01, "a hundred a second"
     for took_s in (0.001, 0.003, 0.005):
         assert reconcile.rest_s(took_s) == pytest.approx(20 * took_s), "a twentieth"

@@ -12,7 +12,7 @@ def looks(world):
     return renewal
 
 
-async def test_an_engine_of_other_files_serves_until_the_model_is_up_afresh_elsewhere():
+async def test_outdated_engine_serves_until_the_model_is_up_on_another_group():
     world = FakeCluster()
     world.model("m", pinned=True)
     world.model("other")
@@ -24,7 +24,7 @@ async def test_an_engine_of_other_files_serves_until_the_model_is_up_afresh_else
     assert world.groups[0].calls == [("m", "COLD", [])] and world.groups[0].drained == [30_000]
 
 
-async def test_without_room_elsewhere_it_goes_when_what_runs_has_finished_also_if_it_sleeps_or_is_pinned():
+async def test_outdated_engine_without_room_elsewhere_goes_after_a_drain_even_if_asleep_or_pinned():
     world = FakeCluster(groups=1, drain_ms=700)
     for name in ("awake", "asleep", "coming"):
         world.model(name, pinned=name == "awake")
@@ -36,7 +36,7 @@ async def test_without_room_elsewhere_it_goes_when_what_runs_has_finished_also_i
     assert world.groups[0].drained == [700, 700]
 
 
-async def test_what_the_catalogue_lists_no_more_leaves_and_what_it_never_listed_stays():
+async def test_model_delisted_from_the_catalogue_leaves_and_one_never_listed_stays():
     world = FakeCluster()
     world.model("m")
     world.model("kept")
@@ -48,7 +48,7 @@ async def test_what_the_catalogue_lists_no_more_leaves_and_what_it_never_listed_
     assert [r.model for r in world.groups[0].state.residents] == ["kept", "never listed"]
 
 
-async def test_one_that_is_back_in_the_catalogue_stays_and_one_that_cannot_leave_is_asked_again():
+async def test_model_listed_again_stays_and_an_outdated_one_that_cannot_leave_is_retried():
     world = FakeCluster(groups=1)
     world.model("m")
     entry = world.cluster.catalogue["m"]
@@ -72,7 +72,7 @@ async def test_one_that_is_back_in_the_catalogue_stays_and_one_that_cannot_leave
     await world.heard(gone)
 
 
-async def test_models_of_one_group_are_renewed_one_after_the_other(monkeypatch):
+async def test_outdated_models_of_one_group_are_renewed_one_after_the_other(monkeypatch):
     world = FakeCluster(groups=1)
     for name in "abc":
         world.model(name)

@@ -46,7 +46,7 @@ async def world():
     await tasks.cancel(*it.tasks)
 
 
-async def test_who_is_named_anew_is_followed_and_who_was_is_not_followed_twice(world):
+async def test_member_at_a_new_address_is_followed_once(world):
     world.members.named({"groups": ["a", "dns:nodes:1"], "loaders": ["a"]})
     assert world.names.kept == ["a", "dns:nodes:1", "a"]
     assert world.followed == [("groups", "a"), ("loaders", "a")]
@@ -56,7 +56,7 @@ async def test_who_is_named_anew_is_followed_and_who_was_is_not_followed_twice(w
     assert world.followed[2:] == [("groups", "b")]
 
 
-async def test_who_is_named_no_more_is_kept_until_it_cannot_be_reached(world):
+async def test_member_no_longer_named_is_kept_until_it_cannot_be_reached(world):
     world.names.answer = ["a", "b"]
     world.members.named({"groups": ["dns:nodes:1"], "loaders": ["a"]})
     world.there = {("groups", "a"), ("groups", "b"), ("loaders", "a")}
@@ -71,7 +71,7 @@ async def test_who_is_named_no_more_is_kept_until_it_cannot_be_reached(world):
     assert [task.cancelled() for task in world.tasks] == [True, False, False]
 
 
-async def test_who_is_named_again_while_it_was_there_stays(world):
+async def test_member_named_again_while_it_was_reachable_stays(world):
     world.names.answer = ["a"]
     world.members.named({"groups": ["dns:nodes:1"]})
     world.there = {("groups", "a")}
@@ -82,7 +82,7 @@ async def test_who_is_named_again_while_it_was_there_stays(world):
     assert (world.forgotten, len(world.followed)) == ([], 1)
 
 
-async def test_who_comes_back_after_it_was_forgotten_is_followed_anew(world):
+async def test_member_named_again_after_it_was_forgotten_is_followed_anew(world):
     world.names.answer = ["a"]
     world.members.named({"groups": ["dns:nodes:1"]})
     for world.names.answer in ([], ["a"]):
@@ -91,7 +91,7 @@ async def test_who_comes_back_after_it_was_forgotten_is_followed_anew(world):
     assert world.followed == [("groups", "a")] * 2
 
 
-async def test_a_file_that_names_others_adds_and_takes_away(world):
+async def test_members_after_a_change_of_the_file_are_those_that_it_names(world):
     world.members.named({"groups": ["a", "b"], "loaders": ["a"]})
     world.there = {("groups", "a")}
     world.members.named({"groups": ["c"], "loaders": ["c"]})

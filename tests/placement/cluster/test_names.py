@@ -13,12 +13,12 @@ from testing.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("address", ["dns:nodes.prism.svc:7010", "dns:///nodes.prism.svc:7010"])
-def test_a_name_is_written_as_grpc_does(address):
+def test_a_dns_name_is_parsed_in_both_forms_of_grpc(address):
     assert parse(address) == ("nodes.prism.svc", 7010)
 
 
 @pytest.mark.parametrize("address", ["unix:/s.sock", "node-a:7010", "10.0.0.1:7010"])
-def test_other_addresses_stand_for_themselves(address):
+def test_address_without_a_dns_prefix_is_no_name(address):
     assert parse(address) is None
 
 
@@ -76,7 +76,7 @@ async def world():
 LISTED = ["fixed:1", "dns:nodes:7010", "dns:nodes:7011"]
 
 
-async def test_a_name_is_all_its_addresses_and_follows_them(world):
+async def test_a_dns_name_expands_to_its_addresses_and_follows_their_changes(world):
     it, resolver, changes = world
     it.keep(LISTED)
     assert it.unanswered and it.expand(LISTED) == ["fixed:1"]
@@ -105,7 +105,7 @@ async def test_a_resolver_that_fails_or_knows_no_address_keeps_the_last_answer_a
     assert [line["why"] for line in lines] == ["it has no address"]
 
 
-async def test_a_look_up_that_hangs_holds_up_no_other_and_is_not_begun_twice(world):
+async def test_a_look_up_that_hangs_delays_no_other_and_is_not_begun_twice(world):
     it, resolver, _ = world
     it.keep(["dns:hangs:1", "dns:nodes:1"])
     for last in range(3):
@@ -126,11 +126,11 @@ async def test_a_name_that_is_not_listed_any_more_is_not_looked_up(world):
     assert it.expand([*LISTED, "dns:others:1"]) == ["fixed:1", "10.0.0.9:1"]
 
 
-async def test_the_systems_resolver_is_asked():
+async def test_look_up_of_localhost_uses_the_resolver_of_the_system():
     assert await names.look_up("localhost") in (["127.0.0.1"], ["[::1]"])
 
 
-async def test_of_a_name_with_addresses_of_both_kinds_those_of_ipv4_count(monkeypatch):
+async def test_look_up_of_a_name_with_addresses_of_both_kinds_gives_those_of_ipv4(monkeypatch):
     found = [(socket.AF_INET6, 0, 0, "", ("fd00::1", 0, 0, 0)), (socket.AF_INET, 0, 0, "", ("10.0.0.2", 0)),
              (socket.AF_INET, 0, 0, "", ("10.0.0.1", 0))]  # fmt: skip
 

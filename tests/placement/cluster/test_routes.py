@@ -62,7 +62,7 @@ def happens(world, what, *how):
 
 
 @given(st.lists(events, max_size=25))
-def test_routes_kept_message_by_message_are_those_that_would_be_made_afresh(story):
+def test_routes_updated_message_by_message_equal_those_made_afresh(story):
     world = FakeCluster(groups=3)
     happens(world, "catalogue", dict.fromkeys(MODELS, True))
     for event in story:
@@ -70,7 +70,7 @@ def test_routes_kept_message_by_message_are_those_that_would_be_made_afresh(stor
         assert list(world.table.message().routes) == world.routes(world.actuator.leaving)
 
 
-def test_a_message_makes_its_groups_models_routes_and_no_others(monkeypatch):
+def test_routes_made_after_a_report_are_those_of_the_models_of_its_group(monkeypatch):
     world = FakeCluster(groups=20)
     for number in range(60):
         world.model(f"m{number}", weights=MIB, floor=MIB)
@@ -92,7 +92,7 @@ def test_a_message_makes_its_groups_models_routes_and_no_others(monkeypatch):
 
 
 @pytest.mark.parametrize(("facts", "told"), [({"running": 3, "decode_tokens": 99}, 0), ({"weights_bytes": 7}, 1)])
-def test_routes_are_told_again_only_where_one_is_another(facts, told):
+def test_routes_revision_rises_only_when_a_route_changes(facts, told):
     world = FakeCluster()
     world.model("m")
     world.groups[0].put("m")
@@ -114,7 +114,7 @@ def test_routes_are_told_again_only_where_one_is_another(facts, told):
         pytest.param({"error": "cut", "retry_s": 1.0}, {"g0": ("NaN", 0.0)}, ("cut", 1.0), id="the catalogue counts"),
     ],
 )
-def test_an_error_says_within_what_time_it_is_tried_again(catalogue, groups, told):
+def test_route_error_carries_the_time_until_a_retry(catalogue, groups, told):
     world = FakeCluster()
     world.model("m")
     world.cluster.catalogue["m"].MergeFrom(loader_pb2.Entry(**catalogue))
@@ -127,7 +127,7 @@ def test_an_error_says_within_what_time_it_is_tried_again(catalogue, groups, tol
     assert (route.residency, route.error, route.retry_s) == (common_pb2.ERROR, *told)
 
 
-def test_what_fits_nowhere_is_not_tried_again_and_one_that_is_up_somewhere_has_no_error():
+def test_route_error_of_a_model_that_fits_no_group_has_no_retry_and_ends_once_it_is_active():
     world = FakeCluster()
     world.model("m", weights=500 * MIB)
     world.groups[0].put("m", common_pb2.ERROR, reason="EIO", retry_s=2.0)
@@ -141,14 +141,14 @@ def test_what_fits_nowhere_is_not_tried_again_and_one_that_is_up_somewhere_has_n
     assert (route.residency, route.error, route.retry_s) == (common_pb2.ACTIVE, "", 0.0)
 
 
-def test_why_a_model_can_have_no_image_is_told():
+def test_route_carries_the_reason_for_which_a_model_has_no_image():
     world = FakeCluster()
     world.model("m", has_image=False)
     world.cluster.catalogue["m"].no_image = "its weights take more"
     assert [route.no_image for route in world.routes()] == ["its weights take more"]
 
 
-async def test_whoever_follows_gets_all_routes_at_once_and_again_when_one_is_another():
+async def test_routes_are_sent_to_a_follower_at_once_and_after_a_change():
     world = FakeCluster()
     world.model("m")
     world.tell()

@@ -16,15 +16,15 @@ def asleep_in_the_way(**measured):
     return yielding.reason
 
 
-def test_what_a_group_measured_is_what_a_start_is_thought_to_take():
+def test_cold_start_estimate_is_the_time_that_the_group_measured():
     assert asleep_in_the_way(wake_s=0.2, cold_s=12.0).endswith("back in about 12 s")
 
 
-def test_until_it_was_measured_a_cold_start_is_thought_to_take_half_a_minute():
+def test_cold_start_estimate_without_a_measurement_is_half_a_minute():
     assert asleep_in_the_way().endswith("back in about 30 s")
 
 
-def test_a_model_comes_up_on_a_group_of_as_many_devices_and_no_other():
+def test_activation_takes_a_group_with_as_many_devices_as_the_model_needs():
     world = FakeCluster(groups=2)
     world.groups[1].state.memory.add(device="second", capacity_bytes=100 * MIB, free_bytes=100 * MIB)
     wide, narrow = world.model("wide", weights=120 * MIB, devices=2), world.model("narrow")
@@ -33,7 +33,7 @@ def test_a_model_comes_up_on_a_group_of_as_many_devices_and_no_other():
     assert world.planner.activation(narrow).group.name == "g0"
 
 
-def test_where_no_group_has_as_many_devices_the_reason_says_how_many_they_have():
+def test_refusal_without_a_group_of_enough_devices_says_how_many_the_groups_have():
     world = FakeCluster(groups=1)
     wide = world.model("wide", devices=4)
     world.tell()
@@ -41,7 +41,7 @@ def test_where_no_group_has_as_many_devices_the_reason_says_how_many_they_have()
     assert world.planner.activation(wide).group is None
 
 
-def test_every_device_of_a_group_has_to_hold_its_part():
+def test_refusal_counts_the_part_of_a_model_on_each_device_of_a_group():
     world = FakeCluster(groups=1)
     world.groups[0].state.memory.add(device="small", capacity_bytes=50 * MIB, free_bytes=50 * MIB)
     wide = world.model("wide", weights=120 * MIB, floor=2 * MIB, quota=2 * MIB, devices=2)
@@ -49,7 +49,7 @@ def test_every_device_of_a_group_has_to_hold_its_part():
     assert "on each of 2 devices" in world.planner.refused(wide)
 
 
-def test_a_sleeper_counts_with_what_its_engine_keeps_and_not_with_its_quota():
+def test_a_sleeping_model_is_booked_with_the_bytes_that_its_engine_keeps():
     world = FakeCluster(groups=1)
     world.model("asleep", quota=60 * MIB)
     new = world.model("new", weights=70 * MIB, floor=MIB)
@@ -60,7 +60,7 @@ def test_a_sleeper_counts_with_what_its_engine_keeps_and_not_with_its_quota():
     assert verdict.group is not None and not verdict.yields
 
 
-def test_a_model_that_was_measured_counts_with_its_graphs_and_the_quota_that_it_needs():
+def test_a_measured_model_is_booked_with_its_graphs_and_its_measured_quota():
     world = FakeCluster(groups=1)
     world.model("awake", weights=30 * MIB, floor=MIB, quota=40 * MIB)
     small, large = (world.model(name, weights=nbytes * MIB, floor=MIB) for name, nbytes in (("s", 45), ("l", 50)))
@@ -74,7 +74,7 @@ def test_a_model_that_was_measured_counts_with_its_graphs_and_the_quota_that_it_
     ("is_default", "free", "fits"),
     [(False, 58, True), (False, 57, False), (True, 50, True), (True, 49, False)],
 )
-def test_what_a_group_measured_of_a_model_counts_elsewhere_too(is_default, free, fits):
+def test_measured_sizes_of_a_model_count_on_other_groups_too(is_default, free, fits):
     """30 of weights, 8 of graphs, 10 of floor and 10 of quota; the default quota has room for graphs."""
     world = FakeCluster(capacity=200 * MIB)
     there = world.model("there", weights=30 * MIB, floor=10 * MIB, quota=10 * MIB, quota_is_default=is_default)
@@ -88,7 +88,7 @@ def test_what_a_group_measured_of_a_model_counts_elsewhere_too(is_default, free,
     assert (world.planner.activation(there).group is not None) == fits
 
 
-def test_what_was_measured_of_a_checkpoint_says_nothing_of_another_under_its_name():
+def test_measured_sizes_of_a_model_are_dropped_with_a_new_checkpoint_of_its_name():
     world = FakeCluster(groups=1)
     model = world.model("m", weights=30 * MIB)
     world.groups[0].put("m", weights_bytes=30 * MIB, graph_bytes=8 * MIB)
@@ -106,7 +106,7 @@ def test_what_was_measured_of_a_checkpoint_says_nothing_of_another_under_its_nam
     assert world.cluster.measured("m").graphs == 0
 
 
-def test_what_an_engine_of_the_files_before_reports_says_nothing_of_those_that_are_there_now():
+def test_measured_sizes_of_an_outdated_or_delisted_engine_are_ignored():
     world = FakeCluster(groups=1)
     world.model("m", weights=30 * MIB)
     world.groups[0].put("m", weights_bytes=50 * MIB, graph_bytes=8 * MIB, outdated=True)
@@ -116,7 +116,7 @@ def test_what_an_engine_of_the_files_before_reports_says_nothing_of_those_that_a
         assert world.cluster.measured(name).weights == 0
 
 
-def test_a_model_that_is_being_built_is_booked_with_its_graphs_once():
+def test_a_waking_model_is_booked_with_its_graphs_once():
     """30 of weights, 8 of graphs, a default quota of 20 that has room for these, 2 of floor."""
     world = FakeCluster(groups=2)
     world.model("m", weights=30 * MIB, floor=2 * MIB, quota=20 * MIB, quota_is_default=True)
@@ -130,7 +130,7 @@ def test_a_model_that_is_being_built_is_booked_with_its_graphs_once():
     assert world.planner.activation(other).group is not None
 
 
-def test_a_sleeper_wakes_at_home_with_the_quota_that_was_measured():
+def test_a_sleeping_model_wakes_on_its_group_with_the_measured_quota():
     world = FakeCluster(groups=1)
     asleep = world.model("asleep", weights=30 * MIB, floor=MIB, quota=60 * MIB)
     world.model("awake", weights=40 * MIB, floor=MIB)
@@ -140,7 +140,7 @@ def test_a_sleeper_wakes_at_home_with_the_quota_that_was_measured():
     assert world.planner.activation(asleep).group is not None
 
 
-def test_a_sleeper_that_was_told_to_wake_is_in_its_place_before_its_group_says_so():
+def test_a_sleeping_model_under_activation_is_booked_before_the_report_of_its_group():
     world = FakeCluster(groups=1)
     waking, other = (world.model(name, weights=50 * MIB) for name in ("waking", "other"))
     for name in ("waking", "other"):
@@ -155,7 +155,7 @@ def test_a_sleeper_that_was_told_to_wake_is_in_its_place_before_its_group_says_s
     assert world.planner.activation(other).group is not None
 
 
-def test_a_model_with_a_place_comes_up_there_and_nowhere_else():
+def test_a_model_with_a_fixed_place_comes_up_on_that_group_only():
     world = FakeCluster(groups=2, places={"fixed": "g0"}, rebalance=False)
     fixed = world.model("fixed", weights=60 * MIB)
     world.model("there", weights=50 * MIB)
@@ -167,17 +167,17 @@ def test_a_model_with_a_place_comes_up_there_and_nowhere_else():
     assert world.planner.activation(fixed).group.name == "g0"
 
 
-def test_a_place_that_is_no_group_is_named():
+def test_a_fixed_place_on_an_unknown_group_is_refused_by_name():
     world = FakeCluster(groups=1, places={"lost": "g7"}, rebalance=False)
     assert world.planner.refused(world.model("lost")) == "it is for g7, a group of 1 device: g0 has 1"
 
 
-def test_places_and_moves_exclude_each_other():
+def test_config_with_fixed_places_and_rebalance_is_refused():
     with pytest.raises(ValueError, match="rebalance has to be false"):
         FakeCluster(places={"fixed": "g0"})
 
 
-def test_who_is_on_its_way_has_not_had_its_turn():
+def test_a_model_under_activation_makes_no_way_before_its_quantum():
     world = FakeCluster(groups=1, patience_s=0)
     world.model("coming", weights=60 * MIB)
     new = world.model("new", weights=60 * MIB)
@@ -187,7 +187,7 @@ def test_who_is_on_its_way_has_not_had_its_turn():
     assert verdict.group is None and "g0 is reserved for it" in verdict.reason
 
 
-def test_what_is_left_of_an_engine_makes_way_for_nobody_before_it_is_buried():
+def test_booking_of_a_dead_engine_makes_no_way_before_it_is_dropped():
     world = FakeCluster(groups=1, patience_s=0)
     new = world.model("new", weights=60 * MIB)
     world.groups[0].state.memory[0].bookings.add(model="dead", weights_bytes=60 * MIB)
@@ -196,7 +196,7 @@ def test_what_is_left_of_an_engine_makes_way_for_nobody_before_it_is_buried():
     assert verdict.group is None and "g0 is reserved for it" in verdict.reason
 
 
-def test_a_model_is_as_idle_as_its_group_said_and_as_long_longer_as_nothing_was_heard():
+def test_idle_time_of_a_model_is_the_reported_one_and_the_time_since_the_report():
     world = FakeCluster(groups=1, idle_s=1.0, patience_s=60)
     world.model("idle", weights=60 * MIB)
     new = world.model("new", weights=60 * MIB)
@@ -210,7 +210,7 @@ def test_a_model_is_as_idle_as_its_group_said_and_as_long_longer_as_nothing_was_
     assert yielding.reason.startswith("idle for 1 s")
 
 
-def test_who_is_busy_is_not_idle_because_nothing_was_heard():
+def test_idle_time_of_a_busy_model_does_not_grow_without_reports():
     world = FakeCluster(groups=1, idle_s=1.0, patience_s=60)
     world.model("busy", weights=60 * MIB)
     new = world.model("new", weights=60 * MIB)
@@ -220,7 +220,7 @@ def test_who_is_busy_is_not_idle_because_nothing_was_heard():
     assert world.planner.activation(new).group is None
 
 
-def test_a_quantum_is_over_though_the_report_that_says_so_is_not_here_yet():
+def test_quantum_of_a_busy_model_ends_without_another_report():
     world = FakeCluster(groups=1, patience_s=0, quantum_s=4)
     world.model("busy", weights=60 * MIB)
     new = world.model("new", weights=60 * MIB)
@@ -231,7 +231,7 @@ def test_a_quantum_is_over_though_the_report_that_says_so_is_not_here_yet():
     assert [y.model for y in world.planner.activation(new).yields] == ["busy"]
 
 
-def test_relief_is_looked_for_again_when_somebody_has_been_idle_for_long_enough():
+def test_relief_is_found_once_a_model_has_been_idle_for_long_enough():
     world = FakeCluster(groups=1, kv_idle_s=5.0)
     for name in ("busy", "idle"):
         world.model(name)
@@ -244,7 +244,7 @@ def test_relief_is_looked_for_again_when_somebody_has_been_idle_for_long_enough(
     assert yielding.model == "idle"
 
 
-def test_what_a_cold_start_took_is_what_who_would_come_back_cold_stays_for():
+def test_model_that_would_come_back_cold_stays_for_several_times_its_cold_start():
     world = FakeCluster(groups=1, stay=4.0, patience_s=60, hibernate=False)
     world.model("came", weights=60 * MIB)
     new = world.model("new", weights=60 * MIB)
@@ -255,7 +255,7 @@ def test_what_a_cold_start_took_is_what_who_would_come_back_cold_stays_for():
     assert [y.model for y in world.planner.activation(new).yields] == ["came"]
 
 
-def test_what_a_group_counted_before_it_was_found_is_no_rate():
+def test_token_rate_leaves_out_tokens_counted_before_the_group_was_found():
     world = FakeCluster(groups=1)
     world.model("a")
     [group] = world.groups
@@ -298,7 +298,7 @@ def names_within(root, seen=None):
         yield from names_within([getattr(root, slot) for slot in slots] + [getattr(root, "__dict__", {})], seen)
 
 
-def test_nothing_is_kept_of_models_that_came_served_and_went():
+def test_planner_keeps_no_state_of_vanished_models_beyond_the_last_few():
     world = FakeCluster(groups=2, most_vanished=4)
     world.model("stays")
     world.planner.observe()

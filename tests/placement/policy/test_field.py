@@ -31,7 +31,7 @@ loads = st.lists(st.sampled_from([0.0, 0.01, 0.3]), min_size=len(DEVICES), max_s
 
 
 @given(st.lists(st.tuples(models, st.sampled_from(DEVICES)), max_size=12), models, loads)
-def test_every_resulting_pressure_is_that_of_the_books(bookings, model, loads):
+def test_field_pressures_equal_those_of_the_books(bookings, model, loads):
     load = dict(zip(DEVICES, loads, strict=True))
     groups = [Group(g.name, tuple(replace(d, load=load[d.name]) for d in g.devices)) for g in GROUPS]
     field, books = Field(groups, {}), Books(groups)
@@ -55,7 +55,7 @@ def test_every_resulting_pressure_is_that_of_the_books(bookings, model, loads):
         assert field.resulting(model, first) < inf
 
 
-def test_a_copy_is_independent():
+def test_a_copy_of_a_field_is_independent():
     field = Field(GROUPS, {})
     other = field.copy()
     other.book(Model("m", weights=90), ["c0"])
@@ -64,7 +64,7 @@ def test_a_copy_is_independent():
     assert other.resulting(Model("n", weights=50), place) == inf
 
 
-def test_equal_pressures_go_to_the_smaller_group_then_to_the_one_with_less_to_serve_today():
+def test_field_among_equal_pressures_prefers_the_smaller_group_then_the_one_with_less_demand():
     model = Model("m", demand=1.0, weights=10)
     equal = [
         Group("x", (Device("x0", 100), Device("x1", 100))),
@@ -75,7 +75,7 @@ def test_equal_pressures_go_to_the_smaller_group_then_to_the_one_with_less_to_se
     assert Field(equal, {"y": 5.0}).best(model)[0].place.group == "z"
 
 
-def test_a_place_is_known_by_its_group_and_devices():
+def test_field_knows_a_place_by_its_group_and_devices():
     field = Field(GROUPS, {})
     assert field.has(Place("a", ("a0", "a1")))
     assert not field.has(Place("a", ("b0",)))
@@ -84,7 +84,7 @@ def test_a_place_is_known_by_its_group_and_devices():
         Field([*GROUPS, Group("d", (Device("a0", 1),))], {})
 
 
-def test_a_device_is_found_by_its_number():
+def test_field_finds_a_device_by_its_number():
     groups = [Group("wide", (Device("w0", 100), Device("w1", 100))), Group("a", (Device("a0", 100),))]
     field = Field(groups, {})
     for group in groups:

@@ -16,7 +16,7 @@ def test_demand_is_bytes_a_second_weighted_by_the_target():
     assert demand(100.0, 1000, None, default_target_s=0.1) == pytest.approx(1_000_000)
 
 
-def test_a_model_that_nobody_asks_for_still_demands_a_little():
+def test_demand_of_a_model_without_requests_is_the_least_one():
     assert demand(0.0, 1000, 0.05, default_target_s=0.1) == LEAST_DEMAND
 
 
@@ -64,7 +64,7 @@ def test_the_parts_of_a_tensor_parallel_model_go_to_the_least_pressured_devices_
     assert books.best(Model("large", weights=500, parts=2), GROUP) == (inf, ())
 
 
-def test_asleep_only_the_quota_stays_booked():
+def test_a_sleeping_model_is_booked_with_its_quota_alone():
     model = Model("a", demand=5.0, weights=40, floor=30, quota=10, parts=2)
     assert (model.asleep().fixed, model.asleep().needed, model.asleep().part_demand) == (5, 5, 0.0)
 
@@ -75,12 +75,12 @@ def test_a_device_belongs_to_one_group():
 
 
 @given(st.integers(0, 10_000), st.integers(1, 8))
-def test_shares_never_add_up_to_less(amount, parts):
+def test_shares_of_an_amount_add_up_to_at_least_it(amount, parts):
     assert amount <= share(amount, parts) * parts < amount + parts
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 9), st.integers(0, 2)), max_size=20))
-def test_what_was_released_leaves_no_trace(bookings):
+def test_books_after_a_release_are_as_before_the_booking(bookings):
     books = Books([GROUP])
     models = [(Model(f"{i}", float(d), w, f), f"d{device}") for i, (w, f, d, device) in enumerate(bookings)]
     for model, device in models:

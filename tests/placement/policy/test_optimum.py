@@ -38,7 +38,7 @@ SMALL = tuple(
 # --- the optimum itself -----------------------------------------------------------------------------------------------
 
 
-def test_the_optimum_is_that_of_all_placements():
+def test_optimum_equals_the_best_of_all_placements():
     seen = 0
     for _, instance in instances(8, SEED, SMALL):
         if sum(len(group.devices) for group in instance.groups) ** len(instance.models) <= 20_000:
@@ -47,7 +47,7 @@ def test_the_optimum_is_that_of_all_placements():
     assert seen >= 20
 
 
-def test_without_a_placement_there_is_no_optimum():
+def test_optimum_without_a_possible_placement_is_none():
     groups = (Group("g0", (Device("d0", 100),)), Group("g1", (Device("d1", 100),)))
     too_many = Instance(groups, tuple(Model(f"m{i}", 1.0, 60) for i in range(3)))
     too_wide = Instance(groups, (Model("m", 2.0, 60, parts=2),))
@@ -57,7 +57,7 @@ def test_without_a_placement_there_is_no_optimum():
         assert not exists_below(instance, None)
 
 
-def test_highs_finds_nothing_better_than_the_optimum_and_something_at_most_a_thousandth_worse():
+def test_optimum_is_confirmed_by_highs_within_a_thousandth():
     for _, instance in instances(3, SEED, SMALL):
         best = optimum(instance)
         assert best is not None
@@ -209,7 +209,7 @@ def test_moves_one_at_a_time_with_a_cool_down_come_to_rest_with_lower_pressures(
             assert descending(instance, then) < descending(instance, places)
 
 
-def test_where_nothing_that_was_begun_is_finished_some_go_back_and_forth_for_ever():
+def test_moves_of_rounds_that_are_never_finished_go_back_and_forth_for_ever():
     """The property above can fail: a move that was meant as the first of two is taken back before the second."""
     assert any(still_moves(*given, 0.0, finish=False)[1] for given in loaded(FAMILIES[2], 40))
 
@@ -225,7 +225,7 @@ def devices(**capacities):
     return [Group(name, (Device(name, capacity),)) for name, capacity in capacities.items()]
 
 
-def test_two_change_places_where_no_move_alone_helps():
+def test_local_search_exchanges_two_models_where_no_single_move_helps():
     """By demand s goes to A and q and r to B; then p fits beside s alone, where it leaves little: 100 / 10."""
     groups = devices(A=100, B=100)
     facts = {"s": (90, 30), "q": (80, 10), "r": (40, 30), "p": (10, 60)}
@@ -239,7 +239,7 @@ def test_two_change_places_where_no_move_alone_helps():
     assert "from 10 to 3.25" in reason.text
 
 
-def test_nobody_moves_for_less_than_tau_in_a_search_either():
+def test_local_search_moves_no_model_for_a_gain_below_tau():
     groups = devices(A=100, B=100)
     candidates = [
         Candidate(Model("p", 50.0, 10), at("A")),
@@ -280,7 +280,7 @@ def booked(groups, facts):
     return field, placed
 
 
-def test_a_model_that_fits_nowhere_gets_room_that_several_devices_had():
+def test_a_model_that_fits_nowhere_gets_room_gathered_from_several_devices():
     """A, B and C have 21, 21 and 6 of the 41 that it needs. No move and no exchange of two is enough."""
     sizes = {"A": (30, 20, 30), "B": (10, 30, 40), "C": (15, 40, 40)}
     facts = {f"{on}{i}": (1, size, on) for on, each in sizes.items() for i, size in enumerate(each)}
@@ -308,7 +308,7 @@ def test_a_large_model_changes_places_with_two_small_ones():
 
 
 @pytest.mark.parametrize("family", [FAMILIES[3], FAMILIES[5]], ids=lambda family: family.name)
-def test_after_a_search_no_division_with_another_device_relieves_the_most_pressed_one(family):
+def test_local_search_ends_where_no_division_relieves_the_most_pressed_device(family):
     seen = 0
     for _, instance in instances(30, SEED, [family]):
         places = placed(instance).places
@@ -338,7 +338,7 @@ def kvpr_of(capacity, models):
     return sum(m.demand for m in models) / left
 
 
-def test_a_place_that_models_of_two_parts_have_left_can_be_divided_with_again():
+def test_local_search_divides_with_a_place_again_after_models_of_two_parts_left_it():
     """P, Q and H are groups of two devices; on the way everybody leaves P."""
     groups = [Group(name, (Device(f"{name}0", size), Device(f"{name}1", size))) for name, size in WIDE.items()]
     field, placed = Field(groups, {}), []
@@ -355,7 +355,7 @@ WIDE = {"T": 300, "P": 100, "Q": 200, "H": 200}
 WIDE_MODELS = {"t": (9000, 285, "T"), "m": (300, 85, "P"), "x": (12, 1, "H"), "y": (12, 1, "H"), "z": (100, 115, "H")}
 
 
-def test_one_that_can_not_be_helped_takes_nothing_from_those_that_can():
+def test_make_room_places_other_models_despite_one_that_fits_nowhere():
     groups = devices(**{f"A{i}": 100 for i in range(20)}, **{f"E{i}": 101 for i in range(20)})
     facts = {
         f"{n}{i}": (1, size, f"{on}{i}")
@@ -368,7 +368,7 @@ def test_one_that_can_not_be_helped_takes_nothing_from_those_that_can():
     assert {f"new{i}" for i in range(20)} <= found.keys()
 
 
-def test_a_search_with_no_steps_or_nothing_to_search_changes_nothing():
+def test_local_search_without_steps_or_models_changes_nothing():
     field = Field(devices(A=100, B=100), {})
     assert improve(field, [], 10, 0.2) == {}
     placed = [Placed(Model(name, 5.0, 10), at("A"), None) for name in "ab"]
@@ -379,7 +379,7 @@ def test_a_search_with_no_steps_or_nothing_to_search_changes_nothing():
 
 
 @pytest.mark.parametrize(("least", "moves"), [(0.1, 1), (0.2, 0)])
-def test_a_device_with_less_than_the_least_pressure_is_not_relieved(least, moves):
+def test_local_search_does_not_relieve_a_device_below_the_least_pressure(least, moves):
     field, settled = Field(devices(A=100, B=100), {}), Field(devices(A=100, B=100), {})
     placed = [Placed(Model(name, 6.0, 10), at("A"), None) for name in "ab"]
     for p in placed:
@@ -390,7 +390,7 @@ def test_a_device_with_less_than_the_least_pressure_is_not_relieved(least, moves
 
 
 @pytest.mark.parametrize(("home", "tau", "moves"), [("A", 0.2, 0), ("A", 0.01, 1), (None, 0.2, 1)])
-def test_a_step_takes_an_active_model_from_its_place_for_more_than_tau_only(home, tau, moves):
+def test_local_search_moves_an_active_model_from_its_place_only_for_a_gain_above_tau(home, tau, moves):
     """60 / 80 on A becomes 58 / 80 on B: 3 % less."""
     field = Field(devices(A=100, B=100), {})
     field.book(Model("r", 28.0, 10), ["B"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from placement.policy.window import RateWindow
 
 
-def test_a_steady_rate_is_measured_as_it_is():
+def test_window_rates_of_steady_tokens_are_the_true_rate():
     window = RateWindow()
     for second in range(600):
         window.observe(100, second + 0.5)
@@ -15,7 +15,7 @@ def test_a_steady_rate_is_measured_as_it_is():
     assert window.long_rate(600.0) == pytest.approx(100.0)
 
 
-def test_a_burst_counts_at_once_and_is_forgotten_in_a_minute():
+def test_window_rate_of_a_burst_rises_at_once_and_ends_within_a_minute():
     window = RateWindow(window_s=60.0, short_s=5.0)
     window.observe(3000, 100.0)
     assert window.rate(100.0) == pytest.approx(600.0)  # the short window
@@ -25,11 +25,11 @@ def test_a_burst_counts_at_once_and_is_forgotten_in_a_minute():
     assert window.rate(161.0) == 0.0
 
 
-def test_a_model_without_observations_has_no_rate():
+def test_window_rate_without_observations_is_zero():
     assert RateWindow().rate(12345.6) == 0.0
 
 
-def test_time_that_runs_backwards_counts_as_the_last_bucket():
+def test_window_observation_with_an_earlier_time_counts_in_the_last_bucket():
     window = RateWindow()
     window.observe(10, 100.0)
     window.observe(10, 50.0)
@@ -48,7 +48,7 @@ def test_an_impossible_window_is_refused():
     st.integers(0, 40),
     st.sampled_from([(8.0, 2.0), (8.0, 8.0), (3.0, 1.0)]),
 )
-def test_both_rates_are_those_of_a_slow_obvious_window(steps, rest, sizes):
+def test_window_rates_equal_those_of_a_plain_list(steps, rest, sizes):
     """Steps are quarters of a second; the bucket is one second."""
     window = RateWindow(window_s=sizes[0], short_s=sizes[1])
     now, seen = 0.0, []
@@ -63,7 +63,7 @@ def test_both_rates_are_those_of_a_slow_obvious_window(steps, rest, sizes):
 
 
 @pytest.mark.parametrize(("before", "total", "tokens"), [(0, 60, 60), (40, 100, 60), (500, 60, 60)])
-def test_a_counter_counts_by_what_it_has_risen_and_from_zero_where_it_fell(before, total, tokens):
+def test_window_counter_counts_its_rise_and_from_zero_after_a_fall(before, total, tokens):
     window = RateWindow(window_s=60.0, short_s=60.0)
     window.counted(total, before, 100.0)
     assert window.rate(100.0) == tokens / 60

@@ -26,7 +26,7 @@ def created(monkeypatch):
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_start_that_is_cancelled_ends_and_leaves_no_process(created, turns):
+async def test_child_start_that_is_cancelled_leaves_no_process(created, turns):
     start = tasks.spawn(children.start(*FOREVER, **PIPES), "start")
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -37,12 +37,12 @@ async def test_a_start_that_is_cancelled_ends_and_leaves_no_process(created, tur
     assert all(process.returncode is not None for process in created)
 
 
-async def test_a_program_that_is_not_there_is_an_os_error():
+async def test_child_start_of_a_missing_program_raises_an_os_error():
     with pytest.raises(FileNotFoundError):
         await children.start("/nowhere/program")
 
 
-async def test_end_waits_until_the_process_has_ended_and_may_be_repeated():
+async def test_child_end_waits_for_its_process_and_may_be_repeated():
     process = await children.start(*FOREVER, **PIPES)
     await children.end(process)
     assert process.returncode == -9

@@ -14,7 +14,7 @@ def failed(text):
 
 
 @given(st.lists(st.text(max_size=50), max_size=10), st.lists(st.integers(1, 40), max_size=60))
-def test_messages_arrive_whole_and_in_order_however_the_bytes_are_cut(texts, cuts):
+def test_framed_messages_arrive_whole_and_in_order_however_the_bytes_are_cut(texts, cuts):
     stream = b"".join(frame(failed(text)) for text in texts)
     unframe = _Unframe(engine_pb2.FromEngine)
     got = []
@@ -25,7 +25,7 @@ def test_messages_arrive_whole_and_in_order_however_the_bytes_are_cut(texts, cut
     assert [message.failed.reason for message in got] == texts
 
 
-async def test_a_blocking_end_and_an_asyncio_end_understand_each_other():
+async def test_framed_channel_joins_a_blocking_and_an_asyncio_end():
     ours, theirs = socket.socketpair()
     channel = await FramedChannel(engine_pb2.FromEngine).open(ours)
     engine = BlockingChannel(theirs.detach(), engine_pb2.ToEngine)
@@ -44,7 +44,7 @@ async def test_a_blocking_end_and_an_asyncio_end_understand_each_other():
         assert engine.recv_ready() == []
 
 
-async def test_the_closing_of_the_engines_end_is_seen():
+async def test_framed_channel_ends_when_the_engine_closes_its_end():
     ours, theirs = socket.socketpair()
     channel = await FramedChannel(engine_pb2.FromEngine).open(ours)
     theirs.close()
@@ -52,7 +52,7 @@ async def test_the_closing_of_the_engines_end_is_seen():
 
 
 @pytest.mark.parametrize("nonsense", [b"\xff\xff\xff\xff", b"\x02\0\0\0\x0a\x7f"], ids=["too long", "no message"])
-async def test_who_speaks_something_else_is_closed_and_nothing_fails(nonsense, caplog):
+async def test_framed_channel_with_invalid_bytes_is_closed_without_an_error(nonsense, caplog):
     for blocking in (False, True):
         ours, theirs = socket.socketpair()
         theirs.sendall(nonsense)

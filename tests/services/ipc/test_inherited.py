@@ -17,13 +17,13 @@ print(json.dumps([[s.getsockname()[1], s.get_inheritable()] for s in found]), [k
 """
 
 
-def test_those_for_another_process_are_left_alone():
+def test_inherited_sockets_for_another_process_are_not_taken():
     environment = {"LISTEN_PID": str(os.getpid() + 1), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"}
     assert inherited.listeners(environment) == [] and environment == {}
     assert inherited.listeners({}) == []
 
 
-def test_they_are_found_in_order_and_not_passed_on():
+def test_inherited_sockets_are_found_in_order_and_not_passed_to_children():
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         given = [one.fileno(), other.fileno()]
         script = f"exec 3<&{given[0]} 4<&{given[1]}; exec {sys.executable} -c '{_ASK}'"

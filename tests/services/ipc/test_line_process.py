@@ -17,7 +17,7 @@ DIES = (sys.executable, "-c", "import sys\nprint('ready', flush=True)\nsys.stdin
 SILENT = (sys.executable, "-c", "import sys\nsys.stdin.read()")
 
 
-async def test_each_line_has_an_answer() -> None:
+async def test_line_process_answers_each_line() -> None:
     process = await LineProcess.start(ECHO, 60)
     assert await process.ask(b"abc", 60) == b"cba\n"
     assert await process.ask(b"de", 60) == b"ed\n"
@@ -25,14 +25,14 @@ async def test_each_line_has_an_answer() -> None:
     assert not process.alive
 
 
-async def test_one_that_dies_at_a_line_is_an_error_of_that_line() -> None:
+async def test_line_process_that_dies_at_a_line_raises_for_that_line() -> None:
     process = await LineProcess.start(DIES, 60)
     with pytest.raises(OSError, match="ended"):
         await process.ask(b"abc", 60)
     await process.stop()
 
 
-async def test_one_that_cannot_start_or_never_says_so_is_told() -> None:
+async def test_line_process_that_cannot_start_or_is_never_ready_raises() -> None:
     with pytest.raises(OSError):
         await LineProcess.start(("/nowhere/at/all",), 60)
     with pytest.raises(OSError, match="ended"):
@@ -41,7 +41,7 @@ async def test_one_that_cannot_start_or_never_says_so_is_told() -> None:
         await LineProcess.start(SILENT, 0.01)
 
 
-async def test_one_that_takes_too_long_is_a_time_out() -> None:
+async def test_line_process_that_takes_too_long_times_out() -> None:
     process = await LineProcess.start(DIES[:2] + ("print('ready', flush=True)\nimport signal\nsignal.pause()",), 60)
     with pytest.raises(TimeoutError):
         await process.ask(b"abc", 0.01)

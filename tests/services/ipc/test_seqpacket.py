@@ -18,7 +18,7 @@ def path(tmp_path):
     return str(tmp_path / "s.sock")
 
 
-async def test_messages_and_descriptors_arrive_together(path):
+async def test_seqpacket_messages_and_descriptors_arrive_together(path):
     got = asyncio.get_running_loop().create_future()
 
     async def on_connect(connection):
@@ -46,7 +46,7 @@ async def test_messages_and_descriptors_arrive_together(path):
     await server.stop()
 
 
-async def test_what_the_socket_does_not_take_at_once_is_sent_later_in_order(path):
+async def test_seqpacket_messages_beyond_the_socket_buffer_are_sent_later_in_order(path):
     received = []
     done = asyncio.Event()
     go = asyncio.Event()
@@ -86,7 +86,7 @@ async def test_a_stale_socket_file_is_replaced_and_a_live_one_refused_in_one_lin
     assert not os.path.exists(path)
 
 
-def test_a_file_that_is_no_socket_is_left_alone(tmp_path):
+def test_seqpacket_listen_on_a_file_that_is_no_socket_is_refused(tmp_path):
     path = tmp_path / "precious"
     path.write_text("data")
     with pytest.raises(Unavailable, match="is not a socket"):
@@ -94,7 +94,7 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path):
     assert path.read_text() == "data"
 
 
-def test_the_peer_is_who_the_kernel_says_and_its_death_is_seen():
+def test_seqpacket_peer_has_the_pid_and_uid_that_the_kernel_reports():
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     peer = seqpacket.peer(here)
     assert (peer.pid, peer.uid) == (os.getpid(), os.getuid())
@@ -125,7 +125,7 @@ async def test_the_pidfd_of_a_peer_becomes_readable_when_it_dies(path):
     await server.stop()
 
 
-async def test_who_answers_a_peer_that_does_not_read_holds_one_answer(path):
+async def test_seqpacket_server_holds_one_answer_for_a_peer_that_does_not_read(path):
     """Without a pause between requests each of them would take descriptors that the peer never takes."""
     waits, gone = asyncio.Event(), asyncio.Event()
     fd = os.memfd_create("x")
@@ -156,7 +156,7 @@ async def test_who_answers_a_peer_that_does_not_read_holds_one_answer(path):
     await server.stop()
 
 
-async def test_who_comes_while_there_are_no_descriptors_waits_and_is_taken_later(path, monkeypatch):
+async def test_seqpacket_peer_that_connects_while_descriptors_are_short_is_accepted_later(path, monkeypatch):
     taken, refused = asyncio.Event(), asyncio.Event()
 
     async def on_connect(_connection):

@@ -29,7 +29,7 @@ def no_umask() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660])
-async def test_a_server_says_itself_who_may_connect(tmp_path: Path, no_umask: None, mode: int) -> None:
+async def test_socket_of_a_server_has_the_configured_mode(tmp_path: Path, no_umask: None, mode: int) -> None:
     path = tmp_path / "s.sock"
     server = rpc.Server(f"unix:{path}", socket_mode=mode)
     await server.start()
@@ -38,14 +38,14 @@ async def test_a_server_says_itself_who_may_connect(tmp_path: Path, no_umask: No
 
 
 @pytest.mark.parametrize("within", ["a file", "a folder that is another's"])
-async def test_a_path_that_cannot_be_made_is_one_line(tmp_path: Path, within: str) -> None:
+async def test_socket_path_that_cannot_be_created_is_refused_in_one_line(tmp_path: Path, within: str) -> None:
     (tmp_path / "file").write_text("")
     folder = tmp_path / "file" if within == "a file" else Path("/proc")
     with pytest.raises(Unavailable, match=f"{folder}/x/s.sock: "):
         await rpc.Server(f"unix:{folder}/x/s.sock").start()
 
 
-async def test_nobody_else_may_connect_before_the_server_has_said_so(
+async def test_socket_of_a_server_is_closed_to_others_before_its_mode_is_set(
     tmp_path: Path, no_umask: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s.sock"
@@ -64,7 +64,7 @@ async def test_nobody_else_may_connect_before_the_server_has_said_so(
 
 
 @pytest.mark.skipif(os.getuid() != 0 or os.uname().machine not in _SETRESUID, reason="only root can be somebody else")
-async def test_another_user_is_let_in_only_where_the_mode_says_so(no_umask: None) -> None:
+async def test_socket_admits_another_user_only_if_its_mode_allows_it(no_umask: None) -> None:
     let_in = {}
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)

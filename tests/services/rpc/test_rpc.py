@@ -35,7 +35,7 @@ async def address(tmp_path):
     await server.stop(0)
 
 
-async def test_a_domain_error_is_answered_with_its_status_and_line(address):
+async def test_rpc_domain_error_is_answered_with_its_status_and_line(address):
     async with rpc.channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await placement_pb2_grpc.PlacementStub(channel).Activate(placement_pb2.ActivateRequest(model="m"))
@@ -44,7 +44,7 @@ async def test_a_domain_error_is_answered_with_its_status_and_line(address):
 
 
 @pytest.mark.parametrize("method", ["Activate", "WatchRoutes"])
-async def test_bytes_that_are_no_message_are_the_callers_fault(address, method):
+async def test_rpc_bytes_that_are_no_message_are_an_invalid_argument(address, method):
     async with rpc.channel(address) as channel:
         call = channel.unary_unary if method == "Activate" else channel.unary_stream
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -54,7 +54,7 @@ async def test_bytes_that_are_no_message_are_the_callers_fault(address, method):
     assert "prism.placement.v1" in caught.value.details()
 
 
-async def test_a_fault_of_ours_is_internal_and_the_server_lives_on(address):
+async def test_rpc_unexpected_error_is_internal_and_the_server_lives_on(address):
     async with rpc.channel(address) as channel:
         stub = placement_pb2_grpc.PlacementStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -63,7 +63,7 @@ async def test_a_fault_of_ours_is_internal_and_the_server_lives_on(address):
     assert await rpc.healthy(address, 20)
 
 
-async def test_an_error_in_a_stream_ends_it_with_its_status(address):
+async def test_rpc_error_in_a_stream_ends_it_with_its_status(address):
     async with rpc.channel(address) as channel:
         got = []
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -75,7 +75,7 @@ async def test_an_error_in_a_stream_ends_it_with_its_status(address):
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_server_lists_its_services(address):
+async def test_rpc_reflection_lists_the_services(address):
     async with rpc.channel(address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
@@ -98,16 +98,18 @@ async def test_a_second_server_on_a_port_is_refused_in_one_line():
     await first.stop(0)
 
 
-async def test_nobody_is_not_healthy(tmp_path):
+async def test_rpc_health_without_a_server_is_false(tmp_path):
     assert not await rpc.healthy(f"unix:{tmp_path}/none.sock", 0.2)
 
 
-def test_the_keepers_messages_are_importable_without_a_server():
+def test_keeper_messages_are_importable_without_a_server():
     assert keeper_pb2.ToKeeper(request_id=1).request_id == 1
 
 
 @pytest.mark.parametrize(("minor", "major", "why"), [(7, 0, ""), (0, 1, "protocol 2.. is not spoken here")])
-async def test_another_minor_version_is_served_and_another_major_one_refused(address, monkeypatch, minor, major, why):
+async def test_rpc_caller_of_another_minor_version_is_served_and_of_a_major_refused(
+    address, monkeypatch, minor, major, why
+):
     ours = rpc.PROTOCOL
     monkeypatch.setattr(rpc, "PROTOCOL", (ours[0] + major, ours[1] + minor))
     channel = rpc.channel(address)
@@ -129,13 +131,13 @@ async def test_another_minor_version_is_served_and_another_major_one_refused(add
             assert (await call.read()).revision == 7
 
 
-async def test_a_caller_that_says_no_version_is_served(address):
+async def test_rpc_caller_without_a_version_is_served(address):
     async with grpc.aio.insecure_channel(address) as channel:
         call = placement_pb2_grpc.PlacementStub(channel).WatchRoutes(placement_pb2.WatchRoutesRequest())
         assert (await call.read()).revision == 7
 
 
-async def test_whoever_watches_a_servers_health_hears_how_it_is_and_what_it_becomes(tmp_path):
+async def test_rpc_health_watch_sends_the_present_status_and_changes(tmp_path):
     server = rpc.Server(f"unix:{tmp_path}/w.sock")
     await server.start()
     async with rpc.channel(server.address) as channel:
@@ -173,13 +175,13 @@ async def _asked(tmp_path, stops, timeout_s):
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
-async def test_a_call_that_meets_a_server_that_stops_is_made_again(tmp_path, code):
+async def test_rpc_call_to_a_stopping_server_is_made_again(tmp_path, code):
     stops = Stops(3, code)
     assert await _asked(tmp_path, stops, 20) == placement_pb2.Cluster()
     assert stops.asked == 4
 
 
-async def test_a_call_that_was_refused_is_not_made_again_nor_one_whose_time_is_over(tmp_path):
+async def test_rpc_call_that_was_refused_or_timed_out_is_not_made_again(tmp_path):
     for stops, timeout_s in ((Stops(9, grpc.StatusCode.NOT_FOUND), 20), (Stops(10**6), 2)):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await _asked(tmp_path, stops, timeout_s)

@@ -17,13 +17,13 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_comes_back_from_the_wire_as_it_was_raised(kind):
+def test_status_of_an_error_is_read_back_as_the_raised_error(kind):
     code, text = to_status(kind("three of four"))
     back = from_rpc(grpc.aio.AioRpcError(code, None, None, details=text))
     assert type(back) is kind and str(back) == "three of four"
 
 
-def test_a_subclass_is_told_as_its_kind():
+def test_status_of_a_subclass_is_that_of_its_kind_of_error():
     class NoSuchModel(errors.NotFound):
         pass
 
@@ -34,7 +34,7 @@ def test_a_status_without_a_kind_means_unavailable():
     assert type(from_rpc(grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, None, None))) is errors.Unavailable
 
 
-def test_who_did_not_answer_in_time_is_named_where_the_caller_knows():
+def test_status_of_a_time_out_names_the_server_if_the_caller_does():
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     for details in ("Deadline Exceeded", "Stream removed (Deadline Exceeded)"):
         late = grpc.aio.AioRpcError(code, None, None, details=details)
@@ -44,7 +44,7 @@ def test_who_did_not_answer_in_time_is_named_where_the_caller_knows():
     assert str(from_rpc(said, "placement")) == "m is not gone after 30 s"
 
 
-def test_an_error_without_a_status_of_its_own_is_told_as_it_will_be_read():
+def test_status_of_an_error_of_no_kind_is_unavailable():
     class Odd(errors.PrismError):
         pass
 

@@ -84,7 +84,7 @@ async def code(address: str) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-async def test_only_who_has_a_certificate_of_the_ca_is_let_in(tmp_path: Path, ca: trustme.CA) -> None:
+async def test_tls_server_admits_only_callers_with_a_certificate_of_its_ca(tmp_path: Path, ca: trustme.CA) -> None:
     async with Node(issued(tmp_path, "server", ca)) as node:
         assert await code(node.address) == grpc.StatusCode.UNAVAILABLE  # in the clear
         without = grpc.ssl_channel_credentials(ca.cert_pem.bytes())
@@ -101,7 +101,7 @@ async def test_only_who_has_a_certificate_of_the_ca_is_let_in(tmp_path: Path, ca
         assert await rpc.healthy(node.address, 20)
 
 
-async def test_a_server_of_another_ca_or_name_is_not_believed(tmp_path: Path, ca: trustme.CA) -> None:
+async def test_tls_server_of_another_ca_or_name_is_not_trusted(tmp_path: Path, ca: trustme.CA) -> None:
     rpc.identify(Identity(issued(tmp_path, "client", ca).node()))
     other = issued(tmp_path, "other", trustme.CA())
     other.believe(ca)
@@ -110,13 +110,13 @@ async def test_a_server_of_another_ca_or_name_is_not_believed(tmp_path: Path, ca
             assert await code(node.address) == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_one_name_for_all_servers_is_enough_where_addresses_change(tmp_path: Path, ca: trustme.CA) -> None:
+async def test_tls_server_name_may_be_one_for_all_servers(tmp_path: Path, ca: trustme.CA) -> None:
     rpc.identify(Identity(issued(tmp_path, "client", ca).node(server_name="prism.internal")))
     async with Node(issued(tmp_path, "server", ca, "prism.internal")) as node:
         assert await code(node.address) == grpc.StatusCode.OK
 
 
-async def test_a_unix_socket_stays_as_it_is(tmp_path: Path, ca: trustme.CA) -> None:
+async def test_unix_socket_is_served_without_tls(tmp_path: Path, ca: trustme.CA) -> None:
     identity = Identity(issued(tmp_path, "server", ca).node())
     server = rpc.Server(f"unix:{tmp_path}/s.sock", identity)
     await server.start()
@@ -127,7 +127,7 @@ async def test_a_unix_socket_stays_as_it_is(tmp_path: Path, ca: trustme.CA) -> N
     await server.stop(0)
 
 
-async def test_ca_and_certificates_change_while_streams_and_calls_run(tmp_path: Path, ca: trustme.CA) -> None:
+async def test_tls_ca_and_certificates_rotate_while_streams_and_calls_run(tmp_path: Path, ca: trustme.CA) -> None:
     """The order of a rotation: everybody believes the new CA too; new certificates; the old CA is forgotten."""
     new = trustme.CA()
     client = issued(tmp_path, "client", ca)
@@ -180,7 +180,7 @@ async def test_ca_and_certificates_change_while_streams_and_calls_run(tmp_path: 
         routes.cancel()
 
 
-async def test_a_certificate_without_its_key_is_refused_and_the_old_one_holds(tmp_path: Path, ca: trustme.CA) -> None:
+async def test_tls_certificate_without_its_key_is_refused_and_the_old_one_stays(tmp_path: Path, ca: trustme.CA) -> None:
     client = issued(tmp_path, "client", ca)
     rpc.identify(Identity(client.node()))
     async with Node(issued(tmp_path, "server", ca)) as node:
@@ -191,7 +191,7 @@ async def test_a_certificate_without_its_key_is_refused_and_the_old_one_holds(tm
 
 @pytest.mark.parametrize("broken", ["certificate", "key", "ca"])
 @pytest.mark.parametrize("text", ["", "nonsense", None])
-def test_files_that_cannot_be_used_are_one_line_that_names_them(
+def test_tls_files_that_cannot_be_used_are_refused_by_name_in_one_line(
     tmp_path: Path, ca: trustme.CA, broken: str, text: str | None
 ) -> None:
     files = issued(tmp_path, "server", ca)
@@ -202,12 +202,12 @@ def test_files_that_cannot_be_used_are_one_line_that_names_them(
     assert str(path) in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_the_settings_are_all_or_none() -> None:
+def test_tls_settings_are_all_or_none() -> None:
     with pytest.raises(ValueError):
         NodeTls.model_validate({"certificate": "a", "key": "b"})
 
 
-async def test_tools_take_theirs_from_the_environment(
+async def test_tls_settings_of_tools_come_from_the_environment(
     tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.environ", dict(os.environ))

@@ -8,7 +8,7 @@ from services.rpc.watch import ThrottledFollower, Watched, follow_sparingly, fol
 from testing.patience import PATIENCE_S
 
 
-async def test_a_follower_gets_the_present_value_first_and_then_the_latest_after_changes():
+async def test_watched_follower_gets_the_present_value_first_and_then_the_latest():
     watched = Watched(1)
     follower = watched.follow()
     assert await anext(follower) == 1
@@ -17,7 +17,7 @@ async def test_a_follower_gets_the_present_value_first_and_then_the_latest_after
     assert await anext(follower) == 3, "what was overtaken is left out"
 
 
-async def test_a_change_while_nobody_waits_is_not_lost():
+async def test_watched_change_between_two_reads_is_not_lost():
     watched = Watched(0)
     follower = watched.follow()
     await anext(follower)
@@ -29,12 +29,12 @@ def facts(state):
     return state[0]
 
 
-async def test_what_does_not_change_is_told_again_after_the_longest_interval():
+async def test_throttled_follower_repeats_an_unchanged_state_after_the_longest_interval():
     told = follow_sparingly(Watched(None), lambda: ("same", 1), ThrottledFollower(facts, 0.0), 0.0, 0.01)
     assert [await anext(told), await anext(told)] == [("same", 1)] * 2
 
 
-async def test_what_was_kept_back_is_told_when_its_time_is_over_though_nothing_happens_any_more():
+async def test_throttled_follower_sends_a_delayed_state_without_a_further_change():
     states, changes = [("a", 1)], Watched(None)
     told = follow_sparingly(changes, lambda: states[-1], ThrottledFollower(facts, 0.2), 0.0, None)
     assert await anext(told) == ("a", 1)
@@ -43,7 +43,7 @@ async def test_what_was_kept_back_is_told_when_its_time_is_over_though_nothing_h
     assert await asyncio.wait_for(anext(told), 20) == ("a", 2)
 
 
-async def test_other_facts_are_told_at_once_and_figures_are_left_out():
+async def test_throttled_follower_sends_changed_facts_at_once_and_delays_figures():
     states, changes = [("a", 1)], Watched(None)
     told = follow_sparingly(changes, lambda: states[-1], ThrottledFollower(facts, 1000.0), 0.0, None)
     assert await anext(told) == ("a", 1)
@@ -55,7 +55,7 @@ async def test_other_facts_are_told_at_once_and_figures_are_left_out():
     assert await asyncio.wait_for(waiting, PATIENCE_S) == ("b", 4)
 
 
-async def test_every_waiter_sees_a_change():
+async def test_watched_change_reaches_every_waiter():
     watched = Watched(0)
     waiting = [asyncio.get_running_loop().create_task(watched.changed(0)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -75,7 +75,7 @@ def refusing(*details, code=grpc.StatusCode.FAILED_PRECONDITION):
     return open_stream
 
 
-async def test_a_stream_that_is_refused_is_tried_again_and_each_reason_logged_once():
+async def test_followed_stream_that_is_refused_is_retried_and_each_reason_logged_once():
     with capture_logs() as lines:
         async with contextlib.aclosing(follow_stream(refusing("old", "old", "new"), "s", 0.001, 0.001)) as messages:
             assert await anext(messages) == "message"
@@ -85,7 +85,7 @@ async def test_a_stream_that_is_refused_is_tried_again_and_each_reason_logged_on
     ]
 
 
-async def test_a_peer_that_has_not_been_reached_for_a_while_is_logged_once_with_the_reason():
+async def test_followed_stream_that_cannot_be_reached_is_logged_once_with_the_reason():
     away = refusing(*["no route"] * 5, code=grpc.StatusCode.UNAVAILABLE)
     with capture_logs() as lines:
         async with contextlib.aclosing(follow_stream(away, "s", 0.001, 0.004)) as messages:
@@ -96,7 +96,7 @@ async def test_a_peer_that_has_not_been_reached_for_a_while_is_logged_once_with_
     ]
 
 
-async def test_a_follower_that_has_heard_something_before_is_told_that_the_stream_is_away():
+async def test_followed_stream_that_was_heard_before_yields_none_when_it_is_away():
     away = refusing("gone", code=grpc.StatusCode.UNAVAILABLE)
     async with contextlib.aclosing(follow_stream(away, "s", 0.001, 0.001, heard=True)) as messages:
         assert [await anext(messages), await anext(messages)] == [None, "message"]

@@ -20,13 +20,15 @@ def by_definition(data: bytes) -> str:
     return as_text(total)
 
 
-def test_it_is_what_its_definition_says() -> None:
+def test_checksum_equals_its_definition() -> None:
     data = os.urandom(5 * ROW_BYTES)
     assert checksum(data) == by_definition(data)
 
 
 @given(st.permutations(range(4)), st.integers(0, 4 * ROW_BYTES - 1), st.integers(1, 255))
-def test_pieces_come_in_any_order_and_a_changed_byte_shows(order: list[int], where: int, change: int) -> None:
+def test_checksum_ignores_the_order_of_pieces_and_shows_a_changed_byte(
+    order: list[int], where: int, change: int
+) -> None:
     data = bytearray(bytes(range(256)) * (4 * ROW_BYTES // 256))
     pieces = Checksum()
     for row in order:
@@ -36,19 +38,19 @@ def test_pieces_come_in_any_order_and_a_changed_byte_shows(order: list[int], whe
     assert pieces.text() != checksum(data)
 
 
-def test_rows_that_changed_places_show() -> None:
+def test_checksum_shows_rows_that_changed_places() -> None:
     first, second = os.urandom(ROW_BYTES), os.urandom(ROW_BYTES)
     assert checksum(first + second) != checksum(second + first)
 
 
-def test_zeros_follow_a_short_last_row_and_pieces_begin_with_a_row() -> None:
+def test_checksum_pads_a_short_last_row_and_refuses_pieces_that_begin_within_a_row() -> None:
     data = os.urandom(ROW_BYTES + 100)
     assert checksum(data) == checksum(data + bytes(ROW_BYTES - 100)) != checksum(data[:-1])
     with pytest.raises(ValueError, match="no row of 4096 bytes begins at 8"):
         Checksum().add(8, bytes(ROW_BYTES))
 
 
-def test_what_several_saw_of_a_memory_is_joined() -> None:
+def test_checksums_of_parts_of_a_memory_are_joined() -> None:
     data = os.urandom(3 * ROW_BYTES + 100)
     first, second = Checksum(), Checksum()
     first.add(ROW_BYTES, data[ROW_BYTES:])

@@ -16,7 +16,7 @@ class Example(Config):
 GOOD = 'name = "x"\nlisten = "unix:/s"\n[inner]\nsize = 3\n'
 
 
-def test_a_complete_file_is_read_with_its_defaults():
+def test_config_file_is_read_with_its_defaults():
     config = parse(Example, GOOD, "f.toml")
     assert (config.inner.size, config.log_level, config.names) == (3, "info", [])
 
@@ -30,7 +30,7 @@ def test_a_complete_file_is_read_with_its_defaults():
         ("name = ", ["f.toml", "not TOML"]),
     ],
 )
-def test_a_bad_file_is_refused_in_one_line_that_names_the_key(text, names):
+def test_config_file_that_is_bad_is_refused_in_one_line_that_names_the_key(text, names):
     with pytest.raises(ValueError) as caught:
         parse(Example, text, "f.toml")
     message = str(caught.value)
@@ -39,18 +39,18 @@ def test_a_bad_file_is_refused_in_one_line_that_names_the_key(text, names):
         assert name in message
 
 
-def test_a_missing_file_ends_the_process_in_one_line(tmp_path):
+def test_config_file_that_is_missing_ends_the_process_in_one_line(tmp_path):
     with pytest.raises(SystemExit, match="nothing.toml: No such file"):
         load(Example, tmp_path / "nothing.toml")
 
 
-def test_a_configuration_cannot_be_changed_later():
+def test_config_cannot_be_changed_after_it_was_read():
     config = parse(Example, GOOD, "f.toml")
     with pytest.raises(ValueError):
         config.name = "other"
 
 
-def test_variables_are_the_environments_where_a_service_reads_its_file(tmp_path, monkeypatch):
+def test_config_variables_are_taken_from_the_environment_when_a_file_is_read(tmp_path, monkeypatch):
     monkeypatch.setenv("NODE_NAME", 'n"1')
     path = tmp_path / "f.toml"
     path.write_text(GOOD.replace('name = "x"', 'name = "${NODE_NAME}/x"\nnames = ["${NODE_NAME}", "$5 ${lower} {}"]'))
@@ -59,7 +59,7 @@ def test_variables_are_the_environments_where_a_service_reads_its_file(tmp_path,
     assert parse(Example, path.read_text(), "f.toml").name == "${NODE_NAME}/x", "elsewhere it is not known"
 
 
-def test_a_variable_that_is_not_set_is_named(tmp_path, monkeypatch):
+def test_config_variable_that_is_not_set_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.delenv("NODE_NAME", raising=False)
     path = tmp_path / "f.toml"
     path.write_text(GOOD.replace('name = "x"', 'name = "${NODE_NAME}"'))
@@ -70,7 +70,7 @@ def test_a_variable_that_is_not_set_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "why"), [(b'name = "\xff"', "not text"), (b"name = " + b"[" * 5000, "nested too deeply")]
 )
-def test_a_file_that_is_no_text_or_too_deep_is_one_line_that_names_it(tmp_path, content, why):
+def test_config_file_that_is_no_text_or_too_deep_is_refused_by_name_in_one_line(tmp_path, content, why):
     path = tmp_path / "c.toml"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=why) as refused:

@@ -15,7 +15,7 @@ def number(path: Path) -> Followed[int]:
     return Followed("number", [str(path)], lambda: int(path.read_text()))
 
 
-def test_a_change_is_taken_once_and_told(tmp_path: Path) -> None:
+def test_followed_file_change_is_taken_once_and_passed_on(tmp_path: Path) -> None:
     path = tmp_path / "n"
     path.write_text("1")
     followed, told = number(path), []
@@ -25,7 +25,7 @@ def test_a_change_is_taken_once_and_told(tmp_path: Path) -> None:
     assert (followed.refresh(), followed.refresh(), followed.value, told) == (True, False, 20, [20])
 
 
-def test_what_cannot_be_used_changes_nothing_until_it_can(tmp_path: Path) -> None:
+def test_followed_file_that_cannot_be_used_keeps_the_old_value(tmp_path: Path) -> None:
     path = tmp_path / "n"
     path.write_text("1")
     followed = number(path)
@@ -37,7 +37,7 @@ def test_what_cannot_be_used_changes_nothing_until_it_can(tmp_path: Path) -> Non
     assert (followed.refresh(), followed.value, followed.revision) == (True, 3, 1)
 
 
-def test_a_file_behind_a_link_that_is_turned_is_seen(tmp_path: Path) -> None:
+def test_followed_file_behind_a_replaced_link_is_read_again(tmp_path: Path) -> None:
     """As Kubernetes changes what it mounts."""
     for name in ("1", "2"):
         (tmp_path / name).write_text(name)
@@ -48,7 +48,7 @@ def test_a_file_behind_a_link_that_is_turned_is_seen(tmp_path: Path) -> None:
     assert (followed.refresh(), followed.value) == (True, 2)
 
 
-def test_what_is_written_while_it_is_read_waits_for_the_next_look(tmp_path: Path) -> None:
+def test_followed_file_written_while_it_is_read_waits_for_the_next_refresh(tmp_path: Path) -> None:
     path = tmp_path / "n"
     path.write_text("1")
 
@@ -65,7 +65,7 @@ def test_what_is_written_while_it_is_read_waits_for_the_next_look(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", [None, "one"])
-def test_files_that_cannot_be_used_at_the_start_are_one_line(tmp_path: Path, text: str | None) -> None:
+def test_followed_file_unusable_at_the_start_is_refused_in_one_line(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "n"
     if text is not None:
         path.write_text(text)

@@ -19,7 +19,7 @@ def manager(request, tmp_path):
         yield sock, name
 
 
-def test_what_a_process_says_arrives_one_variable_a_line(manager):
+def test_notify_messages_arrive_with_one_variable_per_line(manager):
     sock, name = manager
     said = notify.Manager({"NOTIFY_SOCKET": name})
     said.ready("serving on unix:/x")
@@ -32,7 +32,7 @@ def test_what_a_process_says_arrives_one_variable_a_line(manager):
     ]
 
 
-def test_children_are_not_asked_to_speak():
+def test_notify_variables_are_removed_from_the_environment_of_children():
     environment = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "HOME": "/"}
     notify.Manager(environment)
     assert environment == {"HOME": "/"}
@@ -43,16 +43,16 @@ def test_children_are_not_asked_to_speak():
     [{}, {"WATCHDOG_USEC": "1000"}, {"NOTIFY_SOCKET": "/x"}, {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "soon"},
      {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}],
 )  # fmt: skip
-async def test_a_beat_that_nobody_awaits_of_this_process_ends_at_once(environment):
+async def test_notify_watchdog_not_configured_for_this_process_ends_at_once(environment):
     await notify.Manager(environment).beat()
 
 
-def test_a_process_without_a_manager_says_nothing_and_one_whose_manager_is_gone_goes_on(tmp_path):
+def test_notify_without_a_manager_or_with_one_that_is_gone_raises_nothing(tmp_path):
     notify.Manager({}).ready("")
     notify.Manager({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready("")
 
 
-async def test_the_beat_is_the_loops_own(manager):
+async def test_notify_watchdog_stops_while_the_event_loop_is_blocked(manager):
     sock, name = manager
     sock.setblocking(False)
     beat = asyncio.get_running_loop().create_task(

@@ -8,7 +8,7 @@ def test_pauses_double_up_to_the_longest_each_by_its_name():
     assert [pauses.present_s(name) for name in "abc"] == [30, 1, 0]
 
 
-def test_what_is_forgotten_begins_anew():
+def test_pauses_of_a_forgotten_name_begin_anew():
     pauses = Pauses(1.0, 30.0)
     for name in "aab":
         pauses.failed(name)

@@ -6,21 +6,21 @@ from services.errors import TimedOut
 from services.runtime import tasks
 
 
-async def test_what_ends_in_time_returns_its_result():
+async def test_within_returns_the_result_of_work_that_ends_in_time():
     async def work():
         return 7
 
     assert await tasks.within(work(), 60.0) == 7
 
 
-async def test_what_does_not_is_cancelled_and_says_after_how_long():
+async def test_within_cancels_work_that_takes_too_long_and_says_after_how_long():
     waiting = asyncio.get_running_loop().create_future()
     with pytest.raises(TimedOut, match="not done within 0 s"):
         await tasks.within(waiting, 0.0)
     assert waiting.cancelled()
 
 
-async def test_limit_counts_from_the_last_thing_that_happened():
+async def test_within_counts_its_limit_from_the_last_progress():
     waiting = asyncio.get_running_loop().create_future()
     idle = iter((0.0, 0.0, 1.0))
     with pytest.raises(TimedOut, match="not done within 0 s"):
@@ -28,7 +28,7 @@ async def test_limit_counts_from_the_last_thing_that_happened():
     assert waiting.cancelled() and next(idle, None) is None, "it was asked until nothing had happened for so long"
 
 
-async def test_work_that_takes_longer_than_its_limit_returns_what_it_returns_if_something_happened():
+async def test_within_returns_the_result_of_work_that_takes_longer_but_made_progress():
     waiting = asyncio.get_running_loop().create_future()
 
     def idle_s():
@@ -39,7 +39,7 @@ async def test_work_that_takes_longer_than_its_limit_returns_what_it_returns_if_
     assert await tasks.within(waiting, 0.01, idle_s) == 7
 
 
-async def test_an_error_of_the_work_passes():
+async def test_within_passes_an_error_of_the_work_on():
     async def work():
         raise ValueError("no")
 

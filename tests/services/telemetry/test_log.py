@@ -22,7 +22,7 @@ except RuntimeError:
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
-def test_a_trace_shows_no_values(style: str) -> None:
+def test_log_traceback_shows_no_values_of_variables(style: str) -> None:
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
         [sys.executable, "-c", FAIL.format(style=style)], capture_output=True, text=True, cwd=root, check=True
@@ -41,7 +41,7 @@ logging.getLogger("sglang.srt").info("warm again")
 """
 
 
-def test_what_is_bound_is_in_the_lines_of_libraries_too_and_not_beyond() -> None:
+def test_log_facts_that_are_bound_are_in_the_lines_of_libraries_while_bound() -> None:
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", BOUND], capture_output=True, text=True, cwd=root, check=True)
     step, warm = (json.loads(line) for line in done.stderr.splitlines())

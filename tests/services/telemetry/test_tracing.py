@@ -23,7 +23,7 @@ def collector(monkeypatch):
         yield it
 
 
-def test_without_start_spans_do_nothing_and_opentelemetry_is_not_imported():
+def test_tracing_without_start_does_nothing_and_does_not_import_opentelemetry():
     code = (
         "import sys, gateway.__main__, gpu_scheduler.__main__\n"
         "from services.telemetry import tracing\n"
@@ -37,7 +37,7 @@ def test_without_start_spans_do_nothing_and_opentelemetry_is_not_imported():
     assert done.stdout.splitlines() == ["False '' {}", "[]"], done.stderr
 
 
-async def test_a_tree_arrives_with_its_times_attributes_events_links_and_errors(collector):
+async def test_spans_arrive_with_their_times_attributes_events_links_and_errors(collector):
     close = tracing.start("a-service", {"prism.group": "cpu:0"})
     now = time.monotonic()
     wall_ns = time.time_ns()
@@ -75,7 +75,7 @@ async def test_a_tree_arrives_with_its_times_attributes_events_links_and_errors(
     assert abs(seen["root"].end_ns - wall_ns) < 60e9
 
 
-async def test_a_senders_trace_goes_on_by_its_word_on_sampling(collector):
+async def test_trace_of_a_caller_is_continued_as_its_sampling_flag_says(collector):
     close = tracing.start("a-service")
     followed = tracing.begin("followed", traceparent=f"00-{TRACE}-{PARENT}-01")
     assert followed.log_fields == {"trace_id": TRACE}
@@ -93,7 +93,7 @@ async def test_a_senders_trace_goes_on_by_its_word_on_sampling(collector):
     assert seen["broken"].trace != TRACE and seen["broken"].parent == ""
 
 
-async def test_the_sampler_of_the_environment_holds(collector, monkeypatch):
+async def test_tracing_uses_the_sampler_of_the_environment(collector, monkeypatch):
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     close = tracing.start("a-service")
     assert tracing.begin("root") is UNTRACED
@@ -101,7 +101,7 @@ async def test_the_sampler_of_the_environment_holds(collector, monkeypatch):
     await close()
 
 
-async def test_after_the_end_nothing_is_traced_and_the_interpreter_switches_threads_as_before(collector):
+async def test_tracing_after_its_end_records_nothing_and_restores_the_switch_interval(collector):
     before = sys.getswitchinterval()
     close = tracing.start("a-service")
     assert sys.getswitchinterval() < before
@@ -110,7 +110,7 @@ async def test_after_the_end_nothing_is_traced_and_the_interpreter_switches_thre
     assert tracing.begin("late") is UNTRACED
 
 
-async def test_a_collector_that_never_answers_costs_a_queue_of_spans_and_a_bound_of_the_stop(monkeypatch):
+async def test_collector_that_never_answers_costs_at_most_a_queue_of_spans_and_a_bounded_stop(monkeypatch):
     monkeypatch.setattr(otlp, "_FLUSH_S", 0.01)
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "50")
@@ -129,7 +129,7 @@ async def test_a_collector_that_never_answers_costs_a_queue_of_spans_and_a_bound
         await close()
 
 
-def test_lost_spans_are_told_at_most_once_a_minute_and_all_of_them(monkeypatch):
+def test_lost_spans_are_logged_at_most_once_a_minute_and_all_counted(monkeypatch):
     told = []
     clock = [0.0]
 

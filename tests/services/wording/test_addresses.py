@@ -18,7 +18,7 @@ from services.wording import addresses
         "dns:///node:1",
     ],
 )
-def test_grpcs_forms_are_taken(address):
+def test_address_in_a_form_of_grpc_is_valid(address):
     assert addresses.grpc(address) == address
 
 
@@ -37,12 +37,12 @@ def test_grpcs_forms_are_taken(address):
         "a:-1",
     ],
 )
-def test_what_grpc_would_understand_in_its_own_way_is_refused_with_the_forms_there_are(address):
+def test_address_of_another_form_is_refused_with_the_valid_forms(address):
     with pytest.raises(ValueError, match="is neither|is not the path"):
         addresses.grpc(address)
 
 
-def test_a_path_that_the_kernel_would_cut_off_is_refused():
+def test_socket_path_too_long_for_the_kernel_is_refused():
     assert addresses.socket_path("/" + "a" * 99)
     with pytest.raises(ValueError, match="has 101 bytes; a socket's path may have 100"):
         addresses.grpc("unix:/" + "a" * 100)
@@ -50,18 +50,18 @@ def test_a_path_that_the_kernel_would_cut_off_is_refused():
         addresses.socket_path("unix:/run/a.sock")
 
 
-def test_what_the_environment_will_fill_in_is_looked_at_then():
+def test_address_with_a_variable_is_checked_after_it_is_filled_in():
     assert addresses.http("127.0.0.1:800${INSTANCE}") and addresses.grpc("${NODE}") and addresses.socket_path("${AT}")
     with pytest.raises(ValueError, match='"nonsense" is not "HOST:PORT"'):
         addresses.http("nonsense")
 
 
-def test_an_address_that_may_be_left_out_may_be_empty_and_no_other():
+def test_address_may_be_empty_only_if_it_is_optional():
     assert TypeAdapter(addresses.AddressOrNone).validate_python("") == ""
     with pytest.raises(ValidationError):
         TypeAdapter(addresses.Address).validate_python("")
 
 
-def test_the_host_of_ipv6_is_told_without_its_brackets():
+def test_host_of_an_ipv6_address_has_no_brackets():
     assert addresses.host_and_port("[::1]:80") == ("::1", 80)
     assert addresses.host_and_port("localhost:8000") == ("localhost", 8000)

@@ -15,7 +15,7 @@ from services.wording.paths import without_folders
         ("/srv/models/", "models/"),
     ],
 )
-def test_of_a_path_its_last_part_is_left(text, told):
+def test_path_in_a_text_is_shortened_to_its_last_part(text, told):
     assert without_folders(text) == told
 
 
@@ -31,5 +31,5 @@ def test_of_a_path_its_last_part_is_left(text, told):
         "/",
     ],
 )
-def test_what_is_no_path_stays(text):
+def test_text_without_a_path_stays_as_it_is(text):
     assert without_folders(text) == text

@@ -44,5 +44,5 @@ name = "c"
         ((), None),
     ],
 )
-def test_a_key_is_found_where_it_begins_and_what_is_missing_where_it_would_be(at, line):
+def test_toml_line_of_a_key_is_its_first_and_of_a_missing_one_that_of_its_table(at, line):
     assert line_of(TEXT, at) == line

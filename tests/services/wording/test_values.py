@@ -18,21 +18,21 @@ from services.wording.values import COUNT, FLAG, FRACTION, NAMES, POSITIVE, TEXT
         (one_of("a", "b", "c"), ["a", "c"], ["d", ["a"], {}, None]),
     ],
 )
-def test_a_kind_holds_what_it_says(kind, good, bad):
+def test_kind_of_value_accepts_good_and_names_bad_values(kind, good, bad):
     assert [fault("k", value, kind) for value in good] == [None] * len(good)
     assert [fault("k", value, kind) for value in bad] == [f"k = {value!r} is not {kind.allowed}" for value in bad]
 
 
-def test_the_names_that_are_allowed_are_told():
+def test_kind_of_value_lists_the_allowed_names():
     assert one_of("a").allowed == "a"
     assert one_of("a", "b", "c").allowed == "a, b or c"
 
 
-def test_of_an_object_the_first_that_is_wrong_is_named_and_what_is_not_given_is_not():
+def test_first_fault_of_an_object_names_the_first_wrong_value_and_ignores_missing_ones():
     kinds = {"a": COUNT, "b": FLAG, "c": TEXT}
     assert first_fault({"a": None, "b": True}, kinds) is None
     assert first_fault({"a": 1, "b": 2, "c": 3, "d": 4}, kinds, of="x") == "x.b = 2 is not true or false"
 
 
-def test_a_long_value_is_cut():
+def test_long_value_in_a_fault_is_cut():
     assert len(fault("k", "x" * 10_000, COUNT)) < 150

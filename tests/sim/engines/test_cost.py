@@ -15,17 +15,17 @@ EIGHT = Cost(SHAPES["8b"])
 
 
 @given(st.integers(0, 3000), st.integers(1, 256), st.integers(0, 400_000), st.floats(0.0, 0.999))
-def test_steps_in_a_time_are_those_whose_cost_fits_into_it(steps, batch, context, part):
+def test_steps_in_a_time_of_a_device_bound_model_are_those_whose_cost_fits_into_it(steps, batch, context, part):
     low, high = (EIGHT.decode(n, batch, context) for n in (steps, steps + 1))
     assert EIGHT.steps_in(low + part * (high - low), batch, context) == steps
 
 
-def test_a_run_of_steps_costs_what_its_steps_cost_one_by_one():
+def test_cost_of_a_run_of_decode_steps_is_the_sum_of_its_steps():
     one_by_one = sum(EIGHT.decode(1, 7, 900 + 7 * step) for step in range(50))
     assert EIGHT.decode(50, 7, 900) == pytest.approx(one_by_one)
 
 
-def test_decodes_of_small_models_wait_for_their_hosts_and_leave_the_devices_idle_meanwhile():
+def test_decodes_of_small_models_are_bound_by_their_hosts_and_leave_the_devices_idle():
     one = Cost(SHAPES["1b"])
     host_s = H200.decode_host_s + 8 * H200.decode_host_request_s
     devices_s = Cost(SHAPES["1b"], replace(H200, decode_host_s=0.0, decode_host_request_s=0.0)).decode(1, 8, 8000)
@@ -36,13 +36,13 @@ def test_decodes_of_small_models_wait_for_their_hosts_and_leave_the_devices_idle
 
 
 @given(st.integers(0, 3000), st.integers(1, 256), st.integers(0, 400_000), st.floats(0.0, 0.999))
-def test_so_it_is_with_steps_that_hosts_bound(steps, batch, context, part):
+def test_steps_in_a_time_of_a_host_bound_model_are_those_whose_cost_fits_into_it(steps, batch, context, part):
     one = Cost(SHAPES["1b"])
     low, high = (one.decode(n, batch, context) for n in (steps, steps + 1))
     assert one.steps_in(low + part * (high - low), batch, context) == steps
 
 
-def test_a_prompt_in_two_parts_costs_what_it_costs_whole():
+def test_cost_of_a_prompt_in_two_parts_is_that_of_the_whole():
     assert EIGHT.prefill_part(300, 0) + EIGHT.prefill_part(700, 300) == pytest.approx(EIGHT.prefill_part(1000, 0))
 
 
@@ -54,7 +54,7 @@ def test_a_prefill_step_takes_at_least_what_its_host_takes_and_a_short_one_less(
     assert EIGHT.prefill(large, 4096) == pytest.approx(large)
 
 
-def test_the_hosts_part_goes_with_the_layers_whatever_the_devices_and_several_have_no_graphs():
+def test_host_time_of_a_prefill_follows_the_layers_and_has_no_graphs_on_several_devices():
     hardware = replace(H200, prefill_graph_tokens=512)
     one, shape = Cost(SHAPES["1b"], hardware), SHAPES["70b"]
     for tokens, each in ((16, H200.prefill_graph_layer_s), (2048, H200.prefill_layer_s)):
@@ -63,7 +63,7 @@ def test_the_hosts_part_goes_with_the_layers_whatever_the_devices_and_several_ha
     assert two.prefill(0.0, 16) == two.prefill(0.0, 2048) == four.prefill(0.0, 16) > EIGHT.prefill(0.0, 2048)
 
 
-def test_a_model_on_two_devices_has_half_of_it_on_each():
+def test_a_model_on_two_devices_has_half_of_its_bytes_and_compute_on_each():
     whole = SHAPES["8b"]
     two = Cost(Shape(whole.weights_bytes, whole.kv_bytes_per_token, 2))
     half = max((EIGHT.wake_s - H200.wake_base_s) / 2, whole.weights_bytes / H200.host_bytes_per_s)
@@ -90,7 +90,7 @@ def test_an_h100_has_less_memory_and_reads_it_slower():
     assert H100.capacity_bytes < 0.6 * H200.capacity_bytes
 
 
-def test_gaps_are_of_layers_and_only_where_the_host_is_slower_than_the_devices():
+def test_gaps_of_a_prefill_follow_its_layers_only_where_the_host_is_slower_than_the_devices():
     small, whole = EIGHT.prefill_part(16, 0), EIGHT.prefill_part(2048, 0)
     most = 32 * H200.prefill_gap_layer_s
     assert 0.9 * most < EIGHT.prefill_gaps(small, 16) < most

@@ -43,7 +43,7 @@ def first_tokens(hardware, *requests):
     return [request.first_at for request in run(hardware, *requests)]
 
 
-def test_a_prompt_that_is_half_through_goes_on_when_the_last_that_decodes_had_to_stop_for_memory():
+def test_partly_prefilled_prompt_goes_on_when_the_last_decode_was_stopped_for_memory():
     short = replace(
         ROUND,
         prefill_chunk=1000,
@@ -62,12 +62,12 @@ def at_once(hardware, *prompts):
     return first_tokens(hardware, *((prompt, 0.0, 1) for prompt in prompts))
 
 
-def test_a_step_takes_what_the_device_needs_or_the_host_whatever_is_more():
+def test_prefill_step_takes_the_time_of_its_device_or_of_its_host_whichever_is_longer():
     assert at_once(HOST, 1000) == pytest.approx([1.1])
     assert at_once(SMALL, 1000) == pytest.approx([0.5])
 
 
-def test_the_host_begins_the_next_step_while_the_device_is_at_this_one():
+def test_engine_host_begins_the_next_step_while_the_device_is_at_the_present_one():
     assert at_once(HOST, 1000, 1000, 1000) == pytest.approx([1.1, 2.2, 3.3])
 
 
@@ -78,7 +78,7 @@ def test_steps_of_a_small_model_are_as_far_apart_as_its_host_needs():
     )
 
 
-def test_after_an_idle_time_the_host_begins_anew():
+def test_engine_host_after_an_idle_time_begins_when_the_prompt_comes():
     assert first_tokens(SMALL, (1000, 0.0, 1), (1000, 0.6, 1)) == pytest.approx([0.5, 1.1])
 
 
@@ -88,12 +88,12 @@ def second_token_after(step_s, came):
     return second
 
 
-def test_the_host_begins_with_a_prompt_while_a_decode_step_is_under_way():
+def test_engine_host_begins_with_a_prompt_while_a_decode_step_is_under_way():
     # A step ends at 1.3; the host began when the prompt came.
     assert second_token_after(0.4, came=1.0) == pytest.approx(1.5)
     assert second_token_after(0.4, came=1.25) == pytest.approx(1.75), "not before it came"
     assert second_token_after(0.01, came=0.9) == pytest.approx(1.4, abs=0.02)
 
 
-def test_a_decode_step_does_not_take_from_the_host_what_it_still_has_to_do():
+def test_engine_host_work_after_a_prefill_is_not_shortened_by_a_decode_step():
     assert second_token_after(0.01, came=0.505) == pytest.approx(1.2, abs=0.02)

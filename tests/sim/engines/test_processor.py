@@ -17,7 +17,7 @@ def task(name, processor, clock, ended):
     return one
 
 
-def test_one_task_has_all_of_it_and_two_get_equal_slices_of_what_sharing_leaves():
+def test_task_alone_has_the_whole_processor_and_two_get_equal_slices_less_sharing():
     clock = Clock()
     processor, ended = Processor(clock, sharing=0.8), {}
 
@@ -28,7 +28,7 @@ def test_one_task_has_all_of_it_and_two_get_equal_slices_of_what_sharing_leaves(
     assert ended == {"b": pytest.approx(2.0), "a": pytest.approx(3.6)}
 
 
-def test_who_needs_less_than_a_slice_gets_that_and_the_others_share_what_is_left_of_it():
+def test_task_that_needs_less_than_a_slice_leaves_the_rest_to_others():
     clock = Clock()
     processor, ended = Processor(clock, sharing=1.0), {}
 
@@ -40,7 +40,7 @@ def test_who_needs_less_than_a_slice_gets_that_and_the_others_share_what_is_left
     assert ended == {"a": pytest.approx(1.0), "b": pytest.approx(1.0), "idles": pytest.approx(2.0)}
 
 
-def test_who_needs_more_than_a_slice_is_slower_by_that():
+def test_task_that_needs_more_than_a_slice_is_slowed_in_proportion():
     clock = Clock()
     processor, ended = Processor(clock, sharing=1.0), {}
 
@@ -50,7 +50,7 @@ def test_who_needs_more_than_a_slice_is_slower_by_that():
     assert ended == {"a": pytest.approx(1.6), "b": pytest.approx(1.6)}
 
 
-def test_what_is_left_of_a_task_is_told_in_the_middle_of_it():
+def test_task_time_left_is_known_while_it_runs():
     clock = Clock()
     processor = Processor(clock, sharing=1.0)
     one, other = Task(lambda: None), Task(lambda: None)
@@ -75,7 +75,7 @@ class Decoder:
         self.claims.append(self._clock.now)
 
 
-def test_engines_that_decode_are_told_when_a_prefill_step_goes_first_and_share_until_they_stand_still():
+def test_decoding_engine_is_notified_of_a_prefill_with_priority_and_shares_until_it_stops():
     clock = Clock()
     processor, ended = Processor(clock, sharing=1.0), {}
     decoder = processor.decoding["decodes"] = Decoder(clock)
@@ -89,7 +89,7 @@ def test_engines_that_decode_are_told_when_a_prefill_step_goes_first_and_share_u
     assert ended == {"other": pytest.approx(0.5), "decodes": pytest.approx(0.6), "first": pytest.approx(0.8)}
 
 
-def test_engines_that_all_decode_lose_less_by_taking_turns():
+def test_engines_that_all_decode_lose_less_by_sharing_than_beside_a_prefill():
     clock = Clock()
     processor, ended = Processor(clock, sharing=0.5, decode_sharing=0.8), {}
     for name in ("a", "b"):
@@ -111,7 +111,7 @@ def test_a_step_whose_host_takes_longer_leaves_the_rest_of_the_devices_time_to_o
     assert ended == {"decodes": pytest.approx(2.0), "prefills": pytest.approx(2.0)}
 
 
-def test_what_goes_first_does_so_until_its_host_is_through_and_no_longer_than_it_may():
+def test_prefill_priority_lasts_until_its_host_is_through_and_at_most_its_limit():
     clock = Clock()
     processor, ended = Processor(clock, sharing=1.0), {}
     prefills, long = (task(name, processor, clock, ended) for name in ("prefills", "long"))
@@ -127,7 +127,7 @@ def test_what_goes_first_does_so_until_its_host_is_through_and_no_longer_than_it
     assert not processor.stands_still(1)
 
 
-def test_who_decodes_has_the_devices_in_the_gaps_of_a_prefill_step_that_goes_first_for_nobody():
+def test_decodes_have_the_devices_in_the_gaps_of_a_prefill_without_priority():
     clock = Clock()
     processor, ended = Processor(clock, sharing=1.0), {}
     decodes = Task(lambda: None)
@@ -139,7 +139,7 @@ def test_who_decodes_has_the_devices_in_the_gaps_of_a_prefill_step_that_goes_fir
     assert processor.left(decodes) == pytest.approx(100.0 - (10.0 - 0.5))
 
 
-def test_decodes_that_leave_the_devices_idle_are_in_the_way_of_few_pieces():
+def test_gaps_of_a_prefill_cost_less_beside_decodes_that_leave_the_devices_idle():
     clock = Clock()
     processor, ended = Processor(clock, sharing=1.0), {}
     processor.work(Task(lambda: None), 100.0, decodes=True, devices=0.5)
@@ -148,7 +148,7 @@ def test_decodes_that_leave_the_devices_idle_are_in_the_way_of_few_pieces():
     assert ended == {"prefill": pytest.approx(1.0 + 0.6)}, "for as long as its host is at it they are busy"
 
 
-def test_gaps_cost_nothing_alone_nor_beside_another_prefill_step():
+def test_gaps_of_a_prefill_cost_nothing_beside_another_prefill():
     clock = Clock()
     processor, ended = Processor(clock, sharing=1.0), {}
     for name in ("a", "b"):
@@ -157,7 +157,7 @@ def test_gaps_cost_nothing_alone_nor_beside_another_prefill_step():
     assert ended == {"a": pytest.approx(1.0), "b": pytest.approx(1.0)}
 
 
-def test_a_prefill_stands_still_for_nobody():
+def test_prefill_does_not_stand_still_for_another_prefill_with_priority():
     clock = Clock()
     processor, ended = Processor(clock, sharing=1.0), {}
     long, short = (task(name, processor, clock, ended) for name in ("long", "short"))
@@ -167,7 +167,7 @@ def test_a_prefill_stands_still_for_nobody():
     assert ended == {"short": pytest.approx(0.7), "long": pytest.approx(1.1)}
 
 
-def test_who_waits_hears_of_it_once_when_nothing_goes_first_any_more():
+def test_waiting_decoder_is_notified_once_when_prefill_priority_ends():
     clock = Clock()
     processor, heard = Processor(clock, sharing=1.0, prefill_priority_batch=16), []
     prefills = Task(lambda: processor.rest(prefills))

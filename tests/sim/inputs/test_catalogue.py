@@ -21,6 +21,6 @@ def test_mixture_has_its_active_weights_by_shape_or_by_itself(tmp_path):
     assert (own.weights_bytes, own.active_bytes) == (900, 300)
 
 
-def test_more_active_weights_than_weights_are_refused(tmp_path):
+def test_catalogue_with_more_active_weights_than_weights_is_refused(tmp_path):
     with pytest.raises(CatalogueError, match="active_bytes .* more than weights_bytes 1000"):
         models(tmp_path, 'shape = "gpt-oss-20b"', "weights_bytes = 1000")

@@ -21,7 +21,7 @@ def file(tmp_path):
     return write
 
 
-def test_as_many_requests_and_tokens_come_as_the_rates_say(file):
+def test_rates_drawn_as_a_trace_give_their_mean_requests_and_tokens(file):
     known = worlds.models("a", "b", context_tokens=1 << 20)
     found = rates.read(file(HEADER + "a,5,600,100\nb,1,60,10\n"), known)
     trace = rates.draw(found, 2000.0, scale=2.0)
@@ -34,7 +34,7 @@ def test_as_many_requests_and_tokens_come_as_the_rates_say(file):
     assert arrivals == sorted(arrivals) and arrivals[-1] < trace.seconds == 2000.0
 
 
-def test_the_same_seed_draws_the_same_and_no_request_is_longer_than_its_context(file):
+def test_rates_drawn_with_one_seed_are_equal_and_fit_the_context(file):
     known = worlds.models("a", context_tokens=100)
     found = rates.read(file(HEADER + "a,5,80,80\n"), known)
 
@@ -63,13 +63,13 @@ def test_bad_rates_are_refused_by_their_line(file, text, says):
         rates.read(file(text), worlds.models("a"))
 
 
-def test_rates_at_which_nothing_comes_are_refused(file):
+def test_rates_that_give_no_request_are_refused(file):
     found = rates.read(file(HEADER + "a,0.0001,2,3\n"), worlds.models("a"))
     with pytest.raises(TraceError, match="no request comes in 1 s"):
         rates.draw(found, 1.0)
 
 
-def test_a_file_that_is_no_text_is_refused_by_its_name(tmp_path):
+def test_rates_in_a_file_that_is_no_text_are_refused_by_its_name(tmp_path):
     path = tmp_path / "rates.csv"
     path.write_bytes(HEADER.encode() + b"a,5,60\xee,10\n")
     with pytest.raises(TraceError, match="rates.csv"):

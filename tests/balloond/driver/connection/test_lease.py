@@ -45,7 +45,7 @@ def test_an_attached_lease_knows_its_limit_and_page(shared, attach):
     assert [x.pid for x in run(shared.device()).leases] == [os.getpid()]
 
 
-def test_without_a_booking_a_device_or_a_balloond_there_is_no_lease(shared, tmp_path):
+def test_lease_without_a_booking_a_device_or_a_balloond_is_refused(shared, tmp_path):
     with pytest.raises(LeaseRefused) as refusal:
         Lease.attach(shared.handoff, shared.name, "nobody", timeout_s=TIMEOUT_S)
     assert (refusal.value.why, refusal.value.detail) == ("not_booked", "nobody has no booking")
@@ -55,7 +55,7 @@ def test_without_a_booking_a_device_or_a_balloond_there_is_no_lease(shared, tmp_
         Lease.attach(str(tmp_path / "nobody.sock"), "cpu:0", "a", timeout_s=0.05)
 
 
-def test_a_process_with_a_lease_can_be_told_to_live(node):
+def test_handoff_lock_is_held_while_a_process_has_a_lease(node):
     run(node.book("a"))
     assert not alive.anybody(node.handoff)
     lease = Lease.attach(node.handoff, node.name, "a", timeout_s=TIMEOUT_S)
@@ -64,7 +64,7 @@ def test_a_process_with_a_lease_can_be_told_to_live(node):
     assert not alive.anybody(node.handoff)
 
 
-def test_growing_and_giving_back_moves_bytes_in_the_ledger(shared, attach):
+def test_ledger_counts_extents_of_a_lease_until_they_are_returned(shared, attach):
     run(shared.book("a", weights=MIB))
     lease = attach()
     kv, weights = lease.grow(KV, EXTENT, 3, timeout_s=TIMEOUT_S), lease.grow(WEIGHTS, MIB, 1, timeout_s=TIMEOUT_S)
@@ -76,7 +76,7 @@ def test_growing_and_giving_back_moves_bytes_in_the_ledger(shared, attach):
     assert lease.held_ids == set()
 
 
-def test_a_refusal_says_why_and_what_is_short(shared, attach):
+def test_lease_growth_refusal_carries_its_reason_and_the_missing_bytes(shared, attach):
     run(shared.book("a"))
     lease = attach()
     with pytest.raises(GrowRefused) as refusal:
@@ -91,7 +91,7 @@ def test_a_refusal_says_why_and_what_is_short(shared, attach):
     close(fewer)
 
 
-def test_a_growth_that_came_too_late_goes_straight_back(shared, attach):
+def test_lease_grant_after_the_timeout_of_its_growth_is_returned_at_once(shared, attach):
     run(shared.book("a"))
     run(shared.book("b", floor=8 * MIB))
     one, other = attach("a"), attach("b")
@@ -103,7 +103,7 @@ def test_a_growth_that_came_too_late_goes_straight_back(shared, attach):
     assert other.held_ids == set()
 
 
-def test_a_new_limit_arrives_by_itself(shared, attach):
+def test_lease_receives_a_new_limit_without_a_request(shared, attach):
     run(shared.book("a"))
     lease = attach()
     arrived = threading.Event()
@@ -128,7 +128,7 @@ def test_a_lease_without_a_range_answers_reclaims_with_nothing(shared, attach):
         other.grow(KV, MIB, 1, timeout_s=TIMEOUT_S)
 
 
-def test_growths_from_many_threads_are_answered_each(shared, attach):
+def test_lease_growths_from_four_threads_are_each_answered(shared, attach):
     run(shared.book("a"))
     lease, got = attach(), []
 
@@ -144,7 +144,7 @@ def test_growths_from_many_threads_are_answered_each(shared, attach):
     assert len({id for ids in got for id in ids}) == 40
 
 
-def test_a_detached_lease_is_over(shared):
+def test_lease_after_detach_holds_nothing_and_ends_its_thread(shared):
     run(shared.book("a"))
     lease = Lease.attach(shared.handoff, shared.name, "a", timeout_s=TIMEOUT_S)
     close(lease.grow(KV, EXTENT, 3, timeout_s=TIMEOUT_S))
@@ -154,7 +154,7 @@ def test_a_detached_lease_is_over(shared):
     assert not lease.loop.alive
 
 
-async def test_a_detach_while_balloond_is_away_is_told_to_the_next_one(node):
+async def test_lease_detached_while_balloond_is_away_ends_at_the_next_balloond(node):
     await node.book("a")
     lease = await asyncio.to_thread(Lease.attach, node.handoff, node.name, "a", timeout_s=TIMEOUT_S)
     close(await asyncio.to_thread(lease.grow, KV, EXTENT, 3, timeout_s=TIMEOUT_S))
@@ -208,7 +208,7 @@ async def test_lease_messages_waiting_for_a_killed_balloond_reach_the_next_one(n
     lease.detach()
 
 
-async def test_more_extents_than_one_message_can_name_are_named_again(node):
+async def test_lease_names_more_extents_than_one_message_holds_after_a_restart_of_balloond(node):
     node.kill(node.balloond)
     node.write_config(devices=(("cpu:0", 600 * MIB),))
     await node.start_balloond()

@@ -11,7 +11,7 @@ def wait(event):
     assert event.wait(TIMEOUT_S)
 
 
-def test_calls_run_on_the_loops_thread_in_order():
+def test_descriptor_loop_calls_run_on_its_thread_in_order():
     loop, seen, done = DescriptorLoop("test"), [], threading.Event()
     for number in range(100):
         loop.call(lambda number=number: seen.append((number, loop.here())))
@@ -25,7 +25,7 @@ def test_calls_run_on_the_loops_thread_in_order():
     assert not loop.alive
 
 
-def test_a_call_from_the_thread_itself_runs_too():
+def test_descriptor_loop_call_from_its_own_thread_runs_too():
     loop, done = DescriptorLoop("test"), threading.Event()
     loop.start()
     loop.call(lambda: loop.call(lambda: loop.call(done.set)))
@@ -33,7 +33,7 @@ def test_a_call_from_the_thread_itself_runs_too():
     loop.stop()
 
 
-def test_later_calls_come_in_the_order_of_their_times():
+def test_descriptor_loop_delayed_calls_run_in_the_order_of_their_times():
     loop, seen, done = DescriptorLoop("test"), [], threading.Event()
 
     def plan():
@@ -48,7 +48,7 @@ def test_later_calls_come_in_the_order_of_their_times():
     loop.stop()
 
 
-def test_a_descriptor_is_told_when_it_takes_more_and_when_it_has_something_to_read():
+def test_descriptor_loop_calls_reader_and_writer_of_a_ready_descriptor():
     loop, seen, done = DescriptorLoop("test"), [], threading.Event()
     here, there = socket.socketpair()
     here.setblocking(False)
@@ -83,7 +83,7 @@ def test_a_descriptor_is_told_when_it_takes_more_and_when_it_has_something_to_re
     assert seen == [b"x", b"writable"]
 
 
-def test_a_readable_descriptor_is_told_until_it_is_removed():
+def test_descriptor_loop_calls_a_reader_until_it_is_removed():
     loop, seen, done = DescriptorLoop("test"), [], threading.Event()
     reads, writes = os.pipe()
 

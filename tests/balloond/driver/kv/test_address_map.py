@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from balloond.driver.kv.address_map import AddressMap
 
 
-def test_an_index_is_free_until_an_extent_is_mapped_there_and_again_when_it_left():
+def test_address_map_index_is_free_before_and_after_an_extent_is_mapped_there():
     addresses = AddressMap(6)
     addresses.add(0, id=7, size=1)
     addresses.add(2, id=8, size=1)
@@ -16,7 +16,7 @@ def test_an_index_is_free_until_an_extent_is_mapped_there_and_again_when_it_left
     addresses.check([2])
 
 
-def test_every_index_of_a_large_extent_names_its_first():
+def test_address_map_index_of_a_large_extent_names_its_first_index():
     addresses = AddressMap(11, factor=4)
     addresses.add(4, id=1, size=4)
     addresses.add(9, id=2, size=1)
@@ -36,14 +36,14 @@ def test_large_extents_fit_only_in_whole_groups_of_free_indices():
 
 
 @pytest.mark.parametrize(("limit", "room"), [(0, 0), (2, 0), (3, 1), (6, 4), (9, 4)])
-def test_room_is_what_the_limit_and_the_addresses_leave(limit, room):
+def test_address_map_room_is_bounded_by_the_limit_and_the_addresses(limit, room):
     addresses = AddressMap(6)
     for index in (0, 1):
         addresses.add(index, id=index, size=1)
     assert addresses.room(limit) == room
 
 
-def test_the_check_finds_an_index_that_is_nowhere_and_one_that_is_twice():
+def test_address_map_check_finds_a_missing_and_a_repeated_index():
     addresses = AddressMap(6)
     addresses.add(1, id=7, size=1)
     for wrong in ([], [1, 1], [2], [1, 2]):
@@ -52,7 +52,7 @@ def test_the_check_finds_an_index_that_is_nowhere_and_one_that_is_twice():
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.lists(st.tuples(st.sampled_from("sld"), st.integers(0, 99))))
-def test_a_map_agrees_with_a_plain_table(n_indices, factor, steps):
+def test_address_map_under_random_steps_agrees_with_a_plain_table(n_indices, factor, steps):
     """s: a small extent at the lowest free index; l: a large one; d: an extent is removed."""
     addresses, table = AddressMap(n_indices, factor), [None] * n_indices
     for id, (what, pick) in enumerate(steps):

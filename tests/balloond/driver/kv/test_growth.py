@@ -97,7 +97,7 @@ def test_growth_missing_extents_are_requested_once_and_taken_when_granted():
     assert book.owned == {0, 1, 2} and book.growth.wanted == 0
 
 
-def test_much_is_requested_in_parts_four_at_a_time_and_each_says_what_follows():
+def test_growth_of_many_extents_has_four_requests_at_a_time_each_with_the_count_behind_it():
     book = Playbook(indices=200)
     book.wants(200)
     assert book.requests() == [
@@ -110,14 +110,14 @@ def test_much_is_requested_in_parts_four_at_a_time_and_each_says_what_follows():
     assert book.requests() == ["need 32, 40 behind"]
 
 
-def test_where_much_is_missing_it_comes_in_large_extents_and_the_rest_in_small_ones():
+def test_growth_of_many_extents_requests_large_ones_and_small_ones_for_the_rest():
     book = Playbook(large=4)
     book.wants(19)
     assert book.requests() == ["need 4 of 4, 3 behind", "need 3"]
     assert book.growth.demand == "large"
 
 
-def test_large_extents_are_requested_only_as_many_as_fit_beside_those_that_are_under_way():
+def test_growth_requests_only_large_extents_that_fit_beside_those_under_way():
     book = Playbook(indices=48, large=4)
     book.wants(8)
     book.runs(capacity=48)
@@ -128,13 +128,13 @@ def test_large_extents_are_requested_only_as_many_as_fit_beside_those_that_are_u
     assert book.requests() == ["need 8 of 4, 14 behind", "need 2 of 4, 6 behind", "need 6"]
 
 
-def test_less_than_four_large_extents_come_in_small_ones():
+def test_growth_of_less_than_four_large_extents_requests_small_ones():
     book = Playbook(large=4)
     book.wants(15)
     assert book.requests() == ["need 15"] and book.growth.demand == "small"
 
 
-def test_an_engine_of_several_ranks_gets_small_extents_alone():
+def test_growth_of_an_engine_with_several_ranks_requests_small_extents_only():
     book = Playbook(large=4)
     book.growth.want(16, 16, room=64, now=book.now, only_small=True)
     assert book.requests() == ["need 16"]
@@ -161,7 +161,7 @@ def test_refused_large_extents_are_requested_as_small_ones():
     assert book.requests() == ["need 8"]
 
 
-def test_refused_small_extents_end_the_growth_until_the_engine_wants_some_again():
+def test_refused_small_extents_end_the_growth_until_the_engine_needs_extents_again():
     book = Playbook()
     book.wants(8)
     book.requests()
@@ -193,7 +193,7 @@ def test_a_late_refusal_of_large_extents_makes_the_next_growth_small():
     assert book.growth.demand == "small" and book.requests() == ["need 16"]
 
 
-def test_no_more_is_missing_than_the_limit_leaves_and_a_lower_one_takes_back_what_is_not_requested():
+def test_growth_missing_count_is_bounded_by_the_limit_but_not_below_requests_under_way():
     book = Playbook(indices=300)
     book.limit = 200
     assert book.wants(250) == 200
@@ -204,7 +204,7 @@ def test_no_more_is_missing_than_the_limit_leaves_and_a_lower_one_takes_back_wha
     assert book.growth.missing == 4 * 32, "those requests are made"
 
 
-def test_an_engine_that_did_not_come_for_its_extents_wants_them_no_more():
+def test_growth_extents_not_taken_by_an_idle_engine_go_back():
     book = Playbook(low=1, high=4)
     book.wants(3)
     book.runs(capacity=64)
@@ -218,7 +218,7 @@ def test_an_engine_that_did_not_come_for_its_extents_wants_them_no_more():
 # --- what is requested for the reserve
 
 
-def test_the_reserve_is_filled_when_nothing_else_is_under_way():
+def test_growth_reserve_is_filled_when_no_other_request_is_under_way():
     book = Playbook(low=4, high=8)
     book.wants(1)
     assert book.requests() == ["need 1"], "the reserve comes after"
@@ -229,13 +229,13 @@ def test_the_reserve_is_filled_when_nothing_else_is_under_way():
     assert book.growth.fill == "ready" and book.requests() == []
 
 
-def test_below_the_low_mark_of_a_running_engine_others_have_to_give_back():
+def test_growth_reserve_of_a_running_engine_below_the_low_mark_is_requested_from_others():
     book = Playbook(low=4, high=4)
     book.running = True
     assert book.requests() == ["fill 4"]
 
 
-def test_a_reserve_that_lacks_much_is_filled_with_large_extents_and_with_small_ones_where_none_is_left():
+def test_growth_reserve_far_below_its_mark_requests_large_extents_then_small_ones():
     book = Playbook(large=4, low=8, high=12)
     assert book.requests() == ["fill 2 of 4, if free"]
     book.answer(0)
@@ -245,7 +245,7 @@ def test_a_reserve_that_lacks_much_is_filled_with_large_extents_and_with_small_o
     assert book.growth.fill == "ready"
 
 
-def test_no_large_extent_of_the_reserve_is_waited_for():
+def test_growth_reserve_of_a_running_engine_requests_large_extents_only_if_free():
     book = Playbook(large=4, low=8, high=12)
     book.running = True
     assert book.requests() == ["fill 2 of 4, if free"]
@@ -253,7 +253,7 @@ def test_no_large_extent_of_the_reserve_is_waited_for():
     assert book.requests() == ["fill 8"]
 
 
-def test_large_extents_are_tried_again_when_small_ones_had_not_to_be_requested():
+def test_growth_reserve_requests_large_extents_again_when_no_small_ones_were_needed():
     book = Playbook(large=4, low=8, high=12)
     book.requests()
     book.answer(0)
@@ -263,7 +263,7 @@ def test_large_extents_are_tried_again_when_small_ones_had_not_to_be_requested()
     assert book.requests() == ["fill 2 of 4, if free"]
 
 
-def test_large_extents_never_fill_the_reserve_beyond_its_mark():
+def test_growth_large_extents_never_fill_the_reserve_beyond_its_mark():
     book = Playbook(large=4, low=5, high=6)
     assert book.requests() == ["fill 1 of 4, if free"]
     book.answer()
@@ -271,7 +271,7 @@ def test_large_extents_never_fill_the_reserve_beyond_its_mark():
 
 
 @pytest.mark.parametrize("why", ["refusal", "reclaim"])
-def test_the_reserve_is_not_requested_for_a_while_after_a_refusal_or_a_reclaim(why):
+def test_growth_reserve_after_a_refusal_or_a_reclaim_is_requested_only_after_a_pause(why):
     book = Playbook(low=4, high=4)
     if why == "refusal":
         book.requests()
@@ -283,7 +283,7 @@ def test_the_reserve_is_not_requested_for_a_while_after_a_refusal_or_a_reclaim(w
     assert book.growth.fill_is_due(book.now) and book.requests() == ["fill 4, if free"]
 
 
-def test_the_pause_ends_when_balloond_is_there_again():
+def test_growth_pause_of_the_reserve_ends_when_balloond_is_there_again():
     book = Playbook(low=4, high=4)
     book.requests()
     book.answer(0)
@@ -304,7 +304,7 @@ def test_growth_reserve_above_the_high_mark_goes_back_highest_first():
     assert book.leaves() == list(range(2, 11)) and book.leaves() == []
 
 
-def test_a_limit_takes_no_more_than_the_reserve():
+def test_growth_lowered_limit_takes_no_more_than_the_reserve():
     book = Playbook(low=4, high=4)
     book.runs(capacity=64)
     book.wants(3)
@@ -312,7 +312,7 @@ def test_a_limit_takes_no_more_than_the_reserve():
     assert book.leaves() == [3] and book.addresses.mapped == 3
 
 
-def test_a_running_engine_keeps_its_low_mark_until_it_did_what_it_could_for_a_reclaim():
+def test_growth_reserve_of_a_running_engine_keeps_its_low_mark_until_it_handled_a_reclaim():
     book = Playbook(low=2, high=6)
     book.wants(3)
     book.runs(capacity=64)
@@ -351,7 +351,7 @@ def test_a_large_extent_leaves_for_a_reclaim_of_less_only_if_the_floor_holds(flo
     assert book.leaves() == leaving
 
 
-def test_an_emptied_reserve_goes_back_and_is_not_filled_before_the_engine_wants_extents():
+def test_an_emptied_reserve_goes_back_and_is_not_filled_before_the_engine_needs_extents():
     book = Playbook(low=4, high=4)
     book.runs(capacity=64)
     book.growth.empty()
@@ -362,7 +362,7 @@ def test_an_emptied_reserve_goes_back_and_is_not_filled_before_the_engine_wants_
     assert book.addresses.mapped > 1
 
 
-def test_an_offered_reserve_stays_whatever_has_to_leave():
+def test_an_offered_reserve_stays_despite_a_lowered_limit_and_a_reclaim():
     book = Playbook(low=4, high=4)
     book.runs(capacity=64)
     book.growth.offer(holes=0)
@@ -373,7 +373,7 @@ def test_an_offered_reserve_stays_whatever_has_to_leave():
     assert book.growth.use == "kept" and book.leaves() == [0, 1, 2, 3]
 
 
-def test_an_emptied_reserve_stays_so_when_an_offer_ends():
+def test_an_emptied_reserve_stays_emptied_when_an_offer_ends():
     book = Playbook(low=4, high=4)
     book.growth.offer(holes=0)
     book.growth.empty()
@@ -389,7 +389,7 @@ def test_growth_highest_extent_goes_back_after_an_offer_with_holes():
     assert book.leaves() == [3] and book.leaves() == []
 
 
-def test_while_lower_extents_may_come_none_goes_back_for_lying_too_high():
+def test_growth_highest_extent_stays_after_an_offer_with_holes_while_requests_are_under_way():
     book = Playbook(low=4, high=4)
     book.runs(capacity=64)
     book.growth.want(8, 4, room=60, now=book.now)

@@ -44,7 +44,7 @@ def byte_at(kv, index):
     return ctypes.string_at(kv.address + index * PAGE_BYTES, 1)[0]
 
 
-def test_extents_come_mapped_at_the_lowest_addresses(lease):
+def test_range_acquire_maps_extents_at_the_lowest_addresses(lease):
     kv = make(lease)
     assert sorted(kv.acquire(3, timeout_s=TIMEOUT_S)) == [0, 1, 2]
     assert byte_at(kv, 2) == 0
@@ -54,7 +54,7 @@ def test_extents_come_mapped_at_the_lowest_addresses(lease):
     assert lease.held == set()
 
 
-def test_the_reserve_is_filled_ahead_and_serves_without_asking(lease):
+def test_range_reserve_is_filled_ahead_and_serves_an_acquire_without_balloond(lease):
     kv = make(lease, low=4, high=8)
     lease.settle()
     assert kv.mapped_bytes == 4 * PAGE_BYTES
@@ -94,7 +94,7 @@ def test_range_growth_requests_carry_the_evictable_bytes(lease):
     kv.close()
 
 
-def test_running_out_is_a_reply(lease):
+def test_range_acquire_without_free_memory_returns_fewer_extents(lease):
     lease.capacity = 5
     kv = make(lease)
     assert len(kv.acquire(8, timeout_s=TIMEOUT_S)) == 5
@@ -102,7 +102,7 @@ def test_running_out_is_a_reply(lease):
     kv.close()
 
 
-def test_the_limit_bounds_what_is_asked_for_and_headroom_says_so(lease):
+def test_range_acquire_and_headroom_are_bounded_by_the_limit(lease):
     lease.limit = type(lease.limit)(1, 5 * PAGE_BYTES)
     kv = make(lease)
     assert kv.headroom() == 5
@@ -120,7 +120,7 @@ def test_range_acquire_is_bounded_by_its_addresses(lease):
     kv.close()
 
 
-def test_much_is_asked_for_in_parts_four_at_a_time(lease):
+def test_range_acquire_of_many_extents_has_four_requests_at_a_time(lease):
     lease.capacity = 200
     lease.set_limit(200)
     lease.settle()
@@ -150,7 +150,7 @@ def test_range_late_grant_goes_into_the_reserve_and_wakes_the_engine(lease):
     kv.close()
 
 
-def test_released_extents_above_the_high_mark_go_back(lease):
+def test_range_released_extents_above_the_high_mark_go_back(lease):
     kv = make(lease, low=1, high=2)
     lease.settle()
     mine = kv.acquire(9, timeout_s=TIMEOUT_S)
@@ -177,7 +177,7 @@ def test_range_after_lowering_new_extents_lie_at_the_lowest_addresses(lease):
     kv.close()
 
 
-def test_lowering_waits_for_fences_no_longer_than_it_is_told(lease):
+def test_range_lower_waits_for_fences_up_to_its_timeout(lease):
     kv = make(lease, low=0, high=0)
     mine = kv.acquire(2, timeout_s=TIMEOUT_S)
     kv._mapper.closed = True
@@ -188,7 +188,7 @@ def test_lowering_waits_for_fences_no_longer_than_it_is_told(lease):
     kv.close()
 
 
-def test_only_what_is_owned_can_be_released_and_once(lease):
+def test_range_release_of_an_index_that_is_not_owned_is_refused(lease):
     kv = make(lease)
     (index,) = kv.acquire(1, timeout_s=TIMEOUT_S)
     for wrong in ([index, index], [5], [index, 5]):
@@ -219,7 +219,7 @@ def test_a_released_extent_stays_mapped_until_its_fence_opens(lease):
     kv.close()
 
 
-def test_fresh_and_released_memory_is_poisoned_when_asked_for(lease):
+def test_range_with_poison_poisons_fresh_and_released_memory(lease):
     kv = make(lease, low=1, high=1, poison=True)
     (index,) = kv.acquire(1, timeout_s=TIMEOUT_S)
     assert byte_at(kv, index) == 0xFF
@@ -241,7 +241,7 @@ def bulk(lease, extents=64, large=4, **others):
     return make(lease, extents=extents, large=large, **others)
 
 
-def test_where_much_is_missing_large_extents_come_and_small_ones_for_the_rest(lease):
+def test_range_acquire_of_many_extents_maps_large_ones_and_small_ones_for_the_rest(lease):
     kv = bulk(lease)
     mine = kv.acquire(19, timeout_s=TIMEOUT_S)
     assert sorted(mine) == list(range(19))
@@ -253,7 +253,7 @@ def test_where_much_is_missing_large_extents_come_and_small_ones_for_the_rest(le
     assert lease.held == set()
 
 
-def test_an_index_is_found_by_its_extent_and_the_byte_in_it(lease):
+def test_range_located_index_is_its_extent_and_the_offset_in_it(lease):
     kv = bulk(lease)
     kv.acquire(18, timeout_s=TIMEOUT_S)
     found = kv.located([0, 3, 4, 16, 17])
@@ -263,7 +263,7 @@ def test_an_index_is_found_by_its_extent_and_the_byte_in_it(lease):
     kv.close()
 
 
-def test_a_few_extents_more_are_small_ones(lease):
+def test_range_acquire_of_few_extents_requests_small_ones(lease):
     kv = bulk(lease)
     assert len(kv.acquire(15, timeout_s=TIMEOUT_S)) == 15
     assert lease.asked_of == [(1, 15, 0)]
@@ -276,7 +276,7 @@ def grow_fast(kv):
         assert len(kv.acquire(15, timeout_s=TIMEOUT_S)) == 15
 
 
-def test_a_reserve_that_lacks_much_is_filled_with_large_extents(lease):
+def test_range_reserve_far_below_its_mark_is_filled_with_large_extents(lease):
     kv = bulk(lease, low=1, high=12)
     lease.settle()
     assert lease.asked_of == [(1, 1, 0)]
@@ -288,7 +288,7 @@ def test_a_reserve_that_lacks_much_is_filled_with_large_extents(lease):
     kv.close()
 
 
-def test_large_extents_never_fill_the_reserve_beyond_its_mark(lease):
+def test_range_large_extents_never_fill_the_reserve_beyond_its_mark(lease):
     kv = bulk(lease, extents=128, low=1, high=6)
     grow_fast(kv)
     lease.settle()
@@ -312,7 +312,7 @@ def test_a_reserve_is_filled_with_small_extents_where_no_large_one_is_left(lease
     kv.close()
 
 
-def test_no_large_extent_of_the_reserve_is_waited_for_and_small_ones_are_asked_for_as_growth(lease):
+def test_range_reserve_of_a_running_engine_is_filled_with_small_extents_when_large_ones_lack(lease):
     """Below the low mark, while requests run."""
     kv = bulk(lease, extents=128, low=5, high=12)
     grow_fast(kv)
@@ -329,7 +329,7 @@ def test_no_large_extent_of_the_reserve_is_waited_for_and_small_ones_are_asked_f
     kv.close()
 
 
-def test_each_request_says_what_follows_it(lease):
+def test_range_requests_carry_the_count_behind_them(lease):
     kv = bulk(lease, extents=300)
     lease.silent = True
     assert kv.acquire(200) == []
@@ -340,7 +340,7 @@ def test_each_request_says_what_follows_it(lease):
     kv.close()
 
 
-def test_where_no_large_extent_is_left_small_ones_do(lease):
+def test_range_acquire_maps_small_extents_where_no_large_one_is_left(lease):
     kv = bulk(lease)
     lease.capacity = 18
     assert len(kv.acquire(40, timeout_s=TIMEOUT_S)) == 18
@@ -359,7 +359,7 @@ def test_large_extents_lie_where_nothing_is_mapped(lease):
     kv.close()
 
 
-def test_a_large_extent_leaves_only_whole(lease):
+def test_range_large_extent_leaves_only_as_a_whole(lease):
     kv = bulk(lease)
     mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
     kv.release(mine[4:7])
@@ -382,7 +382,7 @@ def test_range_rest_of_a_large_extent_is_taken_before_the_reserve(lease):
     kv.close()
 
 
-def test_no_reclaim_is_answered_with_what_cannot_leave(lease):
+def test_range_rest_of_a_large_extent_does_not_count_as_returned_for_a_reclaim(lease):
     kv = bulk(lease)
     mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
     kv.release(mine[4:7])
@@ -405,7 +405,7 @@ def test_no_reclaim_is_answered_with_what_cannot_leave(lease):
     kv.close()
 
 
-def test_a_limit_that_falls_takes_whole_large_extents_and_overage_says_what_is_left(lease):
+def test_range_lowered_limit_takes_whole_large_extents_and_the_rest_is_overage(lease):
     kv = bulk(lease, high=16)
     lease.capacity = 16  # so that nothing fills the reserve
     mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
@@ -440,7 +440,7 @@ def test_range_tied_indices_are_taken_over_the_limit_and_leave_with_their_extent
     kv.close()
 
 
-def test_others_get_no_large_extent_that_reaches_below_the_floor(lease):
+def test_range_large_extent_that_reaches_below_the_floor_does_not_leave_for_a_reclaim(lease):
     kv = bulk(lease, high=8)
     lease.limit = type(lease.limit)(9, 64 * PAGE_BYTES, floor_bytes=14 * PAGE_BYTES)
     lease.capacity = 16
@@ -455,7 +455,7 @@ def test_others_get_no_large_extent_that_reaches_below_the_floor(lease):
     kv.close()
 
 
-def test_an_offer_is_of_small_extents(lease):
+def test_range_offer_consists_of_small_extents(lease):
     kv = bulk(lease)
     assert len(kv.offer(32, timeout_s=TIMEOUT_S)) == 32
     assert set(lease.sizes.values()) == {1}
@@ -481,7 +481,7 @@ def test_range_acquire_returns_when_a_falling_limit_leaves_no_more_to_wait_for(l
     kv.close()
 
 
-def test_a_lowered_limit_takes_the_reserve_without_the_engine_and_leaves_the_rest_to_it(lease):
+def test_range_lowered_limit_takes_the_reserve_at_once_and_leaves_the_rest_to_the_engine(lease):
     kv = make(lease, low=4, high=4)
     mine = kv.acquire(6, timeout_s=TIMEOUT_S)
     lease.settle()
@@ -557,7 +557,7 @@ def test_range_reserve_over_a_lowered_limit_is_not_taken_again(lease):
     kv.close()
 
 
-def test_a_reclaim_that_the_reserve_covers_is_answered_without_the_engine(lease):
+def test_range_reclaim_covered_by_the_reserve_is_answered_without_the_engine(lease):
     kv = make(lease, low=4, high=4)
     kv.acquire(2, timeout_s=TIMEOUT_S)
     lease.settle()
@@ -580,7 +580,7 @@ def test_a_shallow_reclaim_takes_no_more_than_the_reserve(lease):
     kv.close()
 
 
-def test_a_deep_reclaim_wakes_the_engine_for_what_the_reserve_lacks(lease):
+def test_range_deep_reclaim_wakes_the_engine_for_bytes_that_the_reserve_does_not_cover(lease):
     kv = make(lease, low=2, high=2, refused_pause_s=1e6)  # after the pause, the reserve is filled again
     mine = kv.acquire(6, timeout_s=TIMEOUT_S)
     lease.settle()
@@ -597,7 +597,7 @@ def test_a_deep_reclaim_wakes_the_engine_for_what_the_reserve_lacks(lease):
     kv.close()
 
 
-def test_while_requests_run_a_deep_reclaim_leaves_the_reserve_until_the_engine_did_what_it_could(lease):
+def test_range_deep_reclaim_of_a_running_engine_takes_the_reserve_after_the_engine_answered(lease):
     kv = make(lease, low=2, high=2)
     extents = kv.acquire(4, timeout_s=TIMEOUT_S)
     kv.usage(PAGE_BYTES, [])
@@ -649,7 +649,7 @@ def test_a_reclaimed_reserve_is_not_filled_again_before_growth(lease):
 # --- reports
 
 
-def test_usage_is_reported_with_the_age_of_prefixes(lease):
+def test_range_usage_report_carries_the_ages_of_prefixes(lease):
     kv = make(lease)
     kv.acquire(2, timeout_s=TIMEOUT_S)
     told = threading.Event()
@@ -663,7 +663,7 @@ def test_usage_is_reported_with_the_age_of_prefixes(lease):
     kv.close()
 
 
-def test_neighbours_are_unmapped_together():
+def test_adjacent_indices_form_one_run():
     assert list(_runs([5, 1, 2, 3, 9])) == [(1, 3), (5, 1), (9, 1)]
     assert list(_runs([])) == []
 
@@ -671,7 +671,7 @@ def test_neighbours_are_unmapped_together():
 # --- hibernation and the end
 
 
-def test_emptying_needs_everything_released_and_gives_everything_back(lease):
+def test_range_empty_needs_every_extent_released_and_returns_all_memory(lease):
     kv = make(lease, low=3, high=3)
     mine = kv.acquire(2, timeout_s=TIMEOUT_S)
     with pytest.raises(ValueError, match="2 extents are still in use"):
@@ -699,7 +699,7 @@ def test_range_grant_after_emptying_is_returned_at_once(lease):
     kv.close()
 
 
-def test_closing_gives_everything_back_and_leaks_no_descriptor(lease):
+def test_range_close_returns_all_memory_and_leaks_no_descriptor(lease):
     before = descriptors.held()
     kv = make(lease, low=3, high=3)
     kv.acquire(5, timeout_s=TIMEOUT_S)
@@ -716,7 +716,7 @@ def test_closing_gives_everything_back_and_leaks_no_descriptor(lease):
 
 
 @pytest.mark.parametrize("end", [ElasticRange.empty, ElasticRange.close])
-def test_a_reclaim_that_the_engine_did_not_come_to_is_answered_at_the_end(lease, end):
+def test_range_reclaim_that_the_engine_did_not_take_is_answered_by_empty_or_close(lease, end):
     kv = make(lease)
     mine = kv.acquire(2, timeout_s=TIMEOUT_S)
     lease.reclaim(7, 5, deep=True)
@@ -728,7 +728,7 @@ def test_a_reclaim_that_the_engine_did_not_come_to_is_answered_at_the_end(lease,
     kv.close()
 
 
-def test_broken_extents_are_refused(lease):
+def test_range_with_extents_of_broken_pages_is_refused(lease):
     with pytest.raises(ValueError, match="not whole pages"):
         ElasticRange(lease, GatedMapper(), span_bytes=PAGE_BYTES, extent_bytes=100, low=0, high=0)
 

@@ -28,14 +28,14 @@ def test_a_shallow_reclaim_is_over_at_once_with_what_the_reserve_had():
     assert over(reclaims) == [(1, 10)]
 
 
-def test_the_engine_takes_what_the_reserve_did_not_cover_once():
+def test_reclaims_bytes_that_the_reserve_did_not_cover_are_taken_once():
     reclaims = OpenReclaims(EXTENT)
     reclaims.add(1, 25, deep=True)
     reclaims.left(1)
     assert reclaims.take() == 15 and reclaims.take() == 0
 
 
-def test_a_deep_reclaim_is_over_when_the_engine_that_took_it_did_what_it_could():
+def test_a_deep_reclaim_is_over_when_the_engine_that_took_it_is_done():
     reclaims = OpenReclaims(EXTENT)
     reclaims.add(1, 25, deep=True)
     reclaims.take()
@@ -48,7 +48,7 @@ def test_a_deep_reclaim_is_over_when_the_engine_that_took_it_did_what_it_could()
     assert over(reclaims) == [(2, 0)]
 
 
-def test_at_the_end_all_reclaims_are_taken_out():
+def test_reclaims_popped_together_leave_none_open():
     reclaims = OpenReclaims(EXTENT)
     reclaims.add(1, 25, deep=True)
     reclaims.add(2, 5, deep=False)

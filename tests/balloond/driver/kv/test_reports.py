@@ -5,7 +5,7 @@ from tests.balloond.conftest import TIMEOUT_S
 from tests.balloond.driver.fakes import FakeLease
 
 
-def test_many_prefixes_are_told_in_few_entries_that_are_not_older_than_they_are():
+def test_reports_of_many_prefixes_are_merged_into_few_entries_that_are_not_older():
     cached = [(float(age), 1) for age in range(1000)]
     told = coarse(cached)
     assert len(told) <= 64
@@ -15,7 +15,7 @@ def test_many_prefixes_are_told_in_few_entries_that_are_not_older_than_they_are(
     assert coarse([]) == ()
 
 
-def test_reports_unchanged_usage_is_not_reported_and_an_answer_at_once():
+def test_reports_leave_out_unchanged_usage_but_not_an_answer_to_a_reclaim():
     lease = FakeLease()
     reports = Reports(lease, lambda: (30, 10))
     told = threading.Event()
@@ -32,7 +32,7 @@ def test_reports_unchanged_usage_is_not_reported_and_an_answer_at_once():
     lease.loop.stop()
 
 
-def test_prefixes_in_use_again_do_not_age_because_they_are_as_many_and_as_old_as_before():
+def test_reports_of_equal_prefix_ages_are_sent_again_because_the_prefixes_were_used_again():
     lease = FakeLease()
     reports = Reports(lease, lambda: (30, 10))
     told = threading.Semaphore(0)
@@ -45,7 +45,7 @@ def test_prefixes_in_use_again_do_not_age_because_they_are_as_many_and_as_old_as
     lease.loop.stop()
 
 
-def test_many_changes_are_told_in_few_reports_the_last_one_with_the_last_state():
+def test_reports_of_many_changes_are_few_and_end_with_the_last_state():
     lease = FakeLease()
     reports = Reports(lease, lambda: (0, 0))
     last = threading.Event()

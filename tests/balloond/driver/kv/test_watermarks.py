@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from balloond.driver.kv.watermarks import IDLE_S, Watermarks
 
 
-def test_without_growth_the_low_mark_is_kept():
+def test_watermarks_without_growth_keep_the_low_mark():
     marks = Watermarks(2, 10)
     assert marks.target(100.0) == 2
     assert marks.missing(1, 100.0) == 1
@@ -13,7 +13,7 @@ def test_without_growth_the_low_mark_is_kept():
     assert marks.surplus(5, 100.0) == 3
 
 
-def test_the_reserve_follows_growth_up_to_the_high_mark():
+def test_watermarks_target_follows_growth_up_to_the_high_mark():
     marks = Watermarks(2, 10)
     marks.took(5, 100.0)
     assert 2 < marks.target(100.0) < 10
@@ -23,7 +23,7 @@ def test_the_reserve_follows_growth_up_to_the_high_mark():
     assert marks.surplus(10, 100.1) == 0
 
 
-def test_growth_is_forgotten_and_an_idle_engine_keeps_the_low_mark():
+def test_watermarks_of_an_idle_engine_fall_back_to_the_low_mark():
     marks = Watermarks(2, 10)
     marks.took(100, 100.0)
     assert not marks.idle(100.0 + IDLE_S / 2)
@@ -35,7 +35,7 @@ def test_growth_is_forgotten_and_an_idle_engine_keeps_the_low_mark():
     assert marks.missing(2, 100.0 + IDLE_S) == 0 == marks.surplus(2, 100.0 + IDLE_S)
 
 
-def test_a_reserve_is_filled_when_half_of_it_is_used():
+def test_watermarks_fill_a_reserve_of_which_half_is_used():
     marks = Watermarks(0, 10)
     marks.took(100, 100.0)
     assert marks.missing(6, 100.0) == 0
@@ -43,7 +43,7 @@ def test_a_reserve_is_filled_when_half_of_it_is_used():
 
 
 @pytest.mark.parametrize("marks", [(3, 2), (-1, 2)])
-def test_impossible_marks_are_refused(marks):
+def test_watermarks_that_are_negative_or_crossed_are_refused(marks):
     with pytest.raises(ValueError):
         Watermarks(*marks)
 
@@ -54,7 +54,7 @@ def test_impossible_marks_are_refused(marks):
     st.lists(st.tuples(st.integers(1, 50), st.floats(0, 2))),
     st.integers(0, 60),
 )
-def test_whatever_happens_the_target_stays_between_the_marks(low, more, growth, reserve):
+def test_watermarks_target_stays_between_the_marks_after_any_growth(low, more, growth, reserve):
     marks = Watermarks(low, low + more)
     now = 0.0
     for count, wait in growth:

@@ -101,7 +101,7 @@ def check_placement(groups, candidates, booked, places):
 
 
 @given(clusters())
-def test_the_arrays_choose_what_the_obvious_loop_chooses(cluster):
+def test_assignment_equals_that_of_the_obvious_loop(cluster):
     groups, candidates, booked = cluster
     assignment = assign(groups, candidates, NOW, RULES, booked)
     expected = obvious(groups, candidates, booked)
@@ -112,7 +112,7 @@ def test_the_arrays_choose_what_the_obvious_loop_chooses(cluster):
 
 
 @given(clusters(), st.randoms(use_true_random=False))
-def test_nobody_is_put_where_there_is_no_room_and_the_order_of_the_input_does_not_matter(cluster, random):
+def test_assignment_respects_room_and_does_not_depend_on_the_order_of_the_input(cluster, random):
     groups, candidates, booked = cluster
     assignment = assign(groups, candidates, NOW, RULES, booked)
     check_placement(groups, candidates, booked, assignment.places)
@@ -132,7 +132,7 @@ def test_first_fit_decreasing_leaves_no_more_models_out_than_the_greedy_order(cl
 
 
 @given(clusters())
-def test_a_second_run_on_the_outcome_moves_only_for_the_gain(cluster):
+def test_assignment_run_again_on_its_outcome_moves_only_for_a_gain_of_tau(cluster):
     groups, candidates, booked = cluster
     first = assign(groups, candidates, NOW, RULES, booked)
     settled = [replace(c, current=first.places.get(c.model.name), moved_at=-inf) for c in candidates]
@@ -229,7 +229,7 @@ def parse_model(text):
 
 
 @pytest.mark.parametrize("lines", list(scenarios()))
-def test_scenario(lines):
+def test_assignment_of_a_written_scenario_is_the_expected_one(lines):
     devices = next(rest for word, rest in lines if word == "devices").split()
     groups = [Group(name, (Device(name, int(size)),)) for name, size in zip(devices[::2], devices[1::2], strict=True)]
     candidates = [parse_model(rest) for word, rest in lines if word == "model"]
@@ -249,7 +249,7 @@ def group(name, *capacities):
     return Group(name, tuple(Device(f"{name}{i}", capacity) for i, capacity in enumerate(capacities)))
 
 
-def test_a_model_that_moved_lately_stays_and_says_for_how_long():
+def test_assigned_model_that_moved_lately_stays_and_shows_the_rest_of_its_cool_down():
     model = Model("m", demand=10.0, weights=10)
     other = Candidate(Model("other", demand=20.0, weights=10), Place("A", ("A0",)))
     candidates = [Candidate(model, Place("A", ("A0",)), moved_at=50.0), other]
@@ -274,18 +274,18 @@ def test_tensor_parallel_parts_take_distinct_devices_of_one_group():
     assert len(set(assignment.places["wide"].devices)) == 3
 
 
-def test_a_place_that_is_gone_counts_as_none():
+def test_assigned_model_whose_group_is_gone_is_displaced():
     assignment = assign([group("B", 100)], [Candidate(Model("m", weights=10), Place("A", ("A0",)))], 0.0)
     assert assignment.places["m"] == Place("B", ("B0",))
     assert assignment.reasons["m"].kind is ModelKind.DISPLACED
 
 
-def test_without_groups_everybody_is_unplaced():
+def test_assignment_without_groups_leaves_every_model_unplaced():
     assignment = assign([], [Candidate(Model("m", weights=10))], 0.0)
     assert assignment.unplaced == ["m"]
 
 
-def test_a_reason_shows_the_numbers_that_were_compared():
+def test_reason_of_a_move_shows_the_pressures_that_were_compared():
     groups = [group("A", 100), group("B", 100), group("C", 100)]
     candidates = [
         Candidate(Model("hot", demand=80.0, weights=20), Place("A", ("A0",))),
@@ -297,7 +297,7 @@ def test_a_reason_shows_the_numbers_that_were_compared():
     assert reason.text == "moves to B: pressure 0.5 instead of 2, more than 20% less"
 
 
-def test_of_a_model_that_stays_the_reason_names_the_best_place_alone():
+def test_reason_of_a_model_that_stays_names_the_best_place_alone():
     stays = Candidate(Model("m", demand=1.0, weights=20), Place("A", ("A0",)))
     reason = assign([group("A", 200), group("B", 100)], [stays], 0.0, AssignRules(explain=2)).reasons["m"]
     assert reason.kind is ModelKind.STAYS and [option.place.group for option in reason.options] == ["A"]

@@ -12,13 +12,13 @@ def rests_s(cool_downs, model, now):
     return cool_downs.moved_at()[model] + COOL_DOWN_S - now
 
 
-def test_a_model_that_moved_rests_for_the_cool_down():
+def test_cool_down_of_a_model_that_moved_is_the_configured_one():
     cool_downs = CoolDowns(COOL_DOWN_S)
     cool_downs.moved("m", now=100.0)
     assert rests_s(cool_downs, "m", 100.0) == 30
 
 
-def test_each_move_that_fails_is_tried_again_after_twice_as_long_up_to_the_cool_down():
+def test_cool_down_after_failed_moves_doubles_up_to_that_of_a_move():
     cool_downs, now, rests = CoolDowns(COOL_DOWN_S), 0.0, []
     for _ in range(5):
         cool_downs.not_moved("m", now)
@@ -28,7 +28,7 @@ def test_each_move_that_fails_is_tried_again_after_twice_as_long_up_to_the_cool_
 
 
 @pytest.mark.parametrize("what", ["it moved", "long ago"])
-def test_failures_count_in_a_row(what):
+def test_cool_down_starts_anew_after_a_move_or_a_long_time_without_failures(what):
     cool_downs = CoolDowns(COOL_DOWN_S)
     cool_downs.not_moved("m", 0.0)
     cool_downs.not_moved("m", 5.0)
@@ -38,7 +38,7 @@ def test_failures_count_in_a_row(what):
     assert rests_s(cool_downs, "m", 4000.0) == 5
 
 
-def test_attempts_that_take_longer_than_the_cool_down_fail_in_a_row_as_well():
+def test_cool_down_doubles_after_attempts_that_take_longer_than_itself():
     cool_downs, now, rests = CoolDowns(COOL_DOWN_S), 0.0, []
     for _ in range(4):
         now += 200.0
@@ -48,14 +48,14 @@ def test_attempts_that_take_longer_than_the_cool_down_fail_in_a_row_as_well():
     assert rests == [5, 10, 20, 30]
 
 
-def test_failures_of_days_overflow_nothing():
+def test_cool_down_after_thousands_of_failures_does_not_overflow():
     cool_downs = CoolDowns(COOL_DOWN_S)
     for number in range(5000):
         cool_downs.not_moved("m", 30.0 * number)
     assert rests_s(cool_downs, "m", 30.0 * 4999) == 30
 
 
-def test_nothing_is_kept_of_models_that_rested_long_ago():
+def test_cool_downs_keep_no_state_of_models_that_rested_long_ago():
     cool_downs = CoolDowns(COOL_DOWN_S)
     for number in range(1000):
         cool_downs.not_moved(f"failed {number}", 2000.0 * number)

@@ -26,40 +26,40 @@ def test_a_move_that_waits_for_room_comes_after_the_one_that_makes_it():
     assert plan.held == ()
 
 
-def test_the_source_keeps_its_memory_until_the_wave_is_through():
+def test_move_source_keeps_its_memory_until_the_wave_is_over():
     booked = [(model("a", 60), at("A")), (model("b", 30, demand=9.0), at("B"))]
     plan = plan_moves(cluster(A=80, B=100), booked, {"a": at("B"), "b": at("A")}, 0.0, MoveRules(at_once=2))
     assert [[move.model for move in wave] for wave in plan.waves] == [["a"], ["b"]]
 
 
-def test_of_a_plan_as_many_waves_are_made_as_are_wanted():
+def test_plan_of_moves_has_as_many_waves_as_are_wanted():
     booked = [(model("a", 60, demand=9.0), at("A")), (model("b", 60), at("B"))]
     target = {"a": at("B"), "b": at("C")}
     plan = plan_moves(cluster(A=100, B=100, C=100), booked, target, 0.0, enough=lambda wave: True)
     assert plan.waves == ((Move("b", at("B"), at("C")),),) and plan.held == ()
 
 
-def test_two_that_want_each_others_place_and_find_no_room_are_held_with_the_bytes():
+def test_moves_of_two_models_into_each_others_full_place_are_held_with_the_bytes():
     booked = [(model("a", 60), at("A")), (model("b", 60), at("B"))]
     plan = plan_moves(cluster(A=100, B=100), booked, {"a": at("B"), "b": at("A")}, 0.0)
     assert plan.waves == ()
     assert plan.held[0] == DeferredMove("a", at("B"), "B has 40 bytes free, it needs 60, and no other move makes room")
 
 
-def test_no_more_run_side_by_side_than_allowed_and_the_most_wanted_go_first():
+def test_moves_of_a_wave_are_at_most_as_many_as_allowed_by_highest_demand():
     booked = [(model(f"m{i}", 10, demand=float(i)), at("A")) for i in range(5)]
     plan = plan_moves(cluster(A=100, B=100), booked, {f"m{i}": at("B") for i in range(5)}, 0.0, MoveRules(at_once=2))
     assert [[move.model for move in wave] for wave in plan.waves] == [["m4", "m3"], ["m2", "m1"], ["m0"]]
 
 
-def test_moves_under_way_count_and_hold_both_places():
+def test_moves_under_way_count_as_running_and_occupy_both_places():
     booked = [(model("a", 60), at("A")), (model("b", 50), at("C"))]
     running = [Move("a", at("A"), at("B"))]
     plan = plan_moves(cluster(A=100, B=100, C=100), booked, {"a": at("B"), "b": at("A")}, 0.0, under_way=running)
     assert plan.waves == ((), (Move("b", at("C"), at("A")),))
 
 
-def test_a_model_that_is_active_twice_is_on_its_way_already():
+def test_model_active_on_two_groups_is_not_moved_again():
     booked = [(model("a", 30), at("A")), (model("a", 30), at("B"))]
     assert plan_moves(cluster(A=100, B=100, C=100), booked, {"a": at("C")}, 0.0).moves == []
 
@@ -84,7 +84,7 @@ def test_pinned_and_cooling_models_are_held():
 
 
 @given(st.data())
-def test_every_step_is_feasible_and_nothing_that_could_move_is_held(data):
+def test_plan_of_moves_is_feasible_and_holds_only_models_without_room(data):
     groups = cluster(A=100, B=100, C=100)
     names = st.sampled_from("ABC")
     books = Books(groups)

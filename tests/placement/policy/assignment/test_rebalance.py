@@ -19,17 +19,17 @@ def resident(name, group, demand, hibernating=False):
     return PlacedModel(Model(name, demand, weights=200), Place(group, (group,)), hibernating=hibernating)
 
 
-def test_of_two_busy_models_on_one_group_one_moves_to_the_empty_one():
+def test_rebalance_moves_one_of_two_busy_models_to_an_empty_group():
     (wanted,) = begin(GROUPS, [resident("a", "A", 90.0), resident("b", "A", 60.0)], {}, 100.0, RULES)
     assert wanted.move.source.group == "A" and wanted.move.target.group == "B"
     assert wanted.reason.stay_pressure > RULES.least_pressure
 
 
-def test_below_the_least_pressure_nothing_moves():
+def test_rebalance_below_the_least_pressure_moves_no_model():
     assert begin(GROUPS, [resident("a", "A", 9.0), resident("b", "A", 6.0)], {}, 100.0, RULES) == []
 
 
-def test_a_model_that_would_bring_its_pressure_along_is_no_reason_to_look(monkeypatch):
+def test_rebalance_makes_no_assignment_where_a_move_would_take_the_pressure_along(monkeypatch):
     looked = []
     monkeypatch.setattr(
         "placement.policy.assignment.rebalance.assign", lambda *given: looked.append(given) or assign(*given)
@@ -41,24 +41,24 @@ def test_a_model_that_would_bring_its_pressure_along_is_no_reason_to_look(monkey
     assert looked
 
 
-def test_a_device_that_holds_more_than_it_has_is_looked_at_whatever_the_pressure_comes_from():
+def test_rebalance_relieves_an_overbooked_device_whatever_causes_its_pressure():
     floor = PlacedModel(Model("b", 1.0, weights=200, floor=700), Place("A", ("A",)))
     (wanted,) = begin(GROUPS, [resident("a", "A", 90.0), floor], {}, 100.0, RULES)
     assert wanted.move.model in "ab"
 
 
-def test_what_sleeps_does_not_move_and_one_group_has_nowhere_to_move_to():
+def test_rebalance_of_sleeping_models_or_of_one_group_moves_no_model():
     asleep = [resident("a", "A", 90.0, hibernating=True), resident("b", "A", 60.0, hibernating=True)]
     assert begin(GROUPS, asleep, {}, 100.0, RULES) == []
     assert begin(GROUPS[:1], [resident("a", "A", 90.0)], {}, 100.0, RULES) == []
 
 
-def test_a_model_that_moved_lately_stays():
+def test_rebalance_leaves_a_model_that_moved_lately():
     busy = [resident("a", "A", 90.0), resident("b", "A", 60.0)]
     assert begin(GROUPS, busy, {"a": 99.0, "b": 99.0}, 100.0, RULES) == []
 
 
-def test_a_model_without_its_share_of_the_demand_is_not_worth_a_move():
+def test_rebalance_leaves_a_model_with_a_small_share_of_the_demand():
     busy = [resident("a", "A", 90.0), resident("b", "A", 60.0), resident("c", "A", 9.0)]
     moved = {w.move.model for w in begin(GROUPS, busy, {"a": 99.0, "b": 99.0}, 100.0, RULES)}
     assert moved == set()
@@ -66,7 +66,7 @@ def test_a_model_without_its_share_of_the_demand_is_not_worth_a_move():
     assert wanted.move.model == "c"
 
 
-def test_a_model_that_nobody_asks_for_neither_moves_nor_is_in_the_way():
+def test_rebalance_ignores_an_idle_model_on_the_target():
     busy = [resident("a", "A", 90.0), resident("b", "A", 60.0)]
     quiet = PlacedModel(Model("quiet", 1.0, weights=900), Place("B", ("B",)), idle_s=30.0)
     (wanted,) = begin(GROUPS, [*busy, quiet], {}, 100.0, RULES)
@@ -94,7 +94,7 @@ def models(wanted):
     return [each.move.model for each in wanted]
 
 
-def test_moves_that_are_one_change_begin_one_after_the_other():
+def test_round_of_two_moves_begins_them_one_after_the_other():
     found = rebalance(GROUPS, where(BEFORE), {}, 100.0, RULES)
     assert models(found.moves) == ["a", "b"] and models(found.begin) == ["a"]
     then = rebalance(GROUPS, where(HALFWAY), {"a": 100.0}, 110.0, RULES, found)
@@ -103,7 +103,7 @@ def test_moves_that_are_one_change_begin_one_after_the_other():
     assert rebalance(GROUPS, where(after), {"a": 100.0, "b": 110.0}, 300.0, RULES, then) == NONE
 
 
-def test_what_was_begun_and_is_not_remembered_is_taken_back():
+def test_round_that_is_not_remembered_is_moved_back_after_the_cool_down():
     assert rebalance(GROUPS, where(HALFWAY), {"a": 100.0}, 110.0, RULES) == NONE
     assert models(rebalance(GROUPS, where(HALFWAY), {"a": 100.0}, 200.0, RULES).begin) == ["a"]
 
@@ -117,12 +117,12 @@ def test_what_was_begun_and_is_not_remembered_is_taken_back():
         ("it has not gone on for long", where(HALFWAY), {"a": 60.0}),
     ],
 )
-def test_a_round_ends_early_where(why, residents, moved_at):
+def test_round_ends_early_when_its_reason_is_gone(why, residents, moved_at):
     found = rebalance(GROUPS, where(BEFORE), {}, 50.0, RULES)
     assert models(rebalance(GROUPS, residents, moved_at, 110.0, RULES, found).begin) != ["b"]
 
 
-def test_a_round_waits_for_who_may_not_move_yet_and_for_room():
+def test_round_waits_for_a_cooling_model_and_for_room():
     """The target of b could not start it, and it is tried again in 5 s; the source of a has not said that it let go."""
     found = rebalance(GROUPS, where(BEFORE), {}, 100.0, RULES)
     failed = {"a": 100.0, "b": 110.0 + 5.0 - RULES.moves.cool_down_s}
@@ -150,7 +150,7 @@ def test_a_round_whose_target_is_gone_ends():
     assert rebalance(GROUPS, where(HALFWAY), {"a": 100.0}, 110.0, RULES, found) == NONE
 
 
-def test_a_change_that_cannot_be_made_to_its_end_is_not_begun():
+def test_round_that_cannot_be_finished_is_not_begun():
     """a and b of which neither finds room beside the other."""
     full = {"a": (60.0, 300), "b": (10.0, 300), "c": (60.0, 500), "d": (90.0, 600)}
     residents = [PlacedModel(Model(name, *full[name]), Place(BEFORE[name], (BEFORE[name],))) for name in full]
@@ -159,7 +159,7 @@ def test_a_change_that_cannot_be_made_to_its_end_is_not_begun():
     assert rebalance(GROUPS, residents, {}, 100.0, RULES) == NONE
 
 
-def test_where_no_change_can_be_made_to_its_end_one_move_that_helps_is():
+def test_rebalance_makes_a_single_helpful_move_where_no_round_can_be_finished():
     """Many pairs whose exchange brings nothing come first by demand, and two models that share a device last."""
     pairs, groups, residents = 40, [], []
     for i in range(pairs):

@@ -40,7 +40,7 @@ def pressure(devices, models):
     ones=st.lists(A_DEVICE, min_size=1, max_size=2),
     others=st.lists(A_DEVICE, min_size=1, max_size=2),
 )
-def test_no_other_division_has_less_pressure(models, ones, others):
+def test_divided_models_have_the_least_pressure_of_all_divisions(models, ones, others):
     made = [Model(f"m{i}", float(w), weights, floor) for i, (w, weights, floor) in enumerate(models)]
     one, other = (
         side(*((w, left, left - floors, load) for w, left, floors, load in given)) for given in (ones, others)
@@ -61,7 +61,7 @@ def test_no_other_division_has_less_pressure(models, ones, others):
         assert found.pressure == pytest.approx(best) == pytest.approx(reached[found.there])
 
 
-def test_who_is_active_leaves_only_for_a_pressure_below_the_stricter_limit():
+def test_divided_active_model_moves_only_for_a_pressure_below_the_stricter_limit():
     """Apart they have 10 / 90 each, together 20 / 80 = 0.25."""
     models = [Model("a", 10.0, 10), Model("b", 10.0, 10)]
     together = [True, True]
@@ -72,14 +72,14 @@ def test_who_is_active_leaves_only_for_a_pressure_below_the_stricter_limit():
     assert found is not None and sum(found.there) == 1
 
 
-def test_of_divisions_that_are_as_good_the_one_is_taken_that_moves_the_fewest():
+def test_division_among_equals_is_the_one_that_moves_the_fewest_models():
     models = [Model("a", 10.0, 10), Model("b", 10.0, 10), Model("c", 1.0, 10)]
     found = divide(models, [True, True, False], [True] * 3, empty(100), empty(100), 1.0, 1.0)
     assert found is not None and sum(a != b for a, b in zip(found.there, (True, True, False), strict=True)) == 1
 
 
 @given(st.lists(A_MODEL, min_size=1, max_size=6), st.integers(20, 120), st.integers(20, 120))
-def test_no_other_division_leaves_the_one_side_more_room(models, one, other):
+def test_gathered_models_leave_the_one_side_the_most_room_of_all_divisions(models, one, other):
     made = [Model(f"m{i}", float(w), weights, floor) for i, (w, weights, floor) in enumerate(models)]
 
     def room(way):

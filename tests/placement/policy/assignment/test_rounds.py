@@ -21,7 +21,7 @@ def outlook(*booked, capacity=100):
     return Outlook(groups, [(Model(name, float(w), weights, floor), at(on)) for name, on, w, weights, floor in booked])
 
 
-def test_a_move_that_relieves_the_most_pressed_of_the_devices_that_it_touches_is_for_the_better():
+def test_outlook_is_better_after_a_move_that_relieves_the_most_pressed_device_involved():
     """A: 90 / 50 = 1.8, then 60 / 75 = 0.8; B: nothing, then 30 / 75 = 0.4."""
     found = outlook(("a", "A", 60, 25, 0), ("b", "A", 30, 25, 0))
     found.make([move("b", "A", "B")])
@@ -32,7 +32,7 @@ def test_a_move_that_relieves_the_most_pressed_of_the_devices_that_it_touches_is
     assert not found.better(0.0, 0.0), "all is as it was"
 
 
-def test_a_change_counts_when_its_last_move_is_made():
+def test_outlook_of_two_linked_moves_is_better_only_after_the_last():
     """B would have 0.65 in between, where A had 0.5: at the end the two have 0.33 and 0.3."""
     found = outlook(
         ("a", "A", 60, 200, 0), ("d", "A", 90, 500, 0), ("b", "B", 10, 200, 0), ("c", "B", 60, 400, 0), capacity=1000
@@ -43,7 +43,7 @@ def test_a_change_counts_when_its_last_move_is_made():
     assert found.better(0.2, 0.0)
 
 
-def test_moves_that_share_no_device_are_judged_by_themselves():
+def test_outlook_judges_moves_that_share_no_device_separately():
     """What C and D gain is no reason for what A loses to B."""
     worse, better, onward = move("a", "A", "B"), move("c", "C", "D"), move("b", "B", "E")
     found = outlook(*(("a", "A", 60, 25, 0), ("b", "B", 60, 25, 0)), *(("c", "C", 60, 25, 0), ("d", "C", 60, 25, 0)))
@@ -56,7 +56,7 @@ def test_moves_that_share_no_device_are_judged_by_themselves():
     assert found.with_it(better) == [better]
 
 
-def test_a_move_between_two_others_joins_them():
+def test_outlook_joins_two_moves_by_a_third_between_their_devices():
     first, second, third = move("a", "A", "B"), move("c", "C", "D"), move("b", "B", "C")
     found = outlook(("a", "A", 10, 10, 0), ("b", "B", 10, 10, 0), ("c", "C", 10, 10, 0))
     found.make([first, second, third])
@@ -65,14 +65,14 @@ def test_a_move_between_two_others_joins_them():
 
 
 @pytest.mark.parametrize(("floor", "better"), [(80, True), (0, False)])
-def test_bytes_that_are_promised_and_not_there_count_before_any_pressure(floor, better):
+def test_outlook_counts_missing_bytes_of_floors_before_any_pressure(floor, better):
     """b brings B more pressure than A had; but with its floor A has less than it promised."""
     found = outlook(("a", "A", 10, 30, 0), ("b", "A", 10, 10, floor), ("c", "B", 60, 9, 0))
     found.make([move("b", "A", "B")])
     assert found.better(0.2, 0.0) is better
 
 
-def test_of_a_model_that_sleeps_elsewhere_the_active_place_moves():
+def test_outlook_moves_the_active_place_of_a_model_that_also_sleeps_elsewhere():
     groups = [Group(name, (Device(name, 100),)) for name in "AB"]
     model = Model("a", 60.0, 50, quota=10)
     found = Outlook(groups, [(model.asleep(), at("B")), (model, at("A")), (Model("b", 30.0, 20), at("A"))])

@@ -26,7 +26,7 @@ def new(weights=20, demand=1.0, **facts):
     return Model("new", demand, weights, **facts)
 
 
-def test_the_least_resulting_pressure_wins():
+def test_activation_takes_the_group_with_the_least_resulting_pressure():
     activation = activate(new(), GROUPS, [on("A", "hot", 20, demand=50.0)])
     assert activation.outcome == Activate(
         "new", Place("B", ("b0",)), 1 / 80, "pressure 0.0125 on B, the least of 2 groups"
@@ -34,12 +34,12 @@ def test_the_least_resulting_pressure_wins():
     assert [option.place.group for option in activation.options] == ["B", "A"]
 
 
-def test_a_model_that_nobody_asked_for_yet_takes_the_device_with_the_most_memory_left():
+def test_activation_of_a_model_without_demand_takes_the_device_with_the_most_memory_left():
     activation = activate(new(demand=0.0), GROUPS, [on("A", "quiet", 40)])
     assert activation.outcome.place.group == "B"
 
 
-def test_idle_models_leave_only_where_there_is_no_room_otherwise():
+def test_activation_evicts_idle_models_only_for_a_pressure_lower_by_more_than_tau():
     idle, hot = on("A", "idle", 90, idle_s=60.0), on("B", "hot", 20, demand=1.0)
     activation = activate(new(50), GROUPS, [idle, hot])
     assert activation.outcome.place.group == "A"  # the pressure on B would be 0.067, without idle that on A is 0.02
@@ -52,7 +52,7 @@ def test_idle_models_leave_only_where_there_is_no_room_otherwise():
     assert "not less by more than 50%" in activation.outcome.reason
 
 
-def test_hibernation_comes_first_and_engines_go_cold_when_that_is_short_too():
+def test_activation_hibernates_idle_models_first_and_sends_engines_cold_if_that_is_not_enough():
     residents = [
         on("A", "one", 45, quota=5, idle_s=60.0),
         on("A", "two", 40, quota=10, hibernating=True, cold_s=9.0, idle_s=60.0),
@@ -73,14 +73,14 @@ def test_a_hibernating_model_wakes_where_it_sleeps_unless_the_gain_is_worth_a_co
     assert activation.outcome.place.group == "B"
 
 
-def test_its_own_quota_is_there_already_when_it_wakes():
+def test_activation_of_a_sleeping_model_needs_no_second_quota():
     home = on("A", "new", 89, quota=10, hibernating=True)
     activation = activate(Model("new", 1.0, 89, quota=10), GROUPS[:1], [home])
     assert isinstance(activation.outcome, Activate)
     assert activation.evictions == ()
 
 
-def test_busy_and_pinned_models_make_it_wait_and_the_text_says_what_is_missing():
+def test_activation_waits_for_busy_and_pinned_models_and_its_reason_has_the_missing_bytes():
     residents = [on("A", "busy", 90, idle_s=0.5), on("B", "pinned", 70, idle_s=999.0, pinned=True)]
     activation = activate(new(50), GROUPS, residents)
     assert activation.outcome == Wait(
@@ -90,7 +90,7 @@ def test_busy_and_pinned_models_make_it_wait_and_the_text_says_what_is_missing()
     )
 
 
-def test_what_could_never_fit_is_refused():
+def test_activation_of_a_model_that_could_never_fit_is_refused():
     assert isinstance(activate(new(500), GROUPS, []).outcome, Refuse)
 
 
@@ -142,7 +142,7 @@ def worlds(draw):
 
 
 @given(worlds())
-def test_after_the_evictions_the_model_fits_where_it_is_sent(world):
+def test_activation_place_has_room_for_the_model_after_the_evictions(world):
     groups, residents, model = world
     activation = activate(model, groups, residents)
     if not isinstance(activation.outcome, Activate):
@@ -165,7 +165,7 @@ def test_after_the_evictions_the_model_fits_where_it_is_sent(world):
 
 
 @given(worlds())
-def test_it_waits_only_if_no_group_has_room_with_all_idle_models_gone(world):
+def test_activation_waits_only_if_no_group_has_room_with_all_idle_models_gone(world):
     groups, residents, model = world
     activation = activate(model, groups, residents)
     books = Books(groups)
@@ -192,7 +192,7 @@ def test_an_exclusive_model_waits_while_every_group_is_busy_whatever_memory_is_f
     assert activate(new(), GROUPS, residents[:1], EXCLUSIVE).outcome.place.group == "B"
 
 
-def test_an_exclusive_model_leaves_those_asleep_where_they_are():
+def test_an_exclusive_model_leaves_sleeping_models_in_their_place():
     rules = LifecycleRules(idle_s=1.0, exclusive=True)
     residents = [on("A", "asleep", 60, quota=5, hibernating=True), on("A", "idle", 10, quota=5, idle_s=3.0)]
     activation = activate(new(), GROUPS[:1], residents, rules)

@@ -12,5 +12,5 @@ from placement.policy.lifecycle.decisions import durations
         ((0.0, 0.5), (0.5, 0.5)),  # a wake-up takes no longer than a cold start
     ],
 )
-def test_a_wake_up_and_a_cold_start_last_as_measured_and_until_then_as_assumed(measured, taken):
+def test_durations_of_wake_up_and_cold_start_are_measured_or_assumed(measured, taken):
     assert durations(*measured) == taken

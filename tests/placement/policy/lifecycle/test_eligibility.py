@@ -21,7 +21,7 @@ def on(name="m", **facts):
     return PlacedModel(model, Place("g", ("d0",)), **facts)
 
 
-def test_what_a_busy_model_tells_every_moment_is_nothing_to_those_that_wait():
+def test_footing_of_a_group_is_not_changed_by_the_load_of_a_busy_model():
     before = on(stay_s=60.0, claims=1, kv_used=5)
     after = on(stay_s=61.0, claims=9, kv_used=30, kv_lacking=8, demand=7.0)
     assert footing(GROUP, [before], RULES) == footing(GROUP, [after], RULES)
@@ -37,11 +37,11 @@ def test_what_a_busy_model_tells_every_moment_is_nothing_to_those_that_wait():
         [replace(on(stay_s=60.0), model=Model("m", 1.0, 41))],
     ],
 )
-def test_who_came_left_fell_idle_or_is_another_size_is(other):
+def test_footing_of_a_group_changes_when_a_model_leaves_sleeps_idles_comes_or_has_another_size(other):
     assert footing(GROUP, [on(stay_s=60.0)], RULES) != footing(GROUP, other, RULES)
 
 
-def test_a_larger_device_is():
+def test_footing_of_a_group_changes_with_the_size_of_a_device():
     assert footing(GROUP, [], RULES) != footing(Group("g", (Device("d0", 101),)), [], RULES)
 
 
@@ -61,12 +61,12 @@ def test_a_larger_device_is():
         (on(), inf),
     ],
 )
-def test_it_holds_until_somebody_has_been_idle_or_awake_for_long_enough(resident, seconds):
+def test_footing_holds_until_a_model_has_been_idle_or_awake_for_long_enough(resident, seconds):
     assert holds_s([resident], RULES) == seconds
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS, st.floats(0.1, 3.0)), max_size=4), st.floats(0.0, 0.999))
-def test_by_time_alone_nothing_changes_before_that(drawn, share):
+def test_footing_does_not_change_by_time_alone_while_it_holds(drawn, share):
     here = [on(f"m{i}", stay_s=stay, idle_s=min(idle, stay), wake_s=wake) for i, (stay, idle, wake) in enumerate(drawn)]
     holds = holds_s(here, RULES)
     passed = min(holds, 100.0) * share

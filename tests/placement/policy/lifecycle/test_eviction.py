@@ -22,19 +22,19 @@ def names(eviction):
     return [(type(d).__name__, d.model) for d in eviction.decisions]
 
 
-def test_nobody_leaves_while_nothing_is_wanted():
+def test_eviction_of_no_bytes_evicts_no_model():
     assert evict([resident("a", idle_s=1e6)], {}).decisions == ()
     assert evict([resident("a", idle_s=1e6)], {"d0": 0}).decisions == ()
 
 
-def test_nobody_leaves_who_was_busy_lately_or_is_pinned():
+def test_eviction_spares_busy_and_pinned_models():
     busy, pinned = resident("busy", idle_s=0.9), resident("pinned", pinned=True)
     eviction = evict([busy, pinned], {"d0": 10})
     assert (eviction.decisions, eviction.short, eviction.enough) == ((), {"d0": 10}, False)
     assert names(evict([resident("idle", idle_s=1.0)], {"d0": 10})) == [("Hibernate", "idle")]
 
 
-def test_where_an_engine_is_wanted_one_model_goes_cold_and_one_that_sleeps_goes_first():
+def test_eviction_for_an_engine_sends_one_model_cold_a_sleeping_one_first():
     awake, asleep = resident("awake"), resident("asleep", hibernating=True, idle_s=5.0)
     eviction = evict([awake, asleep], {}, engines_wanted=1)
     assert (names(eviction), eviction.enough) == ([("GoCold", "asleep")], True)
@@ -42,7 +42,7 @@ def test_where_an_engine_is_wanted_one_model_goes_cold_and_one_that_sleeps_goes_
     assert names(evict([awake], {}, engines_wanted=1)) == [("GoCold", "awake")]
 
 
-def test_an_engine_is_not_wanted_of_those_that_have_none_or_are_busy_or_pinned():
+def test_eviction_for_an_engine_spares_models_that_have_none_or_are_busy_or_pinned():
     residents = [
         resident("buried", has_engine=False),
         resident("busy", idle_s=0.0),
@@ -52,54 +52,54 @@ def test_an_engine_is_not_wanted_of_those_that_have_none_or_are_busy_or_pinned()
     assert (eviction.decisions, eviction.enough, eviction.engines_short) == ((), False, 1)
 
 
-def test_a_model_that_frees_enough_bytes_and_its_engine_is_the_only_one_that_leaves():
+def test_eviction_of_one_model_may_free_both_the_bytes_and_the_engine():
     residents = [resident("a", idle_s=50.0), resident("b", idle_s=60.0), resident("c", hibernating=True)]
     eviction = evict(residents, {"d0": 40}, engines_wanted=1)
     assert eviction.enough and len(eviction.decisions) <= 2
     assert names(evict(residents[:1], {"d0": 40}, engines_wanted=1)) == [("GoCold", "a")]
 
 
-def test_who_is_busy_or_on_its_way_is_not_idle_even_where_every_idle_model_may_leave():
+def test_eviction_without_idle_or_stay_times_spares_busy_and_starting_models():
     rules = LifecycleRules(idle_s=0.0, stay=0.0)
     assert not evict([resident("busy", idle_s=0.0, stay_s=9.0)], {"d0": 10}, rules).decisions
     assert not evict([resident("coming", idle_s=0.0, stay_s=0.0)], {"d0": 10}, rules).decisions
     assert evict([resident("idle", idle_s=0.01)], {"d0": 10}, rules).enough
 
 
-def test_the_least_wake_up_time_per_byte_goes_first():
+def test_eviction_takes_the_model_with_the_least_wake_up_time_per_byte():
     residents = [resident("slow", wake_s=2.0), resident("quick", wake_s=0.5), resident("small", 10, wake_s=0.4)]
     assert names(evict(residents, {"d0": 40})) == [("Hibernate", "quick")]
 
 
-def test_of_equals_the_longest_idle_goes_first():
+def test_eviction_among_equal_models_takes_the_longest_idle():
     assert names(evict([resident("a", idle_s=50.0), resident("b", idle_s=70.0)], {"d0": 5})) == [("Hibernate", "b")]
 
 
-def test_of_two_that_cost_as_much_each_byte_and_second_idle_decides_how_long_they_were():
+def test_eviction_weighs_wake_up_time_against_idle_time():
     often, seldom = resident("often", idle_s=3.0, wake_s=0.2), resident("seldom", idle_s=90.0, wake_s=0.4)
     assert names(evict([often, seldom], {"d0": 40})) == [("Hibernate", "seldom")]
 
 
-def test_who_has_hardly_come_stays_for_several_times_of_what_coming_back_takes():
+def test_eviction_spares_a_model_for_several_times_its_wake_up_time():
     rules = LifecycleRules(idle_s=1.0, stay=4.0)
     assert not evict([resident("new", wake_s=2.0, stay_s=7.9)], {"d0": 10}, rules).decisions
     assert evict([resident("new", wake_s=2.0, stay_s=8.0)], {"d0": 10}, rules).enough
 
 
 @pytest.mark.parametrize(("hibernate", "has_image"), [(False, True), (True, False)])
-def test_who_would_come_back_cold_stays_for_several_times_of_that(hibernate, has_image):
+def test_eviction_spares_a_model_that_would_come_back_cold_for_several_cold_starts(hibernate, has_image):
     rules = LifecycleRules(idle_s=1.0, stay=4.0, hibernate=hibernate)
     takes = {"wake_s": 0.3, "cold_s": 10.0, "has_image": has_image}
     assert not evict([resident("new", stay_s=39.9, **takes)], {"d0": 10}, rules).decisions
     assert evict([resident("new", stay_s=40.0, **takes)], {"d0": 10}, rules).enough
 
 
-def test_a_slow_first_start_keeps_nobody_from_sleeping_who_wakes_in_a_moment():
+def test_eviction_does_not_spare_a_model_for_its_cold_start_if_it_wakes_quickly():
     rules = LifecycleRules(idle_s=1.0, stay=4.0)
     assert evict([resident("read for a minute", wake_s=0.3, cold_s=60.0, stay_s=1.3)], {"d0": 10}, rules).enough
 
 
-def test_who_has_an_image_to_wake_from_goes_before_those_that_would_be_read_from_their_checkpoint():
+def test_eviction_takes_a_model_with_an_image_before_one_that_would_read_its_checkpoint():
     bare, slow = resident("bare", wake_s=0.2, cold_s=30.0, has_image=False), resident("slow", wake_s=2.0)
     assert names(evict([bare, slow], {"d0": 40})) == [("Hibernate", "slow")]
     both = evict([bare, slow], {"d0": 80})
@@ -108,13 +108,13 @@ def test_who_has_an_image_to_wake_from_goes_before_those_that_would_be_read_from
     assert told.endswith("back in about 30 s, from its checkpoint: there is no image of its weights")
 
 
-def test_nobody_goes_cold_where_only_sleep_is_allowed():
+def test_eviction_restricted_to_hibernation_sends_no_model_cold():
     residents = [resident("idle"), resident("asleep", hibernating=True)]
     eviction = evict(residents, {"d0": 50}, go_cold=False)
     assert names(eviction) == [("Hibernate", "idle")] and eviction.short == {"d0": 10}
 
 
-def test_a_model_that_another_makes_needless_stays():
+def test_eviction_leaves_out_a_model_that_another_makes_needless():
     residents = [resident("small", 30, wake_s=0.1), resident("large", 90, wake_s=1.0)]
     assert names(evict(residents, {"d0": 80})) == [("Hibernate", "large")]
 
@@ -141,7 +141,7 @@ def test_host_memory_is_freed_by_the_engines_that_sleep():
     assert evict([asleep, idle], {}, host_wanted=250).host_short == 50
 
 
-def test_only_models_on_a_device_that_is_short_leave():
+def test_eviction_takes_only_models_on_a_device_that_is_short():
     here, there = resident("here"), PlacedModel(Model("there", weights=40), Place("g", ("d1",)), idle_s=99.0)
     assert names(evict([here, there], {"d0": 10})) == [("Hibernate", "here")]
 
@@ -152,7 +152,7 @@ def test_a_tensor_parallel_model_frees_a_part_on_each_device():
     assert evict([tp], {"d0": 41}).short == {"d0": 1}
 
 
-def test_a_reason_says_what_it_frees_for_whom_and_what_it_costs():
+def test_eviction_reason_states_the_freed_bytes_the_receiver_and_the_cost():
     (decision,) = evict([resident("a", 40, wake_s=0.3)], {"d0": 40}, for_whom="b").decisions
     assert decision.reason == "idle for 60 s; frees 40 bytes for b; back in about 0.3 s"
 
@@ -166,7 +166,7 @@ residents_of_all_kinds = st.lists(
 
 
 @given(residents_of_all_kinds, st.integers(0, 200))
-def test_it_frees_enough_whenever_that_is_possible_and_nobody_leaves_in_vain(drawn, wanted):
+def test_eviction_frees_enough_whenever_possible_and_evicts_no_model_in_vain(drawn, wanted):
     residents = [
         resident(f"m{i}", weights, quota, float(idle), hibernating=asleep, pinned=pinned, wake_s=wake / 10)
         for i, (weights, quota, asleep, pinned, idle, wake) in enumerate(drawn)
@@ -201,11 +201,11 @@ def may_leave(r):
 
 
 @pytest.mark.parametrize("wanted", [0, -5])
-def test_what_is_not_wanted_is_not_short(wanted):
+def test_eviction_of_zero_or_negative_bytes_is_enough(wanted):
     assert evict([], {"d0": wanted}).enough
 
 
-def test_without_hibernation_who_leaves_goes_cold_and_only_as_many_as_it_takes():
+def test_eviction_without_hibernation_sends_as_few_models_cold_as_suffice():
     residents = [resident("first", weights=30, quota=10, idle_s=90.0), resident("second", weights=60, idle_s=90.0)]
     eviction = evict(residents, {"d0": 35}, LifecycleRules(hibernate=False))
     assert [(type(d), d.model) for d in eviction.decisions] == [(GoCold, "second")]

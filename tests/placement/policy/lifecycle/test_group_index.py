@@ -63,7 +63,7 @@ def by_trying_all(model, groups, there, rules):
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_it_decides_as_if_every_group_were_tried(rules, size):
+def test_group_index_decides_as_if_every_group_were_tried(rules, size):
     draw = random.Random(size)
     seen = set()
     for _ in range(150):
@@ -88,7 +88,7 @@ def test_it_decides_as_if_every_group_were_tried(rules, size):
     assert {(Activate, False), (Activate, True), (Wait, False)} <= seen
 
 
-def test_what_is_heard_bit_by_bit_decides_as_what_is_heard_at_once():
+def test_group_index_updated_report_by_report_decides_as_one_made_afresh():
     draw = random.Random(7)
     kept = GroupIndex()
     groups, there = {}, {}
@@ -118,7 +118,7 @@ def test_a_model_for_one_group_alone_comes_up_there_or_waits_for_it():
     assert "100" in there.refused(Model("m", 1.0, 120), "B").reason and there.refused(Model("m", 1.0, 90), "B") is None
 
 
-def test_a_model_comes_up_where_an_engine_is_free_before_another_has_to_give_up_its_own():
+def test_a_model_comes_up_where_an_engine_is_free_before_another_model_loses_its_own():
     groups = [Group("full", (Device("full", 100),), 1), Group("free", (Device("free", 95),), 1)]
     asleep = PlacedModel(Model("asleep", 1.0, 20, quota=1), Place("full", ("full",)), hibernating=True, idle_s=90.0)
     answer = standing(groups, [asleep]).activate(Model("new", 1.0, 20))
@@ -129,7 +129,7 @@ def test_a_model_comes_up_where_an_engine_is_free_before_another_has_to_give_up_
     assert not standing(groups[:1], [asleep]).activate(Model("asleep", 1.0, 20, quota=1)).evictions
 
 
-def test_a_model_waits_for_an_engine_where_all_are_of_busy_models_and_is_told_so():
+def test_a_model_waits_where_all_engines_are_of_busy_models_and_its_reason_says_so():
     groups = [Group("g", (Device("g", 100),), 2)]
     busy = [PlacedModel(Model(name, 1.0, 10), Place("g", ("g",)), idle_s=0.0) for name in "ab"]
     answer = standing(groups, busy).activate(Model("new", 1.0, 20))
@@ -138,7 +138,7 @@ def test_a_model_waits_for_an_engine_where_all_are_of_busy_models_and_is_told_so
     assert [type(e).__name__ for e in kept.evictions] == ["GoCold"]
 
 
-def test_of_equal_groups_the_one_idle_the_longest_makes_way():
+def test_group_index_among_equal_groups_evicts_the_longest_idle_model():
     groups = [Group(f"g{i}", (Device(f"g{i}", 100),)) for i in range(50)]
     idle = [
         PlacedModel(Model(f"m{i}", 1.0, 80), Place(f"g{i}", (f"g{i}",)), idle_s=50.0 + i * 7 % 50) for i in range(50)

@@ -20,39 +20,39 @@ def leave(*residents, rules=RULES):
     return [d.model for d in relieve(GROUP, residents, rules).decisions]
 
 
-def test_nobody_leaves_while_running_requests_leave_their_share_free():
+def test_relief_is_none_while_running_requests_leave_the_headroom_free():
     busy, idle = on("busy", 290, kv_used=320), on("idle", 290, idle_s=60.0)  # 400 for KV, of which 80 stay free
     assert leave(busy, idle) == []
     assert lacking(GROUP, [busy, idle], RULES) == {}
 
 
-def test_the_idle_model_whose_wake_up_costs_least_sleeps_where_more_runs():
+def test_relief_hibernates_the_idle_model_with_the_shortest_wake_up():
     busy = on("busy", 190, kv_used=330)
     slow, quick = on("slow", 190, idle_s=60.0, wake_s=2.0), on("quick", 190, idle_s=60.0, wake_s=0.2)
     assert leave(busy, slow, quick) == ["quick"]
 
 
-def test_what_waiting_requests_lack_counts_and_no_more_leave_than_that_takes():
+def test_relief_hibernates_as_many_models_as_cover_the_kv_of_waiting_requests():
     idle = [on(f"i{n}", 90, idle_s=60.0 + n) for n in range(3)]
     assert leave(on("busy", 290, kv_used=290, kv_lacking=85), *idle) == ["i2"]
     assert leave(on("busy", 290, kv_used=290, kv_lacking=285), *idle) == ["i2", "i1", "i0"]
 
 
-def test_what_was_not_found_is_lacking_however_little_is_in_use():
+def test_relief_counts_missing_kv_even_if_little_is_in_use():
     """Floors of idle models hold it."""
     hungry, idle = on("hungry", 290, kv_used=10, kv_lacking=20), on("idle", 290, idle_s=60.0)
     assert lacking(GROUP, [hungry, idle], RULES) == {"d0": 20}
     assert leave(hungry, idle) == ["idle"]
 
 
-def test_a_reason_says_whose_kv_lacks_memory():
+def test_relief_reason_names_the_model_whose_kv_is_short():
     (decision,) = relieve(
         GROUP, [on("busy", 490, kv_used=300, kv_lacking=50), on("idle", 290, idle_s=60.0)], RULES
     ).decisions
     assert decision == Hibernate("idle", "g", "idle for 60 s; frees 290 bytes for KV of busy; back in about 1 s")
 
 
-def test_who_is_busy_pinned_or_asleep_stays():
+def test_relief_spares_busy_pinned_and_sleeping_models():
     hungry = on("hungry", 290, kv_used=300, kv_lacking=500)
     assert leave(hungry, on("busy", 90, idle_s=0.5), on("pinned", 90, idle_s=9.0, pinned=True)) == []
     assert leave(hungry, on("asleep", 90, idle_s=9.0, hibernating=True)) == []
@@ -62,7 +62,7 @@ def test_who_is_busy_pinned_or_asleep_stays():
     st.lists(st.tuples(st.integers(0, 200), st.integers(0, 9), st.integers(0, 200), st.booleans()), max_size=6),
     st.integers(0, 400),
 )
-def test_what_leaves_is_needed_and_idle_and_suffices_whenever_it_can(drawn, more):
+def test_relief_takes_only_needed_idle_models_and_suffices_whenever_possible(drawn, more):
     residents = [
         on(f"m{i}", weights, idle_s=0.0 if used else float(idle), kv_used=used, pinned=pinned)
         for i, (weights, idle, used, pinned) in enumerate(drawn)
@@ -118,14 +118,14 @@ def most_moves(rules, wake_s, serves_s=0.0, seconds=60.0):
     st.floats(0.1, 3.0),
     st.floats(0.0, 2.0),
 )
-def test_relief_and_requests_move_a_model_back_and_forth_only_so_often(kv_idle_s, stay, wake_s, serves_s):
+def test_relief_hibernates_a_model_in_constant_demand_at_a_bounded_rate(kv_idle_s, stay, wake_s, serves_s):
     rules = LifecycleRules(kv_idle_s=kv_idle_s, stay=stay)
     world = BackAndForth(rules, wake_s, 3.0, serves_s).run(60.0)
     assert world.most_a_minute() <= most_moves(rules, wake_s, serves_s)
     assert world.slept_at[0] >= 3.0 + stay * wake_s - LOOK_S
 
 
-def test_by_default_that_is_a_fifth_of_the_time_and_for_a_wake_up_of_a_third_of_a_second_37_times_a_minute():
+def test_relief_by_default_costs_a_model_a_fifth_of_its_time_in_wake_ups():
     rules = LifecycleRules()
     world = BackAndForth(rules, 0.33, 0.33, 0.0).run(120.0)
     assert 30 <= world.most_a_minute() <= most_moves(rules, 0.33) < 38

@@ -27,7 +27,7 @@ def new(name="new", weights=40):
     return Model(name, 1.0, weights)
 
 
-def test_before_its_patience_is_over_it_waits_and_then_the_one_with_the_least_claim_makes_way():
+def test_waiting_model_after_its_patience_replaces_the_model_with_the_fewest_claims():
     g, reservations = group(), Reservations(PATIENCE_S)
     there = standing([g], [on(g, "much", stay_s=60.0, claims=5), on(g, "little", stay_s=9.0, claims=1)], RULES)
     assert isinstance(reservations.ask(new(), there, 0.0).outcome, Wait)
@@ -38,13 +38,13 @@ def test_before_its_patience_is_over_it_waits_and_then_the_one_with_the_least_cl
     assert eviction.reason.startswith("awake for 9 s while another waited for 2.0 s; frees 40 bytes for new")
 
 
-def test_of_equal_claims_the_one_that_has_been_awake_longest_makes_way():
+def test_waiting_model_among_equal_claims_replaces_the_model_that_was_awake_longest():
     g, reservations = group(), Reservations(0.0)
     there = standing([g], [on(g, "a", stay_s=9.0), on(g, "b", stay_s=60.0)], RULES)
     assert [e.model for e in reservations.ask(new(), there, 0.0).evictions] == ["b"]
 
 
-def test_nobody_makes_way_before_its_quantum_and_pinned_ones_never_do():
+def test_waiting_model_replaces_no_model_before_its_quantum_and_no_pinned_one():
     g, reservations = group(), Reservations(0.0)
     there = standing([g], [on(g, "came", stay_s=3.9), on(g, "pinned", stay_s=99.0, pinned=True)], RULES)
     answer = reservations.ask(new(), there, 0.0)
@@ -53,7 +53,7 @@ def test_nobody_makes_way_before_its_quantum_and_pinned_ones_never_do():
     assert "reserved" not in Reservations(0.0).ask(new(), there, 0.0).outcome.reason
 
 
-def test_nobody_else_comes_up_where_a_group_is_promised():
+def test_reserved_group_takes_no_other_model_until_the_reservation_is_served():
     g, reservations = group(), Reservations(0.0)
     there = standing([g], [on(g, "small", 30, stay_s=0.0)], RULES)
     assert isinstance(reservations.ask(new("large", 90), there, 0.0).outcome, Wait)
@@ -64,7 +64,7 @@ def test_nobody_else_comes_up_where_a_group_is_promised():
     assert isinstance(reservations.ask(new("fits", 20), there, 0.1).outcome, Activate)
 
 
-def test_who_can_be_promised_none_beside_pinned_models_holds_nobody_up():
+def test_model_that_does_not_fit_beside_pinned_ones_gets_no_reservation():
     g, reservations = group(), Reservations(0.0)
     pinned, busy = on(g, "pinned", 40, stay_s=99.0, pinned=True), on(g, "busy", 40, stay_s=99.0)
     there = standing([g], [pinned, busy], RULES)
@@ -76,7 +76,7 @@ def test_who_can_be_promised_none_beside_pinned_models_holds_nobody_up():
     assert isinstance(reservations.ask(new("large", 90), there, 0.1).outcome, Activate), "the pinned one is gone"
 
 
-def test_who_has_stopped_asking_holds_nobody_up():
+def test_reservation_of_a_model_without_further_requests_ends():
     g, reservations = group(), Reservations(0.0)
     there = standing([g], [on(g, "small", 30, stay_s=0.0)], RULES)
     reservations.ask(new("large", 90), there, 0.0)
@@ -84,7 +84,7 @@ def test_who_has_stopped_asking_holds_nobody_up():
     assert isinstance(reservations.ask(new("fits", 20), there, FORGOTTEN_S + 0.1).outcome, Activate)
 
 
-def test_who_was_given_its_group_and_does_not_come_holds_it_no_longer_than_who_stops_asking():
+def test_reservation_of_a_model_that_does_not_come_up_on_its_group_ends():
     g, reservations = group(), Reservations(0.0)
     there = standing([g], [on(g, "idle", 60, stay_s=99.0)], RULES)
     assert isinstance(reservations.ask(new("large", 90), there, 0.0, holds_s=5.0).outcome, Activate)
@@ -144,13 +144,13 @@ class Rotation:
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(10, 90), min_size=2, max_size=7), st.lists(st.integers(0, 9), min_size=1, max_size=3))
-def test_however_large_they_are_each_is_served_within_the_bound(weights, claims):
+def test_waiting_models_of_any_size_are_served_within_the_bound(weights, claims):
     waited = Rotation(weights).run(100.0, claims)
     change = WAKE_S + 2 * LOOK_S
     assert waited <= PATIENCE_S + (len(weights) - 1) * (RULES.quantum_s + change) + change
 
 
-def test_without_patience_those_that_came_first_keep_their_places():
+def test_first_models_keep_their_places_when_patience_is_infinite():
     rotation = Rotation([40] * 4)
     rotation.reservations = Reservations(inf)
     assert rotation.run(50.0, [0]) >= 50.0
