@@ -56,6 +56,6 @@ def test_numbers_far_away_are_left_out_or_refused() -> None:
         numbers.decimals(NumberRange(Decimal(0)), [Decimal("1e-20")])
 
 
-def test_few_multiples_are_listed_whatever_divides_them() -> None:
+def test_numbers_with_few_multiples_in_range_are_listed() -> None:
     tree = numbers.integers(NumberRange(Decimal(0), Decimal(100_000)), [Decimal(9973)])
     assert languages.plain(tree) and languages.fits(tree, "9973") and not languages.fits(tree, "9974")
