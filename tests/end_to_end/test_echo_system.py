@@ -89,7 +89,7 @@ async def test_an_engine_killed_under_ten_streams_pauses_them_and_changes_no_tok
     assert await asyncio.gather(*streams) == expected
 
 
-async def test_balloond_killed_under_ten_streams_is_not_noticed(fresh):
+async def test_balloond_killed_under_ten_streams_changes_no_answer(fresh):
     expected = await undisturbed(fresh, MODELS[0])
     streams = await ten_streams(fresh, MODELS[0])
     fresh.kill("balloond")

@@ -14,7 +14,7 @@ CONTENT = os.urandom(1_300_000)
 """Five extents and a part of a sixth, which is padded to a page."""
 
 
-async def test_the_catalogue_has_the_models_with_what_their_checkpoints_say(node):
+async def test_catalogue_of_the_loader_has_its_models_with_values_of_their_checkpoints(node):
     catalogue = await node.until(lambda catalogue: True)
     a, b = catalogue.entries
     assert (a.model.name, b.model.name) == ("a", "b")

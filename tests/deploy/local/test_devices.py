@@ -28,7 +28,7 @@ def test_a_machine_without_a_gpu_says_so_in_one_line():
         assert "CUDA" in str(error) and "\n" not in str(error)
 
 
-def test_images_may_take_half_of_what_the_host_has_free_and_less_where_devices_are_of_the_same_memory(monkeypatch):
+def test_host_memory_for_images_is_half_of_what_is_free_and_less_beside_cpu_devices(monkeypatch):
     with open("/proc/meminfo") as file:
         total = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemTotal:"))
     assert 0 < devices.host_bytes_for_images(on_gpus=True) <= total // 2

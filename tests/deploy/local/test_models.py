@@ -11,7 +11,7 @@ from services.errors import Invalid
 from tests.loader import checkpoint_files
 
 
-def test_a_model_is_named_as_its_folder_unless_told_otherwise(tmp_path):
+def test_model_is_named_as_its_folder_unless_a_name_is_given(tmp_path):
     one, other = checkpoint_files.write(tmp_path / "small-1b"), checkpoint_files.write(tmp_path / "a b")
     write_catalogue([str(one), f"large={other}"], tmp_path / "c.toml", 2)
     listed = catalogue.read(tmp_path / "c.toml")

@@ -108,7 +108,7 @@ async def test_embedding_prompt_may_fill_the_context(embedding: World) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_embedding_model_asked_for_text_is_a_400(embedding: World, path: str) -> None:
+async def test_text_request_to_an_embedding_model_is_a_400(embedding: World, path: str) -> None:
     body = {"model": "e", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
     answer = await embedding.http.post(path, json=body)
     assert answer.status_code == 400 and "ask /v1/embeddings" in answer.json()["error"]["message"]

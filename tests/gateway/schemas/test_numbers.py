@@ -38,7 +38,7 @@ def test_numbers_within_bounds_that_steps_divide_fit_and_no_others(
 
 
 @pytest.mark.parametrize("bound", [0, 1, 100, -3, 0.1, 1e-7, 2**53, 2**60, 1e300, 10**400, -0.25])
-def test_numbers_beyond_a_bound_is_beyond_it_as_a_float_too(bound: int | float) -> None:
+def test_number_beyond_a_bound_is_beyond_it_as_a_float_too(bound: int | float) -> None:
     for up in (True, False):
         next_one = numbers.beyond(bound, up)
         assert (next_one > numbers.decimal(bound)) == up

@@ -174,7 +174,7 @@ def replaced(name, text):
         ),
     ],
 )
-def test_a_broken_checkpoint_is_refused_with_one_line_that_names_what_is_wrong(tmp_path, break_it, reason):
+def test_broken_checkpoint_is_refused_in_one_line_that_names_its_fault(tmp_path, break_it, reason):
     folder = checkpoint_files.write(tmp_path)
     break_it(folder)
     with pytest.raises(BrokenCheckpoint) as broken:

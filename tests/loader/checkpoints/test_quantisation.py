@@ -158,7 +158,7 @@ def test_a_checkpoint_of_a_format_is_as_large_as_its_tensors_and_two_devices_hav
         ("mxfp4", {}, {"weight": ("BF16", (3584, 18944))}),
     ],
 )
-def test_tensors_of_a_layer_are_those_that_publishers_write(
+def test_quantised_layer_tensors_are_those_that_publishers_write(
     format_: str, changes: dict[str, Any], expected: Tensors
 ) -> None:
     """The shapes of `down_proj` of Qwen 2.5 7B: 18944 inputs, 3584 outputs."""
@@ -368,7 +368,7 @@ def sized(**changes: int) -> Callable[[Tensors, dict[str, Any]], Any]:
         ),
     ],
 )  # fmt: skip
-def test_a_quantised_checkpoint_that_is_wrong_is_refused_with_one_line_that_names_what_is_wrong(
+def test_invalid_quantised_checkpoint_is_refused_in_one_line_that_names_its_fault(
     tmp_path: Path,
     folders: Folders,
     model: str,

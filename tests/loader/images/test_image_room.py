@@ -41,7 +41,7 @@ class World:
         self.room.check_pin(self.models[name])
 
 
-def test_weights_larger_than_all_images_have_none():
+def test_weights_larger_than_the_memory_for_images_have_no_image():
     world = World(256, a=513, b=256)
     assert world.why("a") == "its weights take 513.0 MiB, all images together may take 256.0 MiB"
     assert world.why("b") == ""

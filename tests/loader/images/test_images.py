@@ -106,7 +106,7 @@ async def test_an_older_image_outlives_a_younger_one_that_the_keeper_never_took(
     assert world.images.get("a") is older and set(world.keeper.records) == {"image/a"}
 
 
-async def test_the_keeper_holds_a_younger_image_though_the_older_one_was_dropped_as_it_came(world):
+async def test_keeper_holds_a_newer_image_though_the_older_one_is_dropped_meanwhile(world):
     older = await world.save("a")
     answered = asyncio.Event()
 

@@ -37,7 +37,7 @@ def test_a_lease_holds_what_it_was_filled_with_last_and_nothing_once_it_is_forgo
     assert again not in sources and not sources.of(CONTENT)
 
 
-def test_a_doubted_content_has_no_source_and_others_keep_theirs():
+def test_doubted_content_has_no_source_and_others_keep_theirs():
     sources = Sources()
     other = replace(SOURCE, lease_id="other", content=replace(CONTENT, rank=1))
     for source in (SOURCE, replace(SOURCE, lease_id="second"), other):

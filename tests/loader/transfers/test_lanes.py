@@ -292,7 +292,7 @@ def test_links_go_on_while_the_caller_handles_arrived_parts(stand_ins):
     assert told == PLAN
 
 
-def test_a_busy_links_share_is_kept_by_the_threads_too(stand_ins):
+def test_link_threads_keep_the_share_of_a_busy_link(stand_ins):
     moved = []
     carrying = lanes(stand_ins, window=1, busy=lambda links: {A: 0.75})
     plan = [Part(number) for number in range(200)]

@@ -79,7 +79,7 @@ def test_smollm2_weights_are_those_of_the_package_but_for_rounding(smollm2, read
             np.testing.assert_allclose(here, there, rtol=2**-8)
 
 
-def test_special_tokens_are_one_token_each_and_end_what_they_should(tokenizer):
+def test_special_tokens_of_smollm2_are_one_token_each_with_the_published_ids(tokenizer):
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
     assert (tokenizer.pad_token, tokenizer.unk_token) == ("<|im_end|>", "<|endoftext|>")
     assert tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]) == [0, 1, 2]

@@ -135,7 +135,7 @@ def test_leftovers_of_a_killed_process_are_removed(writer, place):
     assert [path.name for path in sorted(place.iterdir())] == ["config.json", "made_of"] and beside(place) == set()
 
 
-def test_a_missing_package_is_one_line_that_says_how_to_install_it(monkeypatch):
+def test_missing_package_is_refused_in_one_line_with_how_to_install_it(monkeypatch):
     def missing(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
