@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not (JAVA and JAVAC), reason="no JDK here")
 RUN_S = 120
 
 
-async def test_the_jdks_client_finds_what_it_expects(parrot: World) -> None:
+async def test_jdk_http_client_gets_the_answers_it_expects(parrot: World) -> None:
     assert JAVA is not None
     java = await asyncio.create_subprocess_exec(
         *(JAVA, str(CLIENT), parrot.url, KEY, MODEL), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT

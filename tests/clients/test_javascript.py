@@ -49,7 +49,7 @@ def installed() -> Path:
     return folder
 
 
-async def test_the_javascript_client_finds_what_it_expects(installed: Path, parrot: World) -> None:
+async def test_javascript_client_gets_the_answers_it_expects(installed: Path, parrot: World) -> None:
     assert NODE is not None
     node = await asyncio.create_subprocess_exec(
         NODE,

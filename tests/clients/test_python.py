@@ -40,12 +40,12 @@ async def client(parrot: World) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_models_are_listed_and_one_is_found(client: openai.AsyncOpenAI) -> None:
+async def test_python_client_lists_models_and_retrieves_one(client: openai.AsyncOpenAI) -> None:
     assert sorted([model.id async for model in client.models.list()]) == sorted([MODEL, EMBEDDER, SLEEPER])
     assert (await client.models.retrieve(MODEL)).id == MODEL
 
 
-async def test_a_chat_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+async def test_python_client_gets_a_chat_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
     whole = await client.chat.completions.create(**ask("hello"), n=2, stop=["never"], seed=1)
     assert [choice.message.content for choice in whole.choices] == ["hello", "hello"]
     stream = await client.chat.completions.create(
@@ -56,19 +56,21 @@ async def test_a_chat_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens > 0
 
 
-async def test_a_completion_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+async def test_python_client_gets_a_completion_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
     whole = await client.completions.create(model=MODEL, prompt=["one two", "hello"], max_tokens=2)
     assert [choice.finish_reason for choice in whole.choices] == ["length", "stop"]
     stream = await client.completions.create(model=MODEL, prompt="one two", stream=True)
     assert "".join([chunk.choices[0].text async for chunk in stream]) == "one two"
 
 
-async def test_a_stop_string(client: openai.AsyncOpenAI) -> None:
+async def test_stop_string_ends_a_chat_of_the_python_client(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(**ask("one two three"), stop=" two")
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("one", "stop")
 
 
-async def test_calls_of_tools_and_the_turns_after_them(client: openai.AsyncOpenAI, parrot: World) -> None:
+async def test_python_client_gets_tool_calls_and_sends_the_turns_after_them(
+    client: openai.AsyncOpenAI, parrot: World
+) -> None:
     choice = (await client.chat.completions.create(**ask(SAID), tools=TOOLS, tool_choice="auto")).choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Look: ")
     calls = choice.message.tool_calls or []
@@ -92,7 +94,7 @@ async def test_calls_of_tools_and_the_turns_after_them(client: openai.AsyncOpenA
     assert written.startswith("<tool_call>[{") and "[Bern]" in written
 
 
-async def test_calls_of_tools_are_streamed_whole(client: openai.AsyncOpenAI) -> None:
+async def test_tool_calls_are_streamed_whole_to_the_python_client(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(**ask(SAID), tools=TOOLS, stream=True)
     text, calls, reasons = "", [], []
     async for chunk in stream:
@@ -105,7 +107,9 @@ async def test_calls_of_tools_are_streamed_whole(client: openai.AsyncOpenAI) -> 
     ]
 
 
-async def test_required_calls_have_a_grammar(client: openai.AsyncOpenAI, parrot: World) -> None:
+async def test_required_tool_calls_of_the_python_client_have_a_grammar(
+    client: openai.AsyncOpenAI, parrot: World
+) -> None:
     async with client.chat.completions.stream(**ask(ENFORCED), tools=TOOLS, tool_choice="required") as stream:
         final = await stream.get_final_completion()
     message = final.choices[0].message
@@ -121,7 +125,9 @@ async def test_required_calls_have_a_grammar(client: openai.AsyncOpenAI, parrot:
     assert len(single.choices[0].message.tool_calls or []) == 1
 
 
-async def test_beside_tools_an_answer_is_calls_or_has_its_form(client: openai.AsyncOpenAI, parrot: World) -> None:
+async def test_answer_with_tools_and_a_response_format_is_calls_or_has_the_format(
+    client: openai.AsyncOpenAI, parrot: World
+) -> None:
     form: Any = {"type": "json_object"}
     for said, reason in (('{"city": "Bern"}', "stop"), (SAID, "tool_calls")):
         answer = await client.chat.completions.create(**ask(said), tools=TOOLS, response_format=form)
@@ -138,14 +144,14 @@ class City(pydantic.BaseModel):
     people: int
 
 
-async def test_a_json_schema_is_parsed_by_the_client(client: openai.AsyncOpenAI, parrot: World) -> None:
+async def test_json_schema_answer_is_parsed_by_the_python_client(client: openai.AsyncOpenAI, parrot: World) -> None:
     answer = await client.chat.completions.parse(**ask('{"name": "Bern", "people": 5}'), response_format=City)
     assert answer.choices[0].message.parsed == City(name="Bern", people=5)
     assert '", " "\\"people\\": " integer "}"' in parrot.groups[0].requests[-1].submit.sampling.ebnf
 
 
 @pytest.mark.parametrize("written", [{}, {"encoding_format": "float"}], ids=["base64", "float"])
-async def test_embeddings_of_texts_and_tokens(client: openai.AsyncOpenAI, written: Any) -> None:
+async def test_python_client_gets_embeddings_of_texts_and_tokens(client: openai.AsyncOpenAI, written: Any) -> None:
     """Base64 is what the client asks for where its user says nothing."""
     answer = await client.embeddings.create(model=EMBEDDER, input=[[5, 6, 7], [8, 9]], **written)
     assert [one.index for one in answer.data] == [0, 1] and answer.usage.prompt_tokens == 5
@@ -157,7 +163,7 @@ async def test_embeddings_of_texts_and_tokens(client: openai.AsyncOpenAI, writte
     assert len(short) == 2 and sum(value * value for value in short) == pytest.approx(1)
 
 
-async def test_models_make_text_or_embeddings(client: openai.AsyncOpenAI) -> None:
+async def test_model_of_the_wrong_kind_is_refused_to_the_python_client(client: openai.AsyncOpenAI) -> None:
     for asked in (
         client.embeddings.create(model=MODEL, input="hello"),
         client.chat.completions.create(model=EMBEDDER, messages=[{"role": "user", "content": "hello"}]),
@@ -168,7 +174,7 @@ async def test_models_make_text_or_embeddings(client: openai.AsyncOpenAI) -> Non
         assert refused.value.param == "model"
 
 
-async def test_errors_are_the_clients_classes(client: openai.AsyncOpenAI) -> None:
+async def test_errors_are_raised_as_classes_of_the_python_client(client: openai.AsyncOpenAI) -> None:
     create: Any = client.chat.completions.create
     with pytest.raises(openai.NotFoundError):
         await create(model="none", messages=ask("hello")["messages"])
@@ -182,7 +188,9 @@ async def test_errors_are_the_clients_classes(client: openai.AsyncOpenAI) -> Non
         await client.with_options(api_key="wrong").models.list()
 
 
-async def test_comments_of_a_model_that_wakes_are_stepped_over(client: openai.AsyncOpenAI, parrot: World) -> None:
+async def test_comments_of_a_waking_model_are_ignored_by_the_python_client(
+    client: openai.AsyncOpenAI, parrot: World
+) -> None:
     asked = {**ask("one two"), "model": SLEEPER}
     stream = await client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
     chunks = [chunk async for chunk in stream]
@@ -199,7 +207,7 @@ async def test_comments_of_a_model_that_wakes_are_stepped_over(client: openai.As
             pass
 
 
-async def test_a_time_out_and_a_stream_that_is_given_up_free_the_engine(
+async def test_timeout_or_closed_stream_of_the_python_client_frees_the_engine(
     client: openai.AsyncOpenAI, parrot: World
 ) -> None:
     with pytest.raises(openai.APITimeoutError):

@@ -60,12 +60,12 @@ def test_a_socket_whose_owner_hangs_is_not_healthy(tmp_path):
         assert ask(path) == (1, f"{path} is not healthy")
 
 
-def test_where_nobody_is_nothing_is_healthy(tmp_path):
+def test_address_on_which_no_process_listens_is_not_healthy(tmp_path):
     for address in (f"unix:{tmp_path}/none.sock", f"127.0.0.1:{free_port()}"):
         assert ask(address) == (1, f"{address} is not healthy")
 
 
 @pytest.mark.parametrize("arguments", [(), ("placement",), ("/a", "/b")])
-def test_what_is_no_address_is_one_line(arguments):
+def test_malformed_address_of_a_health_check_is_one_line(arguments):
     status, said = ask(*arguments)
     assert status == 1 and said.startswith("usage: ") and "\n" not in said

@@ -89,7 +89,7 @@ async def test_an_engine_killed_under_ten_streams_pauses_them_and_changes_no_tok
     assert await asyncio.gather(*streams) == expected
 
 
-async def test_balloond_killed_under_ten_streams_is_not_noticed(fresh):
+async def test_balloond_killed_under_ten_streams_changes_no_answer(fresh):
     expected = await undisturbed(fresh, MODELS[0])
     streams = await ten_streams(fresh, MODELS[0])
     fresh.kill("balloond")
@@ -180,7 +180,7 @@ async def test_an_evicted_model_hibernates_and_wakes_at_its_next_request(slow):
     assert measured.cold_s > 0 and measured.wake_s > 0
 
 
-async def test_explain_tells_why_a_model_is_where_it_is(slow):
+async def test_explain_says_why_a_model_is_where_it_is(slow):
     await slow.complete(MODELS[0], PROMPT, 2)
 
     async def carried_out():
@@ -202,7 +202,7 @@ BAD = [
 ]
 
 
-async def test_bad_requests_are_refused_by_field_and_cost_nothing(slow):
+async def test_bad_requests_are_refused_by_field_and_activate_no_model(slow):
     async def decided():
         return [(decision.model, decision.action) for decision in await slow.placement.explain()]
 
@@ -257,7 +257,7 @@ async def test_a_model_is_added_serves_and_is_removed_while_the_system_runs(slow
     await slow.until(all_free, "its memory never was free again")
 
 
-async def test_a_model_that_sentence_transformers_can_read_makes_embeddings_beside_others_streams(slow, tmp_path):
+async def test_sentence_transformers_model_makes_embeddings_beside_streams_of_others(slow, tmp_path):
     folder = tmp_path / "embedder"
     shutil.copytree(FOLDER / MODELS[1], folder)
     (folder / "modules.json").write_text(
@@ -326,7 +326,7 @@ async def kept_is(it, nbytes):
     return (await booked(it)).get(WARM_ENGINES, 0) == nbytes
 
 
-async def test_what_engines_without_a_model_keep_is_booked_and_gives_way_to_a_model():
+async def test_memory_kept_by_engines_without_a_model_is_booked_and_gives_way_to_a_model():
     kept = 13 << 20
     models = {MODELS[0]: {}, MODELS[1]: {}, MODELS[2]: {"quota_bytes": 16 << 20}}
     one = {"cpu:0": 32 << 20}
@@ -342,7 +342,7 @@ async def test_what_engines_without_a_model_keep_is_booked_and_gives_way_to_a_mo
         await it.until(lambda: kept_is(it, 0), "the other engine did not give way")
 
 
-async def test_what_engines_of_a_killed_gpu_scheduler_kept_is_not_booked_for_ever():
+async def test_memory_kept_by_engines_of_a_killed_gpu_scheduler_is_released():
     kept = 5 << 20
     async with world("echo", options={"kept_bytes": str(kept)}, devices={"cpu:0": 32 << 20}) as it:
         await it.complete(MODELS[0], PROMPT, 8)
@@ -352,7 +352,7 @@ async def test_what_engines_of_a_killed_gpu_scheduler_kept_is_not_booked_for_eve
         await it.until(lambda: kept_is(it, 0), "what nobody keeps is still booked")
 
 
-async def test_more_models_than_engines_are_served_one_after_another():
+async def test_models_more_than_engines_are_served_one_after_another():
     named = {f"m{number}": {"path": str(FOLDER / MODELS[number % 3])} for number in range(5)}
     async with world("echo", named, engines=2, devices={"cpu:0": 256 << 20}) as it:
         for model in [*named, *reversed(named)]:

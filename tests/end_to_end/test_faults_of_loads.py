@@ -221,7 +221,7 @@ async def test_a_cancelled_load_loses_no_request_and_no_memory(loads):
     await loads.nothing_leased()
 
 
-async def test_two_groups_that_bring_the_same_model_up_at_once_make_one_image_and_both_serve(fresh):
+async def test_groups_activating_the_same_model_at_once_make_one_image_and_both_serve(fresh):
     spec = (await fresh.entry()).model
     groups = [GpuSchedulerClient(fresh.it.local.unix(fresh.it.local.scheduler(device))) for device in DEVICES]
     try:
@@ -244,7 +244,7 @@ async def test_two_groups_that_bring_the_same_model_up_at_once_make_one_image_an
     assert fresh.said("gpu_scheduler", "image not used") == 0
 
 
-async def test_a_model_whose_image_host_memory_cannot_hold_serves_from_its_checkpoint_each_time(tmp_path):
+async def test_model_whose_image_exceeds_host_memory_serves_from_its_checkpoint_each_time(tmp_path):
     disk = {"disk_folder": str(tmp_path), "disk_capacity_bytes": 64 << 20}
     async with loads_of(loader={"host_capacity_bytes": 100_000, **disk}) as loads:
         answer = await loads.answer()
@@ -275,7 +275,7 @@ async def test_a_model_whose_image_host_memory_cannot_hold_serves_from_its_check
         assert not (await loads.entry()).on_disk and not os.listdir(tmp_path)
 
 
-async def test_an_image_on_disk_that_host_memory_cannot_hold_is_not_offered_and_said(tmp_path):
+async def test_image_on_disk_that_exceeds_host_memory_is_not_used_and_is_logged(tmp_path):
     disk = {"disk_folder": str(tmp_path), "disk_capacity_bytes": 64 << 20}
     async with loads_of(loader=disk) as loads:
         answer = await loads.imaged()

@@ -35,7 +35,7 @@ def broken(tmp_path):
     return folders
 
 
-async def test_broken_checkpoints_and_a_model_too_large_are_in_error_with_their_reasons_and_the_rest_serves(broken):
+async def test_broken_and_too_large_models_are_in_error_with_reasons_and_the_rest_serves(broken):
     models = {name: {"path": str(path)} for name, path in broken.items()} | {GOOD: {}}
     models["huge"] = {"path": str(FOLDER / GOOD), "quota_bytes": 1 << 40}
     async with world("echo", models) as it:
@@ -96,7 +96,7 @@ async def told_of(it, model) -> placement_pb2.Route:
     return next(route for route in (await it.placement.routes()).routes if route.model.name == model)
 
 
-async def test_a_volume_that_is_away_for_a_moment_costs_the_requests_of_that_moment(volume):
+async def test_volume_that_is_away_for_a_moment_fails_only_requests_of_that_moment(volume):
     async with world("echo", {"m": {"path": str(volume / "m")}, GOOD: {}}) as it:
         assert (await asked(it, "m"))[0] == 200
         await it.evict("m", common_pb2.ON_DISK)
@@ -135,7 +135,7 @@ async def test_a_volume_that_is_away_for_a_moment_costs_the_requests_of_that_mom
         await it.until(served, "it is not served though placement has no error of it")  # the gateway hears of it later
 
 
-async def test_a_checkpoint_that_is_mended_is_served_without_anybody_telling(volume):
+async def test_repaired_checkpoint_is_served_without_a_reload(volume):
     weights = volume / "m" / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n")

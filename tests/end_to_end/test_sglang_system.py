@@ -125,7 +125,7 @@ async def structured(client, model):
     jsonschema.validate(json.loads(calls[0].function.arguments), schema)
 
 
-async def test_three_models_that_do_not_fit_together_serve_what_transformers_says_through_every_fault(tmp_path):
+async def test_models_that_do_not_fit_together_answer_as_transformers_does_through_every_fault(tmp_path):
     """One system for the whole story: starting SGLang is what takes time."""
     expected, said = await expected_texts()
     models = {name: {} for name in MODELS} | {MODELS[0]: {"path": with_tools(MODELS[0], tmp_path / "tools")}}

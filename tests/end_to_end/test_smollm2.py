@@ -166,7 +166,7 @@ async def answers(client, chat, text):
     return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
 
 
-async def test_greedy_answers_are_those_of_transformers(system):
+async def test_smollm2_greedy_answers_are_those_of_transformers(system):
     _, client, said = system
     expected = {name: said[name] for name in said if name != "asked"}
     assert await answers(client, whole_chat, whole_text) == expected
@@ -175,7 +175,7 @@ async def test_greedy_answers_are_those_of_transformers(system):
     assert said["short"] == ("The capital of France is Paris.", True) and not said["cut"][1]
 
 
-async def test_a_chat_becomes_the_prompt_that_transformers_makes_of_it(system, prompts):
+async def test_smollm2_chat_prompts_are_those_of_transformers(system, prompts):
     it, client, _ = system
     for name, messages in CHATS.items():
         status, answer = await it.post("/tokenize", {"model": MODEL, "messages": messages})
@@ -186,7 +186,7 @@ async def test_a_chat_becomes_the_prompt_that_transformers_makes_of_it(system, p
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_that_it_makes_by_itself_is_found(system, stream):
+async def test_smollm2_tool_call_made_by_choice_is_found(system, stream):
     _, client, said = system
     body = {"model": MODEL, "messages": ASKED, "tools": [WEATHER], "max_tokens": 60, "temperature": 0}
     if stream:
@@ -204,7 +204,7 @@ async def test_a_call_that_it_makes_by_itself_is_found(system, stream):
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
-async def test_a_call_that_it_has_to_make_is_one_by_the_function_s_schema(system, choice):
+async def test_smollm2_required_tool_call_fits_the_schema_of_the_function(system, choice):
     _, client, _ = system
     parameters = {
         "type": "object",
@@ -222,7 +222,7 @@ async def test_a_call_that_it_has_to_make_is_one_by_the_function_s_schema(system
     jsonschema.validate(json.loads(made.function.arguments), parameters)
 
 
-async def test_an_answer_is_json_by_a_schema(system):
+async def test_smollm2_answer_with_a_json_schema_fits_it(system):
     _, client, _ = system
     schema = {
         "type": "object",
@@ -240,7 +240,7 @@ async def test_an_answer_is_json_by_a_schema(system):
     assert told["city"] == "Paris"
 
 
-async def test_asleep_and_awake_again_it_says_the_same(system):
+async def test_smollm2_after_hibernation_gives_the_same_answers(system):
     it, client, said = system
     await it.evict(MODEL, common_pb2.HIBERNATING)
     await it.wait_residency(MODEL, common_pb2.HIBERNATING)

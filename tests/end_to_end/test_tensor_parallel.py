@@ -18,7 +18,7 @@ MODEL = "llama-debian"
 DEVICES = {"cpu:0": 14 * MIB, "cpu:1": 14 * MIB}
 
 
-async def test_a_model_on_two_devices_serves_what_transformers_says_though_a_rank_is_killed():
+async def test_model_on_two_devices_answers_as_transformers_does_though_a_rank_is_killed():
     ids = prompts(MODEL)
     texts = [text_of(MODEL, tokens) for tokens in await greedy(path(MODEL), ids, 40)]
     models = {MODEL: {"devices": 2, "quota_bytes": 0}, "qwen3-perl": {"quota_bytes": 0}}

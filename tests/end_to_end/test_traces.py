@@ -76,9 +76,7 @@ async def whole_trace(collector, trace, name):
     return await collector.until(complete)
 
 
-async def test_a_request_is_one_tree_over_the_processes_and_links_to_the_activation_that_it_waited_for(
-    traced, collector
-):
+async def test_trace_of_a_request_is_one_tree_over_processes_linked_to_its_activation(traced, collector):
     status, _ = await traced.post("/v1/completions", body(MODELS[0], 8, seed=3), headers={"x-request-id": "cold"})
     assert status == 200
     request = await collector.until(
@@ -138,9 +136,7 @@ async def test_a_request_is_one_tree_over_the_processes_and_links_to_the_activat
     assert activation.end_ns == max(span.end_ns for span in steps)
 
 
-async def test_a_clients_trace_goes_on_over_http_and_grpc_and_what_it_does_not_sample_is_not_exported(
-    traced, collector
-):
+async def test_trace_of_a_client_continues_over_http_and_grpc_and_is_exported_only_if_sampled(traced, collector):
     left_out, _, headers = sender(sampled=False)
     await traced.post("/v1/completions", body(MODELS[0], 4), headers=headers)
     trace, parent, headers = sender()
@@ -172,7 +168,7 @@ async def test_a_clients_trace_goes_on_over_http_and_grpc_and_what_it_does_not_s
     assert collector.trace(left_out) == []
 
 
-async def test_a_request_that_is_refused_has_its_status_and_no_attempt(traced, collector):
+async def test_trace_of_a_refused_request_has_its_status_and_no_attempt(traced, collector):
     trace, _, headers = sender()
     status, _ = await traced.post("/v1/completions", body("no-such-model", 4), headers=headers)
     assert status == 404
@@ -181,7 +177,7 @@ async def test_a_request_that_is_refused_has_its_status_and_no_attempt(traced, c
     assert not request.failed and "gen_ai.usage.output_tokens" not in request.attributes
 
 
-async def test_a_client_that_goes_away_leaves_a_cancelled_attempt(traced, collector):
+async def test_trace_of_a_client_that_goes_away_has_a_cancelled_attempt(traced, collector):
     trace, _, headers = sender()
     streamed = body(MODELS[0], 400, stream=True)
     async with traced.http.post(traced.base + "/v1/completions", json=streamed, headers=headers) as answer:
@@ -196,7 +192,7 @@ async def test_a_client_that_goes_away_leaves_a_cancelled_attempt(traced, collec
     assert not one(spans, "llm_request").failed
 
 
-async def test_a_request_whose_engine_is_killed_has_two_attempts_and_its_log_lines_the_trace(traced, collector):
+async def test_trace_of_a_request_whose_engine_is_killed_has_two_attempts_and_is_in_its_log_lines(traced, collector):
     trace, _, headers = sender()
     tokens = 300
     streamed = body(MODELS[0], tokens, stream=True, stream_options={"include_usage": True})
@@ -224,7 +220,7 @@ async def test_a_request_whose_engine_is_killed_has_two_attempts_and_its_log_lin
     assert any(trace in line and "stream paused" in line for line in lines)
 
 
-async def test_an_activation_that_copies_weights_says_how_many_bytes_and_how_fast(traced, collector):
+async def test_trace_of_an_activation_that_copies_weights_has_its_bytes_and_rate(traced, collector):
     """A model that was brought down to its image comes back by the loader's copy."""
     await traced.complete(MODELS[1], PROMPT, 2)
     loader = LoaderClient(traced.local.unix("loader"))

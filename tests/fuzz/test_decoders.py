@@ -9,7 +9,7 @@ from testing.fuzz import decoders
 CASES = 500
 
 
-def test_decoders_raise_what_they_say_and_nothing_else(tmp_path: Path) -> None:
+def test_decoders_of_fuzzed_input_raise_only_documented_exceptions(tmp_path: Path) -> None:
     faults = {}
     for name, case, decode, may_raise in decoders.surfaces(tmp_path):
         outcome = decoders.fuzz(case, decode, may_raise, CASES, seed=1)

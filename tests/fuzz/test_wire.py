@@ -22,7 +22,7 @@ async def running():
 
 
 @pytest.mark.parametrize("name", SHORT)
-async def test_nonsense_is_refused_and_harms_nobody(running, name):
+async def test_fuzzed_requests_are_refused_and_the_system_keeps_serving(running, name):
     async def run(outcome: Outcome) -> None:
         await SURFACES[name](running, DESCRIBED if "described" in name else CASES, 1, outcome)
 

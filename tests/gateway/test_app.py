@@ -43,7 +43,7 @@ async def test_models_are_listed_with_residency_error_and_sizes(world: World) ->
     assert (broken["id"], broken["residency"], broken["error"]) == ("org/broken", "error", "tensor x is missing")
 
 
-async def test_one_model_is_found_by_a_name_with_a_slash(world: World) -> None:
+async def test_model_is_found_by_a_name_with_a_slash(world: World) -> None:
     assert (await world.openai.models.retrieve(MODEL)).id == MODEL
     assert (await world.http.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
     assert refusal(await world.http.get("/v1/models/org/none"), 404)["code"] == "model_not_found"
@@ -68,7 +68,7 @@ async def test_unknown_paths_and_wrong_methods_get_openai_errors(world: World) -
     assert response.headers["allow"] == "POST"
 
 
-async def test_every_response_has_the_requests_id(world: World) -> None:
+async def test_request_id_is_in_every_response(world: World) -> None:
     response = await world.http.get("/v1/models", headers={"x-request-id": "mine-2"})
     assert response.headers["x-request-id"] == "mine-2"
     for unfit in ("", "x" * 200):
@@ -76,7 +76,7 @@ async def test_every_response_has_the_requests_id(world: World) -> None:
         assert made not in ("", unfit)
 
 
-async def test_text_goes_to_tokens_and_back(world: World) -> None:
+async def test_tokenize_and_detokenize_are_inverse(world: World) -> None:
     tokens = (await world.http.post("/tokenize", json={"model": MODEL, "prompt": "hello, 世界"})).json()
     assert tokens["tokens"][1:] == world.ids("hello, 世界")
     assert (tokens["count"], tokens["max_model_len"]) == (len(tokens["tokens"]), 512)
@@ -159,7 +159,7 @@ async def test_messages_are_tokenized_only_where_the_chat_is_answered(
     assert error == refusal(await world.http.post("/v1/chat/completions", json=body), 400)
 
 
-async def test_tokens_are_told_as_the_vocabulary_writes_them_where_that_is_asked_for(world: World) -> None:
+async def test_tokenize_returns_token_strings_if_requested(world: World) -> None:
     body = {"model": MODEL, "prompt": "hello wörld"}
     assert (await world.http.post("/tokenize", json=body)).json()["token_strs"] is None
     told = (await world.http.post("/tokenize", json={**body, "return_token_strs": True})).json()
@@ -184,7 +184,7 @@ async def test_a_role_that_the_template_refuses_is_named_by_its_place(world: Wor
         assert error["param"] == "messages[2].role" and "no tools here" in str(error["message"])
 
 
-async def test_a_role_that_would_be_left_out_is_refused_by_its_place(world: World, tmp_path: Path) -> None:
+async def test_role_that_the_template_would_leave_out_is_refused_by_its_place(world: World, tmp_path: Path) -> None:
     only = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     folder = tokenizers.write(tokenizers.tiny(), tmp_path / "only", template=only)
     await world.publish(fakes.route("only", folder, fakes.place(world.groups[0])))
@@ -203,11 +203,11 @@ async def test_a_role_that_would_be_left_out_is_refused_by_its_place(world: Worl
         ({"model": MODEL, "prompt": 3}, "prompt"),
     ],
 )
-async def test_tokenize_names_what_is_wrong(world: World, body: dict[str, object], field: str) -> None:
+async def test_tokenize_with_an_invalid_field_names_it(world: World, body: dict[str, object], field: str) -> None:
     assert refusal(await world.http.post("/tokenize", json=body), 400)["param"] == field
 
 
-async def test_an_id_that_is_in_no_vocabulary_has_no_text(world: World) -> None:
+async def test_detokenize_of_an_id_beyond_the_vocabulary_is_refused(world: World) -> None:
     route = world.route(fakes.place(world.groups[0]))
     route.model.vocab_size = 400
     await world.publish(route)
@@ -219,7 +219,7 @@ async def test_an_id_that_is_in_no_vocabulary_has_no_text(world: World) -> None:
     assert (await world.http.post("/detokenize", json={"model": MODEL, "tokens": []})).json() == {"prompt": ""}
 
 
-async def test_a_client_that_is_gone_waits_for_no_tokens(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokenize_of_a_client_that_is_gone_is_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     go, encoded, all_of = threading.Event(), list[int](), list[Tokenizers]()
     began = asyncio.Event()
     encode, aside = Tokenizer.encode, Tokenizers.run_aside
@@ -260,7 +260,7 @@ async def test_a_client_that_is_gone_waits_for_no_tokens(world: World, monkeypat
 
 
 @pytest.mark.parametrize("header", ["000000000001" + "9" * 6000, "9" * 13, "-1", "1.5"])
-async def test_a_target_that_no_number_holds_is_refused_by_its_header(world: World, header: str) -> None:
+async def test_slo_target_out_of_range_is_refused_by_its_header(world: World, header: str) -> None:
     response = await world.http.post(
         "/v1/completions", json={"model": MODEL, "prompt": "a"}, headers={"x-slo-ttft-ms": header}
     )

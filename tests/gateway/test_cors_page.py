@@ -68,7 +68,7 @@ async def fetched(tab: Tab, url: str, **options: Any) -> list[Any] | None:
     return found
 
 
-async def test_a_page_reads_answers_if_its_origin_is_listed(world: World, page: tuple[Tab, bool]) -> None:
+async def test_browser_page_reads_answers_if_its_origin_is_listed(world: World, page: tuple[Tab, bool]) -> None:
     tab, listed = page
     world.say("one two")
     headers = {"authorization": "Bearer ann", "content-type": "application/json", "x-stainless-lang": "js"}

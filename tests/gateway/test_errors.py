@@ -28,14 +28,16 @@ from services.rpc.status import to_status
         (PrismError("x"), 500, None, grpc.StatusCode.UNAVAILABLE),
     ],
 )
-def test_each_kind_has_its_status(error: PrismError, status: int, code: str | None, grpc_code: grpc.StatusCode) -> None:
+def test_errors_of_each_kind_have_their_status_and_code(
+    error: PrismError, status: int, code: str | None, grpc_code: grpc.StatusCode
+) -> None:
     body = errors.body(error)["error"]
     assert (errors.shape(error).status, body["code"], body["message"]) == (status, code, str(error))
     assert set(body) == {"message", "type", "param", "code"}
     assert to_status(error)[0] == grpc_code
 
 
-def test_the_wrong_field_is_the_param() -> None:
+def test_error_body_has_the_invalid_field_as_its_param() -> None:
     assert errors.body(BadField("x", "messages[0].role"))["error"]["param"] == "messages[0].role"
     assert errors.body(UnknownModel("m"))["error"]["param"] == "model"
 

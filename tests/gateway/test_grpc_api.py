@@ -28,7 +28,7 @@ async def generate(world: World, request: gateway_pb2.GenerateRequest) -> list[g
         return [message async for message in gateway_pb2_grpc.InferenceStub(channel).Generate(request)]
 
 
-async def test_text_and_tokens_are_streamed_and_the_counts_come_last(world: World) -> None:
+async def test_grpc_stream_has_text_and_tokens_and_its_counts_last(world: World) -> None:
     said = world.say(TEXT)
     *parts, last = await generate(world, ask())
     assert "".join(part.text for part in parts) == TEXT
@@ -41,7 +41,7 @@ async def test_text_and_tokens_are_streamed_and_the_counts_come_last(world: Worl
     )
 
 
-async def test_prompts_are_text_tokens_or_chat(world: World) -> None:
+async def test_grpc_prompt_is_text_tokens_or_chat(world: World) -> None:
     world.say("one")
     await generate(world, ask())
     await generate(world, ask(tokens=gateway_pb2.TokenIds(ids=[5, 6, 7])))
@@ -53,14 +53,14 @@ async def test_prompts_are_text_tokens_or_chat(world: World) -> None:
     assert chat == world.ids("<s><|user|>hello\n<|assistant|>")
 
 
-async def test_a_schema_reaches_the_engine_as_a_grammar(world: World) -> None:
+async def test_grpc_json_schema_reaches_the_engine_as_a_grammar(world: World) -> None:
     world.say("one")
     await generate(world, ask(sampling=common_pb2.Sampling(max_new_tokens=3, json_schema='{"const": "é"}')))
     sampling = world.groups[0].requests[-1].submit.sampling
     assert sampling.WhichOneof("grammar") == "ebnf" and '"\\"é\\""' in sampling.ebnf
 
 
-async def test_sampling_targets_and_stop_strings_hold(world: World) -> None:
+async def test_grpc_sampling_targets_and_stop_strings_are_applied(world: World) -> None:
     world.say(TEXT)
     sampling = common_pb2.Sampling(max_new_tokens=30, temperature=0.5, seed=4)
     slo = common_pb2.Slo(ttft_ms=300)
@@ -72,7 +72,7 @@ async def test_sampling_targets_and_stop_strings_hold(world: World) -> None:
     assert submit.request_id.startswith("mine/")
 
 
-async def test_a_dead_engine_is_a_pause(world: World) -> None:
+async def test_grpc_stream_whose_engine_dies_only_pauses(world: World) -> None:
     said = world.say(TEXT)
 
     async def breaks(running: Running) -> None:
@@ -86,7 +86,7 @@ async def test_a_dead_engine_is_a_pause(world: World) -> None:
     assert parts[-1].completion_tokens == len(said)
 
 
-async def test_cancelling_the_call_frees_the_engine(world: World) -> None:
+async def test_grpc_call_that_is_cancelled_frees_the_engine(world: World) -> None:
     async def endless(running: Running) -> None:
         running.tokens(world.ids("one"))
         await running.cancelled.wait()
@@ -119,7 +119,7 @@ async def test_cancelling_the_call_frees_the_engine(world: World) -> None:
         (ask(tokens=gateway_pb2.TokenIds(ids=[-1])), grpc.StatusCode.INVALID_ARGUMENT, "Token ids"),
     ],
 )
-async def test_errors_have_their_status_and_name_what_is_wrong(
+async def test_grpc_errors_have_their_status_and_name_the_fault(
     world: World, request_: gateway_pb2.GenerateRequest, code: grpc.StatusCode, words: str
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -128,7 +128,7 @@ async def test_errors_have_their_status_and_name_what_is_wrong(
     assert words in (refused.value.details() or "")
 
 
-async def test_a_model_in_error_is_unavailable_with_its_reason(world: World) -> None:
+async def test_grpc_request_of_a_model_in_error_is_unavailable_with_its_reason(world: World) -> None:
     await world.publish(world.route(residency=common_pb2.ERROR, error="tensor x is missing"))
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await generate(world, ask())

@@ -96,7 +96,7 @@ async def take(world: World, file: Path, text: str) -> None:
         ("GET", "/nothing"),
     ],
 )
-async def test_without_a_key_nothing_but_health_answers(world: World, method: str, path: str) -> None:
+async def test_request_without_a_key_is_a_401_on_every_path_but_health(world: World, method: str, path: str) -> None:
     for headers in (
         {},
         bearer("nobody"),
@@ -111,7 +111,7 @@ async def test_without_a_key_nothing_but_health_answers(world: World, method: st
     assert (await world.http.get("/health")).status_code == 200
 
 
-async def test_openais_client_works_with_a_key_and_raises_its_own_errors_without(world: World) -> None:
+async def test_openai_client_works_with_a_key_and_raises_its_own_errors_without_one(world: World) -> None:
     world.say("one two")
     messages: Any = [{"role": "user", "content": "hello"}]
     answer = await world.openai.chat.completions.create(model=MODEL, messages=messages)
@@ -123,7 +123,7 @@ async def test_openais_client_works_with_a_key_and_raises_its_own_errors_without
     assert unknown.value.code == "model_not_found"
 
 
-async def test_a_model_out_of_scope_looks_like_none_everywhere(world: World) -> None:
+async def test_model_out_of_scope_of_a_key_looks_like_an_unknown_one(world: World) -> None:
     await world.publish(world.route(fakes.place(world.groups[0])), world.route(name=OTHER), key="ops")
     listed = await world.http.get("/v1/models", headers=bearer("ann"))
     assert [card["id"] for card in listed.json()["data"]] == [MODEL]
@@ -139,14 +139,14 @@ async def test_a_model_out_of_scope_looks_like_none_everywhere(world: World) -> 
     assert said[0] == said[1]
 
 
-async def test_metrics_and_the_page_are_an_admins(world: World) -> None:
+async def test_metrics_and_ui_need_an_admin_key(world: World) -> None:
     for path in ("/metrics", "/metrics%0A", "/ui", "/ui%0A", "/ui/", "/ui/state.json", "/ui/app.js"):
         assert refusal(await world.http.get(path, headers=bearer("ann")), 403)["code"] == "denied"
     assert (await world.http.get("/metrics", headers=bearer("ops"))).status_code == 200
     assert (await world.http.get("/ui/", headers=bearer("ops") | {"host": "example.org"})).status_code == 200
 
 
-async def test_a_browser_may_send_an_admins_key_as_a_password_but_only_for_the_page(world: World) -> None:
+async def test_admin_key_as_a_basic_password_is_accepted_only_for_the_ui(world: World) -> None:
     basic = {"authorization": "Basic " + base64.b64encode(b"me:ops").decode()}
     asked = await world.http.get("/ui/")
     assert asked.headers["www-authenticate"].startswith("Basic ")
@@ -155,7 +155,7 @@ async def test_a_browser_may_send_an_admins_key_as_a_password_but_only_for_the_p
     assert (other.status_code, other.headers["www-authenticate"].split()[0]) == (401, "Bearer")
 
 
-async def test_the_same_over_grpc(world: World) -> None:
+async def test_grpc_calls_need_a_key_in_scope(world: World) -> None:
     world.say("one two")
     asked = gateway_pb2.GenerateRequest(model=MODEL, text="hello", sampling=common_pb2.Sampling(max_new_tokens=2))
 
@@ -204,7 +204,7 @@ def until_told(world: World) -> asyncio.Event:
     return stop
 
 
-async def test_a_keys_limits_hold_over_both_apis_and_say_what_is_left(world: World, file: Path) -> None:
+async def test_key_limits_hold_over_both_apis_and_headers_say_what_is_left(world: World, file: Path) -> None:
     world.say("one two")
     await take(world, file, USERS + entry("few", requests_per_minute=2, tokens_per_minute=10_000))
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 8}
@@ -229,7 +229,9 @@ async def test_a_keys_limits_hold_over_both_apis_and_say_what_is_left(world: Wor
     assert (await world.http.post("/v1/completions", json=body, headers=bearer("ann"))).status_code == 200
 
 
-async def test_tokens_of_a_request_count_as_asked_while_it_runs_and_as_made_after(world: World, file: Path) -> None:
+async def test_quota_counts_requested_tokens_while_a_request_runs_and_generated_ones_after(
+    world: World, file: Path
+) -> None:
     stop = until_told(world)
     await take(world, file, USERS + entry("few", tokens_per_minute=200))
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 150}
@@ -249,7 +251,7 @@ async def test_tokens_of_a_request_count_as_asked_while_it_runs_and_as_made_afte
     assert large.headers["x-should-retry"] == "false"
 
 
-async def test_a_key_may_have_so_many_answers_under_way_and_others_have_theirs(world: World, file: Path) -> None:
+async def test_key_limit_of_answers_in_flight_leaves_other_keys_alone(world: World, file: Path) -> None:
     stop = until_told(world)
     await take(world, file, USERS + entry("few", in_flight=2))
     body = {"model": MODEL, "prompt": "hello"}
@@ -271,7 +273,7 @@ async def test_a_key_may_have_so_many_answers_under_way_and_others_have_theirs(w
     assert (await world.http.post("/v1/completions", json=body, headers=bearer("few"))).status_code == 200
 
 
-async def test_a_new_file_counts_at_once_and_a_stream_of_a_key_that_is_gone_runs_to_its_end(
+async def test_new_key_file_applies_at_once_and_streams_of_removed_keys_run_to_their_end(
     world: World, file: Path
 ) -> None:
     go_on = asyncio.Event()
@@ -296,7 +298,7 @@ async def test_a_new_file_counts_at_once_and_a_stream_of_a_key_that_is_gone_runs
 
 
 @pytest.mark.parametrize("bad", ["[[key]", "[[key]]\nname = 'x'\n", None])
-async def test_a_bad_file_changes_nothing_and_is_said_once(
+async def test_invalid_new_key_file_changes_nothing_and_is_logged_once(
     world: World, file: Path, bad: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if bad is None:
@@ -313,7 +315,7 @@ async def test_a_bad_file_changes_nothing_and_is_said_once(
     assert (await world.http.get("/v1/models", headers=bearer("bob"))).status_code == 200
 
 
-async def test_a_gateway_that_runs_takes_a_new_file_by_itself_and_at_sighup(world: World, file: Path) -> None:
+async def test_running_gateway_reads_a_new_key_file_by_itself_and_at_sighup(world: World, file: Path) -> None:
     write(file, entry("bob"))
     while (await world.http.get("/v1/models", headers=bearer("bob"))).status_code != 200:
         await asyncio.sleep(0.02)
@@ -344,7 +346,7 @@ async def test_a_key_is_never_logged_but_its_name_is(
     assert secret not in printed.out + printed.err
 
 
-async def test_a_connection_goes_on_after_a_refusal(world: World) -> None:
+async def test_connection_stays_usable_after_a_refused_key(world: World) -> None:
     async with httpx.AsyncClient(base_url=world.url, limits=httpx.Limits(max_connections=1)) as client:
         body = {"model": MODEL, "prompt": "x" * 100_000}
         assert (await client.post("/v1/completions", json=body)).status_code == 401

@@ -67,7 +67,7 @@ async def test_gateway_process_serves_until_sigterm(tmp_path: Path, folder: str)
     await asyncio.gather(placement.die(), group.die())
 
 
-async def test_an_unknown_key_refuses_to_start_in_one_line(tmp_path: Path) -> None:
+async def test_gateway_with_an_unknown_setting_does_not_start_and_says_so_in_one_line(tmp_path: Path) -> None:
     process = await start(tmp_path, config(tmp_path, htpp="127.0.0.1:1"))
     _, errors = await process.communicate()
     assert process.returncode != 0
@@ -82,7 +82,7 @@ async def test_an_unknown_key_refuses_to_start_in_one_line(tmp_path: Path) -> No
         ({"public_tls": {"certificate": "{}/c", "key": "{}/k"}}, "{}/c: No such file or directory"),
     ],
 )
-async def test_keys_and_certificates_that_cannot_be_used_refuse_to_start_in_one_line(
+async def test_gateway_with_unusable_keys_or_certificates_does_not_start_and_says_so_in_one_line(
     tmp_path: Path, more: dict[str, object], said: str
 ) -> None:
     def here(value: object) -> object:
@@ -109,6 +109,6 @@ async def test_keys_and_certificates_that_cannot_be_used_refuse_to_start_in_one_
         ({"replay_limit": -1}, "replay_limit"),
     ],
 )
-def test_an_impossible_value_is_named(tmp_path: Path, more: dict[str, object], key: str) -> None:
+def test_gateway_setting_with_an_impossible_value_is_named(tmp_path: Path, more: dict[str, object], key: str) -> None:
     with pytest.raises(ValueError, match=key):
         parse(GatewayConfig, config(tmp_path, **more), "gateway.toml")

@@ -36,7 +36,7 @@ def counted(model: str) -> set[str]:
     }
 
 
-def test_series_of_a_model_go_with_it_and_those_of_others_stay() -> None:
+def test_metrics_series_of_a_removed_model_go_and_those_of_others_stay() -> None:
     series = metrics.Series()
     series({"going": None, "staying": None})
     for model in ("going", "staying"):
@@ -56,7 +56,7 @@ def test_metrics_series_counted_after_its_model_left_is_removed_at_the_next_chan
     assert not counted("first")
 
 
-def test_a_model_that_is_back_is_counted_from_then_on() -> None:
+def test_metrics_count_a_model_that_is_back_from_then_on() -> None:
     series = metrics.Series()
     series({"a": None, "b": None})
     series({"b": None})
@@ -108,7 +108,7 @@ class Since:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_counts_once_however_many_answers_it_has(world: World, stream: bool) -> None:
+async def test_metrics_count_a_request_once_however_many_answers_it_has(world: World, stream: bool) -> None:
     world.say("one")
     since = Since()
     assert (await world.chat(n=3, stream=stream)).status_code == 200
@@ -120,7 +120,7 @@ async def test_a_request_counts_once_however_many_answers_it_has(world: World, s
     assert since.answers == {(MODEL, "stop"): 5}
 
 
-async def test_every_refusal_counts_by_status_code_and_model(world: World) -> None:
+async def test_metrics_count_refusals_by_status_code_and_model(world: World) -> None:
     broken = world.route(name="org/broken", residency=common_pb2.ERROR, error="tensor x is missing")
     await world.publish(world.route(fakes.place(world.groups[0])), broken)
     since = Since()
@@ -170,7 +170,7 @@ async def test_every_refusal_counts_by_status_code_and_model(world: World) -> No
     assert not since.answers, "none was made"
 
 
-async def test_a_stream_that_fails_is_a_200_with_what_went_wrong(world: World) -> None:
+async def test_metrics_count_a_failed_stream_as_a_200_with_its_error_code(world: World) -> None:
     async def breaks(running: Running) -> None:
         running.tokens(world.ids("one"))
         running.finish(common_pb2.ABORTED, "its engine is gone")
@@ -187,7 +187,9 @@ async def test_a_stream_that_fails_is_a_200_with_what_went_wrong(world: World) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_fault_of_ours_has_a_code(world: World, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+async def test_metrics_count_internal_errors_with_a_code(
+    world: World, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("broken")
 
@@ -205,7 +207,7 @@ async def test_a_fault_of_ours_has_a_code(world: World, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_counts_as_that(world: World, stream: bool) -> None:
+async def test_metrics_count_a_client_that_leaves_as_client_gone(world: World, stream: bool) -> None:
     async def endless(running: Running) -> None:
         running.tokens(world.ids("one"))
         await running.cancelled.wait()
@@ -249,7 +251,7 @@ async def test_metrics_malformed_requests_count_too(world: World) -> None:
     }
 
 
-async def test_calls_by_grpc_count_by_the_same_statuses(world: World) -> None:
+async def test_metrics_count_grpc_calls_by_the_same_statuses(world: World) -> None:
     world.say("one")
     since = Since()
     await generate(world, ask())

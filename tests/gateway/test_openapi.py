@@ -61,7 +61,7 @@ def test_openapi_body_is_accepted_exactly_if_the_description_allows_it(kind: str
     assert (fits(kind, body), taken(kind, body)) == (right, right)
 
 
-async def test_each_path_is_one_that_is_served_and_the_other_way_round(world: World) -> None:
+async def test_openapi_paths_are_exactly_those_that_are_served(world: World) -> None:
     told = (await world.http.get("/openapi.json")).json()
     assert told == json.loads(json.dumps(openapi.document()))
     for path, methods in told["paths"].items():

@@ -94,7 +94,7 @@ async def gateway(tmp_path: Path, folder: str, files: Files) -> AsyncIterator[Ga
         yield gateway
 
 
-async def test_both_apis_speak_tls_and_nothing_else(gateway: Gateway, ca: trustme.CA) -> None:
+async def test_http_and_grpc_with_tls_refuse_plain_and_untrusting_clients(gateway: Gateway, ca: trustme.CA) -> None:
     gateway.go_on.set()
     async with httpx.AsyncClient(base_url=f"https://{gateway.http}", verify=trusting(ca), timeout=PATIENCE_S) as client:
         answer = await client.post("/v1/completions", json={"model": MODEL, "prompt": "hello"})
@@ -113,7 +113,7 @@ async def test_both_apis_speak_tls_and_nothing_else(gateway: Gateway, ca: trustm
         assert "".join([part.text async for part in call]) == "one two"
 
 
-async def test_a_new_certificate_is_shown_to_new_connections_while_streams_go_on(
+async def test_new_certificate_is_presented_to_new_connections_while_streams_go_on(
     gateway: Gateway, files: Files, ca: trustme.CA
 ) -> None:
     new = trustme.CA()
@@ -144,16 +144,14 @@ async def test_a_new_certificate_is_shown_to_new_connections_while_streams_go_on
         assert "two" in rest
 
 
-async def test_a_certificate_whose_key_has_not_come_yet_is_not_shown(
-    gateway: Gateway, files: Files, ca: trustme.CA
-) -> None:
+async def test_certificate_without_its_new_key_is_not_presented(gateway: Gateway, files: Files, ca: trustme.CA) -> None:
     files.certificate.write_bytes(ca.issue_cert("127.0.0.1").cert_chain_pems[0].bytes())
     assert not gateway.refresh()
     async with httpx.AsyncClient(base_url=f"https://{gateway.http}", verify=trusting(ca), timeout=PATIENCE_S) as client:
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_the_server_name_may_be_asked_for_or_not(files: Files, ca: trustme.CA) -> None:
+async def test_certificate_is_presented_with_or_without_a_server_name(files: Files, ca: trustme.CA) -> None:
     """A client that goes to an address sends no name; the newest certificate is shown to either."""
 
     async def hello(scope: Any, receive: Any, send: Any) -> None:

@@ -29,7 +29,7 @@ def settings() -> dict[str, Any]:
     return {"most_in_flight": 2}
 
 
-async def test_more_in_flight_than_configured_is_a_429_to_retry(world: World) -> None:
+async def test_requests_beyond_the_most_in_flight_are_a_429_with_retry_after(world: World) -> None:
     release = asyncio.Event()
 
     async def waits(running: Running) -> None:
@@ -48,7 +48,7 @@ async def test_more_in_flight_than_configured_is_a_429_to_retry(world: World) ->
     assert (await world.chat()).status_code == 200
 
 
-async def test_each_choice_counts(world: World) -> None:
+async def test_choices_each_count_as_in_flight(world: World) -> None:
     world.say("one")
     assert refusal(await world.chat(n=3), 429)
     assert (await world.chat(n=2)).status_code == 200
@@ -62,21 +62,21 @@ async def test_a_refused_request_leaves_nothing_in_flight(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", ["json_schema", "regex", "ebnf"])
-async def test_a_grammar_that_no_engine_takes_goes_nowhere(world: World, kind: str) -> None:
+async def test_grammar_that_no_engine_accepts_is_refused_by_the_gateway(world: World, kind: str) -> None:
     error = refusal(await world.chat(**{kind: "a" * (1 + (1 << 16))}), 400)
     assert error["param"] == kind and not world.groups[0].requests
     world.say("one")
     assert (await world.chat(n=2)).status_code == 200
 
 
-async def test_a_long_grammar_is_not_carried_by_very_many_answers(world: World) -> None:
+async def test_long_grammar_with_very_many_answers_is_refused(world: World) -> None:
     error = refusal(await world.chat(regex="a" * 40_000, n=128), 400)
     assert error["param"] == "regex" and "5120000 with 128 answers" in str(error["message"])
     world.say("one")
     assert (await world.chat(regex="a" * 40_000, n=2)).status_code == 200
 
 
-async def test_prompts_that_are_long_together_and_calls_with_long_arguments_are_tokenized_by_a_thread(
+async def test_long_prompts_and_tool_call_arguments_are_tokenized_in_a_thread(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
@@ -107,7 +107,7 @@ it stays without an answer until the server's grace is over."""
 
 
 @pytest.mark.parametrize("settings", [{"drain_s": 60}])
-async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world: World) -> None:
+async def test_gateway_that_stops_finishes_its_requests_and_accepts_no_more(world: World) -> None:
     release = asyncio.Event()
 
     async def waits(running: Running) -> None:
@@ -134,7 +134,7 @@ async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world
 
 
 @pytest.mark.parametrize("settings", [{"drain_s": 60}])
-async def test_a_request_on_a_connection_that_was_there_before_the_stop_is_answered(
+async def test_request_on_a_connection_made_before_the_stop_is_answered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_FIRST_REQUEST_S", 60.0)
@@ -171,7 +171,7 @@ async def test_gateway_requests_cut_off_by_a_stop_get_an_error(world: World) -> 
     assert refusal(await whole, 503)["message"] == "this gateway is stopping"
 
 
-async def test_a_client_that_reads_nothing_has_no_places_after_a_while(
+async def test_client_that_reads_nothing_loses_its_requests_after_a_timeout(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "READ_TIME_OUT_S", 0.2)

@@ -64,7 +64,7 @@ async def test_live_viewers_share_looks_until_the_last_one_leaves() -> None:
     assert placement.looks == before
 
 
-async def test_while_placement_is_away_the_last_that_it_told_stays() -> None:
+async def test_live_view_keeps_the_last_state_while_placement_is_away() -> None:
     placement = Placement()
     async with contextlib.aclosing(placement.live.follow()) as views:
         told = (await anext(views)).told

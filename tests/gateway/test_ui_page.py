@@ -76,7 +76,7 @@ async def test_ui_page_loads_without_errors_and_requests_only_the_gateway(world:
     assert page.asked and all(address.startswith(f"{world.url}/ui") for address in page.asked)
 
 
-async def test_bars_are_as_long_as_the_memory_that_they_stand_for(page: Tab) -> None:
+async def test_ui_page_bars_are_in_proportion_to_memory(page: Tab) -> None:
     widths = await page.value(
         "[...document.querySelectorAll('.bar')].map((bar) => [...bar.children].map((each) => each.style.width))"
     )
@@ -87,7 +87,7 @@ async def test_bars_are_as_long_as_the_memory_that_they_stand_for(page: Tab) -> 
     assert "cuda:0: 37 GiB of 80 GiB free" in label and f"{MODEL} 17 GiB" in label
 
 
-async def test_a_table_says_what_each_drawing_shows(page: Tab) -> None:
+async def test_ui_page_tables_have_the_numbers_of_the_drawings(page: Tab) -> None:
     await page.value("document.querySelectorAll('details').forEach((each) => (each.open = true))")
     await page.until("document.querySelectorAll('#decision-table tbody tr').length === 2")
     memory = await shown(page, ".device:first-child tbody tr:first-child > *")
@@ -98,14 +98,14 @@ async def test_a_table_says_what_each_drawing_shows(page: Tab) -> None:
     assert await shown(page, ".line .mark > text") == ["⇄", "✕"]
 
 
-async def test_a_models_name_is_text_and_never_markup(page: Tab) -> None:
+async def test_ui_page_shows_model_names_as_text_and_never_as_markup(page: Tab) -> None:
     assert await shown(page, ".owner b") == [HOSTILE, MODEL.split("/")[-1]]
     assert await page.value("[document.images.length, document.title]") == [0, "Prism"]
     with pytest.raises(RuntimeError, match="TrustedHTML"):
         await page.value("document.body.innerHTML = 'x'")
 
 
-async def test_targets_met_are_counted_by_model(world: World, page: Tab) -> None:
+async def test_ui_page_counts_met_targets_by_model(world: World, page: Tab) -> None:
     world.say("one")
     await world.http.post(
         "/v1/completions", json={"model": MODEL, "prompt": "hello"}, headers={"x-slo-ttft-ms": "60000"}
@@ -117,7 +117,7 @@ async def test_targets_met_are_counted_by_model(world: World, page: Tab) -> None
     assert await page.value(f"{row}.children[3].textContent") == "–"
 
 
-async def test_the_keyboard_reaches_everything(page: Tab) -> None:
+async def test_ui_page_controls_are_all_reached_by_keyboard(page: Tab) -> None:
     await page.value("document.addEventListener('focusin', (event) => (window.focused ??= []).push(event.target))")
     for _ in range(13):
         await page.press("Tab")
@@ -135,14 +135,14 @@ async def test_the_keyboard_reaches_everything(page: Tab) -> None:
     assert await page.value("document.querySelector('.device details').open") is True
 
 
-async def test_focus_stays_where_it_is_while_the_numbers_move(world: World, page: Tab) -> None:
+async def test_ui_page_focus_stays_while_devices_change(world: World, page: Tab) -> None:
     await page.value("document.querySelector('.device summary').focus()")
     world.placement.cluster.groups.insert(0, group("cuda:7", "newcomer"))
     await page.until("document.querySelectorAll('.device').length === 3")
     assert await page.value("document.activeElement === document.querySelectorAll('.device summary')[1]")
 
 
-async def test_dark_and_light_follow_the_system(page: Tab) -> None:
+async def test_ui_page_follows_the_dark_or_light_scheme_of_the_system(page: Tab) -> None:
     seen = {}
     for scheme in ("dark", "light"):
         await page.colours(scheme)
@@ -153,7 +153,7 @@ async def test_dark_and_light_follow_the_system(page: Tab) -> None:
     assert seen["light"] == ["rgb(246, 246, 244)", "rgb(28, 28, 26)"]
 
 
-async def test_while_placement_is_away_the_last_state_stays_with_its_age(world: World, page: Tab) -> None:
+async def test_ui_page_shows_the_last_state_with_its_age_while_placement_is_away(world: World, page: Tab) -> None:
     await world.placement.die()
     await page.until("document.getElementById('status').dataset.state === 'away'")
     (status, age) = await shown(page, "#status, #age")
@@ -165,7 +165,7 @@ async def test_while_placement_is_away_the_last_state_stays_with_its_age(world: 
     assert await shown(page, "#status") == ["live"]
 
 
-async def test_a_page_that_is_paused_asks_for_nothing(world: World, page: Tab) -> None:
+async def test_ui_page_that_is_paused_shows_changes_only_once_resumed(world: World, page: Tab) -> None:
     await page.value("document.getElementById('pause').click()")
     assert await shown(page, "#status") == ["paused"]
     world.placement.cluster.groups[1].CopyFrom(group("cuda:1", "third"))
@@ -173,7 +173,7 @@ async def test_a_page_that_is_paused_asks_for_nothing(world: World, page: Tab) -
     await page.until("document.querySelectorAll('.owner').length === 3")
 
 
-async def test_a_hundred_models_on_32_devices_are_shown_and_filtered(world: World, tab: Tab) -> None:
+async def test_ui_page_shows_and_filters_a_hundred_models_on_32_devices(world: World, tab: Tab) -> None:
     names = [f"model-{i:02d}" for i in range(100)]
     world.placement.cluster.groups.extend(
         group(f"cuda:{i}", *(names[j] for j in range(100) if j % 32 == i)) for i in range(32)

@@ -33,7 +33,7 @@ async def states(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             yield json.loads(line[6:])
 
 
-async def test_the_page_is_there_with_and_without_a_slash(world: World) -> None:
+async def test_ui_page_is_served_with_and_without_a_slash(world: World) -> None:
     response = await world.http.get("/ui", follow_redirects=True)
     assert response.status_code == 200 and response.url.path == "/ui/"
     assert response.headers["content-type"].startswith("text/html") and "<title>Prism</title>" in response.text
@@ -41,7 +41,7 @@ async def test_the_page_is_there_with_and_without_a_slash(world: World) -> None:
     assert (await world.http.get("/ui/..%2Fconfig.py")).status_code == 404
 
 
-async def test_every_answer_forbids_everything_but_the_pages_own_files(world: World) -> None:
+async def test_ui_responses_have_a_content_security_policy_for_own_files_only(world: World) -> None:
     for path in PATHS:
         async with world.http.stream("GET", path) as response:
             policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
@@ -59,14 +59,14 @@ def test_ui_files_load_nothing_from_elsewhere_and_make_no_markup_of_text(file: P
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|style=\"|onclick=", text)
 
 
-async def test_a_file_that_did_not_change_is_not_sent_again(world: World) -> None:
+async def test_ui_file_that_did_not_change_is_a_304(world: World) -> None:
     first = await world.http.get("/ui/main.js")
     assert first.headers["content-type"].startswith("text/javascript")
     again = await world.http.get("/ui/main.js", headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
 
 
-async def test_the_state_is_what_placement_tells_and_what_this_gateway_counted(world: World) -> None:
+async def test_ui_state_has_the_cluster_of_placement_and_the_counts_of_the_gateway(world: World) -> None:
     world.placement.cluster.groups.add(group="g", reachable=True, capacity_bytes=10, free_bytes=10)
     world.placement.decisions = [placement_pb2.Decision(model=MODEL, action="activate", group="g")]
     world.say("one two")
@@ -83,14 +83,14 @@ async def test_the_state_is_what_placement_tells_and_what_this_gateway_counted(w
     assert sum(state["attainment"][MODEL]["ttft"].values()) >= 2
 
 
-async def test_a_group_that_does_not_answer_is_shown_without_its_queue(world: World) -> None:
+async def test_ui_state_of_a_group_that_does_not_answer_has_no_queue(world: World) -> None:
     group = world.placement.cluster.groups.add(group="g", reachable=True, address=f"unix:{world.sockets}/nobody.sock")
     group.models.add(model=MODEL, waiting=3)
     (shown,) = (await world.http.get("/ui/state.json")).json()["groups"]
     assert (shown["models"][0]["waiting"], shown["models"][0]["late"]) == (3, None)
 
 
-async def test_the_stream_tells_decisions_when_there_are_new_ones(world: World) -> None:
+async def test_ui_stream_has_decisions_only_when_there_are_new_ones(world: World) -> None:
     decision = placement_pb2.Decision(model=MODEL, action="activate", group="g", outcome="under way")
     world.placement.decisions = [decision]
     async with world.http.stream("GET", "/ui/events") as response:
@@ -105,7 +105,7 @@ async def test_the_stream_tells_decisions_when_there_are_new_ones(world: World) 
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity"])
-async def test_an_event_is_whole_as_soon_as_it_is_sent(world: World, encoding: str) -> None:
+async def test_ui_stream_event_is_whole_as_soon_as_it_is_sent(world: World, encoding: str) -> None:
     async with world.http.stream("GET", "/ui/events", headers={"accept-encoding": encoding}) as response:
         assert response.headers.get("content-encoding", "identity") == encoding
         async for state in states(response):
@@ -113,7 +113,7 @@ async def test_an_event_is_whole_as_soon_as_it_is_sent(world: World, encoding: s
             break
 
 
-async def test_while_placement_is_away_the_stream_says_so_and_goes_on_when_it_is_back(world: World) -> None:
+async def test_ui_stream_says_that_placement_is_away_and_continues_when_it_is_back(world: World) -> None:
     world.placement.cluster.groups.add(group="g", reachable=True)
     async with world.http.stream("GET", "/ui/events") as response:
         stream = states(response)

@@ -41,7 +41,7 @@ def told(*requests: gpu_scheduler_pb2.QueuedRequest, heard: bool = True, waiting
     return ServiceReply(10.0, placement_pb2.Cluster(groups=[group]), [decision], queues)
 
 
-def test_every_byte_of_a_device_has_an_owner_or_is_private_stranded_or_free() -> None:
+def test_ui_state_accounts_for_every_byte_of_a_device() -> None:
     (group,) = document(told(), "", 10.0, [], [])["groups"]
     (shown,) = group["devices"]
     parts = ("weights_bytes", "kv_used_bytes", "kv_cached_bytes", "kv_reserve_bytes")
@@ -50,7 +50,7 @@ def test_every_byte_of_a_device_has_an_owner_or_is_private_stranded_or_free() ->
     assert [(owner["model"], owner["private_bytes"]) for owner in shown["owners"]] == [("a", 60), ("b", 20)]
 
 
-def test_a_report_older_than_the_ledger_does_not_make_kv_that_is_not_there() -> None:
+def test_ui_state_with_a_report_older_than_the_ledger_has_no_negative_kv_reserve() -> None:
     state = told()
     (lease,) = state.cluster.groups[0].memory[0].leases
     lease.kv_bytes = 130
@@ -84,19 +84,19 @@ def test_ui_state_ages_while_placement_is_away() -> None:
     assert never["placement"] == {"away": "gone", "age_s": None} and never["groups"] == []
 
 
-def test_infinite_pressure_is_a_word() -> None:
+def test_ui_state_writes_infinite_pressure_as_a_word() -> None:
     told_ = orjson.loads(orjson.dumps(document(told(), "", 10.0, [], [])))
     assert told_["groups"][0]["pressure"] == "infinite"
 
 
-def test_models_are_those_of_the_routes() -> None:
+def test_ui_state_has_the_models_of_the_routes() -> None:
     broken = decode(fakes.route("x", "/x", residency=common_pb2.ERROR, error="no config.json"))
     assert document(None, "", 0.0, [broken], [])["models"] == [
         {"model": "x", "state": "error", "error": "no config.json", "pinned": False, "unverified": False}
     ]
 
 
-def test_targets_are_counted_by_model() -> None:
+def test_ui_state_counts_targets_by_model() -> None:
     slo = Counter("slo", "of a test", ["model", "target", "met"], registry=CollectorRegistry())
     slo.labels("a", "ttft", "true").inc(3)
     slo.labels("a", "ttft", "false").inc()

@@ -35,7 +35,7 @@ async def states(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]
             yield json.loads(line[6:])
 
 
-async def test_memory_moves_and_targets_are_those_of_the_system(system: World) -> None:
+async def test_ui_state_has_memory_moves_and_targets_of_the_system(system: World) -> None:
     body = {"model": MODELS[0], "prompt": PROMPT, "max_tokens": 4}
     status, _ = await system.post("/v1/completions", body, headers={"x-slo-ttft-ms": "600000"})
     assert status == 200
@@ -62,7 +62,7 @@ async def test_memory_moves_and_targets_are_those_of_the_system(system: World) -
     assert state["attainment"][MODELS[0]]["ttft"] == {"met": 1, "missed": 0}
 
 
-async def test_bars_come_and_go_with_the_models(system: World, tmp_path: Path) -> None:
+async def test_ui_page_bars_come_and_go_with_the_models(system: World, tmp_path: Path) -> None:
     with browser(tmp_path / "profile") as address:
         async with empty_tab(address) as tab:
             await system.complete(MODELS[0], PROMPT, 4)
@@ -94,7 +94,7 @@ async def test_ui_waiting_requests_are_shown_with_their_least_slack(system: Worl
     assert {status for status, _ in await asyncio.gather(*requests)} == {200}
 
 
-async def test_a_gateway_that_stops_ends_the_stream_and_a_placement_that_dies_does_not(system: World) -> None:
+async def test_ui_stream_ends_with_its_gateway_and_not_with_placement(system: World) -> None:
     await system.complete(MODELS[0], PROMPT, 4)
     async with system.http.get(f"{system.base}/ui/events") as answer:
         stream = states(answer)

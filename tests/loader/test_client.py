@@ -38,7 +38,7 @@ async def loader(tmp_path):
     await server.stop(0)
 
 
-async def test_a_load_is_done_with_the_message_that_says_so_and_the_call_ends(loader):
+async def test_load_returns_with_the_message_of_its_end_and_ends_the_call(loader):
     client = LoaderClient(loader.address)
     told = []
     async with asyncio.timeout(PATIENCE_S):
@@ -49,7 +49,7 @@ async def test_a_load_is_done_with_the_message_that_says_so_and_the_call_ends(lo
     await client.close()
 
 
-async def test_a_loader_that_does_not_answer_in_time_is_named(tmp_path):
+async def test_loader_that_does_not_answer_in_time_is_named_in_the_error(tmp_path):
     client = LoaderClient(f"unix:{tmp_path}/nobody", timeout_s=0.0)
     with pytest.raises(TimedOut, match=f"the loader at unix:{tmp_path}/nobody did not answer in time"):
         await client.state("m")

@@ -158,7 +158,7 @@ async def nothing_leased(node, *devices):
                 return
 
 
-async def test_it_gets_the_bytes_of_the_other_device_and_both_can_leave_afterwards(node, loader, source, target):
+async def test_load_copies_the_bytes_of_the_other_device_and_both_leases_can_end(node, loader, source, target):
     told = []
     result = await loader.load(target, told)
     assert (result.source, result.checksum, result.total_bytes) == ("cpu:0", source.checksum, len(CONTENT))
@@ -170,7 +170,7 @@ async def test_it_gets_the_bytes_of_the_other_device_and_both_can_leave_afterwar
     await nothing_leased(node, "cpu:0", "cpu:1")
 
 
-async def test_progress_is_told_while_it_copies(node, loader, source, target):
+async def test_job_of_a_load_has_its_progress_while_it_copies(node, loader, source, target):
     loading = await loader.stopped_in_the_middle(loader.load(target))
     (job,) = loader.jobs.of("a", target.lease.lease_id)
     async with asyncio.timeout(PATIENCE_S):
@@ -181,7 +181,7 @@ async def test_progress_is_told_while_it_copies(node, loader, source, target):
     await loading
 
 
-async def test_one_that_was_filled_is_a_source_itself_and_the_image_is_not_needed(node, loader, source, target):
+async def test_filled_lease_is_a_source_itself_without_an_image(node, loader, source, target):
     await loader.load(target)
     await leave(node, source)
     loader.images.drop("a")
@@ -210,7 +210,7 @@ async def test_a_copy_that_breaks_in_the_middle_is_begun_anew_from_the_image(nod
     await nothing_leased(node, "cpu:0", "cpu:1")
 
 
-async def test_when_the_link_breaks_and_there_is_no_image_the_load_says_so(node, loader, source, target):
+async def test_load_whose_link_breaks_without_an_image_fails_with_that(node, loader, source, target):
     loader.transfer.breaks = True
     loader.images.drop("a")
     with pytest.raises(Unmet, match="there is no image of a"):
@@ -219,7 +219,7 @@ async def test_when_the_link_breaks_and_there_is_no_image_the_load_says_so(node,
     await nothing_leased(node, "cpu:0", "cpu:1")
 
 
-async def test_a_source_that_is_gone_or_has_slept_is_none(node, loader, source, target):
+async def test_lease_that_ended_or_slept_is_no_source(node, loader, source, target):
     await node.asleep(source)
     assert not any(source.content())
     assert (await loader.load(target)).source == "image" and target.content() == CONTENT
@@ -228,7 +228,7 @@ async def test_a_source_that_is_gone_or_has_slept_is_none(node, loader, source, 
     assert (await loader.load(again)).source == "image" and again.content() == CONTENT
 
 
-async def test_without_a_way_between_the_devices_the_image_is_taken(node, loader, source, target):
+async def test_load_without_a_path_between_the_devices_takes_the_image(node, loader, source, target):
     asked = []
 
     def none(*devices):
@@ -240,7 +240,7 @@ async def test_without_a_way_between_the_devices_the_image_is_taken(node, loader
     assert asked == [("cpu:0", "cpu:1")]
 
 
-async def test_what_was_doubted_is_not_copied_from_until_it_was_filled_anew(node, loader, source, target):
+async def test_doubted_source_is_not_copied_from_until_it_is_filled_anew(node, loader, source, target):
     assert (await loader.load(target, image_only=True)).source == "image" and target.content() == CONTENT
     await leave(node, target)
     other = await empty(node)
@@ -249,7 +249,7 @@ async def test_what_was_doubted_is_not_copied_from_until_it_was_filled_anew(node
     assert (await loader.load(third)).source == "cpu:1"
 
 
-async def test_a_doubt_reaches_those_that_copy_or_wait_for_the_source_already(node, loader, source, target):
+async def test_doubt_of_a_source_reaches_loads_that_already_copy_from_it_or_wait_for_it(node, loader, source, target):
     chosen = asyncio.Event()
     loader.has_way = lambda *devices: chosen.set() or True
     copies = await loader.stopped_in_the_middle(loader.load(target))
@@ -265,7 +265,7 @@ async def test_a_doubt_reaches_those_that_copy_or_wait_for_the_source_already(no
     assert (await loader.load(await empty(node))).source == "image"
 
 
-async def test_a_source_that_is_being_filled_again_is_none_until_that_is_done(node, loader, source, target):
+async def test_lease_that_is_being_filled_again_is_no_source_until_that_is_done(node, loader, source, target):
     loader.has_way = lambda *devices: False
     loading = await loader.stopped_in_the_middle(loader.load(source))
     cancelling = loader.start(loader.jobs.cancel("a"))
@@ -279,7 +279,7 @@ async def test_a_source_that_is_being_filled_again_is_none_until_that_is_done(no
     assert (await loader.load(source)).source == "cpu:1"
 
 
-async def test_a_cancelled_copy_gives_all_back_and_what_it_filled_halfway_is_no_source(node, loader, source, target):
+async def test_cancelled_copy_returns_its_extents_and_its_half_filled_target_is_no_source(node, loader, source, target):
     loading = await loader.stopped_in_the_middle(loader.load(target))
     cancelling = loader.start(loader.jobs.cancel("a", target.lease.lease_id))
     await asyncio.sleep(0)
@@ -294,7 +294,7 @@ async def test_a_cancelled_copy_gives_all_back_and_what_it_filled_halfway_is_no_
     await nothing_leased(node, "cpu:0", "cpu:1")
 
 
-async def test_other_weights_than_those_asked_for_are_not_taken(node, loader, source, target):
+async def test_load_of_another_manifest_or_generation_does_not_use_the_source(node, loader, source, target):
     loader.images.drop("a")
     with pytest.raises(Unmet, match="there is no image of a"):
         await loader.load(target, manifest=manifest(len(CONTENT), "other"))
@@ -303,7 +303,7 @@ async def test_other_weights_than_those_asked_for_are_not_taken(node, loader, so
     assert not any(target.content())
 
 
-async def test_a_target_that_is_gone_or_too_small_is_said(node, loader, source):
+async def test_target_lease_that_is_gone_or_too_small_fails_the_load_with_that(node, loader, source):
     small = await node.engine("a", bytes(1000), "cpu:1")
     with pytest.raises(Unmet, match=f"do not hold {len(CONTENT)}"):
         await loader.load(small, manifest=source.manifest)
@@ -311,7 +311,7 @@ async def test_a_target_that_is_gone_or_too_small_is_said(node, loader, source):
         await loader.load(small, manifest=source.manifest, lease_id="gone")
 
 
-async def test_an_engine_that_sleeps_and_wakes_while_a_load_tidies_up_is_filled_anew(node, loader, source, target):
+async def test_engine_that_sleeps_and_wakes_during_the_cleanup_of_a_load_is_filled_anew(node, loader, source, target):
     """Its old extents return when nothing of them is mapped here any more; until then the next load waits."""
     loader.transfer.may_tidy.clear()
     while loader.transfer.tidying.acquire(blocking=False):
@@ -332,7 +332,9 @@ async def test_an_engine_that_sleeps_and_wakes_while_a_load_tidies_up_is_filled_
     await nothing_leased(node, "cpu:0", "cpu:1")
 
 
-async def test_an_engine_that_ends_while_a_load_tidies_up_leaves_its_extents_until_then(node, loader, source, target):
+async def test_extents_of_an_engine_that_ends_during_the_cleanup_of_a_load_stay_until_its_end(
+    node, loader, source, target
+):
     loader.transfer.may_tidy.clear()
     while loader.transfer.tidying.acquire(blocking=False):
         pass
@@ -345,7 +347,7 @@ async def test_an_engine_that_ends_while_a_load_tidies_up_leaves_its_extents_unt
     await nothing_leased(node, "cpu:1")
 
 
-async def test_two_that_ask_for_the_same_share_one_copy(node, loader, source, target):
+async def test_loads_of_the_same_target_share_one_copy(node, loader, source, target):
     first = await loader.stopped_in_the_middle(loader.load(target))
     second = loader.start(loader.load(target))
     (job,) = loader.jobs.of("a", target.lease.lease_id)
@@ -358,7 +360,7 @@ async def test_two_that_ask_for_the_same_share_one_copy(node, loader, source, ta
     assert target.content() == CONTENT
 
 
-async def test_many_at_once_from_and_to_each_other_all_end(node, loader, source, target):
+async def test_concurrent_loads_between_many_leases_all_end(node, loader, source, target):
     await loader.load(target)
     more = [await empty(node, device) for device in ("cpu:0", "cpu:1", "cpu:0")]
     async with asyncio.timeout(PATIENCE_S):

@@ -42,7 +42,7 @@ def listed(folder):
     return CatalogueEntry(name=folder.name, path=str(folder))
 
 
-async def test_one_that_is_added_is_refused_with_the_reason_and_so_is_a_check(catalogue, tmp_path):
+async def test_model_with_a_text_fault_is_refused_with_the_reason_by_add_and_inspect(catalogue, tmp_path):
     folder = checkpoint_files.write(tmp_path / "m")
     catalogue.faults["m"] = TextFault("its chat template does not compile")
     for call in (catalogue.models.inspect, catalogue.models.add):
@@ -56,7 +56,7 @@ async def test_one_that_is_added_is_refused_with_the_reason_and_so_is_a_check(ca
     assert (await catalogue.models.add(listed(folder))).error == ""
 
 
-async def test_those_of_a_catalogue_are_listed_at_once_and_in_error_when_they_have_been_tried(catalogue, tmp_path):
+async def test_models_of_the_catalogue_file_are_listed_at_once_and_in_error_after_their_trial(catalogue, tmp_path):
     folders = [checkpoint_files.write(tmp_path / name) for name in ("good", "bad")]
     catalogue.faults["bad"] = TextFault("its tokenizer cannot be used")
     file = tmp_path / "catalogue.toml"
@@ -68,7 +68,7 @@ async def test_those_of_a_catalogue_are_listed_at_once_and_in_error_when_they_ha
     assert catalogue.models.get("bad").checkpoint is None
 
 
-async def test_a_look_at_one_in_error_tries_again_and_serves_it_only_if_that_is_well(catalogue, tmp_path):
+async def test_look_at_a_model_with_a_text_fault_tries_again_and_serves_it_only_on_success(catalogue, tmp_path):
     folder = checkpoint_files.write(tmp_path / "m")
     model = await catalogue.models.add(listed(folder))
     catalogue.faults["m"] = TextFault("its tokenizer cannot be used")
@@ -84,7 +84,7 @@ async def test_a_look_at_one_in_error_tries_again_and_serves_it_only_if_that_is_
     assert found.error == "" and found.generation != model.generation
 
 
-async def test_one_that_was_read_anew_meanwhile_keeps_what_that_said(catalogue, tmp_path):
+async def test_text_fault_of_an_earlier_reading_does_not_reach_a_model_read_anew(catalogue, tmp_path):
     folder = checkpoint_files.write(tmp_path / "m")
     go = asyncio.Event()
 

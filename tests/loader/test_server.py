@@ -14,7 +14,7 @@ CONTENT = os.urandom(1_300_000)
 """Five extents and a part of a sixth, which is padded to a page."""
 
 
-async def test_the_catalogue_has_the_models_with_what_their_checkpoints_say(node):
+async def test_catalogue_of_the_loader_has_its_models_with_values_of_their_checkpoints(node):
     catalogue = await node.until(lambda catalogue: True)
     a, b = catalogue.entries
     assert (a.model.name, b.model.name) == ("a", "b")
@@ -57,7 +57,7 @@ async def test_models_are_inspected_added_and_removed(node):
         ("", "/x", "name: "),
     ],
 )
-async def test_an_impossible_model_is_invalid_by_its_field(node, name, path, reason):
+async def test_impossible_listing_is_invalid_by_its_field(node, name, path, reason):
     with pytest.raises(Invalid, match=reason):
         await node.add(name, path)
 
@@ -88,7 +88,7 @@ async def test_a_reload_shows_changed_and_broken_checkpoints_and_serves_the_othe
     assert catalogue.entries[0].model.name == "b"
 
 
-async def test_a_folder_that_goes_away_is_told_when_it_is_looked_at_and_noticed_by_itself_when_it_is_back(node):
+async def test_folder_that_goes_away_is_reported_by_a_look_and_noticed_when_it_is_back(node):
     before = await node.entry("a")
     assert (await node.client.look("a")).entry == before and before.reading
     folder = node.folder / "models" / "a"
@@ -105,7 +105,7 @@ async def test_a_folder_that_goes_away_is_told_when_it_is_looked_at_and_noticed_
         await node.client.look("nobody")
 
 
-async def test_a_folder_that_is_away_when_the_loader_starts_is_noticed_when_it_is_there(node):
+async def test_folder_missing_at_the_start_of_the_loader_is_noticed_when_it_is_there(node):
     folder = node.folder / "models" / "a"
     folder.rename(folder.with_name("away"))
     node.kill("loader")
@@ -129,7 +129,7 @@ async def test_a_model_that_can_have_no_image_says_so_and_is_not_pinned(node):
     assert not (await node.entry("wide")).image_pinned
 
 
-async def test_weights_leave_into_an_image_and_come_back_into_new_extents(node):
+async def test_weights_are_saved_into_an_image_and_loaded_into_new_extents(node):
     spec = (await node.entry("a")).model
     engine = await node.engine("a", CONTENT)
     saved = await node.save(engine, spec)
@@ -149,7 +149,7 @@ async def test_weights_leave_into_an_image_and_come_back_into_new_extents(node):
     assert told[-1].done == told[-1].total == len(CONTENT) and told[-1].unit == "bytes"
 
 
-async def test_what_cannot_be_loaded_is_refused_by_kind(node):
+async def test_save_or_load_that_is_impossible_is_refused_by_kind_of_error(node):
     spec = (await node.entry("a")).model
     engine = await node.engine("a", CONTENT)
     with pytest.raises(Unmet, match="no image of a"):
@@ -181,7 +181,7 @@ async def test_what_cannot_be_loaded_is_refused_by_kind(node):
         await node.client.load_image("a", spec.generation, "gone", engine.manifest)
 
 
-async def test_a_dropped_image_frees_its_memory_and_dropping_again_does_nothing(node):
+async def test_dropped_image_frees_its_memory_and_a_second_drop_does_nothing(node):
     spec = (await node.entry("a")).model
     engine = await node.engine("a", CONTENT)
     await node.save(engine, spec)
@@ -191,7 +191,7 @@ async def test_a_dropped_image_frees_its_memory_and_dropping_again_does_nothing(
     assert catalogue.host_used_bytes == 0
 
 
-async def test_an_image_of_changed_files_is_not_shown_but_still_wakes_who_was_made_from_it(node):
+async def test_image_of_changed_files_is_not_listed_but_still_loads_into_its_engine(node):
     spec = (await node.entry("a")).model
     engine = await node.engine("a", CONTENT)
     await node.save(engine, spec)
@@ -204,7 +204,7 @@ async def test_an_image_of_changed_files_is_not_shown_but_still_wakes_who_was_ma
         await node.load(engine, catalogue.entries[0].model)
 
 
-async def test_no_image_is_made_of_files_that_changed_since_the_catalogue_was_read(node):
+async def test_save_of_files_that_changed_since_the_catalogue_was_read_is_refused(node):
     spec = (await node.entry("a")).model
     engine = await node.engine("a", CONTENT)
     os.utime(node.folder / "models" / "a" / checkpoint_files.SINGLE)
@@ -217,7 +217,7 @@ async def test_no_image_is_made_of_files_that_changed_since_the_catalogue_was_re
     assert (await node.save(engine, catalogue.entries[0].model)).checksum == engine.checksum
 
 
-async def test_two_models_are_loaded_at_the_same_time(node):
+async def test_loads_of_two_models_run_at_the_same_time(node):
     engines = [await node.engine(name, os.urandom(1_000_000)) for name in "ab"]
     specs = [(await node.entry(name)).model for name in "ab"]
     contents = [engine.content() for engine in engines]
@@ -229,7 +229,7 @@ async def test_two_models_are_loaded_at_the_same_time(node):
     assert [engine.content() for engine in engines] == contents
 
 
-async def test_a_lease_on_another_device_gives_its_weights_while_it_has_them_and_the_loader_lives(node):
+async def test_lease_on_another_device_is_a_source_while_it_has_its_weights_and_the_loader_lives(node):
     spec = (await node.entry("a")).model
     source = await node.engine("a", CONTENT)
     await node.save(source, spec)
@@ -323,7 +323,7 @@ async def test_a_killed_balloond_is_found_again_by_loader_and_engine(node):
     assert engine.content() == CONTENT
 
 
-async def test_while_the_loader_is_away_a_copy_is_unavailable(node):
+async def test_copy_without_the_loader_is_unavailable(node):
     spec = (await node.entry("a")).model
     engine = await node.engine("a", CONTENT)
     node.kill("loader")

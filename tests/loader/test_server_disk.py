@@ -58,7 +58,7 @@ def reads(node):
     return (node.folder / "loader.log").read_text().count("image read from disk")
 
 
-async def test_an_image_that_only_the_disk_has_is_read_and_copied_with_progress_of_both(node, stored):
+async def test_image_only_on_disk_is_read_and_copied_with_progress_of_both(node, stored):
     entry = await node.entry("a")
     assert (entry.has_image, entry.on_disk) == (False, True)
     assert (entry.image_bytes, entry.image_checksum) == (len(CONTENT), stored.checksum)
@@ -91,7 +91,7 @@ async def test_a_loader_killed_before_an_image_was_written_writes_it_later(node)
     assert [file.suffix for file in node.images.iterdir()] == [".image"]
 
 
-async def test_a_damaged_file_is_refused_and_shown_no_more(node, stored):
+async def test_damaged_image_file_is_refused_and_no_longer_listed(node, stored):
     entry = await node.entry("a")
     (file,) = node.images.iterdir()
     with open(file, "r+b") as opened:
@@ -104,7 +104,7 @@ async def test_a_damaged_file_is_refused_and_shown_no_more(node, stored):
         await node.load(stored, entry.model)
 
 
-async def test_an_image_for_which_host_memory_has_no_room_is_refused_as_if_there_were_none(node, stored):
+async def test_image_on_disk_without_room_in_host_memory_is_refused_like_a_missing_one(node, stored):
     spec = (await node.entry("a")).model
     await node.client.pin("b")
     large = await node.engine("b", bytes(15 << 20))
@@ -114,7 +114,7 @@ async def test_an_image_for_which_host_memory_has_no_room_is_refused_as_if_there
     assert (await node.entry("a")).on_disk
 
 
-async def test_two_engines_that_want_an_image_of_the_disk_at_once_get_it_by_one_read(node, stored):
+async def test_engines_loading_an_image_from_disk_at_once_share_one_read(node, stored):
     other = await node.engine("a", bytes(len(CONTENT)))
     before = reads(node)
     spec = (await node.entry("a")).model
@@ -139,13 +139,13 @@ async def test_a_register_with_prefetch_has_the_image_in_memory_at_its_end(node,
     assert (await node.client.register(listing, prefetch=True)) == entry.model
 
 
-async def test_dropping_from_disk_removes_the_file_too(node, stored):
+async def test_drop_from_disk_removes_the_image_file(node, stored):
     await node.client.drop_image("a", from_disk=True)
     entry = await node.entry("a")
     assert not entry.on_disk and not entry.image_checksum and not any(node.images.iterdir())
 
 
-async def test_a_cancelled_load_says_why_and_leaves_nothing(node, stored):
+async def test_cancelled_load_raises_the_reason_and_leaves_nothing_behind(node, stored):
     spec = (await node.entry("a")).model
     with standing_still(node, "balloond"):
         loading = await started(node, node.load(stored, spec))
@@ -159,7 +159,7 @@ async def test_a_cancelled_load_says_why_and_leaves_nothing(node, stored):
     assert stored.content() == CONTENT
 
 
-async def test_a_cancelled_save_says_why_and_leaves_nothing(node):
+async def test_cancelled_save_raises_the_reason_and_leaves_nothing_behind(node):
     engine = await node.engine("a", CONTENT)
     spec = (await node.entry("a")).model
     with standing_still(node, "balloond"):
@@ -172,7 +172,7 @@ async def test_a_cancelled_save_says_why_and_leaves_nothing(node):
     assert (await node.save(engine, spec)).checksum == engine.checksum
 
 
-async def test_a_repeated_load_joins_the_first_and_both_are_seen(node, stored):
+async def test_repeated_load_joins_the_first_and_the_job_has_both_callers(node, stored):
     spec = (await node.entry("a")).model
     with standing_still(node, "balloond"):
         first = await started(node, node.load(stored, spec))
@@ -205,7 +205,7 @@ async def test_a_pinned_image_stays_through_a_restart_of_the_loader_until_it_is_
     assert [(await node.entry(name)).has_image for name in "abc"] == [False, True, True]
 
 
-async def test_pins_are_of_models_that_there_are_and_a_listed_one_stays(node):
+async def test_pin_of_an_unknown_model_and_unpin_of_a_listed_pin_are_refused(node):
     with pytest.raises(NotFound, match="no model 'ghost'"):
         await node.client.pin("ghost")
     with pytest.raises(NotFound, match="no model 'ghost'"):

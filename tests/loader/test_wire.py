@@ -38,7 +38,7 @@ def image():
     image.close()
 
 
-def test_a_request_to_add_says_what_a_catalogue_entry_says():
+def test_listing_of_a_request_to_add_becomes_a_catalogue_entry():
     slo = common_pb2.Slo(ttft_ms=5, tpot_ms=6)
     request = common_pb2.ModelListing(name="m", path="/models/m", default_slo=slo, pinned=True, engine="echo")
     assert wire.listed(request) == LISTED.model_copy(update={"context_tokens": 0})
@@ -50,14 +50,14 @@ def test_a_request_to_add_says_what_a_catalogue_entry_says():
     assert wire.model_spec(CatalogueModel(asked, SIZES, FOUND)).tool_parser == "hermes"
 
 
-def test_a_model_says_of_sampling_what_its_checkpoint_does_and_no_more():
+def test_model_spec_has_only_the_sampling_defaults_of_its_checkpoint():
     assert not wire.model_spec(CatalogueModel(LISTED, SIZES, FOUND)).HasField("sampling")
     says = replace(FOUND, sampling=SamplingDefaults(temperature=0.0, top_k=20))
     told = wire.model_spec(CatalogueModel(LISTED, SIZES, says)).sampling
     assert {field.name: value for field, value in told.ListFields()} == {"temperature": 0.0, "top_k": 20}
 
 
-def test_what_a_model_makes_is_told():
+def test_model_spec_has_the_embedding_of_its_checkpoint():
     assert not wire.model_spec(CatalogueModel(LISTED, SIZES, FOUND)).HasField("embedding")
     made = replace(FOUND, embedding=Embedding(32, True, (8, 16)))
     told = wire.model_spec(CatalogueModel(LISTED, SIZES, made)).embedding
@@ -68,12 +68,12 @@ def test_what_a_model_makes_is_told():
     ("changes", "reason"),
     [({"path": "x"}, "path: 'x' is not absolute"), ({"engine": "x"}, "engine: "), ({"name": "/"}, "name: ")],
 )
-def test_a_request_that_makes_no_sense_is_invalid_by_its_field(changes, reason):
+def test_impossible_listing_is_invalid_by_its_field(changes, reason):
     with pytest.raises(Invalid, match=reason):
         wire.listed(common_pb2.ModelListing(**{"name": "m", "path": "/x", **changes}))
 
 
-def test_a_model_is_told_with_its_sizes_and_settings():
+def test_model_spec_has_sizes_and_settings():
     assert wire.model_spec(CatalogueModel(LISTED, SIZES, FOUND)) == common_pb2.ModelSpec(
         name="m",
         path="/models/m",
@@ -93,26 +93,26 @@ def test_a_model_is_told_with_its_sizes_and_settings():
     )
 
 
-def test_a_broken_model_is_told_with_its_reason_and_without_sizes():
+def test_entry_of_a_broken_model_has_its_reason_and_no_sizes():
     entry = wire.entry(CatalogueModel(LISTED, SIZES, None, "no tokenizer"), [])
     assert entry.error == "no tokenizer" and entry.model.name == "m"
     assert (entry.model.generation, entry.model.weights_bytes, entry.model.floor_bytes) == (0, 0, 0)
 
 
-def test_an_image_is_shown_with_the_generation_that_it_was_made_of_and_no_other(image):
+def test_entry_has_an_image_only_of_its_own_generation(image):
     entry = wire.entry(CatalogueModel(LISTED, SIZES, FOUND), [image])
     assert (entry.has_image, entry.image_bytes, entry.image_checksum) == (True, 100, "rows:5")
     image.generation = 8
     assert not wire.entry(CatalogueModel(LISTED, SIZES, FOUND), [image]).has_image
 
 
-def test_a_model_on_several_devices_is_told_with_the_bytes_of_all_of_them():
+def test_model_spec_on_several_devices_has_the_bytes_of_all_of_them():
     spec = wire.model_spec(CatalogueModel(LISTED.model_copy(update={"devices": 2}), SIZES, FOUND))
     assert (spec.devices, spec.quota_bytes, spec.weights_bytes) == (2, 154, 2000)
     assert (spec.kv_bytes_per_token, spec.floor_bytes) == (512, 104_000)
 
 
-def test_an_image_is_shown_once_every_ranks_part_is_there(image):
+def test_entry_has_an_image_once_the_parts_of_all_ranks_are_there(image):
     model = CatalogueModel(LISTED.model_copy(update={"devices": 2}), SIZES, FOUND)
     assert not wire.entry(model, [image]).has_image
     other = image_memory.create("m", 9, 50, b"manifest", rank=1)
@@ -139,13 +139,13 @@ def test_the_last_message_of_a_copy_has_the_image_and_where_it_came_from():
 
 
 @pytest.mark.parametrize("number", [-1, (1 << 63) - 1])
-def test_a_change_that_none_can_follow_is_refused(number):
+def test_change_number_out_of_range_is_refused(number):
     with pytest.raises(Invalid, match="change"):
         wire.change(number)
     assert wire.change(1 << 62) == 1 << 62
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 201])
-def test_what_no_model_can_be_called_is_not_removed_either(name):
+def test_removal_of_an_impossible_model_name_is_refused(name):
     with pytest.raises(Invalid, match="name"):
         wire.removed_name(name)

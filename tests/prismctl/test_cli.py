@@ -31,7 +31,7 @@ def run(*arguments, env=None):
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_says_what_it_does_with_an_example_that_it_would_take(words):
+def test_help_of_every_command_has_an_example_that_parses(words):
     text = run(*words, "--help", env={"COLUMNS": "200"}).output
     program, *given = shlex.split(re.search(r"Example: (.*)", text)[1])
     if given[0] == "--state":  # of the level above
@@ -42,17 +42,17 @@ def test_every_command_says_what_it_does_with_an_example_that_it_would_take(word
 
 
 @pytest.mark.parametrize("words", [words for words in COMMANDS if words != ("plan",)], ids=" ".join)
-def test_an_option_of_the_level_above_behind_a_command_is_told_where_it_belongs(words):
+def test_global_option_after_a_command_is_refused_with_its_right_place(words):
     result = run(*words, "--state", "/run/prism")
     assert result.exit_code == 2
     assert f"--state stands before the command: prismctl --state ... {' '.join(words)}" in result.output
 
 
-def test_an_option_of_the_level_above_between_two_words_too():
+def test_global_option_between_two_command_words_is_refused_with_its_right_place():
     assert "--wait stands before the command: prismctl --wait ... models" in run("models", "--wait", "3", "list").output
 
 
 @pytest.mark.parametrize("option", ["--placement", "--loader", "--balloond", "--gateway"])
-def test_an_address_that_is_none_is_refused_before_anybody_is_asked(option):
+def test_malformed_address_is_refused_before_any_service_is_called(option):
     result = run(option, "here", "status")
     assert result.exit_code == 2 and f'{option}: "here" is neither "unix:PATH" nor "HOST:PORT"' in result.output

@@ -75,14 +75,14 @@ async def with_image(it, model):
     await it.complete(model, PROMPT, 30)  # the group has heard of it meanwhile
 
 
-async def test_the_status_of_a_system_that_is_well(system):
+async def test_status_of_a_healthy_system_lists_all_services_and_groups(system):
     assert f"all 7 services answer: {', '.join(SERVICES)}\n" in await run(system, "status")
     told = await value(system, "status")
     assert [each["service"] for each in told["services"] if each["answers"]] == SERVICES
     assert [group["group"] for group in told["groups"]] == ["cpu:0", "cpu:1"]
 
 
-async def test_a_frame_has_every_byte_of_a_device_by_owner(system):
+async def test_frame_of_top_accounts_for_every_byte_of_a_device_by_owner(system):
     async with streaming(system, LLAMA):
         told = await value(system, "top", "--once")
         text = await run(system, "top", "--once", columns="80")
@@ -132,7 +132,7 @@ def watched(terminal, process):
             process.send_signal(signal.SIGINT)
 
 
-async def test_without_a_terminal_frames_are_lines_and_objects(system):
+async def test_top_without_a_terminal_prints_lines_or_json_objects(system):
     for option, is_frame in (
         ("--json", lambda line: json.loads(line)["groups"]),
         (None, lambda line: "2 groups;" in line),
@@ -178,7 +178,7 @@ async def test_top_goes_on_while_services_die_and_come_back(system):
         assert await process.wait() == 0
 
 
-async def test_what_does_not_answer_is_named_and_the_rest_is_shown(system):
+async def test_unreachable_services_are_named_and_the_rest_of_the_system_is_shown(system):
     await run(system, "models", "wake", LLAMA)
     nowhere = f"unix:{system.local.state}/nowhere.sock"
     away = ("--wait", "60", "--placement", nowhere, "--loader", nowhere)
@@ -200,7 +200,7 @@ async def test_what_does_not_answer_is_named_and_the_rest_is_shown(system):
 @pytest.mark.parametrize(
     "command", [("models", "list"), ("explain", LLAMA), ("drain", "cpu:0"), ("models", "pin", LLAMA)]
 )
-async def test_who_has_to_answer_and_does_not_is_one_line_and_status_3(system, command):
+async def test_command_whose_service_is_unreachable_prints_one_line_and_exits_with_status_3(system, command):
     nowhere = "unix:/nowhere/prism.sock"
     text = await run(system, "--wait", "0", "--placement", nowhere, "--loader", nowhere, *command, status=3)
     assert text.count("\n") == 1 and f" at {nowhere} does not answer; there is no such socket: --state FOLDER" in text
@@ -219,7 +219,7 @@ async def test_a_model_wakes_sleeps_and_moves(system):
 
 
 @pytest.mark.parametrize("first", ["cold", None])
-async def test_a_model_that_is_to_be_on_disk_has_no_image_either(system, first):
+async def test_model_brought_down_to_disk_has_no_image(system, first):
     await run(system, "models", "wake", LLAMA)
     await with_image(system, LLAMA)
     if first is not None:
@@ -253,7 +253,7 @@ async def test_explain_says_what_requests_of_a_model_do(system):
     assert "requests: 1 running" in told["account"] and {each["group"] for each in told["requests"]} == {"cpu:0"}
 
 
-async def test_a_limit_is_set_where_the_model_is_and_refused_below_its_floor(system):
+async def test_limit_is_set_on_the_group_of_the_model_and_refused_below_its_floor(system):
     await run(system, "models", "wake", LLAMA)
     told = await value(system, "models", "limit", LLAMA, "8MiB")
     assert told["cpu:0"]["state"] == "applied"
@@ -278,7 +278,7 @@ async def test_a_folder_is_checked_without_adding_it(system):
     assert "does not exist" in await run(system, "models", "add", "other", f"{folder}/none", "--check", status=1)
 
 
-async def test_a_drained_group_is_left_by_all_while_they_serve_and_a_new_placement_knows_of_it(system):
+async def test_drained_group_loses_its_models_while_they_serve_and_stays_drained_for_a_new_placement(system):
     await with_image(system, QWEN)
     await run(system, "models", "sleep", QWEN)
     expected = await undisturbed(system, LLAMA)
@@ -308,7 +308,7 @@ async def quietly(question):
         return False
 
 
-async def test_its_configuration_is_valid_and_its_logs_are_read(system):
+async def test_running_system_has_valid_configuration_and_readable_logs(system):
     files = [str(path) for path in sorted(system.local.state.glob("*.toml"))]
     told = await value(system, "config", "validate", *files)
     assert told["valid"] and len(told["files"]) == 7
@@ -344,7 +344,7 @@ async def test_a_stopped_process_is_named_by_status_and_the_others_answer(system
     assert f"does not answer: {service} (" in text and f"its process {pid} is stopped" in " ".join(text.split())
 
 
-async def test_a_keeper_that_is_gone_is_named_by_status_until_there_is_another(system):
+async def test_keeper_that_is_gone_is_named_by_status_until_another_is_there(system):
     async with system.without("keeper"):
         told = await value(system, "status", status=3)
     away = {each["service"]: each["problem"] for each in told["services"] if not each["answers"]}
@@ -383,7 +383,7 @@ FOLDER = str(ROOT / "examples" / "models" / LLAMA)
         ("placement", ("drain", "cpu:0"), "placement at unix:{state}/placement.sock"),
     ],
 )
-async def test_every_command_names_the_process_that_stands_still(system, impatient, process, command, named):
+async def test_commands_name_the_stopped_process_that_they_need(system, impatient, process, command, named):
     async with stopped(system, process) as pid:
         text = " ".join((await run(system, "--wait", "2", *command, status=3)).split())
     named = named.format(state=system.local.state)
@@ -391,7 +391,7 @@ async def test_every_command_names_the_process_that_stands_still(system, impatie
     assert f"logs/{process}.log" in text
 
 
-async def test_a_model_on_a_group_that_stands_still_is_not_waited_for_for_ever(system, impatient):
+async def test_commands_on_a_model_of_a_stopped_group_end_and_name_its_gpu_scheduler(system, impatient):
     await run(system, "models", "wake", LLAMA)
     scheduler = system.local.scheduler("cpu:0")
     async with stopped(system, scheduler) as pid:
@@ -400,7 +400,7 @@ async def test_a_model_on_a_group_that_stands_still_is_not_waited_for_for_ever(s
             assert f"cpu:0 at unix:{system.local.state}/{scheduler}.sock does not answer; its process {pid}" in text
 
 
-async def test_a_group_that_stands_still_is_drained_when_it_goes_on(system, impatient):
+async def test_drain_of_a_stopped_group_happens_when_it_continues(system, impatient):
     scheduler = system.local.scheduler("cpu:0")
     async with stopped(system, scheduler):
         text = await run(system, "--wait", "2", "drain", "cpu:0", status=3)
@@ -413,7 +413,7 @@ async def test_a_group_that_stands_still_is_drained_when_it_goes_on(system, impa
     await run(system, "drain", "cpu:0", "--undo")
 
 
-async def test_what_balloond_does_not_answer_in_time_names_it_too(system):
+async def test_limit_with_balloond_stopped_names_balloond(system):
     """The gpu_scheduler's own question, whose time is shorter than what this command waits for."""
     await run(system, "models", "wake", LLAMA)
     async with stopped(system, "balloond"):

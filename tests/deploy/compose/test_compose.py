@@ -45,13 +45,13 @@ def configurations(device):
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "compose.cuda.yaml"])
-def test_it_is_what_the_specification_allows(name):
+def test_compose_file_fits_the_specification(name):
     command = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", FOLDER / name]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_all_that_it_refers_to_is_there():
+def test_compose_file_refers_only_to_what_exists():
     services = COMPOSE["services"]
     for name, service in services.items():
         assert set(service.get("networks", ())) <= set(COMPOSE["networks"]), name
@@ -72,7 +72,7 @@ def test_all_that_it_refers_to_is_there():
     assert set(read(settings, "compose.cuda.yaml")["services"]) <= set(services)
 
 
-def test_those_that_look_at_each_others_processes_share_their_pids():
+def test_services_of_the_node_share_their_pid_namespace():
     sharing = {name for name, service in OURS.items() if service.get("pid") == "service:pids"}
     assert sharing == {"keeper", "balloond", "loader", "gpu-scheduler-0"}
     # And process 1, whose end would be theirs, is none of them.
@@ -80,7 +80,7 @@ def test_those_that_look_at_each_others_processes_share_their_pids():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_configurations_can_be_used_and_a_stop_leaves_them_time_to_drain(device):
+def test_compose_configurations_are_valid_and_their_stop_leaves_time_to_drain(device):
     found = list(configurations(device))
     assert {service["command"][2] for _, service, _ in found} == set(KINDS)
     for name, service, config in found:
@@ -88,7 +88,7 @@ def test_configurations_can_be_used_and_a_stop_leaves_them_time_to_drain(device)
         assert seconds(service["stop_grace_period"]) >= 2 * config.drain_s + 10, name
 
 
-def test_prometheus_asks_where_metrics_are():
+def test_prometheus_targets_are_the_metrics_addresses_of_the_services():
     asked = yaml.safe_load((FOLDER / "monitoring" / "prometheus.yaml").read_text())
     (targets,) = [group["targets"] for job in asked["scrape_configs"] for group in job["static_configs"]]
     there = {
@@ -100,7 +100,7 @@ def test_prometheus_asks_where_metrics_are():
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
-def test_images_pass_the_linter_and_copy_what_is_there(name):
+def test_dockerfiles_pass_the_linter_and_copy_what_exists(name):
     done = subprocess.run([BIN / "hadolint", FOLDER / name], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     copied = re.findall(r"^COPY (?!--from)(\S+) ", (FOLDER / name).read_text(), re.MULTILINE)
@@ -110,7 +110,7 @@ def test_images_pass_the_linter_and_copy_what_is_there(name):
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
-def test_an_image_has_all_of_the_tree_that_services_need(name, tmp_path):
+def test_container_image_has_all_of_the_tree_that_services_need(name, tmp_path):
     ignored = (FOLDER / f"{name}.dockerignore").read_text().split()
     left_out = shutil.ignore_patterns(*(pattern.removeprefix("**/").removeprefix("protos/") for pattern in ignored))
     shutil.copytree(ROOT, tmp_path / "prism", ignore=left_out)
@@ -134,7 +134,7 @@ def folder():
         yield Path(name)
 
 
-async def test_all_services_run_as_it_names_them_and_serve(folder):
+async def test_compose_services_run_as_named_and_serve(folder):
     order = list(graphlib.TopologicalSorter({n: s.get("depends_on", ()) for n, s in OURS.items()}).static_order())
     async with contextlib.AsyncExitStack() as stack:
         containers = {}
@@ -150,7 +150,7 @@ async def test_all_services_run_as_it_names_them_and_serve(folder):
                 assert await containers[name].stop() == 0, containers[name].said()
 
 
-async def test_a_device_that_nothing_is_configured_for_is_one_clear_line(folder):
+async def test_compose_service_of_an_unconfigured_device_ends_with_one_line(folder):
     service = read({"PRISM_DEVICE": "tpu"})["services"]["balloond"]
     container = Container("balloond", service, folder)
     assert await (await container.run(service["command"])).wait() == 1

@@ -64,13 +64,13 @@ def field_path(variable):
 
 # The oldest with what is used, and the newest.
 @pytest.mark.parametrize("version", ["1.34", "1.37"])
-def test_manifests_are_what_the_schemas_allow(version):
+def test_manifests_fit_the_schemas_of_kubernetes(version):
     assert len(MANIFESTS) == 14
     for document in MANIFESTS:
         kubernetes_validate.validate(document, version, strict=True)
 
 
-def test_what_no_schema_allows_is_found():
+def test_manifest_with_a_misspelled_key_is_found():
     broken = yaml.safe_load(yaml.safe_dump(kind("DaemonSet")["prism-node"]))
     broken["spec"]["template"]["spec"]["containers"][0]["livenessProb"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="livenessProb"):
@@ -78,7 +78,7 @@ def test_what_no_schema_allows_is_found():
 
 
 @pytest.mark.parametrize("name", PODS)
-def test_all_that_a_pod_refers_to_is_there(name):
+def test_pods_refer_only_to_what_exists(name):
     pod = PODS[name]
     assert (
         pod["metadata"]["labels"] == (kind("DaemonSet") | kind("Deployment"))[name]["spec"]["selector"]["matchLabels"]
@@ -102,20 +102,20 @@ def test_all_that_a_pod_refers_to_is_there(name):
             assert volume["persistentVolumeClaim"]["claimName"] in kind("PersistentVolumeClaim")
 
 
-def test_services_lead_to_ports_that_a_pod_opens():
+def test_kubernetes_services_lead_to_ports_that_a_pod_opens():
     for name, service in kind("Service").items():
         (pod,) = [pod for pod in PODS.values() if pod["metadata"]["labels"] == service["spec"]["selector"]]
         opened = {(port["name"], port["containerPort"]) for c in containers(pod) for port in c.get("ports", ())}
         assert {(port["name"], port["port"]) for port in service["spec"]["ports"]} <= opened, name
 
 
-def test_the_catalogue_can_be_used(tmp_path):
+def test_manifests_catalogue_is_valid(tmp_path):
     file = tmp_path / "catalogue.toml"
     file.write_text(kind("ConfigMap")["prism-catalogue"]["data"][file.name])
     assert [model.path for model in catalogue.read(file)] == ["/models/llama-debian"]
 
 
-def test_configuration_can_be_used_and_a_stop_leaves_time_to_drain():
+def test_manifests_configurations_are_valid_and_a_stop_leaves_time_to_drain():
     used = set()
     for pod in PODS.values():
         needed = 0.0
@@ -139,7 +139,7 @@ def configured(module, node):
     return parse(KINDS[module], FILES[name], name, environment(container, node))
 
 
-def test_nodes_have_names_of_their_own_and_placement_finds_all_by_the_services_name():
+def test_node_names_differ_and_placement_finds_all_nodes_by_the_name_of_the_service():
     found = {node: [configured(module, node) for module in ("balloond", "loader", "gpu_scheduler")] for node in "ab"}
     for node, (balloond, _, group) in found.items():
         assert (balloond.node, group.group) == (node, f"{node}/cuda:0")
@@ -150,12 +150,12 @@ def test_nodes_have_names_of_their_own_and_placement_finds_all_by_the_services_n
         assert names.parse(address) == ("prism-node", int(config.listen.removeprefix("0.0.0.0:")))
 
 
-def test_the_node_claims_as_many_gpus_as_are_configured():
+def test_node_claims_as_many_gpus_as_are_configured():
     (request,) = kind("ResourceClaimTemplate")["prism-gpus"]["spec"]["spec"]["devices"]["requests"]
     assert request["exactly"]["count"] == len(tomllib.loads(FILES["balloond.toml"])["devices"])
 
 
-def test_the_nodes_services_see_each_other_and_the_keeper_is_first():
+def test_node_services_share_a_pid_namespace_and_the_keeper_is_first():
     node = PODS["prism-node"]["spec"]
     assert node["shareProcessNamespace"]
     assert [container["name"] for container in node["initContainers"]] == ["keeper", "balloond", "loader"]
@@ -170,7 +170,7 @@ def on_the_cpu(text):
     return re.sub(r"^(device_dtype_bytes|kv_extent_bytes|engine_quota_bytes|copy_devices) .*\n", "", text, flags=re.M)
 
 
-async def test_all_containers_run_with_their_commands_and_configuration_and_serve():
+async def test_containers_of_the_manifests_run_with_their_commands_and_configuration_and_serve():
     async with contextlib.AsyncExitStack() as stack:
         # Unix socket paths are short; pytest's folders are not.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prism-")))

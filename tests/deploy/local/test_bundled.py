@@ -28,7 +28,7 @@ def word(monkeypatch, tmp_path):
     return give
 
 
-async def test_only_folders_that_are_named_are_made(word, tmp_path):
+async def test_bundled_folders_are_made_only_if_named(word, tmp_path):
     folder, stopping = word(), asyncio.get_running_loop().create_future()
     await bundled.make({tmp_path / "other"}, stopping)
     assert not folder.exists()
@@ -36,7 +36,7 @@ async def test_only_folders_that_are_named_are_made(word, tmp_path):
     assert folder.exists()
 
 
-async def test_ctrl_c_ends_what_makes_one(word):
+async def test_ctrl_c_ends_the_process_that_makes_a_bundled_folder(word):
     folder, stopping = word("time.sleep(600)"), asyncio.get_running_loop().create_future()
     making = asyncio.get_running_loop().create_task(bundled.make({folder}, stopping))
     while not folder.exists():

@@ -4,12 +4,12 @@ from deploy.local import devices
 from services.errors import Invalid, PrismError
 
 
-def test_without_a_gpu_host_memory_is_cut_into_devices():
+def test_cpu_devices_are_groups_of_the_given_sizes_of_host_memory():
     one, two = {"cpu:0": 27 << 20}, {"cpu:1": 13 << 20, "cpu:2": 13 << 20}
     assert devices.groups("cpu", [[27], [13, 13]]) == [one, two]
 
 
-def test_gpus_are_all_or_those_named_with_what_is_free_of_them(monkeypatch):
+def test_gpu_groups_are_all_gpus_or_those_named(monkeypatch):
     monkeypatch.setattr(devices, "_gpus", lambda: 3)
     assert devices.groups("cuda", ()) == [{"cuda:0": None}, {"cuda:1": None}, {"cuda:2": None}]
     assert devices.groups("cuda:1", ()) == [{"cuda:1": None}]
@@ -28,7 +28,7 @@ def test_a_machine_without_a_gpu_says_so_in_one_line():
         assert "CUDA" in str(error) and "\n" not in str(error)
 
 
-def test_images_may_take_half_of_what_the_host_has_free_and_less_where_devices_are_of_the_same_memory(monkeypatch):
+def test_host_memory_for_images_is_half_of_what_is_free_and_less_beside_cpu_devices(monkeypatch):
     with open("/proc/meminfo") as file:
         total = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemTotal:"))
     assert 0 < devices.host_bytes_for_images(on_gpus=True) <= total // 2
@@ -77,10 +77,10 @@ def host(root, free_mib, own, **files):
         pytest.param("nonsense\n", {"a": (1, 0, 0, "2")}, 1000, id="nothing that is understood"),
     ],
 )
-def test_what_is_free_is_no_more_than_control_groups_leave(tmp_path, own, files, expected):
+def test_free_host_memory_is_bounded_by_control_groups(tmp_path, own, files, expected):
     assert host(tmp_path, 1000, own, **files) == expected
 
 
-def test_another_kind_of_device_is_refused_with_those_there_are_also_without_a_gpu():
+def test_unknown_kind_of_device_is_refused_with_the_known_kinds():
     with pytest.raises(Invalid, match="there is no device 'gpu': it is cpu, cuda, or GPUs by name"):
         devices.groups("gpu", [[512]])

@@ -23,7 +23,7 @@ def lines(routes, problems=None):
     return text.splitlines()
 
 
-def test_what_runs_where_and_what_to_try():
+def test_introduction_lists_processes_devices_models_and_commands_to_try():
     said = lines(routes(a="", b=""))
     assert "  gateway                     7" in said
     assert "  cpu:0                   27.0 MiB" in said and "  cuda:0                  77.0 GiB" in said
@@ -32,7 +32,7 @@ def test_what_runs_where_and_what_to_try():
     assert "  prismctl --state .run status" in said
 
 
-def test_the_line_of_a_model_that_cannot_be_served_names_its_folder_once_and_others_are_tried():
+def test_introduction_names_the_folder_of_a_broken_model_once_and_tries_others():
     said = lines(routes(bad="no weights", gone="/models/gone does not exist", good=""))
     starts = {line.split()[0]: line for line in said if line.strip()}
     assert starts["bad"].endswith("   error: /models/bad: no weights")
@@ -40,6 +40,6 @@ def test_the_line_of_a_model_that_cannot_be_served_names_its_folder_once_and_oth
     assert sum('"model": "good"' in line for line in said) == 2
 
 
-def test_a_group_without_a_warm_engine_says_why():
+def test_introduction_says_why_a_group_has_no_warm_engine():
     said = lines(routes(a=""), {"cpu:0": "engines do not start: engine 5 died; its log is x.log"})
     assert "  cpu:0                   27.0 MiB   engines do not start: engine 5 died; its log is x.log" in said

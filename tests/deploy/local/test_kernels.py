@@ -17,18 +17,18 @@ from deploy.local.topology import Process
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_caches_are_folders_of_ours_unless_the_user_said_where(tmp_path):
+def test_kernel_caches_are_in_the_given_folder_unless_the_user_set_them(tmp_path):
     found = kernels.caches(tmp_path / "kernels", {"TRITON_CACHE_DIR": "/mine", "TVM_FFI_CACHE_DIR": ""})
     assert set(found) == set(kernels.CACHES) - {"TRITON_CACHE_DIR"}
     assert all(Path(path).parent == tmp_path / "kernels" and Path(path).is_dir() for path in found.values())
 
 
-def test_where_nothing_can_be_written_every_library_has_its_own_place(tmp_path):
+def test_kernel_caches_without_a_writable_folder_are_left_to_the_libraries(tmp_path):
     (tmp_path / "file").write_text("")
     assert kernels.caches(tmp_path / "file" / "kernels", {}) == {}
 
 
-async def test_every_process_of_a_system_gets_them(tmp_path):
+async def test_processes_of_a_system_get_the_environment_of_kernel_caches(tmp_path):
     class Ended(Exception):
         pass
 
@@ -54,7 +54,7 @@ def precompiled(tmp_path, script, said):
     return Precompiled(tmp_path / "c.toml", environment, tmp_path / "log", said.append, command)
 
 
-async def test_what_is_compiled_is_said_while_it_is_and_at_the_end(tmp_path):
+async def test_precompilation_prints_progress_and_its_result(tmp_path):
     os.mkfifo(tmp_path / "go")
     script = """
 import os, sys
@@ -79,7 +79,7 @@ print(sys.argv[1], file=sys.stderr)
     await going.end()
 
 
-async def test_where_all_was_compiled_before_nothing_is_said(tmp_path):
+async def test_precompilation_of_nothing_prints_nothing(tmp_path):
     said = []
     going = precompiled(tmp_path, """print('{"of": 0}')""", said)
     await going.start()
@@ -87,7 +87,7 @@ async def test_where_all_was_compiled_before_nothing_is_said(tmp_path):
     assert said == []
 
 
-async def test_a_start_does_not_wait_for_ever_and_its_end_ends_the_compilers_too(tmp_path):
+async def test_precompilation_is_waited_for_only_so_long_and_its_end_ends_the_compilers(tmp_path):
     os.mkfifo(tmp_path / "never")
     script = """
 import os, subprocess, sys
@@ -122,7 +122,7 @@ def ended(pid: int) -> bool:
         return True
 
 
-async def test_one_that_was_never_started_is_neither_waited_for_nor_ended(tmp_path):
+async def test_precompilation_never_started_is_neither_waited_for_nor_ended(tmp_path):
     said = []
     going = precompiled(tmp_path, "", said)
     await going.wait()
@@ -131,7 +131,7 @@ async def test_one_that_was_never_started_is_neither_waited_for_nor_ended(tmp_pa
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
-async def test_the_process_is_ours_and_without_a_gpu_it_says_so(tmp_path):
+async def test_precompilation_process_without_a_gpu_says_so(tmp_path):
     said = []
     (tmp_path / "c.toml").write_text("")
     going = Precompiled(tmp_path / "c.toml", {"PYTHONPATH": str(ROOT)}, tmp_path / "log", said.append)

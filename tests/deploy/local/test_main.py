@@ -35,7 +35,7 @@ async def test_a_second_system_in_the_same_folder_is_refused_in_one_line(tmp_pat
     assert len(out.splitlines()) == 1 and "runs in" in out and "--state" in out
 
 
-async def test_folders_without_a_model_are_named_one_a_line(tmp_path):
+async def test_folders_without_a_model_are_named_one_per_line(tmp_path):
     models = ("m=/nowhere/v=3", str(tmp_path))
     with tempfile.TemporaryDirectory(prefix="prism-") as state:  # short, for sockets
         status, out = await start("--state", state, "--models", *models)
@@ -47,13 +47,13 @@ async def test_folders_without_a_model_are_named_one_a_line(tmp_path):
     )
 
 
-async def test_a_catalogue_that_cannot_be_used_is_one_line_before_anything_starts(tmp_path):
+async def test_invalid_catalogue_is_one_line_before_anything_starts(tmp_path):
     (tmp_path / "c.toml").write_text("[[model]\n")
     status, out = await start("--state", str(tmp_path), "--catalogue", str(tmp_path / "c.toml"))
     assert status == 1 and out.startswith("prism: no catalogue that can be used: ") and out.count("\n") == 1
 
 
-def test_make_gives_every_folder_on_as_it_is():
+def test_make_serve_passes_every_folder_unchanged():
     models = "/models/a b=/v=3/c org/d=/models/d"
     said = subprocess.run(
         ["make", "-n", "serve", f"MODELS={models}", f"PYTHON={sys.executable}"],
@@ -75,13 +75,13 @@ def test_make_gives_every_folder_on_as_it_is():
         (("--state", "/tmp/" + "x" * 90), "too long a path"),
     ],
 )
-async def test_impossible_arguments_are_one_clear_line(arguments, words):
+async def test_impossible_arguments_of_a_local_system_are_refused_in_one_line(arguments, words):
     status, out = await start(*arguments)
     assert status != 0
     assert words in out
 
 
-async def test_models_that_the_host_cannot_hold_are_one_clear_line(tmp_path):
+async def test_models_that_the_host_cannot_hold_are_refused_in_one_line(tmp_path):
     folder = checkpoint_files.write(tmp_path / "huge")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 30}))
@@ -90,7 +90,7 @@ async def test_models_that_the_host_cannot_hold_are_one_clear_line(tmp_path):
     assert re.fullmatch(r"prism: huge needs [0-9,]+ MiB on the CPU.* --device-mib is taken as it is\n", out)
 
 
-async def test_a_system_whose_engines_die_and_one_of_whose_folders_is_bad_says_so_and_serves_the_rest(tmp_path):
+async def test_system_with_dying_engines_and_a_bad_folder_says_so_and_serves_the_rest(tmp_path):
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "__init__.py").write_text("raise ImportError('libcudart.so.12 is nowhere')")
     good = ROOT / "examples" / "models" / "llama-debian"

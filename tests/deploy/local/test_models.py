@@ -11,7 +11,7 @@ from services.errors import Invalid
 from tests.loader import checkpoint_files
 
 
-def test_a_model_is_named_as_its_folder_unless_told_otherwise(tmp_path):
+def test_model_is_named_as_its_folder_unless_a_name_is_given(tmp_path):
     one, other = checkpoint_files.write(tmp_path / "small-1b"), checkpoint_files.write(tmp_path / "a b")
     write_catalogue([str(one), f"large={other}"], tmp_path / "c.toml", 2)
     listed = catalogue.read(tmp_path / "c.toml")
@@ -40,7 +40,7 @@ def test_a_model_is_named_as_its_folder_unless_told_otherwise(tmp_path):
         ("=a", "=a", "HERE/=a"),
     ],
 )
-def test_what_is_before_the_first_equals_sign_is_the_name_unless_it_is_of_a_path(
+def test_model_argument_before_its_first_equals_sign_is_the_name_unless_it_is_part_of_a_path(
     tmp_path, monkeypatch, argument, name, path
 ):
     (tmp_path / "here").mkdir()
@@ -50,7 +50,7 @@ def test_what_is_before_the_first_equals_sign_is_the_name_unless_it_is_of_a_path
     assert named(argument) == (name, Path(os.path.normpath(path)))
 
 
-def test_a_word_stands_for_its_folder_and_a_path_never_does(monkeypatch, tmp_path):
+def test_bundled_model_is_named_by_its_word_and_never_by_a_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert named("smollm2") == ("smollm2", BUNDLED["smollm2"])
     assert named("chat=smollm2") == ("chat", BUNDLED["smollm2"])
@@ -70,13 +70,13 @@ def test_models_of_a_catalogue_are_read_as_a_loader_on_the_cpu_reads_them(tmp_pa
         read_all(tmp_path / "c.toml")
 
 
-def test_what_could_be_a_name_and_is_a_folder_is_that_folder(tmp_path, monkeypatch):
+def test_model_argument_that_is_an_existing_folder_is_that_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org" / "m=" / "a").mkdir(parents=True)
     assert named("org/m=/a") == ("a", tmp_path / "org" / "m=" / "a")
 
 
-def test_a_link_gives_its_own_name(tmp_path):
+def test_model_folder_that_is_a_link_has_the_name_of_the_link(tmp_path):
     (tmp_path / "current").symlink_to(checkpoint_files.write(tmp_path / "v3"))
     assert named(str(tmp_path / "current")) == ("current", tmp_path / "current")
 
@@ -95,7 +95,7 @@ def test_a_folder_that_is_no_model_is_an_error_of_its_model_with_its_path(tmp_pa
     assert [model.name for model in catalogue.read(tmp_path / "c.toml")] == ["e", "g", "cut", "nowhere"]
 
 
-def test_where_no_folder_is_a_model_each_is_named(tmp_path):
+def test_folders_of_which_none_is_a_model_are_all_named(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(Invalid) as error:
         write_catalogue([f"m={tmp_path}/empty", "/nowhere"], tmp_path / "c.toml", 2)
@@ -106,7 +106,7 @@ def test_where_no_folder_is_a_model_each_is_named(tmp_path):
     ]
 
 
-def test_a_path_of_any_characters_is_listed_as_it_is(tmp_path):
+def test_model_path_of_any_characters_is_listed_unchanged(tmp_path):
     folder = checkpoint_files.write(tmp_path / 'a "b" \\ é 😀')
     write_catalogue([f"m={folder}"], tmp_path / "c.toml", 2)
     (listed,) = catalogue.read(tmp_path / "c.toml")
@@ -123,7 +123,7 @@ def test_a_path_of_any_characters_is_listed_as_it_is(tmp_path):
         (["m="], "'m=' names no folder; write NAME=PATH"),
     ],
 )
-def test_names_that_cannot_be_are_one_clear_line(tmp_path, arguments, says):
+def test_impossible_model_names_are_refused_in_one_line(tmp_path, arguments, says):
     folder = checkpoint_files.write(tmp_path / "m")
     with pytest.raises(Invalid) as error:
         write_catalogue([argument.format(folder) for argument in arguments], tmp_path / "c.toml", 2)

@@ -20,18 +20,18 @@ def broken(name):
     return CatalogueModel(CatalogueEntry(name=name, path="/m"), SIZES, None, "no config.json")
 
 
-def test_a_model_needs_weights_the_kv_of_its_longest_request_and_a_quota():
+def test_memory_needed_by_a_model_is_weights_kv_of_its_longest_request_and_quota():
     assert needed_mib(model("m", 10, context=1024 - 192)) == 12
     assert needed_mib(model("m", 10, context=8192 - 192, token_bytes=MIB)) == 10 + 8192 + 1
 
 
 @pytest.mark.parametrize("models", [[], [broken("b")], [model("a", 10), model("b", 24), model("c", 10)]])
-def test_models_that_fit_share_the_small_devices(models):
+def test_models_that_fit_small_devices_share_them(models):
     found = sized(models, 1 << 40)
     assert (found.mib, found.needed_mib) == (SMALL, 0)
 
 
-def test_one_device_holds_all_of_the_larger_ones_at_once():
+def test_larger_models_get_one_device_that_holds_all_of_them():
     models = [model("large", 500), model("small", 10), broken("b")]
     found = sized(models, 1 << 40)
     needed = sum(map(needed_mib, models[:2]))
@@ -39,7 +39,7 @@ def test_one_device_holds_all_of_the_larger_ones_at_once():
     assert found.needed_mib == needed and needed < mib <= 1.25 * needed
 
 
-def test_models_that_are_spread_have_a_group_of_as_many_devices():
+def test_models_on_several_devices_get_a_group_of_as_many():
     found = sized([model("one", 100), model("two", 50, devices=2), model("three", 60, devices=2)], 1 << 40)
     (alone,), (first, second) = found.mib
     assert first == second > needed_mib(model("two", 50)) + needed_mib(model("three", 60)) and alone > 100
@@ -48,7 +48,7 @@ def test_models_that_are_spread_have_a_group_of_as_many_devices():
     assert sized([model("small", 1, devices=2)], 1 << 40).mib == [[4, 4]]
 
 
-def test_where_the_host_has_less_the_models_take_turns():
+def test_device_of_a_host_without_room_for_all_models_holds_some_at_a_time():
     models = [model(name, 300) for name in "abcd"]
     ((mib,),) = sized(models, 1000 * MIB).mib
     assert mib == 500
@@ -56,7 +56,7 @@ def test_where_the_host_has_less_the_models_take_turns():
     assert mib == needed_mib(models[0])  # less holds none
 
 
-def test_a_model_that_the_host_cannot_hold_is_one_clear_line():
+def test_model_that_the_host_cannot_hold_is_refused_in_one_line():
     with pytest.raises(Unavailable, match="large needs 30,003 MiB on the CPU.*the host has 16,000 MiB free") as error:
         sized([model("large", 30_000), model("small", 1)], 16_000 * MIB)
     assert "\n" not in str(error.value)

@@ -80,14 +80,14 @@ async def heard(groups, monkeypatch):
     await tasks.cancel(heard.running)
 
 
-def test_what_engines_are_at_is_told_by_the_names_that_the_group_gives():
+def test_stages_of_starting_engines_are_listed_with_their_count():
     assert doing(["importing SGLang"]) == "importing SGLang"
     assert doing(["compiling kernels", "importing SGLang"]) == "compiling kernels, importing SGLang"
     assert doing(["importing SGLang"] * 2) == "importing SGLang (2 engines)"
     assert doing([]) == "no engine is on its way"
 
 
-async def test_it_ends_when_every_group_has_a_warm_engine(groups, heard):
+async def test_warming_ends_when_every_group_has_a_warm_engine(groups, heard):
     one, other = groups
     one.tell(warm_engines=1)
     assert await heard.line("g0 has a warm engine (")
@@ -99,7 +99,7 @@ async def test_it_ends_when_every_group_has_a_warm_engine(groups, heard):
     assert await heard.line("g1 has a warm engine (")
 
 
-async def test_what_groups_are_at_is_told_again_and_again_in_one_line_for_those_at_the_same(groups, heard):
+async def test_warming_repeats_one_line_for_all_groups_at_the_same_stage(groups, heard):
     one, other = groups
     for group in groups:
         group.tell(starting=["importing SGLang"])
@@ -113,7 +113,7 @@ async def test_what_groups_are_at_is_told_again_and_again_in_one_line_for_those_
         await heard.running
 
 
-async def test_an_engine_that_dies_is_told_once_with_the_log_and_what_it_wrote_when_no_other_is_started(groups, heard):
+async def test_engine_that_dies_while_warming_is_reported_once_with_its_log(groups, heard):
     one, other = groups
     one.log.write_text('{"event": "ready"}\nTraceback (most recent call last):\nImportError: libcudart\n')
     for _ in range(2):
@@ -132,7 +132,7 @@ async def test_an_engine_that_dies_is_told_once_with_the_log_and_what_it_wrote_w
     assert sum("engine 5 died" in line for line in heard.lines) == 1
 
 
-async def test_after_the_longest_time_what_is_not_warm_is_a_problem_of_its_group(groups, monkeypatch):
+async def test_warming_past_its_longest_time_is_a_problem_of_the_group(groups, monkeypatch):
     monkeypatch.setattr(warming, "LONGEST_S", 0.0)
     heard = Heard()
     warm = Warming([group.watched for group in groups], heard)

@@ -28,11 +28,11 @@ def differences(ours, theirs, path=""):
         yield path
 
 
-def test_grafana_knows_every_key_of_the_dashboard():
+def test_dashboard_has_only_keys_that_grafana_knows():
     assert unknown(monitoring.dashboard()) == []
 
 
-def test_a_misspelled_key_is_found_wherever_it_is():
+def test_misspelled_dashboard_key_is_found_at_any_depth():
     wrong = copy.deepcopy(monitoring.dashboard())
     wrong["templating"]["list"][1]["multy"] = True
     wrong["panels"][1]["targets"][0]["expression"] = "up"
@@ -44,7 +44,7 @@ def test_a_misspelled_key_is_found_wherever_it_is():
     }
 
 
-def test_panels_do_not_lie_over_each_other():
+def test_dashboard_panels_do_not_overlap():
     squares = [
         (x, y)
         for panel in monitoring.dashboard()["panels"]

@@ -39,12 +39,12 @@ def family(name, known):
     return next((base for base in bases if base in known), None)
 
 
-def test_the_dashboard_in_the_tree_is_what_the_panels_say():
+def test_dashboard_in_the_tree_is_what_the_panels_generate():
     assert json.loads(monitoring.DASHBOARD.read_text()) == monitoring.dashboard()
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_every_expression_is_promql(expression):
+def test_monitoring_expressions_are_valid_promql(expression):
     promql_parser.parse(plain(expression))
 
 
@@ -70,7 +70,7 @@ def documented():
     return {name.removesuffix("_total") for name in re.findall(r"`((?:prism|vllm:)_?[a-z_]+)`", table)}
 
 
-async def test_every_metric_and_label_that_is_asked_for_is_told_by_a_running_system():
+async def test_metrics_and_labels_of_all_expressions_are_exported_by_a_running_system():
     async with world("echo", metrics_port=free_ports(8)) as at:
         model = "llama-debian"
         headers = {"x-slo-ttft-ms": "60000", "x-slo-tpot-ms": "60000"}
@@ -104,7 +104,7 @@ async def test_every_metric_and_label_that_is_asked_for_is_told_by_a_running_sys
     assert ours == documented(), "docs/operate/monitoring.md"
 
 
-def test_every_alert_is_tried_where_it_should_fire_and_where_it_should_not():
+def test_alerts_all_have_a_unit_test_that_fires_and_one_that_does_not():
     rules = yaml.safe_load(monitoring.ALERTS.read_text())["groups"]
     tried = yaml.safe_load(Path(__file__).with_name("alerts_test.yaml").read_text())["tests"]
     cases = [case for test in tried for case in test["alert_rule_test"]]

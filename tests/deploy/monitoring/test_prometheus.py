@@ -31,14 +31,14 @@ def promtool(*arguments, stdin=""):
     return done.returncode, done.stdout + done.stderr
 
 
-async def test_promtool_takes_configuration_and_rules(tmp_path):
+async def test_promtool_accepts_configuration_and_rules(tmp_path):
     status, said = promtool("check", "config", str(configure(tmp_path)))
     assert status == 0, said
     status, said = promtool("check", "rules", str(monitoring.ALERTS))
     assert status == 0, said
 
 
-async def test_every_alert_fires_when_it_should_and_not_when_it_should_not():
+async def test_alerts_pass_their_unit_tests_in_promtool():
     status, said = promtool("test", "rules", str(UNIT_TESTS))
     assert status == 0, said
 
@@ -93,7 +93,7 @@ async def watched(tmp_path_factory):
             yield Watched(at, server, targets)
 
 
-async def test_every_target_is_up_every_rule_is_evaluated_and_no_alert_fires_in_a_system_that_is_well(watched):
+async def test_prometheus_on_a_healthy_system_has_all_targets_up_and_no_alert(watched):
     async def evaluated():
         rules = await watched.server.rules()
         assert "err" not in rules.values(), rules
@@ -112,7 +112,7 @@ async def test_every_target_is_up_every_rule_is_evaluated_and_no_alert_fires_in_
     assert watched.server.faults() == []
 
 
-async def test_names_and_help_of_all_metrics_pass_promtools_linter(watched):
+async def test_metric_names_and_help_pass_the_linter_of_promtool(watched):
     for target in watched.targets:
         async with watched.at.http.get(f"http://{target}/metrics") as answer:
             _, said = promtool("check", "metrics", stdin=await answer.text())
@@ -121,7 +121,7 @@ async def test_names_and_help_of_all_metrics_pass_promtools_linter(watched):
         assert ours == [], target
 
 
-async def test_every_panel_and_rule_has_numbers_once_something_has_happened(watched):
+async def test_panels_and_rules_have_numbers_once_the_system_was_used(watched):
     asked = [query for row in monitoring.PANELS.values() for panel in row for query in panel.queries]
 
     async def without_numbers():
@@ -151,7 +151,7 @@ async def test_every_panel_and_rule_has_numbers_once_something_has_happened(watc
     assert watched.server.faults() == []
 
 
-async def test_late_answers_are_an_alert(watched):
+async def test_late_answers_fire_an_alert(watched):
     async def fires():
         await watched.ask(MODELS[0], ttft_ms="1")
         return "PrismTargetsMissed" in await watched.server.alerts()
@@ -167,7 +167,7 @@ async def test_late_answers_are_an_alert(watched):
         ("balloond", "PrismBalloondAway"),
     ],
 )
-async def test_a_process_that_is_away_is_an_alert_until_it_is_back(watched, process, alert):
+async def test_process_that_is_away_fires_an_alert_until_it_is_back(watched, process, alert):
     expected = {alert, "PrismServiceDown"}
     async with watched.at.without(process):
         await watched.until_alerts(expected.issubset, f"{expected} do not fire")

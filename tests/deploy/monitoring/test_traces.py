@@ -20,14 +20,14 @@ ROWS = [line for line in SECTION.splitlines() if line.startswith("|")]
 TOLD = {name for name in re.findall(r"`([^`]+)`", "\n".join(ROWS)) if ATTRIBUTE.fullmatch(name)}
 
 
-def test_the_table_names_the_attributes_that_the_code_sets_and_no_others():
+def test_table_of_spans_names_exactly_the_attributes_that_the_code_sets():
     code = "".join((ROOT / source).read_text() for source in SOURCES)
     in_code = {name for name in re.findall(r'"([^"\n]+)"', code) if ATTRIBUTE.fullmatch(name)}
     by_the_sdk = {"service.name", "service.instance.id"}
     assert TOLD == in_code | by_the_sdk
 
 
-def test_genai_names_are_opentelemetrys_but_for_those_that_are_said_to_be_vllms():
+def test_genai_attributes_are_those_of_opentelemetry_but_for_those_of_vllm():
     known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
     others = {name for name in TOLD - known if name.startswith("gen_ai.")}
     assert {name for name in others if not name.startswith("gen_ai.latency.")} == {"gen_ai.request.id"}

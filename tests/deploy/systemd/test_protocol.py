@@ -39,7 +39,7 @@ async def units():
         yield local, started
 
 
-async def test_balloond_is_killed_and_started_again_by_what_it_says_and_has_the_same_ledger(units):
+async def test_balloond_killed_under_the_systemd_protocol_restarts_with_the_same_ledger(units):
     local, started = units
     for unit in started.values():
         assert await unit.hears("WATCHDOG") == "1"

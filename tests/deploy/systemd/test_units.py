@@ -43,7 +43,7 @@ def unit(name):
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_finds_nothing_wrong_with_the_units(tmp_path):
+def test_systemd_units_pass_systemd_analyze(tmp_path):
     paths = []
     for path in [*FOLDER.glob("*.service"), *FOLDER.glob("*.target")]:
         # Instances of a template are what can be looked at.
@@ -62,7 +62,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_configuration_files_are_the_ones_that_units_name_and_can_be_used(name):
+def test_systemd_configuration_files_are_those_that_units_name_and_are_valid(name):
     path = FOLDER / "config" / f"{name}.toml"
     config = parse(KINDS[name], path.read_text(), str(path))
     assert config.name == name
@@ -73,7 +73,7 @@ def test_configuration_files_are_the_ones_that_units_name_and_can_be_used(name):
     assert int(unit(service)["Service"]["TimeoutStopSec"].removesuffix("s")) >= 2 * config.drain_s + 10
 
 
-def test_two_gateways_of_a_host_differ_in_their_instance_and_share_the_socket_that_both_name():
+def test_gateways_of_one_host_differ_in_their_instance_and_share_a_socket():
     text = (FOLDER / "two-gateways" / "gateway.toml").read_text()
     one, other = (parse(GatewayConfig, text, "gateway", {"INSTANCE": number}) for number in "12")
     assert one.listen != other.listen and one.name != other.name and one.http == other.http
@@ -81,7 +81,7 @@ def test_two_gateways_of_a_host_differ_in_their_instance_and_share_the_socket_th
     assert "\nEnvironment=INSTANCE=%i\n" in (FOLDER / "prism-gateway.service").read_text()
 
 
-def test_a_fleets_files_are_of_any_node_and_placement_reaches_what_they_listen_on():
+def test_fleet_files_fit_any_node_and_placement_reaches_what_they_listen_on():
     texts = {path.stem: path.read_text() for path in (FOLDER / "fleet").glob("*.toml")}
     assert set(texts) == {"balloond", "loader", "gpu-scheduler-0", "placement", "gateway"}
     for service in ("balloond", "gpu-scheduler@"):
@@ -97,7 +97,7 @@ def test_a_fleets_files_are_of_any_node_and_placement_reaches_what_they_listen_o
         assert placement.members[listed] == [f"node-a:{port}", f"node-b:{port}"]
 
 
-def test_the_catalogue_can_be_used():
+def test_systemd_catalogue_is_valid():
     assert [model.name for model in catalogue.read(FOLDER / "config" / "catalogue.toml")] == [MODEL]
 
 
@@ -139,7 +139,7 @@ def pids(machine):
     return {name: machine.shows(f"prism-{name}", "MainPID") for name in SERVICES}
 
 
-async def test_under_systemd_all_start_restart_and_stop_and_the_keeper_outlives_restarts(machine):
+async def test_services_under_systemd_start_restart_and_stop_and_the_keeper_outlives_restarts(machine):
     machine.systemctl("start", "prism.target")
     # One that nobody configured.
     machine.systemctl("start", "--no-block", "prism-gpu-scheduler@1")

@@ -48,7 +48,7 @@ def readable(answer: httpx.Response, origin: str = MINE) -> bool:
 
 @pytest.mark.parametrize("origin", [MINE, OTHER])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", f"/v1/models/{MODEL}", "/tokenize", "/v1/none"])
-async def test_a_browser_that_asks_first_is_answered_without_a_key(world: World, path: str, origin: str) -> None:
+async def test_cors_preflight_is_answered_without_a_key(world: World, path: str, origin: str) -> None:
     answer = await world.http.options(path, headers={"origin": origin, **ASKING})
     assert (answer.status_code, answer.content, readable(answer, origin)) == (204, b"", True)
     assert answer.headers["access-control-allow-headers"] == "authorization, content-type"
@@ -57,7 +57,7 @@ async def test_a_browser_that_asks_first_is_answered_without_a_key(world: World,
     assert "content-length" not in answer.headers and "access-control-allow-private-network" not in answer.headers
 
 
-async def test_any_header_may_be_sent_but_nothing_that_is_none(world: World) -> None:
+async def test_cors_preflight_allows_every_well_formed_header_name(world: World) -> None:
     wanted = "x-stainless-lang,, OpenAI-Organization ,\xe9, bad name;"
     asking = {"origin": MINE, **ASKING, "access-control-request-headers": wanted.encode("latin-1")}
     asking["access-control-request-private-network"] = "true"
@@ -79,7 +79,7 @@ async def test_any_header_may_be_sent_but_nothing_that_is_none(world: World) -> 
         "*",
     ],
 )
-async def test_another_origin_is_refused_and_reads_nothing(world: World, origin: str) -> None:
+async def test_cors_unlisted_origin_is_refused_and_gets_no_cors_headers(world: World, origin: str) -> None:
     asking: Any = {"origin": origin.encode("latin-1"), **ASKING}
     answer = await world.http.options("/v1/models", headers=asking)
     assert "cors_origins" in str(refusal(answer, 403)["message"]) and ALLOWED not in answer.headers
@@ -88,13 +88,13 @@ async def test_another_origin_is_refused_and_reads_nothing(world: World, origin:
     assert (ALLOWED in listed.headers, listed.headers["vary"]) == (False, "origin")
 
 
-async def test_options_without_what_browsers_send_are_any_request(world: World) -> None:
+async def test_cors_options_request_that_is_no_preflight_is_handled_as_any_other(world: World) -> None:
     for headers in ({}, {"origin": MINE}, ASKING):
         refusal(await world.http.options("/v1/models", headers=headers), 401)
         refusal(await world.http.options("/v1/models", headers={**headers, **bearer("ops")}), 405)
 
 
-async def test_every_answer_is_readable_errors_and_streams_too(world: World) -> None:
+async def test_cors_headers_are_on_every_answer_including_errors_and_streams(world: World) -> None:
     world.say("one two")
     ask = world.http.post
     answers = {
@@ -126,7 +126,7 @@ async def test_every_answer_is_readable_errors_and_streams_too(world: World) -> 
     assert readable(tokens) and tokens.json()["count"]
 
 
-async def test_a_fault_of_the_gateways_is_readable(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cors_headers_are_on_internal_errors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("broken")
 
@@ -156,7 +156,7 @@ class TestAll:
     def key(self) -> str:
         return ""
 
-    async def test_every_page_may_read(self, world: World) -> None:
+    async def test_cors_star_allows_every_origin(self, world: World) -> None:
         async def fails(running: Running) -> None:
             running.finish(common_pb2.REJECTED, "impossible")
 
@@ -178,7 +178,7 @@ class TestNone:
     def key(self) -> str:
         return ""
 
-    async def test_without_the_setting_no_answer_says_anything(self, world: World) -> None:
+    async def test_cors_headers_without_the_setting_are_on_no_answer(self, world: World) -> None:
         asked = await world.http.options("/v1/models", headers={"origin": MINE, **ASKING})
         assert refusal(asked, 405)["code"] == "method_not_allowed"
         for answer in (asked, await world.http.get("/v1/models", headers={"origin": MINE})):
@@ -190,7 +190,7 @@ class TestNone:
     ["*", MINE, OTHER, "http://[::1]:3000", "app://obsidian.md", "chrome-extension://abc", "http://a_b", "${PAGE}",
      "https://xn--bcher-kva.example"],
 )  # fmt: skip
-def test_origins_as_browsers_send_them_are_taken(good: str) -> None:
+def test_cors_origins_as_browsers_send_them_are_accepted(good: str) -> None:
     assert cors.origin(good) == good
 
 

@@ -31,7 +31,7 @@ def load(tmp_path: Path, text: str) -> keys.Keys:
     return keys.load(str(path))
 
 
-def test_a_key_is_found_by_what_its_bearer_sends_and_by_nothing_else(tmp_path: Path) -> None:
+def test_key_is_found_only_by_its_secret(tmp_path: Path) -> None:
     known = load(tmp_path, GOOD)
     ann, ops = known.find("ann's"), known.find("ops'")
     assert ann is not None and ops is not None
@@ -65,25 +65,27 @@ def test_a_key_is_scoped_to_models_by_name_and_pattern(tmp_path: Path) -> None:
         ("admin = true", "tokens_per_minute = 0", r":9: key\.1\.tokens_per_minute: "),
     ],
 )
-def test_a_fault_is_one_line_that_names_file_line_and_key(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_invalid_key_file_is_refused_in_one_line_that_names_file_line_and_key(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
     with pytest.raises(ValueError) as refused:
         load(tmp_path, GOOD.replace(old, new, 1))
     assert re.search(r"keys\.toml" + said, str(refused.value)), str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_two_keys_of_one_hash_are_refused(tmp_path: Path) -> None:
+def test_keys_with_the_same_hash_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r":8: key\.1\.hash: .* twice"):
         load(tmp_path, GOOD.replace(keys.digest("ops'"), keys.digest("ann's")))
 
 
-def test_keys_are_long_and_never_the_same() -> None:
+def test_new_keys_are_long_and_never_the_same() -> None:
     made = {keys.new() for _ in range(100)}
     assert len(made) == 100
     assert all(re.fullmatch(r"sk-prism-[\w-]{43}", key) for key in made)
 
 
-def test_prismctl_prints_a_key_once_and_an_entry_that_the_file_takes(tmp_path: Path) -> None:
+def test_prismctl_prints_a_new_key_once_with_an_entry_for_the_file(tmp_path: Path) -> None:
     asked = ["keys", "new", "ann", "--models", "org/*", "--models", 'a"b', "--tokens-per-minute", "1000"]
     printed = CliRunner().invoke(app, asked).output
     (secret,) = re.findall(r"sk-prism-\S+", printed)
@@ -107,7 +109,7 @@ def test_prismctl_checks_a_file_of_keys_as_the_gateway_does(tmp_path: Path) -> N
     assert (done.exit_code, done.output) == (1, f"{path}:7: key.1.name: ann is there twice\n")
 
 
-def test_prismctl_refuses_a_name_that_would_not_do() -> None:
+def test_prismctl_refuses_an_invalid_key_name() -> None:
     done = CliRunner().invoke(app, ["keys", "new", "two words"])
     assert (done.exit_code, done.output.count("\n")) == (2, 1)
 
@@ -115,7 +117,9 @@ def test_prismctl_refuses_a_name_that_would_not_do() -> None:
 @pytest.mark.parametrize(
     ("content", "why"), [(b'name = "\xff"', "not text"), (b"key = " + b"[" * 5000, "nested too deeply")]
 )
-def test_a_file_that_is_no_text_or_too_deep_names_itself(tmp_path: Path, content: bytes, why: str) -> None:
+def test_key_file_that_is_no_text_or_too_deep_is_refused_with_its_path(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
     path = tmp_path / "keys.toml"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=why) as refused:

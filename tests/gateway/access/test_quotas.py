@@ -34,7 +34,7 @@ def quota(clock: Clock) -> Quota:
     return Quota(MemoryStorage(), "ann")
 
 
-async def test_requests_above_the_limit_are_refused_until_a_minute_has_passed(quota: Quota, clock: Clock) -> None:
+async def test_quota_requests_above_the_limit_are_refused_until_a_minute_has_passed(quota: Quota, clock: Clock) -> None:
     two = key(requests_per_minute=2)
     await quota.take_request(two)
     clock.now_s += 30
@@ -55,7 +55,7 @@ async def test_quota_used_requests_stay_when_the_limit_changes(quota: Quota) -> 
     await quota.take_request(key())
 
 
-async def test_tokens_are_held_while_an_answer_is_made_and_then_are_what_it_took(quota: Quota) -> None:
+async def test_quota_tokens_are_reserved_while_an_answer_runs_and_counted_as_used_after(quota: Quota) -> None:
     thousand = key(tokens_per_minute=1000)
     first = await quota.hold(thousand, prompt=100, answers=800, answers_said=True)
     with pytest.raises(OverLimit, match="Limit 1000, Used 900, Requested 110"):
@@ -72,7 +72,7 @@ async def test_quota_request_above_the_limit_is_refused_as_too_large(quota: Quot
     assert refused.value.retry_after_s is None
 
 
-async def test_an_answer_without_a_limit_takes_what_there_is_of_a_small_minute(quota: Quota) -> None:
+async def test_quota_answer_without_a_limit_reserves_what_is_left_of_a_small_quota(quota: Quota) -> None:
     small = key(tokens_per_minute=100)
     charge = await quota.hold(small, prompt=60, answers=512, answers_said=False)
     await charge._settle(quota._tokens, 400)  # it has happened, so it counts

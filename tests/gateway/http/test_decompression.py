@@ -105,7 +105,7 @@ async def test_decompression_body_that_is_not_compressed_is_refused(data: bytes)
 
 
 @pytest.mark.parametrize(("name", "pack"), list(PACKERS.values())[:8], ids=list(PACKERS)[:8])
-async def test_a_body_that_is_large_beyond_measure_ends_at_the_bound(name: str, pack: Callable[[bytes], bytes]) -> None:
+async def test_decompression_of_a_bomb_ends_at_the_bound(name: str, pack: Callable[[bytes], bytes]) -> None:
     bomb = pack(bytes(50 << 20))
     assert len(bomb) < MOST
     tracemalloc.start()
@@ -119,7 +119,7 @@ async def test_a_body_that_is_large_beyond_measure_ends_at_the_bound(name: str, 
         await unpacked(name, pack(b"a" * (MOST + 1)))
 
 
-async def test_nothing_is_unpacked_out_of_very_much() -> None:
+async def test_decompression_of_many_empty_parts_or_nested_bombs_is_refused() -> None:
     empty = gzip.compress(b"")
     with pytest.raises(BadField, match="more than 1024 members"):
         await unpacked("gzip", empty * 1025)
@@ -133,7 +133,7 @@ async def test_nothing_is_unpacked_out_of_very_much() -> None:
 
 
 @pytest.mark.parametrize("name", ["br", "zstd", "compress", "gzip, br", "x" * 500, "\xff", "gzip;q=1"])
-async def test_another_encoding_is_refused_by_name_before_its_body_comes(name: str) -> None:
+async def test_decompression_refuses_an_unknown_encoding_by_name_before_reading_the_body(name: str) -> None:
     async def receive() -> dict[str, Any]:
         raise AssertionError("nothing is asked for")
 
@@ -143,7 +143,7 @@ async def test_another_encoding_is_refused_by_name_before_its_body_comes(name: s
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize"])
-async def test_a_client_may_pack_its_body(world: World, path: str) -> None:
+async def test_compressed_body_gets_the_answer_of_the_plain_one(world: World, path: str) -> None:
     world.say("one")
     body = json.dumps({**world.body(), "prompt": "hello"} if "chat" in path else {"model": MODEL, "prompt": "hello"})
 
@@ -173,5 +173,5 @@ async def test_decompression_unknown_encoding_is_refused_before_the_body_is_sent
     writer.close()
 
 
-async def test_a_header_of_what_has_no_body_is_ignored(world: World) -> None:
+async def test_content_encoding_of_a_request_without_a_body_is_ignored(world: World) -> None:
     assert (await world.http.get("/v1/models", headers={"content-encoding": "br"})).status_code == 200

@@ -25,7 +25,7 @@ WAYS = ("{}", "{}/", "{}//", "/{}", "//{}", "/{}//")
 @example("//ui//")
 @example("")
 @example("*")
-def test_a_plain_path_stays_as_it_is_and_has_no_slash_too_many(path: str) -> None:
+def test_plain_path_is_idempotent_and_has_no_extra_slashes(path: str) -> None:
     plain = paths.plain(path)
     assert paths.plain(plain) == plain
     if path.startswith("/"):
@@ -44,12 +44,12 @@ def test_a_plain_path_stays_as_it_is_and_has_no_slash_too_many(path: str) -> Non
         ("/metrics\n", "other"),
     ],
 )
-def test_metrics_know_few_paths(path: str, label: str) -> None:
+def test_path_labels_of_metrics_are_few(path: str, label: str) -> None:
     assert paths.label(path) == label
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_slashes_change_no_answer(world: World, way: str) -> None:
+async def test_extra_slashes_in_a_path_change_no_answer(world: World, way: str) -> None:
     world.say("one")
 
     async def ask(method: str, path: str, **more: Any) -> httpx.Response:
@@ -74,7 +74,7 @@ async def test_slashes_change_no_answer(world: World, way: str) -> None:
     assert refusal(await ask("POST", "/v1/chat"), 404)["code"] == "unknown_url"
 
 
-async def test_nothing_is_sent_elsewhere(world: World) -> None:
+async def test_paths_of_the_api_are_never_redirected(world: World) -> None:
     """A redirect would name http where a proxy has ended TLS, and a client would repeat a POST as a GET."""
     proxied = {"host": "llm.example.com", "x-forwarded-proto": "https"}
     for path in ("/v1/chat/completions/", "/v1/models/", "/v1/", "/nothing/"):
@@ -84,7 +84,7 @@ async def test_nothing_is_sent_elsewhere(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", ["org/a.b", "plain", "a/b/c", "a:b@c+d"])
-async def test_models_are_found_by_any_name(world: World, name: str) -> None:
+async def test_model_path_is_found_by_any_name_and_escaping(world: World, name: str) -> None:
     await world.publish(world.route(fakes.place(world.groups[0]), name=name))
     for path in (name, name.replace("/", "%2F"), name.replace("/", "%2f") + "/", name.replace(":", "%3A")):
         assert (await world.http.get(f"/v1/models/{path}")).json()["id"] == name
@@ -114,7 +114,7 @@ class TestWithKeys:
         return "ops"
 
     @pytest.mark.parametrize("path", ["/metrics", "/ui/", "/ui/state.json", "/ui/app.js", "/nothing"])
-    async def test_no_way_to_write_a_path_opens_it(self, world: World, path: str) -> None:
+    async def test_protected_path_is_refused_in_every_way_to_write_it(self, world: World, path: str) -> None:
         ways = {way.format(path) for way in WAYS} | {path + "%0A", "/%2F" + path[1:], path + "%2F", path + "%2f/"}
         ways |= {f"/v1/..{path}", f"/v1/models/..{path}", f"/v1/%2e%2e{path}", f"/tokenize/..{path}", f"/v1//..{path}"}
         ways |= {
@@ -131,6 +131,6 @@ class TestWithKeys:
                 status = await asked_as_it_is(world, way, headers)
                 assert status in (400, 401, 403, 404), (way, headers)
 
-    async def test_health_needs_no_key_however_it_is_written(self, world: World) -> None:
+    async def test_health_path_needs_no_key_in_any_way_to_write_it(self, world: World) -> None:
         for way in WAYS:
             assert (await world.http.get(world.url + way.format("/health"))).status_code == 200

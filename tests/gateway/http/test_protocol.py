@@ -64,7 +64,7 @@ def refusal(answer: bytes) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("sent", [b"FOO / HTTP/1.1\r\nhost: x\r\n\r\n", b"nonsense\r\n\r\n"])
-async def test_an_unknown_method_is_refused_as_errors_are(server: HttpServer, sent: bytes) -> None:
+async def test_malformed_http_is_refused_in_the_form_of_other_errors(server: HttpServer, sent: bytes) -> None:
     answer = await said(server, sent)
     assert answer.startswith(b"HTTP/1.1 400 ") and refusal(answer)["code"] == "no_http"
 
@@ -77,24 +77,26 @@ async def test_an_unknown_method_is_refused_as_errors_are(server: HttpServer, se
         pytest.param(b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", id="a long path"),
     ],
 )
-async def test_a_head_that_is_too_long_is_refused_and_the_connection_closed(server: HttpServer, sent: bytes) -> None:
+async def test_request_head_that_is_too_long_is_refused_and_the_connection_closed(
+    server: HttpServer, sent: bytes
+) -> None:
     assert (await said(server, sent)).startswith(b"HTTP/1.1 431 ")
 
 
-async def test_trailers_have_the_same_bound(server: HttpServer) -> None:
+async def test_trailers_of_a_request_have_the_bound_of_its_head(server: HttpServer) -> None:
     head = POST + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n"
     assert b"200 OK" not in await said(server, head + b"x: " + b"a" * 1_000_000)
     assert (await said(server, head.replace(b"host", b"connection: close\r\nhost") + b"x: y\r\n\r\n")).endswith(b"5")
 
 
-async def test_a_large_body_in_many_chunks_is_no_large_head(server: HttpServer) -> None:
+async def test_body_in_many_chunks_does_not_count_as_a_large_head(server: HttpServer) -> None:
     chunks = b"1\r\na\r\n" * 50_000 + b"0\r\n\r\n"
     answer = await said(server, POST + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n", chunks)
     assert answer.endswith(b"\r\n\r\n50000")
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nho"], ids=["nothing", "half a head"])
-async def test_a_head_that_does_not_come_ends_the_connection(
+async def test_request_head_that_does_not_arrive_is_a_408(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIME_OUT_S", 0.5)
@@ -102,13 +104,13 @@ async def test_a_head_that_does_not_come_ends_the_connection(
     assert answer.startswith(b"HTTP/1.1 408 ") and refusal(answer)["code"] == "head_time_out"
 
 
-async def test_a_body_that_does_not_come_is_refused(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_body_that_does_not_arrive_is_a_408(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "BODY_TIME_OUT_S", 0.05)
     answer = await said(server, POST + b"content-length: 5\r\n\r\nhe")
     assert answer.startswith(b"HTTP/1.1 408 ") and b"request_time_out" in answer
 
 
-async def test_large_bodies_have_so_much_room_together_and_small_ones_always(
+async def test_large_bodies_share_a_bound_and_small_ones_are_always_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(messages, "SMALL_BODY_BYTES", 100)
@@ -142,7 +144,7 @@ async def test_large_bodies_have_so_much_room_together_and_small_ones_always(
     assert len(await again) == 601
 
 
-async def test_a_body_that_is_too_long_is_413_and_the_rest_is_not_waited_for(server: HttpServer) -> None:
+async def test_request_body_that_is_too_long_is_a_413_without_reading_the_rest(server: HttpServer) -> None:
     answer = await said(server, POST + b"content-length: 999999999\r\n\r\n", bytes(300_000))
     assert answer == b"" or answer.startswith(b"HTTP/1.1 413 ")
 
@@ -190,7 +192,7 @@ def bodies(answers: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
 @pytest.mark.parametrize("body", [CHUNKED, COUNTED], ids=["chunked", "counted"])
-async def test_an_offer_to_speak_something_else_changes_nothing(server: HttpServer, offer: bytes, body: bytes) -> None:
+async def test_upgrade_offer_changes_no_answer(server: HttpServer, offer: bytes, body: bytes) -> None:
     asked = POST + offer + body
     assert bodies(await said(server, asked + asked + LAST)) == [b"5", b"5", b"0"], "all at once"
     bare = b"GET / HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n"
@@ -198,7 +200,7 @@ async def test_an_offer_to_speak_something_else_changes_nothing(server: HttpServ
 
 
 @pytest.mark.parametrize("size", [1, 7, 60])
-async def test_an_offer_may_come_in_pieces(server: HttpServer, size: int) -> None:
+async def test_upgrade_offer_in_pieces_changes_no_answer(server: HttpServer, size: int) -> None:
     asked = POST + H2C + COUNTED + POST + H2C + CHUNKED + LAST
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     for start in range(0, len(asked), size):
@@ -217,7 +219,7 @@ async def test_protocol_upgrade_offer_with_expect_continue_is_answered_with_100(
     writer.close()
 
 
-async def test_an_offer_by_http_1_0_and_one_in_too_long_a_head(server: HttpServer) -> None:
+async def test_upgrade_offer_by_http_1_0_is_ignored_and_in_too_long_a_head_refused(server: HttpServer) -> None:
     assert bodies(await said(server, POST.replace(b"1.1", b"1.0") + H2C + COUNTED)) == [b"5"]
     assert (await said(server, POST + H2C + b"x: y\r\n" * 20_000 + b"\r\n")).startswith(b"HTTP/1.1 431 ")
 
@@ -235,7 +237,7 @@ async def test_protocol_http_2_preface_is_answered_with_505(server: HttpServer, 
 
 
 @pytest.mark.parametrize("target", [b"/", b"example.org:443"])
-async def test_there_are_no_tunnels(server: HttpServer, target: bytes) -> None:
+async def test_connect_method_is_a_405(server: HttpServer, target: bytes) -> None:
     answer = await said(server, b"CONNECT " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n" + LAST)
     assert answer.startswith(b"HTTP/1.1 405 ") and answer.count(b"HTTP/1.1") == 1
     assert refusal(answer)["code"] == "method_not_allowed"
@@ -252,7 +254,7 @@ async def until_gone(server: HttpServer, requests: asyncio.Queue[asyncio.Event],
 
 
 @pytest.mark.parametrize("offer", [b"", H2C], ids=["plain", "offering"])
-async def test_all_requests_in_a_row_hear_that_their_client_is_gone(
+async def test_pipelined_requests_are_cancelled_when_their_client_is_gone(
     offer: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     requests = asyncio.Queue[asyncio.Event]()
@@ -276,7 +278,9 @@ async def test_all_requests_in_a_row_hear_that_their_client_is_gone(
     assert "Exception" not in caplog.text
 
 
-async def test_a_request_before_nonsense_hears_that_the_connection_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_request_followed_by_malformed_bytes_is_cancelled_with_its_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     said_to = asyncio.Event()
 
     async def late(scope: Scope, receive: Receive, send: Send) -> None:

@@ -30,7 +30,7 @@ async def test_http_server_serves_until_it_is_stopped() -> None:
             await client.get("/")
 
 
-async def test_a_port_in_use_is_one_clear_line() -> None:
+async def test_http_port_in_use_is_refused_in_one_line() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -40,12 +40,12 @@ async def test_a_port_in_use_is_one_clear_line() -> None:
     assert "\n" not in str(refused.value)
 
 
-async def test_an_address_that_is_not_ours_is_one_clear_line() -> None:
+async def test_http_address_of_another_host_is_refused_in_one_line() -> None:
     with pytest.raises(Unavailable, match="cannot serve HTTP"):
         await HttpServer(hello, "192.0.2.1:80").start()
 
 
-async def test_a_server_that_withdraws_answers_and_closes_after_each_answer() -> None:
+async def test_http_server_that_withdraws_answers_and_closes_each_connection() -> None:
     server = HttpServer(hello, "127.0.0.1:0")
     await server.start()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
@@ -78,7 +78,7 @@ async def test_a_connection_made_before_the_stop_is_answered_after_it(monkeypatc
     await stopping
 
 
-async def test_a_socket_that_is_handed_over_outlives_its_server() -> None:
+async def test_http_listening_socket_passed_in_outlives_its_server() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -64,7 +64,7 @@ def test_surrogates_mended_body_differs_only_in_its_surrogates(value: Any) -> No
         (r"\\ud83d", "\\ud83d"),
     ],
 )
-def test_a_body_with_half_a_character_is_taken(written: str, text: str) -> None:
+def test_body_with_a_lone_surrogate_is_accepted(written: str, text: str) -> None:
     asked = bodies.parse(TokenizeRequest, b'{"model": "a", "prompt": "%s", "\\udc00": 1}' % written.encode())
     assert asked.prompt == text
 
@@ -85,13 +85,13 @@ def test_surrogates_invalid_json_is_refused(body: bytes) -> None:
         bodies.parse(TokenizeRequest, body)
 
 
-def test_a_field_that_is_wrong_is_named_beside_half_a_character() -> None:
+def test_invalid_field_beside_a_lone_surrogate_is_named() -> None:
     with pytest.raises(BadField) as refused:
         bodies.parse(DetokenizeRequest, rb'{"model": "\ud83d", "tokens": ["a"]}')
     assert refused.value.field == "tokens[0]"
 
 
-async def test_half_a_character_reaches_the_model_as_the_replacement_character(world: World) -> None:
+async def test_lone_surrogate_reaches_the_model_as_the_replacement_character(world: World) -> None:
     world.say("one")
     turn = '{"role": "user", "content": "aHALF"}'
     call = r'{"function": {"name": "f", "arguments": "{\"a\": \"\\ud83d\"}"}}'
@@ -126,7 +126,7 @@ async def test_embeddings_body_with_a_lone_surrogate_is_accepted(world: World) -
     assert (await world.http.post("/v1/embeddings", content=body)).status_code == 200
 
 
-def test_arguments_of_calls_are_json_of_their_own() -> None:
+def test_lone_surrogates_in_arguments_of_tool_calls_are_replaced() -> None:
     call = {"function": {"name": "f", "arguments": r'{"a": "\ud83d", "b": "\ud83d\ude00"}'}}
     (told,) = calling.for_template({"role": "assistant", "tool_calls": [call]})["tool_calls"]
     assert told["function"]["arguments"] == {"a": "\ufffd", "b": "😀"}

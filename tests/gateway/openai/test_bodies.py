@@ -102,7 +102,7 @@ SHARED = [
 
 
 @pytest.mark.parametrize(("more", "field"), SHARED)
-def test_a_wrong_field_is_named_in_both_forms(more: dict[str, Any], field: str) -> None:
+def test_invalid_field_of_chat_and_completion_is_named(more: dict[str, Any], field: str) -> None:
     for ask in (chat, completion):
         with pytest.raises(BadField) as refused:
             ask(**more)
@@ -147,7 +147,7 @@ def test_a_wrong_field_is_named_in_both_forms(more: dict[str, Any], field: str) 
         ({"add_special_tokens": True}, "add_special_tokens"),
     ],
 )
-def test_a_wrong_field_of_a_chat_is_named(more: dict[str, Any], field: str) -> None:
+def test_invalid_field_of_a_chat_is_named(more: dict[str, Any], field: str) -> None:
     with pytest.raises(BadField) as refused:
         chat(**more)
     assert refused.value.field == field
@@ -168,7 +168,7 @@ def test_a_wrong_field_of_a_chat_is_named(more: dict[str, Any], field: str) -> N
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
-def test_a_wrong_field_of_a_completion_is_named(more: dict[str, Any], field: str) -> None:
+def test_invalid_field_of_a_completion_is_named(more: dict[str, Any], field: str) -> None:
     with pytest.raises(BadField) as refused:
         completion(**more)
     assert refused.value.field == field
@@ -177,27 +177,27 @@ def test_a_wrong_field_of_a_completion_is_named(more: dict[str, Any], field: str
 @pytest.mark.parametrize(
     "tools", [[{"type": "custom", "custom": {"name": "f"}}], [{"type": "function", "function": {"name": "a b"}}]]
 )
-def test_a_tool_that_is_none_here_has_a_value_that_is_wrong_and_not_a_type(tools: Any) -> None:
+def test_unsupported_tool_is_refused_as_an_invalid_value(tools: Any) -> None:
     with pytest.raises(BadField) as refused:
         chat(tools=tools)
     assert refused.value.code == "invalid_value"
 
 
-def test_a_missing_field_is_named() -> None:
+def test_missing_field_of_a_body_is_named() -> None:
     with pytest.raises(BadField) as refused:
         parse(ChatRequest, b'{"model": "m"}')
     assert (refused.value.field, refused.value.code) == ("messages", "missing_required_parameter")
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"model": NaN'])
-def test_a_body_that_is_no_json_says_so(body: bytes) -> None:
+def test_body_that_is_no_json_is_refused_as_invalid_json(body: bytes) -> None:
     with pytest.raises(BadField) as refused:
         parse(ChatRequest, body)
     assert (refused.value.field, refused.value.code) == (None, "invalid_json")
 
 
 @pytest.mark.parametrize("ask", [chat, completion])
-def test_unknown_and_harmless_fields_are_ignored(ask: Any) -> None:
+def test_unknown_and_harmless_fields_of_a_body_are_ignored(ask: Any) -> None:
     ask(
         user="u",
         store=True,
@@ -219,36 +219,36 @@ def test_unknown_and_harmless_fields_are_ignored(ask: Any) -> None:
 
 
 @pytest.mark.parametrize("ask", [chat, completion])
-def test_null_means_not_given(ask: Any) -> None:
+def test_null_field_of_a_body_counts_as_not_given(ask: Any) -> None:
     names = "n stream stream_options stop max_tokens temperature top_p seed presence_penalty frequency_penalty logprobs"
     request = ask(**dict.fromkeys(names.split()))
     assert (request.choices, request.stops, request.limit_given) == (1, (), False)
 
 
-def test_defaults_are_openais() -> None:
+def test_sampling_defaults_are_those_of_openai() -> None:
     assert chat().sampling == common_pb2.Sampling(temperature=1.0)
     assert completion().sampling == common_pb2.Sampling(temperature=1.0, max_new_tokens=16)
 
 
-def test_stop_is_a_string_or_several() -> None:
+def test_stop_field_is_a_string_or_a_list() -> None:
     assert chat(stop="a").stops == ("a",)
     assert chat(stop=["a", "b"]).stops == ("a", "b")
 
 
-def test_template_options_reach_the_template() -> None:
+def test_chat_template_options_reach_the_template() -> None:
     request = chat(chat_template_kwargs={"enable_thinking": False}, continue_final_message=True)
     options = {"enable_thinking": False, "continue_final_message": True, "add_generation_prompt": False}
     assert request.prompts[0].template_options == options
 
 
-def test_text_parts_and_other_keys_are_kept_for_the_template() -> None:
+def test_text_parts_and_other_keys_of_messages_are_kept_for_the_template() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = chat(messages=[{"role": "user", "content": parts, "name": "x"}]).prompts[0].messages
     assert messages == [{"role": "user", "content": parts, "name": "x"}]
 
 
 @pytest.mark.parametrize("ask", [chat, completion])
-def test_grammars_reach_the_engine(ask: Any) -> None:
+def test_grammar_of_a_response_format_reaches_the_engine(ask: Any) -> None:
     assert ask().sampling.WhichOneof("grammar") is None
     assert ask(response_format={"type": "text"}).sampling.WhichOneof("grammar") is None
     assert ask(response_format={"type": "json_object"}).sampling.ebnf.startswith("root ::= object\n")
@@ -283,7 +283,9 @@ WRONG_SCHEMAS: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize("ask", [chat, completion])
 @pytest.mark.parametrize(("more", "field", "why"), WRONG_SCHEMAS)
-def test_a_schema_that_is_not_kept_is_refused_by_name(ask: Any, more: dict[str, Any], field: str, why: str) -> None:
+def test_schema_that_cannot_be_enforced_is_refused_by_name(
+    ask: Any, more: dict[str, Any], field: str, why: str
+) -> None:
     with pytest.raises(BadField, match=why) as refused:
         ask(**more)
     assert refused.value.field == field
@@ -308,7 +310,7 @@ def test_arguments_of_earlier_calls_reach_the_template_as_objects() -> None:
     assert refused.value.field == "messages[0].tool_calls"
 
 
-def test_parameters_that_are_not_kept_are_refused_by_name_where_calls_are_a_grammar() -> None:
+def test_tool_parameters_that_cannot_be_enforced_are_refused_where_calls_have_a_grammar() -> None:
     tools = [tool("g"), tool("f", parameters=UNKEPT)]
     assert chat(tools=tools).tools is not None
     assert chat(tools=tools, tool_choice="none").tools is None

@@ -32,7 +32,7 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-async def test_a_chat_is_answered(world: World) -> None:
+async def test_chat_is_answered_whole(world: World) -> None:
     said = world.say("the quick brown fox")
     answer = await world.openai.chat.completions.create(model=MODEL, messages=MESSAGES)
     choice = answer.choices[0]
@@ -47,7 +47,7 @@ async def test_a_chat_is_answered(world: World) -> None:
     assert answer.usage.total_tokens == len(prompt) + len(said)
 
 
-async def test_a_chat_is_streamed(world: World) -> None:
+async def test_chat_is_streamed_in_whole_characters(world: World) -> None:
     world.say("héllo, 世界 😀")
     stream = await world.openai.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
     chunks = [chunk async for chunk in stream]
@@ -59,7 +59,7 @@ async def test_a_chat_is_streamed(world: World) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-async def test_a_stream_ends_with_its_usage_when_asked(world: World) -> None:
+async def test_stream_ends_with_its_usage_if_requested(world: World) -> None:
     said = world.say("one two three")
     response = await world.chat(stream=True, stream_options={"include_usage": True})
     *tokens, last = events(response)
@@ -69,7 +69,7 @@ async def test_a_stream_ends_with_its_usage_when_asked(world: World) -> None:
     assert "usage" not in events(await world.chat(stream=True))[0]
 
 
-async def test_streams_pass_proxies_and_echo_the_request_id(world: World) -> None:
+async def test_stream_headers_disable_proxy_buffering_and_echo_the_request_id(world: World) -> None:
     world.say("one")
     response = await world.http.post(
         "/v1/chat/completions", json=world.body(stream=True), headers={"x-request-id": "mine-1"}
@@ -82,7 +82,7 @@ async def test_streams_pass_proxies_and_echo_the_request_id(world: World) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_completions_take_every_form_of_prompt(world: World, stream: bool) -> None:
+async def test_completion_accepts_every_form_of_prompt(world: World, stream: bool) -> None:
     world.say("fox")
     ids = world.ids("hello")
     with_start = [0, *ids]
@@ -166,7 +166,7 @@ async def test_max_tokens_limits_and_defaults_to_the_rest_of_the_context(world: 
     assert completion.sampling.max_new_tokens == 16
 
 
-async def test_sampling_reaches_the_engine(world: World) -> None:
+async def test_sampling_parameters_reach_the_engine(world: World) -> None:
     world.say("one")
     await world.chat(
         temperature=0.5,
@@ -203,7 +203,7 @@ async def _publish_one_that_says(world: World) -> None:
     world.say("one")
 
 
-async def test_a_model_says_how_tokens_are_drawn_where_a_request_does_not(world: World) -> None:
+async def test_sampling_defaults_of_a_model_apply_where_a_request_sets_none(world: World) -> None:
     await _publish_one_that_says(world)
     await world.chat(model="says")
     await world.openai.completions.create(model="says", prompt="hello")
@@ -218,13 +218,13 @@ async def test_a_model_says_how_tokens_are_drawn_where_a_request_does_not(world:
 
 
 @pytest.mark.parametrize("settings", [{"sampling_defaults": "openai"}])
-async def test_a_gateway_may_be_told_to_go_by_openais_defaults(world: World) -> None:
+async def test_sampling_defaults_of_openai_apply_if_the_gateway_is_set_to_them(world: World) -> None:
     await _publish_one_that_says(world)
     await world.chat(model="says")
     assert _drawn(world.groups[0].requests[0].submit.sampling) == (1.0, 0.0, 0, 0.0, 0.0)
 
 
-async def test_over_grpc_a_request_says_everything_itself(world: World) -> None:
+async def test_grpc_request_gets_no_sampling_defaults_of_its_model(world: World) -> None:
     await _publish_one_that_says(world)
     request = ask()
     request.model = "says"
@@ -276,7 +276,7 @@ async def test_completion_logprobs_have_offsets(world: World, stream: bool) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_echo_begins_with_the_prompt(world: World, stream: bool) -> None:
+async def test_completion_with_echo_begins_with_the_prompt(world: World, stream: bool) -> None:
     world.say(" fox")
     response = await world.complete(prompt=["the quick", "lazy"], echo=True, stream=stream)
     texts = ["", ""]
@@ -286,7 +286,7 @@ async def test_echo_begins_with_the_prompt(world: World, stream: bool) -> None:
     assert texts == ["the quick fox", "lazy fox"]
 
 
-async def test_cached_prompt_tokens_are_told(world: World) -> None:
+async def test_cached_prompt_tokens_are_in_the_usage(world: World) -> None:
     async def cached(running: Running) -> None:
         running.tokens(world.ids("one"), cached_tokens=4, prompt_tokens=len(running.submit.token_ids))
         running.finish(common_pb2.STOP)
@@ -295,7 +295,7 @@ async def test_cached_prompt_tokens_are_told(world: World) -> None:
     assert (await world.chat()).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
 
 
-async def test_the_chat_template_is_the_folders(world: World) -> None:
+async def test_chat_template_is_that_of_the_models_folder(world: World) -> None:
     world.say("one")
     messages = [
         {"role": "system", "content": "be brief"},
@@ -310,7 +310,7 @@ async def test_the_chat_template_is_the_folders(world: World) -> None:
     assert "no such role" in str(error["message"])
 
 
-async def test_targets_come_from_headers_or_else_from_the_model(world: World) -> None:
+async def test_slo_targets_come_from_headers_or_else_from_the_model(world: World) -> None:
     default = common_pb2.Slo(ttft_ms=5000, tpot_ms=100)
     await world.publish(world.route(fakes.place(world.groups[0]), default_slo=default))
     world.say("one")
@@ -324,7 +324,7 @@ async def test_targets_come_from_headers_or_else_from_the_model(world: World) ->
 
 
 @pytest.mark.parametrize("header", ["x-slo-ttft-ms", "x-slo-tpot-ms", "x-slo-drop"])
-async def test_a_header_that_makes_no_sense_is_named(world: World, header: str) -> None:
+async def test_slo_header_that_is_no_number_is_named(world: World, header: str) -> None:
     response = await world.http.post("/v1/chat/completions", json=world.body(), headers={header: "soon"})
     assert refusal(response, 400)["param"] == header
 
@@ -351,7 +351,7 @@ async def test_a_client_that_goes_away_frees_the_engine(world: World, stream: bo
     assert (await world.chat()).status_code == 200
 
 
-async def test_an_unknown_model_is_a_404(world: World) -> None:
+async def test_chat_with_an_unknown_model_is_a_404(world: World) -> None:
     error = refusal(await world.chat(model="org/none"), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     with pytest.raises(openai.NotFoundError):
@@ -387,7 +387,7 @@ async def test_completion_beyond_the_context_is_refused_by_field(world: World, p
 
 
 @pytest.mark.parametrize("settings", [{"max_tokens_beyond_context": "cut"}])
-async def test_a_gateway_may_be_told_to_cut_what_is_asked_for_to_what_is_left(world: World) -> None:
+async def test_max_tokens_beyond_the_context_are_cut_if_the_gateway_is_set_to_that(world: World) -> None:
     world.say("one two three " * 300, end=False)
     for answer in (
         await world.chat(max_tokens=10_000),
@@ -410,14 +410,14 @@ async def test_a_gateway_may_be_told_to_cut_what_is_asked_for_to_what_is_left(wo
 
 
 @pytest.mark.parametrize("prompt", [[], [[]], [10**6], [-1]])
-async def test_a_prompt_without_a_meaning_is_refused(world: World, prompt: Any) -> None:
+async def test_empty_or_out_of_vocabulary_prompt_is_refused(world: World, prompt: Any) -> None:
     route = world.route(fakes.place(world.groups[0]))
     route.model.vocab_size = 500
     await world.publish(route)
     assert refusal(await world.complete(prompt=prompt), 400)["param"] == "prompt"
 
 
-async def test_a_fault_of_the_engine_after_the_first_token_is_an_event(world: World) -> None:
+async def test_engine_failure_after_the_first_token_is_an_error_event(world: World) -> None:
     async def breaks(running: Running) -> None:
         running.tokens(world.ids("one"))
         running.finish(common_pb2.REJECTED, "impossible")
@@ -431,7 +431,7 @@ async def test_a_fault_of_the_engine_after_the_first_token_is_an_event(world: Wo
             pass
 
 
-async def test_a_request_that_an_engine_rejects_is_a_400(world: World) -> None:
+async def test_request_rejected_by_an_engine_is_a_400(world: World) -> None:
     async def rejects(running: Running) -> None:
         running.finish(common_pb2.REJECTED, "impossible")
 
@@ -463,7 +463,7 @@ async def test_completion_late_request_with_slo_drop_is_a_503(world: World) -> N
     assert outcomes() - before == {"late": 1}, "nobody is to be called for what a client asked for"
 
 
-async def test_bodies_that_are_no_requests_are_refused(world: World) -> None:
+async def test_chat_body_that_is_no_request_is_refused(world: World) -> None:
     for body in (b"{", b"", b"\xff\xfe", b"[]", b'"text"', b"{}"):
         error = refusal(await world.http.post("/v1/chat/completions", content=body), 400)
         assert error["type"] == "invalid_request_error"

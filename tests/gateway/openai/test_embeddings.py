@@ -58,7 +58,7 @@ def close(found: list[float], wanted: list[float]) -> bool:
     ["hello", ["hello", "one two", "hello"], [5, 6, 7], [[5, 6, 7], [8, 9]]],
     ids=["text", "texts", "tokens", "lists of tokens"],
 )
-async def test_each_prompt_has_its_vector_in_its_place(embedding: World, given: Any) -> None:
+async def test_embeddings_of_several_prompts_are_in_their_order(embedding: World, given: Any) -> None:
     answer = (await ask(embedding, given)).json()
     prompts = prompts_of(embedding, given)
     assert answer["object"] == "list" and answer["model"] == "e"
@@ -72,7 +72,7 @@ async def test_each_prompt_has_its_vector_in_its_place(embedding: World, given: 
     assert sorted(list(submit.token_ids) for submit in sent) == sorted(prompts)
 
 
-async def test_vectors_are_written_as_asked_and_shortened(embedding: World) -> None:
+async def test_embeddings_are_base64_or_shortened_if_requested(embedding: World) -> None:
     whole = (await ask(embedding, [5, 6], encoding_format="base64")).json()["data"][0]["embedding"]
     assert close(list(struct.unpack("<3f", base64.b64decode(whole))), [0.5, 0.5, 0.5**0.5])
     short = (await ask(embedding, [5, 6], dimensions=2)).json()["data"][0]["embedding"]
@@ -103,18 +103,18 @@ async def test_embeddings_impossible_parameter_is_refused_by_name(
     assert not embedding.groups[0].requests
 
 
-async def test_a_prompt_may_fill_the_context(embedding: World) -> None:
+async def test_embedding_prompt_may_fill_the_context(embedding: World) -> None:
     assert (await ask(embedding, list(range(1, 513)))).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_embedding_model_asked_for_text_is_a_400(embedding: World, path: str) -> None:
+async def test_text_request_to_an_embedding_model_is_a_400(embedding: World, path: str) -> None:
     body = {"model": "e", "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
     answer = await embedding.http.post(path, json=body)
     assert answer.status_code == 400 and "ask /v1/embeddings" in answer.json()["error"]["message"]
 
 
-async def test_vectors_come_from_elsewhere_when_a_place_fails(embedding: World) -> None:
+async def test_embedding_is_made_at_another_place_when_one_fails(embedding: World) -> None:
     failed: list[Running] = []
 
     async def at_first(running: Running) -> None:
@@ -135,7 +135,7 @@ async def test_vectors_come_from_elsewhere_when_a_place_fails(embedding: World) 
     assert close(answer["data"][0]["embedding"], vector([5, 6])) and len(failed) == 1
 
 
-async def test_an_engine_that_makes_text_all_the_same_is_no_answer(embedding: World) -> None:
+async def test_embedding_request_answered_with_text_by_an_engine_is_a_503(embedding: World) -> None:
     embedding.groups[0].script = lambda running: _says(running)
     answer = await ask(embedding, "hello")
     assert answer.status_code == 503 and "no embedding" in answer.json()["error"]["message"]
@@ -145,7 +145,7 @@ async def _says(running: Running) -> None:
     running.tokens([5], finish=common_pb2.LENGTH)
 
 
-async def test_a_large_request_is_not_in_flight_all_at_once(embedding: World) -> None:
+async def test_embedding_request_of_many_prompts_has_only_some_in_flight_at_once(embedding: World) -> None:
     """Nor does a failure of one leave the others running."""
     there, go_on = asyncio.Event(), asyncio.Event()
 

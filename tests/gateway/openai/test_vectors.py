@@ -45,7 +45,7 @@ SOME = common_pb2.Embedding(dimensions=8, shortens=True, shorter=[2, 4])
         (SOME, 3, "have one of 2, 4, 8"),
     ],
 )
-def test_a_model_says_to_how_many_dimensions_its_vectors_may_be_shortened(
+def test_vector_dimensions_are_accepted_only_as_the_model_allows(
     made: common_pb2.Embedding, dimensions: int | None, why: str
 ) -> None:
     model = common_pb2.ModelSpec(name="m", embedding=made)
@@ -58,19 +58,19 @@ def test_a_model_says_to_how_many_dimensions_its_vectors_may_be_shortened(
 
 
 @pytest.mark.parametrize(("embeds", "instead"), [(True, "makes text"), (False, "makes embeddings: ask /v1/embeddings")])
-def test_what_a_model_does_not_make_is_refused(embeds: bool, instead: str) -> None:
+def test_model_of_the_wrong_kind_is_refused_with_the_endpoint_to_use(embeds: bool, instead: str) -> None:
     model = common_pb2.ModelSpec(name="m", embedding=None if embeds else WHOLE)
     with pytest.raises(BadField, match=instead) as refused:
         check(asked(embeds=embeds), model)
     assert refused.value.field == "model"
 
 
-def test_a_shortened_vector_has_length_one_again() -> None:
+def test_shortened_vector_has_length_one_again() -> None:
     vector = [0.6, 0.0, 0.8]
     assert shortened(vector, 2) == [1.0, 0.0]
     assert shortened(vector, None) is vector and shortened(vector, 3) is vector
     assert shortened([0.0, 1.0], 1) == [0.0]
 
 
-def test_base64_is_of_32_bit_floats() -> None:
+def test_base64_vector_is_of_32_bit_floats() -> None:
     assert struct.unpack("<2f", base64.b64decode(as_base64([0.5, -2.0]))) == (0.5, -2.0)

@@ -70,7 +70,7 @@ def said(lines: list[str]) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_a_stream_whose_model_wakes_gets_comments_until_it_is_up(world: World, n: int) -> None:
+async def test_waking_stream_gets_comments_until_its_model_is_active(world: World, n: int) -> None:
     held = world.groups[0].script = Held(world, "one two")
     await world.publish(world.route(fakes.place(world.groups[0], WAKING)))
     async with streamed(world, n=n) as (response, lines):
@@ -126,7 +126,7 @@ async def test_waking_stream_gets_no_more_comments_once_its_model_is_active(worl
     assert COMMENT not in rest[first_event:]
 
 
-async def test_a_stream_that_has_begun_and_waits_for_another_place_gets_them(world: World) -> None:
+async def test_waking_comments_are_sent_to_a_begun_stream_that_waits_for_another_place(world: World) -> None:
     said_before = world.ids("one two")
 
     async def breaks(running: Running) -> None:
@@ -176,7 +176,7 @@ async def test_waking_failure_after_a_comment_is_an_error_event(world: World) ->
 
 
 @pytest.mark.parametrize("settings", [{"waking_comment_s": 0, "park_time_out_s": 0.3}])
-async def test_without_comments_what_goes_wrong_has_its_status(world: World) -> None:
+async def test_waking_failure_with_comments_off_has_its_status(world: World) -> None:
     world.groups[0].script = Held(world, "never")
     await world.publish(world.route(fakes.place(world.groups[0], WAKING)))
     refused = await world.chat(stream=True)
@@ -205,7 +205,7 @@ async def test_waking_client_that_leaves_a_stream_of_comments_cancels_its_reques
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_comment_that_is_behind_the_answer_is_none(stream: bool) -> None:
+async def test_waking_comment_after_the_answer_is_not_sent(stream: bool) -> None:
     sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:

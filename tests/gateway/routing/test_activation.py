@@ -47,7 +47,7 @@ async def test_activations_caller_that_times_out_leaves_the_shared_call_running(
         assert len(placement.activations) == 2
 
 
-async def test_a_refusal_is_an_answer_to_all(placement: FakePlacement) -> None:
+async def test_activation_refused_by_placement_is_refused_to_all_callers(placement: FakePlacement) -> None:
     placement.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "needs 5, free 3")
     async with rpc.channel(placement.address) as channel:
         activations = Activations(placement_pb2_grpc.PlacementStub(channel), time_out_s=10)
@@ -57,7 +57,9 @@ async def test_a_refusal_is_an_answer_to_all(placement: FakePlacement) -> None:
     assert len(placement.activations) == 1
 
 
-async def test_placement_away_or_silent_is_unavailable(placement: FakePlacement, tmp_path: Path) -> None:
+async def test_activation_with_placement_away_or_silent_is_unavailable(
+    placement: FakePlacement, tmp_path: Path
+) -> None:
     async def never(_: Any) -> placement_pb2.Place:
         await asyncio.Event().wait()
         raise AssertionError

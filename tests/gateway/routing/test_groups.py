@@ -56,7 +56,7 @@ async def hold(running: Running) -> None:
     await running.cancelled.wait()
 
 
-async def test_many_requests_share_one_stream(group: FakeGroup, links: GroupLinks) -> None:
+async def test_group_link_carries_many_requests_over_one_stream(group: FakeGroup, links: GroupLinks) -> None:
     collectors = [Collector() for _ in range(20)]
     for number, collector in enumerate(collectors):
         links.get(group.address).submit(submit(str(number)), collector)
@@ -67,7 +67,9 @@ async def test_many_requests_share_one_stream(group: FakeGroup, links: GroupLink
     assert links.get(group.address).in_flight == 0
 
 
-async def test_a_cancelled_request_is_cancelled_there_and_heard_of_no_more(group: FakeGroup, links: GroupLinks) -> None:
+async def test_cancelled_request_is_cancelled_in_its_group_and_gets_no_more_tokens(
+    group: FakeGroup, links: GroupLinks
+) -> None:
     group.script = hold
     link, collector = links.get(group.address), Collector()
     link.submit(submit("a"), collector)

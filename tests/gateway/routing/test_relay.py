@@ -52,7 +52,7 @@ async def both_places(world: World) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_dies_is_a_pause(world: World, stream: bool) -> None:
+async def test_engine_that_dies_only_pauses_the_answer(world: World, stream: bool) -> None:
     said = world.say(TEXT)
     world.groups[0].script = fails_after(world, 5)
     await both_places(world)
@@ -71,7 +71,7 @@ async def test_an_engine_that_dies_is_a_pause(world: World, stream: bool) -> Non
     assert second.sampling.seed == 3
 
 
-async def test_a_group_that_dies_is_a_pause_for_all_its_streams(world: World) -> None:
+async def test_group_that_dies_only_pauses_all_its_streams(world: World) -> None:
     world.say(TEXT)
     reached = asyncio.Event()
 
@@ -90,7 +90,7 @@ async def test_a_group_that_dies_is_a_pause_for_all_its_streams(world: World) ->
     assert all(request.submit.resumed_tokens in (0, 3) for request in world.groups[1].requests)
 
 
-async def test_a_group_that_comes_back_takes_its_requests_up_again(world: World) -> None:
+async def test_group_that_comes_back_continues_its_requests(world: World) -> None:
     """One group, its process killed and started anew, while placement is away as well."""
     reached = asyncio.Event()
 
@@ -110,7 +110,7 @@ async def test_a_group_that_comes_back_takes_its_requests_up_again(world: World)
     await again.die()
 
 
-async def test_stop_strings_and_logprobs_cross_the_seam(world: World) -> None:
+async def test_stop_strings_and_logprobs_continue_across_a_failover(world: World) -> None:
     ids = world.ids(TEXT)
 
     def scored(count: int, end: bool) -> fakes.Script:
@@ -138,7 +138,7 @@ def world_text(world: World, ids: list[int]) -> str:
     return str(tiny().decode(ids))
 
 
-async def test_tokens_that_come_with_the_failure_count(world: World) -> None:
+async def test_tokens_in_the_message_of_a_failure_count(world: World) -> None:
     ids = world.say(TEXT)
 
     async def gives_back(running: Running) -> None:
@@ -191,7 +191,7 @@ async def test_relay_chunks_of_an_abandoned_attempt_are_ignored(world: World) ->
 
 
 @pytest.mark.parametrize(("asked", "times"), [({}, 3), ({"regex": "[a-z]+"}, 2)])
-async def test_a_request_that_kills_what_it_runs_on_is_given_up(
+async def test_request_that_repeatedly_kills_its_engine_is_given_up(
     world: World, asked: dict[str, str], times: int
 ) -> None:
     for group in world.groups:
@@ -207,7 +207,7 @@ async def test_a_request_that_kills_what_it_runs_on_is_given_up(
     assert sum(len(group.requests) for group in world.groups) == times
 
 
-async def test_failures_with_tokens_in_between_are_not_counted_against_it(world: World) -> None:
+async def test_failures_with_tokens_in_between_do_not_give_up_a_request(world: World) -> None:
     for group in world.groups:
         group.script = fails_after(world, 4)
     await both_places(world)
@@ -319,7 +319,7 @@ async def test_relay_model_with_a_passing_error_is_a_503_with_retry_after(world:
     assert listed["error"] == "its folder does not exist"
 
 
-async def test_no_answer_names_a_folder_or_a_socket_of_the_server(world: World) -> None:
+async def test_error_messages_name_no_folder_or_socket_of_the_server(world: World) -> None:
     said, told = (
         "the loader at unix:/run/prism/loader.sock: /srv/m/a.json: EIO",
         "the loader at loader.sock: a.json: EIO",
@@ -353,7 +353,7 @@ class TestNotParkedForLong:
         return {"park_time_out_s": 2.0}
 
     @pytest.mark.parametrize("settings", [{"park_time_out_s": 10.0}])  # enough for placement's answer
-    async def test_a_model_that_fits_nowhere_is_a_503_with_the_arithmetic(self, world: World) -> None:
+    async def test_model_that_fits_nowhere_is_a_503_with_the_sizes(self, world: World) -> None:
         await world.publish(world.route())
         world.placement.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "needs 5, free 3")
         response = await world.chat()
@@ -385,7 +385,7 @@ class TestImpatient:
     def settings(self) -> dict[str, Any]:
         return {"park_time_out_s": 0.3, "request_time_out_s": 2.0}
 
-    async def test_a_busy_model_may_take_the_requests_whole_time(self, world: World) -> None:
+    async def test_request_to_a_busy_model_times_out_with_a_504(self, world: World) -> None:
         async def never(running: Running) -> None:
             await running.cancelled.wait()
 
@@ -407,7 +407,7 @@ class TestNobodyReached:
         assert error["code"] == "unavailable"
         assert error["message"] == "no group that serves it could be reached within 0.2 s: no group is reachable"
 
-    async def test_places_that_cannot_be_reached_are_tried_no_longer_than_that(self, world: World) -> None:
+    async def test_unreachable_places_are_tried_no_longer_than_the_bound(self, world: World) -> None:
         world.say(TEXT)
         for group in world.groups:
             await group.die()
@@ -416,7 +416,9 @@ class TestNobodyReached:
         error = refusal(await world.chat(), 503)
         assert "within 0.2 s: no connection to" in str(error["message"])
 
-    async def test_a_model_that_waits_for_room_is_waited_for(self, world: World) -> None:
+    async def test_model_waiting_for_room_is_waited_for_beyond_the_bound_for_reaching_groups(
+        self, world: World
+    ) -> None:
         world.say(TEXT)
         await world.publish(world.route())
         world.placement.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
@@ -491,7 +493,7 @@ class TestCompiling:
         ready.set()
         assert (await answer).json()["choices"][0]["message"]["content"] == TEXT
 
-    async def test_another_that_wakes_is_waited_for_as_long_as_ever(
+    async def test_waking_model_without_compilation_is_waited_for_only_the_usual_bound(
         self, world: World, sent: list[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         answer, running, _ = await self.waits(world, sent, compiling=False)
@@ -522,7 +524,7 @@ class TestCompiling:
         assert "kernels are being compiled, which is done once for this machine" in str(error["message"])
         await asyncio.wait_for(running.cancelled.wait(), PATIENCE_S)
 
-    async def test_the_bound_of_whole_requests_bounds_that_too(
+    async def test_compiling_model_is_waited_for_at_most_the_bound_of_whole_requests(
         self, world: World, sent: list[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         answer, *_ = await self.waits(world, sent, compiling=True)

@@ -17,7 +17,7 @@ def route(name: str, *addresses: str, residency: common_pb2.Residency = common_p
     return placement_pb2.Route(model=common_pb2.ModelSpec(name=name), residency=residency, places=places, error="why")
 
 
-def test_nothing_is_known_before_placement_has_spoken() -> None:
+def test_route_table_before_the_first_message_of_placement_is_unavailable() -> None:
     table = RouteTable()
     with pytest.raises(Unavailable):
         table.get("a")
@@ -26,7 +26,7 @@ def test_nothing_is_known_before_placement_has_spoken() -> None:
         table.get("a")
 
 
-def test_a_new_table_replaces_the_old_one_and_listeners_hear_of_it() -> None:
+def test_route_table_is_replaced_as_a_whole_and_listeners_are_called() -> None:
     table, heard = RouteTable(), []
     table.on_change(lambda routes: heard.append(sorted(routes)))
     table.set(map(decode, [route("b", "x"), route("a")]))
@@ -44,21 +44,21 @@ def test_route_in_error_is_faulty_only_without_places() -> None:
     assert not decode(route("a")).faulty
 
 
-def test_a_fault_says_what_is_wrong_and_when_it_is_tried_again_but_not_where_it_lies() -> None:
+def test_fault_of_a_route_has_its_reason_and_time_to_retry_but_no_folder() -> None:
     told = route("a", residency=common_pb2.ERROR)
     told.error, told.retry_s = "/srv/models/a/config.json: Input/output error", 4.0
     fault = decode(told).fault
     assert str(fault) == "model 'a' is in state error: config.json: Input/output error" and fault.retry_s == 4.0
 
 
-def test_a_residency_is_told_by_model_and_address() -> None:
+def test_route_table_gives_the_residency_by_model_and_address() -> None:
     table = RouteTable()
     table.set([decode(route("a", "x", residency=common_pb2.WAKING))])
     assert table.residency("a", "x") == common_pb2.WAKING
     assert table.residency("a", "y") == table.residency("b", "x") == common_pb2.RESIDENCY_UNSPECIFIED
 
 
-async def test_while_placement_is_away_the_last_table_stays() -> None:
+async def test_route_table_stays_while_placement_is_away() -> None:
     table = RouteTable()
 
     async def messages() -> AsyncIterator[placement_pb2.Routes | None]:

@@ -49,7 +49,7 @@ NOT = {
 }
 
 
-def test_each_has_its_strings_and_no_others() -> None:
+def test_format_patterns_match_their_strings_and_no_others() -> None:
     assert FIT.keys() == NOT.keys() == formats.NAMES
     for name in FIT:
         tree = patterns.found_in(formats.pattern(name) or "")
@@ -98,7 +98,7 @@ def test_format_pattern_with_a_bound_has_no_longer_string(most: int) -> None:
             assert len(text) <= most and whole.find(text), (name, text)
 
 
-def test_the_documentation_lists_them() -> None:
+def test_documentation_lists_the_supported_formats() -> None:
     row = re.search(r"^\| `format` \| kept: (.*?);", DOCUMENT.read_text(), re.MULTILINE)
     assert row is not None and set(re.findall("`(.*?)`", row[1])) == formats.NAMES
 

@@ -198,7 +198,7 @@ TOGETHER: list[tuple[Any, list[str], list[str]]] = [
 
 @pytest.mark.sglang
 @pytest.mark.parametrize(("schema", "fit", "unfit"), TOGETHER)
-def test_grammar_takes_fitting_answers_and_refuses_others(schema: Any, fit: list[str], unfit: list[str]) -> None:
+def test_grammar_allows_fitting_answers_and_no_others(schema: Any, fit: list[str], unfit: list[str]) -> None:
     made = Compiled(grammar.of(schema))
     assert [answer for answer in fit if not made.takes(answer)] == []
     assert [answer for answer in unfit if made.takes(answer)] == []
@@ -209,7 +209,7 @@ def chain(count: int, last: Any, link: str) -> dict[str, Any]:
     return {"$defs": {**made, f"d{count}": last}, "$ref": "#/$defs/d0"}
 
 
-def test_references_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammar_of_nested_or_circular_references_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     for link in ("allOf", "anyOf"):
         assert "integer" in grammar.of(chain(1000, {"type": "integer"}, link))
         with pytest.raises(SchemaRefused, match="it allows no answer"):
@@ -243,13 +243,13 @@ def test_grammar_schema_that_is_too_large_is_refused() -> None:
         assert said in str(refused.value) and len(str(refused.value)) < 600
 
 
-def test_a_thousand_properties_that_may_be_missing_are_two_rules_each() -> None:
+def test_grammar_of_a_thousand_optional_properties_has_two_rules_each() -> None:
     schema = {"type": "object", "properties": {f"p{n}": {"type": "string", "maxLength": 40} for n in range(1000)}}
     text = grammar.of(schema)
     assert text.count("\n") < 2100 and len(text) < 150_000
 
 
-def test_nonsense_is_refused_and_nothing_else_comes_of_it() -> None:
+def test_grammar_of_random_schemas_is_made_or_refused() -> None:
     words, kept = Words(random.Random(5)), 0
     for _ in range(3000):
         schema = words._schema(4)
@@ -261,7 +261,7 @@ def test_nonsense_is_refused_and_nothing_else_comes_of_it() -> None:
     assert 300 < kept < 2700
 
 
-def test_the_metaschema_agrees_on_what_is_no_schema() -> None:
+def test_invalid_schemas_are_refused_by_the_metaschema_too() -> None:
     for schema, _ in WRONG:
         if isinstance(schema, dict) and "$ref" not in schema:
             with pytest.raises(jsonschema.SchemaError):

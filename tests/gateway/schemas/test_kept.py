@@ -27,7 +27,7 @@ def cases(count: int) -> settings:
 
 @cases(300)
 @given(st.one_of(schemas(), schemas(), unions()), st.integers(0, 2**32 - 1))
-def test_no_answer_breaks_its_schema(schema: Any, seed: int) -> None:
+def test_answers_allowed_by_a_grammar_fit_its_schema(schema: Any, seed: int) -> None:
     judge = Judge(schema)
     for answer in kept(schema).answers(random.Random(seed), 6):
         found = next(judge.iter_errors(strict(answer)), None)
@@ -45,7 +45,7 @@ def kept(schema: Any) -> Compiled:
 
 @cases(150)
 @given(st.data())
-def test_numbers_and_strings_that_fit_are_allowed_and_no_others(data: st.DataObject) -> None:
+def test_grammar_allows_numbers_and_strings_that_fit_and_no_others(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(("integer", "number", "string")))
     schema = {"type": kind, **data.draw(strings() if kind == "string" else numbers())}
     judge = Judge(schema)
@@ -65,7 +65,7 @@ def written_plainly(value: Any) -> bool:
     return isinstance(value, str) or "e" not in repr(value)
 
 
-def test_most_values_that_fit_are_allowed() -> None:
+def test_grammar_allows_most_values_that_fit() -> None:
     """But for what the documentation says: whole numbers with a point, items that are told apart in another order, and
     the like."""
     fits, taken = 0, 0

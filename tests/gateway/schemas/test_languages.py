@@ -56,7 +56,9 @@ def brute(tree: Tree) -> set[str]:
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(PLAIN, PLAIN, st.integers(0, 3), st.one_of(st.none(), st.integers(0, 3)))
-def test_trees_are_the_languages_that_they_say(one: Tree, other: Tree, least: int, most: int | None) -> None:
+def test_language_trees_match_exactly_the_texts_of_brute_force(
+    one: Tree, other: Tree, least: int, most: int | None
+) -> None:
     assert texts(one) == brute(one)
     assert texts(languages.both((one, other))) == texts(one) & texts(other)
     assert texts(languages.but(one)) == set(TEXTS) - texts(one)
@@ -69,7 +71,7 @@ def test_trees_are_the_languages_that_they_say(one: Tree, other: Tree, least: in
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(PLAIN, PLAIN)
-def test_an_automaton_goes_where_texts_go_and_nowhere_from_where_none_ends(one: Tree, other: Tree) -> None:
+def test_automaton_follows_its_texts_and_has_no_dead_states(one: Tree, other: Tree) -> None:
     tree = languages.both((one, languages.but(other)))
     states = languages.states(tree, 500, LanguageWork(100_000))
     for text in TEXTS:
@@ -96,7 +98,7 @@ def test_languages_too_many_states_raise_language_too_large() -> None:
     assert languages.states(NOTHING, 100, LanguageWork(100_000)) == {}
 
 
-def test_ranges_of_characters() -> None:
+def test_character_ranges_are_built_subtracted_and_intersected() -> None:
     assert languages.of("cab") == ((97, 99),)
     assert languages.without(((97, 105),), ((98, 98), (100, 103))) == ((97, 97), (99, 99), (104, 105))
     assert languages.common(((97, 100),), ((99, 200),)) == ((99, 100),)

@@ -38,7 +38,7 @@ def test_numbers_within_bounds_that_steps_divide_fit_and_no_others(
 
 
 @pytest.mark.parametrize("bound", [0, 1, 100, -3, 0.1, 1e-7, 2**53, 2**60, 1e300, 10**400, -0.25])
-def test_numbers_beyond_a_bound_is_beyond_it_as_a_float_too(bound: int | float) -> None:
+def test_number_beyond_a_bound_is_beyond_it_as_a_float_too(bound: int | float) -> None:
     for up in (True, False):
         next_one = numbers.beyond(bound, up)
         assert (next_one > numbers.decimal(bound)) == up
@@ -56,6 +56,6 @@ def test_numbers_far_away_are_left_out_or_refused() -> None:
         numbers.decimals(NumberRange(Decimal(0)), [Decimal("1e-20")])
 
 
-def test_few_multiples_are_listed_whatever_divides_them() -> None:
+def test_numbers_with_few_multiples_in_range_are_listed() -> None:
     tree = numbers.integers(NumberRange(Decimal(0), Decimal(100_000)), [Decimal(9973)])
     assert languages.plain(tree) and languages.fits(tree, "9973") and not languages.fits(tree, "9974")

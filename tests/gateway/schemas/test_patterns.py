@@ -40,7 +40,7 @@ FOUND = (
 
 
 @pytest.mark.parametrize("pattern", FOUND)
-def test_a_pattern_is_found_in_what_ecmascript_finds_it_in(pattern: str) -> None:
+def test_pattern_matches_where_ecmascript_does(pattern: str) -> None:
     tree, found = patterns.found_in(pattern), regress.Regex(pattern, "u" if "\\u{" in pattern else "")
 
     @settings(max_examples=150, deadline=None, derandomize=True)
@@ -98,6 +98,6 @@ def test_patterns_unsupported_pattern_is_refused_with_its_reason(pattern: str, w
     assert why in str(refused.value)
 
 
-def test_a_surrogate_pair_is_one_character() -> None:
+def test_pattern_with_a_surrogate_pair_matches_one_character() -> None:
     tree = patterns.found_in(r"^\ud83d\ude00$")
     assert languages.fits(tree, "😀")

@@ -114,7 +114,7 @@ MODELS: Sequence[type[BaseModel]] = (Numbers, Texts, Containers, Open, Node, Cat
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("made", ["pydantic", "openai"])
-def test_models_of_pydantic_read_what_is_answered(model: type[BaseModel], made: str) -> None:
+def test_answers_to_schemas_of_pydantic_are_read_by_their_models(model: type[BaseModel], made: str) -> None:
     if made == "openai" and model in (Containers, Open):
         pytest.skip("OpenAI's client closes objects that are to be open")
     schema = model.model_json_schema() if made == "pydantic" else to_strict_json_schema(model)

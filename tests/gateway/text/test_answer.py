@@ -37,7 +37,9 @@ def chunk(tokens: list[int], first: int = 0, *, scored: bool = False, finish: in
     stops=st.lists(st.sampled_from(["o w", "好 ", "😀", "two", "zzz", "three"]), max_size=2),
     scored=st.booleans(),
 )
-def test_cutting_changes_nothing(cuts: list[int], stops: list[str], scored: bool) -> None:
+def test_answer_is_the_same_however_its_tokens_are_cut_into_chunks(
+    cuts: list[int], stops: list[str], scored: bool
+) -> None:
     def play(parts: list[list[int]]) -> tuple[str, int, str | None, list[float]]:
         answer = Answer(tokenizer(), stops=stops)
         text, first, scores = "", 0, []
@@ -66,7 +68,7 @@ def test_tokens_of_a_matched_stop_string_count_and_those_after_it_do_not() -> No
     assert answer.finish_reason == "stop"
 
 
-def test_a_scored_token_of_the_stop_string_is_not_told() -> None:
+def test_scored_token_of_the_stop_string_is_left_out() -> None:
     answer = Answer(tokenizer(), stops=["two"])
     text = answer.push(chunk(ids(), scored=True))
     told = answer.take_scored()
@@ -74,14 +76,14 @@ def test_a_scored_token_of_the_stop_string_is_not_told() -> None:
     assert all(one.offset < len(text) for one in told)
 
 
-def test_the_reason_is_the_engines_word_in_openais() -> None:
+def test_finish_reason_of_the_engine_becomes_that_of_openai() -> None:
     for finish, reason in ((common_pb2.STOP, "stop"), (common_pb2.LENGTH, "length")):
         answer = Answer(tokenizer())
         answer.push(chunk(ids()[:2], finish=finish))
         assert answer.finish_reason == reason
 
 
-def test_half_a_character_at_the_very_end_is_shown_as_such() -> None:
+def test_incomplete_character_at_the_end_becomes_the_replacement_character() -> None:
     by_byte = {tokenizer().token_bytes(token): token for token in range(300)}
     answer = Answer(tokenizer())
     assert answer.push(chunk([by_byte[b"\xf0"]])) == ""
@@ -95,7 +97,7 @@ def test_answer_cached_tokens_are_those_of_the_first_attempt() -> None:
     assert answer.cached_tokens == 0
 
 
-def test_scored_tokens_of_pieces_are_the_text_and_their_offsets_are_places_in_it() -> None:
+def test_scored_tokens_of_sentence_pieces_have_their_offsets_in_the_text() -> None:
     from transformers import PreTrainedTokenizerFast
 
     pieces = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizers.sentence_piece(), eos_token="</s>"))

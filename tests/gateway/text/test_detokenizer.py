@@ -37,7 +37,7 @@ KINDS = ["byte level", "sentence piece"]
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=300)
 @given(data=st.data())
-def test_any_tokens_in_any_chunks_give_the_text_of_the_whole(kind: str, data: st.DataObject) -> None:
+def test_detokenizer_gives_the_text_of_all_tokens_however_they_are_chunked(kind: str, data: st.DataObject) -> None:
     tokenizer = _tokenizer(kind)
     # Beyond the vocabulary too: models pad theirs.
     chunks = data.draw(st.lists(st.lists(st.integers(0, _size(kind) + 2), max_size=4), max_size=30))
@@ -49,7 +49,7 @@ def test_any_tokens_in_any_chunks_give_the_text_of_the_whole(kind: str, data: st
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=200)
 @given(text=st.text(max_size=40))
-def test_no_half_character_is_ever_given_out(kind: str, text: str) -> None:
+def test_detokenizer_never_returns_an_incomplete_character(kind: str, text: str) -> None:
     tokenizer = _tokenizer(kind)
     ids = tokenizer.encode(text.replace("\ufffd", ""), special=False)
     whole = _whole(tokenizer, ids)
@@ -64,7 +64,7 @@ def test_no_half_character_is_ever_given_out(kind: str, text: str) -> None:
 
 @settings(max_examples=200)
 @given(ids=st.lists(st.integers(0, _size("byte level") + 2), max_size=40))
-def test_both_ways_agree_on_byte_level_vocabularies(ids: list[int]) -> None:
+def test_detokenizers_by_bytes_and_by_window_agree_on_byte_level_vocabularies(ids: list[int]) -> None:
     tokenizer = _tokenizer("byte level")
     by_bytes = ByteDetokenizer(tokenizer, tokenizer.special_ids)
     by_window = WindowDetokenizer(tokenizer, tokenizer.special_ids)
@@ -72,7 +72,7 @@ def test_both_ways_agree_on_byte_level_vocabularies(ids: list[int]) -> None:
     assert texts[0] == texts[1]
 
 
-def test_an_emoji_arrives_with_its_last_byte() -> None:
+def test_detokenizer_returns_an_emoji_with_its_last_byte() -> None:
     tokenizer = _tokenizer("byte level")
     tokens = [token for token in range(_size("byte level")) if len(tokenizer.token_bytes(token)) == 1]
     by_byte = {tokenizer.token_bytes(token): token for token in tokens}
@@ -80,7 +80,7 @@ def test_an_emoji_arrives_with_its_last_byte() -> None:
     assert [stream.push([by_byte[bytes([byte])]]) for byte in "🙂".encode()] == ["", "", "", "🙂"]
 
 
-def test_special_tokens_have_text_only_when_asked() -> None:
+def test_special_tokens_have_text_only_if_requested() -> None:
     tokenizer = _tokenizer("byte level")
     end = next(iter(tokenizer.encode("</s>", special=False)))
     assert detokenizer(tokenizer).push([end]) == ""
@@ -94,7 +94,7 @@ def test_words_of_a_sentence_piece_vocabulary_keep_their_spaces() -> None:
     assert "".join(stream.push([token]) for token in ids) + stream.finish() == "hello quick world"
 
 
-def test_an_answer_that_goes_on_a_text_keeps_its_space() -> None:
+def test_answer_that_continues_a_text_keeps_its_space() -> None:
     tokenizer = _tokenizer("sentence piece")
     prompt, answer = (tokenizer.encode(text, special=False) for text in ("hello", "quick world"))
     for before, text in (
@@ -111,7 +111,7 @@ def test_an_answer_that_goes_on_a_text_keeps_its_space() -> None:
 
 @settings(max_examples=200)
 @given(prompt=st.text("hello wrdñ世 ", min_size=1, max_size=12), answer=st.text("quick ñ世", max_size=12))
-def test_prompt_and_answer_are_one_text(prompt: str, answer: str) -> None:
+def test_detokenized_prompt_and_answer_are_one_text(prompt: str, answer: str) -> None:
     tokenizer = _tokenizer("sentence piece")
     before, ids = (tokenizer.encode(text, special=False) for text in (prompt, answer))
     stream = detokenizer(tokenizer, before=before)

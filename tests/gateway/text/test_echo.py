@@ -36,7 +36,7 @@ def _whole(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 @settings(max_examples=300)
 @given(text=TEXTS)
-def test_tokens_begin_where_their_text_does(text: str) -> None:
+def test_token_offsets_are_where_their_text_begins(text: str) -> None:
     tokenizer = _tokenizer("byte level")
     ids = tokenizer.encode(text, special=True)
     assert ids[0] in tokenizer.special_ids, "one that is not in the text"
@@ -46,7 +46,7 @@ def test_tokens_begin_where_their_text_does(text: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=300)
 @given(data=st.data())
-def test_places_go_forward_through_any_text(kind: str, data: st.DataObject) -> None:
+def test_token_offsets_never_decrease_in_any_text(kind: str, data: st.DataObject) -> None:
     """Also of tokens that no text is made of."""
     tokenizer = _tokenizer(kind)
     ids = data.draw(st.lists(st.integers(0, _size(kind) + 3), min_size=1))
@@ -56,7 +56,7 @@ def test_places_go_forward_through_any_text(kind: str, data: st.DataObject) -> N
     assert places == sorted(places) and places[-1] <= len(text)
 
 
-def test_a_space_that_the_tokenizer_drops_in_front_is_nowhere() -> None:
+def test_token_offsets_skip_a_leading_space_dropped_by_the_tokenizer() -> None:
     tokenizer = _tokenizer("sentence piece")
     text = "hello world"
     ids = tokenizer.encode(text, special=False)
@@ -82,7 +82,7 @@ def test_echo_log_probabilities_are_sent_once_and_in_order_however_they_arrive(c
     ]
 
 
-def test_text_alone_is_told_at_once() -> None:
+def test_echo_of_text_without_scores_is_sent_at_once() -> None:
     echo = Echo("abc")
     assert [echo.more([]), echo.more([])] == [("abc", []), ("", [])]
     assert Echo().more([]) == ("", [])
@@ -147,7 +147,7 @@ ASKED = {"temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_harness_finds_the_log_likelihoods_of_token_lists(world: World, stream: bool) -> None:
+async def test_echo_gives_the_log_likelihoods_that_an_evaluation_harness_reads(world: World, stream: bool) -> None:
     world.groups[0].script = scored(world, " fox jumps")
     prompts = [world.ids("the quick brown fox"), world.ids("héllo 世界")]
     response = await world.complete(prompt=prompts, max_tokens=1, stream=stream, **ASKED)
@@ -163,7 +163,7 @@ async def test_a_harness_finds_the_log_likelihoods_of_token_lists(world: World, 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("max_tokens", [0, 1, 3])
-async def test_a_prompt_is_told_with_its_tokens_and_then_the_answer_is(
+async def test_echo_has_the_prompt_with_its_tokens_before_the_answer(
     world: World, stream: bool, max_tokens: int
 ) -> None:
     world.groups[0].script = scored(world, " fox, 世")
@@ -194,7 +194,7 @@ def _bytes(world: World) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("asked", [{}, {"echo": True}, {"echo": True, "logprobs": 0}, {"logprobs": 2}])
-async def test_no_tokens_are_an_answer_too(world: World, stream: bool, asked: dict[str, Any]) -> None:
+async def test_completion_of_zero_tokens_is_answered(world: World, stream: bool, asked: dict[str, Any]) -> None:
     world.groups[0].script = scored(world, " fox")
     response = await world.complete(prompt="the quick", max_tokens=0, stream=stream, **asked)
     (choice,) = joined(response, stream)
@@ -221,7 +221,7 @@ async def test_a_prompt_of_one_token_has_no_log_probability(world: World) -> Non
     assert not world.groups[0].requests[0].submit.sampling.HasField("prompt_logprobs_from")
 
 
-async def test_a_prompt_alone_may_fill_the_context(world: World) -> None:
+async def test_prompt_with_zero_tokens_to_generate_may_fill_the_context(world: World) -> None:
     world.groups[0].script = scored(world, " fox", together=256)
     full = [world.ids("a")[0]] * 512
     told = (await world.complete(prompt=full, max_tokens=0, **ASKED)).json()["choices"][0]["logprobs"]
@@ -230,7 +230,7 @@ async def test_a_prompt_alone_may_fill_the_context(world: World) -> None:
     assert refusal(await world.complete(prompt=[*full, 5], max_tokens=0), 400)["code"] == "context_length_exceeded"
 
 
-async def test_log_probabilities_of_a_prompt_cross_the_seam_once(world: World) -> None:
+async def test_log_probabilities_of_a_prompt_are_sent_once_across_a_failover(world: World) -> None:
     """Its engine dies while they come, and the next one when the answer has begun."""
     text, prompt = " fox jumps over", world.ids("the quick brown dog, hello")
     await world.publish(world.route(*map(fakes.place, world.groups)))
@@ -261,7 +261,7 @@ async def test_log_probabilities_of_a_prompt_cross_the_seam_once(world: World) -
     assert [one.max_new_tokens for one in asked] == [3, 3, 2]
 
 
-async def test_a_group_that_does_not_know_of_prompts_is_told_apart(world: World) -> None:
+async def test_group_of_an_older_version_without_prompt_log_probabilities_is_detected(world: World) -> None:
     """One of a version before steps over what is new to it: it says a token, and nothing of the prompt."""
 
     async def older(running: Running) -> None:
@@ -277,7 +277,7 @@ async def test_a_group_that_does_not_know_of_prompts_is_told_apart(world: World)
         assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == ("", 0)
 
 
-async def test_a_stream_tells_a_long_prompt_as_it_is_computed(world: World) -> None:
+async def test_echo_of_a_long_prompt_is_streamed_as_it_is_computed(world: World) -> None:
     release = asyncio.Event()
 
     async def script(running: Running) -> None:
@@ -303,7 +303,7 @@ async def test_a_stream_tells_a_long_prompt_as_it_is_computed(world: World) -> N
     assert text == prompt
 
 
-async def test_more_log_probabilities_than_a_gateway_can_hold_are_refused(world: World) -> None:
+async def test_log_probabilities_beyond_the_bound_of_a_gateway_are_refused(world: World) -> None:
     prompt = [world.ids("a")[0]] * 500
     more = {"prompt": [prompt] * 4, "n": 128, "max_tokens": 0, "echo": True}
     error = refusal(await world.complete(**more, logprobs=20), 400)
@@ -311,7 +311,7 @@ async def test_more_log_probabilities_than_a_gateway_can_hold_are_refused(world:
     assert not world.groups[0].requests
 
 
-async def test_over_grpc_they_are_refused(world: World) -> None:
+async def test_grpc_request_for_prompt_log_probabilities_is_refused(world: World) -> None:
     import grpc
 
     sampling = common_pb2.Sampling(logprobs=True, prompt_logprobs_from=1)

@@ -24,7 +24,7 @@ def _obvious(text: str, stops: list[str]) -> str:
     chunks=st.lists(SMALL, max_size=10),
     stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), min_size=1, max_size=4),
 )
-def test_any_cutting_gives_the_same_text(chunks: list[str], stops: list[str]) -> None:
+def test_stop_matcher_gives_the_same_text_however_it_is_cut(chunks: list[str], stops: list[str]) -> None:
     matcher = StopMatcher(stops)
     told = ""
     for chunk in chunks:
@@ -37,7 +37,7 @@ def test_any_cutting_gives_the_same_text(chunks: list[str], stops: list[str]) ->
     assert told == _obvious("".join(chunks), stops)
 
 
-def test_the_beginning_of_a_stop_string_is_held_until_it_is_none() -> None:
+def test_stop_matcher_holds_the_beginning_of_a_stop_until_it_is_none() -> None:
     matcher = StopMatcher(["STOP"])
     assert matcher.push("go ST") == ("go ", False)
     assert matcher.push("A") == ("STA", False)
@@ -49,7 +49,7 @@ def test_stop_matcher_held_text_is_released_at_the_end() -> None:
     assert matcher.finish() == "ST"
 
 
-def test_nothing_of_the_stop_string_is_given_out() -> None:
+def test_stop_matcher_returns_nothing_of_the_stop_string() -> None:
     matcher = StopMatcher(["\n\n"])
     assert matcher.push("line\n") == ("line", False)
     assert matcher.push("\nnext") == ("", True)

@@ -42,7 +42,7 @@ async def test_tokenizers_folder_is_loaded_once_for_concurrent_callers(tokenizer
     kept.close()
 
 
-async def test_a_load_that_failed_is_tried_again(tokenizer: Tokenizer) -> None:
+async def test_tokenizer_load_that_failed_is_tried_again(tokenizer: Tokenizer) -> None:
     outcomes: list[Tokenizer | Unmet] = [Unmet("not yet"), Unmet("not yet"), tokenizer]
 
     def flaky(path: str) -> Tokenizer:
@@ -61,7 +61,7 @@ async def test_a_load_that_failed_is_tried_again(tokenizer: Tokenizer) -> None:
     kept.close()
 
 
-async def test_only_so_many_stay_in_memory_the_last_used_ones(tokenizer: Tokenizer) -> None:
+async def test_tokenizers_beyond_the_bound_are_dropped_least_recently_used_first(tokenizer: Tokenizer) -> None:
     loads: list[str] = []
 
     def counted(path: str) -> Tokenizer:
@@ -75,7 +75,7 @@ async def test_only_so_many_stay_in_memory_the_last_used_ones(tokenizer: Tokeniz
     kept.close()
 
 
-async def test_long_texts_are_worked_on_by_a_thread_and_short_ones_here(tokenizer: Tokenizer) -> None:
+async def test_long_texts_are_tokenized_in_a_thread_and_short_ones_inline(tokenizer: Tokenizer) -> None:
     kept = Tokenizers(threads=1, kept=2, inline_characters=10)
     assert await kept.run(10, threading.get_ident) == threading.get_ident()
     assert await kept.run(11, threading.get_ident) != threading.get_ident()
@@ -117,7 +117,7 @@ async def test_tokenizers_work_run_aside_leaves_a_thread_to_prompts(
     kept.close()
 
 
-async def test_no_more_wait_aside_than_a_bound(monkeypatch: pytest.MonkeyPatch, go: threading.Event) -> None:
+async def test_tokenizer_work_waiting_aside_is_bounded(monkeypatch: pytest.MonkeyPatch, go: threading.Event) -> None:
     monkeypatch.setattr(tokenizers_module, "MOST_ASIDE", 1)
     kept = Tokenizers(threads=1, kept=2, inline_characters=10)
     works, waits = (tasks.spawn(kept.run_aside(11, go.wait), "a test") for _ in range(2))

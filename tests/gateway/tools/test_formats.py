@@ -48,7 +48,7 @@ def found(kind: str, parts: list[str], **more: int) -> tuple[str, list[tuple[str
 
 
 @pytest.mark.parametrize(("kind", "answer", "text", "calls"), ANSWERS)
-def test_calls_are_found_and_all_else_is_text(
+def test_tool_calls_are_found_and_all_else_is_text(
     kind: str, answer: str, text: str, calls: list[tuple[str, object]]
 ) -> None:
     assert found(kind, [answer]) == (text, calls)
@@ -57,7 +57,7 @@ def test_calls_are_found_and_all_else_is_text(
 
 @given(st.sampled_from(ANSWERS), st.lists(st.integers(0, 120), max_size=6))
 @example(next(each for each in ANSWERS if each[2] == "Ok "), [2])
-def test_the_same_is_found_however_the_answer_is_cut(
+def test_tool_calls_are_found_however_the_answer_is_cut(
     answer: tuple[str, str, str, list[tuple[str, object]]], cuts: list[int]
 ) -> None:
     kind, whole, text, calls = answer
@@ -76,7 +76,7 @@ def test_tool_formats_text_without_calls_loses_only_marks_and_spaces(kind: str, 
     assert text == left
 
 
-def test_no_more_calls_than_are_allowed() -> None:
+def test_tool_calls_beyond_the_allowed_number_are_dropped() -> None:
     assert found("enforced", [f"[{NOW}, {BERN}]"], most=1) == ("", [("now", {})])
 
 
@@ -88,13 +88,13 @@ def test_no_more_calls_than_are_allowed() -> None:
         ('{% if tools %}Respond in the format {"name": function name, "parameters": dictionary}', "llama3"),
     ],
 )
-def test_a_template_says_how_its_model_calls(template: str, known: str) -> None:
+def test_tool_format_is_found_by_the_chat_template(template: str, known: str) -> None:
     auto, must = (Tools([], must=must) for must in (False, True))
     assert form(auto, template) == FORMATS[known]
     assert form(must, template) == replace(ENFORCED, short_ids=known == "mistral")
 
 
-def test_a_model_that_cannot_call_is_refused_and_one_of_unknown_ways_can_be_made_to() -> None:
+def test_tools_of_a_model_without_them_are_refused_and_of_an_unknown_format_only_if_required() -> None:
     tool = Tool.model_validate({"type": "function", "function": {"name": "f"}})
     auto, must = (Tools([tool], must=must) for must in (False, True))
     for tools in (auto, must):
@@ -108,7 +108,7 @@ def test_a_model_that_cannot_call_is_refused_and_one_of_unknown_ways_can_be_made
     )
 
 
-def test_ids_differ_and_are_short_where_templates_want_it() -> None:
+def test_tool_call_ids_differ_and_are_short_where_templates_require_it() -> None:
     def ids(kind: Format) -> list[str]:
         return [call.id for call in CallFinder(kind, NAMES).push(f"[TOOL_CALLS]<tool_call>{NOW}{NOW}")[1]]
 
@@ -116,7 +116,7 @@ def test_ids_differ_and_are_short_where_templates_want_it() -> None:
     assert {len(one) for one in ids(FORMATS["mistral"])} <= {9}
 
 
-def test_a_long_call_is_parsed_once_however_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_tool_call_is_parsed_once_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[str] = []
 
     class Decoder(json.JSONDecoder):
@@ -136,7 +136,7 @@ def test_a_long_call_is_parsed_once_however_it_comes(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("arguments", [r'{"a": "\ud800"}', r'"{\"a\": \"\ud800\"}"'])
-def test_arguments_with_half_a_character_can_be_written(arguments: str) -> None:
+def test_tool_call_arguments_with_a_lone_surrogate_can_be_encoded(arguments: str) -> None:
     finder = CallFinder(FORMATS["hermes"], NAMES)
     _, calls = finder.push(f'<tool_call>{{"name": "now", "arguments": {arguments}}}</tool_call>')
     assert json.loads(calls[0].arguments.encode()) == {"a": "?"}

@@ -51,7 +51,7 @@ def found(form: Format, answer: str) -> tuple[str, list[tuple[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_calls_are_written_as_each_family_writes_them_with_parameters_that_fit(name: str) -> None:
+def test_tool_grammar_of_each_family_allows_calls_with_fitting_parameters_only(name: str) -> None:
     form, tools = FORMS[name], Tools(BOTH, must=name == "enforced")
     node = {"next": {"value": 120}, "value": 1}
     said = SAID[name] % json.dumps(node)

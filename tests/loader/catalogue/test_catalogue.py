@@ -13,7 +13,7 @@ def write(folder, text):
     return path
 
 
-def test_models_are_read_with_paths_relative_to_the_file(tmp_path):
+def test_catalogue_models_are_read_with_paths_relative_to_the_file(tmp_path):
     path = write(
         tmp_path,
         """
@@ -41,7 +41,7 @@ def test_models_are_read_with_paths_relative_to_the_file(tmp_path):
     assert (two.ttft_ms, two.pinned, two.engine, two.quota_bytes) == (0, False, "", None)
 
 
-def test_an_empty_file_lists_no_models(tmp_path):
+def test_empty_catalogue_file_lists_no_models(tmp_path):
     assert catalogue.read(write(tmp_path, "")) == ()
 
 
@@ -74,7 +74,7 @@ def test_an_empty_file_lists_no_models(tmp_path):
         pytest.param("[[model", "not TOML", id="not TOML"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_with_one_line_that_names_the_key(tmp_path, text, reason):
+def test_invalid_catalogue_file_is_refused_with_one_line_that_names_the_key(tmp_path, text, reason):
     path = write(tmp_path, text)
     with pytest.raises(ValueError) as refused:
         catalogue.read(path)
@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_one_line_that_names_the_key(
     assert "\n" not in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_missing_catalogue_file_is_named(tmp_path):
     with pytest.raises(ValueError, match="none.toml: No such file"):
         catalogue.read(tmp_path / "none.toml")
 
@@ -101,7 +101,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         ("a" * 201, "more than 200 characters"),
     ],
 )
-def test_a_name_that_not_every_client_could_ask_for_is_refused(tmp_path, name, reason):
+def test_model_name_that_not_every_client_can_send_is_refused(tmp_path, name, reason):
     path = write(tmp_path, f'[[model]]\nname = {json.dumps(name)}\npath = "x"')
     with pytest.raises(ValueError) as refused:
         catalogue.read(path)
@@ -109,6 +109,6 @@ def test_a_name_that_not_every_client_could_ask_for_is_refused(tmp_path, name, r
 
 
 @pytest.mark.parametrize("name", ["a", "org/some-model", "org/a.b:7b@v1+x", "a/b/c", "a/.b/..c", "a" * 200])
-def test_names_that_any_client_can_ask_for_are_taken(tmp_path, name):
+def test_model_names_that_any_client_can_send_are_accepted(tmp_path, name):
     (listed,) = catalogue.read(write(tmp_path, f'[[model]]\nname = "{name}"\npath = "x"'))
     assert listed.name == name

@@ -44,13 +44,13 @@ def write_catalogue(tmp_path, *folders):
     return str(path)
 
 
-def test_a_floor_is_one_longest_request_in_whole_extents(folder):
+def test_floor_of_a_model_is_its_longest_request_in_whole_extents(folder):
     model = read_model(listed(folder), SIZES)
     assert 64 * KV == 16_384 and (64 + BESIDE_TOKENS) * KV == 65_536 and model.floor_bytes == 70_000
     assert model.quota_bytes == 77
 
 
-def test_the_catalogue_may_shorten_the_context_raise_the_floor_and_set_the_quota(folder):
+def test_catalogue_entry_may_shorten_the_context_raise_the_floor_and_set_the_quota(folder):
     assert read_model(listed(folder, context_tokens=30), SIZES).floor_bytes == 60_000
     assert read_model(listed(folder, floor_tokens=128), SIZES).floor_bytes == 70_000
     assert read_model(listed(folder, floor_tokens=512), SIZES).floor_bytes == 140_000
@@ -64,7 +64,7 @@ def test_the_catalogue_may_shorten_the_context_raise_the_floor_and_set_the_quota
         ({"floor_tokens": 63}, "floor_tokens 63, less than one request of 64 tokens"),
     ],
 )
-def test_lengths_that_the_checkpoint_cannot_have_are_the_models_error(folder, keys, reason):
+def test_token_counts_that_the_checkpoint_cannot_have_are_an_error_of_the_model(folder, keys, reason):
     model = read_model(listed(folder, **keys), SIZES)
     assert reason in model.error and model.checkpoint is None and model.generation == 0
 
@@ -78,7 +78,7 @@ async def test_a_broken_checkpoint_is_an_error_of_its_model_and_the_others_are_r
     assert len(models.changes) == 1
 
 
-async def test_adding_the_same_path_again_reads_it_afresh(folder, models):
+async def test_model_added_again_with_the_same_path_is_read_afresh(folder, models):
     first = await models.add(listed(folder))
     os.truncate(folder / "tokenizer.json", 2)
     (folder / "tokenizer.json").write_text("{}")
@@ -87,7 +87,7 @@ async def test_adding_the_same_path_again_reads_it_afresh(folder, models):
     assert models.get("m") == second
 
 
-async def test_adding_another_path_under_a_taken_name_is_refused(tmp_path, folder, models):
+async def test_model_added_with_another_path_under_a_taken_name_is_refused(tmp_path, folder, models):
     await models.add(listed(folder))
     other = checkpoint_files.write(tmp_path / "other")
     with pytest.raises(Exists, match=f"taken by the model at {folder}"):
@@ -104,12 +104,12 @@ async def test_a_broken_checkpoint_is_not_added(folder, models):
     assert models.all() == []
 
 
-async def test_inspecting_changes_nothing(folder, models):
+async def test_inspected_model_is_read_and_the_catalogue_stays_unchanged(folder, models):
     assert (await models.inspect(listed(folder))).checkpoint.layers == 2
     assert models.all() == [] and models.changes == []
 
 
-async def test_what_was_added_by_a_call_survives_a_reload_and_what_left_the_file_does_not(tmp_path, folder, models):
+async def test_model_added_by_a_call_survives_a_reload_and_one_that_left_the_file_does_not(tmp_path, folder, models):
     one, two = checkpoint_files.write(tmp_path / "one"), checkpoint_files.write(tmp_path / "two")
     await models.reload(write_catalogue(tmp_path, one, two))
     await models.add(listed(folder, "added"))
@@ -127,7 +127,7 @@ async def test_a_reload_notices_changed_files(tmp_path, models):
     assert models.get("one").generation != before and models.get("one").context_tokens == 32
 
 
-async def test_a_reload_of_a_file_that_cannot_be_used_changes_nothing(tmp_path, models):
+async def test_reload_of_an_invalid_catalogue_file_changes_nothing(tmp_path, models):
     one = checkpoint_files.write(tmp_path / "one")
     path = write_catalogue(tmp_path, one)
     await models.reload(path)
@@ -137,14 +137,14 @@ async def test_a_reload_of_a_file_that_cannot_be_used_changes_nothing(tmp_path, 
     assert models.get("one").error == ""
 
 
-async def test_the_settings_of_a_listed_model_stay_the_operators(tmp_path, models):
+async def test_model_of_the_file_added_by_a_call_keeps_the_settings_of_the_file(tmp_path, models):
     one = checkpoint_files.write(tmp_path / "one")
     await models.reload(write_catalogue(tmp_path, one))
     model = await models.add(listed(one, "one", pinned=True))
     assert not model.listed.pinned and not model.added
 
 
-async def test_removing_takes_a_model_out_once(folder, models):
+async def test_model_removed_twice_is_not_found_the_second_time(folder, models):
     await models.add(listed(folder))
     await models.remove("m")
     with pytest.raises(NotFound, match="no model 'm'"):
@@ -156,7 +156,7 @@ def successor(models):
     return NodeModels(SIZES, lambda: None, models.keeper)
 
 
-async def test_what_was_added_by_a_call_is_there_again_in_the_next_process_as_it_was_asked_for(folder, models):
+async def test_model_added_by_a_call_is_restored_in_the_next_process_with_its_settings(folder, models):
     asked = listed(folder, pinned=True, ttft_ms=7, context_tokens=30)
     await models.add(asked)
     again = successor(models)
@@ -167,7 +167,7 @@ async def test_what_was_added_by_a_call_is_there_again_in_the_next_process_as_it
     assert models.keeper.records == {} and list(again.everything()) == []
 
 
-async def test_changes_have_numbers_that_survive_with_what_was_removed(tmp_path, folder, models):
+async def test_change_numbers_survive_with_the_names_of_removed_models(tmp_path, folder, models):
     other = checkpoint_files.write(tmp_path / "other")
     await models.add(listed(folder), 7)
     await models.add(listed(other, "other"))
@@ -183,7 +183,7 @@ async def test_changes_have_numbers_that_survive_with_what_was_removed(tmp_path,
     assert again.change("m") == 11 and again.removed == {"never": 10}
 
 
-async def test_what_the_file_names_has_no_number_and_takes_up_what_a_call_removed(tmp_path, models):
+async def test_model_of_the_file_has_change_number_0_and_undoes_its_removal_by_a_call(tmp_path, models):
     one = checkpoint_files.write(tmp_path / "one")
     path = write_catalogue(tmp_path, one)
     with pytest.raises(NotFound):
@@ -194,19 +194,19 @@ async def test_what_the_file_names_has_no_number_and_takes_up_what_a_call_remove
     assert models.removed == {} and models.keeper.records == {}, "it is back with the next reading"
 
 
-async def test_a_record_of_before_changes_had_numbers_is_understood(folder, models):
+async def test_record_without_a_change_number_is_read_as_change_1(folder, models):
     detail = listed(folder).model_dump_json().encode()
     await models.restore([keeper_pb2.Record(id="model/m", owner="loader", kind="model", detail=detail)])
     assert models.get("m").added and models.change("m") == 1
 
 
-async def test_a_record_has_only_what_was_given_so_that_older_versions_understand_it(folder, models):
+async def test_record_has_only_given_fields_so_that_older_versions_read_it(folder, models):
     await models.add(listed(folder, pinned=True))
     (record,) = models.keeper.records.values()
     assert json.loads(record.detail).keys() == {"name", "path", "pinned", "change"}
 
 
-async def test_a_model_that_the_file_names_is_the_files_whoever_added_it_before(tmp_path, models):
+async def test_model_added_by_a_call_and_later_named_by_the_file_has_the_settings_of_the_file(tmp_path, models):
     one = checkpoint_files.write(tmp_path / "one")
     await models.add(listed(one, "one", pinned=True))
     again = successor(models)
@@ -231,7 +231,7 @@ async def test_a_record_of_another_version_is_forgotten(models):
     assert models.all() == [] and models.keeper.records == {}
 
 
-async def test_only_the_latest_removed_names_are_kept(folder):
+async def test_removed_names_beyond_the_bound_are_forgotten_oldest_first(folder):
     keeper = FakeKeeper()
     models = NodeModels(SIZES, lambda: None, keeper, most_removed=2)
     await models.add(listed(folder, "stays"), 1)
@@ -242,7 +242,7 @@ async def test_only_the_latest_removed_names_are_kept(folder):
     assert keeper.records.keys() == {"model/stays", "model/gone-4", "model/gone-5"}
 
 
-def test_files_that_nobody_thought_of_are_an_error_of_their_model(folder, monkeypatch):
+def test_model_files_that_raise_an_unexpected_exception_are_an_error_of_their_model(folder, monkeypatch):
     def read(*_given, **_options):
         raise IndexError("no \ud800 here")
 

@@ -83,7 +83,7 @@ async def test_a_folder_that_is_away_at_the_start_is_noticed_when_it_is_back(cat
     assert catalogue.told == [], "nobody looks any more"
 
 
-async def test_one_that_goes_away_later_keeps_its_generation_and_comes_back_with_it(catalogue):
+async def test_model_whose_folder_goes_away_keeps_its_generation_until_it_is_back(catalogue):
     await catalogue.list("m")
     before = catalogue.models.get("m")
     catalogue.away()
@@ -97,7 +97,7 @@ async def test_one_that_goes_away_later_keeps_its_generation_and_comes_back_with
     assert catalogue.state() == ("", 0.0) and after.generation == before.generation and after.reading != before.reading
 
 
-async def test_a_copy_under_way_is_followed_closely(catalogue):
+async def test_checkpoint_that_is_being_written_is_looked_at_more_often(catalogue):
     weights = catalogue.volume / "m" / checkpoint_files.SINGLE
     whole = weights.read_bytes()
     weights.write_bytes(whole[:1000])
@@ -113,7 +113,7 @@ async def test_a_copy_under_way_is_followed_closely(catalogue):
     assert catalogue.state() == ("", 0.0)
 
 
-async def test_files_that_are_wrong_are_not_read_again_before_they_are_others(catalogue, monkeypatch):
+async def test_invalid_files_are_not_read_again_before_they_change(catalogue, monkeypatch):
     folder = catalogue.volume / "m"
     checkpoint_files.change_config(folder, architectures=["NoSuchModel"])
     await catalogue.list("m")
@@ -131,7 +131,7 @@ async def test_files_that_are_wrong_are_not_read_again_before_they_are_others(ca
     assert read == [1] and catalogue.state() == ("", 0.0)
 
 
-async def test_a_fault_that_passes_while_another_stays_says_the_other(catalogue):
+async def test_model_with_a_passing_and_a_lasting_fault_ends_with_the_lasting_one(catalogue):
     checkpoint_files.change_config(catalogue.volume / "m", num_hidden_layers=3)
     catalogue.away()
     await catalogue.list("m")
@@ -140,7 +140,7 @@ async def test_a_fault_that_passes_while_another_stays_says_the_other(catalogue)
     assert "the weights lack" in catalogue.state()[0] and catalogue.state()[1] == 0.0
 
 
-async def test_whole_files_that_have_changed_change_nothing_before_a_reload(catalogue):
+async def test_whole_files_that_changed_leave_the_model_unchanged_before_a_reload(catalogue):
     await catalogue.list("m")
     before = catalogue.models.get("m")
     checkpoint_files.change_config(catalogue.volume / "m", max_position_embeddings=32)
@@ -149,7 +149,7 @@ async def test_whole_files_that_have_changed_change_nothing_before_a_reload(cata
         assert looked.model is before and looked.changed
 
 
-async def test_files_that_an_engine_refused_are_read_afresh_once_they_are_others(catalogue):
+async def test_files_that_an_engine_refused_are_read_afresh_once_they_change(catalogue):
     await catalogue.list("m")
     before = catalogue.models.get("m")
     looked = await catalogue.models.look("m", thorough=True, refused=True)
@@ -184,7 +184,7 @@ async def test_refused_files_that_were_added_again_are_looked_at_no_more(catalog
     assert catalogue.looking.begin_due() == []
 
 
-async def test_what_only_reading_shows_is_found_by_a_thorough_look(catalogue):
+async def test_fault_that_only_reading_shows_is_found_by_a_thorough_look(catalogue):
     await catalogue.list("m")
     weights = catalogue.volume / "m" / checkpoint_files.SINGLE
     stat = weights.stat()
@@ -196,7 +196,7 @@ async def test_what_only_reading_shows_is_found_by_a_thorough_look(catalogue):
     assert "its header is not JSON" in (await catalogue.models.look("m", thorough=True)).model.error
 
 
-async def test_adding_it_again_removing_it_and_reloading_end_the_looks_for_what_was(catalogue):
+async def test_scheduled_looks_at_a_model_end_when_it_is_added_again_removed_or_reloaded(catalogue):
     catalogue.away()
     await catalogue.list("m")
     catalogue.back()
@@ -214,7 +214,7 @@ async def test_adding_it_again_removing_it_and_reloading_end_the_looks_for_what_
     assert catalogue.told == []
 
 
-async def test_one_that_hangs_keeps_nobody_else(catalogue, monkeypatch):
+async def test_look_at_a_model_that_hangs_does_not_delay_those_at_others(catalogue, monkeypatch):
     checkpoint_files.write(catalogue.volume / "n")
     catalogue.away()
     await catalogue.list("m", "n")
@@ -239,7 +239,7 @@ async def test_one_that_hangs_keeps_nobody_else(catalogue, monkeypatch):
     assert catalogue.state("m") == ("", 0.0)
 
 
-async def test_the_task_looks_when_a_model_is_due_and_sleeps_when_none_is(catalogue):
+async def test_relisting_task_looks_when_a_model_is_due_and_sleeps_when_none_is(catalogue):
     catalogue.away()
     running = tasks.spawn(catalogue.looking.run(), "looks")
     await asyncio.sleep(0)

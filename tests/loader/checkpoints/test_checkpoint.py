@@ -28,7 +28,7 @@ def size(elements):
     return -(-elements * FLOAT32 // 256) * 256
 
 
-def test_sizes_are_those_of_the_device_and_not_of_the_files(tmp_path):
+def test_checkpoint_sizes_are_those_on_the_device_and_not_of_the_files(tmp_path):
     found = read(checkpoint_files.write(tmp_path), FLOAT32)
     # 2 x (keys and values) x layers x KV heads x head size x bytes of a float.
     assert found.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4
@@ -39,14 +39,14 @@ def test_sizes_are_those_of_the_device_and_not_of_the_files(tmp_path):
     assert read(tmp_path, 2).kv_bytes_per_token == found.kv_bytes_per_token // 2
 
 
-def test_a_device_of_two_holds_its_half_and_what_all_of_them_need(tmp_path):
+def test_checkpoint_on_two_devices_has_half_of_its_matrices_and_all_norms_on_each(tmp_path):
     one, two = read(checkpoint_files.write(tmp_path), FLOAT32), read(tmp_path, FLOAT32, devices=2)
     assert two.kv_bytes_per_token == one.kv_bytes_per_token // 2
     layer = 2 * size(32) + 2 * size(16 * 32) + 2 * size(8 * 32) + 3 * size(24 * 32)
     assert two.weights_bytes == 2 * layer + size(32) + 2 * size(64 * 32)
 
 
-def test_of_more_devices_than_key_value_heads_several_have_the_same(tmp_path):
+def test_key_value_heads_fewer_than_devices_are_replicated(tmp_path):
     two, four = read(checkpoint_files.write(tmp_path), FLOAT32, devices=2), read(tmp_path, FLOAT32, devices=4)
     assert four.kv_bytes_per_token == two.kv_bytes_per_token
 
@@ -72,7 +72,7 @@ def test_a_sharded_checkpoint_is_as_large_as_one_of_a_single_file(tmp_path):
     assert sharded.weights_bytes == single.weights_bytes
 
 
-def test_tensors_that_no_engine_takes_are_no_fault(tmp_path):
+def test_tensors_that_no_engine_loads_are_ignored(tmp_path):
     def add(header):
         end = max(one["data_offsets"][1] for one in header.values())
         extra = {"dtype": "F32", "shape": [4], "data_offsets": [end, end + 16]}
@@ -174,7 +174,7 @@ def replaced(name, text):
         ),
     ],
 )
-def test_a_broken_checkpoint_is_refused_with_one_line_that_names_what_is_wrong(tmp_path, break_it, reason):
+def test_broken_checkpoint_is_refused_in_one_line_that_names_its_fault(tmp_path, break_it, reason):
     folder = checkpoint_files.write(tmp_path)
     break_it(folder)
     with pytest.raises(BrokenCheckpoint) as broken:
@@ -246,7 +246,7 @@ def only(**files):
         ),
     ],
 )
-def test_folders_of_other_kinds_are_recognised_and_it_is_said_what_to_do(tmp_path, break_it, reason):
+def test_folders_of_other_formats_are_refused_with_what_to_do(tmp_path, break_it, reason):
     folder = checkpoint_files.write(tmp_path)
     break_it(folder)
     with pytest.raises(BrokenCheckpoint) as broken:
@@ -275,7 +275,7 @@ def test_folders_of_other_kinds_are_recognised_and_it_is_said_what_to_do(tmp_pat
         ),
     ],
 )
-def test_what_is_not_there_yet_or_not_whole_may_pass(tmp_path, break_it, reason):
+def test_missing_or_incomplete_files_are_a_passing_fault(tmp_path, break_it, reason):
     folder = checkpoint_files.write(tmp_path)
     break_it(folder)
     with pytest.raises(BrokenCheckpoint) as broken:
@@ -283,7 +283,7 @@ def test_what_is_not_there_yet_or_not_whole_may_pass(tmp_path, break_it, reason)
     assert reason in str(broken.value) and broken.value.may_pass
 
 
-def test_a_missing_shard_may_pass(tmp_path):
+def test_missing_shard_is_a_passing_fault(tmp_path):
     folder = checkpoint_files.write(tmp_path, shards=2)
     os.unlink(folder / "model-00002-of-00002.safetensors")
     with pytest.raises(PassingFault, match="names model-00002-of-00002.safetensors, which does not exist"):
@@ -295,7 +295,7 @@ def test_a_missing_shard_may_pass(tmp_path):
     ("call", "file"),
     [("builtins.open", SINGLE), ("pathlib.Path.read_bytes", "config.json"), ("pathlib.Path.stat", "m")],
 )
-def test_what_cannot_be_read_now_may_pass_and_is_named_without_its_folder(tmp_path, monkeypatch, number, call, file):
+def test_unreadable_file_is_a_passing_fault_that_is_named_without_its_folder(tmp_path, monkeypatch, number, call, file):
     folder = checkpoint_files.write(tmp_path / "m")
 
     def fails(path, *args, **keys):
@@ -309,7 +309,7 @@ def test_what_cannot_be_read_now_may_pass_and_is_named_without_its_folder(tmp_pa
     assert str(fault.value) == f"{where}: {os.strerror(number)}"
 
 
-def test_short_memory_may_pass(tmp_path, monkeypatch):
+def test_short_host_memory_is_a_passing_fault(tmp_path, monkeypatch):
     def fails(path):
         raise MemoryError
 
@@ -319,7 +319,7 @@ def test_short_memory_may_pass(tmp_path, monkeypatch):
         read(folder, FLOAT32)
 
 
-def test_defaults_for_sampling_that_cannot_be_read_now_are_not_left_out(tmp_path, monkeypatch):
+def test_unreadable_sampling_defaults_are_a_passing_fault(tmp_path, monkeypatch):
     folder = checkpoint_files.write(tmp_path)
     (folder / "generation_config.json").write_text('{"temperature": 0.5}')
     whole = Path.read_bytes
@@ -334,7 +334,7 @@ def test_defaults_for_sampling_that_cannot_be_read_now_are_not_left_out(tmp_path
         read(folder, FLOAT32)
 
 
-def test_a_folder_that_is_not_there_may_pass_and_one_that_is_a_file_not(tmp_path):
+def test_missing_folder_is_a_passing_fault_and_a_file_in_its_place_a_lasting_one(tmp_path):
     with pytest.raises(PassingFault, match="^its folder does not exist$"):
         read(tmp_path / "gone", FLOAT32)
     for name, kind in (("file", "a file"), ("m.Q4.gguf", "a GGUF file, which is not supported")):
@@ -344,7 +344,7 @@ def test_a_folder_that_is_not_there_may_pass_and_one_that_is_a_file_not(tmp_path
         assert str(broken.value).startswith(f"it is {kind}: give a") and not broken.value.may_pass
 
 
-def test_of_a_key_that_is_there_twice_the_last_counts_as_transformers_has_it(tmp_path):
+def test_repeated_key_of_config_json_has_its_last_value_as_in_transformers(tmp_path):
     folder = checkpoint_files.write(tmp_path)
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text('{"max_position_embeddings": 7, "model_type": "x", ' + text[1:])
@@ -353,7 +353,7 @@ def test_of_a_key_that_is_there_twice_the_last_counts_as_transformers_has_it(tmp
     assert read(folder, FLOAT32).context_tokens == 32
 
 
-def test_a_byte_order_mark_is_refused_as_transformers_does(tmp_path):
+def test_config_json_with_a_byte_order_mark_is_refused_as_by_transformers(tmp_path):
     folder = checkpoint_files.write(tmp_path)
     (folder / "config.json").write_text((folder / "config.json").read_text(), encoding="utf-8-sig")
     with pytest.raises(BrokenCheckpoint, match="config.json is not JSON: .*BOM"):
@@ -361,7 +361,7 @@ def test_a_byte_order_mark_is_refused_as_transformers_does(tmp_path):
 
 
 @pytest.mark.parametrize("files", [("tokenizer.model",), ("vocab.json", "merges.txt")])
-def test_older_kinds_of_tokenizer_files_will_do(tmp_path, files):
+def test_older_kinds_of_tokenizer_files_are_accepted(tmp_path, files):
     checkpoint_files.write(tmp_path)
     os.unlink(tmp_path / "tokenizer.json")
     for file in files:
@@ -394,7 +394,7 @@ def test_a_changed_file_makes_another_generation(tmp_path, file, change):
     assert fingerprint(tmp_path) != before
 
 
-def test_parts_for_another_number_of_devices_are_of_another_generation(tmp_path):
+def test_generation_differs_by_the_number_of_devices(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert len({fingerprint(tmp_path, devices) for devices in (1, 2, 4)}) == 3
     assert fingerprint(tmp_path) == fingerprint(tmp_path, 1)

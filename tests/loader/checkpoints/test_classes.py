@@ -41,12 +41,12 @@ def changed(folder: Path, into: Path, change: Any) -> Path:
     return into
 
 
-def test_every_class_has_a_small_checkpoint_that_engines_are_compared_by() -> None:
+def test_classes_verified_on_cpu_have_a_small_checkpoint_to_compare_engines_by() -> None:
     assert small.CLASSES.keys() == {name for name, known in classes.CLASSES.items() if "CPU" in known.verified}
     assert all(known.gpu_only for known in classes.CLASSES.values() if "CPU" not in known.verified)
 
 
-def test_guide_has_the_table() -> None:
+def test_table_of_model_classes_is_in_the_guide() -> None:
     assert classes.markdown() in GUIDE.read_text()
 
 
@@ -81,7 +81,7 @@ def test_a_wrapper_is_read_by_its_text_config_and_is_as_large_as_all_its_parts(f
         ("Glm4MoeForCausalLM", lambda c: c.update(kv_lora_rank=512), "latent attention"),
     ],
 )
-def test_what_a_class_cannot_have_is_refused_by_name(
+def test_setting_that_a_class_cannot_have_is_refused_by_name(
     tmp_path: Path, folders: Any, architecture: str, change: Any, reason: str
 ) -> None:
     with pytest.raises(BrokenCheckpoint) as broken:
@@ -89,7 +89,7 @@ def test_what_a_class_cannot_have_is_refused_by_name(
     assert reason in str(broken.value)
 
 
-def test_layers_beyond_those_of_the_model_count_for_nothing(tmp_path: Path, folders: Any) -> None:
+def test_layers_beyond_those_of_the_model_are_not_counted(tmp_path: Path, folders: Any) -> None:
     """Published GLM 4.5 has one that predicts several tokens at once; engines do not load it."""
     folder = folders("Glm4MoeForCausalLM")
     fewer = read(changed(folder, tmp_path / "m", lambda c: c.update(num_hidden_layers=3)), 4)

@@ -27,7 +27,7 @@ def write(folder, modules=MODULES, pooling=LAST, **changes):
     return folder
 
 
-def test_what_sentence_transformers_can_read_makes_embeddings_unless_the_catalogue_says_otherwise(tmp_path):
+def test_sentence_transformers_folder_makes_embeddings_unless_the_catalogue_sets_the_task(tmp_path):
     assert read(write(tmp_path / "a"), FLOAT32).embedding == Embedding(32)
     assert read(tmp_path / "a", FLOAT32, task="generate").embedding is None
     plain = checkpoint_files.write(tmp_path / "b")
@@ -35,7 +35,7 @@ def test_what_sentence_transformers_can_read_makes_embeddings_unless_the_catalog
     assert read(plain, FLOAT32, task="embed").embedding == Embedding(32)
 
 
-def test_the_other_task_is_another_generation(tmp_path):
+def test_generation_differs_by_the_task_of_the_model(tmp_path):
     write(tmp_path)
     assert fingerprint(tmp_path) == fingerprint(tmp_path, task="embed") != fingerprint(tmp_path, task="generate")
 
@@ -48,7 +48,7 @@ def test_the_other_task_is_another_generation(tmp_path):
         ({"is_matryoshka": False}, Embedding(32)),
     ],
 )
-def test_the_configuration_says_whether_vectors_may_be_shortened(tmp_path, said, made):
+def test_configuration_decides_whether_embeddings_may_be_shortened(tmp_path, said, made):
     assert read(write(tmp_path, **said), FLOAT32).embedding == made
 
 
@@ -72,13 +72,13 @@ def test_embeddings_of_another_kind_are_refused_by_name(tmp_path, modules, pooli
 
 
 @pytest.mark.parametrize("shorter", ["8", [0], [33], [True]])
-def test_dimensions_that_cannot_be_are_refused(tmp_path, shorter):
+def test_impossible_embedding_dimensions_are_refused(tmp_path, shorter):
     checkpoint_files.write(tmp_path, matryoshka_dimensions=shorter)
     with pytest.raises(BrokenCheckpoint, match="matryoshka_dimensions = .* from 1 to 32"):
         read(tmp_path, FLOAT32, task="embed")
 
 
-def test_names_without_the_models_are_known_where_the_engine_knows_them(tmp_path):
+def test_tensor_names_without_a_prefix_are_accepted_where_the_engine_accepts_them(tmp_path):
     def bare(header):
         for name in [name for name in header if name.startswith("model.")]:
             header[name.removeprefix("model.")] = header.pop(name)

@@ -60,7 +60,7 @@ def config(**changes):
         pytest.param({"architectures": "Llama"}, "names no architecture", id="none that is a list"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(changes, reason):
+def test_unsupported_configuration_is_refused_by_name(changes, reason):
     assert reason in (families.refusal(config(**changes)) or "")
 
 
@@ -100,7 +100,7 @@ def test_full_attention_is_served(changes):
         pytest.param({"num_hidden_layers": 5000}, "num_hidden_layers is 5000, more than 4096", id="too many layers"),
     ],
 )
-def test_an_impossible_configuration_is_refused_with_its_key(changes, reason):
+def test_impossible_configuration_is_refused_with_its_key(changes, reason):
     with pytest.raises(BrokenCheckpoint) as broken:
         families.read_shape(config(**changes))
     assert reason in str(broken.value)
@@ -156,12 +156,12 @@ def test_a_value_that_no_engine_takes_is_refused_with_its_key_and_what_is_allowe
         },
     ],
 )
-def test_values_that_published_models_have_are_taken(tmp_path, changes):
+def test_values_of_published_models_are_accepted(tmp_path, changes):
     checkpoint_files.change_config(checkpoint_files.write(tmp_path), **changes)
     assert read(tmp_path, dtype_bytes=4).layers == 2
 
 
-def test_a_value_is_shown_as_far_as_it_fits_a_line(tmp_path):
+def test_refused_value_is_shown_as_far_as_it_fits_a_line(tmp_path):
     checkpoint_files.change_config(checkpoint_files.write(tmp_path), hidden_act="x" * 10_000)
     with pytest.raises(BrokenCheckpoint, match="hidden_act = 'xx") as broken:
         read(tmp_path, dtype_bytes=4)
@@ -196,7 +196,7 @@ def test_the_expected_tensors_are_those_of_a_checkpoint():
         ("Qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
     ],
 )
-def test_what_transformers_saves_is_whole_and_as_large_as_its_parameters(tmp_path, kind, changes):
+def test_checkpoint_saved_by_transformers_is_whole_and_as_large_as_its_parameters(tmp_path, kind, changes):
     transformers = pytest.importorskip("transformers")
     shape = {key: LLAMA[key] for key in LLAMA if key not in ("architectures", "model_type")} | {"vocab_size": 128}
     model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**shape, **changes))

@@ -21,7 +21,7 @@ def said(folder, text):
     return found, [each["why"] for each in told]
 
 
-def test_what_it_says_of_requests_fields_is_taken_and_everything_else_is_not(tmp_path):
+def test_generation_config_values_are_used_only_for_fields_of_requests(tmp_path):
     told = {
         "temperature": 0.6,
         "top_p": 0.9,
@@ -35,12 +35,12 @@ def test_what_it_says_of_requests_fields_is_taken_and_everything_else_is_not(tmp
     assert said(tmp_path, json.dumps(told)) == (SamplingDefaults(0.6, 0.9, 20, 1.05, 0.1), [])
 
 
-def test_without_such_a_file_nothing_is_said(tmp_path):
+def test_folder_without_generation_config_has_empty_sampling_defaults(tmp_path):
     assert read(checkpoint_files.write(tmp_path), FLOAT32).sampling == SamplingDefaults()
 
 
 @pytest.mark.parametrize("no_limit", [0, -1, None])
-def test_no_limit_is_none(tmp_path, no_limit):
+def test_sampling_value_that_means_no_limit_is_left_out(tmp_path, no_limit):
     found, _ = said(tmp_path, json.dumps({"temperature": 0, "top_k": no_limit, "top_p": None}))
     assert found == SamplingDefaults(temperature=0)
 
@@ -63,13 +63,13 @@ def test_no_limit_is_none(tmp_path, no_limit):
         ("repetition_penalty", float("nan")),
     ],
 )
-def test_what_no_request_could_ask_for_is_named_and_not_used(tmp_path, name, value):
+def test_sampling_default_that_no_request_may_have_is_named_and_not_used(tmp_path, name, value):
     found, why = said(tmp_path, json.dumps({"top_p": 0.5, "temperature": 0.7} | {name: value}))
     assert getattr(found, name) is None
     assert why == [f"{FILE}: {name} = {value!r}"]
 
 
-def test_a_file_that_no_engine_would_take_is_a_broken_checkpoint(tmp_path):
+def test_generation_config_that_is_no_object_is_a_broken_checkpoint(tmp_path):
     with pytest.raises(BrokenCheckpoint, match=f"{FILE} is not a JSON object"):
         said(tmp_path, "[0.6]")
 
@@ -83,12 +83,12 @@ def test_a_file_that_no_engine_would_take_is_a_broken_checkpoint(tmp_path):
         ('{"eos_token_id": [1, null]}', f"{FILE}: eos_token_id = \\[1, None\\] is not"),
     ],
 )
-def test_a_file_that_cannot_be_understood_is_an_error_since_ends_of_answers_would_be_missing(tmp_path, text, why):
+def test_invalid_generation_config_is_a_lasting_fault(tmp_path, text, why):
     with pytest.raises(BrokenCheckpoint, match=why) as broken:
         said(tmp_path, text)
     assert not broken.value.may_pass
 
 
-def test_an_empty_file_is_being_written(tmp_path):
+def test_empty_generation_config_is_a_passing_fault(tmp_path):
     with pytest.raises(PassingFault, match=f"{FILE} is empty"):
         said(tmp_path, "")

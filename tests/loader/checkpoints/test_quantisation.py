@@ -158,7 +158,7 @@ def test_a_checkpoint_of_a_format_is_as_large_as_its_tensors_and_two_devices_hav
         ("mxfp4", {}, {"weight": ("BF16", (3584, 18944))}),
     ],
 )
-def test_tensors_of_a_layer_are_those_that_publishers_write(
+def test_quantised_layer_tensors_are_those_that_publishers_write(
     format_: str, changes: dict[str, Any], expected: Tensors
 ) -> None:
     """The shapes of `down_proj` of Qwen 2.5 7B: 18944 inputs, 3584 outputs."""
@@ -177,7 +177,7 @@ def test_joined_experts_have_the_tensors_that_gpt_oss_20b_has() -> None:
     assert shapes == {"_blocks": ((32, 5760, 90, 16),), "_scales": ((32, 5760, 90),)}
 
 
-def test_the_description_may_be_that_of_the_language_model_or_have_its_older_key() -> None:
+def test_quantisation_config_may_be_in_the_text_config_or_have_its_older_key() -> None:
     """Wrappers have it in `text_config`, older compressed-tensors in `compression_config`."""
     assert quantisation.read({}, {"quantization_config": FORMATS["fp8"]}) == quantisation.read(
         {"quantization_config": FORMATS["fp8"]}, {}
@@ -192,7 +192,7 @@ def test_the_description_may_be_that_of_the_language_model_or_have_its_older_key
 @pytest.mark.parametrize(
     "excepted", [O_PROJ, "model.layers.0", "o_proj", "language_model." + O_PROJ, "re:.*o_proj$", "re:("]
 )
-def test_a_layer_that_was_left_as_floats_is_taken_as_it_is(
+def test_excepted_layer_left_as_floats_is_accepted(
     tmp_path: Path, folders: Folders, format_: str, excepted: str
 ) -> None:
     def as_floats(tensors: Tensors, config: dict[str, Any]) -> None:
@@ -368,7 +368,7 @@ def sized(**changes: int) -> Callable[[Tensors, dict[str, Any]], Any]:
         ),
     ],
 )  # fmt: skip
-def test_a_quantised_checkpoint_that_is_wrong_is_refused_with_one_line_that_names_what_is_wrong(
+def test_invalid_quantised_checkpoint_is_refused_in_one_line_that_names_its_fault(
     tmp_path: Path,
     folders: Folders,
     model: str,
@@ -403,7 +403,7 @@ def test_a_quantised_checkpoint_that_is_wrong_is_refused_with_one_line_that_name
          "mlp.experts: its intermediate size 31 does not divide among 2 devices"),
     ],
 )  # fmt: skip
-def test_what_does_not_divide_among_devices_is_refused_by_its_layer(
+def test_quantised_layer_that_does_not_divide_among_devices_is_refused_by_name(
     tmp_path: Path, model: str, format_: str, changes: dict[str, int], devices: int, reason: str
 ) -> None:
     folder = format_checkpoints.write(tmp_path / "m", {**MODELS[model], "vocab_size": 8, **changes}, format_)
@@ -450,7 +450,7 @@ def test_a_quantised_checkpoint_is_for_gpus(folders: Folders) -> None:
         ("language_model.model.layers.0.self_attn.k_proj", "self_attn.q_proj", False),
     ],
 )
-def test_exceptions_are_names_and_plain_patterns(exception: str, layer: str, may: bool) -> None:
+def test_exceptions_of_quantisation_are_names_and_plain_patterns(exception: str, layer: str, may: bool) -> None:
     config = {"quantization_config": {**(FORMATS["fp8-channels"] or {}), "ignore": ["lm_head", exception]}}
     kind = quantisation.read(config, config)
     assert kind is not None and kind.may_be_float(f"model.layers.0.{layer}.weight") == may
@@ -472,7 +472,9 @@ def places(value: Any, at: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 @given(st.data(), st.sampled_from([each for each in FORMATS if FORMATS[each]]))
 @settings(max_examples=150)
-def test_odd_value_anywhere_is_served_or_refused_in_one_line(data: st.DataObject, format_: str) -> None:
+def test_quantisation_config_with_an_odd_value_is_served_or_refused_in_one_line(
+    data: st.DataObject, format_: str
+) -> None:
     config = {"quantization_config": json.loads(json.dumps(FORMATS[format_])), "architectures": ["LlamaForCausalLM"]}
     place = data.draw(st.sampled_from(places(config["quantization_config"])))
     inner: Any = config["quantization_config"]

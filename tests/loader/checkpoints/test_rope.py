@@ -37,22 +37,22 @@ def context(**config):
         pytest.param(("su", LISTS), 512, id="su"),
     ],
 )
-def test_every_form_is_understood_wherever_it_is_written(where, kind, told, expected):
+def test_rope_scaling_of_every_kind_is_read_from_every_key(where, kind, told, expected):
     name, numbers = told
     assert context(**{where: {kind: name, **numbers}}) == expected
 
 
 @pytest.mark.parametrize("nothing", [{}, {"rope_scaling": None}, {"rope_scaling": {}}, {"rope_parameters": {}}])
-def test_without_any_the_context_is_what_the_positions_say(nothing):
+def test_context_without_rope_scaling_is_max_position_embeddings(nothing):
     assert context(**nothing) == POSITIONS
 
 
-def test_a_card_says_how_long_it_was_and_the_positions_may_be_a_little_more():
+def test_original_positions_of_a_model_card_count_before_slightly_more_positions():
     card = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     assert context(max_position_embeddings=40960, rope_scaling=card) == 131072
 
 
-def test_the_length_may_be_told_beside_the_factor():
+def test_original_positions_may_be_beside_rope_scaling():
     assert context(original_max_position_embeddings=128, rope_scaling={"type": "yarn", "factor": 2.0}) == 256
 
 
@@ -62,7 +62,7 @@ def test_rope_scaling_counts_before_rope_parameters():
     assert context(rope_scaling=None, rope_parameters=linear) == 1024
 
 
-def test_without_a_kind_it_is_the_default_whatever_its_factor():
+def test_rope_scaling_without_a_type_is_the_default_whatever_its_factor():
     assert context(rope_scaling={"factor": 2.0}) == POSITIONS
 
 
@@ -102,7 +102,7 @@ def test_rope_type_counts_before_type():
         pytest.param({"full_attention": {"rope_type": "default"}}, "differs by kind of layer", id="by layer"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_key(told, reason):
+def test_impossible_rope_scaling_is_refused_with_its_key(told, reason):
     with pytest.raises(BrokenCheckpoint) as broken:
         context(rope_scaling=told)
     assert reason in str(broken.value)

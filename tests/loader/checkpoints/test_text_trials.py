@@ -29,7 +29,7 @@ def trials(log: Path) -> TextTrials:
     return TextTrials((sys.executable, "-c", CHILD, str(log)))
 
 
-async def test_a_folder_is_tried_once_for_each_state_of_its_files(tmp_path: Path) -> None:
+async def test_tokenizer_trial_of_a_folder_happens_once_for_each_state_of_its_files(tmp_path: Path) -> None:
     tried = trials(tmp_path / "log")
     assert await asyncio.gather(*(tried.fault("good", 1) for _ in range(3))) == [None] * 3
     assert await tried.fault("bad", 1) == TextFault("it is broken")
@@ -38,41 +38,41 @@ async def test_a_folder_is_tried_once_for_each_state_of_its_files(tmp_path: Path
     assert lines[1::2] == ["good", "bad", "good"]
 
 
-async def test_what_may_pass_is_tried_again(tmp_path: Path) -> None:
+async def test_tokenizer_trial_with_a_passing_fault_is_repeated(tmp_path: Path) -> None:
     tried = trials(tmp_path / "log")
     for _ in range(2):
         assert await tried.fault("away", 1) == TextFault("its folder is not there", may_pass=True)
     assert (tmp_path / "log").read_text().split()[1::2] == ["away", "away"]
 
 
-async def test_what_waits_together_shares_a_process_that_ends_behind_the_last(tmp_path: Path) -> None:
+async def test_tokenizer_trials_waiting_together_share_a_process_that_ends_after_the_last(tmp_path: Path) -> None:
     tried = trials(tmp_path / "log")
     await asyncio.gather(*(tried.fault(path, 1) for path in ("good", "bad", "other")))
     assert len(set((tmp_path / "log").read_text().split()[::2])) == 1
     assert tried._process is None
 
 
-async def test_a_folder_at_which_the_process_dies_is_at_fault_and_the_next_one_is_not(tmp_path: Path) -> None:
+async def test_folder_at_which_the_trial_process_dies_is_at_fault_and_the_next_one_is_not(tmp_path: Path) -> None:
     tried = trials(tmp_path / "log")
     found = await asyncio.gather(tried.fault("dies", 1), tried.fault("good", 1))
     assert found == [TextFault("its tokenizer ends the process that reads it", may_pass=True), None]
 
 
-async def test_one_that_takes_too_long_is_at_fault(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_folder_whose_trial_takes_too_long_is_at_fault(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(text_trials, "ANSWER_S", 0.01)
     waits = TextTrials((sys.executable, "-c", "print('1', flush=True)\nimport signal\nsignal.pause()"))
     found = await waits.fault("slow", 1)
     assert found is not None and found.may_pass and "within" in found.why
 
 
-async def test_where_nothing_can_be_tried_no_folder_is_blamed_and_the_next_call_tries_again(tmp_path: Path) -> None:
+async def test_trial_process_that_cannot_start_is_no_fault_of_the_folder_and_is_tried_again(tmp_path: Path) -> None:
     tried = TextTrials(("/nowhere/at/all",))
     assert await tried.fault("bad", 1) is None
     tried._command = trials(tmp_path / "log")._command
     assert await tried.fault("bad", 1) == TextFault("it is broken")
 
 
-async def test_the_real_process_tells_good_from_bad(tmp_path: Path) -> None:
+async def test_trial_process_accepts_a_good_folder_and_refuses_a_bad_one(tmp_path: Path) -> None:
     good = folders.write(tmp_path / "good", tokenizers.byte_level, {"tokenizer_class": "LlamaTokenizerFast"})
     bad = folders.write(tmp_path / "bad", tokenizers.byte_level, {}, template="{% if %}")
     tried = TextTrials()
@@ -85,7 +85,7 @@ async def test_the_real_process_tells_good_from_bad(tmp_path: Path) -> None:
     ]
 
 
-async def test_the_real_process_refuses_a_template_that_does_not_end_and_goes_on(tmp_path: Path) -> None:
+async def test_trial_process_refuses_an_endless_chat_template_and_goes_on(tmp_path: Path) -> None:
     endless = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
     bad = folders.write(tmp_path / "bad", tokenizers.byte_level, {}, template=endless)
     good = folders.write(tmp_path / "good", tokenizers.byte_level, {})
@@ -96,7 +96,7 @@ async def test_the_real_process_refuses_a_template_that_does_not_end_and_goes_on
     ]
 
 
-async def test_the_real_process_asks_nobody_whether_to_run_a_folders_code(tmp_path: Path) -> None:
+async def test_trial_process_does_not_prompt_for_running_code_of_a_folder(tmp_path: Path) -> None:
     """Transformers would, by the process's own input and output, which are for verdicts."""
     code = {"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}
     own = folders.write(tmp_path / "own", tokenizers.byte_level, code)

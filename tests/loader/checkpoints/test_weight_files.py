@@ -33,7 +33,7 @@ def test_a_scalar_has_one_element_and_an_empty_tensor_none(tmp_path):
     assert {name: tensor.elements for name, tensor in read_header(path).items()} == {"one": 1, "none": 0}
 
 
-def test_padding_behind_the_header_belongs_to_it(tmp_path):
+def test_padding_behind_a_safetensors_header_belongs_to_it(tmp_path):
     path = tmp_path / SINGLE
     checkpoint_files.write_safetensors(path, json.dumps(TWO).encode() + b"   ", 32)
     assert set(read_header(path)) == {"a", "b"}
@@ -76,7 +76,7 @@ def test_padding_behind_the_header_belongs_to_it(tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_a_broken_file_is_named_with_what_is_wrong(tmp_path, header, data_bytes, reason):
+def test_broken_safetensors_file_is_named_with_its_fault(tmp_path, header, data_bytes, reason):
     path = tmp_path / SINGLE
     checkpoint_files.write_safetensors(path, header, data_bytes)
     with pytest.raises(BrokenCheckpoint) as broken:
@@ -93,7 +93,7 @@ def test_a_broken_file_is_named_with_what_is_wrong(tmp_path, header, data_bytes,
         pytest.param(b"<!DOCTYPE html><html>", "is not a safetensors file", id="another kind of file"),
     ],
 )
-def test_a_file_without_a_whole_header_is_named(tmp_path, content, reason):
+def test_safetensors_file_without_a_whole_header_is_named(tmp_path, content, reason):
     path = tmp_path / SINGLE
     path.write_bytes(content)
     with pytest.raises(BrokenCheckpoint, match=reason):
@@ -137,14 +137,14 @@ def test_a_sharded_folder_is_read_through_its_index(tmp_path):
         ),
     ],
 )
-def test_a_broken_sharded_folder_is_named_with_what_is_wrong(tmp_path, break_it, reason):
+def test_broken_sharded_checkpoint_is_refused_with_its_fault(tmp_path, break_it, reason):
     folder = checkpoint_files.write(tmp_path, shards=3)
     break_it(folder)
     with pytest.raises(BrokenCheckpoint, match=reason):
         tensors_of(folder)
 
 
-def test_a_folder_with_pickled_weights_only_says_what_to_do(tmp_path):
+def test_folder_with_pickled_weights_only_is_refused_with_what_to_do(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(BrokenCheckpoint, match="convert them to safetensors"):
         tensors_of(tmp_path)

@@ -120,7 +120,7 @@ async def test_extents_come_in_the_order_of_the_range_and_go_back_at_the_end(bal
 
 
 @pytest.mark.parametrize(("why", "error"), [("UNKNOWN", NotFound), ("PEER", Unmet)])
-async def test_a_refusal_is_told_with_its_reason_and_nothing_goes_back(balloond, client, why, error):
+async def test_refused_borrow_raises_its_reason_and_returns_no_extents(balloond, client, why, error):
     borrower = Borrower(client)
     balloond.refuse(await balloond.borrow("lease"), handoff_pb2.Refused.Why.Value(why), "no such lease: 4")
     with pytest.raises(error, match="no such lease: 4"):
@@ -142,7 +142,7 @@ async def test_different_leases_are_borrowed_side_by_side_and_one_lease_once_at_
     await asyncio.gather(second.end(), other.end())
 
 
-async def test_what_arrives_for_a_borrower_that_gave_up_goes_back_before_the_lease_is_borrowed_again(balloond, client):
+async def test_extents_of_a_borrower_that_gave_up_return_before_the_lease_is_borrowed_again(balloond, client):
     first = Borrower(client)
     request = await balloond.borrow("lease")
     balloond.grant(request, 1, last=False)
@@ -170,7 +170,7 @@ async def test_a_borrow_waits_for_a_balloond_that_is_not_there_yet(path, client)
     await balloond.server.stop()
 
 
-async def test_an_unanswered_borrow_is_asked_again_as_a_whole_when_the_connection_broke(balloond, client):
+async def test_borrow_unanswered_when_the_connection_breaks_is_sent_again_as_a_whole(balloond, client):
     borrower = Borrower(client)
     request = await balloond.borrow("lease")
     balloond.grant(request, 1, last=False)

@@ -68,7 +68,7 @@ async def until(condition):
             await asyncio.sleep(0)
 
 
-async def test_who_asks_for_the_same_joins_and_hears_the_progress(jobs, work):
+async def test_caller_with_the_target_of_a_running_job_joins_it_and_gets_its_progress(jobs, work):
     first, second = [], []
     one = follow(jobs, work, first)
     work.more.put_nowait(10)
@@ -82,7 +82,7 @@ async def test_who_asks_for_the_same_joins_and_hears_the_progress(jobs, work):
     assert work.started == work.closed == 1 and not jobs.of("m")
 
 
-async def test_it_goes_on_until_the_last_has_gone_away(jobs, work):
+async def test_job_goes_on_until_its_last_caller_has_left(jobs, work):
     seen = []
     one, two = follow(jobs, work, []), follow(jobs, work, seen)
     await until(lambda: work.started)
@@ -94,7 +94,7 @@ async def test_it_goes_on_until_the_last_has_gone_away(jobs, work):
     assert work.closed == 1 and not jobs.of("m")
 
 
-async def test_what_differs_is_done_for_itself(jobs, work):
+async def test_jobs_of_different_targets_run_and_are_cancelled_separately(jobs, work):
     tasks = [follow(jobs, work, [], what) for what in (WHAT, JobTarget("load", "m", 1, lease_id="other"))]
     await until(lambda: work.started == 2)
     assert len(jobs.of("m")) == 2 and len(jobs.of("m", "other")) == 1 and not jobs.of("n")
@@ -104,7 +104,7 @@ async def test_what_differs_is_done_for_itself(jobs, work):
     await asyncio.wait(tasks)
 
 
-async def test_a_cancelled_job_tells_everyone_why_and_has_ended_when_the_call_returns(jobs, work):
+async def test_cancelled_job_raises_the_reason_to_all_callers_and_has_ended_when_cancel_returns(jobs, work):
     tasks = [follow(jobs, work, []) for _ in range(2)]
     await until(lambda: work.started)
     assert await jobs.cancel("m") == 1
@@ -115,7 +115,7 @@ async def test_a_cancelled_job_tells_everyone_why_and_has_ended_when_the_call_re
     assert await jobs.cancel("m") == 0
 
 
-async def test_a_failure_is_everyones_and_the_next_begins_anew(jobs, work):
+async def test_failed_job_fails_for_all_callers_and_the_next_begins_anew(jobs, work):
     tasks = [follow(jobs, work, []) for _ in range(2)]
     work.more.put_nowait(Unmet("no such image"))
     for task in tasks:
@@ -127,7 +127,7 @@ async def test_a_failure_is_everyones_and_the_next_begins_anew(jobs, work):
     assert work.started == 2
 
 
-async def test_rates_are_told_once_they_are_known(jobs, work):
+async def test_progress_of_a_job_has_rates_once_they_are_known(jobs, work):
     told = []
 
     async def following():
@@ -168,7 +168,7 @@ async def result_of(jobs, work):
         return [step async for step in steps if isinstance(step, Result)]
 
 
-async def test_callers_have_the_result_before_the_job_has_tidied_up_and_do_not_end_that(jobs):
+async def test_job_gives_its_result_before_its_cleanup_and_callers_do_not_end_that(jobs):
     work = Tidying()
     assert await asyncio.gather(result_of(jobs, work), result_of(jobs, work)) == [[Result("rows:1", 100)]] * 2
     assert work.started == 1 and not work.tidied
@@ -177,7 +177,7 @@ async def test_callers_have_the_result_before_the_job_has_tidied_up_and_do_not_e
     await until(lambda: work.tidied == 1)
 
 
-async def test_who_comes_while_a_job_tidies_up_begins_anew(jobs):
+async def test_caller_during_the_cleanup_of_a_job_starts_a_new_one(jobs):
     work = Tidying()
     following = jobs.follow(WHAT, work.steps)
     async with aclosing(following) as steps:
@@ -189,7 +189,7 @@ async def test_who_comes_while_a_job_tidies_up_begins_anew(jobs):
     await until(lambda: work.tidied == 2)
 
 
-async def test_what_fails_in_tidying_up_is_in_the_log_and_nobodys_failure(jobs, capsys):
+async def test_failed_cleanup_of_a_job_is_logged_and_fails_no_caller(jobs, capsys):
     work = Tidying()
     work.fails = True
     assert await result_of(jobs, work)
@@ -197,7 +197,7 @@ async def test_what_fails_in_tidying_up_is_in_the_log_and_nobodys_failure(jobs, 
     await until(lambda: "a job did not tidy up" in capsys.readouterr().out)
 
 
-async def test_the_end_is_told_also_when_it_comes_at_once(jobs):
+async def test_progress_of_a_job_that_ends_at_once_includes_its_end(jobs):
     async def steps():
         yield JobProgress("copying", 50, 100)
         yield JobProgress("copying", 100, 100)

@@ -111,7 +111,7 @@ async def test_a_loaded_lease_has_the_images_bytes_and_its_padding_untouched(ope
     assert open_world.nothing_left()
 
 
-async def test_progress_rises_to_the_whole(world):
+async def test_progress_of_a_save_rises_to_the_size_of_the_image(world):
     steps: list[int] = []
     saving = world.start(world.save(steps=steps))
     await world.transfer.reached()
@@ -120,7 +120,7 @@ async def test_progress_rises_to_the_whole(world):
     assert steps == sorted(steps) and steps and 0 <= steps[0] and steps[-1] <= TOTAL
 
 
-async def test_saving_again_keeps_the_image_as_it_is(open_world):
+async def test_save_of_an_existing_image_keeps_it_as_it_is(open_world):
     first = await open_world.save()
     del open_world.handoff.leases["engine"]  # not even asked for
     assert await open_world.save() is first
@@ -135,7 +135,7 @@ async def test_a_second_save_waits_for_the_first_and_copies_nothing(world):
     assert not world.transfer.arrived.acquire(blocking=False)
 
 
-async def test_another_manifest_makes_the_image_anew(open_world):
+async def test_save_with_another_manifest_makes_a_new_image(open_world):
     first = await open_world.save()
     other = manifest(TOTAL, "other")
     second = await open_world.save(manifest=other)
@@ -194,7 +194,7 @@ async def test_weights_of_a_checkpoint_that_changed_meanwhile_make_no_image(open
         await open_world.save(generation=1)
 
 
-async def test_what_is_not_there_is_named(open_world):
+async def test_copy_of_a_missing_lease_image_or_model_fails_with_its_name(open_world):
     with pytest.raises(NotFound, match="no lease gone"):
         await open_world.save(lease="gone")
     with pytest.raises(Unmet, match="no image of m"):
@@ -227,7 +227,7 @@ async def test_a_lease_that_is_too_small_is_refused_with_the_arithmetic(open_wor
         await open_world.load(lease="small")
 
 
-async def test_host_memory_that_is_short_refuses_the_image(open_world):
+async def test_save_with_short_host_memory_is_refused(open_world):
     total = 20 * TOTAL
     open_world.handoff.lease("large", bytes(total), extent_bytes=total)
     with pytest.raises(Refused, match="short"):
@@ -235,7 +235,7 @@ async def test_host_memory_that_is_short_refuses_the_image(open_world):
     assert open_world.nothing_left()
 
 
-async def test_a_failing_copy_leaves_nothing_behind(open_world):
+async def test_failed_copy_leaves_no_image_and_no_borrowed_extents(open_world):
     os.ftruncate(open_world.handoff.leases["engine"][1].fd, 10)
     with pytest.raises(Unavailable, match="the copy failed: extent 65536 has 10 bytes"):
         await open_world.save()
@@ -276,7 +276,7 @@ async def loaded_and_not_tidied(world, lease="other"):
     return copy
 
 
-async def test_a_load_is_done_when_its_bytes_are_there_and_extents_go_back_when_it_has_tidied_up(open_world):
+async def test_load_is_done_once_its_bytes_are_copied_and_returns_extents_after_its_cleanup(open_world):
     copy = await loaded_and_not_tidied(open_world)
     assert open_world.handoff.content("other")[:TOTAL] == CONTENT
     assert open_world.handoff.lent["other"] == 1
@@ -288,7 +288,7 @@ async def test_a_load_is_done_when_its_bytes_are_there_and_extents_go_back_when_
     assert open_world.nothing_left()
 
 
-async def test_tidying_up_is_waited_for_however_impatient_the_caller(open_world):
+async def test_cleanup_of_a_load_is_waited_for_despite_repeated_cancellation(open_world):
     copy = await loaded_and_not_tidied(open_world)
     ending = open_world.start(copy.aclose())
     await open_world.transfer.begun_to_tidy()
@@ -302,7 +302,7 @@ async def test_tidying_up_is_waited_for_however_impatient_the_caller(open_world)
     assert open_world.nothing_left() and open_world.transfer.tidied == 2
 
 
-async def test_a_lease_that_is_being_tidied_up_is_a_source_already(open_world):
+async def test_lease_whose_load_is_still_cleaning_up_is_a_source_already(open_world):
     copy = await loaded_and_not_tidied(open_world)
     open_world.handoff.lease("third", bytes(TOTAL))
     steps = open_world.start(open_world.load_from_device(target="third"))
@@ -314,7 +314,7 @@ async def test_a_lease_that_is_being_tidied_up_is_a_source_already(open_world):
     assert open_world.nothing_left()
 
 
-async def test_a_copy_that_fails_leaves_nothing_to_tidy_up(open_world):
+async def test_failed_load_needs_no_cleanup(open_world):
     await open_world.save()
     os.ftruncate(open_world.handoff.leases["other"][1].fd, 10)
     before = open_world.transfer.tidied
@@ -323,7 +323,7 @@ async def test_a_copy_that_fails_leaves_nothing_to_tidy_up(open_world):
     assert open_world.nothing_left() and open_world.transfer.tidied == before
 
 
-async def test_extents_that_cannot_be_unmapped_are_said_and_go_back(open_world, capsys):
+async def test_extents_that_cannot_be_unmapped_are_logged_and_return(open_world, capsys):
     await open_world.save()
     open_world.transfer.tidy_error = OSError(5, "cuMemUnmap: CUDA_ERROR_UNKNOWN")
     await open_world.load()
@@ -356,7 +356,7 @@ async def test_a_leases_weights_are_copied_to_another_lease_and_its_padding_left
     assert open_world.nothing_left()
 
 
-async def test_both_leases_go_back_only_when_the_cancelled_copys_thread_has_ended(world):
+async def test_leases_of_a_cancelled_copy_return_only_when_its_thread_has_ended(world):
     world.transfer.gate.set()
     await world.save()
     await world.transfer.reached()
@@ -372,7 +372,7 @@ async def test_both_leases_go_back_only_when_the_cancelled_copys_thread_has_ende
     assert world.nothing_left()
 
 
-async def test_a_copy_between_leases_that_fails_gives_both_back_and_the_next_may_try_again(open_world):
+async def test_failed_copy_between_leases_returns_both_and_may_be_repeated(open_world):
     await open_world.save()
     size = os.fstat(open_world.handoff.leases["other"][1].fd).st_size
     os.ftruncate(open_world.handoff.leases["other"][1].fd, 10)

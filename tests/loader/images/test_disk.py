@@ -135,7 +135,7 @@ async def test_a_published_image_is_written_and_comes_back_when_memory_has_none(
     assert image.manifest == MANIFEST and "image/a" in world.keeper.records
 
 
-async def test_without_a_folder_nothing_is_written_or_found(tmp_path):
+async def test_image_disk_without_a_folder_writes_and_finds_nothing(tmp_path):
     world = World("")
     await world.disk.start()
     await world.save("a")
@@ -182,7 +182,7 @@ async def test_an_image_that_host_memory_can_never_hold_is_not_offered_and_gives
     assert small.names() == "acd"
 
 
-async def test_a_disk_that_has_become_read_only_keeps_its_damaged_file_and_nobody_uses_it(world, monkeypatch):
+async def test_damaged_file_on_a_read_only_disk_stays_and_is_not_used(world, monkeypatch):
     await world.store("a")
     world.images.drop("a")
     stored = world.find("a")
@@ -214,7 +214,7 @@ async def test_an_image_of_another_layout_replaces_the_one_before(world):
 
 
 @pytest.mark.parametrize("how", ["changed", "truncated", "gone", "of another version"])
-async def test_a_damaged_file_is_refused_in_one_line_and_removed(world, how):
+async def test_damaged_image_file_is_refused_in_one_line_and_removed(world, how):
     await world.store("a")
     world.images.drop("a")
     path = world.find("a").path
@@ -248,7 +248,7 @@ async def test_host_memory_that_is_short_refuses_the_read_and_keeps_the_file(tmp
     assert world.images.get("b") is None
 
 
-async def test_a_keeper_that_does_not_take_what_was_read_leaves_no_image_in_memory(world):
+async def test_image_read_from_disk_and_not_taken_by_the_keeper_is_not_in_memory(world):
     await world.store("a")
     world.images.drop("a")
     world.keeper.there.clear()
@@ -257,7 +257,7 @@ async def test_a_keeper_that_does_not_take_what_was_read_leaves_no_image_in_memo
     assert world.images.get("a") is None and world.find("a")
 
 
-async def test_the_least_recently_used_gives_way(tmp_path):
+async def test_image_file_least_recently_used_gives_way(tmp_path):
     world = World(tmp_path, capacity=3 * FILE)
     await world.disk.start()
     for model in "abc":
@@ -271,7 +271,7 @@ async def test_the_least_recently_used_gives_way(tmp_path):
     assert successor.names() == "acd"
 
 
-async def test_what_nobody_can_ask_for_goes_first_and_what_is_pinned_only_for_what_is(tmp_path):
+async def test_image_files_of_unlisted_models_give_way_first_and_pinned_ones_only_to_pinned(tmp_path):
     world = World(tmp_path, capacity=3 * FILE)
     await world.disk.start()
     for model in "abc":
@@ -300,7 +300,7 @@ async def test_the_parts_of_an_image_come_and_go_together(tmp_path):
     assert world.names() == "bc"
 
 
-async def test_a_disk_that_fills_costs_a_line_and_the_image_in_memory_stays(world, monkeypatch, capsys):
+async def test_full_disk_is_logged_in_a_line_and_the_image_in_memory_stays(world, monkeypatch, capsys):
     def full(fd, nbytes):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -314,7 +314,7 @@ async def test_a_disk_that_fills_costs_a_line_and_the_image_in_memory_stays(worl
     await world.store("b")
 
 
-async def test_an_image_that_found_no_space_is_written_when_there_is_some(world, monkeypatch):
+async def test_image_that_found_the_disk_full_is_written_when_there_is_space(world, monkeypatch):
     def full(fd, nbytes):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -329,7 +329,7 @@ async def test_an_image_that_found_no_space_is_written_when_there_is_some(world,
     await world.until(lambda: world.find("a"))
 
 
-async def test_an_image_that_found_no_room_beside_others_is_written_when_they_have_gone(tmp_path):
+async def test_image_without_room_on_disk_beside_others_is_written_when_they_are_gone(tmp_path):
     world = World(tmp_path, capacity=FILE)
     await world.disk.start()
     await world.store("a")
@@ -344,7 +344,7 @@ async def test_an_image_that_found_no_room_beside_others_is_written_when_they_ha
     assert world.names() == "b"
 
 
-async def test_an_image_that_is_dropped_while_it_waits_to_be_written_is_not(world, monkeypatch):
+async def test_image_dropped_while_it_waits_to_be_written_is_not_written(world, monkeypatch):
     def full(fd, nbytes):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -360,7 +360,7 @@ async def test_an_image_that_is_dropped_while_it_waits_to_be_written_is_not(worl
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EACCES])
-async def test_a_file_that_cannot_be_read_for_other_reasons_than_its_own_stays(world, monkeypatch, number):
+async def test_image_file_unreadable_through_no_fault_of_its_own_stays(world, monkeypatch, number):
     content = await world.store("a")
     world.images.drop("a")
 
@@ -379,7 +379,7 @@ async def test_a_file_that_cannot_be_read_for_other_reasons_than_its_own_stays(w
         assert bytes(weights) == content
 
 
-async def test_an_image_dropped_before_or_while_it_is_written_is_not(world, monkeypatch):
+async def test_image_dropped_before_or_during_its_write_leaves_no_file(world, monkeypatch):
     write = disk_file.write
 
     def dropped_meanwhile(*arguments):
@@ -397,7 +397,7 @@ async def test_an_image_dropped_before_or_while_it_is_written_is_not(world, monk
     assert world.find("b") is None and os.listdir(world.folder) == []
 
 
-async def test_a_write_keeps_no_image_from_giving_way(tmp_path, monkeypatch):
+async def test_image_that_is_being_written_may_give_way(tmp_path, monkeypatch):
     """Memory for the next model is not waited for."""
     world = World(tmp_path, host=FILE)
     await world.disk.start()
@@ -407,7 +407,7 @@ async def test_a_write_keeps_no_image_from_giving_way(tmp_path, monkeypatch):
     assert world.images.get("b") and world.images.get("a") is None
 
 
-async def test_a_read_that_is_closed_leaves_nothing_in_memory(world):
+async def test_closed_read_of_an_image_file_leaves_no_image_in_memory(world):
     await world.store("a")
     world.images.drop("a")
     steps = world.disk.read("a", world.find("a"))
@@ -417,7 +417,7 @@ async def test_a_read_that_is_closed_leaves_nothing_in_memory(world):
     await world.read("a")
 
 
-async def test_dropping_removes_the_files_and_again_does_nothing(world):
+async def test_drop_of_a_model_removes_its_files_and_does_nothing_when_repeated(world):
     for rank in range(2):
         await world.store("a", rank=rank)
     await world.disk.drop(1)

@@ -58,7 +58,7 @@ def change(path, at, by=1):
         file.write(bytes([byte ^ by]))
 
 
-def test_what_was_written_is_read_and_every_byte_is_told(path):
+def test_image_file_is_read_as_it_was_written_with_progress_of_every_byte(path):
     told: list[int] = []
     written(path, told.append)
     assert sum(told) == TOTAL + -TOTAL % ALIGN_BYTES
@@ -67,12 +67,12 @@ def test_what_was_written_is_read_and_every_byte_is_told(path):
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_data_begins_at_a_multiple_of_a_page_however_long_the_manifest_is():
+def test_image_data_begins_at_a_multiple_of_a_page_whatever_the_manifest():
     for length in (0, 1, 3900, 4096, 100_000):
         assert len(disk_file.encode(replace(HEADER, manifest=bytes(length)))) % ALIGN_BYTES == 0
 
 
-def test_images_have_one_key_only_if_files_rank_and_layout_are_the_same():
+def test_image_keys_are_equal_only_for_equal_generation_rank_and_layout():
     others = [replace(HEADER, generation=8), replace(HEADER, rank=0), replace(HEADER, manifest=b"other")]
     assert len({HEADER.key, *(other.key for other in others)}) == 4
     assert replace(HEADER, checksum="rows:0").key == HEADER.key

@@ -35,7 +35,7 @@ def test_an_image_comes_back_from_its_record_and_descriptor(image):
     again.close()
 
 
-def test_its_size_counts_whole_pages_of_weights_and_manifest(image):
+def test_image_memory_takes_whole_pages_of_weights_and_manifest(image):
     assert os.fstat(image.fd).st_size == image.held_bytes
     assert image.held_bytes % mmap.PAGESIZE == 0
     assert image.held_bytes >= 10_000 + len(MANIFEST)

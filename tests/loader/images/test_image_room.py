@@ -41,7 +41,7 @@ class World:
         self.room.check_pin(self.models[name])
 
 
-def test_weights_larger_than_all_images_have_none():
+def test_weights_larger_than_the_memory_for_images_have_no_image():
     world = World(256, a=513, b=256)
     assert world.why("a") == "its weights take 513.0 MiB, all images together may take 256.0 MiB"
     assert world.why("b") == ""
@@ -50,11 +50,11 @@ def test_weights_larger_than_all_images_have_none():
     world.pin("b")
 
 
-def test_of_several_devices_all_parts_count():
+def test_image_room_counts_the_parts_of_all_devices():
     assert World(256, devices=2, a=300).why("a") and not World(300, devices=2, a=300).why("a")
 
 
-def test_images_that_are_pinned_leave_so_much_less_and_others_give_way():
+def test_image_room_is_reduced_by_pinned_images_and_not_by_others():
     images = [("big", 7, 200), ("other", 7, 50)]
     world = World(256, pinned={"big"}, images=images, big=200, other=50, a=60)
     assert world.why("a") == (
@@ -64,13 +64,13 @@ def test_images_that_are_pinned_leave_so_much_less_and_others_give_way():
     assert World(256, pinned={"big"}, big=200, a=60).why("a") == "", "there is no image of it yet"
 
 
-def test_one_that_has_an_image_has_one():
+def test_model_with_an_image_has_room_for_it_whatever_the_capacity():
     world = World(100, images=[("a", 7, 120)], a=120)
     assert world.why("a") == ""
     assert World(100, images=[("a", 6, 120)], a=120).why("a"), "of other files"
 
 
-def test_more_than_fits_is_not_pinned_but_what_is_stays():
+def test_model_beyond_the_image_room_is_not_pinned_unless_it_already_is():
     world = World(256, pinned={"big", "huge"}, big=200, huge=1000, a=60, b=50)
     with pytest.raises(Refused, match=r"200.0 MiB of it for what is pinned \(big\)"):
         world.pin("a")
@@ -78,7 +78,7 @@ def test_more_than_fits_is_not_pinned_but_what_is_stays():
     world.pin("huge")
 
 
-def test_of_a_model_in_error_nothing_is_known():
+def test_model_in_error_may_be_pinned():
     world = World(1, a=5)
     world.models["a"] = CatalogueModel(CatalogueEntry(name="a", path="/m"), Sizes(4, 1, 0), None, "broken")
     assert world.why("a") == ""

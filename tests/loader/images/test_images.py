@@ -61,7 +61,7 @@ def world():
     return World(capacity=3 * ONE)
 
 
-async def test_who_holds_on_to_an_images_memory_hears_of_its_end_while_it_is_there(world):
+async def test_listener_for_freed_images_is_called_while_the_memory_is_still_mapped(world):
     image = await world.save("a", content=b"x" * PAGE)
     with world.images.using(image):
         world.images.drop("a")
@@ -77,7 +77,7 @@ async def test_a_published_image_is_held_by_the_keeper_and_counted(world):
     assert [record.id for record, _ in world.images.everything()] == ["image/a"]
 
 
-async def test_an_image_is_not_there_before_the_keeper_has_it(world):
+async def test_image_is_not_available_before_the_keeper_has_it(world):
     world.keeper.there.clear()
     saving = asyncio.get_running_loop().create_task(world.save("a"))
     await asyncio.sleep(0)
@@ -106,7 +106,7 @@ async def test_an_older_image_outlives_a_younger_one_that_the_keeper_never_took(
     assert world.images.get("a") is older and set(world.keeper.records) == {"image/a"}
 
 
-async def test_the_keeper_holds_a_younger_image_though_the_older_one_was_dropped_as_it_came(world):
+async def test_keeper_holds_a_newer_image_though_the_older_one_is_dropped_meanwhile(world):
     older = await world.save("a")
     answered = asyncio.Event()
 
@@ -126,7 +126,7 @@ async def test_the_keeper_holds_a_younger_image_though_the_older_one_was_dropped
     assert not younger.memory.closed and world.forgotten == [b"w" * PAGE]
 
 
-async def test_a_partial_image_is_gone_with_its_failure(world):
+async def test_partial_image_of_a_failed_save_is_gone(world):
     with pytest.raises(ZeroDivisionError), world.images.blank("a", 1, PAGE, b"m"):
         assert world.images.used_bytes == ONE
         _ = 1 / 0
@@ -151,7 +151,7 @@ async def test_the_least_recently_used_image_gives_way_to_another(world):
     assert set(world.keeper.records) == {"image/a", "image/c", "image/d"}
 
 
-async def test_a_full_house_of_pinned_images_refuses_another_with_the_arithmetic(world):
+async def test_image_is_refused_with_the_sizes_where_pinned_ones_fill_the_memory(world):
     world.pinned = set("abc")
     for model in "abc":
         await world.save(model)
@@ -194,7 +194,7 @@ async def test_an_image_in_use_does_not_give_way(world):
     assert world.names() == {"a", "b", "d"}
 
 
-async def test_dropping_what_is_not_there_does_nothing(world):
+async def test_drop_of_a_missing_image_does_nothing(world):
     before = world.changes
     world.images.drop("a")
     assert world.changes == before
@@ -236,7 +236,7 @@ async def test_a_part_makes_room_by_others_images_and_never_by_its_own_other_par
     assert world.images.get("a") is first and world.names() == {"a"}
 
 
-async def test_a_successor_has_every_part(world):
+async def test_successor_has_every_part_of_an_image(world):
     for rank in range(2):
         await world.save("a", content=bytes([rank]) * PAGE, rank=rank)
     kept = [(record, os.dup(fd)) for record, fd in world.images.everything()]

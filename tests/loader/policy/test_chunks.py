@@ -29,7 +29,7 @@ def test_extents_that_are_too_small_are_refused_with_the_arithmetic():
     missing=st.integers(0, 60),
     chunk_bytes=st.integers(1, 60),
 )
-def test_every_byte_of_the_image_is_copied_once_from_where_it_lies(extents, missing, chunk_bytes):
+def test_chunk_plan_copies_every_byte_of_the_image_once_in_order(extents, missing, chunk_bytes):
     total = max(0, sum(extents) - missing)
     source = [bytearray(index % 251 for index in range(size)) for size in extents]
     for number, extent in enumerate(source):
@@ -43,7 +43,7 @@ def test_every_byte_of_the_image_is_copied_once_from_where_it_lies(extents, miss
     assert image == b"".join(source)[:total]
 
 
-def test_a_pair_lies_within_one_extent_of_either_side():
+def test_chunk_pair_lies_within_one_extent_on_either_side():
     assert pairs([10, 10], [15, 5], total_bytes=17, chunk_bytes=100) == (
         Pair(Chunk(extent=0, offset=0, at=0, nbytes=10), Chunk(extent=0, offset=0, at=0, nbytes=10)),
         Pair(Chunk(extent=1, offset=0, at=10, nbytes=5), Chunk(extent=0, offset=10, at=10, nbytes=5)),

@@ -14,7 +14,7 @@ def bytes_of(pieces):
 
 
 @given(pieces, pieces, st.integers(0, 40), st.integers(1, 20))
-def test_every_byte_of_the_room_gets_the_byte_that_belongs_there(sources, targets, skip, chunk_bytes):
+def test_kv_pairs_give_every_target_byte_the_source_byte_at_its_position(sources, targets, skip, chunk_bytes):
     there, room = bytes_of(sources)[skip:], bytes_of(targets)
     if len(room) > len(there):
         with pytest.raises(ValueError, match="room for more"):

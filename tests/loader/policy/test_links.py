@@ -81,7 +81,7 @@ BUSY = st.dictionaries(st.sampled_from([A, B, C]), st.floats(0, 1), max_size=3)
 
 
 @given(copies=st.lists(SIZES, min_size=1, max_size=3), window=st.integers(0, 40), busy=BUSY, data=st.data())
-def test_every_work_is_done_once_whatever_the_order_and_no_link_exceeds_its_window(copies, window, busy, data):
+def test_links_do_every_chunk_once_in_any_order_and_none_exceeds_its_window(copies, window, busy, data):
     world = World(window)
     for number, sizes in enumerate(copies):
         names = data.draw(st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=3, unique=True))
@@ -95,7 +95,7 @@ def test_every_work_is_done_once_whatever_the_order_and_no_link_exceeds_its_wind
 
 
 @given(sizes=SIZES, window=st.integers(0, 40), failing=st.lists(st.sampled_from([B, C]), max_size=8), data=st.data())
-def test_what_a_failing_link_had_is_done_by_the_others(sizes, window, failing, data):
+def test_chunks_of_a_failed_link_are_done_by_the_others(sizes, window, failing, data):
     world = World(window)
     world.open(0, [A, B, C], sizes)
     for name in failing:
@@ -108,7 +108,7 @@ def test_what_a_failing_link_had_is_done_by_the_others(sizes, window, failing, d
     assert sorted(world.finished, key=lambda work: work.number) == works(0, sizes)
 
 
-def test_the_last_link_that_fails_is_told():
+def test_failure_of_the_last_link_is_reported():
     world = World(100)
     world.open(0, [A, B], [1, 2, 3, 4])
     for name in (A, A, B):
@@ -127,7 +127,7 @@ def test_a_link_that_failed_one_copy_carries_the_others():
     assert world.take(A) == Bytes(1, 0, 2)
 
 
-def test_a_link_that_leaves_without_having_had_anything_is_not_waited_for():
+def test_link_that_leaves_before_its_first_chunk_is_not_waited_for():
     world = World(1)
     world.open(0, [A, B], [1] * 3, {B: 1.0})
     assert world.links.leave(A, 0) and world.links.users(A) == ()
@@ -146,7 +146,7 @@ def test_a_link_that_is_twice_as_fast_carries_twice_as_much():
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4), window=st.integers(0, 40))
-def test_copies_over_one_link_have_turns(sizes, window):
+def test_copies_over_one_link_take_turns(sizes, window):
     """Copies of equal length and unequal chunks: none is ever two chunks ahead of another that has some left."""
     world = World(window)
     for number, nbytes in enumerate(sizes):
@@ -214,7 +214,7 @@ def test_a_link_that_is_busy_all_the_time_carries_nothing_while_there_is_a_free_
     assert (0, A) not in world.carried and len(world.finished) == 100
 
 
-def test_where_all_are_busy_the_least_busy_carries_it():
+def test_copy_whose_links_are_all_busy_goes_over_the_least_busy():
     world = World(10)
     world.open(0, [A, B], [1] * 100, {A: 1.0, B: 0.9})
     world.run([A, B])
@@ -231,7 +231,7 @@ def test_a_busy_link_takes_over_when_the_free_one_fails():
     assert world.carried[0, A] == 10
 
 
-def test_nothing_more_of_a_withdrawn_copy_is_handed_out():
+def test_withdrawn_copy_has_no_more_chunks_handed_out():
     world = World(100)
     world.open(0, [A], [1] * 4)
     world.open(1, [A], [1])
@@ -305,7 +305,7 @@ def test_a_copy_that_loses_its_free_links_goes_over_its_own_busy_one():
     assert world.carried == {(1, A): 40, (2, B): 40}
 
 
-def test_a_withdrawn_copys_own_link_is_anybodys():
+def test_link_of_a_withdrawn_copy_is_free_for_others():
     world = World(window=1)
     world.open(1, [A], [10] * 2)
     world.take(A)
@@ -318,7 +318,7 @@ NAMES = st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=3, unique=True
 
 
 @given(opens=st.lists(st.tuples(NAMES, SIZES), min_size=2, max_size=5), busy=BUSY, data=st.data())
-def test_no_link_that_is_anothers_own_carries_a_copy_and_all_progress_while_others_go_on(opens, busy, data):
+def test_copies_never_use_the_own_link_of_another_and_all_of_them_end(opens, busy, data):
     """Copies begin while others run: each keeps its own link, has none that is another's own, gets none back that it
     left, and ends."""
     world = World(window=0)

@@ -3,7 +3,7 @@ from math import inf
 from loader.policy.looks import LookSchedule
 
 
-def test_looks_come_ever_less_often_half_a_minute_apart_at_most():
+def test_looks_at_a_failed_model_back_off_to_half_a_minute():
     looks, now, at = LookSchedule(), 100.0, []
     for _ in range(8):
         looks.failed("m", now)
@@ -14,7 +14,7 @@ def test_looks_come_ever_less_often_half_a_minute_apart_at_most():
     assert [after - before for before, after in zip([100.0, *at], at, strict=False)] == [1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_files_that_change_are_looked_at_soon_again():
+def test_looks_at_files_that_change_come_soon_again():
     looks = LookSchedule()
     for now in (0.0, 10.0, 20.0):
         looks.failed("m", now)
@@ -23,7 +23,7 @@ def test_files_that_change_are_looked_at_soon_again():
     assert looks.pause_s("m") == 1.0 and looks.next_at() == 31.0
 
 
-def test_what_can_be_served_is_not_looked_at():
+def test_model_that_can_be_served_has_no_look_scheduled():
     looks = LookSchedule()
     looks.failed("m", 0.0)
     looks.failed("n", 5.0)

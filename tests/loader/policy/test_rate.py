@@ -14,35 +14,35 @@ def seen(*samples):
     return pace
 
 
-def test_nothing_is_known_before_time_has_passed():
+def test_transfer_rate_is_unknown_before_time_has_passed():
     assert TransferRate().per_s() is None and TransferRate().left_s(10) is None
     assert seen((5, 0)).per_s() is None and seen((5, 0)).left_s(10) is None
     assert seen((5, 0), (5, 3)).per_s() is None
 
 
-def test_a_steady_pace_tells_how_long_the_rest_takes():
+def test_steady_transfer_rate_gives_the_time_left():
     pace = seen(*((t / 10, 100 * t / 10) for t in range(30)))
     assert pace.per_s() == pytest.approx(100)
     assert pace.left_s(290 + 50) == pytest.approx(0.5)
 
 
-def test_what_was_long_ago_does_not_count():
+def test_transfer_rate_ignores_samples_before_its_window():
     pace = seen((0, 0), (1, 1000), (2, 1010), (3, 1020), (3.5, 1025))
     assert pace.per_s() == pytest.approx(10)
 
 
-def test_what_stands_still_has_no_end():
+def test_stalled_transfer_has_no_time_left():
     pace = seen((0, 5), (0.5, 5), (1.0, 5))
     assert pace.per_s() == 0 and pace.left_s(10) is None
     assert pace.left_s(5) == 0
 
 
-def test_many_samples_keep_few():
+def test_transfer_rate_keeps_few_of_many_samples():
     assert len(seen(*((t / 1000, t) for t in range(5000))).samples) <= WINDOW_S / 0.05 + 2
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(0, 1 << 40)), max_size=60))
-def test_a_pace_is_never_negative_and_covers_about_the_window(steps):
+def test_transfer_rate_is_never_negative_and_covers_about_the_window(steps):
     now = done = 0.0
     pace = TransferRate()
     for dt, more in steps:

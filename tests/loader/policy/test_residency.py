@@ -12,27 +12,27 @@ def held(name, nbytes=10, last_used=0.0, **keys):
     return ImageFacts(name, nbytes, last_used, **keys)
 
 
-def test_nothing_is_dropped_while_there_is_room():
+def test_images_stay_while_there_is_room():
     assert make_room([held("a"), held("b")], taken_bytes=5, need_bytes=5, capacity_bytes=30) == Room((), 0)
 
 
-def test_the_least_recently_used_goes_first():
+def test_least_recently_used_image_is_dropped_first():
     images = [held("a", last_used=3), held("b", last_used=1), held("c", last_used=2)]
     assert make_room(images, 0, 10, 30).drop == ("b",)
     assert make_room(images, 0, 20, 30).drop == ("b", "c")
 
 
-def test_what_nobody_can_ask_for_any_more_goes_before_all_others_even_when_pinned():
+def test_image_of_an_unlisted_model_is_dropped_first_even_when_pinned():
     images = [held("a", last_used=1), held("b", last_used=9, wanted=False, pinned=True)]
     assert make_room(images, 0, 10, 20).drop == ("b",)
 
 
-def test_pinned_images_and_those_in_use_never_go():
+def test_pinned_images_and_those_in_use_are_never_dropped():
     images = [held("a", pinned=True), held("b", in_use=True), held("c", in_use=True, wanted=False)]
     assert make_room(images, 0, 10, 30) == Room((), 10)
 
 
-def test_nobody_loses_an_image_when_that_is_not_enough():
+def test_images_stay_when_dropping_them_would_not_make_enough_room():
     assert make_room([held("a"), held("b", pinned=True)], taken_bytes=10, need_bytes=25, capacity_bytes=40) == Room(
         (), 5
     )
@@ -58,7 +58,7 @@ IMAGES = st.lists(
 
 
 @given(images=IMAGES, taken=st.integers(0, 30), need=st.integers(0, 60), capacity=st.integers(1, 100))
-def test_room_is_made_exactly_when_it_can_be_and_nothing_goes_that_could_stay(images, taken, need, capacity):
+def test_room_is_made_exactly_when_possible_without_dropping_images_that_could_stay(images, taken, need, capacity):
     room = make_room(images, taken, need, capacity)
     by_name = {image.name: image for image in images}
     may_go = [image for image in images if not image.in_use and not (image.pinned and image.wanted)]
@@ -74,7 +74,7 @@ def test_room_is_made_exactly_when_it_can_be_and_nothing_goes_that_could_stay(im
     assert all(left + image.nbytes > capacity for image in dropped)
 
 
-def test_over_pinned_they_go_after_all_others_that_are_wanted():
+def test_pinned_images_are_dropped_for_a_pinned_one_after_all_other_listed_ones():
     images = [held("a", pinned=True, last_used=1), held("b", last_used=9), held("c", pinned=True, last_used=2)]
     assert make_room(images, 0, 10, 30, over_pinned=True).drop == ("b",)
     assert make_room(images, 0, 20, 30, over_pinned=True).drop == ("b", "a")

@@ -8,7 +8,7 @@ CONTENT = Content("m", 1, 0, b"manifest")
 SOURCE = LeaseSource("lease", "cuda:0", (1, 2), CONTENT, "rows:1")
 
 
-def test_the_newest_that_holds_the_content_comes_first():
+def test_newest_source_of_a_content_comes_first():
     sources = Sources()
     other = replace(SOURCE, lease_id="other")
     sources.filled(SOURCE)
@@ -18,7 +18,7 @@ def test_the_newest_that_holds_the_content_comes_first():
     assert sources.of(CONTENT) == [SOURCE, other]
 
 
-def test_another_generation_rank_layout_or_checksum_is_another_content():
+def test_sources_of_another_generation_rank_layout_or_checksum_do_not_match():
     sources = Sources()
     sources.filled(SOURCE)
     assert sources.of(CONTENT, "rows:1") == [SOURCE] and not sources.of(CONTENT, "rows:2")
@@ -37,7 +37,7 @@ def test_a_lease_holds_what_it_was_filled_with_last_and_nothing_once_it_is_forgo
     assert again not in sources and not sources.of(CONTENT)
 
 
-def test_a_doubted_content_has_no_source_and_others_keep_theirs():
+def test_doubted_content_has_no_source_and_others_keep_theirs():
     sources = Sources()
     other = replace(SOURCE, lease_id="other", content=replace(CONTENT, rank=1))
     for source in (SOURCE, replace(SOURCE, lease_id="second"), other):
@@ -46,7 +46,7 @@ def test_a_doubted_content_has_no_source_and_others_keep_theirs():
     assert not sources.of(CONTENT) and sources.of(other.content) == [other]
 
 
-def test_what_was_filled_long_ago_is_forgotten():
+def test_sources_beyond_the_bound_are_forgotten_oldest_first():
     sources = Sources()
     for number in range(1000):
         sources.filled(replace(SOURCE, lease_id=f"lease{number}"))

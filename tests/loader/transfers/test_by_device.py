@@ -19,7 +19,7 @@ def test_a_devices_paths_are_its_own_link_and_those_that_reach_it():
     assert Transfers().paths() == {}
 
 
-def test_there_is_a_way_between_devices_of_one_kind_that_reach_each_other():
+def test_path_between_devices_exists_for_one_kind_that_reach_each_other():
     transfers = Transfers()
     assert transfers.has_way("cpu:0", "cpu:1") and transfers.has_way("cpu:0", "cpu:0")
     assert not transfers.has_way("cpu:0", "cuda:0") and not transfers.has_way("cuda:0", "cpu:0")
@@ -27,7 +27,7 @@ def test_there_is_a_way_between_devices_of_one_kind_that_reach_each_other():
 
 
 @pytest.mark.skipif(find_spec("cuda") is not None, reason="CUDA's libraries are here")
-def test_there_is_no_way_that_nobody_can_be_asked_for():
+def test_path_between_gpus_without_their_driver_does_not_exist():
     assert not Transfers().has_way("cuda:0", "cuda:1")
 
 
@@ -37,16 +37,16 @@ def test_a_device_whose_driver_cannot_be_asked_has_its_own_link_only():
     assert transfers.paths() == {"cuda:0": ("cuda:0",), "cuda:1": ("cuda:1",), "cpu:0": ("cpu:0",)}
 
 
-def test_a_device_that_nothing_can_be_copied_to_is_refused_by_name():
+def test_device_of_an_unknown_kind_is_refused_by_name():
     with pytest.raises(Unmet, match="nothing can be copied to 'tpu:0'"):
         Transfers().of("tpu:0")
 
 
 @pytest.mark.skipif(find_spec("cuda") is not None, reason="CUDA's libraries are here")
-def test_a_gpu_needs_libraries_that_are_named():
+def test_transfer_to_a_gpu_without_its_libraries_names_them():
     with pytest.raises(Unavailable, match="cuda:0: No module named 'cuda'"):
         Transfers().of("cuda:0")
 
 
-def test_forgetting_an_image_that_no_gpu_ever_saw_is_nothing():
+def test_forget_of_an_image_never_used_by_a_gpu_does_nothing():
     Transfers().forget(memoryview(bytearray(8)))

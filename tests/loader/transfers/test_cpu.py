@@ -42,7 +42,7 @@ def steps(extents, total, chunk_bytes=1000):
     return plan([extent.nbytes for extent in extents], total, chunk_bytes)
 
 
-def test_the_image_is_the_extents_back_to_back(extents):
+def test_image_copied_out_is_the_extents_back_to_back(extents):
     image, seen = bytearray(15000), []
     with memoryview(image) as view:
         CpuTransfer().out_of(extents, view, steps(extents, 15000), seen.append)
@@ -50,7 +50,7 @@ def test_the_image_is_the_extents_back_to_back(extents):
     assert sum(chunk.nbytes for chunk in seen) == 15000
 
 
-def test_the_extents_are_the_image_and_their_padding_is_left_alone(extents):
+def test_extents_copied_into_are_the_image_and_their_padding_is_left_alone(extents):
     before = content(extents)
     image = os.urandom(15000)
     CpuTransfer().into(extents, memoryview(image), steps(extents, 15000), lambda chunk: None)
@@ -58,7 +58,7 @@ def test_the_extents_are_the_image_and_their_padding_is_left_alone(extents):
 
 
 @pytest.mark.parametrize("direction", ["out_of", "into"])
-def test_a_cancelled_copy_touches_nothing_after_its_chunk(extents, direction):
+def test_cancelled_copy_changes_nothing_after_its_chunk(extents, direction):
     def stop(chunk):
         raise Stopped
 
@@ -105,7 +105,7 @@ def test_extents_are_copied_to_extents_of_other_sizes(made, extents, links):
     assert sorted(seen, key=lambda pair: pair.source.at) == list(plan)
 
 
-def test_host_memory_has_no_way_of_its_own_to_a_gpu(made, extents):
+def test_copy_from_host_memory_extents_to_a_gpu_is_refused(made, extents):
     targets = of_sizes(made, (16384,), "cuda:0")
     with pytest.raises(Unmet, match="there is no way from cpu:0 to cuda:0"):
         CpuTransfer().between(extents, targets, pairs([16384], [16384], 15000, 1000), lambda pair: None)

@@ -68,7 +68,7 @@ def lanes(stand_ins, window=2, **keys):
     return Lanes(stand_ins.__getitem__, window, **keys)
 
 
-def test_all_is_prepared_in_order_before_it_is_moved_and_told_when_it_was(stand_ins):
+def test_parts_are_prepared_in_order_before_they_move_and_reported_after(stand_ins):
     prepared, moved, told = [], [], []
 
     def move(part, stream):
@@ -84,7 +84,7 @@ def test_all_is_prepared_in_order_before_it_is_moved_and_told_when_it_was(stand_
     assert sorted(moved, key=lambda part: part.number) == sorted(told, key=lambda part: part.number) == PLAN
 
 
-def test_one_link_keeps_the_order(stand_ins):
+def test_parts_over_one_link_arrive_in_order(stand_ins):
     told = []
     lanes(stand_ins).carry([A], PLAN, move=lambda part, stream: None, done=told.append)
     assert told == PLAN
@@ -121,7 +121,7 @@ def test_links_work_at_the_same_time_each_with_a_full_window(stand_ins):
 
 
 @pytest.mark.parametrize("how", ["fails_to_open", "fails_to_begin", "fails_to_finish"])
-def test_what_a_failing_link_had_goes_over_the_others(stand_ins, how):
+def test_parts_of_a_failing_link_go_over_the_others(stand_ins, how):
     setattr(stand_ins[A], how, True)
     told = []
     lanes(stand_ins).carry([A, B], PLAN, move=lambda part, stream: None, done=told.append)
@@ -129,7 +129,7 @@ def test_what_a_failing_link_had_goes_over_the_others(stand_ins, how):
 
 
 @pytest.mark.parametrize("how", ["fails_to_open", "fails_to_begin", "fails_to_finish"])
-def test_the_last_links_failure_is_the_copys(stand_ins, how):
+def test_failure_of_the_last_link_is_raised_by_the_copy(stand_ins, how):
     for name in (A, B):
         setattr(stand_ins[name], how, True)
     told = []
@@ -187,7 +187,7 @@ def test_a_failing_preparation_ends_the_copy_and_leaves_nothing_under_way(stand_
     assert not any(lane.under_way for lane in stand_ins.values())
 
 
-def test_two_copies_share_a_link_and_both_come_on(stand_ins):
+def test_copies_sharing_a_link_both_progress(stand_ins):
     stand_ins[A].gate.clear()
     carrying = lanes(stand_ins, window=1)
     order = []
@@ -279,7 +279,7 @@ def test_a_copy_that_began_alone_leaves_another_its_own_link(stand_ins):
     assert {name for number, name in by if number >= 10} == {f"link {A}"}
 
 
-def test_links_go_on_while_the_caller_is_busy_with_what_has_arrived(stand_ins):
+def test_links_go_on_while_the_caller_handles_arrived_parts(stand_ins):
     told = []
 
     def done(part):
@@ -292,7 +292,7 @@ def test_links_go_on_while_the_caller_is_busy_with_what_has_arrived(stand_ins):
     assert told == PLAN
 
 
-def test_a_busy_links_share_is_kept_by_the_threads_too(stand_ins):
+def test_link_threads_keep_the_share_of_a_busy_link(stand_ins):
     moved = []
     carrying = lanes(stand_ins, window=1, busy=lambda links: {A: 0.75})
     plan = [Part(number) for number in range(200)]
@@ -308,7 +308,7 @@ def test_a_busy_links_share_is_kept_by_the_threads_too(stand_ins):
     assert by_thread.get(f"link {A}", 0) <= 0.25 * by_thread[f"link {B}"]
 
 
-def test_a_copy_over_one_link_asks_nobody_how_busy_it_is(stand_ins):
+def test_copy_over_one_link_does_not_query_how_busy_it_is(stand_ins):
     asked = []
     carrying = lanes(stand_ins, busy=lambda links: asked.append(tuple(links)) or {})
     for links in ([A], [A, B]):

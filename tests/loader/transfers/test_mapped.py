@@ -65,7 +65,7 @@ SIZES = [2 * PAGE_BYTES, PAGE_BYTES, *[3 * PAGE_BYTES] * 8]
 STEPS = plan(SIZES, sum(SIZES), PAGE_BYTES)
 
 
-def test_what_is_written_at_a_chunks_address_is_in_its_extent(mapper, extents):
+def test_bytes_written_at_the_address_of_a_chunk_are_in_its_extent(mapper, extents):
     with Mapped(mapper, extents) as there:
         there.start(mapper.map)
         for number, chunk in enumerate(STEPS):
@@ -78,27 +78,27 @@ def test_what_is_written_at_a_chunks_address_is_in_its_extent(mapper, extents):
     assert mapper.released
 
 
-def test_all_are_mapped_ahead_of_who_needs_them(mapper, extents):
+def test_extents_are_all_mapped_ahead_of_their_use(mapper, extents):
     with Mapped(mapper, extents) as there:
         assert mapper.events == []
         there.start(mapper.map)
         mapper.wait_for(lambda: mapper.events == ["mapped"] * len(SIZES))
 
 
-def test_the_first_is_told_of_when_some_are_mapped(mapper, extents):
+def test_first_extent_is_ready_once_a_batch_is_mapped(mapper, extents):
     with Mapped(mapper, extents) as there:
         there.start(mapper.map)
         there.reach(STEPS[0])
         assert len(mapper.events) >= 4
 
 
-def test_fewer_are_told_of_too(mapper, extents):
+def test_extents_fewer_than_a_batch_are_ready_too(mapper, extents):
     with Mapped(mapper, extents[:2]) as there:
         there.start(mapper.map)
         there.reach(STEPS[0])
 
 
-def test_addresses_go_in_whatever_thread_and_also_when_nothing_was_mapped(mapper, extents):
+def test_addresses_are_released_in_any_thread_even_without_a_mapping(mapper, extents):
     there = Mapped(mapper, extents)
     there.__enter__()
     ended = threading.Thread(target=there.__exit__)
@@ -107,7 +107,7 @@ def test_addresses_go_in_whatever_thread_and_also_when_nothing_was_mapped(mapper
     assert mapper.released and mapper.events == []
 
 
-def test_what_cannot_be_mapped_is_told_to_who_needs_it_and_those_before_are_there(mapper, extents):
+def test_mapping_failure_is_raised_at_its_extent_and_earlier_ones_are_ready(mapper, extents):
     mapper.fails_at = 4
     with Mapped(mapper, extents) as there:
         there.start(mapper.map)

@@ -31,14 +31,14 @@ def run(*arguments):
 
 
 @pytest.mark.parametrize("folder", ["systemd/config", "compose/config/cpu", "compose/config/cuda"])
-def test_what_is_shipped_can_be_used(folder):
+def test_shipped_configuration_files_are_valid(folder):
     files = sorted(map(str, (ROOT / "deploy" / folder).glob("*.toml")))
     result = run("--no-folders", *files)
     assert result.exit_code == 0, result.output
     assert len(result.stdout.splitlines()) == len(files) >= 3
 
 
-def test_a_fault_is_told_with_file_line_and_key_as_the_service_would(write):
+def test_invalid_setting_is_printed_with_file_line_and_key(write):
     name = write("gateway.toml", GATEWAY + 'colour = "red"\nmost_in_flight = 0\n')
     result = run(name)
     assert result.exit_code == 1
@@ -48,12 +48,12 @@ def test_a_fault_is_told_with_file_line_and_key_as_the_service_would(write):
     ]
 
 
-def test_a_key_that_is_missing_has_no_line(write):
+def test_missing_key_is_printed_without_a_line_number(write):
     result = run(write("gateway.toml", GATEWAY.replace("placement", "# placement")))
     assert result.stdout == "gateway.toml: placement: Field required\n"
 
 
-def test_a_file_says_by_its_keys_what_it_is_or_is_told(write):
+def test_kind_of_a_configuration_file_is_found_by_its_keys_or_given_by_an_option(write):
     name = write("prod.toml", GATEWAY)
     assert run(name).stdout == "prod.toml: a gateway that can be used\n"
     assert "group: Field required" in run(name, "--as", "gpu_scheduler").stdout
@@ -61,12 +61,12 @@ def test_a_file_says_by_its_keys_what_it_is_or_is_told(write):
     assert result.exit_code == 1 and "neither its name nor its keys say what it is" in result.stdout
 
 
-def test_what_is_no_toml_is_a_fault_with_its_place(write):
+def test_malformed_toml_is_printed_with_file_and_line(write):
     result = run(write("loader.toml", "name = \n"))
     assert result.exit_code == 1 and "loader.toml: not TOML: " in result.stdout and "line 1" in result.stdout
 
 
-def test_a_catalogue_is_checked_with_its_models_folders(write, tmp_path):
+def test_catalogue_is_checked_with_the_folders_of_its_models(write, tmp_path):
     shutil.copytree(MODEL, tmp_path / "whole")
     shutil.copytree(MODEL, tmp_path / "broken")
     (tmp_path / "broken" / "tokenizer.json").unlink()
@@ -81,7 +81,7 @@ def test_a_catalogue_is_checked_with_its_models_folders(write, tmp_path):
     assert run(name, "--no-folders").exit_code == 0
 
 
-def test_files_that_do_not_agree_are_told(write):
+def test_configuration_files_that_contradict_each_other_fail_with_both_named(write):
     one = write("gateway.toml", GATEWAY)
     other = write("gateway-1.toml", GATEWAY)
     result = run(one, other)
@@ -90,5 +90,5 @@ def test_files_that_do_not_agree_are_told(write):
 
 
 @pytest.mark.parametrize("arguments", [("none.toml",), (), ("--as", "kitchen", "x.toml")])
-def test_what_cannot_be_read_or_understood_is_status_2(write, arguments):
+def test_unreadable_file_or_unknown_kind_exits_with_status_2(write, arguments):
     assert run(*arguments).exit_code == 2

@@ -51,17 +51,17 @@ def test_logs_of_all_services_are_one_in_the_order_of_time(state):
         (("-n", "0"), []),
     ],
 )
-def test_what_is_not_asked_for_is_left_out(state, arguments, events):
+def test_log_filters_leave_out_lines_that_do_not_match(state, arguments, events):
     result = run(state, *arguments, "--json")
     assert [json.loads(each)["event"] for each in result.stdout.splitlines()] == events
 
 
 @pytest.mark.parametrize("arguments", [("kitchen",), ("--level", "loud")])
-def test_a_service_or_level_that_there_is_not_is_status_2(state, arguments):
+def test_unknown_service_or_log_level_exits_with_status_2(state, arguments):
     assert run(state, *arguments).exit_code == 2
 
 
-def test_a_model_that_no_line_names_is_told_as_that(state):
+def test_model_that_no_log_line_names_is_reported(state):
     result = run(state, "--model", "nope")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == f"prismctl: no line of the logs in {state}/logs names the model 'nope'\n"
@@ -71,12 +71,12 @@ def test_a_model_that_no_line_names_is_told_as_that(state):
     assert run(state, "--model", "m").stderr == run(state, "--model", "m", "-n", "0").stderr == ""
 
 
-def test_where_there_are_no_logs_it_is_said_where_they_may_be(tmp_path):
+def test_state_folder_without_logs_exits_with_status_2_and_names_journalctl(tmp_path):
     result = run(tmp_path)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "journalctl" in result.stderr
 
 
-def test_a_tail_gives_whole_lines_once_and_begins_anew_with_the_file(tmp_path):
+def test_log_tail_gives_whole_lines_once_and_restarts_with_a_new_file(tmp_path):
     path = tmp_path / "a.log"
     path.write_text("one\ntw")
     tail = LogTail(path)
@@ -89,7 +89,7 @@ def test_a_tail_gives_whole_lines_once_and_begins_anew_with_the_file(tmp_path):
     assert tail.read() == ["new"]
 
 
-def test_of_a_long_file_only_the_end_is_read_from_a_whole_line_on(tmp_path):
+def test_log_tail_of_a_long_file_starts_with_the_first_whole_line_of_its_end(tmp_path):
     path = tmp_path / "a.log"
     path.write_text("a long first line\nlast one\n")
     assert LogTail(path, tail_bytes=10).read() == ["last one"]

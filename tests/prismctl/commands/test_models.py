@@ -171,14 +171,14 @@ async def test_unverified_model_is_marked_wherever_it_is_listed(run):
     assert "good (unverified)" in result.stdout and "bad (unverified)" not in result.stdout
 
 
-async def test_the_list_as_json_has_states_and_errors(run):
+async def test_model_list_as_json_has_states_and_errors(run):
     result = await run("models", "list", "--json")
     rows = {row["model"]: row for row in json.loads(result.stdout)}
     assert rows["good"]["state"] == "active" and rows["bad"]["error"] == "truncated"
     assert (rows["bad"]["retry_s"], rows["bad"]["path"]) == (4.0, "/models/bad")
 
 
-async def test_the_list_fits_a_narrow_terminal_and_says_what_is_wrong(run):
+async def test_model_list_fits_a_narrow_terminal_and_shows_errors(run):
     result = await run("models", "list", columns="80")
     assert result.exit_code == 0
     assert "truncated; it is tried again within 4 s (/models/bad)" in " ".join(result.stdout.split())
@@ -208,13 +208,13 @@ async def test_a_model_is_added_by_its_absolute_path_with_its_settings(run, tmp_
     assert run.asked[-1].tool_parser == "hermes"
 
 
-async def test_what_is_only_checked_is_not_said_to_be_added(run):
+async def test_add_with_check_only_does_not_report_the_model_as_added(run):
     result = await run("models", "add", "m", "/m", "--check")
     assert result.stdout.startswith("m could be added: LlamaForCausalLM") and run.placement.check_only
     assert not json.loads((await run("models", "add", "m", "/m", "--check", "--json")).stdout)["added"]
 
 
-async def test_what_cannot_be_added_is_one_line_with_the_arithmetic_and_status_1(run):
+async def test_add_of_a_too_large_model_prints_the_sizes_in_one_line_and_exits_with_status_1(run):
     result = await run("models", "add", "large", "/large")
     assert result.exit_code == 1
     assert result.output.splitlines() == [
@@ -233,7 +233,7 @@ async def test_a_model_is_removed_and_a_pinned_one_by_force(run):
 @pytest.mark.parametrize(
     "arguments", [("add", "m"), ("remove",), ("add", "m", "/m", "--quota", "much"), ("add", "m", "/m", "--wrong")]
 )
-async def test_a_wrong_command_line_is_status_2_and_asks_nobody(run, arguments):
+async def test_wrong_command_line_exits_with_status_2_and_calls_no_service(run, arguments):
     assert (await run("models", *arguments)).exit_code == 2
     assert run.asked == []
 
@@ -252,7 +252,7 @@ async def test_a_wrong_command_line_is_status_2_and_asks_nobody(run, arguments):
         (("m", "/m", "--context-tokens", "9", "--floor-tokens", "5"), "floor_tokens 5 is less than one request"),
     ],
 )
-async def test_what_no_loader_would_take_is_status_2_and_names_the_option(run, arguments, says):
+async def test_impossible_option_value_exits_with_status_2_and_names_the_option(run, arguments, says):
     result = await run("models", "add", *arguments, columns="200")
     assert result.exit_code == 2 and says in result.stderr and run.asked == []
 
@@ -263,13 +263,13 @@ async def test_a_path_with_an_equals_sign_is_a_path(run, tmp_path, monkeypatch):
     assert run.asked[-1].path == f"{tmp_path}/v=3/m"
 
 
-async def test_bytes_that_are_no_text_are_one_line_and_status_2(run):
+async def test_model_name_that_is_no_utf8_exits_with_status_2_and_one_line(run):
     for command in (("models", "wake"), ("models", "inspect"), ("explain",)):
         result = await run(*command, "m\udcff")
         assert (result.exit_code, result.stderr) == (2, "prismctl: 'm\\udcff' is not text\n")
 
 
-async def test_a_limit_for_a_model_that_is_nowhere_is_one_clear_line(run):
+async def test_limit_of_a_model_on_no_group_is_refused_in_one_line(run):
     result = await run("models", "limit", "bad", "1MiB")
     assert result.exit_code == 1
     assert "bad is on no group now" in result.output
@@ -278,13 +278,13 @@ async def test_a_limit_for_a_model_that_is_nowhere_is_one_clear_line(run):
 @pytest.mark.parametrize(
     ("error", "status"), [(NotFound("no"), 1), (Unmet("no"), 1), (Unavailable("no"), 3), (Conflict("no"), 4)]
 )
-async def test_a_refusal_is_one_line_and_its_kind_is_the_status(run, error, status):
+async def test_error_of_placement_is_one_line_and_its_kind_decides_the_status(run, error, status):
     run.placement.refuses = error
     result = await run("models", "sleep", "good")
     assert (result.exit_code, result.output) == (status, "prismctl: no\n")
 
 
-async def test_one_that_came_lower_than_it_was_to_says_why(run):
+async def test_sleep_that_brings_a_model_lower_than_hibernating_prints_the_reason(run):
     result = await run("models", "sleep", "good")
     why = "it has no image to sleep on: host memory is short; its engine is given back"
     assert (result.exit_code, result.stdout) == (0, f"good is on disk: {why}\n")
@@ -304,7 +304,7 @@ async def test_a_model_that_can_have_no_image_is_not_pinned_and_inspect_says_why
     assert json.loads((await run("models", "inspect", "large", "--json")).stdout)["no_image"] == why
 
 
-async def test_a_model_that_does_not_come_up_is_an_answer_of_no_with_what_became_of_it(run):
+async def test_wake_of_a_model_that_does_not_come_up_exits_with_status_1_and_the_reason(run):
     for name, says in (
         ("broken", "broken did not come up: failed: no room"),
         ("bad", "bad: truncated"),
@@ -314,14 +314,14 @@ async def test_a_model_that_does_not_come_up_is_an_answer_of_no_with_what_became
         assert (result.exit_code, result.stderr) == (1, f"prismctl: {says}\n")
 
 
-async def test_without_patience_a_model_that_still_wakes_is_status_3_and_with_no_wait_it_is_told(run):
+async def test_wake_out_of_patience_exits_with_status_3_and_with_no_wait_prints_the_state(run):
     result = await run("models", "wake", "slow", "--patience", "0")
     assert (result.exit_code, result.stderr) == (3, "prismctl: slow is not active after 0 s; it is still waking\n")
     result = await run("models", "wake", "slow", "--no-wait", "--json")
     assert json.loads(result.stdout) == {"model": "slow", "group": "g0", "state": "waking"}
 
 
-async def test_an_image_is_pinned_looked_at_and_unpinned(run):
+async def test_image_is_pinned_inspected_and_unpinned(run):
     assert (await run("models", "pin", "good")).stdout == "the image of good is pinned\n"
     result = await run("models", "inspect", "good", columns="100")
     first, _, read, load = result.stdout.splitlines()

@@ -25,13 +25,13 @@ def run(files, *arguments, catalogue="models.toml"):
     return CliRunner().invoke(app, [*options, *(each.format(files=files) for each in arguments)])
 
 
-def test_a_load_that_fits_ends_with_status_0_and_says_so(files):
+def test_plan_of_a_load_that_fits_exits_with_status_0(files):
     result = run(files, "--rates", "{files}/rates.csv", "--seconds", "20", "--gpus", "1")
     assert result.exit_code == 0
     assert "fits: 100.0 % of" in result.stdout and "with 1 GPU; 99 % asked" in result.stdout
 
 
-def test_the_fewest_gpus_are_found_and_every_fleet_that_was_tried_is_told(files):
+def test_plan_for_the_fewest_gpus_finds_them_and_lists_every_fleet_tried(files):
     result = run(files, "--trace", "{files}/trace.csv", "--gpus", "4", "--fewest", "--json")
     answer = json.loads(result.stdout)
     assert result.exit_code == 0 and answer["fits"]
@@ -47,7 +47,7 @@ def test_a_fleet_of_h100s_decodes_more_slowly_than_one_of_h200s(files):
     assert medians[0] > 1.2 * medians[1]
 
 
-def test_a_load_that_does_not_fit_ends_with_status_1(files):
+def test_plan_of_a_load_that_does_not_fit_exits_with_status_1(files):
     rates = RATES.format(rate=300)
     (files / "rates.csv").write_text(rates)
     result = run(files, "--rates", "{files}/rates.csv", "--seconds", "5", "--gpus", "1", "--slo-scale", "0.01")
@@ -68,7 +68,7 @@ def test_a_load_that_does_not_fit_ends_with_status_1(files):
         (("--rates", "{files}/rates.csv", "--groups", "two"), "'two' is not a number of groups"),
     ],
 )
-def test_bad_input_ends_with_status_2_and_one_line(files, arguments, says):
+def test_plan_with_bad_input_exits_with_status_2_and_one_line(files, arguments, says):
     result = run(files, *arguments)
     assert result.exit_code == 2 and says in result.stderr and len(result.stderr.splitlines()) == 1
 

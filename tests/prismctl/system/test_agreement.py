@@ -33,23 +33,23 @@ def found(*given):
     return [(path, fault.key, fault.what) for path, fault in disagreements(given)]
 
 
-def test_services_of_one_node_that_agree():
+def test_configurations_of_one_node_that_agree_have_no_fault():
     assert found(balloond(), loader(), group(0), group(1), placement("unix:/g0", "unix:/g1", "host:7004")) == []
 
 
-def test_two_that_listen_at_one_address():
+def test_services_listening_at_one_address_are_a_fault():
     assert found(group(0), group(1, listen="unix:/g0")) == [
         ("group-1.toml", "listen", "unix:/g0 is that of group-0.toml too")
     ]
 
 
-def test_two_that_serve_metrics_on_one_port_unless_they_may_be_of_two_containers():
+def test_services_with_one_metrics_port_are_a_fault_unless_it_is_of_all_interfaces():
     (fault,) = found(group(0, metrics="127.0.0.1:9100"), group(1, metrics="127.0.0.1:9100"))
     assert fault[1] == "metrics"
     assert found(group(0, metrics="0.0.0.0:9100"), group(1, metrics="0.0.0.0:9100")) == []
 
 
-def test_a_socket_on_which_nobody_listens_who_is_asked_there():
+def test_address_on_which_no_service_of_its_kind_listens_is_a_fault():
     gateway = ConfigFile(
         "gateway.toml", GatewayConfig(name="w", listen="unix:/w", http="[::1]:80", placement="unix:/x")
     )
@@ -63,7 +63,7 @@ def test_a_socket_on_which_nobody_listens_who_is_asked_there():
     assert found(gateway, loader()) == [], "there is nothing to compare with"
 
 
-def test_sockets_that_are_not_where_balloond_has_them():
+def test_sockets_other_than_those_of_balloond_are_a_fault():
     wrong = found(balloond(), loader(handoff="/x", keeper="/y"), group(0, balloond_handoff="/z"))
     assert [(path, key) for path, key, _ in wrong] == [
         ("loader.toml", "handoff"),
@@ -73,7 +73,7 @@ def test_sockets_that_are_not_where_balloond_has_them():
     assert wrong[0][2] == "/x is not /h, which balloond.toml names"
 
 
-def test_a_device_that_balloond_does_not_manage_and_one_in_two_groups():
+def test_device_unknown_to_balloond_or_in_two_groups_is_a_fault():
     assert found(balloond(), group(0, devices=["cpu:7"])) == [
         ("group-0.toml", "devices.0", "balloond does not manage cpu:7; it has cpu:0, cpu:1")
     ]
@@ -82,13 +82,13 @@ def test_a_device_that_balloond_does_not_manage_and_one_in_two_groups():
     ]
 
 
-def test_a_group_that_nobody_serves():
+def test_group_that_no_gpu_scheduler_serves_is_a_fault():
     assert found(group(0), placement("unix:/g0", "unix:/g1")) == [
         ("placement.toml", "groups.1", "no gpu_scheduler of these files listens on unix:/g1")
     ]
     assert found(placement("unix:/g0")) == []
 
 
-def test_extents_that_the_loader_reckons_with_are_the_engines():
+def test_extent_size_of_the_loader_unlike_the_engines_is_a_fault():
     ((path, key, what),) = found(loader(kv_extent_bytes=MIB), group(0))
     assert (path, key) == ("loader.toml", "kv_extent_bytes") and "262144 of the engines of group-0.toml" in what

@@ -25,12 +25,12 @@ def asked(*problems, look=""):
     return RequiredProcess("the loader", "unix:/l", problem, look)
 
 
-async def test_work_is_done_while_all_answer():
+async def test_work_ends_normally_while_all_processes_answer():
     async with patience.attending([asked("")], 0.01):
         assert await asyncio.sleep(0, "done") == "done"
 
 
-async def test_who_stays_silent_ends_the_work_and_is_named_with_what_to_look_at(capsys):
+async def test_silent_process_ends_the_work_and_is_named_with_its_log(capsys):
     with pytest.raises(Unavailable) as error:
         async with asyncio.timeout(PATIENCE_S), patience.attending([asked("it hangs", look="its log is l.log")], 0.001):
             await asyncio.Event().wait()
@@ -39,7 +39,7 @@ async def test_who_stays_silent_ends_the_work_and_is_named_with_what_to_look_at(
     assert f"prismctl: {said}; waiting for it\n" in capsys.readouterr().err
 
 
-async def test_who_stays_silent_is_waited_for_twice_as_long_as_was_said_and_no_longer(monkeypatch):
+async def test_silent_process_is_waited_for_at_most_twice_the_given_time(monkeypatch):
     loop, waited = asyncio.get_running_loop(), []
     now = loop.time
     monkeypatch.setattr(loop, "time", lambda: now() + sum(waited))
@@ -54,7 +54,7 @@ async def test_who_stays_silent_is_waited_for_twice_as_long_as_was_said_and_no_l
     assert sum(waited) <= 2 * 3600.0 and waited[0] == 3600.0
 
 
-async def test_who_answers_again_is_waited_for(capsys):
+async def test_silent_process_that_answers_again_is_waited_for(capsys):
     silent = asked("it hangs", "it hangs", "")
     heard = asyncio.Event()
     answers = silent.problem
@@ -73,13 +73,13 @@ async def test_who_answers_again_is_waited_for(capsys):
     assert capsys.readouterr().err.count("waiting for it") == 1
 
 
-async def test_a_time_out_of_the_work_stays_one():
+async def test_timeout_of_the_work_is_raised_as_such():
     with pytest.raises(TimeoutError):
         async with patience.attending([asked("")], 0.01), asyncio.timeout(0):
             await asyncio.Event().wait()
 
 
-async def test_an_error_of_the_work_stays_as_it_is():
+async def test_error_of_the_work_is_raised_unchanged():
     with pytest.raises(KeyError):
         async with patience.attending([asked("it hangs")], 60.0):
             raise KeyError

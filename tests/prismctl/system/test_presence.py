@@ -42,7 +42,7 @@ def process(*arguments):
         there.stdout.close()
 
 
-async def test_a_server_that_serves_has_no_problem_and_one_that_does_not_yet_is_waited_for(tmp_path):
+async def test_server_that_does_not_serve_yet_is_waited_for_and_has_no_problem_once_it_does(tmp_path):
     server = rpc.Server(f"unix:{tmp_path}/s")
     await server.start()
     assert "it is there and does not serve" in await presence.problem(server.address, 0.2)
@@ -53,7 +53,7 @@ async def test_a_server_that_serves_has_no_problem_and_one_that_does_not_yet_is_
     await server.stop(0)
 
 
-async def test_a_stopped_process_is_named_and_how_it_goes_on_and_then_it_does(tmp_path):
+async def test_stopped_process_is_named_with_the_command_that_continues_it(tmp_path):
     address = f"unix:{tmp_path}/s"
     with process("-c", SERVER, address) as there:
         assert await presence.problem(address, 60.0) == ""
@@ -65,7 +65,7 @@ async def test_a_stopped_process_is_named_and_how_it_goes_on_and_then_it_does(tm
     assert await presence.problem(address, 0.0) == "no process listens there: it has ended"
 
 
-async def test_a_keeper_that_is_stopped_or_gone_is_found_out(tmp_path):
+async def test_keeper_that_is_stopped_or_gone_has_a_problem(tmp_path):
     path = f"{tmp_path}/k"
     assert await presence.keeper_problem(path, 0.0) == presence.NO_SOCKET
     there = subprocess.Popen([sys.executable, "-m", "balloond.keeper", "--socket", path])
@@ -81,7 +81,7 @@ async def test_a_keeper_that_is_stopped_or_gone_is_found_out(tmp_path):
     assert await presence.keeper_problem(path, 0.0) == "no process listens there: it has ended"
 
 
-async def test_who_takes_connections_and_is_silent_is_told_with_its_process(tmp_path):
+async def test_listener_that_accepts_and_stays_silent_is_reported_with_its_process(tmp_path):
     path = f"{tmp_path}/s"
     with socket.socket(socket.AF_UNIX) as here:
         here.bind(path)
@@ -93,7 +93,7 @@ async def test_who_takes_connections_and_is_silent_is_told_with_its_process(tmp_
         assert await presence.why(f"{tmp_path}/k") == silent
 
 
-def test_a_socket_of_another_user_is_told_as_that():
+def test_socket_of_another_user_is_reported_as_such():
     """Whoever runs this: root becomes somebody else for a moment."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as here:
         os.chmod(folder, 0o755)
@@ -109,7 +109,7 @@ def test_a_socket_of_another_user_is_told_as_that():
     assert told.startswith("this user may not use the socket of ")
 
 
-async def test_of_an_address_of_the_network_it_is_told_what_became_of_a_connection():
+async def test_tcp_address_is_reported_as_refused_or_silent():
     refused = f"127.0.0.1:{free_port()}"
     assert await presence.problem(refused, 0.0) == "connection refused"
     with socket.create_server(("127.0.0.1", 0)) as here:
@@ -118,7 +118,7 @@ async def test_of_an_address_of_the_network_it_is_told_what_became_of_a_connecti
 
 
 @pytest.mark.parametrize("name", ["file", "folder"])
-async def test_what_is_no_socket_is_told_as_that(tmp_path, name):
+async def test_path_that_is_no_socket_is_reported_as_having_no_listener(tmp_path, name):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     assert await presence.why(f"unix:{tmp_path}/{name}") == "no process listens there: it has ended"

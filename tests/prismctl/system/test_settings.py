@@ -89,7 +89,7 @@ def by_key(kind):
     return {row.key: row for row in rows(kind)}
 
 
-def test_types_bounds_and_defaults_in_words():
+def test_settings_have_types_bounds_and_defaults_in_words():
     assert {row.key: (row.type, row.default) for row in rows(Whole)} == {
         "flag": ("true or false", "true"),
         "count": ("whole number >= 1 and < 8", "4"),
@@ -114,11 +114,11 @@ def test_types_bounds_and_defaults_in_words():
     }
 
 
-def test_bytes_are_told_in_the_largest_unit_that_they_are_whole_in():
+def test_bytes_are_written_in_the_largest_unit_that_divides_them():
     assert [(row.key, row.aside) for row in rows(Whole) if row.aside] == [("chunk_bytes", "32 MiB")]
 
 
-def test_what_stands_below_a_field_describes_it_also_in_a_base():
+def test_docstring_below_a_field_describes_it_also_in_a_base_class():
     found = by_key(Leaf)
     assert list(found) == ["name", "kept", "own"]
     assert found["name"].description == "From the base."
@@ -126,11 +126,11 @@ def test_what_stands_below_a_field_describes_it_also_in_a_base():
     assert found["own"].description == "Its own."
 
 
-def test_a_field_of_which_nothing_is_said_has_an_empty_description():
+def test_field_without_a_docstring_has_an_empty_description():
     assert {row.description for row in rows(Whole)} == {""}
 
 
-def test_tables_have_a_row_and_then_those_of_their_keys():
+def test_settings_table_has_a_row_followed_by_those_of_its_keys():
     assert [(row.key, row.type, row.default, row.description) for row in rows(Nested)] == [
         ("part", "table", '{"name" = "x"}', "Said where it is used."),
         ("part.name", "text", REQUIRED, "From the base."),
@@ -144,7 +144,7 @@ def test_tables_have_a_row_and_then_those_of_their_keys():
     ]
 
 
-def test_a_dataclass_says_the_same():
+def test_dataclass_fields_have_the_same_rows_as_those_of_a_model():
     assert [(row.key, row.type, row.default, row.description) for row in rows(Plain, "in.")] == [
         ("in.a", "whole number", "1", "The first."),
         ("in.b", "list of text", "[]", ""),
@@ -156,7 +156,7 @@ def test_a_dataclass_says_the_same():
 # The services' own.
 
 
-def test_every_setting_of_a_service_is_told_and_the_common_ones_once():
+def test_settings_reference_has_every_setting_of_a_service_and_common_ones_once():
     sections = reference.of_all()
     told = [(section.title, row.key) for section in sections for row in section.rows]
     assert len(told) == len(set(told))
@@ -175,7 +175,7 @@ def test_options_of_engines_say_what_differs_on_a_gpu():
     assert found["soft_wait_ms"].aside == ""
 
 
-def test_what_markdown_would_not_print_is_escaped_outside_of_code():
+def test_markdown_characters_are_escaped_outside_of_code():
     row = reference.SettingRow("a", "text", REQUIRED, "", "*all* of <a> and `*b*`, x * y <= z")
     (_, text) = reference.as_markdown([reference.ReferenceSection("s", "", [row])]).rstrip().splitlines()[-2:]
     assert text == r"  \*all\* of \<a> and `*b*`, x * y <= z"
@@ -188,7 +188,7 @@ def run(*arguments, **environment):
     return CliRunner().invoke(app, ["config", "settings", *arguments], env=environment)
 
 
-def test_one_service_with_what_all_have_fits_the_terminal():
+def test_settings_of_one_service_fit_the_terminal_and_include_common_ones():
     result = run("gateway", COLUMNS="60")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -199,7 +199,7 @@ def test_one_service_with_what_all_have_fits_the_terminal():
     assert not any("idle_s" in line for line in lines)
 
 
-def test_all_services_and_as_json():
+def test_settings_of_all_services_are_printed_as_text_or_json():
     result = run("--json")
     told = json.loads(result.stdout)
     assert [section["title"] for section in told][:3] == ["Every service", "balloond", "loader"]
@@ -215,9 +215,9 @@ def test_all_services_and_as_json():
 
 
 @pytest.mark.parametrize("arguments", [["nobody"], ["gateway", "--markdown"], ["--json", "--markdown"]])
-def test_what_makes_no_sense_is_refused(arguments):
+def test_settings_command_with_wrong_arguments_exits_with_status_2(arguments):
     assert run(*arguments).exit_code == 2
 
 
-def test_the_document_is_what_the_code_says():
+def test_settings_document_is_what_the_code_generates():
     assert DOCUMENT.read_text() == run("--markdown").stdout, f"docs/operate/settings.md is old: {WRITE_IT}"

@@ -22,7 +22,7 @@ def run(*arguments):
 
 
 @pytest.mark.parametrize("command", [("status",), ("top", "--once")])
-def test_where_nothing_is_found_it_is_said_where_that_was_and_what_names_another_place(tmp_path, command):
+def test_state_folder_without_sockets_is_named_with_the_option_that_names_another(tmp_path, command):
     for folder, what in ((tmp_path / "none", "there is no such folder"), (tmp_path, "it has no sockets")):
         result = run("--state", folder, *command)
         said = f"no system in {folder}: {what}; --state FOLDER, or PRISM_STATE, says where its sockets are"
@@ -31,14 +31,14 @@ def test_where_nothing_is_found_it_is_said_where_that_was_and_what_names_another
         assert f"does not answer: placement (unix:{folder}/placement.sock): there is no such socket" in told
 
 
-def test_a_system_that_is_deployed_is_pointed_to(tmp_path, deployed):
+def test_deployed_system_is_suggested_where_the_state_folder_has_none(tmp_path, deployed):
     deployed.mkdir()
     (deployed / "placement.sock").touch()
     told = " ".join(run("--state", tmp_path / "x", "status").stdout.split())  # long folders make a line break
     assert f"says where its sockets are ({deployed} has some)" in told
 
 
-def test_sockets_of_a_system_that_has_ended_are_told_from_none(tmp_path):
+def test_sockets_of_a_system_that_ended_are_reported_unlike_no_sockets(tmp_path):
     (tmp_path / "loader.sock").touch()
     (tmp_path / "file").touch()
     assert "of the processes whose sockets are there none answers" in SystemAddresses(tmp_path).nowhere()
@@ -46,7 +46,7 @@ def test_sockets_of_a_system_that_has_ended_are_told_from_none(tmp_path):
     assert SystemAddresses(tmp_path, placement="127.0.0.1:1").nowhere() is None
 
 
-def test_a_folder_of_another_user_is_told_as_that():
+def test_state_folder_of_another_user_is_reported_as_such():
     """Whoever runs this: root becomes somebody else for a moment."""
     me = os.geteuid()
     with tempfile.TemporaryDirectory() as folder:
@@ -62,13 +62,13 @@ def test_a_folder_of_another_user_is_told_as_that():
     assert (logs.exit_code, logs.stderr) == (2, f"prismctl: {folder}/x/logs: Permission denied\n")
 
 
-def test_logs_that_are_nowhere_are_one_line_with_the_option_that_says_where(tmp_path):
+def test_missing_logs_are_one_line_with_the_option_that_names_their_folder(tmp_path):
     result = run("--state", tmp_path, "logs")
     assert result.exit_code == 2
     assert f"no logs in {tmp_path}/logs; --state FOLDER, or PRISM_STATE" in result.stderr
 
 
-def test_a_service_is_looked_at_by_its_log_where_that_is_here(tmp_path):
+def test_service_with_a_log_in_the_state_folder_has_it_to_look_at(tmp_path):
     for name in ("loader.sock", "keeper.sock"):
         (tmp_path / name).touch()
     (tmp_path / "logs").mkdir()

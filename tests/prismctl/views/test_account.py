@@ -20,7 +20,7 @@ def told(state, places=(), **keys):
     return account(known | keys)
 
 
-def test_an_active_model_with_where_it_came_from_and_why():
+def test_account_of_an_active_model_has_its_source_and_the_decision():
     decisions = [decision("stay", "nothing better"), decision("activate", "pressure 0.1 on g0, the least of 2 groups")]
     assert told("active", [place()], decisions=decisions) == [
         "m is active on g0; it came up in 0.50 s 9 s ago, weights from image; "
@@ -29,7 +29,7 @@ def test_an_active_model_with_where_it_came_from_and_why():
     ]
 
 
-def test_one_that_sleeps_with_who_it_made_way_for_and_what_a_request_would_meet():
+def test_account_of_a_hibernating_model_says_what_a_request_would_meet():
     prospect = {
         "group": "g0",
         "reason": "the least pressure",
@@ -45,7 +45,7 @@ def test_one_that_sleeps_with_who_it_made_way_for_and_what_a_request_would_meet(
     ]
 
 
-def test_one_that_waits_for_compilers():
+def test_account_of_a_waking_model_says_that_kernels_are_compiled():
     assert told("waking", [place("waking", compiling=True, kernels_compiled=3)]) == [
         "m is waking on g0; compiling kernels, 3 so far: once for this machine"
     ]
@@ -54,7 +54,7 @@ def test_one_that_waits_for_compilers():
     ]
 
 
-def test_one_that_is_nowhere_and_for_which_there_is_no_room():
+def test_account_of_a_cold_model_without_room_says_why_a_request_would_wait():
     prospect = {"group": None, "reason": "no group has room now", "leaving": [], "waiting_s": 1.5}
     refused = decision("refuse", "no group has room now", age_s=2.0, group="", outcome="refused for now")
     assert told("cold", prospect=prospect, decisions=[refused, decision("go cold", "idle")]) == [
@@ -66,20 +66,20 @@ def test_one_that_is_nowhere_and_for_which_there_is_no_room():
     ]
 
 
-def test_one_that_cannot_be_served():
+def test_account_of_a_model_in_error_has_the_error():
     assert told("error", error="weights 9 + floor 0 = 9 bytes; the largest group, g0, has 8") == [
         "m cannot be served: weights 9 + floor 0 = 9 bytes; the largest group, g0, has 8"
     ]
 
 
-def test_one_whose_error_may_pass_says_within_what_time_and_where_it_lies():
+def test_account_of_a_passing_error_has_the_time_to_the_next_try_and_the_path():
     (line,) = told("error", error="its folder does not exist", retry_s=8.0, path="/volume/m")
     assert line == "m cannot be served: its folder does not exist; it is tried again within 8 s (/volume/m)"
     lines = told("error", [place("error", reason="a: EIO")], error="a: EIO", retry_s=2.0)
     assert lines == ["m cannot be served: a: EIO; it is tried again within 2 s", "m is error on g0"]
 
 
-def test_one_without_an_image_says_why_and_what_comes_of_it():
+def test_account_of_a_model_without_an_image_says_why_and_with_what_effect():
     sleeping = "asleep it would keep neither its engine nor its weights"
     lines = told("on disk", no_image="its weights take 513.0 MiB, all images 256.0 MiB")
     assert lines[1] == f"it has no image: its weights take 513.0 MiB, all images 256.0 MiB; {sleeping}"
@@ -87,19 +87,19 @@ def test_one_without_an_image_says_why_and_what_comes_of_it():
     assert lines[1] == f"it has no image: host memory is short; {sleeping}"
 
 
-def test_one_whose_group_does_not_answer():
+def test_account_of_a_model_on_a_silent_group_says_so():
     away = {"group": "g0", "answers": False, "problem": None}
     assert told("active", [away]) == ["m was last seen on g0, which does not answer"]
     why = "g0 at unix:/s does not answer; its process 5 is stopped"
     assert told("active", [away | {"problem": why}]) == ["m was last seen on g0, which does not answer", why]
 
 
-def test_who_does_not_answer_of_the_node_is_the_last_sentence():
+def test_account_ends_with_the_services_of_the_node_that_do_not_answer():
     silent = "the loader at unix:/s does not answer; nobody listens there"
     assert told("cold", silent=[silent])[1:] == [silent]
 
 
-def test_requests_are_counted_by_why_they_wait():
+def test_account_counts_requests_by_why_they_wait():
     places = ["running", "on time 1, model waking", "on time 12, model waking", "waiting"]
     requests = [{"place": each, "waiting_s": float(i)} for i, each in enumerate(places)]
     lines = told("active", [place(kv_lacking_bytes=3 << 20)], requests=requests)
@@ -110,6 +110,6 @@ def test_requests_are_counted_by_why_they_wait():
     ]
 
 
-def test_one_request_waits():
+def test_account_of_one_waiting_request_is_in_the_singular():
     lines = told("active", [place()], requests=[{"place": "waiting", "waiting_s": 2.0}])
     assert lines[-1] == "1 of them waits, the longest for 2.0 s"

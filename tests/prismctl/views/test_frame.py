@@ -82,14 +82,14 @@ def seen(**keys):
 
 @pytest.mark.parametrize("frame", [top, status])
 @pytest.mark.parametrize("width", [80, 200])
-def test_no_line_is_longer_than_the_terminal_and_all_of_the_system_is_there(frame, width):
+def test_frame_fits_the_width_of_the_terminal_and_shows_the_whole_system(frame, width):
     text = frame(seen(), width)
     assert max(map(len, text.splitlines())) <= width
     assert "meta-llama/Llama-3.1-8B-Instruct  active" in text and "cpu:0: " in text and ", pressure 0.250" in text
     assert "on no group: away (cold)" in text and "error: bad: the weights lack lm_head.weight" in text
 
 
-def test_a_frame_with_room_has_every_byte_by_owner_and_the_queues():
+def test_frame_of_a_wide_terminal_has_bytes_by_owner_and_the_queues():
     lines = top(seen(), 200).splitlines()
     assert lines[0] == (
         "1 group; 3 models (1 active, 1 cold, 1 error); 2 waiting; 1 running; 12 tokens/s; images 7.0 MiB of 256.0 MiB"
@@ -99,7 +99,7 @@ def test_a_frame_with_room_has_every_byte_by_owner_and_the_queues():
     assert row.split()[2:] == ("28.0 MiB 16.0 MiB 4.0 MiB 2.0 MiB 2.0 MiB 4.0 MiB 32.0 MiB 2 0 1 12 3 s".split())
 
 
-def test_a_bar_is_in_proportion_and_shows_what_there_is_little_of():
+def test_bar_is_in_proportion_and_shows_small_owners():
     assert bar(device("d", BUSY), 32) == "W" * 16 + "KKKKccrrpppp...."
     assert bar(device("d", owner("m", weights_bytes=1)), 10) == "W" + "." * 9
     assert bar(device("d", stranded=8 * MIB), 8) == "xx......"
@@ -107,7 +107,7 @@ def test_a_bar_is_in_proportion_and_shows_what_there_is_little_of():
 
 
 @pytest.mark.parametrize("frame", [top, status])
-def test_what_does_not_answer_is_named_and_the_rest_is_shown(frame):
+def test_frame_names_services_that_do_not_answer_and_shows_the_rest(frame):
     services = [{"service": "loader", "address": "unix:/l", "answers": False, "problem": "its process 5 is stopped"}]
     there = group("g", [], [model("m", late=None, tokens_per_s=None, demand=None)], answers=False, pressure=None)
     text = frame(seen(services=services, groups=[there], models=None, images=None), 80)
@@ -115,26 +115,26 @@ def test_what_does_not_answer_is_named_and_the_rest_is_shown(frame):
 
 
 @pytest.mark.parametrize("frame", [top, status])
-def test_where_no_system_is_the_first_line_says_where_it_was_looked_for(frame):
+def test_frame_without_a_system_begins_with_where_it_was_looked_for(frame):
     services = [{"service": "placement", "address": "unix:/p", "answers": False, "problem": "there is no such socket"}]
     text = frame(seen(hint="no system in /x", services=services, groups=[], models=None, images=None), 80)
     assert "no system in /x\ndoes not answer: placement" in text
 
 
-def test_all_that_answer_are_named():
+def test_status_frame_names_all_services_that_answer():
     services = [{"service": name, "address": "", "answers": True, "problem": None} for name in ("placement", "g0")]
     assert status(seen(services=services), 80).startswith("all 2 services answer: placement, g0\n")
     assert status(seen(), 80).startswith("1 service answers: placement\n")
 
 
-def test_a_group_says_that_it_is_drained_and_what_is_wrong_with_its_balloond_and_its_engines():
+def test_frame_of_a_group_says_that_it_is_drained_and_has_errors_of_balloond_and_engines():
     there = group("g", [device("d")], [], drained=True, error="balloond is away", engines_error="engine 5 died")
     text = top(seen(groups=[there]), 80)
     assert "g (drained): 0 B of 32.0 MiB, 32.0 MiB free" in text and "g says: balloond is away" in text
     assert "g says: no engine is warm: engine 5 died" in text
 
 
-def test_of_several_devices_each_has_its_owners_and_the_first_the_queues():
+def test_frame_of_a_group_of_devices_has_owners_on_each_and_queues_on_the_first():
     part = owner("m", weights_bytes=8 * MIB)
     there = group("a+b", [device("a", part), device("b", part)], [model("m", running=7), model("n", "waking")])
     lines = top(seen(groups=[there]), 200).splitlines()
@@ -147,7 +147,7 @@ def test_of_several_devices_each_has_its_owners_and_the_first_the_queues():
     assert "a+b, pressure 0.250" in lines
 
 
-def test_memory_of_a_model_that_the_group_does_not_have_any_more_is_leaving():
+def test_frame_shows_memory_of_a_model_that_left_the_group_as_leaving():
     there = group("g", [device("d", owner("gone", weights_bytes=MIB))], [])
     (row,) = (line for line in top(seen(groups=[there]), 80).splitlines() if "gone" in line)
     assert row.split()[:2] == ["gone", "leaving"]

@@ -13,18 +13,18 @@ def test_sizes_are_read_as_people_write_them(text, count):
 
 
 @pytest.mark.parametrize("text", ["", "much", "12XB", "-5", "none"])
-def test_what_is_no_size_is_refused(text):
+def test_malformed_size_is_refused(text):
     with pytest.raises(typer.BadParameter, match="is no size"):
         parse_size(text)
 
 
-def test_what_no_machine_has_is_refused():
+def test_size_larger_than_any_machine_is_refused():
     for text in ("9999999999GiB", "9" * 400):
         with pytest.raises(typer.BadParameter, match="is more than any machine has"):
             parse_size(text)
 
 
-def test_sizes_are_told_in_the_largest_unit_that_they_fill():
+def test_sizes_are_written_in_the_largest_unit_that_they_fill():
     assert [size(count) for count in (0, 1023, 1536, 3 << 20, 5 << 29)] == [
         "0 B",
         "1023 B",

@@ -8,7 +8,7 @@ LINES = (
 )
 
 
-def test_with_room_everything_is_shown_in_columns():
+def test_table_with_room_has_all_columns():
     assert render(COLUMNS, LINES, 120).splitlines() == [
         "  model                             state      held  path",
         "cpu:0: 4 of 8 free",
@@ -18,7 +18,7 @@ def test_with_room_everything_is_shown_in_columns():
     ]
 
 
-def test_without_room_the_least_important_columns_go_and_sentences_are_wrapped():
+def test_table_without_room_drops_the_least_important_columns_and_wraps_sentences():
     assert render(COLUMNS, LINES, 52).splitlines() == [
         "  model                             state      held",
         "cpu:0: 4 of 8 free",
@@ -30,9 +30,9 @@ def test_without_room_the_least_important_columns_go_and_sentences_are_wrapped()
     assert render(COLUMNS, LINES[:2], 50).splitlines()[2] == "  meta-llama/Llama-3.1-8B-Instruct  active"
 
 
-def test_what_always_stays_is_never_cut():
+def test_table_columns_that_always_stay_are_never_cut():
     assert render(COLUMNS, LINES[:2], 10).splitlines()[2] == "  meta-llama/Llama-3.1-8B-Instruct  active"
 
 
-def test_without_rows_there_are_the_titles():
+def test_table_without_rows_has_its_titles():
     assert render(COLUMNS, (), 80) == "model  state  held  path"

@@ -3,7 +3,7 @@ import asyncio
 from prismctl.views.terminal import told_meanwhile
 
 
-async def test_what_takes_long_is_told_while_it_does(capsys):
+async def test_long_work_is_announced_while_it_runs(capsys):
     loop = asyncio.get_running_loop()
     done = loop.create_future()
     waiting = loop.create_task(told_meanwhile(done, "it leaves", after_s=0.0))
@@ -14,7 +14,7 @@ async def test_what_takes_long_is_told_while_it_does(capsys):
     assert await waiting == 7
 
 
-async def test_what_takes_no_time_is_not(capsys):
+async def test_finished_work_is_not_announced(capsys):
     done = asyncio.get_running_loop().create_future()
     done.set_result(7)
     assert await told_meanwhile(done, "it leaves") == 7

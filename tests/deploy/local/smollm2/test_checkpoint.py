@@ -26,7 +26,7 @@ def tokenizer(smollm2):
 
 
 @given(heads=st.integers(1, 4), half=st.integers(1, 4), width=st.integers(1, 3))
-def test_the_rows_that_are_rotated_together_are_half_a_head_apart(heads, half, width):
+def test_rotary_rows_rotated_together_are_half_a_head_apart(heads, half, width):
     together = np.arange(heads * half).repeat(2)  # llama.cpp's order: beside each other
     rows = checkpoint.rotary_in_halves(np.stack([together] * width, axis=1), heads)
     assert rows.shape == (heads * half * 2, width)
@@ -43,11 +43,11 @@ def test_the_rows_that_are_rotated_together_are_half_a_head_apart(heads, half, w
         ("blk.0.attn_output.weight", "model.layers.0.self_attn.o_proj.weight"),
     ],
 )
-def test_tensors_have_the_names_that_transformers_gives_them(name, wanted):
+def test_tensor_names_are_those_of_transformers(name, wanted):
     assert checkpoint.tensor_name(name) == wanted
 
 
-def test_the_configuration_is_the_published_one(smollm2):
+def test_smollm2_configuration_is_the_published_one(smollm2):
     config = AutoConfig.from_pretrained(smollm2)
     assert (config.model_type, config.architectures, config.dtype) == ("llama", ["LlamaForCausalLM"], torch.bfloat16)
     assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (30, 576, 1536)
@@ -59,13 +59,13 @@ def test_the_configuration_is_the_published_one(smollm2):
     assert (made.bos_token_id, made.eos_token_id, made.pad_token_id) == (1, 2, 2)
 
 
-def test_the_loader_takes_it(smollm2):
+def test_smollm2_folder_is_read_by_the_loader(smollm2):
     found = loaders.read(smollm2, 2)
     assert (found.context_tokens, found.vocabulary, found.kv_bytes_per_token) == (8192, 49152, 30 * 2 * 3 * 64 * 2)
     assert found.weights_bytes == pytest.approx(134_515_008 * 2, rel=0.001)
 
 
-def test_weights_are_those_of_the_package_but_for_rounding(smollm2, reader):
+def test_smollm2_weights_are_those_of_the_package_but_for_rounding(smollm2, reader):
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     with safe_open(smollm2 / "model.safetensors", "pt") as weights:
         assert len(list(weights.keys())) == len(tensors) == 2 + 9 * 30
@@ -79,7 +79,7 @@ def test_weights_are_those_of_the_package_but_for_rounding(smollm2, reader):
             np.testing.assert_allclose(here, there, rtol=2**-8)
 
 
-def test_special_tokens_are_one_token_each_and_end_what_they_should(tokenizer):
+def test_special_tokens_of_smollm2_are_one_token_each_with_the_published_ids(tokenizer):
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
     assert (tokenizer.pad_token, tokenizer.unk_token) == ("<|im_end|>", "<|endoftext|>")
     assert tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]) == [0, 1, 2]
@@ -99,13 +99,13 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_becomes_what_tokenizer_json_makes_of_it_and_comes_back(smollm2, tokenizer, text):
+def test_tokenizer_gives_the_ids_of_tokenizer_json_and_decodes_to_the_text(smollm2, tokenizer, text):
     ids = tokenizer(text).input_ids
     assert ids == Tokenizer.from_file(str(smollm2 / "tokenizer.json")).encode(text).ids
     assert tokenizer.decode(ids) == text
 
 
-def test_each_digit_is_a_token(tokenizer):
+def test_digits_are_one_token_each(tokenizer):
     assert tokenizer.convert_ids_to_tokens(tokenizer("a  123").input_ids) == ["a", "ĠĠ", "1", "2", "3"]
 
 
@@ -119,7 +119,7 @@ TURNS = [user("Hi"), {"role": "assistant", "content": "Hello!"}, user("What is  
 
 @pytest.mark.parametrize("prompt", [True, False])
 @pytest.mark.parametrize("messages", [[user("Hi")], [SYSTEM, user("Hi")], TURNS, [SYSTEM, *TURNS], [*TURNS, SYSTEM]])
-def test_without_tools_the_template_writes_what_the_package_s_own_does(tokenizer, reader, messages, prompt):
+def test_chat_template_without_tools_writes_what_that_of_the_package_does(tokenizer, reader, messages, prompt):
     own = reader.fields["tokenizer.chat_template"].contents()
     options = {"tokenize": False, "add_generation_prompt": prompt}
     wanted = tokenizer.apply_chat_template(messages, chat_template=own, **options)
@@ -133,7 +133,7 @@ def calls(*arguments):
     return [{"id": "1", "type": "function", "function": {"name": "add", "arguments": each}} for each in arguments]
 
 
-def test_with_tools_it_shows_them_and_calls_and_results_as_hermes_does(tokenizer):
+def test_chat_template_with_tools_writes_tools_calls_and_results_as_hermes_does(tokenizer):
     messages = [
         SYSTEM,
         user("1+2? 3+4?"),
@@ -155,7 +155,7 @@ def test_with_tools_it_shows_them_and_calls_and_results_as_hermes_does(tokenizer
     ]
 
 
-def test_a_call_without_words_is_only_the_call(tokenizer):
+def test_chat_template_writes_a_call_without_text_as_only_the_call(tokenizer):
     messages = [user("1+2?"), {"role": "assistant", "content": None, "tool_calls": calls({"a": 1})}]
     written = tokenizer.apply_chat_template(messages, tools=[TOOL], tokenize=False)
     assert written.endswith(
@@ -163,6 +163,6 @@ def test_a_call_without_words_is_only_the_call(tokenizer):
     )
 
 
-def test_a_role_that_the_model_does_not_know_is_refused_by_name(tokenizer):
+def test_chat_template_refuses_an_unknown_role_by_name(tokenizer):
     with pytest.raises(jinja2.TemplateError, match="there is no role 'developer'"):
         tokenizer.apply_chat_template([{"role": "developer", "content": "Be brief."}, user("Hi")], tokenize=False)

