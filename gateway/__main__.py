@@ -17,6 +17,7 @@ from gateway.config import GatewayConfig
 from gateway.grpc_api import InferenceServicer
 from gateway.http.messages import Bodies
 from gateway.http.server import HttpServer
+from gateway.parsing.parsers import Parsers
 from gateway.routing.activation import Activations
 from gateway.routing.groups import GroupLinks
 from gateway.routing.relay import Relay, RelayPatience
@@ -67,10 +68,13 @@ async def build(service: Service) -> None:
     )
     activations = Activations(placement, time_out_s=config.activate_time_out_s)
     relay = Relay(routes, links, activations, patience)
+    parsers = Parsers()
+    service.on_stop(parsers.close)
     serving = Serving(
         routes,
         tokenizers,
         relay,
+        parsers=parsers,
         most_in_flight=config.most_in_flight,
         models_defaults=config.sampling_defaults == "model",
         cut_to_context=config.max_tokens_beyond_context == "cut",
@@ -105,6 +109,7 @@ async def build(service: Service) -> None:
     routes.on_change(metrics.Series())
     routes.on_change(serving.tell_faults)
     tokenizers.on_change(serving.tell_faults)
+    tokenizers.on_change(serving.prepare_parsers)
     service.spawn(
         routes.follow(follow_stream(lambda: placement.WatchRoutes(placement_pb2.WatchRoutesRequest()), "routes")),
         "follow routes",

@@ -28,7 +28,6 @@ from gateway.openai.embeddings import EmbeddingsEndpoint
 from gateway.openai.endpoint import Endpoint
 from gateway.routing.routes import Route as ModelRoute
 from gateway.serving import Serving
-from gateway.tools import formats as calls
 from protos import common_pb2
 from services.errors import PrismError
 from services.wording import enums
@@ -180,7 +179,7 @@ class Endpoints:
         await _caller(request).take_request()
         tokenizer = await self._serving.tokenizer(route)
         if called is not None:
-            calls.form(called, tokenizer.template, route.model.tool_parser)
+            await self._serving.formats(called, False, tokenizer, route)
         if (characters := prompt.characters) > MOST_CHARACTERS:
             raise BadField(f"{characters} characters are too many: at most {MOST_CHARACTERS} are tokenized.", field)
         ids = await _while_connected(request, self._serving.encode(tokenizer, prompt, field, characters, aside=True))

@@ -62,6 +62,10 @@ class Request:
     """Name, in errors, of the field that the grammar came from."""
     tools: Tools | None = None
     """Tools that answers may call."""
+    separates: bool = False
+    """Whether reasoning is split from the rest of an answer, if the model reasons."""
+    streams: bool = False
+    """Whether parts of an answer are wanted while it is made."""
     embeds: bool = False
     """Whether the prompts' embeddings are wanted instead of answers."""
     dimensions: int | None = None

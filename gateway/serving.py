@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 
 from gateway import metrics, traces
@@ -16,6 +17,7 @@ from gateway.access.access import ANYBODY, Caller
 from gateway.access.quotas import UNSAID_TOKENS, Charge
 from gateway.errors import BadField, Late, ModelFaulty, TooMany
 from gateway.openai import vectors
+from gateway.parsing.parsers import NOTHING, Parsers, Splitter, Wanted
 from gateway.request import AnswerJob, Prompt, Request
 from gateway.routing.relay import Relay, Tokens
 from gateway.routing.routes import Route, RouteTable
@@ -25,6 +27,8 @@ from gateway.text.tokenizers import Tokenizers
 from gateway.tools import formats as calls
 from gateway.tools import grammar as tools_grammar
 from gateway.tools import structured_outputs
+from gateway.tools.formats import CallPart
+from gateway.tools.request import Tools
 from protos import common_pb2
 from services.errors import Invalid, PrismError, Unavailable, Unmet
 from services.telemetry.spans import UNTRACED, Span
@@ -45,6 +49,7 @@ class Serving:
         most_in_flight: int,
         models_defaults: bool = True,
         cut_to_context: bool = False,
+        parsers: Parsers | None = None,
     ) -> None:
         """`models_defaults`: a model's own sampling defaults hold where a client gives none. `cut_to_context`: an
         answer that may be longer than what the context leaves is cut to that."""
@@ -53,6 +58,7 @@ class Serving:
         self._cut_to_context = cut_to_context
         self._tokenizers = tokenizers
         self._relay = relay
+        self._parsers = parsers or Parsers()
         self._most_in_flight = most_in_flight
         self._in_flight = 0
         self.leaving = False
@@ -84,8 +90,12 @@ class Serving:
         try:
             await caller.take_request()
             tokenizer = await self.tokenizer(route)
-            form = calls.form(request.tools, tokenizer.template, route.model.tool_parser) if request.tools else None
-            if request.tools and form and request.tools.answer is not None:
+            form, wanted = await self.formats(request.tools, request.separates, tokenizer, route)
+            if request.tools and request.tools.answer is not None:
+                if form is None:
+                    raise BadField(
+                        "'response_format' beside 'tools' is not supported for this model.", "response_format"
+                    )
                 request.sampling.ebnf = tools_grammar.of(request.tools, form)
                 structured_outputs.check(request.sampling, count, request.grammar_field)
             # Many short prompts hold up other requests' streams as one long prompt does.
@@ -115,13 +125,39 @@ class Serving:
                     before=job.token_ids,
                     stops=request.stops,
                     show_special=request.show_special,
+                    show_marks=wanted != NOTHING,
                     finder=calls.finder(request.tools, form) if request.tools and form else None,
                 ),
                 self._relay.open(job),
+                self._splitter(request, wanted, tokenizer, job),
             )
             for index, job in enumerate(jobs)
         ]
         return Served(self, request, tokenizer, prompts, choices, count, span, caller, charge)
+
+    async def formats(
+        self, tools: Tools | None, separates: bool, tokenizer: Tokenizer, route: Route
+    ) -> tuple[calls.Format | None, Wanted]:
+        """How the model's answers are taken apart: the format in which the gateway itself finds calls, if it knows it,
+        and the parsers for all else. Raises BadField for tools that the model cannot be given, Unavailable."""
+        model = route.model
+        form = calls.form(tools, tokenizer.template, model.tool_parser) if tools else None
+        parses = tools is not None and form is None
+        if not parses and not separates:
+            return form, NOTHING
+        stated = model.tool_parser if parses else ""
+        wanted = await self._parsers.wanted(tokenizer, model.reasoning_parser, stated, calls=parses)
+        if parses and not wanted.tools:
+            raise calls.unknown()
+        return form, replace(
+            wanted, reasoning=wanted.reasoning if separates else "", tools=wanted.tools if parses else ""
+        )
+
+    def _splitter(self, request: Request, wanted: Wanted, tokenizer: Tokenizer, job: AnswerJob) -> Splitter | None:
+        if not wanted.reasoning and not wanted.tools:
+            return None
+        tools = request.tools.for_template() if request.tools is not None and wanted.tools else ()
+        return self._parsers.splitter(wanted, tokenizer, job.token_ids, tools, whole=not request.streams)
 
     async def _hold(
         self, caller: Caller, request: Request, prompts: Sequence[Sequence[int]], jobs: Sequence[AnswerJob]
@@ -146,6 +182,14 @@ class Serving:
         """Sets the metric of models that cannot be served. To be called when routes or tokenizers have changed."""
         for route in self.routes.all():
             metrics.UNUSABLE.labels(route.model.name).set(bool(self.fault(route)))
+
+    def prepare_parsers(self) -> None:
+        """Begins to look up the parsers of models that have a tokenizer, so that no request waits until SGLang is
+        imported. To be called when tokenizers have changed."""
+        for route in self.routes.all():
+            tokenizer = self._tokenizers.loaded(route.model.path, route.model.generation)
+            if tokenizer is not None and not route.model.HasField("embedding"):
+                self._parsers.prepare(tokenizer, route.model.reasoning_parser)
 
     def known(self, model: str, caller: Caller) -> str:
         """The name of a model that exists and that the caller may use; empty for any other name."""
@@ -328,11 +372,19 @@ def _wrap(number: int) -> int:
 class Choice:
     """One answer being made. One consumer awaits `next` until there is a `finish_reason`."""
 
-    def __init__(self, index: int, job: AnswerJob, answer: Answer, tokens: Tokens) -> None:
+    def __init__(
+        self, index: int, job: AnswerJob, answer: Answer, tokens: Tokens, splitter: Splitter | None = None
+    ) -> None:
         self.index = index
         self.answer = answer
         self._job = job
         self._tokens = tokens
+        self._splitter = splitter
+        self._reasoning: list[str] = []
+        self._calls: list[CallPart] = []
+        self._called = 0
+        self.reasoning_tokens = 0
+        """Number of output tokens of the reasoning; where one chunk has its end and more, by their characters."""
         self.first_s = self._last_s = 0.0
         self._gap = metrics.GAP.labels(job.model)
         self._counted = False
@@ -355,14 +407,47 @@ class Choice:
         if chunk.token_ids or chunk.embedding or (chunk.finish and not self.first_s):
             self._time()
         text = self.answer.push(chunk)
+        if self._splitter is None:
+            for call in self.answer.take_calls():
+                self._calls.append(call.part(self._called))
+                self._called += 1
+        else:
+            text = await self._split(text, self._splitter)
         if self.answer.finish_reason is not None:
             self._tokens.close()
             self._ended(self.answer.finish_reason)
         return text
 
+    async def _split(self, text: str, splitter: Splitter) -> str:
+        """The text that is neither reasoning nor calls."""
+        end = self.answer.finish_reason is not None
+        parts = await splitter.push(text, end)
+        self._calls += parts.calls
+        self._called += sum(bool(part.name) for part in parts.calls)
+        if parts.reasoning:
+            self._reasoning.append(parts.reasoning)
+            tokens = self.answer.tokens if splitter.whole else len(self.answer.latest)
+            others = len(parts.text) + sum(len(part.arguments) for part in parts.calls)
+            self.reasoning_tokens += round(tokens * len(parts.reasoning) / (len(parts.reasoning) + others))
+        if end and self._called and self.answer.finish_reason == "stop":
+            self.answer.finish_reason = "tool_calls"
+        return parts.text
+
+    def take_reasoning(self) -> str:
+        """The reasoning that came since the last call of this."""
+        reasoning, self._reasoning = self._reasoning, []
+        return "".join(reasoning)
+
+    def take_calls(self) -> list[CallPart]:
+        """The calls of tools, or parts of them, that came since the last call of this."""
+        calls, self._calls = self._calls, []
+        return calls
+
     def close(self) -> None:
         """Ends the answer; if it is not finished, it is cancelled where it runs."""
         self._tokens.close()
+        if self._splitter is not None:
+            self._splitter.close()
         self._ended("cancelled")
 
     def _time(self) -> None:
@@ -460,4 +545,5 @@ class Served:
             "completion_tokens": answers,
             "total_tokens": prompt + answers,
             "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
+            "completion_tokens_details": {"reasoning_tokens": sum(choice.reasoning_tokens for choice in self.choices)},
         }

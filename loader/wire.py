@@ -37,8 +37,11 @@ def listed(told: common_pb2.ModelListing) -> CatalogueEntry:
             quota_bytes=told.quota_bytes if told.HasField("quota_bytes") else None,
             context_tokens=told.context_tokens,
             floor_tokens=told.floor_tokens,
-            tool_parser=told.tool_parser,  # type: ignore[arg-type]  # likewise
+            tool_parser=told.tool_parser,
+            reasoning_parser=told.reasoning_parser,
             task=told.task,  # type: ignore[arg-type]  # likewise
+            unverified=told.unverified,
+            kv_dtype=told.kv_dtype,  # type: ignore[arg-type]  # likewise
         )
     except pydantic.ValidationError as error:
         wrong = [f"{fault.key}: {fault.what}" if fault.at else fault.what for fault in faults(error)]
@@ -74,6 +77,7 @@ def listing(listed: CatalogueEntry) -> common_pb2.ModelListing:
         context_tokens=listed.context_tokens,
         floor_tokens=listed.floor_tokens,
         tool_parser=listed.tool_parser,
+        reasoning_parser=listed.reasoning_parser,
         task=listed.task,
         unverified=listed.unverified,
         kv_dtype=listed.kv_dtype,
@@ -91,6 +95,7 @@ def model_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
         quota_is_default=model.listed.quota_bytes is None,
         devices=model.listed.devices,
         tool_parser=model.listed.tool_parser,
+        reasoning_parser=model.listed.reasoning_parser,
         kv_dtype=model.listed.kv_dtype,
     )
     found = model.checkpoint

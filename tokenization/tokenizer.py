@@ -52,6 +52,10 @@ class Tokenizer:
         """The text of the folder's chat template, of all of them if it has several; empty if it has none."""
         return self._chat.text
 
+    def added_tokens(self) -> list[str]:
+        """Texts of the tokens that were added to the vocabulary: marks of turns, of calls, of reasoning."""
+        return sorted(self._hf.get_added_vocab())
+
     def encode(self, text: str, special: bool, most: int | None = None) -> list[int]:
         """Token ids of `text`; `special`: with what the tokenizer puts around a text of its own accord (a BOS). Raises
         TooLong where it is plain before it is encoded that they are more than `most`."""

@@ -47,8 +47,13 @@ class Events:
         scores = b',"logprobs":' + orjson.dumps(logprobs) + b',"finish_reason":null}]'
         return self._before + orjson.dumps(text) + self._text_end + scores + self._usage + b"}\n\n"
 
+    def reasoning(self, text: str) -> bytes:
+        """An event with more of the reasoning."""
+        delta = b'"delta":' + orjson.dumps({"reasoning_content": text})
+        return self._start + delta + b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
+
     def calls(self, deltas: list[dict[str, Any]]) -> bytes:
-        """An event with calls of tools, each whole."""
+        """An event with calls of tools, or parts of them."""
         delta = b'"delta":' + orjson.dumps({"tool_calls": deltas})
         return self._start + delta + b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
 

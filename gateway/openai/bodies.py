@@ -258,6 +258,8 @@ class _Conversation(_Model):
     tools: list[calling.Tool] | None = Field(None, fail_fast=True)
     tool_choice: Annotated[str | None, pydantic.PlainValidator(calling.choice)] = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(None, min_length=1, max_length=32)
+    enable_thinking: bool | None = None
 
     def called(self) -> calling.Tools | None:
         """The tools that an answer may call; None if there are none. Raises BadField."""
@@ -293,6 +295,12 @@ class _Conversation(_Model):
             field = f"chat_template_kwargs.{taken}"
             instead = f": '{taken}' is a field of its own" if taken in type(self).model_fields else ""
             raise BadField(f"'{field}' is not supported{instead}.", field, "unsupported_parameter")
+        thinks = self.enable_thinking
+        if self.reasoning_effort is not None:
+            options.setdefault("reasoning_effort", self.reasoning_effort)
+            thinks = self.reasoning_effort != "none" if thinks is None else thinks
+        if thinks is not None:  # templates have one of the two
+            options = {"enable_thinking": thinks, "thinking": thinks, **options}
         if self.continue_final_message:
             options |= {"continue_final_message": True, "add_generation_prompt": False}
         elif self.add_generation_prompt is not None:
@@ -307,6 +315,7 @@ class ChatRequest(_Conversation, _Generate):
     max_completion_tokens: int | None = Field(None, ge=1, lt=_INT64)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    separate_reasoning: bool | None = None
 
     def _logprobs(self) -> tuple[bool, int]:
         return bool(self.logprobs), self.top_logprobs or 0
@@ -348,6 +357,8 @@ class ChatRequest(_Conversation, _Generate):
             show_special=self.skip_special_tokens is False,
             grammar_field=field,
             tools=called,
+            separates=self.separate_reasoning is not False,
+            streams=self.streams,
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -23,7 +24,7 @@ from gateway.request import Request
 from gateway.serving import Choice, Served, Serving
 from gateway.text.answer import Scored
 from gateway.text.echo import Echo
-from gateway.tools.formats import Call
+from gateway.tools.formats import Call, CallPart, joined
 from tokenization.tokenizer import Tokenizer
 
 _LEAST_LOGPROB = -9999.0
@@ -32,6 +33,15 @@ _LEAST_LOGPROB = -9999.0
 
 def _told(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, _LEAST_LOGPROB)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole answer, taken apart."""
+
+    text: str
+    reasoning: str
+    calls: Sequence[Call]
 
 
 class CompletionBody(endpoint.Body, Protocol):
@@ -55,7 +65,7 @@ class Form(Protocol):
 
     def events(self, head: dict[str, Any], index: int, with_usage: bool) -> sse.Events: ...
 
-    def choice(self, index: int, text: str, calls: Sequence[Call], logprobs: Any, reason: str | None) -> dict[str, Any]:
+    def choice(self, index: int, whole: Whole, logprobs: Any, reason: str | None) -> dict[str, Any]:
         """One whole answer as a choice of the response."""
 
     def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> dict[str, list[Any]]:
@@ -79,10 +89,12 @@ class ChatForm:
     def events(self, head: dict[str, Any], index: int, with_usage: bool) -> sse.Events:
         return sse.ChatEvents(head, index, with_usage)
 
-    def choice(self, index: int, text: str, calls: Sequence[Call], logprobs: Any, reason: str | None) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if calls:
-            message |= {"content": text or None, "tool_calls": [call.whole() for call in calls]}
+    def choice(self, index: int, whole: Whole, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": whole.text}
+        if whole.reasoning:
+            message["reasoning_content"] = whole.reasoning
+        if whole.calls:
+            message |= {"content": whole.text or None, "tool_calls": [call.whole() for call in whole.calls]}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> dict[str, list[Any]]:
@@ -115,8 +127,8 @@ class CompletionForm:
     def events(self, head: dict[str, Any], index: int, with_usage: bool) -> sse.Events:
         return sse.CompletionEvents(head, index, with_usage)
 
-    def choice(self, index: int, text: str, calls: Sequence[Call], logprobs: Any, reason: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+    def choice(self, index: int, whole: Whole, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        return {"index": index, "text": whole.text, "logprobs": logprobs, "finish_reason": reason}
 
     def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> dict[str, list[Any]]:
         def written(token: int) -> str:
@@ -199,18 +211,20 @@ class GenerateEndpoint(Endpoint[CompletionBody]):
 
         async def collect(choice: Choice) -> None:
             texts: list[str] = []
+            reasoning: list[str] = []
+            parts: list[CallPart] = []
             answer = choice.answer
             logprobs = _Logprobs() if wants_logprobs else None
             while choice.finish_reason is None:
                 text = await choice.next()
                 before, scored = echoes[choice.index].more(answer.take_prompt_scores())
                 texts += before, text
+                reasoning.append(choice.take_reasoning())
+                parts += choice.take_calls()
                 if logprobs is not None:
                     logprobs.add(self._form.logprobs(served.tokenizer, scored + answer.take_scored()))
-            calls = answer.take_calls()
-            written = self._form.choice(
-                choice.index, "".join(texts), calls, logprobs and logprobs.whole(), answer.finish_reason
-            )
+            whole = Whole("".join(texts), "".join(reasoning), joined(parts))
+            written = self._form.choice(choice.index, whole, logprobs and logprobs.whole(), answer.finish_reason)
             choices[choice.index] = orjson.Fragment(orjson.dumps(written))
 
         await each(collect, served.choices)
@@ -227,7 +241,6 @@ class GenerateEndpoint(Endpoint[CompletionBody]):
             events = form.events(head, choice.index, body.usage_asked)
             answer = choice.answer
             before = events.opening()
-            called = 0
             while True:
                 text = await choice.next()
                 prompt, scored = echoes[choice.index].more(answer.take_prompt_scores())
@@ -237,9 +250,10 @@ class GenerateEndpoint(Endpoint[CompletionBody]):
                     event = events.scored(text, form.logprobs(served.tokenizer, scored)) if text or scored else b""
                 else:
                     event = events.text(text) if text else b""
-                if calls := answer.take_calls():
-                    event += events.calls([call.delta(called + number) for number, call in enumerate(calls)])
-                    called += len(calls)
+                if reasoning := choice.take_reasoning():
+                    event = events.reasoning(reasoning) + event
+                if calls := choice.take_calls():
+                    event += events.calls([part.delta() for part in calls])
                 if choice.finish_reason is not None:
                     break
                 if before or event:

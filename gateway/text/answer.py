@@ -41,11 +41,15 @@ class Answer:
         before: Sequence[int] = (),
         stops: Sequence[str] = (),
         show_special: bool = False,
+        show_marks: bool = False,
         finder: CallFinder | None = None,
     ) -> None:
-        """`before`: the prompt's token ids. `finder`: finds calls of tools, for an answer that may have some."""
+        """`before`: the prompt's token ids. `show_marks`: special tokens that do not end the answer have a text, for
+        parsers. `finder`: finds calls of tools, for an answer that may have some."""
         shown = finder.marks if finder is not None else ()
-        self._detokenizer = detokenizer(tokenizer, before=before, show_special=show_special, shown=shown)
+        self._detokenizer = detokenizer(
+            tokenizer, before=before, show_special=show_special, show_marks=show_marks, shown=shown
+        )
         self._finder = finder
         self._calls: list[Call] = []
         self._stops = StopMatcher(stops) if stops else None

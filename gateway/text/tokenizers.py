@@ -57,6 +57,13 @@ class Tokenizers:
         error = found.exception()
         return "" if error is None else str(error)
 
+    def loaded(self, path: str, generation: int) -> Tokenizer | None:
+        """The tokenizer of a folder, if it is loaded."""
+        found = self._known.get((path, generation))
+        if found is None or not found.done() or found.cancelled() or found.exception() is not None:
+            return None
+        return found.result()
+
     async def get(self, path: str, generation: int) -> Tokenizer:
         """The tokenizer of a folder, loaded once for all callers that wait for it. Raises Unmet; the next call tries
         again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -76,9 +76,41 @@ class Call:
         """The call as OpenAI's messages have it."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
-    def delta(self, index: int) -> dict[str, Any]:
-        """The call as OpenAI's streams have it."""
-        return {"index": index, **self.whole()}
+    def part(self, index: int) -> CallPart:
+        """The call as one part of a stream."""
+        return CallPart(index, self.id, self.name, self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A call, or more of its arguments."""
+
+    index: int
+    """Number of the call in its answer."""
+    id: str
+    """Empty, as the name is, in parts after the first."""
+    name: str
+    arguments: str
+    """JSON text, or a piece of it."""
+
+    def delta(self) -> dict[str, Any]:
+        """The part as OpenAI's streams have it."""
+        if not self.name:
+            return {"index": self.index, "function": {"arguments": self.arguments}}
+        return {"index": self.index, **Call(self.id, self.name, self.arguments).whole()}
+
+
+def joined(parts: Iterable[CallPart]) -> list[Call]:
+    """The calls of which these are the parts."""
+    found: dict[int, Call] = {}
+    for part in parts:
+        before = found.get(part.index)
+        found[part.index] = (
+            Call(part.id, part.name, part.arguments)
+            if before is None
+            else replace(before, arguments=before.arguments + part.arguments)
+        )
+    return list(found.values())
 
 
 _DECODER = json.JSONDecoder()
@@ -229,22 +261,25 @@ class CallFinder:
         return Call(uuid4().hex[:9] if self._form.short_ids else f"call_{uuid4().hex[:24]}", name, written)
 
 
-def form(tools: Tools, template: str, stated: str = "") -> Format:
-    """The format in which a model with that chat template writes calls; `stated`, the model's configured format, holds
-    if it is known. Raises BadField if the format is not known."""
+def form(tools: Tools, template: str, stated: str = "") -> Format | None:
+    """The format in which a model with that chat template writes calls; `stated` is the model's configured format. None
+    if the format is none of these. Raises BadField if the template takes no tools."""
     if "tools" not in template:
         raise BadField("The model's chat template takes no tools.", "tools", "unsupported_parameter")
-    found = FORMATS.get(stated) or guess(template)
+    found = FORMATS.get(stated) if stated else guess(template)
     if tools.must:
         return replace(ENFORCED, short_ids=found is not None and found.short_ids)
-    if found is None:
-        raise BadField(
-            "It is not known how this model writes calls of tools: a 'tool_choice' of 'required', or of one function, "
-            "works with any model.",
-            "tools",
-            "unsupported_parameter",
-        )
     return found
+
+
+def unknown() -> BadField:
+    """The error for a model of which it is not known how it writes calls."""
+    return BadField(
+        "It is not known how this model writes calls of tools: a 'tool_choice' of 'required', or of one function, "
+        "works with any model.",
+        "tools",
+        "unsupported_parameter",
+    )
 
 
 def finder(tools: Tools, form: Format) -> CallFinder:

@@ -14,6 +14,7 @@
     floor_tokens = 16384            # KV that it keeps while active; left out: as much as its longest request needs
     tool_parser = "hermes"          # how it writes calls of tools, where its template does not say
                                     # (docs/guide/openai.md)
+    reasoning_parser = "qwen3"      # how it writes its reasoning, likewise; "none": it is not split off
     kv_dtype = "fp8"                # KV of one byte a value, on GPUs; left out: the type of the weights
     unverified = true               # also a class that is not in the table of docs/guide/models.md: whether it answers
                                     # rightly nobody has looked
@@ -28,12 +29,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pydantic
 
+from loader.checkpoints import engine_parsers
 from services.runtime.config import ConfigSection, parse
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
@@ -54,10 +56,23 @@ def check_name(name: str) -> str:
     return name
 
 
+def _known(kind: str, *own: str) -> Callable[[str], str]:
+    """A check that SGLang has a parser of that name and kind, or it is one of ours."""
+
+    def check(name: str) -> str:
+        known = engine_parsers.names(kind)
+        if name and known and name not in {*known, *own}:
+            raise ValueError(f"{name!r} is no parser of this SGLang; it has: {', '.join(sorted({*known, *own}))}")
+        return name
+
+    return check
+
+
 Name = Annotated[str, pydantic.AfterValidator(check_name)]
+ToolParser = Annotated[str, pydantic.AfterValidator(_known("tools"))]
+ReasoningParser = Annotated[str, pydantic.AfterValidator(_known("reasoning", "none"))]
 Engine = Literal["", "sglang", "echo"]
 Spread = Literal[1, 2, 4]
-ToolParser = Literal["", "hermes", "llama3", "mistral"]
 Task = Literal["", "generate", "embed"]
 KvDtype = Literal["", "fp8"]
 Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9)]
@@ -79,6 +94,7 @@ class CatalogueEntry(ConfigSection):
     context_tokens: Tokens = 0
     floor_tokens: Tokens = 0
     tool_parser: ToolParser = ""
+    reasoning_parser: ReasoningParser = ""
     task: Task = ""
     kv_dtype: KvDtype = ""
     unverified: bool = False

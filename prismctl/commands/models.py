@@ -79,6 +79,9 @@ def add_model(
     tool_parser: Annotated[
         str, typer.Option(help="How it calls tools (hermes); by default what its template says.")
     ] = "",
+    reasoning_parser: Annotated[
+        str, typer.Option(help="How it writes its reasoning (qwen3), or none; by default what its template says.")
+    ] = "",
     kv_dtype: Annotated[str, typer.Option(help="fp8: KV of one byte a value, on GPUs.")] = "",
     unverified: Annotated[
         bool, typer.Option("--unverified", help="Also a class that nobody has compared with another implementation.")
@@ -104,6 +107,7 @@ def add_model(
         devices=devices,
         task=task,
         tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
         kv_dtype=kv_dtype,
         unverified=unverified,
     )

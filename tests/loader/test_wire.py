@@ -50,6 +50,29 @@ def test_listing_of_a_request_to_add_becomes_a_catalogue_entry():
     assert wire.model_spec(CatalogueModel(asked, SIZES, FOUND)).tool_parser == "hermes"
 
 
+def test_listing_of_a_catalogue_entry_says_every_value_of_it():
+    given = {
+        "name": "n",
+        "path": "/n",
+        "ttft_ms": 1,
+        "tpot_ms": 2,
+        "pinned": True,
+        "engine": "echo",
+        "devices": 2,
+        "quota_bytes": 3,
+        "context_tokens": 4,
+        "floor_tokens": 5,
+        "tool_parser": "qwen3_coder",
+        "reasoning_parser": "none",
+        "task": "embed",
+        "kv_dtype": "fp8",
+        "unverified": True,
+    }
+    entry = CatalogueEntry(**given)
+    assert given.keys() == CatalogueEntry.model_fields.keys(), "a new key of the catalogue goes through the wire too"
+    assert wire.listed(wire.listing(entry)) == entry
+
+
 def test_model_spec_has_only_the_sampling_defaults_of_its_checkpoint():
     assert not wire.model_spec(CatalogueModel(LISTED, SIZES, FOUND)).HasField("sampling")
     says = replace(FOUND, sampling=SamplingDefaults(temperature=0.0, top_k=20))

@@ -82,6 +82,13 @@ def prepare(ranks: int = 1, rendezvous_fd: int | None = None) -> None:
         sys.path.append(str(_STAND_INS))
 
 
+def prepare_tool() -> None:
+    """Sets the environment of a process that imports parts of SGLang, and runs no model. It sees no GPU."""
+    warnings.filterwarnings("ignore", module=r"sglang\.")
+    os.environ.update(_WITHOUT_GPU, TOKENIZERS_PARALLELISM="false", CUDA_VISIBLE_DEVICES="")
+    sys.path.append(str(_STAND_INS))
+
+
 def _prepare_ranks(ranks: int) -> None:
     # The queue makes objects in shared memory for what the ranks already exchange in another way.
     os.environ.setdefault("SGLANG_USE_MESSAGE_QUEUE_BROADCASTER", "0")

@@ -1,0 +1,184 @@
+"""A process that takes answers apart with SGLang's parsers: reasoning, calls of tools, and the rest. The gateway starts
+it (`gateway/parsing`), because importing SGLang takes seconds and 400 MB, and no event loop may wait for a parser.
+
+It reads one JSON array a line and answers each with one JSON object a line, in order; "close" alone has no answer.
+
+    ["describe", TEMPLATE, [TOKEN, ...], REASONING]         the parsers of a chat template; REASONING: one that is given
+    ["open", KEY, REASONING, FORCED, TOOLS, TOOL_PARSER]    begins an answer; empty names: no such parser
+    ["push", KEY, TEXT, END]                                more of its text, or with END the last of it
+    ["whole", KEY, TEXT]                                    all of its text at once
+    ["close", KEY]                                          forgets an answer
+
+Its first line names the parsers that this SGLang has. An answer that cannot be given is {"error": REASON}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, BinaryIO
+
+from gpu_scheduler.engines.sglang.base import environment
+
+
+@dataclass(frozen=True)
+class Sglang:
+    """What is used of SGLang."""
+
+    reasoning: Any
+    calls: Any
+    detection: Any
+    tool: Any
+
+    @classmethod
+    def imported(cls) -> Sglang:
+        from sglang.srt.entrypoints.openai.protocol import Tool
+        from sglang.srt.function_call.function_call_parser import FunctionCallParser
+        from sglang.srt.parser import template_detection
+        from sglang.srt.parser.reasoning_parser import ReasoningParser
+
+        return cls(ReasoningParser, FunctionCallParser, template_detection, Tool)
+
+    def names(self) -> dict[str, list[str]]:
+        """Names of the parsers, by kind."""
+        return {"reasoning": sorted(self.reasoning.DetectorMap), "tools": sorted(self.calls.ToolCallParserEnum)}
+
+    def describe(self, template: str, tokens: Sequence[str], given: str) -> dict[str, Any]:
+        """The parsers that SGLang would choose for a chat template and a vocabulary with these added tokens, but that
+        of the reasoning if its name is `given`."""
+        vocabulary = SimpleNamespace(get_vocab=lambda: dict.fromkeys(tokens, 0))
+        forced, mode = self.detection.detect_reasoning_pattern(template)
+        reasoning = given or self.detection.detect_reasoning_parser(template, vocabulary, mode, forced)
+        tools = self.detection.detect_tool_call_parser(template, vocabulary, mode, forced)
+        return {"reasoning": reasoning or "", "tools": tools or "", **self.marks(reasoning or "")}
+
+    def marks(self, reasoning: str) -> dict[str, str]:
+        """The texts between which a parser's reasoning stands."""
+        if reasoning not in self.reasoning.DetectorMap:
+            return {"begin": "", "end": ""}
+        detector = self.reasoning(reasoning).detector
+        return {"begin": detector.think_start_token or "", "end": detector.think_end_token or ""}
+
+
+class Splitting:
+    """One answer that is taken apart."""
+
+    def __init__(
+        self, sglang: Sglang, reasoning: str, forced: bool | None, tools: Sequence[Mapping[str, Any]], tool_parser: str
+    ) -> None:
+        """`forced`: whether the answer begins within its reasoning; None: as the parser thinks. Raises ValueError for a
+        parser that this SGLang does not have."""
+        self._sglang = sglang
+        self._tools = [sglang.tool(**tool) for tool in tools]
+        self._tool_parser = tool_parser
+        self._reasoning = sglang.reasoning(reasoning, True, forced) if reasoning else None
+        self._whole = sglang.reasoning(reasoning, False, forced) if reasoning else None
+        self._calls = sglang.calls(self._tools, tool_parser) if tools and tool_parser else None
+
+    def push(self, text: str, end: bool) -> dict[str, Any]:
+        """The parts that more text completes; with `end` also what was held back."""
+        thought = ""
+        if self._reasoning is not None:
+            thought, text = _parts(self._reasoning.parse_stream_chunk(text))
+            if end:
+                more, rest = _parts(self._reasoning.parse_stream_end())
+                thought, text = thought + more, text + rest
+        calls: list[list[Any]] = []
+        if self._calls is not None:
+            if text:
+                text, items = self._calls.parse_stream_chunk(text)
+                calls = [self._told(item.tool_index, item.name, item.parameters) for item in items]
+            if end and (unsent := _unsent(self._calls.detector)):
+                calls.append(unsent)
+        return {"reasoning": thought, "text": text, "calls": calls}
+
+    def whole(self, text: str) -> dict[str, Any]:
+        """The parts of an answer's whole text."""
+        thought = ""
+        if self._whole is not None:
+            thought, text = _parts(self._whole.parse_non_stream(text))
+        calls: list[list[Any]] = []
+        if self._calls is not None and self._calls.has_tool_call(text):
+            text, items = self._calls.parse_non_stream(text)
+            calls = [self._told(index, item.name, item.parameters) for index, item in enumerate(items)]
+        return {"reasoning": thought, "text": text, "calls": calls}
+
+    def _told(self, index: int, name: str | None, arguments: str) -> list[Any]:
+        """A call, or more of its arguments: (index, id, name, arguments); id and name are empty after the first."""
+        if not name:
+            return [index, "", "", arguments or ""]
+        known = f"functions.{name}:{index}" if self._tool_parser == "kimi_k2" else f"call_{uuid.uuid4().hex[:24]}"
+        return [index, known, name, arguments or ""]
+
+
+def _parts(found: tuple[str | None, str | None]) -> tuple[str, str]:
+    return found[0] or "", found[1] or ""
+
+
+def _unsent(detector: Any) -> list[Any] | None:
+    """What SGLang's own server sends at the end of a stream: arguments of the last call that were read and not passed
+    on."""
+    calls, sent = getattr(detector, "prev_tool_call_arr", ()), getattr(detector, "streamed_args_for_tool", ())
+    index = len(calls) - 1
+    if not 0 <= index < len(sent):
+        return None
+    arguments = calls[index].get("arguments", {})
+    whole = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    rest = whole[len(sent[index]) :] if whole.startswith(sent[index]) else ""
+    return [index, "", "", rest] if rest else None
+
+
+class Answers:
+    """The answers that are being taken apart, by key."""
+
+    def __init__(self, sglang: Sglang) -> None:
+        self._sglang = sglang
+        self._open: dict[int, Splitting] = {}
+
+    def answer(self, asked: Sequence[Any]) -> dict[str, Any] | None:
+        """The answer to one line; None: it has none."""
+        what, *rest = asked
+        if what == "close":
+            self._open.pop(rest[0], None)
+            return None
+        try:
+            if what == "describe":
+                return self._sglang.describe(*rest)
+            if what == "open":
+                key, *given = rest
+                self._open[key] = Splitting(self._sglang, *given)
+                return self._sglang.marks(given[0])
+            key, *given = rest
+            splitting = self._open[key]
+            return splitting.push(*given) if what == "push" else splitting.whole(*given)
+        except Exception as error:  # a parser's own fault must not end the answers of others
+            return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+
+
+def serve(lines: BinaryIO, out: BinaryIO, sglang: Sglang) -> None:
+    """Answers every line until there are no more."""
+    answers = Answers(sglang)
+    out.write(json.dumps(sglang.names()).encode() + b"\n")
+    out.flush()
+    for line in lines:
+        told = answers.answer(json.loads(line))
+        if told is not None:
+            out.write(json.dumps(told).encode() + b"\n")
+            out.flush()
+
+
+def main() -> None:
+    environment.die_with_parent()
+    environment.prepare_tool()
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no answer
+    serve(sys.stdin.buffer, out, Sglang.imported())
+
+
+if __name__ == "__main__":
+    main()
