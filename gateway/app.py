@@ -19,7 +19,7 @@ from gateway import errors, openapi
 from gateway.access.access import Access, Caller
 from gateway.access.cors import Cors
 from gateway.errors import BadField
-from gateway.http import messages, paths
+from gateway.http import dialects, messages, paths
 from gateway.metrics import Count
 from gateway.openai import bodies
 from gateway.openai.bodies import DetokenizeRequest, TokenizeRequest
@@ -91,7 +91,7 @@ def build(
                 scope[messages.CALLER] = access.of_http(path, headers)
             except PrismError as error:
                 count.failed(error)
-                await messages.respond_error(_completing(scope, send), error)
+                await messages.respond_error(_completing(scope, send), error, dialect=dialects.of(path))
                 return
             receive = bodies.unpacked(headers, receive)
             asked = hot.get(path) if method == "POST" else None

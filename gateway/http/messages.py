@@ -11,8 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from gateway import errors, metrics
 from gateway.errors import BadField, NoRoomForBody, TooSlow
-from gateway.http import decompression
+from gateway.http import decompression, dialects
 from gateway.http.decompression import Unpacked
+from gateway.http.dialects import Dialect
 from protos import common_pb2
 from services.errors import PrismError
 from services.runtime import tasks
@@ -157,9 +158,14 @@ async def respond_empty(send: Send, headers: errors.Headers) -> None:
     await send({"type": "http.response.body"})
 
 
-async def respond_error(send: Send, error: PrismError, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+async def respond_error(
+    send: Send,
+    error: PrismError,
+    headers: list[tuple[bytes, bytes]] | None = None,
+    dialect: Dialect = dialects.OPENAI,
+) -> None:
     fields = [*(headers or ()), *errors.headers(error)]
-    await respond(send, errors.shape(error).status, errors.encode(error), fields)
+    await respond(send, errors.shape(error).status, dialect.body(error), fields)
 
 
 def headers_of(scope: Scope) -> Headers:

@@ -92,6 +92,11 @@ def usage(head: dict[str, Any], counts: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps({**head, "choices": [], "usage": counts}) + b"\n\n"
 
 
+def named(event: str, data: dict[str, Any]) -> bytes:
+    """An event with a name, as Anthropic's API and OpenAI's Responses have them."""
+    return b"event: " + event.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+
+
 def error(encoded: bytes) -> bytes:
     """The event for an error after the answer began; `encoded` is OpenAI's error JSON."""
     return b"data: " + encoded + b"\n\n"

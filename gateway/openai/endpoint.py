@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-import orjson
 from starlette.types import Receive, Scope, Send
 
 from gateway import errors, metrics, traces
 from gateway.access.access import Caller
-from gateway.http import messages, sse
+from gateway.http import dialects, messages, sse
+from gateway.http.dialects import Dialect
 from gateway.metrics import Count
 from gateway.openai import bodies
 from gateway.request import Request
@@ -73,7 +73,7 @@ class Endpoint(Generic[B]):
         caller: Caller = scope[messages.CALLER]
         log.bind(request_id=request_id, **caller.log_fields, **span.log_fields)
         count = messages.count_of(scope)
-        reply = Reply(send, messages.answer_headers(scope, request_id), span, count)
+        reply = Reply(send, messages.answer_headers(scope, request_id), span, count, dialects.of(self.path))
         try:
             data = await self._bodies.read(receive)
             try:
@@ -102,8 +102,11 @@ class Endpoint(Generic[B]):
 class Reply:
     """The response to one request, as a whole or as a stream."""
 
-    def __init__(self, send: Send, headers: errors.Headers, span: Span, count: Count) -> None:
-        """`headers`: those that the response has in either form."""
+    def __init__(
+        self, send: Send, headers: errors.Headers, span: Span, count: Count, dialect: Dialect = dialects.OPENAI
+    ) -> None:
+        """`headers`: those that the response has in either form. `dialect`: in which errors are written."""
+        self._dialect = dialect
         self.span = span
         self._send = send
         self._headers = headers
@@ -147,30 +150,28 @@ class Reply:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def fail(self, error: PrismError) -> None:
-        """Answers with the error: by its status, or as an event once the response has begun, which OpenAI's clients
-        raise."""
+        """Answers with the error: by its status, or as an event once the response has begun, which clients raise."""
         self._count.failed(error)
         status = errors.shape(error).status
         if self._streaming or status >= 500:  # an error of the client is no failure of the server
             self.span.fail(type(error).__name__, str(error))
         if self._streaming:
-            await self.events(sse.error(errors.encode(error)) + sse.DONE, more=False)
+            await self.events(self._dialect.events(error), more=False)
         else:
             self._ended = True
             traces.replied(self.span, status)
-            await messages.respond_error(self._send, error, self._headers)
+            await messages.respond_error(self._send, error, self._headers, self._dialect)
 
     async def fault(self) -> None:
         """Answers with a fault of the gateway."""
         self._count.fault()
         self.span.fail("fault")
-        body = orjson.dumps(errors.envelope("Internal error.", "server_error", None))
         if self._streaming:
-            await self.events(sse.error(body) + sse.DONE, more=False)
+            await self.events(self._dialect.events(None), more=False)
         else:
             self._ended = True
             traces.replied(self.span, 500)
-            await messages.respond(self._send, 500, body, self._headers)
+            await messages.respond(self._send, 500, self._dialect.body(None), self._headers)
 
     def gone(self) -> None:
         """Records that the client has left; does nothing if it had the whole answer."""

@@ -68,6 +68,11 @@ class Answer:
         """OpenAI's finish reason once the answer has ended: "stop" also for a matched stop string, though the engine
         may go on; "tool_calls" if the answer called some."""
 
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the answer; None if none did."""
+        return self._stops.matched if self._stops is not None else None
+
     def follow(self, text: str) -> None:
         """Has offsets count from the end of `text`, which the answer follows. To be called before the first push."""
         self._decoded = self._given = len(text)

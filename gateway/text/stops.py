@@ -13,14 +13,17 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(dict.fromkeys(stops))
         self._held = ""
+        self.matched: str | None = None
+        """The stop string that ended the answer."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text that may be sent after `text` came, whether a stop string ended the answer; nothing follows then)."""
         text = self._held + text
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
+            _, start, self.matched = min(found)
             self._held = ""
-            return text[: min(found)[1]], True
+            return text[:start], True
         given = min((_begins(stop, text) for stop in self._stops), default=len(text))
         self._held = text[given:]
         return text[:given], False
