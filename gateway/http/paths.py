@@ -9,6 +9,8 @@ _KNOWN = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/models",
         "/tokenize",
         "/detokenize",
