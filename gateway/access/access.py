@@ -37,6 +37,11 @@ class Caller:
         self._quota = None if key is None else quotas.of(key)
 
     @property
+    def name(self) -> str:
+        """Name of the key; empty: there are no keys."""
+        return "" if self._key is None else self._key.name
+
+    @property
     def log_fields(self) -> dict[str, str]:
         """Fields that the log lines of the request get."""
         return {} if self._key is None else {"key": self._key.name}
