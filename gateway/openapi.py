@@ -59,6 +59,7 @@ _HEADERS: list[Json] = [
         {"name": name, "in": "header", "schema": {"type": "integer", "minimum": 1, "exclusiveMaximum": 10**9}}
         for name in ("x-slo-ttft-ms", "x-slo-tpot-ms")
     ),
+    {"name": "x-priority", "in": "header", "schema": {"type": "string", "enum": ["", "interactive", "batch"]}},
     {"name": "x-slo-drop", "in": "header", "schema": {"type": "string", "enum": ["", "late"]}},
 ]
 _ERROR: Json = {

@@ -326,6 +326,8 @@ class Serving:
             tpot_ms=request.slo.tpot_ms or model.default_slo.tpot_ms,
             drop_late=request.slo.drop_late or model.default_slo.drop_late,
         )
+        if request.slo.best_effort:
+            slo = common_pb2.Slo()
         several = len(request.prompts) * request.choices > 1
         jobs = []
         for number in range(request.choices):
