@@ -15,7 +15,7 @@ from types import TracebackType
 from gateway import metrics, traces
 from gateway.access.access import ANYBODY, Caller
 from gateway.access.quotas import UNSAID_TOKENS, Charge
-from gateway.access.usage import Usage, UsageLog
+from gateway.access.usage import RequestUsage, UsageLog
 from gateway.errors import BadField, Late, ModelFaulty, TooMany
 from gateway.openai import vectors
 from gateway.parsing.parsers import NOTHING, Parsers, Splitter, Wanted
@@ -521,7 +521,7 @@ class Served:
         self._charge.settle(sum(map(len, self.prompts)) + self._output_tokens())
         self._serving.usage.add(
             self._caller.name,
-            Usage(
+            RequestUsage(
                 self.request.request_id,
                 self.request.model,
                 sum(map(len, self.prompts)),

@@ -15,7 +15,7 @@ _log = log.get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class RequestUsage:
     """The counts of one request that was taken, whichever way it ended."""
 
     request_id: str
@@ -40,7 +40,7 @@ class UsageLog:
         self._path = path
         self._failing = False
 
-    def add(self, key: str, usage: Usage) -> None:
+    def add(self, key: str, usage: RequestUsage) -> None:
         """Counts the usage of a key; `key` empty: the gateway has no keys."""
         if key:
             for kind, count in (

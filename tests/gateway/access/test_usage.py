@@ -11,11 +11,11 @@ import pytest
 
 from gateway import metrics
 from gateway.access import keys
-from gateway.access.usage import Usage, UsageLog
+from gateway.access.usage import RequestUsage, UsageLog
 from tests.gateway.conftest import MODEL, World
 
 KEY = "sk-mine"
-USAGE = Usage("r", MODEL, 7, 4, 3, 0, ("stop",))
+USAGE = RequestUsage("r", MODEL, 7, 4, 3, 0, ("stop",))
 
 
 @pytest.fixture
