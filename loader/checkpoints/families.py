@@ -111,6 +111,8 @@ def refusal(config: Mapping[str, Any], unverified: bool = False) -> str | None:
     name = architectures[0]
     if not name.isidentifier():
         return f"config.json: {name[:60]!r} is not the name of an architecture"
+    if not isinstance(config.get("model_type"), str) or not config["model_type"]:
+        return "config.json has no model_type, by which engines know it"
     known = CLASSES.get(name)
     if config.get("is_encoder_decoder"):
         return f"{name} is an encoder with a decoder, which is not supported: only decoders are"

@@ -57,6 +57,7 @@ def config(**changes):
             id="unknown",
         ),
         pytest.param({"architectures": None}, "names no architecture", id="none named"),
+        pytest.param({"model_type": None}, "no model_type", id="no type"),
         pytest.param({"architectures": "Llama"}, "names no architecture", id="none that is a list"),
     ],
 )

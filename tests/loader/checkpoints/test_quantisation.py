@@ -33,18 +33,26 @@ SMALL: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 MODELS: dict[str, dict[str, Any]] = {
-    "dense": {**SMALL, "architectures": ["Qwen3ForCausalLM"]},
+    "dense": {**SMALL, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
     "mixture": {
         **SMALL,
         "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
         "num_experts": 2,
         "num_experts_per_tok": 1,
         "moe_intermediate_size": 256,
     },
-    "gpt-oss": {**SMALL, "architectures": ["GptOssForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 1},
+    "gpt-oss": {
+        **SMALL,
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+    },
     "minimax": {
         **SMALL,
         "architectures": ["MiniMaxM2ForCausalLM"],
+        "model_type": "minimax_m2",
         "num_local_experts": 2,
         "num_experts_per_tok": 1,
         "use_qk_norm": True,
