@@ -83,10 +83,11 @@ def prepare(ranks: int = 1, rendezvous_fd: int | None = None) -> None:
 
 
 def prepare_tool() -> None:
-    """Sets the environment of a process that imports parts of SGLang, and runs no model. It sees no GPU."""
+    """Sets the environment of a process that imports parts of SGLang, and runs no model. It sees no GPU, and gets the
+    stand-ins instead of any real package: kernels need a driver to be imported."""
     warnings.filterwarnings("ignore", module=r"sglang\.")
     os.environ.update(_WITHOUT_GPU, TOKENIZERS_PARALLELISM="false", CUDA_VISIBLE_DEVICES="")
-    sys.path.append(str(_STAND_INS))
+    sys.path.insert(0, str(_STAND_INS))
 
 
 def _prepare_ranks(ranks: int) -> None:
