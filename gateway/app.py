@@ -26,6 +26,7 @@ from gateway.openai.bodies import DetokenizeRequest, TokenizeRequest
 from gateway.openai.completions import ChatForm, CompletionForm, GenerateEndpoint
 from gateway.openai.embeddings import EmbeddingsEndpoint
 from gateway.openai.endpoint import Endpoint
+from gateway.openai.responses import ResponsesEndpoint
 from gateway.routing.routes import Route as ModelRoute
 from gateway.serving import Serving
 from protos import common_pb2
@@ -53,7 +54,10 @@ def build(
     other = Endpoints(serving, bodies)
     hot: dict[str, Endpoint[Any]] = {
         form.path: GenerateEndpoint(serving, form, bodies, waking_comment_s) for form in (ChatForm(), CompletionForm())
-    } | {EmbeddingsEndpoint.path: EmbeddingsEndpoint(serving, bodies)}
+    } | {
+        ResponsesEndpoint.path: ResponsesEndpoint(serving, bodies, waking_comment_s),
+        EmbeddingsEndpoint.path: EmbeddingsEndpoint(serving, bodies),
+    }
     everything = Starlette(
         routes=[
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()),
