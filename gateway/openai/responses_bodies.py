@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
+import orjson
 import pydantic
+import pydantic_core
 from pydantic import Discriminator, Field, Tag
 
 from gateway.errors import BadField
@@ -341,10 +343,6 @@ class ResponsesRequest(_Model):
 
     def echoed(self) -> dict[str, Any]:
         """The fields of the request that a response repeats."""
-        tools = [
-            tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
-            for tool in self.tools or ()
-        ]
         asked = self.text.format if self.text is not None else None
         chosen = self.tool_choice
         return {
@@ -355,12 +353,18 @@ class ResponsesRequest(_Model):
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "reasoning": {"effort": self.reasoning.effort if self.reasoning is not None else None, "summary": None},
             "temperature": self.temperature,
-            "text": {"format": {"type": "text"} if asked is None else asked.model_dump(by_alias=True)},
+            "text": {"format": {"type": "text"} if asked is None else _encoded(asked.model_dump(by_alias=True))},
             "tool_choice": chosen.model_dump() if isinstance(chosen, ChosenFunction) else chosen or "auto",
-            "tools": tools,
+            "tools": _encoded([tool.model_dump() for tool in self.tools or ()]),
             "top_p": self.top_p,
             "user": self.user,
         }
+
+
+def _encoded(value: Any) -> orjson.Fragment:
+    """The JSON of what a client sent, whose integers may be longer than orjson's. No JSON has an infinite number: it is
+    null."""
+    return orjson.Fragment(pydantic_core.to_json(value, inf_nan_mode="null"))
 
 
 def parse(data: bytes) -> ResponsesRequest:

@@ -448,6 +448,14 @@ async def test_fields_without_a_meaning_here_change_nothing(world: World) -> Non
     assert first.submit.token_ids == second.submit.token_ids
 
 
+async def test_numbers_of_any_size_are_repeated_as_they_came(world: World) -> None:
+    world.say("one")
+    tool = b'{"type": "function", "name": "f", "parameters": {"maximum": 1180591620717411303424, "minimum": -1e999}}'
+    body = b'{"model": "org/tiny", "input": "hello", "tool_choice": "none", "tools": [%b]}' % tool
+    answer = (await world.http.post("/v1/responses", content=body)).json()
+    assert answer["tools"][0]["parameters"] == {"maximum": 1 << 70, "minimum": None}
+
+
 async def test_client_that_leaves_frees_the_engine(world: World) -> None:
     world.say("one two", end=False)
     stream = await world.openai.responses.create(model=MODEL, input="hello", stream=True)
