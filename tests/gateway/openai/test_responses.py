@@ -250,6 +250,17 @@ async def test_tool_choice_makes_the_grammar_that_a_chat_gets(caller: World) -> 
     assert "weather" not in shown(caller)
 
 
+async def test_answer_with_a_form_is_parsed_by_the_client(world: World) -> None:
+    class Sum(pydantic.BaseModel):
+        total: int
+
+    world.say('{"total": 3}')
+    parsed = await world.openai.responses.parse(model=MODEL, input="hello", text_format=Sum)
+    assert parsed.output_parsed == Sum(total=3) and world.groups[0].requests[0].submit.sampling.ebnf
+    async with world.openai.responses.stream(model=MODEL, input="hello", text_format=Sum) as stream:
+        assert (await stream.get_final_response()).output_parsed == Sum(total=3)
+
+
 async def test_text_format_makes_the_grammar_that_a_chat_gets(world: World) -> None:
     world.say('{"a": 1}')
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
