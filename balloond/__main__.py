@@ -42,8 +42,8 @@ async def build(service: Service) -> None:
         name: DevicePolicy(name, given_out[name], maker.page_bytes, extent_ids, serials, config.patience)
         for name, maker in makers.items()
     }
-    custody = ExtentStore(makers, keeper)
-    daemon = Daemon(ledgers, custody, keeper, time.monotonic, lambda: secrets.token_hex(16))
+    store = ExtentStore(makers, keeper)
+    daemon = Daemon(ledgers, store, keeper, time.monotonic, lambda: secrets.token_hex(16))
     keeper.follow(daemon.everything, service.fail)
     daemon.restore(found)
     service.add(balloond_pb2_grpc.add_BalloondServicer_to_server, BalloondServicer(config.node, daemon, keeper), NAME)

@@ -13,6 +13,7 @@ from gateway.access import keys
 from gateway.access.access import Access
 from gateway.access.cors import Cors
 from gateway.access.keys import Keys
+from gateway.access.usage import UsageLog
 from gateway.config import GatewayConfig
 from gateway.grpc_api import InferenceServicer
 from gateway.http.messages import Bodies
@@ -75,6 +76,7 @@ async def build(service: Service) -> None:
         tokenizers,
         relay,
         parsers=parsers,
+        usage=UsageLog(config.usage_file),
         most_in_flight=config.most_in_flight,
         models_defaults=config.sampling_defaults == "model",
         cut_to_context=config.max_tokens_beyond_context == "cut",

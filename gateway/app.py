@@ -18,6 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import errors, openapi
 from gateway.access.access import Access, Caller
 from gateway.access.cors import Cors
+from gateway.anthropic.bodies import CountRequest
+from gateway.anthropic.messages import MessagesEndpoint
 from gateway.errors import BadField
 from gateway.http import dialects, messages, paths
 from gateway.metrics import Count
@@ -27,13 +29,15 @@ from gateway.openai.completions import ChatForm, CompletionForm, GenerateEndpoin
 from gateway.openai.embeddings import EmbeddingsEndpoint
 from gateway.openai.endpoint import Endpoint
 from gateway.openai.responses import ResponsesEndpoint
+from gateway.request import Prompt
 from gateway.routing.routes import Route as ModelRoute
 from gateway.serving import Serving
 from protos import common_pb2
 from services.errors import PrismError
 from services.wording import enums
+from tokenization.tokenizer import Tokenizer
 
-B = TypeVar("B", TokenizeRequest, DetokenizeRequest)
+B = TypeVar("B", TokenizeRequest, DetokenizeRequest, CountRequest)
 T = TypeVar("T")
 MOST_CHARACTERS = 1 << 21
 """The most characters of a text for /tokenize, which no context bounds."""
@@ -57,6 +61,7 @@ def build(
     } | {
         ResponsesEndpoint.path: ResponsesEndpoint(serving, bodies, waking_comment_s),
         EmbeddingsEndpoint.path: EmbeddingsEndpoint(serving, bodies),
+        MessagesEndpoint.path: MessagesEndpoint(serving, bodies, waking_comment_s),
     }
     everything = Starlette(
         routes=[
@@ -68,6 +73,7 @@ def build(
             Route("/metrics", other.metrics),
             Route("/tokenize", other.tokenize, methods=["POST"]),
             Route("/detokenize", other.detokenize, methods=["POST"]),
+            Route("/v1/messages/count_tokens", other.count_tokens, methods=["POST"]),
             *page,
         ],
         exception_handlers={
@@ -184,14 +190,29 @@ class Endpoints:
         tokenizer = await self._serving.tokenizer(route)
         if called is not None:
             await self._serving.formats(called, False, tokenizer, route)
-        if (characters := prompt.characters) > MOST_CHARACTERS:
-            raise BadField(f"{characters} characters are too many: at most {MOST_CHARACTERS} are tokenized.", field)
-        ids = await _while_connected(request, self._serving.encode(tokenizer, prompt, field, characters, aside=True))
+        ids = await self._encoded(request, tokenizer, prompt, field)
         written = None
         if asked.return_token_strs:
             written = await _while_connected(request, self._serving.pieces(tokenizer, ids))
         context = route.model.context_tokens
         return _json({"tokens": list(ids), "token_strs": written, "count": len(ids), "max_model_len": context})
+
+    async def count_tokens(self, request: Request) -> Response:
+        asked = await self._parse(request, CountRequest)
+        chat = asked.chat()
+        called = chat.called()
+        route = self._route(request, asked.model)
+        await _caller(request).take_request()
+        tokenizer = await self._serving.tokenizer(route)
+        await self._serving.formats(called, False, tokenizer, route)
+        ids = await self._encoded(request, tokenizer, chat.conversation(called), "messages")
+        return _json({"input_tokens": len(ids)})
+
+    async def _encoded(self, request: Request, tokenizer: Tokenizer, prompt: Prompt, field: str) -> Sequence[int]:
+        """Token ids of a prompt that nothing is to answer. Raises BadField."""
+        if (characters := prompt.characters) > MOST_CHARACTERS:
+            raise BadField(f"{characters} characters are too many: at most {MOST_CHARACTERS} are tokenized.", field)
+        return await _while_connected(request, self._serving.encode(tokenizer, prompt, field, characters, aside=True))
 
     async def detokenize(self, request: Request) -> Response:
         asked = await self._parse(request, DetokenizeRequest)
@@ -242,7 +263,8 @@ def _json(value: Any, status: int = 200) -> Response:
 async def _prism_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PrismError)
     messages.count_of(request.scope).failed(error)
-    response = _json(errors.body(error), errors.shape(error).status)
+    written = dialects.of(request.url.path).body(error)
+    response = Response(written, errors.shape(error).status, media_type="application/json")
     response.raw_headers += errors.headers(error)
     return response
 

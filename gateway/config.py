@@ -81,6 +81,11 @@ class GatewayConfig(Config):
     """Path of the file of API keys (docs/operate/security.md); empty: everyone who reaches the gateway may ask for
     anything."""
 
+    usage_file: str = ""
+    """Path of a file to which the gateway appends a JSON line for each request to a model that it took: time, key,
+    request id, model, tokens of prompt, cached, output and reasoning, and how it ended (docs/operate/security.md). It
+    may be moved away at any time. Empty: none."""
+
     cors_origins: Annotated[list[Origin], AfterValidator(cors.alone)] = []
     """Pages that may read answers in a browser, by their origins: "https://chat.example.com",
     "http://localhost:3000", or "*" alone for all pages. None: only pages that come from the gateway's own address.

@@ -34,10 +34,16 @@ SLO = Counter(
 REPLAYS = Counter("prism_gateway_replays", "Requests sent again after their place failed", ["model"])
 PROMPT_TOKENS = Counter("prism_gateway_prompt_tokens", "Tokens of prompts", ["model"])
 OUTPUT_TOKENS = Counter("prism_gateway_output_tokens", "Tokens of answers", ["model"])
+KEY_TOKENS = Counter(
+    "prism_gateway_key_tokens",
+    "Tokens by key, and by kind: prompt, cached (part of those), output",
+    ["key", "model", "kind"],
+)
+USAGE_LOST = Counter("prism_gateway_usage_lost", "Requests whose line could not be written to usage_file")
 UNUSABLE = Gauge(
     "prism_gateway_model_unusable", "1 for a model that this gateway refuses every request for, else 0", ["model"]
 )
-_OF_MODELS = (UNUSABLE, REQUESTS, ANSWERS, TTFT, GAP, SLO, REPLAYS, PROMPT_TOKENS, OUTPUT_TOKENS)
+_OF_MODELS = (UNUSABLE, REQUESTS, ANSWERS, TTFT, GAP, SLO, REPLAYS, PROMPT_TOKENS, OUTPUT_TOKENS, KEY_TOKENS)
 ROUTES_FRESH = Gauge("prism_gateway_routes_fresh", "1 while placement's route stream is open")
 
 

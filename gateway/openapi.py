@@ -11,6 +11,7 @@ from typing import Any
 import pydantic
 from pydantic.json_schema import models_json_schema
 
+from gateway.anthropic.bodies import CountRequest, MessagesRequest
 from gateway.openai.bodies import (
     MOST_PROMPTS,
     MOST_STOPS,
@@ -59,6 +60,7 @@ _HEADERS: list[Json] = [
         {"name": name, "in": "header", "schema": {"type": "integer", "minimum": 1, "exclusiveMaximum": 10**9}}
         for name in ("x-slo-ttft-ms", "x-slo-tpot-ms")
     ),
+    {"name": "x-priority", "in": "header", "schema": {"type": "string", "enum": ["", "interactive", "batch"]}},
     {"name": "x-slo-drop", "in": "header", "schema": {"type": "string", "enum": ["", "late"]}},
 ]
 _ERROR: Json = {
@@ -156,6 +158,18 @@ _ANSWERS: dict[str, Json] = {
     "Text": _object(prompt={"type": "string"}),
     "Health": _object(status={"type": "string"}),
     "Error": _ERROR,
+    "Message": _object(
+        id={"type": "string"},
+        type={"const": "message"},
+        role={"const": "assistant"},
+        model={"type": "string"},
+        content={"type": "array", "minItems": 1, "items": {"type": "object", "required": ["type"]}},
+        stop_reason={"type": "string"},
+        stop_sequence={"type": ["string", "null"]},
+        usage={"type": "object", "required": ["input_tokens", "output_tokens"]},
+    ),
+    "TokenCount": _object(input_tokens={"type": "integer"}),
+    "Refusal": _object(type={"const": "error"}, error=_object(type={"type": "string"}, message={"type": "string"})),
 }
 
 
@@ -163,11 +177,18 @@ def _json(schema: str) -> Json:
     return {"application/json": {"schema": {"$ref": _NAME.format(model=schema)}}}
 
 
-def _refusals(*statuses: int) -> Json:
-    return {str(status): {"description": "refused", "content": _json("Error")} for status in statuses}
+def _refusals(*statuses: int, schema: str = "Error") -> Json:
+    return {str(status): {"description": "refused", "content": _json(schema)} for status in statuses}
 
 
-def _post(summary: str, body: str, answer: str, stream: bool = False, parameters: list[Json] | None = None) -> Json:
+def _post(
+    summary: str,
+    body: str,
+    answer: str,
+    stream: bool = False,
+    parameters: list[Json] | None = None,
+    refusal: str = "Error",
+) -> Json:
     content = _json(answer)
     if stream:
         content |= {"text/event-stream": {}}
@@ -178,7 +199,7 @@ def _post(summary: str, body: str, answer: str, stream: bool = False, parameters
             "requestBody": {"required": True, "content": _json(body)},
             "responses": {
                 "200": {"description": "the answer", "content": content},
-                **_refusals(*_ANY_REFUSED, *_BODY_REFUSED),
+                **_refusals(*_ANY_REFUSED, *_BODY_REFUSED, schema=refusal),
             },
         }
     }
@@ -204,6 +225,8 @@ def document() -> Json:
         EmbeddingRequest,
         TokenizeRequest,
         DetokenizeRequest,
+        MessagesRequest,
+        CountRequest,
     ]
     _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_NAME)
     schemas: Json = {**found["$defs"], **_ANSWERS}
@@ -224,6 +247,10 @@ def document() -> Json:
             "/v1/completions": _post("Completion", "CompletionRequest", "CompletionAnswer", True, _HEADERS),
             "/v1/responses": _post("Response", "ResponsesRequest", "Response", True, _HEADERS),
             "/v1/embeddings": _post("Embeddings", "EmbeddingRequest", "Embeddings", parameters=_HEADERS),
+            "/v1/messages": _post("Anthropic's Messages", "MessagesRequest", "Message", True, _HEADERS, "Refusal"),
+            "/v1/messages/count_tokens": _post(
+                "Tokens of a message's prompt", "CountRequest", "TokenCount", refusal="Refusal"
+            ),
             "/v1/models": _get("All models that the key may use", "Cards", *_ANY_REFUSED),
             "/v1/models/{model}": _get("One of them", "Card", *_ANY_REFUSED, 404, parameters=[name]),
             "/tokenize": _post("Tokens of a prompt", "TokenizeRequest", "Tokens"),

@@ -15,6 +15,7 @@ from types import TracebackType
 from gateway import metrics, traces
 from gateway.access.access import ANYBODY, Caller
 from gateway.access.quotas import UNSAID_TOKENS, Charge
+from gateway.access.usage import RequestUsage, UsageLog
 from gateway.errors import BadField, Late, ModelFaulty, TooMany
 from gateway.openai import vectors
 from gateway.parsing.parsers import NOTHING, Parsers, Splitter, Wanted
@@ -50,6 +51,7 @@ class Serving:
         models_defaults: bool = True,
         cut_to_context: bool = False,
         parsers: Parsers | None = None,
+        usage: UsageLog | None = None,
     ) -> None:
         """`models_defaults`: a model's own sampling defaults hold where a client gives none. `cut_to_context`: an
         answer that may be longer than what the context leaves is cut to that."""
@@ -59,6 +61,7 @@ class Serving:
         self._tokenizers = tokenizers
         self._relay = relay
         self._parsers = parsers or Parsers()
+        self.usage = usage or UsageLog("")
         self._most_in_flight = most_in_flight
         self._in_flight = 0
         self.leaving = False
@@ -323,6 +326,8 @@ class Serving:
             tpot_ms=request.slo.tpot_ms or model.default_slo.tpot_ms,
             drop_late=request.slo.drop_late or model.default_slo.drop_late,
         )
+        if request.slo.best_effort:
+            slo = common_pb2.Slo()
         several = len(request.prompts) * request.choices > 1
         jobs = []
         for number in range(request.choices):
@@ -514,6 +519,18 @@ class Served:
             choice.close()
         self._serving.ended(self._in_flight, self._caller)
         self._charge.settle(sum(map(len, self.prompts)) + self._output_tokens())
+        self._serving.usage.add(
+            self._caller.name,
+            RequestUsage(
+                self.request.request_id,
+                self.request.model,
+                sum(map(len, self.prompts)),
+                self._cached_tokens(),
+                self._output_tokens(),
+                self._reasoning_tokens(),
+                tuple(choice.finish_reason or "cancelled" for choice in self.choices),
+            ),
+        )
         if self._span.recorded:
             self._tell_span()
 
@@ -532,6 +549,9 @@ class Served:
     def _output_tokens(self) -> int:
         return sum(choice.answer.tokens for choice in self.choices)
 
+    def _reasoning_tokens(self) -> int:
+        return sum(choice.reasoning_tokens for choice in self.choices)
+
     def _cached_tokens(self) -> int:
         return sum(choice.answer.cached_tokens for choice in self.choices[:: self.request.choices])
 
@@ -545,5 +565,5 @@ class Served:
             "completion_tokens": answers,
             "total_tokens": prompt + answers,
             "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
-            "completion_tokens_details": {"reasoning_tokens": sum(choice.reasoning_tokens for choice in self.choices)},
+            "completion_tokens_details": {"reasoning_tokens": self._reasoning_tokens()},
         }

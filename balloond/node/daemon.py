@@ -64,7 +64,7 @@ class Daemon:
     def __init__(
         self,
         devices: Mapping[str, DevicePolicy],
-        custody: ExtentStore,
+        store: ExtentStore,
         keeper: KeeperClient,
         now: Callable[[], float],
         secret: Callable[[], str],
@@ -73,7 +73,7 @@ class Daemon:
         self.history = EventHistory()
         self.changed: Watched[None] = Watched(None)
         self.now = now
-        self._custody = custody
+        self._store = store
         self._keeper = keeper
         self._secret = secret
         self._sessions: dict[str, Session] = {}
@@ -249,8 +249,8 @@ class Daemon:
         facts = BorrowFacts(borrower, lease_id, tuple(sorted(all_of_it)))
         self._borrows[str(borrower), lease_id] = facts
         await self._keeper.keep([(records.encode(facts), None)])
-        there = [extent for extent in lent if extent in self._custody]
-        return device.name, there, self._custody.descriptors(there)
+        there = [extent for extent in lent if extent in self._store]
+        return device.name, there, self._store.descriptors(there)
 
     def end_borrow(self, borrower: ProcessIdentity, lease_id: str, ids: Sequence[int]) -> None:
         """Ends the loan of extents that a loader has unmapped; no `ids`: of all extents of that lease."""
@@ -367,17 +367,17 @@ class Daemon:
         while left:
             nbytes = sum(extent.bytes for extent in left[0])
             # This comes before the grant's turn: a small grant must not wait behind a large one.
-            await self._custody.room(device.name, nbytes, lambda: device.ledger.leased + device.ledger.free)
+            await self._store.room(device.name, nbytes, lambda: device.ledger.leased + device.ledger.free)
             # In a turn of the loop one part is created on a device, for whichever grant: so what was made before is
             # sent on time.
             async with self._creating[device.name]:
-                if not self._custody.has_room(device.name, nbytes, device.ledger.leased + device.ledger.free):
+                if not self._store.has_room(device.name, nbytes, device.ledger.leased + device.ledger.free):
                     continue
                 if not self._is_there(grant, session):
                     break
                 try:
                     token = self._facts[grant.lease_id].token
-                    under_way.append((left[0], self._custody.create(device.name, token, left[0])))
+                    under_way.append((left[0], self._store.create(device.name, token, left[0])))
                 except OSError as error:
                     failure = error
                     break
@@ -399,7 +399,7 @@ class Daemon:
     def _send(self, grant: Grant, part: Sequence[Extent], session: Session) -> None:
         if self._is_there(grant, session):
             last = part[-1] is grant.extents[-1]
-            session.granted(grant.request_id, part, self._custody.descriptors(part), last)
+            session.granted(grant.request_id, part, self._store.descriptors(part), last)
 
     def _not_created(self, device: DevicePolicy, grant: Grant, extents: Sequence[Extent], why: OSError) -> None:
         """Gives back what was booked but the machine does not have (descriptors, host memory), and tells the lease:
@@ -412,7 +412,7 @@ class Daemon:
             session.refused(grant.request_id, "exhausted", short, f"the backend could not create it: {why.strerror}")
 
     def _destroy(self, device: DevicePolicy, extents: Sequence[Extent]) -> None:
-        self._custody.destroy(device.name, extents)
+        self._store.destroy(device.name, extents)
         for lease_id in {extent.lease_id for extent in extents}:
             if (facts := self._facts.get(lease_id)) is not None:
                 nbytes = sum(extent.bytes for extent in extents if extent.lease_id == lease_id)
@@ -467,8 +467,8 @@ class Daemon:
                 yield records.encode(self._booking_facts(device, model)), None
             for lease in device.ledger.leases.values():
                 for extent in lease.extents.values():
-                    if extent in self._custody:
-                        yield self._custody.kept(device.name, lease.token, extent)
+                    if extent in self._store:
+                        yield self._store.kept(device.name, lease.token, extent)
 
     def restore(self, found: RecoveredState) -> None:
         """Takes over what a predecessor left. Leases are suspended until their processes come back; those of dead
@@ -491,7 +491,7 @@ class Daemon:
             self._facts[facts.id] = facts
         for extent, fd in found.extents:
             self.devices[extent.device].ledger.restore(tokens[extent.token].id, extent.id, extent.bytes, extent.kind)
-            self._custody.take(extent.device, extent.id, extent.bytes, fd)
+            self._store.take(extent.device, extent.id, extent.bytes, fd)
         for borrow in found.borrows:
             self._restore_borrow(borrow)
         for facts in found.leases:

@@ -59,8 +59,8 @@ class WantedExtents:
     count: int
     min_count: int = 0
     """The fewest extents that will do; 0: no fewer than `count`."""
-    for_reserve: bool = False
-    """Whether they are requested ahead of need: no other lease gives memory back for them."""
+    only_free: bool = False
+    """Whether they come from free memory only: no other lease gives memory back for them."""
     behind: int = 0
     """Bytes that the lease will request after these."""
     cached: int = 0

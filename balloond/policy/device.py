@@ -153,7 +153,7 @@ class DevicePolicy:
             min_count=least,
             cached=max(0, wanted.cached) if kind == "kv" else 0,
         )
-        if not wanted.for_reserve:
+        if not wanted.only_free:
             self.claims.insert(self._place_of(claim), claim)
             return self._settle(now, [])
         self.claims.append(claim)

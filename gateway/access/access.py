@@ -21,6 +21,8 @@ _OPEN_PATH = "/health"
 _OPEN_SERVICE = "/grpc.health.v1.Health/"
 _PAGE = "/ui"
 _MODELS = "/v1/"
+_ANTHROPIC = "/v1/messages"
+"""Beginning of the paths to which clients send their key as Anthropic's do, in `x-api-key`."""
 _ABOUT_MODELS = ("/tokenize", "/detokenize", "/openapi.json")
 """Paths that any key may use, beside all below `_MODELS`. Every other path is for admins, also one that the router
 would take for one of these although it is written differently, as "/metrics" with a newline behind it."""
@@ -33,6 +35,11 @@ class Caller:
         """`key` None: everything is allowed."""
         self._key = key
         self._quota = None if key is None else quotas.of(key)
+
+    @property
+    def name(self) -> str:
+        """Name of the key; empty: there are no keys."""
+        return "" if self._key is None else self._key.name
 
     @property
     def log_fields(self) -> dict[str, str]:
@@ -94,7 +101,10 @@ class Access:
         if self._keys is None or path == _OPEN_PATH:
             return ANYBODY
         page = path.startswith(_PAGE)
-        caller = self._caller(headers.get("authorization", ""), basic=page)
+        given = headers.get("authorization", "")
+        if not given and path.startswith(_ANTHROPIC) and (key := headers.get("x-api-key")):
+            given = f"Bearer {key}"
+        caller = self._caller(given, basic=page)
         if not path.startswith(_MODELS) and path not in _ABOUT_MODELS:
             caller.check_admin()
         return caller

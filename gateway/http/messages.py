@@ -92,10 +92,17 @@ def request_id(headers: Headers) -> str:
 
 
 def slo(headers: Headers) -> common_pb2.Slo:
-    """The targets in the headers. Raises BadField that names the header."""
+    """The targets in the headers; with `x-priority: batch` none. Raises BadField that names the header."""
     drop = headers.get("x-slo-drop", "")
     if drop not in ("", "late"):
         raise BadField(f"'x-slo-drop' is '{drop[:40]}': only 'late' has a meaning.", "x-slo-drop")
+    priority = headers.get("x-priority", "")
+    if priority not in ("", "interactive", "batch"):
+        raise BadField(f"'x-priority' is '{priority[:40]}': it can be 'interactive' or 'batch'.", "x-priority")
+    if priority == "batch":
+        if given := next((name for name in ("x-slo-ttft-ms", "x-slo-tpot-ms", "x-slo-drop") if name in headers), None):
+            raise BadField(f"'{given}' is a target, and 'x-priority: batch' has none.", given)
+        return common_pb2.Slo(best_effort=True)
     return common_pb2.Slo(
         ttft_ms=_milliseconds(headers, "x-slo-ttft-ms"),
         tpot_ms=_milliseconds(headers, "x-slo-tpot-ms"),

@@ -10,6 +10,8 @@ _KNOWN = frozenset(
         "/v1/completions",
         "/v1/responses",
         "/v1/embeddings",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/models",
         "/tokenize",
         "/detokenize",

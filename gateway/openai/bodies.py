@@ -178,6 +178,7 @@ class _Generate(_Model):
     ignore_eos: bool | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=_INT64)]] | None = Field(None, max_length=MOST_STOP_TOKENS)
     skip_special_tokens: bool | None = None
+    service_tier: str | None = None
     response_format: Annotated[str | None, pydantic.PlainValidator(structured_outputs.of_format)] = None
     regex: str | None = None
     ebnf: str | None = None
@@ -206,6 +207,10 @@ class _Generate(_Model):
         limit = self._limit()[0]
         if limit is not None and (self.min_tokens or 0) > limit:
             raise BadField(f"'min_tokens' is {self.min_tokens}, above the limit of {limit}.", "min_tokens")
+
+    def _targets(self, slo: common_pb2.Slo) -> common_pb2.Slo:
+        """The targets of the headers; OpenAI's tier for work that can wait has none, unless the headers say some."""
+        return common_pb2.Slo(best_effort=True) if self.service_tier == "flex" and not slo.ListFields() else slo
 
     def _grammar(self) -> tuple[str, dict[str, str]]:
         """(field that asks for a grammar, the grammar as Sampling has it). Raises BadField."""
@@ -351,7 +356,7 @@ class ChatRequest(_Conversation, _Generate):
             prompts=[self.conversation(called)],
             sampling=self._sampling(default_limit=0, grammar=grammar),
             limit_given=self._limit()[0] is not None,
-            slo=slo,
+            slo=self._targets(slo),
             prompt_field="messages",
             limit_field=self._limit()[1],
             choices=self.n or 1,
@@ -390,7 +395,7 @@ class CompletionRequest(_Generate):
             prompts=self.prompt,
             sampling=sampling,
             limit_given=self._limit()[0] is not None,
-            slo=slo,
+            slo=self._targets(slo),
             prompt_field="prompt",
             choices=self.n or 1,
             left_open=self._left_open(),

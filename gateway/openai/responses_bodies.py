@@ -263,6 +263,7 @@ class ResponsesRequest(_Model):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
+    service_tier: str | None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
     user: str | None = None
     store: bool | None = None
@@ -285,6 +286,7 @@ class ResponsesRequest(_Model):
             "tools": self._tools(),
             "tool_choice": self._choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
+            "service_tier": self.service_tier,
             "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
         }
         try:

@@ -48,7 +48,7 @@ class WarmPool:
         self.spawn = spawn
         self.warm = warm
         self.limit = limit
-        self._turn_fd = board_fd
+        self._board_fd = board_fd
         self._first_index = first_index
         self._one_model = one_model
         self._idle: list[EngineProcess] = []
@@ -123,7 +123,7 @@ class WarmPool:
     async def _start_one(self, index: int) -> None:
         engine = None
         try:
-            engine = await EngineProcess.start(self.spawn, index, self._turn_fd)
+            engine = await EngineProcess.start(self.spawn, index, self._board_fd)
             self._importing.add(engine)
             if self._closed:
                 engine.kill()

@@ -6,7 +6,7 @@
     3. have balloond make room for weights, graphs and floor
     4. get the weights: copied by the loader, from another device that has them or from the image, or read from the
        checkpoint by the engine (then an image is made of them)
-    5. the engine verifies; only then does the model become active and its route known
+    5. the engine verifies; only then is the model active and do requests reach it; they wait in the queue until then
     6. book what the engine measured of itself, where the catalogue states nothing
 
 A step that fails undoes those before it and raises its reason. If the manifest does not match the image's, the

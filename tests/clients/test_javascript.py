@@ -1,4 +1,4 @@
-"""OpenAI's client for JavaScript: `js/client.mjs` has the calls, node runs them."""
+"""OpenAI's and Anthropic's clients for JavaScript: `js/client.mjs` has the calls, node runs them."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class _Growth:
     bytes: int
     count: int
     min_count: int
-    for_reserve: bool
+    only_free: bool
     done: Done
     behind_bytes: int = 0
     cached_bytes: int = 0
@@ -171,7 +171,7 @@ class Lease:
         count: int,
         *,
         min_count: int | None = None,
-        for_reserve: bool = False,
+        only_free: bool = False,
         timeout_s: float,
     ) -> list[Granted]:
         """Returns `count` new extents of `extent_bytes`, or at least `min_count`. Waits while others give back, and
@@ -184,7 +184,7 @@ class Lease:
             result.append((extents, refused))
             finished.set()
 
-        request_id = self.request(kind, extent_bytes, count, done, min_count=min_count, for_reserve=for_reserve)
+        request_id = self.request(kind, extent_bytes, count, done, min_count=min_count, only_free=only_free)
         if not finished.wait(timeout_s):
             with self._lock:
                 growth = self._growths.get(request_id)
@@ -208,7 +208,7 @@ class Lease:
         done: Done,
         *,
         min_count: int | None = None,
-        for_reserve: bool = False,
+        only_free: bool = False,
         behind_bytes: int = 0,
         cached_bytes: int = 0,
     ) -> int:
@@ -216,7 +216,7 @@ class Lease:
         lease's thread. `behind_bytes` will be requested after it; the lease could evict `cached_bytes` of its own
         prefixes instead."""
         least = count if min_count is None else min_count
-        growth = _Growth(kind, extent_bytes, count, least, for_reserve, done, behind_bytes, cached_bytes)
+        growth = _Growth(kind, extent_bytes, count, least, only_free, done, behind_bytes, cached_bytes)
         with self._lock:
             self._last_request += 1
             self._growths[self._last_request] = growth
@@ -298,7 +298,7 @@ class Lease:
             bytes=growth.bytes,
             count=growth.count - len(growth.got),
             min_count=max(1, growth.min_count - len(growth.got)),
-            for_reserve=growth.for_reserve,
+            for_reserve=growth.only_free,
             behind_bytes=growth.behind_bytes,
             cached_bytes=growth.cached_bytes,
         )

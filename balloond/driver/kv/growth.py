@@ -68,8 +68,8 @@ class ExtentRequest:
     """Indices that will be requested after it."""
     is_fill: bool = False
     """True if the extents are for the reserve; False if the engine waits for them."""
-    for_reserve: bool = False
-    """Whether balloond serves it only from what is free."""
+    only_free: bool = False
+    """Whether it is granted from free memory only: no other lease gives memory back for it."""
 
 
 class RangeGrowth:
@@ -212,7 +212,7 @@ class RangeGrowth:
                 in_use = running and reserve < self._marks.low
                 # Large extents are taken only where they are free. A request that waited for them would keep what is
                 # free from small ones, those that the engine requests itself among them.
-                found.append(ExtentRequest(size, count, is_fill=True, for_reserve=size > 1 or not in_use))
+                found.append(ExtentRequest(size, count, is_fill=True, only_free=size > 1 or not in_use))
         return found
 
     def _to_request(self, limit: int) -> int:

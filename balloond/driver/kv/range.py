@@ -471,7 +471,7 @@ class ElasticRange:
                 request.count,
                 partial(self._answered, request),
                 min_count=1,
-                for_reserve=request.for_reserve,
+                only_free=request.only_free,
                 behind_bytes=request.behind * self.extent_bytes,
                 cached_bytes=self.cached_bytes if request.is_fill else instead_bytes,
             )

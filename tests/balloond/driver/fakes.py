@@ -43,9 +43,9 @@ class FakeLease:
     def on_attached(self): ...
 
     def request(
-        self, kind, extent_bytes, count, done, *, min_count=None, for_reserve=False, behind_bytes=0, cached_bytes=0
+        self, kind, extent_bytes, count, done, *, min_count=None, only_free=False, behind_bytes=0, cached_bytes=0
     ):
-        self.asked.append((count, min_count, for_reserve))
+        self.asked.append((count, min_count, only_free))
         self.asked_of.append((extent_bytes // self.extent, count, behind_bytes // self.extent))
         self.cached.append(cached_bytes // self.extent)
         answer = (lambda: self._answer(extent_bytes, count, done),)[0]

@@ -49,37 +49,37 @@ def open_descriptors():
 async def test_extent_store_created_extents_are_kept_and_destroyed_ones_forgotten():
     before = open_descriptors()
     keeper = Keeper()
-    custody = ExtentStore({"cpu:0": CpuMaker()}, keeper)
-    assert custody.create("cpu:0", "token", extents(1, 2)) == "kept"
+    store = ExtentStore({"cpu:0": CpuMaker()}, keeper)
+    assert store.create("cpu:0", "token", extents(1, 2)) == "kept"
     assert [(records.decode(record).id, fd) for record, fd in keeper.kept] == [
-        (1, custody.descriptors(extents(1))[0]),
-        (2, custody.descriptors(extents(2))[0]),
+        (1, store.descriptors(extents(1))[0]),
+        (2, store.descriptors(extents(2))[0]),
     ]
-    custody.take("cpu:0", 3, PAGE_BYTES, os.memfd_create("x"))
-    assert all(extent in custody for extent in extents(1, 2, 3))
-    custody.destroy("cpu:0", extents(1, 2, 3, 99))
+    store.take("cpu:0", 3, PAGE_BYTES, os.memfd_create("x"))
+    assert all(extent in store for extent in extents(1, 2, 3))
+    store.destroy("cpu:0", extents(1, 2, 3, 99))
     assert keeper.forgotten == ["extent/1", "extent/2", "extent/3", "extent/99"]
     assert open_descriptors() == before
 
 
 def test_extent_store_creates_all_extents_or_none():
     before = open_descriptors()
-    custody = ExtentStore({"cpu:0": FailingMaker(after=2)}, Keeper())
+    store = ExtentStore({"cpu:0": FailingMaker(after=2)}, Keeper())
     with pytest.raises(OSError, match="Cannot allocate memory"):
-        custody.create("cpu:0", "token", extents(1, 2, 3))
+        store.create("cpu:0", "token", extents(1, 2, 3))
     assert open_descriptors() == before
-    assert not any(extent in custody for extent in extents(1, 2, 3))
+    assert not any(extent in store for extent in extents(1, 2, 3))
 
 
 async def test_extent_store_room_waits_for_destroyed_extents_that_the_keeper_still_holds():
     keeper = Keeper()
-    custody = ExtentStore({"cpu:0": CpuMaker(), "cpu:1": CpuMaker()}, keeper)
-    custody.create("cpu:0", "token", extents(1, 2, 3, 4))
-    custody.destroy("cpu:0", extents(1))
-    custody.destroy("cpu:0", extents(2, 3))
-    await custody.room("cpu:0", 3 * PAGE_BYTES, lambda: 7 * PAGE_BYTES)
-    await custody.room("cpu:1", PAGE_BYTES, lambda: PAGE_BYTES)
-    waiting = tasks.spawn(custody.room("cpu:0", 2 * PAGE_BYTES, lambda: 4 * PAGE_BYTES), "room")
+    store = ExtentStore({"cpu:0": CpuMaker(), "cpu:1": CpuMaker()}, keeper)
+    store.create("cpu:0", "token", extents(1, 2, 3, 4))
+    store.destroy("cpu:0", extents(1))
+    store.destroy("cpu:0", extents(2, 3))
+    await store.room("cpu:0", 3 * PAGE_BYTES, lambda: 7 * PAGE_BYTES)
+    await store.room("cpu:1", PAGE_BYTES, lambda: PAGE_BYTES)
+    waiting = tasks.spawn(store.room("cpu:0", 2 * PAGE_BYTES, lambda: 4 * PAGE_BYTES), "room")
     for answer, there in ((keeper.answers[0], False), (keeper.answers[1], True)):
         answer.set_result(None)
         for _ in range(5):
@@ -89,26 +89,26 @@ async def test_extent_store_room_waits_for_destroyed_extents_that_the_keeper_sti
 
 async def test_extent_store_small_claim_does_not_wait_behind_a_larger_one():
     keeper = Keeper()
-    custody = ExtentStore({"cpu:0": CpuMaker()}, keeper)
-    custody.create("cpu:0", "token", extents(1, 2, 3, 4))
-    custody.destroy("cpu:0", extents(1))
-    custody.destroy("cpu:0", extents(2, 3))
+    store = ExtentStore({"cpu:0": CpuMaker()}, keeper)
+    store.create("cpu:0", "token", extents(1, 2, 3, 4))
+    store.destroy("cpu:0", extents(1))
+    store.destroy("cpu:0", extents(2, 3))
     much, little = (
-        tasks.spawn(custody.room("cpu:0", count * PAGE_BYTES, lambda: 4 * PAGE_BYTES), "room") for count in (2, 1)
+        tasks.spawn(store.room("cpu:0", count * PAGE_BYTES, lambda: 4 * PAGE_BYTES), "room") for count in (2, 1)
     )
     keeper.answers[0].set_result(None)
     await little
     assert not much.done()
-    assert custody.has_room("cpu:0", PAGE_BYTES, 4 * PAGE_BYTES)
-    assert not custody.has_room("cpu:0", 2 * PAGE_BYTES, 4 * PAGE_BYTES)
+    assert store.has_room("cpu:0", PAGE_BYTES, 4 * PAGE_BYTES)
+    assert not store.has_room("cpu:0", 2 * PAGE_BYTES, 4 * PAGE_BYTES)
     keeper.answers[1].set_result(None)
     await much
 
 
 async def test_extent_store_room_with_too_little_memory_waits_only_for_destroyed_extents():
     keeper = Keeper()
-    custody = ExtentStore({"cpu:0": CpuMaker()}, keeper)
-    custody.create("cpu:0", "token", extents(1))
-    custody.destroy("cpu:0", extents(1))
+    store = ExtentStore({"cpu:0": CpuMaker()}, keeper)
+    store.create("cpu:0", "token", extents(1))
+    store.destroy("cpu:0", extents(1))
     keeper.answers[0].set_result(None)
-    await custody.room("cpu:0", PAGE_BYTES, lambda: -1)
+    await store.room("cpu:0", PAGE_BYTES, lambda: -1)

@@ -1,9 +1,11 @@
-// OpenAI's own client against the gateway at PRISM_URL: each call as an application writes it. What a test in Python
+// The own clients of OpenAI and Anthropic against the gateway at PRISM_URL: each call as an application writes it. What a test in Python
 // scripted the model to say is in the messages' own words: the model says what it is asked to.
 import assert from "node:assert/strict";
+import Anthropic from "@anthropic-ai/sdk";
 import OpenAI from "openai";
 
 const client = new OpenAI({ baseURL: `${process.env.PRISM_URL}/v1`, apiKey: process.env.PRISM_KEY, maxRetries: 0 });
+const claude = new Anthropic({ baseURL: process.env.PRISM_URL, apiKey: process.env.PRISM_KEY, maxRetries: 0 });
 const model = process.env.PRISM_MODEL;
 const embedder = process.env.PRISM_EMBEDDER;
 const sleeper = process.env.PRISM_SLEEPER;
@@ -180,6 +182,22 @@ const calls = {
       const waiting = { model: sleeper, input: "impossible", stream: true };
       for await (const event of await client.responses.create(waiting)) assert.fail(event);
     }, /this is impossible/);
+  },
+
+  async "messages of Anthropic's client: whole, streamed, with a tool, counted, refused"() {
+    const asked = (text) => ({ model, max_tokens: 200, messages: messages(text) });
+    const whole = await claude.messages.create(asked("hello"));
+    assert.deepEqual([whole.content[0].text, whole.stop_reason], ["hello", "end_turn"]);
+    const streamed = await claude.messages.stream(asked("héllo 世界")).finalMessage();
+    assert.equal(streamed.content[0].text, "héllo 世界");
+    assert.ok(streamed.usage.output_tokens > 0);
+    const tool = { name: "weather", input_schema: tools[0].function.parameters };
+    const call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>';
+    const called = await claude.messages.stream({ ...asked(call), tools: [tool] }).finalMessage();
+    const used = called.content.find((block) => block.type === "tool_use");
+    assert.deepEqual([used.name, used.input, called.stop_reason], ["weather", { city: "Oslo" }, "tool_use"]);
+    assert.ok((await claude.messages.countTokens({ model, messages: messages("hello") })).input_tokens > 0);
+    await assert.rejects(claude.messages.create({ ...asked("hello"), model: "none" }), Anthropic.NotFoundError);
   },
 
   async "a time-out, and a stream that is given up"() {

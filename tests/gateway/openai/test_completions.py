@@ -323,7 +323,36 @@ async def test_slo_targets_come_from_headers_or_else_from_the_model(world: World
     assert (by_default.slo.ttft_ms, by_default.slo.drop_late, by_default.has_target) == (5000, False, True)
 
 
-@pytest.mark.parametrize("header", ["x-slo-ttft-ms", "x-slo-tpot-ms", "x-slo-drop"])
+@pytest.mark.parametrize(
+    ("headers", "more", "ttft_ms"),
+    [
+        ({}, {}, 5000),
+        ({"x-priority": "interactive"}, {}, 5000),
+        ({"x-priority": "batch"}, {}, 0),
+        ({}, {"service_tier": "flex"}, 0),
+        ({}, {"service_tier": "priority"}, 5000),
+        ({"x-slo-ttft-ms": "70"}, {"service_tier": "flex"}, 70),
+    ],
+)
+async def test_request_of_priority_batch_has_no_targets(
+    world: World, headers: dict[str, str], more: dict[str, Any], ttft_ms: int
+) -> None:
+    default = common_pb2.Slo(ttft_ms=5000, tpot_ms=100)
+    await world.publish(world.route(fakes.place(world.groups[0]), default_slo=default))
+    world.say("one")
+    answer = await world.http.post("/v1/chat/completions", json=world.body(**more), headers=headers)
+    assert answer.status_code == 200
+    (request,) = world.groups[0].requests
+    assert request.submit.slo.ttft_ms == ttft_ms and request.submit.has_target == bool(ttft_ms)
+
+
+async def test_target_beside_priority_batch_is_refused_by_name(world: World) -> None:
+    headers = {"x-priority": "batch", "x-slo-tpot-ms": "5"}
+    response = await world.http.post("/v1/chat/completions", json=world.body(), headers=headers)
+    assert refusal(response, 400)["param"] == "x-slo-tpot-ms"
+
+
+@pytest.mark.parametrize("header", ["x-slo-ttft-ms", "x-slo-tpot-ms", "x-slo-drop", "x-priority"])
 async def test_slo_header_that_is_no_number_is_named(world: World, header: str) -> None:
     response = await world.http.post("/v1/chat/completions", json=world.body(), headers={header: "soon"})
     assert refusal(response, 400)["param"] == header

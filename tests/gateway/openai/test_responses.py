@@ -335,10 +335,13 @@ async def test_failure_in_a_stream_is_raised_by_the_client_and_numbered(world: W
         await ask(world)
 
 
-async def test_target_in_a_header_comes_to_the_engine(world: World) -> None:
+async def test_target_in_a_header_comes_to_the_engine_and_the_flex_tier_has_none(world: World) -> None:
     world.say("one")
+    route = world.route(fakes.place(world.groups[0]), default_slo=common_pb2.Slo(ttft_ms=500))
+    await world.publish(route)
     await ask(world, extra_headers={"x-slo-ttft-ms": "1234"})
-    assert world.groups[0].requests[0].submit.slo.ttft_ms == 1234
+    await ask(world, service_tier="flex")
+    assert [running.submit.slo.ttft_ms for running in world.groups[0].requests] == [1234, 0]
 
 
 USER: Any = {"role": "user", "content": "hi"}

@@ -79,7 +79,7 @@ class Playbook:
 def told(request):
     size = "" if request.size == 1 else f" of {request.size}"
     follows = f", {request.behind} behind" if request.behind else ""
-    free = ", if free" if request.for_reserve else ""
+    free = ", if free" if request.only_free else ""
     return f"{'fill' if request.is_fill else 'need'} {request.count}{size}{follows}{free}"
 
 

@@ -282,7 +282,7 @@ def test_range_reserve_far_below_its_mark_is_filled_with_large_extents(lease):
     assert lease.asked_of == [(1, 1, 0)]
     grow_fast(kv)
     lease.settle()
-    ahead = [of for (of, _, _), (_, _, for_reserve) in zip(lease.asked_of, lease.asked, strict=True) if for_reserve]
+    ahead = [of for (of, _, _), (_, _, only_free) in zip(lease.asked_of, lease.asked, strict=True) if only_free]
     assert 4 in ahead
     kv.check()
     kv.close()
@@ -322,7 +322,7 @@ def test_range_reserve_of_a_running_engine_is_filled_with_small_extents_when_lar
     before = len(lease.asked)
     assert kv.acquire(lease.held_extents - 45)
     lease.settle()
-    asked = [(of, for_reserve) for (of, _, _), (_, _, for_reserve) in zip(lease.asked_of, lease.asked, strict=True)]
+    asked = [(of, only_free) for (of, _, _), (_, _, only_free) in zip(lease.asked_of, lease.asked, strict=True)]
     assert asked[before : before + 2] == [(4, True), (1, False)]
     assert kv.mapped_bytes == lease.capacity * PAGE_BYTES
     kv.check()

@@ -1,0 +1,227 @@
+"""Anthropic's Messages, by its official client: text, tools, thinking, streams, counts and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+
+from gateway.access import keys
+from protos import common_pb2
+from tests.gateway import fakes, tokenizers
+from tests.gateway.conftest import MODEL, World
+from tests.gateway.fakes import Running
+from tests.gateway.parsing.test_parsers import THINKS
+
+TEMPLATE = (
+    "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}{% for m in messages %}{{ '<|' + m.role + '|>' }}"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments.city }}]{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TOOL: Any = {
+    "name": "weather",
+    "description": "Weather of a city.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tokenizers.write(tokenizers.tiny(), tmp_path_factory.mktemp("model"), TEMPLATE)
+
+
+@pytest.fixture
+async def claude(world: World) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with anthropic.AsyncAnthropic(base_url=world.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def prompt(world: World) -> str:
+    """The last prompt that an engine got."""
+    submit = world.groups[0].requests[-1].submit
+    return str(tokenizers.tiny().decode(list(submit.token_ids), skip_special_tokens=False))
+
+
+async def test_message_is_answered_with_its_counts_and_its_reason(
+    world: World, claude: anthropic.AsyncAnthropic
+) -> None:
+    ids = world.say("one two")
+    said = await claude.messages.create(model=MODEL, max_tokens=50, messages=HELLO, system="be brief", temperature=0.5)
+    assert [(block.type, block.text) for block in said.content if block.type == "text"] == [("text", "one two")]
+    assert (said.stop_reason, said.stop_sequence, said.role) == ("end_turn", None, "assistant")
+    assert said.usage.output_tokens == len(ids)
+    assert prompt(world) == "<|system|>be brief<|user|>hello<|assistant|>"
+    submit = world.groups[0].requests[-1].submit
+    assert said.usage.input_tokens == len(submit.token_ids) and submit.sampling.temperature == 0.5
+    assert submit.sampling.max_new_tokens == 50
+
+    cut = await claude.messages.create(model=MODEL, max_tokens=1, messages=HELLO)
+    assert cut.stop_reason == "max_tokens"
+    stopped = await claude.messages.create(model=MODEL, max_tokens=50, messages=HELLO, stop_sequences=["wo", "zzz"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "wo")
+    assert stopped.content[0].type == "text" and stopped.content[0].text == "one t"
+
+
+async def test_streamed_message_is_the_whole_one(world: World, claude: anthropic.AsyncAnthropic) -> None:
+    ids = world.say("one two three")
+    kinds: list[str] = []
+    async with claude.messages.stream(model=MODEL, max_tokens=50, messages=HELLO) as stream:
+        async for event in stream:
+            kinds.append(event.type)
+        final = await stream.get_final_message()
+    assert final.content[0].type == "text" and final.content[0].text == "one two three"
+    assert (final.stop_reason, final.usage.output_tokens) == ("end_turn", len(ids))
+    assert kinds[0] == "message_start" and kinds[-1] == "message_stop" and kinds.count("content_block_start") == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_tool_is_called_and_its_result_goes_back_to_the_model(
+    world: World, claude: anthropic.AsyncAnthropic, streamed: bool
+) -> None:
+    world.say(f"Let me see.\n{CALL}")
+    asked: Any = {"model": MODEL, "max_tokens": 200, "tools": [TOOL]}
+    if streamed:
+        async with claude.messages.stream(**asked, messages=HELLO) as stream:
+            said = await stream.get_final_message()
+    else:
+        said = await claude.messages.create(**asked, messages=HELLO)
+    text, call = said.content
+    assert text.type == "text" and text.text.strip() == "Let me see."
+    assert call.type == "tool_use" and (call.name, call.input) == ("weather", {"city": "Oslo"})
+    assert said.stop_reason == "tool_use"
+    assert '"parameters"' in prompt(world) and "Weather of a city." in prompt(world)
+
+    world.say("Rain.")
+    result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "wet"}]}
+    history: Any = [
+        *HELLO,
+        {"role": "assistant", "content": said.content},
+        {"role": "user", "content": [result, {"type": "text", "text": "and?"}]},
+    ]
+    said = await claude.messages.create(**asked, messages=history)
+    assert said.content[0].type == "text" and said.content[0].text == "Rain."
+    assert "[weather Oslo]<|tool|>wet<|user|>and?<|assistant|>" in prompt(world)
+
+
+async def test_tool_choice_any_has_the_answer_be_a_call(world: World, claude: anthropic.AsyncAnthropic) -> None:
+    world.say('[{"name": "weather", "parameters": {"city": "Oslo"}}]')
+    said = await claude.messages.create(
+        model=MODEL, max_tokens=200, messages=HELLO, tools=[TOOL], tool_choice={"type": "any"}
+    )
+    assert [block.type for block in said.content] == ["tool_use"]
+    assert world.groups[0].requests[-1].submit.sampling.ebnf
+
+
+async def test_thinking_is_a_block_of_its_own_and_goes_back_with_the_history(
+    world: World, claude: anthropic.AsyncAnthropic, tmp_path: Path
+) -> None:
+    folder = tokenizers.write(
+        tokenizers.tiny(),
+        tmp_path / "thinks",
+        THINKS + "{% if messages|length > 1 %}{{ messages[1].reasoning_content }}{% endif %}",
+    )
+    await world.publish(fakes.route(MODEL, folder, fakes.place(world.groups[0])))
+    world.say("<think>one</think>two")
+    asked: Any = {"model": MODEL, "max_tokens": 200}
+    whole = await claude.messages.create(**asked, messages=HELLO)
+    async with claude.messages.stream(**asked, messages=HELLO) as stream:
+        streamed = await stream.get_final_message()
+    for said in (whole, streamed):
+        thinking, text = said.content
+        assert thinking.type == "thinking" and thinking.thinking == "one"
+        assert text.type == "text" and text.text == "two"
+    history: Any = [*HELLO, {"role": "assistant", "content": whole.content}, *HELLO]
+    await claude.messages.create(**asked, messages=history, thinking={"type": "disabled"})
+    assert prompt(world).endswith("<think>\n\n</think>\n\none")
+
+
+async def test_count_of_tokens_is_that_of_the_message(world: World, claude: anthropic.AsyncAnthropic) -> None:
+    world.say("one")
+    for more in ({}, {"system": "be brief"}, {"tools": [TOOL]}):
+        counted = await claude.messages.count_tokens(model=MODEL, messages=HELLO, **more)  # type: ignore[arg-type]
+        said = await claude.messages.create(model=MODEL, max_tokens=5, messages=HELLO, **more)  # type: ignore[arg-type]
+        assert counted.input_tokens == said.usage.input_tokens > 0
+
+
+async def test_answer_goes_on_with_a_last_message_of_the_assistant(
+    world: World, claude: anthropic.AsyncAnthropic
+) -> None:
+    world.say(" two")
+    begun: Any = [*HELLO, {"role": "assistant", "content": "one"}]
+    said = await claude.messages.create(model=MODEL, max_tokens=5, messages=begun)
+    assert said.content[0].type == "text" and said.content[0].text == " two"
+    assert prompt(world) == "<|user|>hello<|assistant|>one"
+
+
+IMAGE: Any = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]}, "tool_use_id"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+        ({"tools": [{**TOOL, "name": "not a name"}]}, "tools[0].name"),
+        ({"stop_sequences": [str(number) for number in range(9)]}, "stop_sequences"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"temperature": 2}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"container": "c"}, "container"),
+    ],
+)
+async def test_message_that_cannot_be_served_is_refused_by_name(
+    world: World, change: dict[str, Any], named: str
+) -> None:
+    body = {"model": MODEL, "max_tokens": 5, "messages": HELLO, **change}
+    response = await world.http.post("/v1/messages", json=body)
+    said = response.json()
+    assert response.status_code == 400 and said["type"] == "error", said
+    assert said["error"]["type"] == "invalid_request_error" and named in said["error"]["message"]
+
+
+async def test_errors_are_those_that_the_client_raises(world: World, claude: anthropic.AsyncAnthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+        await claude.messages.create(model="nobody", max_tokens=5, messages=HELLO)
+
+    async def refuses(running: Running) -> None:
+        running.tokens(world.ids("one"))
+        running.finish(common_pb2.REJECTED, "impossible")
+
+    world.groups[0].script = refuses
+    with pytest.raises(anthropic.APIError, match="impossible"):
+        async with claude.messages.stream(model=MODEL, max_tokens=5, messages=HELLO) as stream:
+            await stream.get_final_message()
+
+
+class TestKeys:
+    """A gateway with keys."""
+
+    @pytest.fixture
+    def key(self) -> str:
+        return "sk-mine"
+
+    @pytest.fixture
+    def settings(self, tmp_path: Path, key: str) -> dict[str, Any]:
+        file = tmp_path / "keys.toml"
+        file.write_text(f'[[key]]\nname = "me"\nhash = "{keys.digest(key)}"\n')
+        file.chmod(0o600)
+        return {"keys_file": str(file)}
+
+    async def test_key_is_taken_from_the_header_that_anthropics_clients_send(self, world: World, key: str) -> None:
+        world.say("one")
+        body = {"model": MODEL, "max_tokens": 5, "messages": HELLO}
+        for headers, status in (({"x-api-key": key}, 200), ({"x-api-key": "other"}, 401), ({}, 401)):
+            response = await world.http.post("/v1/messages", json=body, headers=headers)
+            assert response.status_code == status, response.text
+            if status == 401:
+                assert json.loads(response.text)["error"]["type"] == "authentication_error"
+        chat = await world.http.post("/v1/chat/completions", json=world.body(), headers={"x-api-key": key})
+        assert chat.status_code == 401, "OpenAI's paths have one place for a key"
