@@ -486,7 +486,7 @@ def _refusal(problem: pydantic_core.ErrorDetails) -> BadField:
         elif not (part.startswith("<") and part.endswith(">")):
             field += f".{part}" if field else part
     if kind == "union_tag_invalid":
-        said = problem["ctx"]["tag"].strip("<>")
+        said = problem["ctx"]["tag"].strip("<>")[:40]
         return BadField(f"'{field}.type' of '{said}' is not supported.", f"{field}.type", "unsupported_parameter")
     if kind == "union_tag_not_found":
         return BadField(f"Invalid '{field}': must be an object with a type", field, "invalid_type")

@@ -164,13 +164,18 @@ class ResponseEvents:
 
     def __init__(self, body: ResponsesRequest, request_id: str) -> None:
         self._response = _Response(body, request_id)
-        self.number = 0
-        """Number of the next event."""
+        self._number = 0
         self._said: _Item | None = None
         """Reasoning, or a message, that has not ended."""
         self._call: _Call | None = None
         self._blank = ""
         """Blank text of which it is not known whether a message begins with it, or a call follows."""
+
+    @property
+    def sent(self) -> int:
+        """Number of events that have gone out while more of the answer is awaited: the opening goes with the first
+        item."""
+        return self._number if self._response.items else 0
 
     def opening(self, prompt_tokens: int) -> bytes:
         begun = self._response.begun()
@@ -203,8 +208,8 @@ class ResponseEvents:
         return events + self._event(f"response.{ended['status']}", response=ended)
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
-        event = sse.named(name, {"type": name, "sequence_number": self.number, **fields})
-        self.number += 1
+        event = sse.named(name, {"type": name, "sequence_number": self._number, **fields})
+        self._number += 1
         return event
 
     def _say(self, kind: type[_Reasoning | _Message], text: str) -> bytes:
@@ -284,5 +289,5 @@ class ResponsesEndpoint(BlocksEndpoint[ResponsesRequest]):
         try:
             await super()._stream(events, served, choice, reply)
         except Exception:
-            reply.dialect = dialects.Responses(events.number)  # the error is the next event
+            reply.dialect = dialects.Responses(events.sent)  # the error is the next event
             raise

@@ -223,7 +223,7 @@ class _Conversation:
     def _result(self, output: InputCallOutput, place: str) -> None:
         if output.call_id not in self._called:
             field = f"{place}.call_id"
-            raise BadField(f"Invalid '{field}': no call before it has the id '{output.call_id}'", field)
+            raise BadField(f"Invalid '{field}': no call before it has the id '{output.call_id[:40]}'", field)
         self.say("tool", _content(output.output), _Place(place, is_message=False))
         self.messages[-1]["tool_call_id"] = output.call_id
 

@@ -196,7 +196,7 @@ async def test_tool_is_called_and_its_output_is_the_next_turn(caller: World) -> 
     caller.say("It rains.")
     history: Any = [
         {"role": "user", "content": "hello"},
-        *(item.model_dump(exclude_none=True) for item in whole.output),
+        *whole.output,
         {"type": "function_call_output", "call_id": call.call_id, "output": "rain"},
     ]
     assert (await ask(caller, history, tools=[WEATHER])).output_text == "It rains."
@@ -486,11 +486,14 @@ END = End("tool_calls", None, prompt_tokens=3, cached_tokens=1, tokens=9, reason
 def test_call_whose_last_piece_comes_after_text_is_one_item() -> None:
     """Parsers give the text that follows a call together with the end of the call."""
     events = ResponseEvents(parse(b'{"model": "m", "input": "x"}'), "1")
-    sent = events.opening(3) + events.reasoning("why") + events.text("\n\n")
+    sent = events.opening(3)
+    assert events.sent == 0, "an error now would be the first event"
+    sent += events.reasoning("why") + events.text("\n\n")
     sent += events.calls([CallPart(0, "a", "f", ""), CallPart(0, "", "", '{"x":')])
     sent += events.text(" then ") + events.calls([CallPart(0, "", "", "1}"), CallPart(1, "b", "g", "{}")])
     sent += events.text("\n") + events.ending(END)
     lines = [event.split("\n")[1].removeprefix("data: ") for event in sent.decode().strip().split("\n\n")]
+    assert events.sent == len(lines)
     response = checked([json.loads(line) for line in lines])[-1].response
     found = [(item.type, said_by(item)) for item in response.output]
     assert found == [
