@@ -1,14 +1,9 @@
-"""The body of /v1/responses: fields and items, checked, and turned into the request for a chat that is served.
-
-The items of `input` are no messages: a call of a tool, its output and reasoning are items of their own. So every
-message of the chat knows its place in the body, by which an error names it.
-"""
+"""The body of /v1/responses: its fields, checked, and turned into the request for a chat that is served."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -20,6 +15,7 @@ from pydantic import Discriminator, Field, Tag
 from gateway.errors import BadField
 from gateway.openai import bodies
 from gateway.openai.bodies import MOST_MESSAGES, ChatRequest
+from gateway.openai.responses_items import STRING_OR_LIST, Conversation, Fields, Item, MessagePlace, form_tag, kind_tag
 from gateway.request import Request
 from gateway.tools import request as calling
 from protos import common_pb2
@@ -45,75 +41,7 @@ _MESSAGE = re.compile(r"messages\[(\d+)\](.*)", re.DOTALL)
 _FUNCTION = re.compile(r"(tools\[\d+\])\.function\b(.*)", re.DOTALL)
 
 
-_TAGS: dict[type[Any], str] = {str: "<string>", list: "<list>", dict: "<object>"}
-
-
-def _form(value: Any) -> str:
-    """The tag of a field that has one of several JSON types."""
-    return _TAGS.get(type(value), "<other>")
-
-
-def _kind(value: Any) -> str | None:
-    """The tag of an object that says its type; one without it is a message."""
-    return f"<{value.get('type', 'message')}>" if isinstance(value, dict) else None
-
-
-class _Model(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="ignore", strict=True, protected_namespaces=())
-
-
-class InputText(_Model):
-    type: Literal["input_text", "output_text"]
-    text: str
-
-
-_STRING_OR_LIST = Discriminator(
-    _form, custom_error_type="string_or_list", custom_error_message="must be a string or a list"
-)
-_Content = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[list[InputText], Field(fail_fast=True), Tag("<list>")], _STRING_OR_LIST
-]
-
-
-class InputMessage(_Model):
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: _Content
-
-
-class InputCall(_Model):
-    type: Literal["function_call"]
-    call_id: str = Field(min_length=1)
-    name: str
-    arguments: str
-
-
-class InputCallOutput(_Model):
-    type: Literal["function_call_output"]
-    call_id: str
-    output: _Content
-
-
-class ReasoningText(_Model):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class InputReasoning(_Model):
-    type: Literal["reasoning"]
-    content: list[ReasoningText] | None = None
-
-
-_Item = Annotated[
-    Annotated[InputMessage, Tag("<message>")]
-    | Annotated[InputCall, Tag("<function_call>")]
-    | Annotated[InputCallOutput, Tag("<function_call_output>")]
-    | Annotated[InputReasoning, Tag("<reasoning>")],
-    Discriminator(_kind),
-]
-
-
-class FunctionTool(_Model):
+class FunctionTool(Fields):
     type: Literal["function"]
     name: str = Field(pattern=calling.NAME)
     description: str | None = None
@@ -121,16 +49,16 @@ class FunctionTool(_Model):
     strict: bool | None = None
 
 
-class ChosenFunction(_Model):
+class ChosenFunction(Fields):
     type: Literal["function"]
     name: str
 
 
-class PlainFormat(_Model):
+class PlainFormat(Fields):
     type: Literal["text", "json_object"]
 
 
-class SchemaFormat(_Model):
+class SchemaFormat(Fields):
     type: Literal["json_schema"]
     name: str
     description: str | None = None
@@ -138,104 +66,23 @@ class SchemaFormat(_Model):
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class TextConfig(_Model):
+class TextConfig(Fields):
     format: (
         Annotated[
             Annotated[PlainFormat, Tag("<text>")]
             | Annotated[PlainFormat, Tag("<json_object>")]
             | Annotated[SchemaFormat, Tag("<json_schema>")],
-            Discriminator(_kind),
+            Discriminator(kind_tag),
         ]
         | None
     ) = None
 
 
-class ReasoningConfig(_Model):
+class ReasoningConfig(Fields):
     effort: str | None = Field(None, min_length=1, max_length=32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The place of a message in the body."""
-
-    field: str
-    is_message: bool
-    """Whether the fields of the message are fields of what is there."""
-
-
-class _Conversation:
-    """The messages of a chat, made of items one after the other."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self.places: list[_Place] = []
-        self._called: set[str] = set()
-        self._reasoning: list[str] = []
-        """Reasoning whose assistant message has not come yet."""
-        self._reasoned = ""
-        """Place of that reasoning."""
-        self._open = False
-        """Whether the last message is the assistant's, and takes calls."""
-
-    def say(self, role: str, content: Any, place: _Place) -> None:
-        assistant = role == "assistant"
-        if not assistant:
-            self.settle()
-        message = {"role": role, "content": content}
-        if self._reasoning:
-            message["reasoning_content"] = "\n".join(self._reasoning)
-            self._reasoning = []
-        self.messages.append(message)
-        self.places.append(place)
-        self._open = assistant
-
-    def settle(self) -> None:
-        """Gives reasoning that no message of the assistant follows one of its own: its answer was cut."""
-        if self._reasoning:
-            self.say("assistant", "", _Place(self._reasoned, is_message=False))
-
-    def add(self, item: _Item, place: str) -> None:
-        """Adds an item. Raises BadField."""
-        if isinstance(item, InputMessage):
-            self.say(item.role, _content(item.content), _Place(place, is_message=True))
-        elif isinstance(item, InputReasoning):
-            if text := "".join(part.text for part in item.content or ()):
-                self._reasoning.append(text)
-                self._reasoned, self._open = place, False
-        elif isinstance(item, InputCall):
-            self._call(item, place)
-        else:
-            self._result(item, place)
-
-    def _call(self, call: InputCall, place: str) -> None:
-        function = {"name": call.name, "arguments": call.arguments}
-        said = {"id": call.call_id, "type": "function", "function": function}
-        try:
-            calls = calling.for_template({"tool_calls": [said]})["tool_calls"]
-        except ValueError as error:
-            field = f"{place}.arguments"
-            raise BadField(f"Invalid '{field}': {error}", field) from None
-        if not self._open:
-            self.say("assistant", "", _Place(place, is_message=False))
-        self.messages[-1].setdefault("tool_calls", []).extend(calls)
-        self._called.add(call.call_id)
-
-    def _result(self, output: InputCallOutput, place: str) -> None:
-        if output.call_id not in self._called:
-            field = f"{place}.call_id"
-            raise BadField(f"Invalid '{field}': no call before it has the id '{output.call_id[:40]}'", field)
-        self.say("tool", _content(output.output), _Place(place, is_message=False))
-        self.messages[-1]["tool_call_id"] = output.call_id
-
-
-def _content(content: _Content) -> str | list[dict[str, str]]:
-    """A content as messages of a chat have it."""
-    if isinstance(content, str):
-        return content
-    return [{"type": "text", "text": part.text} for part in content]
-
-
-class ResponsesRequest(_Model):
+class ResponsesRequest(Fields):
     """The body of /v1/responses."""
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True, protected_namespaces=())
@@ -243,8 +90,8 @@ class ResponsesRequest(_Model):
     model: str = Field(min_length=1)
     input: Annotated[
         Annotated[str, Tag("<string>")]
-        | Annotated[list[_Item], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True), Tag("<list>")],
-        _STRING_OR_LIST,
+        | Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True), Tag("<list>")],
+        STRING_OR_LIST,
     ]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=1 << 63)
@@ -256,7 +103,7 @@ class ResponsesRequest(_Model):
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("<string>")]
             | Annotated[ChosenFunction, Tag("<object>")],
-            Discriminator(_form, custom_error_type="choice", custom_error_message="must be a string or an object"),
+            Discriminator(form_tag, custom_error_type="choice", custom_error_message="must be a string or an object"),
         ]
         | None
     ) = None
@@ -315,12 +162,12 @@ class ResponsesRequest(_Model):
         return _NAMES.get(chats, chats)
 
     @cached_property
-    def _conversation(self) -> _Conversation:
-        made = _Conversation()
+    def _conversation(self) -> Conversation:
+        made = Conversation()
         if self.instructions:
-            made.say("system", self.instructions, _Place("instructions", is_message=False))
+            made.say("system", self.instructions, MessagePlace("instructions", is_message=False))
         if isinstance(self.input, str):
-            made.say("user", self.input, _Place("input", is_message=False))
+            made.say("user", self.input, MessagePlace("input", is_message=False))
         else:
             for index, item in enumerate(self.input):
                 made.add(item, f"input[{index}]")
