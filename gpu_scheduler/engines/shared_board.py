@@ -21,7 +21,7 @@ import struct
 from gpu_scheduler.engines.sharing import decode_arbitration
 from gpu_scheduler.engines.sharing.decode_arbitration import DecodeBid
 from gpu_scheduler.engines.sharing.step_gate import Neighbours
-from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
+from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 
 MOST_INDEX = 20_000
 """Greatest index of an engine."""
@@ -75,9 +75,11 @@ class SharedBoard:
 
     def throttle(self, index: int) -> PrefillThrottle:
         """The prefill throttle of the engine with `index`."""
-        (word,) = _THROTTLE.unpack_from(self._words, _EACH * index)
-        (own,) = _STEP.unpack_from(self._words, _EACH * index + _THROTTLE.size)
-        return PrefillThrottle(word & _HALF, (word >> 32) / 1e6, (own & _HALF) / 1e6, bool(own >> 32))
+        return _throttle_of(self.throttle_words(index))
+
+    def throttle_words(self, index: int) -> bytes:
+        """The same as it is written on the board."""
+        return self._words[_EACH * index : _EACH * index + _THROTTLE.size + _STEP.size]
 
     @property
     def prefill_priority_s(self) -> float:
@@ -158,10 +160,15 @@ class BoardSeat:
         self._board = board
         self._index = index
         self._has_bid = False
+        self._words = b""
+        self._throttle = FREE
 
     @property
     def throttle(self) -> PrefillThrottle:
-        return self._board.throttle(self._index)
+        # It is read several times a step, and rarely another one.
+        if (words := self._board.throttle_words(self._index)) != self._words:
+            self._words, self._throttle = words, _throttle_of(words)
+        return self._throttle
 
     def neighbours(self, now: float) -> Neighbours:
         return self._board.neighbours(self._index, now)
@@ -181,6 +188,11 @@ class BoardSeat:
 
     def release(self) -> None:
         self._board.release(self._index)
+
+
+def _throttle_of(words: bytes) -> PrefillThrottle:
+    (word,), (own,) = _THROTTLE.unpack_from(words, 0), _STEP.unpack_from(words, _THROTTLE.size)
+    return PrefillThrottle(word & _HALF, (word >> 32) / 1e6, (own & _HALF) / 1e6, bool(own >> 32))
 
 
 def bid_of(index: int, need: float, requests: int = 1) -> DecodeBid:

@@ -40,8 +40,9 @@ class Arbiter:
     def _ask_now(self) -> StepWait | None:
         """The gate's answer about the next decode step, with the bid that follows from it."""
         now = time.monotonic()
-        wait = self._gate.decode(now, self._seat.neighbours(now), self._decodes)
-        self._bid(now)
+        decodes = self._decodes
+        wait = self._gate.decode(now, self._seat.neighbours(now), decodes)
+        self._bid(now, decodes)
         return wait
 
     # --- time and requests
@@ -61,14 +62,13 @@ class Arbiter:
     def decoding(self, requests: int, now: float) -> None:
         """Takes the number of requests that decode and go on, and tells neighbours."""
         self._requests = 0 if self._proving() else requests
-        self._bid(now)
+        self._bid(now, self._decodes)
 
     @property
     def _decodes(self) -> Decodes:
         return self.progress.decodes(self._requests)
 
-    def _bid(self, now: float) -> None:
-        decodes = self._decodes
+    def _bid(self, now: float, decodes: Decodes) -> None:
         self.urgent = self._gate.wants(now, decodes)
         self._seat.bid(self._gate.bid(now, decodes), now, decodes.requests)
 
@@ -130,7 +130,7 @@ class Arbiter:
         """Claims the devices for the prefill step under way, or for one that begins at once."""
         now = time.monotonic()
         self._seat.claim(now, prompts)
-        self._bid(now)
+        self._bid(now, self._decodes)
 
     def release(self) -> None:
         """Ends the claim."""
