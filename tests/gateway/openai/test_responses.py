@@ -215,6 +215,8 @@ async def test_items_of_one_turn_become_one_message_with_its_calls_and_reasoning
         {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "rain"}]},
         {"type": "function_call_output", "call_id": "b", "output": "sun"},
         {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "x"},
+        {"role": "assistant", "content": "so"},
+        {"type": "reasoning", "id": "rs_4", "summary": [], "content": [{"type": "reasoning_text", "text": "again"}]},
         {**call, "call_id": "c", "arguments": '{"city": "Oslo"}'},
         {"type": "function_call_output", "call_id": "c", "output": "snow"},
         {"type": "reasoning", "id": "rs_3", "summary": [], "content": [{"type": "reasoning_text", "text": "cut"}]},
@@ -223,7 +225,7 @@ async def test_items_of_one_turn_become_one_message_with_its_calls_and_reasoning
     await ask(caller, history)
     expected = (
         "<|user|>one<|assistant|>(which)[weather Rome][weather Bern]<|tool|>rain<|tool|>sun"
-        "<|assistant|>[weather Oslo]<|tool|>snow<|assistant|>(cut)<|user|>two<|assistant|>"
+        "<|assistant|>so<|assistant|>(again)[weather Oslo]<|tool|>snow<|assistant|>(cut)<|user|>two<|assistant|>"
     )
     assert shown(caller) == expected
 
