@@ -104,9 +104,18 @@ def read_model(listed: CatalogueEntry, sizes: Sizes, added: bool = False) -> Cat
     return CatalogueModel(listed, sizes, found, "", added)
 
 
+_LONGEST_MESSAGE = 1200
+"""Most characters of a file's own words in a message."""
+
+
 def _one_line(error: Exception) -> str:
-    """The message in one line that can be sent and printed, whatever a file had in it."""
-    return " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
+    """The message in one line that can be sent and printed, whatever a file had in it: no control characters, and no
+    more than a screen of it."""
+    text = " ".join(str(error).split())
+    if len(text) > _LONGEST_MESSAGE:
+        text = f"{text[: _LONGEST_MESSAGE // 2]} … {text[-_LONGEST_MESSAGE // 2 :]}"
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return shown.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,10 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         raise BrokenCheckpoint(
             f"{shape.heads} attention heads with {shape.kv_heads} key-value heads do not divide among {devices} devices"
         )
+    if verified and (mixture := CLASSES[shape.architecture].experts) is not None:
+        count, _ = families.experts_of(config, mixture)
+        if count < devices:
+            raise BrokenCheckpoint(f"{count} experts do not divide among {devices} devices")
     quantised = quantisation.read(config, families.text_config(config))
     if dtype_bytes > _GPU_FLOAT_BYTES and verified and CLASSES[shape.architecture].gpu_only:
         raise BrokenCheckpoint(f"{shape.architecture} is for GPUs: engines on CPUs have no kernels for it")

@@ -141,7 +141,7 @@ CLASSES = {
     "Gemma3ForCausalLM": ModelClass("Gemma 3 1B and other text models", **_GEMMA_3),
     "Gemma3ForConditionalGeneration": ModelClass("Gemma 3 4B to 27B, text", wrapper=True, **_GEMMA_3),
     "Mistral3ForConditionalGeneration": ModelClass("Mistral Small 3.1 and 3.2, Devstral, text", wrapper=True),
-    "Qwen3VLForConditionalGeneration": ModelClass("Qwen 3 VL, text", qk_norm=True, wrapper=True),
+    "Qwen3VLForConditionalGeneration": ModelClass("Qwen 3 VL, text", qk_norm=True, wrapper=True, needs=("head_dim",)),
     "MixtralForCausalLM": ModelClass(
         "Mixtral",
         ("CPU", "GPU"),
@@ -194,6 +194,7 @@ CLASSES = {
         gpu_only=True,
         qk_norm="use_qk_norm",
         qk_norm_of_all=True,
+        needs=("head_dim",),
         experts=Experts(
             ("num_local_experts",),
             "intermediate_size",

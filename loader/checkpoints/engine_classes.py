@@ -7,11 +7,13 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-_CLASS = re.compile(r"^class (\w+)\(", re.MULTILINE)
+_ENTRY = re.compile(r"^EntryClass(?::[^=]+)?\s*=\s*(\[[^\]]*\]|\([^)]*\)|\w+)", re.MULTILINE)
+"""A file's list of the classes that SGLang serves by it, as its registry reads it."""
+_NAME = re.compile(r"\w+")
 
 
 def has(name: str) -> bool:
-    """Whether SGLang has a model class of this name; True where SGLang is not installed beside the loader, since the
+    """Whether SGLang serves a model class of this name; True where SGLang is not installed beside the loader, since the
     engine then says so itself."""
     known = _classes()
     return not known or name in known
@@ -23,6 +25,5 @@ def _classes() -> frozenset[str]:
     if found is None or found.origin is None:
         return frozenset()
     models = Path(found.origin).parent / "srt" / "models"
-    return frozenset(
-        name for path in models.glob("*.py") for name in _CLASS.findall(path.read_text("utf-8", "replace"))
-    )
+    lists = (entry for path in models.rglob("*.py") for entry in _ENTRY.findall(path.read_text("utf-8", "replace")))
+    return frozenset(name for entry in lists for name in _NAME.findall(re.sub(r"#.*", "", entry)))

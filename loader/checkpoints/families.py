@@ -14,14 +14,25 @@ from loader.checkpoints import engine_classes, rope
 from loader.checkpoints.classes import CLASSES, Experts, ModelClass
 from loader.checkpoints.config_values import TOKEN, TOKENS, check, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
-from services.wording.values import COUNT, COUNT_OR_NONE, FLAG, FRACTION, NAMES, POSITIVE, TEXT, at_least, one_of
+from services.wording.values import (
+    COUNT,
+    COUNT_OR_NONE,
+    FLAG,
+    FRACTION,
+    NAMES,
+    POSITIVE,
+    TEXT,
+    ValueKind,
+    at_least,
+    one_of,
+)
 
 T = TypeVar("T")
 
 
 CONFIG = "config.json"
-_FLOATS = one_of("float16", "half", "bfloat16", "float32", "float", "float64", "double")
-"""Names that torch has for the floats that weights may consist of (`weight_files.FLOATS`)."""
+_FLOATS = one_of("float16", "half", "bfloat16", "float32", "float")
+"""Names that torch has for the floats in which engines compute."""
 _KINDS = {
     "rms_norm_eps": at_least(0),
     "rope_theta": POSITIVE,
@@ -43,6 +54,7 @@ _KINDS = {
     "is_matryoshka": FLAG,
 }
 """Kinds of values of a config.json, by the keys that are read here or by engines; shape and rotary embedding aside."""
+_OBJECT = ValueKind("an object", lambda value: isinstance(value, dict))
 _STATE_SPACE_KEYS = ("mamba_", "ssm_", "linear_")
 _MOST_BEYOND = 16
 """Layers beyond those of the model that a checkpoint may have, to predict several tokens at once."""
@@ -54,7 +66,10 @@ _LARGEST_NUMBER = (1 << 31) - 1
 _MOST_LAYERS = 4096
 _MOST_EXPERTS = 1 << 18
 """Most experts of a model, those of all layers together: a hundred times as many as large models have."""
-_OTHER_KV = ("is_encoder_decoder", "attn_type_list", "block_configs", "num_kv_shared_layers")
+_OTHER_KV = (
+    *("is_encoder_decoder", "attn_type_list", "block_configs", "num_kv_shared_layers"),
+    *("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "swa_head_dim", "swa_num_key_value_heads"),
+)
 """Keys of models whose KV is not keys and values of one size in every layer."""
 _TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
 """What stands in front of names of the language model in checkpoints of wrappers: as published, and as newer
@@ -97,7 +112,10 @@ def refusal(config: Mapping[str, Any], unverified: bool = False) -> str | None:
     if not name.isidentifier():
         return f"config.json: {name[:60]!r} is not the name of an architecture"
     known = CLASSES.get(name)
-    wraps = name.endswith("ForConditionalGeneration") or {"vision_config", "audio_config", "text_config"} & set(config)
+    if config.get("is_encoder_decoder"):
+        return f"{name} is an encoder with a decoder, which is not supported: only decoders are"
+    parts = [key for key in ("vision_config", "audio_config", "text_config") if config.get(key) is not None]
+    wraps = name.endswith("ForConditionalGeneration") or parts
     if wraps and not (known.wrapper if known else unverified):
         return f"{name} is multimodal, which is not supported: only text models are, and text of {_wrappers()}"
     text = text_config(config)
@@ -152,6 +170,8 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     known = CLASSES.get(name, ModelClass(""))
     if known.wrapper and not isinstance(config.get("text_config"), dict):
         raise BrokenCheckpoint("config.json has no text_config, which describes the language model")
+    if known.wrapper:
+        check_given(CONFIG, config, {"dtype": _FLOATS, "torch_dtype": _FLOATS, "vision_config": _OBJECT})
     config = text_config(config)
     for key in known.needs:
         if config.get(key) is None:
@@ -180,9 +200,14 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         )
     head_dim = number("head_dim", hidden // heads)
     context = number("max_position_embeddings")
-    if not known.rope_by_layer:
+    if known.rope_by_layer:
+        rope.check_by_layer(config)
+    else:
         context = rope.context_tokens(config, context)
         rope.check_factors(config, head_dim)
+    kinds = config.get("layer_types")
+    if kinds is not None and len(kinds) != number("num_hidden_layers"):
+        raise BrokenCheckpoint(f"config.json: layer_types has {len(kinds)} of {number('num_hidden_layers')} layers")
     if context > _LONGEST_CONTEXT:
         raise BrokenCheckpoint(f"config.json makes it a context of {context} tokens, more than {_LONGEST_CONTEXT}")
     return ModelShape(

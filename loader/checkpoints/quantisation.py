@@ -179,7 +179,9 @@ def read(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quantisation | N
         return None
     if not isinstance(given, dict):
         raise BrokenCheckpoint(f"config.json: {_KEY} is not an object")
-    kind = _kind(given, text.get("torch_dtype") or text.get("dtype") or config.get("torch_dtype"))
+    kind = _kind(
+        given, text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
+    )
     return kind if kind.layout != "plain" else replace(kind, excepted=_excepted(given))
 
 

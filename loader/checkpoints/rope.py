@@ -60,11 +60,33 @@ def context_tokens(config: Mapping[str, Any], positions: int) -> int:
         check(_FILE, f"{where}.{key}", rope.get(key), needed)
     match kind:
         case "linear" | "dynamic":
-            return int(rope["factor"] * positions)
+            return _stretched(rope["factor"], positions)
         case "yarn":
-            return int(rope["factor"] * original)
+            return _stretched(rope["factor"], original)
         case _:  # the others have their stretched length in max_position_embeddings
             return positions
+
+
+def check_by_layer(config: Mapping[str, Any]) -> None:
+    """Raises BrokenCheckpoint for values that engines could not compute with, where rotary embeddings may differ by
+    kind of layer."""
+    for where in _WHERE:
+        said = config.get(where)
+        if said is None:
+            continue
+        if not isinstance(said, dict):
+            raise BrokenCheckpoint(f"{_FILE}: {where} is not an object")
+        parts = {f"{where}.{kind}": part for kind, part in said.items() if isinstance(part, dict)} or {where: said}
+        for key, part in parts.items():
+            check_given(_FILE, part, {"factor": POSITIVE, "rope_theta": POSITIVE}, key)
+
+
+def _stretched(factor: float, positions: int) -> int:
+    """Raises BrokenCheckpoint for a length that is no number."""
+    try:
+        return int(factor * positions)
+    except OverflowError:
+        raise BrokenCheckpoint(f"{_FILE}: the context is {positions} positions {factor:g} times") from None
 
 
 def check_factors(config: Mapping[str, Any], head_dim: int) -> None:

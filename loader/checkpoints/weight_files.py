@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from tokenization.files import NOT_FETCHED, POINTER
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_LEFT_OUT = (SINGLE, "consolidated.safetensors")
+"""Files of weights that engines know for what they are."""
 _LONGEST_HEADER = 100_000_000
 """Most bytes of a header, by the format's own bound."""
 _BITS = {
@@ -61,6 +64,7 @@ def read_json(path: Path) -> Any:
     """A small JSON file of a checkpoint, as Transformers takes it: of a key that is there twice the last counts. Raises
     BrokenCheckpoint."""
     try:
+        check_regular(path)
         data = path.read_bytes()
     except OSError as error:
         raise PassingFault(f"{path.name}: {error.strerror}") from None
@@ -71,6 +75,16 @@ def read_json(path: Path) -> Any:
         return json.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise BrokenCheckpoint(f"{path.name} is not JSON: {error}") from None
+
+
+def check_regular(path: Path) -> None:
+    """Raises BrokenCheckpoint for what is no file: opening a pipe waits for ever, and some devices have no end. Raises
+    OSError."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise BrokenCheckpoint(
+            f"{path.name} is {'a folder' if stat.S_ISDIR(mode) else 'no file but a pipe or a device'}"
+        )
 
 
 def check_fetched(data: bytes, name: str) -> None:
@@ -84,6 +98,9 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     if (folder / INDEX).exists():
         return _sharded(folder)
     if (folder / SINGLE).exists():
+        others = sorted(path.name for path in folder.glob("*.safetensors") if path.name not in _LEFT_OUT)
+        if others:
+            raise BrokenCheckpoint(f"{SINGLE} lies beside {others[0]} and there is no {INDEX}: engines would read both")
         return read_header(folder / SINGLE)
     if (why := other_weights(folder)) is not None:
         raise BrokenCheckpoint(why)
@@ -103,7 +120,7 @@ def _sharded(folder: Path) -> dict[str, Tensor]:
         raise BrokenCheckpoint(f"{INDEX}: no weight_map of tensor names to file names")
     shards: dict[str, dict[str, Tensor]] = {}
     for file in sorted(set(where.values())):
-        if os.path.basename(file) != file:
+        if os.path.basename(file) != file or file in ("", ".", ".."):
             raise BrokenCheckpoint(f"{INDEX} names {file!r}, which is not a file of the folder")
         if not (folder / file).exists():
             raise PassingFault(f"{INDEX} names {file}, which does not exist")
@@ -117,6 +134,7 @@ def _sharded(folder: Path) -> dict[str, Tensor]:
 def read_header(path: Path) -> dict[str, Tensor]:
     """The tensors of one file, whose header describes exactly the bytes that the file has. Raises BrokenCheckpoint."""
     try:
+        check_regular(path)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             first = file.read(len(POINTER))

@@ -250,3 +250,11 @@ def test_model_files_that_raise_an_unexpected_exception_are_an_error_of_their_mo
     found = read_model(listed(folder), SIZES)
     assert found.checkpoint is None
     assert found.error.encode() == b"its files were not understood: IndexError: no \\ud800 here"
+
+
+def test_error_of_a_model_is_one_line_of_bounded_length_without_control_characters(folder):
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**written, "rope_scaling": ["\x1b]0;owned\x07" * 1000]}))
+    error = read_model(CatalogueEntry(name="m", path=str(folder)), SIZES).error
+    assert error.startswith("config.json: rope_scaling = ") and len(error) < 8 * 1024
+    assert error.isprintable()

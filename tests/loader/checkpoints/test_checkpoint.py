@@ -442,7 +442,10 @@ def test_token_of_a_mixture_goes_through_the_experts_that_it_is_sent_to(tmp_path
     [
         ({"architectures": ["NewForCausalLM"]}, "SGLang has no class NewForCausalLM"),
         ({"architectures": ["New\ud800"]}, "is not the name of an architecture"),
-        ({"is_encoder_decoder": True}, "KV of another kind"),
+        ({"is_encoder_decoder": True}, "an encoder with a decoder"),
+        ({"global_head_dim": 64}, "KV of another kind"),
+        ({"swa_head_dim": 64}, "KV of another kind"),
+        ({"architectures": ["LlamaMLP"]}, "SGLang has no class LlamaMLP"),
         ({"v_head_dim": 16}, "keys and values of different sizes"),
         ({"text_config": 5}, "text_config is not an object"),
         ({"num_hidden_layers": 10**18}, "num_hidden_layers is larger than"),
@@ -463,3 +466,29 @@ def test_mixture_whose_tokens_go_through_none_or_more_than_all_experts_is_refuse
         change_config(folder, num_experts_per_tok=used)
         with pytest.raises(BrokenCheckpoint, match=f"num_experts_per_tok is {used} of 8 experts"):
             read(folder, 2)
+
+
+def test_mixture_of_fewer_experts_than_devices_is_refused(tmp_path):
+    folder = format_checkpoints.write(tmp_path / "m", {**MIXTURE, "num_experts": 2, "num_experts_per_tok": 1}, "bf16")
+    (folder / "tokenizer.json").write_text("{}")
+    read(folder, 2, devices=2)
+    with pytest.raises(BrokenCheckpoint, match="2 experts do not divide among 4 devices"):
+        read(folder, 2, devices=4)
+
+
+def test_whole_file_of_weights_beside_others_is_refused_unless_engines_know_the_others(tmp_path):
+    folder = checkpoint_files.write(tmp_path)
+    (folder / "consolidated.safetensors").write_bytes(b"")
+    read(folder, FLOAT32)
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(BrokenCheckpoint, match="beside adapter_model.safetensors"):
+        read(folder, FLOAT32)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path, name):
+    folder = checkpoint_files.write(tmp_path)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(BrokenCheckpoint, match=f"{name} is no file but a pipe"):
+        read(folder, FLOAT32)

@@ -97,6 +97,10 @@ def test_full_attention_is_served(changes):
             {"max_position_embeddings": 1 << 40}, "max_position_embeddings is larger than 2147483647", id="endless"
         ),
         pytest.param({"num_hidden_layers": 10**18}, "num_hidden_layers is larger", id="endless layers"),
+        pytest.param({"layer_types": ["full_attention"]}, "layer_types has 1 of", id="kinds of too few layers"),
+        pytest.param(
+            {"rope_scaling": {"type": "linear", "factor": 1e308}}, "positions 1e+308 times", id="endless stretch"
+        ),
         pytest.param({"num_hidden_layers": 5000}, "num_hidden_layers is 5000, more than 4096", id="too many layers"),
     ],
 )
@@ -118,9 +122,10 @@ def test_impossible_configuration_is_refused_with_its_key(changes, reason):
         ("rms_norm_eps", "1e-5", "a number of 0 or more"),
         ("rms_norm_eps", -1.0, "a number of 0 or more"),
         ("partial_rotary_factor", 7, "a number above 0, at most 1"),
-        ("torch_dtype", "float7", "float16, half, bfloat16, float32, float, float64 or double"),
-        ("dtype", "torch.bfloat16", "float16, half, bfloat16, float32, float, float64 or double"),
-        ("dtype", {"text": "bfloat16"}, "float16, half, bfloat16, float32, float, float64 or double"),
+        ("torch_dtype", "double", "float16, half, bfloat16, float32 or float"),
+        ("torch_dtype", "float7", "float16, half, bfloat16, float32 or float"),
+        ("dtype", "torch.bfloat16", "float16, half, bfloat16, float32 or float"),
+        ("dtype", {"text": "bfloat16"}, "float16, half, bfloat16, float32 or float"),
         ("tie_word_embeddings", "false", "true or false"),
         ("attention_bias", 1, "true or false"),
         ("mlp_bias", [], "true or false"),
@@ -142,12 +147,18 @@ def test_a_value_that_no_engine_takes_is_refused_with_its_key_and_what_is_allowe
     assert not broken.value.may_pass
 
 
+def test_number_that_no_float_holds_is_refused_with_its_key(tmp_path):
+    checkpoint_files.change_config(checkpoint_files.write(tmp_path), rms_norm_eps=10**400)
+    with pytest.raises(BrokenCheckpoint, match="rms_norm_eps = 1000.* is not a number of 0 or more"):
+        read(tmp_path, dtype_bytes=4)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000, "torch_dtype": "bfloat16"},
         {"dtype": "half", "torch_dtype": None, "eos_token_id": [1, 2], "bos_token_id": 1, "pad_token_id": -1},
-        {"dtype": "float64", "eos_token_id": 2, "sliding_window": None, "partial_rotary_factor": 0.5},
+        {"dtype": "float32", "eos_token_id": 2, "sliding_window": None, "partial_rotary_factor": 0.5},
         {
             "tie_word_embeddings": False,
             "attention_bias": False,
