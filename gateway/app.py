@@ -28,6 +28,7 @@ from gateway.openai.bodies import DetokenizeRequest, TokenizeRequest
 from gateway.openai.completions import ChatForm, CompletionForm, GenerateEndpoint
 from gateway.openai.embeddings import EmbeddingsEndpoint
 from gateway.openai.endpoint import Endpoint
+from gateway.openai.responses import ResponsesEndpoint
 from gateway.request import Prompt
 from gateway.routing.routes import Route as ModelRoute
 from gateway.serving import Serving
@@ -58,6 +59,7 @@ def build(
     hot: dict[str, Endpoint[Any]] = {
         form.path: GenerateEndpoint(serving, form, bodies, waking_comment_s) for form in (ChatForm(), CompletionForm())
     } | {
+        ResponsesEndpoint.path: ResponsesEndpoint(serving, bodies, waking_comment_s),
         EmbeddingsEndpoint.path: EmbeddingsEndpoint(serving, bodies),
         MessagesEndpoint.path: MessagesEndpoint(serving, bodies, waking_comment_s),
     }

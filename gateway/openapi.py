@@ -21,6 +21,7 @@ from gateway.openai.bodies import (
     TokenizeRequest,
 )
 from gateway.openai.embeddings import MOST_INPUTS, EmbeddingRequest
+from gateway.openai.responses_bodies import ResponsesRequest
 
 Json = dict[str, Any]
 _TOKEN: Json = {"type": "integer", "minimum": 0, "exclusiveMaximum": 1 << 63}
@@ -131,6 +132,15 @@ _VECTOR = _object(
 _ANSWERS: dict[str, Json] = {
     "ChatAnswer": _answer("chat.completion", "message"),
     "CompletionAnswer": _answer("text_completion", "text"),
+    "Response": _object(
+        id={"type": "string"},
+        object={"const": "response"},
+        created_at={"type": "integer"},
+        status={"enum": ["completed", "incomplete"]},
+        model={"type": "string"},
+        output={"type": "array", "minItems": 1, "items": {"type": "object", "required": ["id", "type"]}},
+        usage={"type": "object", "required": ["input_tokens", "output_tokens", "total_tokens"]},
+    ),
     "Embeddings": _object(
         object={"const": "list"},
         data={"type": "array", "minItems": 1, "items": _VECTOR},
@@ -211,6 +221,7 @@ def document() -> Json:
     kinds: list[type[pydantic.BaseModel]] = [
         ChatRequest,
         CompletionRequest,
+        ResponsesRequest,
         EmbeddingRequest,
         TokenizeRequest,
         DetokenizeRequest,
@@ -221,7 +232,7 @@ def document() -> Json:
     schemas: Json = {**found["$defs"], **_ANSWERS}
     for schema in schemas.values():
         for field, said in schema.get("properties", {}).items():
-            if field in _BY_HAND and not said.keys() & {"type", "anyOf"}:
+            if field in _BY_HAND and not said.keys() & {"type", "anyOf", "oneOf"}:
                 said.update(_BY_HAND[field])
     name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     health = _get("Whether it serves", "Health")
@@ -234,6 +245,7 @@ def document() -> Json:
         "paths": {
             "/v1/chat/completions": _post("Chat", "ChatRequest", "ChatAnswer", True, _HEADERS),
             "/v1/completions": _post("Completion", "CompletionRequest", "CompletionAnswer", True, _HEADERS),
+            "/v1/responses": _post("Response", "ResponsesRequest", "Response", True, _HEADERS),
             "/v1/embeddings": _post("Embeddings", "EmbeddingRequest", "Embeddings", parameters=_HEADERS),
             "/v1/messages": _post("Anthropic's Messages", "MessagesRequest", "Message", True, _HEADERS, "Refusal"),
             "/v1/messages/count_tokens": _post(

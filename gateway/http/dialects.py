@@ -37,10 +37,15 @@ class OpenAi:
 class Responses(OpenAi):
     """OpenAI's Responses: the same bodies, and an event of its own."""
 
+    def __init__(self, number: int = 0) -> None:
+        """`number`: that of the event in its stream."""
+        self._number = number
+
     def events(self, error: PrismError | None) -> bytes:
         said = errors.body(error)["error"] if error is not None else {"message": _FAULT, "code": "server_error"}
         named = {key: said.get(key) for key in ("code", "message", "param")}
-        return sse.named("error", {"type": "error", **named, "sequence_number": 0})
+        # The event's documented fields, and an `error`, as OpenAI sends it: only that makes OpenAI's clients raise.
+        return sse.named("error", {"type": "error", **named, "error": said, "sequence_number": self._number})
 
 
 _KINDS = {

@@ -8,6 +8,7 @@ _KNOWN = frozenset(
     (
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/responses",
         "/v1/embeddings",
         "/v1/messages",
         "/v1/messages/count_tokens",

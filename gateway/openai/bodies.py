@@ -6,7 +6,7 @@ would change the answer, is refused by name. Values are taken as JSON has them: 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
@@ -139,16 +139,19 @@ _UNSUPPORTED: dict[str, Sequence[Any]] = {
     "prompt_logprobs": (),
     "return_tokens_as_token_ids": (False,),
 }
-_OF_PROMPTS = ("functions", "function_call", "chat_template", "truncate_prompt_tokens")
+_OF_PROMPTS = {
+    name: _UNSUPPORTED[name] for name in ("functions", "function_call", "chat_template", "truncate_prompt_tokens")
+}
 """Those of the unsupported fields that would change the prompt."""
 
 
-def _check_supported(given: Mapping[str, Any], names: Collection[str] = _UNSUPPORTED) -> None:
-    """Raises BadField for a field of `names` that is given and would change the answer."""
+def check_supported(given: Mapping[str, Any], table: Mapping[str, Sequence[Any]]) -> None:
+    """Raises BadField for a field of `table` that is given and would change the answer. The table has the values beside
+    null with which a field does not."""
     for name, value in given.items():
         # 0 is not false, and true is not 1.
-        harmless = any(type(value) is type(one) and value == one for one in _UNSUPPORTED.get(name, ()))
-        if name in names and value is not None and not harmless:
+        harmless = any(type(value) is type(one) and value == one for one in table.get(name, ()))
+        if name in table and value is not None and not harmless:
             raise BadField(f"'{name}' is not supported.", name, "unsupported_parameter")
 
 
@@ -198,7 +201,7 @@ class _Generate(_Model):
         return self.max_tokens, "max_tokens"
 
     def _check(self) -> None:
-        _check_supported(self.model_extra or {})
+        check_supported(self.model_extra or {}, _UNSUPPORTED)
         if self.stream_options is not None and not self.streams:
             raise BadField("'stream_options' is only allowed when 'stream' is true.", "stream_options")
         limit = self._limit()[0]
@@ -416,7 +419,7 @@ class TokenizeRequest(_Conversation):
         if a chat with them would."""
         if (self.prompt is None) == (self.messages is None):
             raise BadField("Give one of 'prompt' and 'messages'.", "prompt")
-        _check_supported(self.model_extra or {}, _OF_PROMPTS)
+        check_supported(self.model_extra or {}, _OF_PROMPTS)
         if self.prompt is not None:
             return Prompt(text=self.prompt, special=self.add_special_tokens is not False), "prompt", None
         called = self.called()
@@ -453,20 +456,45 @@ def parse(kind: type[M], body: bytes) -> M:
     try:
         return kind.model_validate_json(body)
     except pydantic.ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    what = problem["msg"].removeprefix("Value error, ")
+        problem = _first(error)
     if problem["type"] == "json_invalid":
         if (whole := surrogates.mended(body)) is not None:
             return parse(kind, whole)
-        raise BadField(f"The body is not JSON: {what}", None, "invalid_json")
+        raise BadField(f"The body is not JSON: {problem['msg']}", None, "invalid_json")
+    raise _refusal(problem)
+
+
+def made(kind: type[M], fields: Mapping[str, Any]) -> M:
+    """The checked body that has these fields. Raises BadField that names the first wrong one."""
+    try:
+        return kind.model_validate(fields)
+    except pydantic.ValidationError as error:
+        raise _refusal(_first(error)) from None
+
+
+def _first(error: pydantic.ValidationError) -> pydantic_core.ErrorDetails:
+    return error.errors(include_url=False, include_input=False)[0]
+
+
+def _refusal(problem: pydantic_core.ErrorDetails) -> BadField:
+    """The error for what is wrong with a field. Names in `<>` are those of a union's kinds, and no fields."""
+    what, kind = problem["msg"].removeprefix("Value error, "), problem["type"]
     field = ""
     for part in problem["loc"]:
-        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
-    if problem["type"] == "missing":
-        raise BadField(f"Missing required parameter: '{field}'.", field, "missing_required_parameter")
+        if isinstance(part, int):
+            field += f"[{part}]"
+        elif not (part.startswith("<") and part.endswith(">")):
+            field += f".{part}" if field else part
+    if kind == "union_tag_invalid":
+        said = problem["ctx"]["tag"].strip("<>")[:40]
+        return BadField(f"'{field}.type' of '{said}' is not supported.", f"{field}.type", "unsupported_parameter")
+    if kind == "union_tag_not_found":
+        return BadField(f"Invalid '{field}': must be an object with a type", field, "invalid_type")
+    if kind == "missing":
+        return BadField(f"Missing required parameter: '{field}'.", field, "missing_required_parameter")
     if not field:
-        raise BadField("The body must be a JSON object.", None, "invalid_type")
-    raise BadField(f"Invalid '{field}': {what}", field, _CODES.get(problem["type"], "invalid_type"))
+        return BadField("The body must be a JSON object.", None, "invalid_type")
+    return BadField(f"Invalid '{field}': {what}", field, _CODES.get(kind, "invalid_type"))
 
 
 def model_of(body: bytes) -> str:

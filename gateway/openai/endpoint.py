@@ -106,7 +106,7 @@ class Reply:
         self, send: Send, headers: errors.Headers, span: Span, count: Count, dialect: Dialect = dialects.OPENAI
     ) -> None:
         """`headers`: those that the response has in either form. `dialect`: in which errors are written."""
-        self._dialect = dialect
+        self.dialect = dialect
         self.span = span
         self._send = send
         self._headers = headers
@@ -156,22 +156,22 @@ class Reply:
         if self._streaming or status >= 500:  # an error of the client is no failure of the server
             self.span.fail(type(error).__name__, str(error))
         if self._streaming:
-            await self.events(self._dialect.events(error), more=False)
+            await self.events(self.dialect.events(error), more=False)
         else:
             self._ended = True
             traces.replied(self.span, status)
-            await messages.respond_error(self._send, error, self._headers, self._dialect)
+            await messages.respond_error(self._send, error, self._headers, self.dialect)
 
     async def fault(self) -> None:
         """Answers with a fault of the gateway."""
         self._count.fault()
         self.span.fail("fault")
         if self._streaming:
-            await self.events(self._dialect.events(None), more=False)
+            await self.events(self.dialect.events(None), more=False)
         else:
             self._ended = True
             traces.replied(self.span, 500)
-            await messages.respond(self._send, 500, self._dialect.body(None), self._headers)
+            await messages.respond(self._send, 500, self.dialect.body(None), self._headers)
 
     def gone(self) -> None:
         """Records that the client has left; does nothing if it had the whole answer."""

@@ -15,13 +15,13 @@ from gateway.http import surrogates
 MOST_TOOLS = 128
 MOST_LEVELS = 64
 """The most levels of arguments: templates write them out recursively."""
-_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
 class Function(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow", strict=True)
 
-    name: str = Field(pattern=_NAME)
+    name: str = Field(pattern=NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
 

@@ -86,6 +86,7 @@ async def take(world: World, file: Path, text: str) -> None:
     [
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/completions"),
+        ("POST", "/v1/responses"),
         ("GET", "/v1/models"),
         ("GET", f"/v1/models/{MODEL}"),
         ("POST", "/tokenize"),

@@ -13,12 +13,27 @@ from gateway.app import build
 from gateway.errors import BadField
 from gateway.openai.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
 from gateway.openai.embeddings import EmbeddingRequest
+from gateway.openai.responses_bodies import ResponsesRequest
 from tests.gateway.conftest import World
 
 KINDS = {
     kind.__name__: kind
-    for kind in (ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
+    for kind in (
+        ChatRequest,
+        CompletionRequest,
+        ResponsesRequest,
+        EmbeddingRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+    )
 }
+ITEMS: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]},
+    {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "a", "output": "x"},
+]
+FORM: dict[str, Any] = {"type": "json_schema", "name": "x", "schema": {}}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -49,6 +64,14 @@ def taken(kind: str, body: Any) -> bool:
         ("CompletionRequest", {"model": "m", "prompt": [[1, 2], [3]]}, True),
         ("CompletionRequest", {"model": "m", "prompt": [[1, 2], []]}, False),
         ("CompletionRequest", {"model": "m", "prompt": "a", "stop_token_ids": [-1]}, False),
+        ("ResponsesRequest", {"model": "m", "input": "x", "unknown": 1, "text": {"format": FORM}}, True),
+        ("ResponsesRequest", {"model": "m", "input": ITEMS, "tools": [{"type": "function", "name": "f"}]}, True),
+        ("ResponsesRequest", {"model": "m", "input": []}, False),
+        ("ResponsesRequest", {"model": "m", "input": [{"role": "robot", "content": "x"}]}, False),
+        ("ResponsesRequest", {"model": "m", "input": [{"type": "item_reference", "id": "x"}]}, False),
+        ("ResponsesRequest", {"model": "m", "input": "x", "tools": [{"type": "web_search"}]}, False),
+        ("ResponsesRequest", {"model": "m", "input": "x", "tool_choice": {"type": "mcp"}}, False),
+        ("ResponsesRequest", {"model": "m", "input": "x", "text": {"format": {"type": "json_schema"}}}, False),
         ("EmbeddingRequest", {"model": "m", "input": [[1, 2], [3]], "dimensions": 2}, True),
         ("EmbeddingRequest", {"model": "m", "input": ["a"] * 2049}, False),
         ("EmbeddingRequest", {"model": "m", "input": [], "encoding_format": "base64"}, False),

@@ -99,6 +99,41 @@ const calls = {
     assert.equal(answer.choices[0].message.content, '{"a": 1}');
   },
 
+  async "a response, whole, streamed and gathered by the client"() {
+    const asked = { model, input: "one two", instructions: "Be brief." };
+    const whole = await client.responses.create(asked);
+    assert.equal(whole.output_text, "one two");
+    assert.equal(whole.status, "completed");
+    let text = "";
+    let last = null;
+    for await (const event of await client.responses.create({ ...asked, stream: true })) {
+      if (event.type === "response.output_text.delta") text += event.delta;
+      last = event;
+    }
+    assert.equal(text, "one two");
+    assert.equal(last.type, "response.completed");
+    const final = await client.responses.stream(asked).finalResponse();
+    assert.equal(final.output[0].content[0].text, "one two");
+    assert.deepEqual(final.usage, whole.usage);
+  },
+
+  async "a response that calls a tool, and the turn after it"() {
+    const functions = tools.map((tool) => ({ type: "function", strict: false, ...tool.function }));
+    const said = 'Look: <tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>';
+    const input = messages(said);
+    const answer = await client.responses.create({ model, input, tools: functions });
+    const [, call] = answer.output;
+    assert.deepEqual(JSON.parse(call.arguments), { city: "Bern" });
+    const turns = [...input, ...answer.output, { type: "function_call_output", call_id: call.call_id, output: "rain" }];
+    const after = await client.responses.create({ model, input: turns, tools: functions });
+    assert.equal(after.output_text, "rain");
+    await assert.rejects(client.responses.create({ model, input: "hello", background: true }), (error) => {
+      assert.ok(error instanceof OpenAI.BadRequestError);
+      assert.equal(error.param, "background");
+      return true;
+    });
+  },
+
   async "embeddings, in base64 as the client asks for them, and as numbers"() {
     const input = [[5, 6, 7], [8, 9]];
     const length = (vector) => Math.hypot(...vector);
@@ -142,6 +177,10 @@ const calls = {
     assert.match(await raw.text(), /^: waking\n\n/);
     await assert.rejects(async () => {
       for await (const chunk of await client.chat.completions.create(asked("impossible"))) assert.fail(chunk);
+    }, /this is impossible/);
+    await assert.rejects(async () => {
+      const waiting = { model: sleeper, input: "impossible", stream: true };
+      for await (const event of await client.responses.create(waiting)) assert.fail(event);
     }, /this is impossible/);
   },
 

@@ -37,6 +37,7 @@ def test_plain_path_is_idempotent_and_has_no_extra_slashes(path: str) -> None:
     ("path", "label"),
     [
         ("/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/responses", "/v1/responses"),
         ("/v1/models/org/name", "/v1/models/{model}"),
         ("/ui/state.json", "/ui"),
         ("/uix", "other"),
@@ -63,6 +64,7 @@ async def test_extra_slashes_in_a_path_change_no_answer(world: World, way: str) 
     for path, body in {
         "/v1/chat/completions": world.body(),
         "/v1/completions": {"model": MODEL, "prompt": "hello"},
+        "/v1/responses": {"model": MODEL, "input": "hello"},
         "/tokenize": {"model": MODEL, "prompt": "hello"},
         "/detokenize": {"model": MODEL, "tokens": [5]},
     }.items():
