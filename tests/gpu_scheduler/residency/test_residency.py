@@ -313,10 +313,11 @@ async def test_a_model_that_is_asked_for_as_its_sleeping_engine_dies_begins_afre
     await group.bring(common_pb2.ACTIVE)
     asleep = group.residents.get("m")
     group.residents.set(asleep, common_pb2.HIBERNATING)
-    asleep.engine.kill()
+    engine = asleep.engine
+    engine.kill()
     async with asyncio.timeout(PATIENCE_S):
-        while asleep.engine is not None:
-            await asyncio.sleep(0.001)
+        await engine.dead.wait()
+        assert asleep.engine is None
         change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
         asked = group.submit("r")
         await asyncio.wait([change.task])
