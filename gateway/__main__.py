@@ -17,7 +17,7 @@ from gateway.access.usage import UsageLog
 from gateway.config import GatewayConfig
 from gateway.grpc_api import InferenceServicer
 from gateway.http.messages import Bodies
-from gateway.http.server import HttpServer
+from gateway.http.server import FIRST_REQUEST_S, HttpServer
 from gateway.parsing.parsers import Parsers
 from gateway.routing.activation import Activations
 from gateway.routing.groups import GroupLinks
@@ -27,7 +27,7 @@ from gateway.serving import Serving
 from gateway.text.tokenizers import Tokenizers
 from gateway.ui import access as ui_access
 from gateway.ui.live import Live
-from gateway.ui.look import ServiceClients
+from gateway.ui.look import ANSWER_S, ServiceClients
 from gateway.ui.pages import Pages
 from protos import gateway_pb2_grpc, placement_pb2, placement_pb2_grpc
 from services.errors import Invalid, PrismError
@@ -46,7 +46,9 @@ _LAST_S = 1.0
 less."""
 
 
-async def build(service: Service) -> None:
+async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, look_s: float = ANSWER_S) -> None:
+    """`first_request_s`: seconds that a connection taken before a stop has for its first request. `look_s`: seconds
+    after which a look at the system, for the page, has failed."""
     config = service.config
     assert isinstance(config, GatewayConfig)
     if config.traces:
@@ -84,7 +86,7 @@ async def build(service: Service) -> None:
     page: list[starlette.routing.Route] = []
     may_see = ui_access.by_setting(config.ui, config.http, keys=bool(config.keys_file))
     if may_see is not None:
-        looker = ServiceClients(config.placement)
+        looker = ServiceClients(config.placement, answer_s=look_s)
         pages = Pages(Live(looker.look), routes, may_see)
         page = pages.routes()
         service.on_drain(pages.close)
@@ -98,7 +100,7 @@ async def build(service: Service) -> None:
         cors=Cors(config.cors_origins),
         waking_comment_s=config.waking_comment_s,
     )
-    server = HttpServer(application, config.http, service.identity)
+    server = HttpServer(application, config.http, service.identity, first_request_s=first_request_s)
 
     heard = asyncio.Event()
 

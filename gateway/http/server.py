@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,15 +19,20 @@ from services.runtime import tasks
 from services.wording import addresses
 
 _BACKLOG = 2048
-_KEEP_ALIVE_S = 75
-_FIRST_REQUEST_S = 1.0
+_KEEP_ALIVE_S = 75.0
+"""Seconds for which a connection without a request is kept."""
+FIRST_REQUEST_S = 1.0
 """Seconds that a connection taken before a stop has for its first request, which may already be on its way."""
 
 
 class _Protocol(BoundedProtocol):
+    def __init__(self, *arguments: Any, first_request_s: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._first_request_s = first_request_s
+
     def shutdown(self) -> None:
         if self.cycle is None and not self.transport.is_closing():
-            self.loop.call_later(_FIRST_REQUEST_S, super().shutdown)
+            self.loop.call_later(self._first_request_s, super().shutdown)
         else:
             super().shutdown()
 
@@ -40,13 +47,23 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """Serves `app` on "host:port", with TLS where there is an `identity`."""
 
-    def __init__(self, app: ASGIApp, address: str, identity: Identity | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        address: str,
+        identity: Identity | None = None,
+        *,
+        keep_alive_s: float = _KEEP_ALIVE_S,
+        first_request_s: float = FIRST_REQUEST_S,
+    ) -> None:
+        """`keep_alive_s`: seconds for which a connection without a request is kept. `first_request_s`: seconds that a
+        connection taken before a stop has for its first request."""
         self._address = address
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
                 loop="none",
-                http=_Protocol,
+                http=partial(_Protocol, first_request_s=first_request_s),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -55,7 +72,7 @@ class HttpServer:
                 proxy_headers=False,
                 server_header=False,
                 date_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]
                 backlog=_BACKLOG,
                 ssl_context_factory=None if identity is None else lambda config, default: identity.server_context(),
             )

@@ -12,7 +12,7 @@ from placement.client import PlacementClient
 from protos import gpu_scheduler_pb2, placement_pb2
 from services.errors import PrismError, Unavailable
 
-_ANSWER_S = 2.0
+ANSWER_S = 2.0
 """Seconds after which a look has failed; a group that takes longer is shown without its queue."""
 _DECISIONS = 200
 """Number of placement's last decisions that are shown."""
@@ -33,21 +33,25 @@ class ServiceReply:
 class ServiceClients:
     """Connections for looking, apart from those that serve."""
 
-    def __init__(self, placement: str, now: Callable[[], float] = time.monotonic) -> None:
-        """`placement`: its gRPC address."""
+    def __init__(
+        self, placement: str, now: Callable[[], float] = time.monotonic, *, answer_s: float = ANSWER_S
+    ) -> None:
+        """`placement`: its gRPC address. `answer_s`: seconds after which a look has failed, and a group that has not
+        answered is shown without its queue."""
         self._placement = PlacementClient(placement)
         self._groups: dict[str, GpuSchedulerClient] = {}
         self._now = now
+        self._answer_s = answer_s
 
     async def look(self) -> ServiceReply:
         """One look at the system. Raises a PrismError if placement is away."""
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 cluster, decisions = await asyncio.gather(
                     self._placement.cluster(), self._placement.explain(limit=_DECISIONS)
                 )
         except TimeoutError:
-            raise Unavailable(f"placement has not answered within {_ANSWER_S:g} s") from None
+            raise Unavailable(f"placement has not answered within {self._answer_s:g} s") from None
         at = self._now()
         for address in self._groups.keys() - {group.address for group in cluster.groups}:
             await self._groups.pop(address).close()
@@ -60,7 +64,7 @@ class ServiceClients:
         if address not in self._groups:
             self._groups[address] = GpuSchedulerClient(address)
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 return await self._groups[address].inspect()
         except (PrismError, TimeoutError):
             return None

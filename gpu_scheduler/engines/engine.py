@@ -215,12 +215,12 @@ class EngineProcess:
         """Seconds for which the engine has been compiling the kernel that it last reported; 0 if that is done."""
         return 0.0 if self._compiling_since is None else time.monotonic() - self._compiling_since
 
-    def since_compiling_s(self) -> float:
-        """Seconds since the engine compiled a kernel; 0 while it does, infinite if it never did, or if one takes so
-        long that its compiler seems to hang."""
+    def since_compiling_s(self, *, longest_s: float = _LONGEST_COMPILE_S) -> float:
+        """Seconds since the engine compiled a kernel; 0 while it does, infinite if it never did, or if one has taken
+        `longest_s` seconds, so that its compiler seems to hang."""
         if self._compiling_since is None:
             return time.monotonic() - self._compiled_at
-        return 0.0 if self.compiling_s < _LONGEST_COMPILE_S else math.inf
+        return 0.0 if self.compiling_s < longest_s else math.inf
 
     @property
     def commanded(self) -> bool:

@@ -63,7 +63,9 @@ def create() -> int:
 class SharedBoard:
     """The mapped board. An aligned store of one word is seen whole by the other processes."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, bid_s: float = _BID_S) -> None:
+        """`bid_s`: seconds for which a bid made here holds."""
+        self._bid_s = bid_s
         self._words = mmap.mmap(fd, _BYTES)
 
     def set_throttle(self, index: int, throttle: PrefillThrottle) -> None:
@@ -126,9 +128,9 @@ class SharedBoard:
         _SETTINGS.pack_into(self._words, _SETTINGS.size, min(_HALF, round(1e6 * seconds)))
 
     def bid(self, index: int, need: float | None, now: float, requests: int = 1) -> None:
-        """Makes a bid for the engine with `index`, which holds for 50 ms from `now` (monotonic seconds). `need`: share
-        of the devices that its `requests` decoding requests need; None: takes the bid back."""
-        word = 0 if need is None else int(1e6 * (now + _BID_S)) << 16 | _packed(need, requests)
+        """Makes a bid for the engine with `index`, which holds for `bid_s` from `now` (monotonic seconds). `need`:
+        share of the devices that its `requests` decoding requests need; None: takes the bid back."""
+        word = 0 if need is None else int(1e6 * (now + self._bid_s)) << 16 | _packed(need, requests)
         _CLAIM.pack_into(self._words, _place(index, _BIDS_AT), word)
 
     def bids(self, index: int, now: float) -> list[DecodeBid]:

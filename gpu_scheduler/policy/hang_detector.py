@@ -33,10 +33,12 @@ class HangVerdict(Enum):
 class HangDetector:
     """How long one engine has been silent, in seconds on the caller's clock."""
 
-    def __init__(self, timeout_s: float) -> None:
-        """`timeout_s`: seconds of silence after which the engine is given up; 0: never."""
+    def __init__(self, timeout_s: float, *, ask_after: float = _ASK_AFTER) -> None:
+        """`timeout_s`: seconds of silence after which the engine is given up; 0: never. `ask_after`: share of them
+        after which it is pinged."""
         self.silent_s = 0.0
         self._timeout_s = timeout_s
+        self._ask_after = ask_after
         self._looked_at: float | None = None
         self._heard = 0
         self._asked = False
@@ -55,6 +57,6 @@ class HangDetector:
             return HangVerdict.NOTHING
         self.silent_s += min(since, 2 * LOOK_S)
         if not self._asked:
-            self._asked = self.silent_s >= self._timeout_s * _ASK_AFTER
+            self._asked = self.silent_s >= self._timeout_s * self._ask_after
             return HangVerdict.ASK if self._asked else HangVerdict.NOTHING
         return HangVerdict.GIVE_UP if self.silent_s >= self._timeout_s + SLOWER * prefill_s else HangVerdict.NOTHING

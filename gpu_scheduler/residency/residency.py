@@ -80,8 +80,11 @@ class ResidencyController:
         handover: Handover,
         pools: dict[str, WarmPool],
         later: Callable[..., asyncio.TimerHandle] | None = None,
+        *,
+        most_deaths: int = _MOST_DEATHS,
     ) -> None:
-        """`later`: calls a function after that many seconds; None: the event loop's `call_later`."""
+        """`later`: calls a function after that many seconds; None: the event loop's `call_later`. `most_deaths`:
+        engines of one model that may die in a row; then the model is in ERROR."""
         self._config = config
         self._residents = residents
         self._dispatcher = dispatcher
@@ -91,6 +94,7 @@ class ResidencyController:
         self._handover = handover
         self._pools = pools
         self._later = later
+        self._most_deaths = most_deaths
         self._pauses = Pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._closing = False
 
@@ -402,7 +406,7 @@ class ResidencyController:
             # At once: a change that is requested from now on begins afresh.
             self._residents.leave(resident)
             self._drop_booking(resident)
-        elif resident.deaths >= _MOST_DEATHS:
+        elif resident.deaths >= self._most_deaths:
             self._give_up(resident, f"{resident.deaths} engines died in a row")
         else:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from gpu_scheduler.engines.engine import EngineProcess
 from gpu_scheduler.policy.hang_detector import LOOK_S, HangDetector, HangVerdict
@@ -20,15 +21,22 @@ host."""
 
 
 async def watch_engines(
-    residents: Residents, dispatcher: Dispatcher, stall_timeout_s: float, compiles_s: float = _COMPILES_S
+    residents: Residents,
+    dispatcher: Dispatcher,
+    stall_timeout_s: float,
+    compiles_s: float = _COMPILES_S,
+    *,
+    look_s: float = LOOK_S,
+    detector: Callable[[float], HangDetector] = HangDetector,
 ) -> None:
-    """Looks at all engines every second, for ever, and kills those that hang. `stall_timeout_s`: the timeout of
-    policy/hang_detector.py. Loads, wake-ups and compilations have timeouts of their own."""
+    """Looks at all engines every `look_s` seconds, for ever, and kills those that hang. `stall_timeout_s`: the timeout
+    of policy/hang_detector.py. `detector`: makes the detector of an engine, with that timeout. Loads, wake-ups and
+    compilations have timeouts of their own."""
     silences: dict[EngineProcess, HangDetector] = {}
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(look_s)
         engines = {resident.engine: resident.spec.name for resident in residents if resident.engine is not None}
-        silences = {engine: silences.get(engine) or HangDetector(stall_timeout_s) for engine in engines if engine.alive}
+        silences = {engine: silences.get(engine) or detector(stall_timeout_s) for engine in engines if engine.alive}
         for engine, silence in list(silences.items()):
             requests, prefill_s = dispatcher.work_of(engine)
             works = (bool(requests) or engine.owes) and not engine.commanded

@@ -22,6 +22,7 @@ _log = log.get(__name__)
 CHECKPOINT, IMAGE = "checkpoint", "image"
 """Sources of weights, apart from devices."""
 _DEATH_HEARD_S = 1.0
+"""Seconds of waiting for the end of an engine whose lease is gone."""
 _UNTIL_LOADER_IS_BACK_S = (0.5, 1.0, 2.0, 4.0)
 """Seconds between attempts to have an image made: a loader that died is replaced in a second or two."""
 _LOOK_S = 10.0
@@ -45,13 +46,17 @@ class Weights:
         loader: LoaderClient | None,
         images: Images,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        *,
+        death_heard_s: float = _DEATH_HEARD_S,
     ) -> None:
-        """Without `loader` engines read the checkpoint. `images`: what it holds, as its catalogue last said."""
+        """Without `loader` engines read the checkpoint. `images`: what it holds, as its catalogue last said.
+        `death_heard_s`: seconds within which an engine whose lease is gone is heard to have died."""
         self._config = config
         self._residents = residents
         self._loader = loader
         self._images = images
         self._sleep = sleep
+        self._death_heard_s = death_heard_s
         self._save_pauses = Pauses(_FIRST_SAVE_PAUSE_S, _LONGEST_SAVE_PAUSE_S)
 
     @property
@@ -129,7 +134,7 @@ class Weights:
         except NotFound:
             # A lease is gone: the kernel reports an engine's end to balloond and to this process, in any order.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DEATH_HEARD_S):
+                async with asyncio.timeout(self._death_heard_s):
                     await engine.dead.wait()
                 raise EngineDied(f"engine {engine.pid} died while its weights arrived") from None
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from placement.actuation.actuator import Actuator
@@ -51,17 +51,40 @@ class EvictionOutcome:
     """Why the residency is lower than the requested one; empty if it is not."""
 
 
+def rest_s(took_s: float, *, look_s: float = _LOOK_S) -> float:
+    """Seconds to pause before the next look at the cluster, after a look that took `took_s` seconds: `look_s` at the
+    least."""
+    return max(look_s, min(_CALM_S, _OFTEN * took_s), min(_LONGEST_REST_S, _REST * took_s))
+
+
+def rest_after_moves_s(took_s: float) -> float:
+    """Seconds to pause before the next search for moves, after one that took `took_s` seconds."""
+    return min(_LONGEST_REST_AFTER_MOVES_S, _REST_AFTER_MOVES * took_s)
+
+
 class Reconciler:
     """Runs placement's loop and the operators' calls. A cluster has one."""
 
     def __init__(
-        self, config: PlacementConfig, cluster: Cluster, actuator: Actuator, planner: Planner, history: DecisionHistory
+        self,
+        config: PlacementConfig,
+        cluster: Cluster,
+        actuator: Actuator,
+        planner: Planner,
+        history: DecisionHistory,
+        *,
+        look_s: float = _LOOK_S,
+        rest_after_moves_s: Callable[[float], float] = rest_after_moves_s,
     ) -> None:
+        """`look_s`: the least seconds from one look at the cluster to the next. `rest_after_moves_s`: how long the
+        pause after a search for moves is, by the seconds that it took."""
         self._config = config
         self._cluster = cluster
         self._actuator = actuator
         self._planner = planner
         self._history = history
+        self._look_s = look_s
+        self._rest_after_moves_s = rest_after_moves_s
         self._choosing: dict[str, asyncio.Task[HeardGroup]] = {}
         self._asked_at: dict[str, float] = {}
         """Model -> second on the loop's clock at which its activation was first requested."""
@@ -315,7 +338,7 @@ class Reconciler:
             if self._informed.is_set() and self._config.rebalance:
                 self._rebalance()
             # The pause gathers the states of several groups into one look.
-            await asyncio.sleep(rest_s(took))
+            await asyncio.sleep(rest_s(took, look_s=self._look_s))
 
     def relieve(self) -> None:
         """Hibernates idle models where requests lack memory for KV. Each group has one such round at a time."""
@@ -357,7 +380,7 @@ class Reconciler:
             return
         moves = self._planner.moves()[: self._config.migrations_at_once]
         took = loop.time() - began
-        self._moves_after = began + took + min(_LONGEST_REST_AFTER_MOVES_S, _REST_AFTER_MOVES * took)
+        self._moves_after = began + took + self._rest_after_moves_s(took)
         for verdict in moves:
             assert verdict.group is not None and verdict.source is not None
             record = self._history.add(verdict.model, "migrate", verdict.group.name, verdict.reason, verdict.candidates)
@@ -390,11 +413,6 @@ class Reconciler:
 
     def rates(self) -> dict[str, float]:
         return self._planner.rates()
-
-
-def rest_s(took_s: float) -> float:
-    """Seconds to pause before the next look at the cluster, after a look that took `took_s` seconds."""
-    return max(_LOOK_S, min(_CALM_S, _OFTEN * took_s), min(_LONGEST_REST_S, _REST * took_s))
 
 
 def _leaves(group: HeardGroup, model: str) -> bool:

@@ -16,6 +16,7 @@ PATIENCE = 2
 """Multiple of the wait for a service that does not answer: for so long one may be silent while an operation is under
 way. It is named after the first wait."""
 _LOOK_S = 0.5
+"""Seconds between two checks of a process."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ class RequiredProcess:
 
 
 @asynccontextmanager
-async def attending(asked: Sequence[RequiredProcess], wait_s: float) -> AsyncIterator[None]:
-    """A context in which these processes are checked again and again. One that is silent for `wait_s` seconds is named
-    on stderr; one that is silent for PATIENCE times as long ends the block. Raises Unavailable with its name then."""
+async def attending(asked: Sequence[RequiredProcess], wait_s: float, *, look_s: float = _LOOK_S) -> AsyncIterator[None]:
+    """A context in which these processes are checked every `look_s` seconds. One that is silent for `wait_s` seconds is
+    named on stderr; one that is silent for PATIENCE times as long ends the block. Raises Unavailable with its name
+    then."""
     silent: list[str] = []
     loop = asyncio.get_running_loop()
 
@@ -49,7 +51,7 @@ async def attending(asked: Sequence[RequiredProcess], wait_s: float) -> AsyncIte
 
     try:
         async with asyncio.timeout(None) as limit:
-            watching = [tasks.spawn(_watch(each, wait_s, give_up), f"attend {each.name}") for each in asked]
+            watching = [tasks.spawn(_watch(each, wait_s, give_up, look_s), f"attend {each.name}") for each in asked]
             try:
                 yield
             finally:
@@ -60,10 +62,10 @@ async def attending(asked: Sequence[RequiredProcess], wait_s: float) -> AsyncIte
         raise Unavailable(silent[0]) from None
 
 
-async def _watch(asked: RequiredProcess, wait_s: float, give_up: Callable[[str], None]) -> None:
+async def _watch(asked: RequiredProcess, wait_s: float, give_up: Callable[[str], None], look_s: float) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(look_s)
         until = loop.time() + PATIENCE * wait_s
         told = False
         while problem := await asked.problem(min(wait_s, max(0.0, until - loop.time()))):
@@ -73,4 +75,4 @@ async def _watch(asked: RequiredProcess, wait_s: float, give_up: Callable[[str],
             if not told:
                 typer.echo(f"prismctl: {asked.silent(problem)}; waiting for it", err=True)
             told = True
-            await asyncio.sleep(min(_LOOK_S, max(0.0, until - loop.time())))
+            await asyncio.sleep(min(look_s, max(0.0, until - loop.time())))

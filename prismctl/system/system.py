@@ -54,6 +54,8 @@ class SystemAddresses:
     gateway: str = ""
     wait_s: float = 2.0
     """Seconds of waiting for a service that does not answer: a restart takes less."""
+    deployed: Path = _DEPLOYED
+    """Folder in which a deployed system has its sockets, for the hint where none answers."""
 
     def address(self, service: str) -> str:
         """The gRPC address of placement, loader, balloond or gateway."""
@@ -79,7 +81,7 @@ class SystemAddresses:
         if self.placement:
             return None
         folder = self.state.resolve()
-        there = f" ({_DEPLOYED} has some)" if folder != _DEPLOYED and _sockets(_DEPLOYED) else ""
+        there = f" ({self.deployed} has some)" if folder != self.deployed and _sockets(self.deployed) else ""
         named = f"--state FOLDER, or PRISM_STATE, says where its sockets are{there}"
         return f"no system in {folder}: {_seen(folder)}; {named}"
 

@@ -24,9 +24,6 @@ from services.telemetry import log
 from services.telemetry.spans import UNTRACED, Attributes, Kind, Span
 
 _log = log.get(__name__)
-_FLUSH_S = 3.0
-"""The most seconds that a stop waits for spans that were not sent yet. A collector that is away must not keep a process
-from ending."""
 _TELL_EVERY_S = 60.0
 _SWITCH_S = 0.0005
 """Interpreter switch interval in seconds. Encoding a batch of spans is Python that does not release the interpreter by
@@ -37,7 +34,9 @@ _KINDS = {"internal": trace.SpanKind.INTERNAL, "server": trace.SpanKind.SERVER, 
 class OtlpTracer:
     """A tracer that exports by OTLP (`services.telemetry.tracing.Tracer`)."""
 
-    def __init__(self, service: str, resource: Attributes) -> None:
+    def __init__(self, service: str, resource: Attributes, flush_s: float) -> None:
+        """`flush_s`: most seconds that `close` waits for spans that were not sent yet."""
+        self._flush_s = flush_s
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(min(_SWITCH_S, self._switch_s))
         # The exporter logs the same with every batch; `_Telling` logs it now and then.
@@ -62,7 +61,7 @@ class OtlpTracer:
 
     async def close(self) -> None:
         try:
-            async with asyncio.timeout(_FLUSH_S):
+            async with asyncio.timeout(self._flush_s):
                 await asyncio.to_thread(self._provider.shutdown)
         except TimeoutError:
             _log.warning("spans were left when the process ended")

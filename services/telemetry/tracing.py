@@ -14,6 +14,10 @@ from typing import Protocol
 from services.errors import Unavailable
 from services.telemetry.spans import UNTRACED, Attributes, Kind, Span
 
+_FLUSH_S = 3.0
+"""The most seconds that a stop waits for spans that were not sent yet. A collector that is away must not keep a process
+from ending."""
+
 
 class Tracer(Protocol):
     """Makes spans, and exports them."""
@@ -26,16 +30,18 @@ class Tracer(Protocol):
 _tracer: Tracer | None = None
 
 
-def start(service: str, resource: Attributes | None = None) -> Callable[[], Awaitable[None]]:
+def start(
+    service: str, resource: Attributes | None = None, *, flush_s: float = _FLUSH_S
+) -> Callable[[], Awaitable[None]]:
     """Has spans recorded and exported from now on, as `service`, with `resource` as attributes of all of them. Returns
-    the coroutine function that ends this: it sends the spans that are left, within a bound. Raises Unavailable if
-    OpenTelemetry is not installed."""
+    the coroutine function that ends this: it sends the spans that are left, in `flush_s` seconds at most. Raises
+    Unavailable if OpenTelemetry is not installed."""
     global _tracer
     try:
         from services.telemetry import otlp
     except ImportError as error:
         raise Unavailable(f"traces: {error}; OpenTelemetry is among requirements/base.txt") from None
-    tracer = _tracer = otlp.OtlpTracer(service, resource or {})
+    tracer = _tracer = otlp.OtlpTracer(service, resource or {}, flush_s)
 
     async def close() -> None:
         global _tracer

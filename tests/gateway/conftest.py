@@ -89,13 +89,21 @@ def settings() -> dict[str, Any]:
 
 
 @pytest.fixture
+def waits() -> dict[str, float]:
+    """How long the gateway waits where that is no setting (`gateway.__main__.build`); a test module may override it."""
+    return {}
+
+
+@pytest.fixture
 def key() -> str:
     """By which the gateway answers a first question; of modules whose gateway has keys."""
     return ""
 
 
 @pytest.fixture
-async def world(tmp_path: Path, folder: str, settings: dict[str, Any], key: str) -> AsyncIterator[World]:
+async def world(
+    tmp_path: Path, folder: str, settings: dict[str, Any], waits: dict[str, float], key: str
+) -> AsyncIterator[World]:
     """The gateway with one model, active on the first of two groups."""
     placement = FakePlacement(str(tmp_path / "placement.sock"))
     groups = [FakeGroup(str(tmp_path / f"group{n}.sock"), Output([])) for n in range(2)]
@@ -109,7 +117,7 @@ async def world(tmp_path: Path, folder: str, settings: dict[str, Any], key: str)
         **{"drain_s": 5, **settings},
     )
     service = Service(config)
-    await build(service)
+    await build(service, **waits)
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from gateway import app, metrics
-from gateway.http import protocol, server
+from gateway.http import protocol
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.rpc import rpc
 from testing.patience import PATIENCE_S
@@ -134,10 +134,8 @@ async def test_gateway_that_stops_finishes_its_requests_and_accepts_no_more(worl
 
 
 @pytest.mark.parametrize("settings", [{"drain_s": 60}])
-async def test_request_on_a_connection_made_before_the_stop_is_answered(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "_FIRST_REQUEST_S", 60.0)
+@pytest.mark.parametrize("waits", [{"first_request_s": PATIENCE_S}])
+async def test_request_on_a_connection_made_before_the_stop_is_answered(world: World) -> None:
     world.say("one")
     host, _, port = world.url.removeprefix("http://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -12,18 +12,18 @@ import httpx
 import pytest
 
 import gateway.ui
-from gateway.ui import look
 from protos import placement_pb2
+from testing.patience import PATIENCE_S
 from tests.gateway.conftest import MODEL, World
 
 STATIC = Path(gateway.ui.__file__).parent / "static"
 PATHS = ["/ui", "/ui/", "/ui/state.json", "/ui/events", *(f"/ui/{file.name}" for file in sorted(STATIC.iterdir()))]
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def waits() -> dict[str, float]:
     """Who does not answer is gone, not slow."""
-    monkeypatch.setattr(look, "_ANSWER_S", 60.0)
+    return {"look_s": PATIENCE_S}
 
 
 async def states(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

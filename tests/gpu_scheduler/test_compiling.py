@@ -174,13 +174,12 @@ async def test_an_engine_that_compiles_between_two_steps_does_not_stand_still(gr
             looks.append(works)
             return watchdog.HangVerdict.NOTHING
 
-    monkeypatch.setattr(watchdog, "HangDetector", Looks)
-    monkeypatch.setattr(watchdog, "LOOK_S", 0.001)
     monkeypatch.setattr(group.dispatcher, "work_of", lambda engine: (1, 0.0))
 
     async def looked(compiles_s=300.0):
         looks.clear()
-        watching = tasks.spawn(watchdog.watch_engines(group.residents, group.dispatcher, 1.0, compiles_s), "watch")
+        work = watchdog.watch_engines(group.residents, group.dispatcher, 1.0, compiles_s, look_s=0.001, detector=Looks)
+        watching = tasks.spawn(work, "watch")
         while not looks:
             await asyncio.sleep(0)
         await tasks.cancel(watching)
@@ -190,9 +189,7 @@ async def test_an_engine_that_compiles_between_two_steps_does_not_stand_still(gr
     says(engine, BEGINS)
     assert engine.compiling_s > 0 and not await looked()
     assert engine.since_compiling_s() == 0, "a load may take longer for it"
-    monkeypatch.setattr(engine_module, "_LONGEST_COMPILE_S", 0.0)
-    assert engine.since_compiling_s() == math.inf, "not for ever either"
+    assert engine.since_compiling_s(longest_s=0.0) == math.inf, "not for ever either"
     assert await looked(compiles_s=0.0), "not for ever"
-    monkeypatch.undo()
     says(engine, DONE)
     assert engine.compiling_s == 0

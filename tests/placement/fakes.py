@@ -93,9 +93,9 @@ class FakeGroup:
 
 
 class FakeCluster:
-    """Groups, a catalogue, and a reconciler over them."""
+    """Groups, a catalogue, and a reconciler over them. `pauses`: those of the reconciler that are not as ever."""
 
-    def __init__(self, groups=2, capacity=100 * MIB, silent_s=0.5, most_vanished=1000, **config):
+    def __init__(self, groups=2, capacity=100 * MIB, silent_s=0.5, most_vanished=1000, pauses=None, **config):
         self.groups = [FakeGroup(f"g{i}", capacity) for i in range(groups)]
         self.time = 1000.0
         config = {"hold_s": 0.0} | config
@@ -107,7 +107,7 @@ class FakeCluster:
         self.history = DecisionHistory(lambda: self.time)
         self.actuator = Actuator(self.cluster, settings.drain_ms, silent_s=silent_s)
         self.planner = Planner(settings, self.cluster, lambda: self.time, self.actuator.on_their_way)
-        self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.planner, self.history)
+        self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.planner, self.history, **pauses or {})
         self.drain = Drain(self.cluster, self.reconciler, self.actuator, self.planner, self.history, settings.drain_ms)
         self.table = self.new_table(self.actuator.leaving)
         self.cluster.heard_catalogue([])

@@ -13,6 +13,7 @@ from deploy.local import kernels
 from deploy.local.kernels import Precompiled
 from deploy.local.processes import LocalSystem
 from deploy.local.topology import Process
+from testing.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -47,11 +48,11 @@ async def test_processes_of_a_system_get_the_environment_of_kernel_caches(tmp_pa
     assert started["TVM_FFI_CACHE_DIR"] == "/kept" and started["PATH"] == os.environ["PATH"]
 
 
-def precompiled(tmp_path, script, said):
+def precompiled(tmp_path, script, say):
     """With a process that runs `script`; the catalogue's path is its first argument, a folder its variable FOLDER."""
     command = (sys.executable, "-c", script)
     environment = {"FOLDER": str(tmp_path)}
-    return Precompiled(tmp_path / "c.toml", environment, tmp_path / "log", said.append, command)
+    return Precompiled(tmp_path / "c.toml", environment, tmp_path / "log", say, command)
 
 
 async def test_precompilation_prints_progress_and_its_result(tmp_path):
@@ -64,12 +65,17 @@ open(os.environ["FOLDER"] + "/go").read()
 print('{"kernel": "kvcache", "seconds": 2.0}\\n{"kernel": "activation", "error": "no nvcc"}')
 print(sys.argv[1], file=sys.stderr)
 """
-    said = []
-    going = precompiled(tmp_path, script, said)
+    said, one_is_done = [], asyncio.Event()
+
+    def say(line):
+        said.append(line)
+        if "1 of 3 so far" in line:
+            one_is_done.set()
+
+    going = precompiled(tmp_path, script, say)
     await going.start()
     waiting = asyncio.get_running_loop().create_task(going.wait(every_s=0.01))
-    while not any("1 of 3 so far" in line for line in said):
-        await asyncio.sleep(0.005)
+    await asyncio.wait_for(one_is_done.wait(), PATIENCE_S)
     assert said[-1].startswith("compiling kernels, once for this machine: 1 of 3 so far, ")
     await asyncio.to_thread((tmp_path / "go").write_text, "")
     await waiting
@@ -81,7 +87,7 @@ print(sys.argv[1], file=sys.stderr)
 
 async def test_precompilation_of_nothing_prints_nothing(tmp_path):
     said = []
-    going = precompiled(tmp_path, """print('{"of": 0}')""", said)
+    going = precompiled(tmp_path, """print('{"of": 0}')""", said.append)
     await going.start()
     await going.wait()
     assert said == []
@@ -97,13 +103,19 @@ print('{"of": 1}', flush=True)
 print('{"pid": %d}' % child.pid, flush=True)
 eval(read)
 """
-    said, heard = [], []
-    going = precompiled(tmp_path, script, said)
+    said, heard, both_heard = [], [], asyncio.Event()
+    going = precompiled(tmp_path, script, said.append)
     hear = going._heard
-    going._heard = lambda told: (heard.append(told), hear(told))
+
+    def hear_and_note(told):
+        heard.append(told)
+        hear(told)
+        if len(heard) == 2:
+            both_heard.set()
+
+    going._heard = hear_and_note
     await going.start()
-    while len(heard) < 2:
-        await asyncio.sleep(0.005)
+    await asyncio.wait_for(both_heard.wait(), PATIENCE_S)
     await going.wait(longest_s=0.0)
     (line,) = said
     assert "0 of 1 so far" in line and line.endswith("it goes on, and requests wait for what they need of it")
@@ -124,7 +136,7 @@ def ended(pid: int) -> bool:
 
 async def test_precompilation_never_started_is_neither_waited_for_nor_ended(tmp_path):
     said = []
-    going = precompiled(tmp_path, "", said)
+    going = precompiled(tmp_path, "", said.append)
     await going.wait()
     await going.end()
     assert said == []

@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 from gateway import errors
 from gateway.errors import PrismError
 from gateway.http import messages, protocol
-from gateway.http import server as gateway_server
 from gateway.http.server import HttpServer
 from services.runtime import tasks
 from testing.patience import PATIENCE_S
@@ -158,8 +157,7 @@ async def refused_unread(scope: Scope, receive: Receive, send: Send) -> None:
 async def test_protocol_bytes_after_an_answer_do_not_keep_the_connection(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(gateway_server, "_KEEP_ALIVE_S", 0.05)
-    server = HttpServer(refused_unread, "127.0.0.1:0")
+    server = HttpServer(refused_unread, "127.0.0.1:0", keep_alive_s=0.05)
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(POST + b"content-length: 5\r\n\r\n")

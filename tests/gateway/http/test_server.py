@@ -10,10 +10,10 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from gateway.http import messages
-from gateway.http import server as gateway_server
 from gateway.http.server import HttpServer
 from services.errors import Unavailable
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,9 +57,8 @@ async def test_http_server_that_withdraws_answers_and_closes_each_connection() -
         await server.stop()
 
 
-async def test_a_connection_made_before_the_stop_is_answered_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_server, "_FIRST_REQUEST_S", 60.0)
-    server = HttpServer(hello, "127.0.0.1:0")
+async def test_a_connection_made_before_the_stop_is_answered_after_it() -> None:
+    server = HttpServer(hello, "127.0.0.1:0", first_request_s=PATIENCE_S)
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     second_reader, second = await asyncio.open_connection("127.0.0.1", server.port)

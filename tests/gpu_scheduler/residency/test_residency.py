@@ -17,8 +17,7 @@ from gpu_scheduler.memory.warm_booking import WarmBooking
 from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.streams import PulledStream
-from gpu_scheduler.residency import preflight, weights
-from gpu_scheduler.residency import residency as residency_module
+from gpu_scheduler.residency import preflight
 from gpu_scheduler.residency.activation import Activator
 from gpu_scheduler.residency.bookings import Bookings
 from gpu_scheduler.residency.handover import Handover
@@ -38,9 +37,10 @@ DIFFER = CommandFailed("the weights do not verify", model_at_fault=False, weight
 
 
 class Group:
-    """A gpu_scheduler without its server."""
+    """A gpu_scheduler without its server. `of_residency` and `of_weights`: further arguments of its
+    ResidencyController and its Weights."""
 
-    def __init__(self, loader=None, **options):
+    def __init__(self, loader=None, of_residency=None, of_weights=None, **options):
         config = GpuSchedulerConfig(
             name="g", listen="unix:/none", group="g", devices=["cpu:0"], balloond="",
             engines={"kind": "echo", "options": options},
@@ -55,14 +55,14 @@ class Group:
         images = {"m": ["sum"]} if loader else {}
         self.options = config.engines.options
         bookings = Bookings(config, self.residents, None, WarmBooking(self.pools.values(), None))
-        weights = Weights(config, self.residents, loader, images)
+        weights = Weights(config, self.residents, loader, images, **of_weights or {})
         activation = Activator(config, self.residents, self.pools, bookings, weights)
         handover = Handover(self.residents, loader, MigratedPrefixes())
         self.timers = []
         """(seconds, what is called then) of models that are in error for a time."""
         self.residency = ResidencyController(
             config, self.residents, self.dispatcher, activation, bookings, weights, handover, self.pools,
-            later=self.later,
+            later=self.later, **of_residency or {},
         )  # fmt: skip
 
     def later(self, seconds, call, *told):
@@ -313,10 +313,11 @@ async def test_a_model_that_is_asked_for_as_its_sleeping_engine_dies_begins_afre
     await group.bring(common_pb2.ACTIVE)
     asleep = group.residents.get("m")
     group.residents.set(asleep, common_pb2.HIBERNATING)
-    asleep.engine.kill()
+    engine = asleep.engine
+    engine.kill()
     async with asyncio.timeout(PATIENCE_S):
-        while asleep.engine is not None:
-            await asyncio.sleep(0.001)
+        await engine.dead.wait()
+        assert asleep.engine is None
         change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
         asked = group.submit("r")
         await asyncio.wait([change.task])
@@ -328,8 +329,16 @@ async def test_a_model_that_is_asked_for_as_its_sleeping_engine_dies_begins_afre
     assert now is not asleep and now.residency == common_pb2.ACTIVE and "m" in devices.booked
 
 
-async def test_a_model_whose_engines_die_one_after_the_other_is_in_error_for_a_while(group, monkeypatch):
-    monkeypatch.setattr(residency_module, "_MOST_DEATHS", 3)
+@pytest.fixture
+async def group_of_three_deaths():
+    """One that gives a model up when three of its engines have died."""
+    group = await open_group(of_residency={"most_deaths": 3})
+    yield group
+    await close_group(group)
+
+
+async def test_a_model_whose_engines_die_one_after_the_other_is_in_error_for_a_while(group_of_three_deaths):
+    group = group_of_three_deaths
 
     async def die(times):
         """As soon as it is up."""
@@ -700,10 +709,10 @@ async def test_hibernation_that_is_not_possible_states_its_reason(watched):
 
 @pytest.fixture
 async def beside():
-    """(group, loader) where a device has the weights."""
+    """(group, loader) where a device has the weights, and the death of an engine is waited for as long as it takes."""
     loader = Loader()
     loader.source = "cpu:1"
-    group = await open_group(loader=loader)
+    group = await open_group(loader=loader, of_weights={"death_heard_s": PATIENCE_S})
     yield group, loader
     await close_group(group)
 
@@ -752,11 +761,8 @@ async def test_image_is_not_dropped_after_a_failure_that_is_not_its_own(beside, 
 
 
 @pytest.mark.parametrize("from_sleep", [False, True])
-async def test_an_engine_that_dies_while_its_weights_arrive_is_replaced_and_the_image_kept(
-    beside, from_sleep, monkeypatch
-):
+async def test_an_engine_that_dies_while_its_weights_arrive_is_replaced_and_the_image_kept(beside, from_sleep):
     """The loader hears of the end of its lease before the engine's parent does."""
-    monkeypatch.setattr(weights, "_DEATH_HEARD_S", 60.0)
     group, loader = beside
     if from_sleep:
         await group.bring(common_pb2.ACTIVE)

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import os
 import signal
+from functools import partial
 
 import pytest
 
 from gpu_scheduler.engines.engine import EngineProcess
-from gpu_scheduler.policy import hang_detector
+from gpu_scheduler.policy.hang_detector import HangDetector
 from gpu_scheduler.residency import watchdog
 from gpu_scheduler.telemetry import counters
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
@@ -18,18 +19,18 @@ from tests.gpu_scheduler.residency.test_residency import SPEC, answer, close_gro
 
 
 @pytest.fixture
-async def group(monkeypatch):
-    monkeypatch.setattr(watchdog, "LOOK_S", 0.02)
+async def group():
     group = await open_group(step_ms="100000")
     yield group
     await close_group(group)
 
 
 @contextlib.asynccontextmanager
-async def watched(group, stall_s=0.1):
+async def watched(group, stall_s=0.1, detector=HangDetector):
     """Meanwhile an engine may be silent for so long. Begun when it stands still: none is killed for being slow to begin
     with."""
-    watching = tasks.spawn(watchdog.watch_engines(group.residents, group.dispatcher, stall_s), "watch engines")
+    work = watchdog.watch_engines(group.residents, group.dispatcher, stall_s, look_s=0.02, detector=detector)
+    watching = tasks.spawn(work, "watch engines")
     try:
         yield
     finally:
@@ -93,7 +94,6 @@ async def test_idle_engine_that_stands_still_when_it_is_to_make_way_does_not_hol
 
 
 async def test_an_engine_in_a_long_step_answers_and_stays(group, monkeypatch):
-    monkeypatch.setattr(hang_detector, "_ASK_AFTER", 0.001)
     asked = asyncio.Semaphore(0)
     ping = EngineProcess.ping
 
@@ -105,7 +105,7 @@ async def test_an_engine_in_a_long_step_answers_and_stays(group, monkeypatch):
     await group.bring(common_pb2.ACTIVE)
     engine = group.residents.get("m").engine
     await first_token(group.submit("r"))
-    async with asyncio.timeout(PATIENCE_S), watched(group, stall_s=60.0):
+    async with asyncio.timeout(PATIENCE_S), watched(group, 60.0, partial(HangDetector, ask_after=0.001)):
         for _ in range(10):
             await asked.acquire()
     assert engine.alive and group.residents.get("m").engine is engine

@@ -6,8 +6,9 @@ from gpu_scheduler.residents import Resident
 from gpu_scheduler.telemetry import traces
 from gpu_scheduler.telemetry.traces import RequestTrace
 from protos import common_pb2, engine_pb2
-from services.telemetry import otlp, tracing
+from services.telemetry import tracing
 from services.telemetry.spans import UNTRACED
+from testing.patience import PATIENCE_S
 from tests.collector import Collector
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -15,7 +16,6 @@ TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 @pytest.fixture
 def collector(monkeypatch):
-    monkeypatch.setattr(otlp, "_FLUSH_S", 120.0)  # on a busy machine all spans come, too
     with Collector() as it:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", it.endpoint)
         yield it
@@ -53,7 +53,7 @@ def steps(spans, name="llm_request"):
 
 
 async def test_a_retracted_request_waits_and_prefills_again_and_its_times_are_summed(collector):
-    close = tracing.start("group")
+    close = tracing.start("group", flush_s=PATIENCE_S)
     trace = RequestTrace.of(TRACEPARENT, 100.0, 0.5, waking=False)
     trace.sent(101.0, "on_time", resident())
     trace.first_token(103.0, cached_tokens=4)
@@ -86,7 +86,7 @@ async def test_a_retracted_request_waits_and_prefills_again_and_its_times_are_su
 
 
 async def test_a_request_that_is_dropped_late_only_waited_and_failed(collector):
-    close = tracing.start("group")
+    close = tracing.start("group", flush_s=PATIENCE_S)
     end(RequestTrace.of(TRACEPARENT, 100.0, -0.1, waking=False), 102.0, common_pb2.LATE, 101.0, "too late")
     await close()
     request, parts = steps(collector.spans)
@@ -97,7 +97,7 @@ async def test_a_request_that_is_dropped_late_only_waited_and_failed(collector):
 
 
 async def test_trace_without_a_target_has_no_slack_and_is_not_called_on_time(collector):
-    close = tracing.start("group")
+    close = tracing.start("group", flush_s=PATIENCE_S)
     end(RequestTrace.of(TRACEPARENT, 100.0, inf, waking=False), 102.0, common_pb2.ABORTED)
     await close()
     request, _ = steps(collector.spans)
@@ -105,7 +105,7 @@ async def test_trace_without_a_target_has_no_slack_and_is_not_called_on_time(col
 
 
 async def test_trace_links_to_a_wake_up_only_from_the_wait_for_it(collector):
-    close = tracing.start("group")
+    close = tracing.start("group", flush_s=PATIENCE_S)
     woken = resident()
     woken.steps = [("making room", 90.0), ("copying weights", 91.0), ("", 95.0)]
     woken.weights_from, woken.measured = ["image"], engine_pb2.Measured(weights_bytes=800)
@@ -126,7 +126,7 @@ async def test_trace_links_to_a_wake_up_only_from_the_wait_for_it(collector):
 
 
 async def test_an_activation_that_fails_ends_with_its_last_step_and_the_error(collector):
-    close = tracing.start("group")
+    close = tracing.start("group", flush_s=PATIENCE_S)
     failed = resident()
     failed.steps = [("making room", 90.0), ("verifying", 91.0)]
     failed.activation = traces.activation(failed, asleep=False, began_s=90.0)

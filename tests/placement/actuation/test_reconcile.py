@@ -542,8 +542,7 @@ async def test_activation_that_waits_goes_on_as_soon_as_there_is_room():
 
 
 async def test_activation_that_waits_is_judged_again_only_when_eligibility_changes(monkeypatch):
-    monkeypatch.setattr(reconcile, "_LOOK_S", 0.0)
-    world = FakeCluster(groups=1, hold_s=60, patience_s=60, period_s=60)
+    world = FakeCluster(groups=1, pauses={"look_s": 0.0}, hold_s=60, patience_s=60, period_s=60)
     for name in ("busy", "new"):
         world.model(name, weights=60 * MIB)
     judged, looks = [], []
@@ -579,9 +578,8 @@ async def test_activation_that_waits_is_judged_again_only_when_eligibility_chang
     running.cancel()
 
 
-async def test_activation_that_waits_goes_on_when_a_quantum_ends_without_a_report(monkeypatch):
-    monkeypatch.setattr(reconcile, "_LOOK_S", 0.0)
-    world = FakeCluster(groups=1, hold_s=60, patience_s=2, quantum_s=4, period_s=60)
+async def test_activation_that_waits_goes_on_when_a_quantum_ends_without_a_report():
+    world = FakeCluster(groups=1, pauses={"look_s": 0.0}, hold_s=60, patience_s=2, quantum_s=4, period_s=60)
     for name in ("busy", "new"):
         world.model(name, weights=60 * MIB)
     world.groups[0].put("busy", weights_bytes=60 * MIB, active_s=0.5, waiting=1, wake_s=0.1)
@@ -904,11 +902,8 @@ async def test_a_prospect_of_a_model_in_error_on_its_group_is_none():
     assert world.reconciler.prospect("m") is None, "its requests are refused"
 
 
-async def test_search_for_moves_that_took_long_is_followed_by_a_rest(monkeypatch):
-    monkeypatch.setattr(reconcile, "_LOOK_S", 0.0)
-    monkeypatch.setattr(reconcile, "_REST_AFTER_MOVES", 1e12)
-    monkeypatch.setattr(reconcile, "_LONGEST_REST_AFTER_MOVES_S", 1e12)
-    world = FakeCluster()
+async def test_search_for_moves_that_took_long_is_followed_by_a_rest():
+    world = FakeCluster(pauses={"look_s": 0.0, "rest_after_moves_s": lambda took_s: inf})
     looks, searches = [], []
     observe = world.planner.observe
     world.planner.observe = lambda: looks.append(observe())
@@ -929,3 +924,5 @@ def test_rest_between_looks_is_short_for_quick_ones_and_bounds_their_share_of_ti
         assert reconcile.rest_s(took_s) == pytest.approx(20 * took_s), "a twentieth"
     assert reconcile.rest_s(0.015) == 0.1
     assert (reconcile.rest_s(0.1), reconcile.rest_s(60.0)) == (pytest.approx(0.4), 1.0)
+    rests = [reconcile.rest_after_moves_s(took_s) for took_s in (0.1, 60.0)]
+    assert rests == [pytest.approx(2.0), 30.0], "a search for moves takes more"

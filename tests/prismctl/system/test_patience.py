@@ -1,6 +1,7 @@
 """Waiting no longer than others answer. They are functions here; real processes are stopped in test_live.py."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -9,10 +10,7 @@ from prismctl.system.patience import RequiredProcess
 from services.errors import Unavailable
 from testing.patience import PATIENCE_S
 
-
-@pytest.fixture(autouse=True)
-def often(monkeypatch):
-    monkeypatch.setattr(patience, "_LOOK_S", 0.0)
+attending = partial(patience.attending, look_s=0.0)
 
 
 def asked(*problems, look=""):
@@ -26,13 +24,13 @@ def asked(*problems, look=""):
 
 
 async def test_work_ends_normally_while_all_processes_answer():
-    async with patience.attending([asked("")], 0.01):
+    async with attending([asked("")], 0.01):
         assert await asyncio.sleep(0, "done") == "done"
 
 
 async def test_silent_process_ends_the_work_and_is_named_with_its_log(capsys):
     with pytest.raises(Unavailable) as error:
-        async with asyncio.timeout(PATIENCE_S), patience.attending([asked("it hangs", look="its log is l.log")], 0.001):
+        async with asyncio.timeout(PATIENCE_S), attending([asked("it hangs", look="its log is l.log")], 0.001):
             await asyncio.Event().wait()
     said = "the loader at unix:/l does not answer; it hangs; its log is l.log"
     assert str(error.value) == said
@@ -49,7 +47,7 @@ async def test_silent_process_is_waited_for_at_most_twice_the_given_time(monkeyp
         return "it hangs"
 
     with pytest.raises(Unavailable):
-        async with patience.attending([RequiredProcess("the loader", "unix:/l", problem)], 3600.0):
+        async with attending([RequiredProcess("the loader", "unix:/l", problem)], 3600.0):
             await asyncio.Event().wait()
     assert sum(waited) <= 2 * 3600.0 and waited[0] == 3600.0
 
@@ -67,7 +65,7 @@ async def test_silent_process_that_answers_again_is_waited_for(capsys):
 
     async with (
         asyncio.timeout(PATIENCE_S),
-        patience.attending([RequiredProcess("the loader", "unix:/l", problem)], 60.0),
+        attending([RequiredProcess("the loader", "unix:/l", problem)], 60.0),
     ):
         await heard.wait()
     assert capsys.readouterr().err.count("waiting for it") == 1
@@ -75,11 +73,11 @@ async def test_silent_process_that_answers_again_is_waited_for(capsys):
 
 async def test_timeout_of_the_work_is_raised_as_such():
     with pytest.raises(TimeoutError):
-        async with patience.attending([asked("")], 0.01), asyncio.timeout(0):
+        async with attending([asked("")], 0.01), asyncio.timeout(0):
             await asyncio.Event().wait()
 
 
 async def test_error_of_the_work_is_raised_unchanged():
     with pytest.raises(KeyError):
-        async with patience.attending([asked("it hangs")], 60.0):
+        async with attending([asked("it hangs")], 60.0):
             raise KeyError

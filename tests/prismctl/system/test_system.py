@@ -7,14 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prismctl.__main__ import app
-from prismctl.system import system
 from prismctl.system.system import SystemAddresses
-
-
-@pytest.fixture(autouse=True)
-def deployed(monkeypatch, tmp_path):
-    monkeypatch.setattr(system, "_DEPLOYED", tmp_path / "deployed")
-    return tmp_path / "deployed"
 
 
 def run(*arguments):
@@ -31,11 +24,14 @@ def test_state_folder_without_sockets_is_named_with_the_option_that_names_anothe
         assert f"does not answer: placement (unix:{folder}/placement.sock): there is no such socket" in told
 
 
-def test_deployed_system_is_suggested_where_the_state_folder_has_none(tmp_path, deployed):
+def test_deployed_system_is_suggested_where_the_state_folder_has_none(tmp_path):
+    deployed = tmp_path / "deployed"
+    system = SystemAddresses(tmp_path / "x", deployed=deployed)
+    assert system.nowhere().endswith("says where its sockets are"), "it is not there either"
     deployed.mkdir()
     (deployed / "placement.sock").touch()
-    told = " ".join(run("--state", tmp_path / "x", "status").stdout.split())  # long folders make a line break
-    assert f"says where its sockets are ({deployed} has some)" in told
+    assert system.nowhere().endswith(f"says where its sockets are ({deployed} has some)")
+    assert "has some" not in SystemAddresses(deployed, deployed=deployed).nowhere()
 
 
 def test_sockets_of_a_system_that_ended_are_reported_unlike_no_sockets(tmp_path):

@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from services.telemetry import otlp, tracing
 from services.telemetry.spans import UNTRACED
+from testing.patience import PATIENCE_S
 from tests.collector import Collector
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -17,7 +18,6 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 @pytest.fixture
 def collector(monkeypatch):
-    monkeypatch.setattr(otlp, "_FLUSH_S", 60.0)
     with Collector() as it:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", it.endpoint)
         yield it
@@ -38,7 +38,7 @@ def test_tracing_without_start_does_nothing_and_does_not_import_opentelemetry():
 
 
 async def test_spans_arrive_with_their_times_attributes_events_links_and_errors(collector):
-    close = tracing.start("a-service", {"prism.group": "cpu:0"})
+    close = tracing.start("a-service", {"prism.group": "cpu:0"}, flush_s=PATIENCE_S)
     now = time.monotonic()
     wall_ns = time.time_ns()
     other = tracing.begin("other")
@@ -76,7 +76,7 @@ async def test_spans_arrive_with_their_times_attributes_events_links_and_errors(
 
 
 async def test_trace_of_a_caller_is_continued_as_its_sampling_flag_says(collector):
-    close = tracing.start("a-service")
+    close = tracing.start("a-service", flush_s=PATIENCE_S)
     followed = tracing.begin("followed", traceparent=f"00-{TRACE}-{PARENT}-01")
     assert followed.log_fields == {"trace_id": TRACE}
     version, trace, own, flags = followed.traceparent.split("-")
@@ -95,7 +95,7 @@ async def test_trace_of_a_caller_is_continued_as_its_sampling_flag_says(collecto
 
 async def test_tracing_uses_the_sampler_of_the_environment(collector, monkeypatch):
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-    close = tracing.start("a-service")
+    close = tracing.start("a-service", flush_s=PATIENCE_S)
     assert tracing.begin("root") is UNTRACED
     assert tracing.begin("child", traceparent=f"00-{TRACE}-{PARENT}-01").recorded
     await close()
@@ -103,7 +103,7 @@ async def test_tracing_uses_the_sampler_of_the_environment(collector, monkeypatc
 
 async def test_tracing_after_its_end_records_nothing_and_restores_the_switch_interval(collector):
     before = sys.getswitchinterval()
-    close = tracing.start("a-service")
+    close = tracing.start("a-service", flush_s=PATIENCE_S)
     assert sys.getswitchinterval() < before
     await close()
     assert sys.getswitchinterval() == before
@@ -111,13 +111,12 @@ async def test_tracing_after_its_end_records_nothing_and_restores_the_switch_int
 
 
 async def test_collector_that_never_answers_costs_at_most_a_queue_of_spans_and_a_bounded_stop(monkeypatch):
-    monkeypatch.setattr(otlp, "_FLUSH_S", 0.01)
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "50")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        close = tracing.start("a-service")
+        close = tracing.start("a-service", flush_s=0.01)
         made = []
         for _ in range(1000):
             span = tracing.begin("root")

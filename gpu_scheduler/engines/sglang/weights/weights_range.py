@@ -28,6 +28,7 @@ from services.runtime.checksum import MULTIPLIER, ROW_BYTES, Checksum, as_text
 
 ALIGN_BYTES = 256
 _CHUNK_BYTES = 64 << 20
+"""Bytes of weights that are moved, or summed up, at once."""
 _TABLE = "cos_sin_cache"
 """SGLang's name for the tables of its rotary embeddings, which do not change."""
 _MULTIPLIER = MULTIPLIER - (1 << 64)  # torch has signed words only, and the same bits come out
@@ -182,10 +183,11 @@ def lay_out(model: torch.nn.Module, range_: MappedWeights) -> WeightsLayout:
     return WeightsLayout(tuple(places), range_.used)
 
 
-def close_gaps(model: torch.nn.Module, range_: MappedWeights) -> bool:
+def close_gaps(model: torch.nn.Module, range_: MappedWeights, *, chunk_bytes: int = _CHUNK_BYTES) -> bool:
     """Moves the tensors of a model that is bound down to the start of the range, in their order, over places that
-    nothing uses any more; returns whether the range became shorter. Raises BrokenModel if SGLang holds a tensor over
-    the range that was not found in the model: it points to the bytes of another one, or would do so."""
+    nothing uses any more, at most `chunk_bytes` at once; returns whether the range became shorter. Raises BrokenModel
+    if SGLang holds a tensor over the range that was not found in the model: it points to the bytes of another one, or
+    would do so."""
     tensors = [tensor for _, tensor in _held(model, range_)]
     spans = [span for tensor in tensors if (span := range_.span(tensor)) is not None]
     whole = overlapping(spans)
@@ -197,7 +199,7 @@ def close_gaps(model: torch.nn.Module, range_: MappedWeights) -> bool:
     if not shorter:
         return False
     for (first, last), start in zip(whole, starts, strict=True):
-        _move_bytes(range_.memory, first, last, start)
+        _move_bytes(range_.memory, first, last, start, chunk_bytes)
     begins = [first for first, _ in whole]
     for tensor in {id(tensor): tensor for tensor in tensors}.values():
         offset = range_.offset(tensor)
@@ -211,10 +213,10 @@ def close_gaps(model: torch.nn.Module, range_: MappedWeights) -> bool:
     return True
 
 
-def _move_bytes(memory: torch.Tensor, first: int, last: int, start: int) -> None:
+def _move_bytes(memory: torch.Tensor, first: int, last: int, start: int, chunk_bytes: int) -> None:
     """Moves bytes down, a chunk at a time, so that a second copy stays small."""
-    for done in range(0, last - first if start != first else 0, _CHUNK_BYTES):
-        size = min(last - first - done, _CHUNK_BYTES)
+    for done in range(0, last - first if start != first else 0, chunk_bytes):
+        size = min(last - first - done, chunk_bytes)
         source = memory[first + done : first + done + size]
         overlaps = size > first - start
         memory[start + done : start + done + size].copy_(source.clone() if overlaps else source)

@@ -25,9 +25,10 @@ TARGET = PrefillThrottle(step_s=0.010)
 
 @pytest.fixture
 def board() -> Iterator[SharedBoard]:
-    """Engines wait for neighbours as long as it takes."""
+    """Engines wait for neighbours as long as it takes. Bids last: one is made with each look, and a machine may be
+    slower than the 50 ms that it holds otherwise."""
     fd = shared_board.create()
-    board = SharedBoard(fd)
+    board = SharedBoard(fd, bid_s=FOR_EVER_S)
     board.set_prefill_priority(FOR_EVER_S, 16)
     board.set_decode_arbitration(FOR_EVER_S)
     for index in (INDEX, NEIGHBOUR, ANOTHER):
@@ -70,12 +71,6 @@ def engine(board: SharedBoard, index: int = INDEX, need: float = 0.4, *, proving
 
 def reason(wait: StepWait | None) -> WaitReason | None:
     return None if wait is None else wait.why
-
-
-@pytest.fixture(autouse=True)
-def bids_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bid is made with each look, and a machine may be slower than the 50 ms that it holds."""
-    monkeypatch.setattr(shared_board, "_BID_S", FOR_EVER_S)
 
 
 def test_decode_behind_a_claimed_prefill_waits_until_it_is_released(board: SharedBoard) -> None:

@@ -153,17 +153,14 @@ def test_tensors_move_down_over_what_is_used_no_more_and_keep_values_strides_and
 
 
 @pytest.mark.parametrize("chunk", [100, 256, 1 << 20])
-def test_a_tensor_longer_than_the_gap_before_it_moves_over_its_own_bytes(
-    monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
-    monkeypatch.setattr(weights_range, "_CHUNK_BYTES", chunk)
+def test_a_tensor_longer_than_the_gap_before_it_moves_over_its_own_bytes(chunk: int) -> None:
     range_, model = empty_range(), torch.nn.Module()
     model.short = torch.nn.Parameter(torch.ones(60))
     model.long = torch.nn.Parameter(torch.arange(300.0))
     model.last = torch.nn.Parameter(torch.arange(3.0))
     weights_range.bind(model, range_, copy=True)
     del model.short
-    assert weights_range.close_gaps(model, range_)
+    assert weights_range.close_gaps(model, range_, chunk_bytes=chunk)
     assert torch.equal(model.long, torch.arange(300.0)) and torch.equal(model.last, torch.arange(3.0))
     assert (range_.offset(model.long), range_.offset(model.last), range_.used) == (0, 1280, 1536)
 
