@@ -24,6 +24,7 @@ def broken(tmp_path):
     weights.write_bytes(weights.read_bytes()[:-1000])
     config = json.loads((folders["tensorless"] / "config.json").read_text())
     config["num_hidden_layers"] += 1
+    config.pop("layer_types", None)
     (folders["tensorless"] / "config.json").write_text(json.dumps(config))
     (folders["wordless"] / "tokenizer.json").unlink()
     for name, changes in (
