@@ -13,7 +13,7 @@ from gateway.openai.endpoint import Reply
 from gpu_scheduler.engines.echo.rule import embedding
 from protos import common_pb2
 from tests.gateway import tokenizers
-from tests.gateway.conftest import World, world  # noqa: F401
+from tests.gateway.conftest import World, waits, world  # noqa: F401
 from tests.gateway.fakes import Running, place
 
 KEY = "sk-mine"

@@ -221,9 +221,10 @@ async def test_a_model_that_leaves_hands_its_requests_back_and_its_engine_stays_
     await group.bring(common_pb2.COLD)
     assert (await answer(stream))[1:] == (common_pb2.FAILED, "handed back")
     assert group.residents.get("m") is None
-    assert engine.alive
+    # Another one may be warm as well by now, and be the next to have a model.
+    assert engine.alive and any(engine in pool.engines for pool in group.pools.values())
     await group.bring(common_pb2.ACTIVE)
-    assert group.residents.get("m").engine is engine
+    assert group.residents.get("m").engine.alive
 
 
 async def test_a_dead_engine_is_replaced_and_the_next_request_served(group):
