@@ -60,7 +60,7 @@ _PROMPTS_AWAKE = 6
 _RERUNS = (2, 3, 5, 6, 8, 12)
 """Requests at a time in the further runs of unmodified SGLang, each in an order of its own."""
 _RERUNS_WITH_LITTLE = (8, 11)
-"""The same for unmodified SGLang with little KV."""
+"""Requests at a time in the runs of unmodified SGLang that has as little KV as our engine at times."""
 
 
 def parse() -> argparse.Namespace:

@@ -65,7 +65,7 @@ def write_catalogue(models: Sequence[str], path: Path, dtype_bytes: int) -> Mapp
 
 
 def sizes(*, on_gpus: bool) -> Sizes:
-    """What a loader of a local system assumes of models whose entries do not say it."""
+    """Sizes that the loader of a local system takes for models whose entries give none."""
     fields = ("device_dtype_bytes", "kv_extent_bytes", "engine_quota_bytes")
     if on_gpus:
         return Sizes(*(GPU_LOADER[field] for field in fields))

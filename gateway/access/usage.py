@@ -1,4 +1,4 @@
-"""Who used how many tokens: metrics by key, and a file with a JSON line for each request that billing can read."""
+"""Tokens that each key used: metrics, and a file with a JSON line for each request, which billing can read."""
 
 from __future__ import annotations
 

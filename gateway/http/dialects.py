@@ -19,7 +19,7 @@ class Dialect(Protocol):
         """The body of an error; None: a fault of the gateway."""
 
     def events(self, error: PrismError | None) -> bytes:
-        """The same as the last events of a stream."""
+        """The last events of a stream that ends with an error; None: a fault of the gateway."""
 
 
 class OpenAi:

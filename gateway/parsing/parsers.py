@@ -44,7 +44,7 @@ NOTHING = Wanted()
 
 @dataclass(slots=True)
 class Parts:
-    """What more text of an answer completed."""
+    """Parts of an answer that more of its text completed: text, reasoning and calls."""
 
     text: str = ""
     reasoning: str = ""
@@ -182,11 +182,13 @@ class Splitter:
     async def _ask(self, what: list[Any], before: str) -> dict[str, Any]:
         running = await self._process.ready()
         if running is not self._running:
-            told = await self._process.ask("open", self._key, *self._opening)
+            opened = await running.ask("open", self._key, *self._opening)
+            if "error" in opened:
+                return opened
             self._running = running
-            if before and "error" not in told:
-                await self._process.ask("push", self._key, before, False)
-        return await self._process.ask(*what)
+            if before:
+                await running.ask("push", self._key, before, False)
+        return await running.ask(*what)
 
     def _parts(self, told: dict[str, Any], text: str) -> Parts:
         if "error" in told:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import orjson
 
 from services.errors import Unavailable
-from services.ipc import children
+from services.ipc import children, line_process
 from services.runtime import tasks
 from services.telemetry import log
 
@@ -41,23 +42,7 @@ class RunningParsers:
     @classmethod
     async def start(cls, command: Sequence[str]) -> tuple[RunningParsers, dict[str, Any]]:
         """Starts it; returns it with its first line. Raises OSError, TimeoutError."""
-        process = await children.start(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            limit=_LONGEST_LINE,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(START_S):
-                line = await process.stdout.readline()
-            if not line.endswith(b"\n"):
-                raise OSError("it has ended")
-        except BaseException:
-            await children.end(process)
-            raise
+        process, line = await line_process.started(command, START_S, _LONGEST_LINE)
         return cls(process), orjson.loads(line)
 
     @property
@@ -93,15 +78,18 @@ class RunningParsers:
         except (OSError, RuntimeError):  # uvloop raises the second for a closed pipe
             raise ProcessLost("it has ended") from None
 
-    async def ask(self, line: bytes) -> bytes:
+    async def ask(self, *what: Any) -> dict[str, Any]:
+        """The answer to one request. Raises ProcessLost if the process ends meanwhile."""
         if not self.alive:
             raise ProcessLost("it has ended")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
-        self._write(line)
+        # Schemas of tools may have numbers beyond 64 bits, which orjson does not write.
+        self._write(json.dumps(what).encode())
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await answer
+                found: dict[str, Any] = orjson.loads(await answer)
+                return found
         except TimeoutError:
             await self.stop()
             raise ProcessLost("it did not answer") from None
@@ -144,9 +132,7 @@ class ParserProcess:
 
     async def ask(self, *what: Any) -> dict[str, Any]:
         """The answer to one request. Raises ProcessLost if the process ends meanwhile, Unavailable."""
-        running = await self.ready()
-        found: dict[str, Any] = orjson.loads(await running.ask(orjson.dumps(what)))
-        return found
+        return await (await self.ready()).ask(*what)
 
     async def close(self) -> None:
         self._closed = True

@@ -80,7 +80,7 @@ class SharedBoard:
         return _throttle_of(self.throttle_words(index))
 
     def throttle_words(self, index: int) -> bytes:
-        """The same as it is written on the board."""
+        """The prefill throttle of the engine with `index`, as it is written on the board."""
         return self._words[_EACH * index : _EACH * index + _THROTTLE.size + _STEP.size]
 
     @property

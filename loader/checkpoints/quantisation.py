@@ -90,7 +90,8 @@ class Quantisation:
     """Names, parts of names, or patterns with "*" for any characters, of the layers that are not quantised; None: any
     may be such a layer."""
     no_mixtures: str = ""
-    """What engines' kernels for experts are for, if not for a mixture of this kind; empty: they are."""
+    """Kinds of mixtures that engines have kernels for, as part of a sentence, where this one is none of them; empty: it
+    is."""
 
     def may_be_float(self, name: str) -> bool:
         """Whether a weight may have been left as it is. Exceptions are taken widely. Packed weights have names of their

@@ -11,6 +11,35 @@ from services.ipc import children
 _LONGEST_LINE = 1 << 16
 
 
+async def started(
+    command: Sequence[str], within_s: float, longest_line: int = _LONGEST_LINE
+) -> tuple[children.Process, bytes]:
+    """A child process with its first line, which it writes once it is ready. Raises OSError if it cannot be started or
+    ends, TimeoutError after `within_s` seconds."""
+    process = await children.start(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        limit=longest_line,
+        start_new_session=True,
+    )
+    try:
+        return process, await _line_of(process, within_s)
+    except BaseException:
+        await children.end(process)
+        raise
+
+
+async def _line_of(process: children.Process, within_s: float) -> bytes:
+    assert process.stdout is not None
+    async with asyncio.timeout(within_s):
+        line = await process.stdout.readline()
+    if not line.endswith(b"\n"):
+        raise OSError("it has ended")
+    return line
+
+
 class LineProcess:
     """One child process. Callers have to take turns, and have to import `services.ipc.forking` before grpc."""
 
@@ -21,21 +50,8 @@ class LineProcess:
     async def start(cls, command: Sequence[str], within_s: float) -> LineProcess:
         """Starts the child, and returns once it has written its first line. Raises OSError if it cannot be started or
         ends, TimeoutError after `within_s` seconds."""
-        process = await children.start(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            limit=_LONGEST_LINE,
-            start_new_session=True,
-        )
-        made = cls(process)
-        try:
-            await made._said(within_s)
-        except BaseException:
-            await made.stop()
-            raise
-        return made
+        process, _ = await started(command, within_s)
+        return cls(process)
 
     @property
     def pid(self) -> int:
@@ -53,15 +69,7 @@ class LineProcess:
             self._process.stdin.write(line + b"\n")
         except RuntimeError as error:  # uvloop raises it for a closed pipe
             raise OSError(str(error)) from None
-        return await self._said(within_s)
-
-    async def _said(self, within_s: float) -> bytes:
-        assert self._process.stdout is not None
-        async with asyncio.timeout(within_s):
-            line = await self._process.stdout.readline()
-        if not line.endswith(b"\n"):
-            raise OSError("it has ended")
-        return line
+        return await _line_of(self._process, within_s)
 
     async def ended(self) -> None:
         """Returns once the process has ended and no more output comes from it."""

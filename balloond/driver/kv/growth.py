@@ -69,7 +69,7 @@ class ExtentRequest:
     is_fill: bool = False
     """True if the extents are for the reserve; False if the engine waits for them."""
     only_free: bool = False
-    """Whether it is granted from free memory only: no other lease gives memory back for it."""
+    """Whether the extents come from free memory only, so that no other lease gives memory back for them."""
 
 
 class RangeGrowth:

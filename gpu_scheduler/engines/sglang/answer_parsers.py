@@ -28,7 +28,7 @@ from gpu_scheduler.engines.sglang.base import environment
 
 @dataclass(frozen=True)
 class Sglang:
-    """What is used of SGLang."""
+    """Parts of SGLang by which answers are taken apart."""
 
     reasoning: Any
     calls: Any
@@ -121,8 +121,8 @@ def _parts(found: tuple[str | None, str | None]) -> tuple[str, str]:
 
 
 def _unsent(detector: Any) -> list[Any] | None:
-    """What SGLang's own server sends at the end of a stream: arguments of the last call that were read and not passed
-    on."""
+    """Arguments of the last call that its detector has read and not passed on, as a part of that call; None if there
+    are none. SGLang's own server sends them at the end of a stream."""
     calls, sent = getattr(detector, "prev_tool_call_arr", ()), getattr(detector, "streamed_args_for_tool", ())
     index = len(calls) - 1
     if not 0 <= index < len(sent):

@@ -1,4 +1,4 @@
-"""What a key used: a line in the file for each request, and metrics."""
+"""Usage of a key: a line in the file for each request, and metrics."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ CALLS = (
     "{% for call in m.tool_calls or [] %}[{{ call.function.name }} {{ call.function.arguments.city }}]{% endfor %}"
     "{% endfor %}<|assistant|>"
 )
-"""As Qwen's templates are: it shows tools, calls and reasoning."""
+"""A chat template like Qwen's, which shows tools, calls and reasoning."""
 WEATHER: Any = {
     "type": "function",
     "name": "weather",

@@ -26,7 +26,8 @@ THINKS = (
     "{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
 )
 CODER = THINKS + "{% if tools %}{{ tools | tojson }}<function= <parameter={% endif %}"
-TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+LARGE = {"type": "integer", "maximum": 10**30}
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {"n": LARGE}}}}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
