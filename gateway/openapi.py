@@ -216,19 +216,22 @@ def _get(summary: str, answer: str, *refusals: int, parameters: list[Json] | Non
     }
 
 
+REQUESTS: tuple[type[pydantic.BaseModel], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    MessagesRequest,
+    CountRequest,
+)
+"""Bodies of requests that the document describes, as they are checked."""
+
+
 def document() -> Json:
     """The OpenAPI 3.1 document of all paths but the page's."""
-    kinds: list[type[pydantic.BaseModel]] = [
-        ChatRequest,
-        CompletionRequest,
-        ResponsesRequest,
-        EmbeddingRequest,
-        TokenizeRequest,
-        DetokenizeRequest,
-        MessagesRequest,
-        CountRequest,
-    ]
-    _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_NAME)
+    _, found = models_json_schema([(kind, "validation") for kind in REQUESTS], ref_template=_NAME)
     schemas: Json = {**found["$defs"], **_ANSWERS}
     for schema in schemas.values():
         for field, said in schema.get("properties", {}).items():

@@ -11,28 +11,17 @@ import pytest
 from gateway import openapi
 from gateway.app import build
 from gateway.errors import BadField
-from gateway.openai.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
-from gateway.openai.embeddings import EmbeddingRequest
-from gateway.openai.responses_bodies import ResponsesRequest
+from gateway.openai.bodies import parse
 from tests.gateway.conftest import World
 
-KINDS = {
-    kind.__name__: kind
-    for kind in (
-        ChatRequest,
-        CompletionRequest,
-        ResponsesRequest,
-        EmbeddingRequest,
-        TokenizeRequest,
-        DetokenizeRequest,
-    )
-}
+KINDS = {kind.__name__: kind for kind in openapi.REQUESTS}
 ITEMS: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
     {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]},
     {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "a", "output": "x"},
 ]
+MESSAGES: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
 FORM: dict[str, Any] = {"type": "json_schema", "name": "x", "schema": {}}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -78,6 +67,13 @@ def taken(kind: str, body: Any) -> bool:
         ("EmbeddingRequest", {"model": "m", "input": "a", "encoding_format": "int8"}, False),
         ("TokenizeRequest", {"model": "m", "messages": []}, False),
         ("DetokenizeRequest", {"model": "m", "tokens": [1 << 32]}, False),
+        ("MessagesRequest", MESSAGES, True),
+        ("MessagesRequest", MESSAGES | {"system": [{"type": "text", "text": "x"}], "stop_sequences": ["x"]}, True),
+        ("MessagesRequest", MESSAGES | {"max_tokens": 0}, False),
+        ("MessagesRequest", MESSAGES | {"temperature": 1.5}, False),
+        ("MessagesRequest", MESSAGES | {"messages": [{"role": "tool", "content": "x"}]}, False),
+        ("CountRequest", {key: MESSAGES[key] for key in ("model", "messages")}, True),
+        ("CountRequest", MESSAGES | {"messages": []}, False),
     ],
 )
 def test_openapi_body_is_accepted_exactly_if_the_description_allows_it(kind: str, body: Any, right: bool) -> None:
