@@ -251,10 +251,18 @@ class Case:
                 begun = time.monotonic()
                 await ours.hibernate()
                 asleep = time.monotonic()
-                await ours.wake(lambda: image.put(ours.lease_id))
+                mapped: list[float] = []
+
+                async def fill(mapped: list[float] = mapped) -> None:
+                    mapped.append(time.monotonic())
+                    await image.put(ours.lease_id)
+                    mapped.append(time.monotonic())
+
+                await ours.wake(fill)
                 wake_s = time.monotonic() - asleep
                 rate = measured.weights_bytes / wake_s
-                naps.append({"hibernate_s": asleep - begun, "wake_s": wake_s, "bytes_per_s": rate})
+                nap_s = {"hibernate_s": asleep - begun, "wake_s": wake_s, "mapped_s": mapped[0] - asleep}
+                naps.append(nap_s | {"copy_s": image.copy_s, "filled_s": mapped[1] - asleep, "bytes_per_s": rate})
                 # The engine compares the checksum each time; all prompts are asked after the first two.
                 some = asked if nap < 2 else asked[:_PROMPTS_AWAKE]
                 runs[f"awake {nap}"] = await answers(ours, some, given.new, 8)
