@@ -199,9 +199,8 @@ class Case:
         async with contextlib.AsyncExitStack() as stack:
             capacity = 2 * (weights + self._most) + (2 << 30)
             at = shared or await stack.enter_async_context(harness.node(self._own, capacity, given.device))
-            for name in self._names.values():
-                await at.book(name, floor_bytes=self._least, weights_bytes=weights)
-                await at.limit(name, self._most)
+            await at.book(self._names["files"], floor_bytes=self._least, weights_bytes=weights)
+            await at.limit(self._names["files"], self._most)
             self._most_stock = weights + (16 << 30)
             starting = [
                 tasks.spawn(
@@ -317,6 +316,9 @@ class Case:
     async def _from_image(self, at: harness.Node, image: Image, first: Client) -> Client:
         """An engine that gets its weights from the image of the first."""
         begun = time.monotonic()
+        weights = first.measured.weights_bytes + first.measured.graph_bytes + (256 << 20)
+        await at.book(self._names["image"], floor_bytes=self._least, weights_bytes=weights)
+        await at.limit(self._names["image"], self._most)
         client = Client("image", await fleet.warm("sglang", {}))
         load = harness.load(
             at,
