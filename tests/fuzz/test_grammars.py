@@ -18,7 +18,7 @@ import json
 from testing.fuzz import grammars
 print(json.dumps(grammars.fuzz(cases=200, seed=1).as_json()))
 """
-"""In a process of its own: each grammar is tried in two forks, and those of a process of tests take ten times as long."""
+"""In a process of its own: each grammar is tried in two forks, and a process of tests takes long to fork."""
 
 
 @pytest.mark.sglang
