@@ -19,7 +19,7 @@ from gateway.grpc_api import InferenceServicer
 from gateway.http.messages import Bodies
 from gateway.http.server import FIRST_REQUEST_S, HttpServer
 from gateway.parsing.parsers import Parsers
-from gateway.routing.activation import Activations
+from gateway.routing.activation_calls import ActivationCalls
 from gateway.routing.groups import GroupLinks
 from gateway.routing.relay import Relay, RelayPatience
 from gateway.routing.routes import Route, RouteTable
@@ -35,7 +35,7 @@ from services.ipc import inherited
 from services.rpc import rpc
 from services.rpc.watch import follow_stream
 from services.runtime import tasks
-from services.runtime.files import Followed
+from services.runtime.watched_files import Followed
 from services.service import Service, read_arguments, run
 from services.telemetry import log, tracing
 from tokenization.loading import without_torch
@@ -69,7 +69,7 @@ async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, l
         reach_s=config.reach_time_out_s,
         compile_s=config.compile_time_out_s,
     )
-    activations = Activations(placement, time_out_s=config.activate_time_out_s)
+    activations = ActivationCalls(placement, time_out_s=config.activate_time_out_s)
     relay = Relay(routes, links, activations, patience)
     parsers = Parsers()
     service.on_stop(parsers.close)

@@ -151,7 +151,7 @@ class Arbitration(ConfigSection):
         return {**given, "experiments": {**experiments, **moved}}
 
     @property
-    def turn(self) -> admission.PrefillLimits:
+    def prefill_limits(self) -> admission.PrefillLimits:
         return admission.PrefillLimits(
             self.chunk_tokens, joint_s=self.joint_s if self.experiments.prefill_turn else inf
         )
@@ -170,7 +170,7 @@ class Arbitration(ConfigSection):
     def group(self) -> GroupRules:
         """Rules of the group's core."""
         return GroupRules(
-            self.turn,
+            self.prefill_limits,
             self.backlog,
             self.forecast,
             tpot_s=self.default_tpot_ms / 1e3,

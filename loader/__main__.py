@@ -20,9 +20,9 @@ from loader.copies.jobs import Jobs
 from loader.copies.kv_copies import KvCopies
 from loader.images.copying import ImageCopier
 from loader.images.disk import DiskImages
+from loader.images.image_capacity import ImageCapacity
 from loader.images.image_jobs import ImageJobs
 from loader.images.image_memory import Image
-from loader.images.image_room import ImageRoom
 from loader.images.images import Images
 from loader.keeping import OWNER
 from loader.server import NAME, LoaderServicer
@@ -53,7 +53,7 @@ async def build(service: Service) -> None:
                 is_pinned(model),
                 models.change(model.listed.name),
                 looking.retry_s(model),
-                room.why_none(model),
+                capacity.why_none(model),
             )
             for model in models.all()
         ]
@@ -90,7 +90,7 @@ async def build(service: Service) -> None:
     images = Images(
         keeper, config.host_capacity_bytes, time.monotonic, describe, changed, transfers.forget, write_to_disk
     )
-    room = ImageRoom(models, images, is_pinned)
+    capacity = ImageCapacity(models, images, is_pinned)
     disk = DiskImages(
         config.disk_folder,
         config.disk_capacity_bytes,
@@ -115,7 +115,7 @@ async def build(service: Service) -> None:
     jobs = Jobs(time.monotonic)
     image_jobs = ImageJobs(models, images, disk, copying, jobs)
     kv = KvCopies(handoff, transfers.of, config.chunk_bytes)
-    servicer = LoaderServicer(models, images, disk, pinned, jobs, image_jobs, kv, room, catalogue)
+    servicer = LoaderServicer(models, images, disk, pinned, jobs, image_jobs, kv, capacity, catalogue)
     service.add(loader_pb2_grpc.add_LoaderServicer_to_server, servicer, NAME)
 
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import Unmet
-from services.wording.values import ValueKind, fault
+from services.wording.json_values import ValueKind, fault
 from tokenization import fidelity, files, repairs
 from tokenization.files import UnreadableNow
 from tokenization.tokenizer import Tokenizer

@@ -106,7 +106,7 @@ def _check(records: Iterable[keeper_pb2.Record]) -> None:
         raise ValueError(f"a record of {longest} bytes cannot be listed")
 
 
-class _Session:
+class _ClientSession:
     """One client's connection."""
 
     def __init__(self, keeper: Keeper, connection: seqpacket.SeqpacketConnection) -> None:
@@ -165,7 +165,7 @@ async def serve(path: str) -> None:
             return  # gone already
         os.close(peer.pidfd)
         if peer.uid == os.getuid():
-            await _Session(keeper, connection).run()
+            await _ClientSession(keeper, connection).run()
 
     server = seqpacket.SeqpacketServer(path, on_connect)
     server.start()

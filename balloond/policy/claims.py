@@ -8,7 +8,7 @@ from typing import Literal
 
 from balloond.policy.ledger import Extent, Kind
 
-Why = Literal["over_limit", "exhausted", "not_booked", "unknown", "peer"]
+RefusalReason = Literal["over_limit", "exhausted", "not_booked", "unknown", "peer"]
 What = Literal["reserve", "prefixes", "decodes"]
 
 
@@ -148,7 +148,7 @@ class Grant:
 class RefuseClaim:
     lease_id: str
     request_id: int
-    why: Why
+    why: RefusalReason
     short: int
     detail: str
 

@@ -1,5 +1,5 @@
 """Requests to balloond for memory when a request could start but its model lacks memory. Which are made and when, the
-group's core decides (`policy/memory/request_limit.py`)."""
+group's core decides (`policy/memory/request_backoff.py`)."""
 
 from __future__ import annotations
 

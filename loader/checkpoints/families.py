@@ -14,7 +14,7 @@ from loader.checkpoints import engine_classes, rope
 from loader.checkpoints.classes import CLASSES, Experts, ModelClass
 from loader.checkpoints.config_values import TOKEN, TOKENS, check, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
-from services.wording.values import (
+from services.wording.json_values import (
     COUNT,
     COUNT_OR_NONE,
     FLAG,

@@ -22,7 +22,7 @@ from loader.config import LoaderConfig
 from placement.config import PlacementConfig
 from prismctl import cli
 from prismctl.system import reference
-from prismctl.system.agreement import ConfigFile, disagreements
+from prismctl.system.consistency import ConfigFile, disagreements
 from prismctl.system.system import NO, USAGE, failed
 from prismctl.views.terminal import Json, show_json, width
 from services.runtime.config import Config, ConfigSection, Fault, faults

@@ -18,11 +18,11 @@ from placement.config import PlacementConfig
 from placement.policy.assignment.cool_down import CoolDowns
 from placement.policy.assignment.moves import Move
 from placement.policy.assignment.rebalance import NONE, Round, rebalance
-from placement.policy.lifecycle.activation import ActivationPlan
+from placement.policy.lifecycle.activation_plan import ActivationPlan
 from placement.policy.lifecycle.decisions import Activate, GoCold
 from placement.policy.lifecycle.reservations import Reservations
 from sim.clock import Clock
-from sim.cluster.standings import SimulatedIndexes
+from sim.cluster.group_indexes import SimulatedIndexes
 from sim.engines.cost import GpuModel
 from sim.group.arbiter import SimulatedQueue
 from sim.group.node import SimulatedGroup, SimulatedResidency
@@ -191,7 +191,7 @@ class Fleet:
 
     def _wait(self) -> bool:
         """Whether a model waits for a place: moves would be in its way then."""
-        return any(promises.any(self._clock.now) for promises in self._reservations.values())
+        return any(reservations.any(self._clock.now) for reservations in self._reservations.values())
 
     def _migrate(self, name: str, source: SimulatedGroup, target: SimulatedGroup) -> None:
         if name in self._moving:

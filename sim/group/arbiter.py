@@ -87,7 +87,7 @@ class SimulatedQueue:
 
     def claims(self) -> Counter[str]:
         """Model -> number of its waiting requests that can still be on time."""
-        return Counter(self._requests[request_id].model for request_id in self._core.agenda.on_time)
+        return Counter(self._requests[request_id].model for request_id in self._core.queue_plan.on_time)
 
     @property
     def empty(self) -> bool:

@@ -1,6 +1,6 @@
 """A group: its devices' memory and compute, its engines, and the residencies of its models.
 
-A residency changes in the steps of `gpu_scheduler/residency/activation.py` and `residency.py`: book, make room, fill,
+A residency changes in the steps of `gpu_scheduler/residency/activator.py` and `residency.py`: book, make room, fill,
 wake; or drain, empty, book what a sleeping engine keeps. Their durations are the cost model's.
 """
 
@@ -147,7 +147,7 @@ class SimulatedGroup:
         residents = ", ".join(f"{name} {r.residency.value}" for name, r in self.residents.items())
         return f"SimulatedGroup({self.name}, {residents})"
 
-    def own_room(self, spec: Spec) -> int:
+    def own_bytes(self, spec: Spec) -> int:
         """Bytes of weights and graphs on each device, as they are booked."""
         unit = self.hardware.weights_unit_bytes
         weights = -(-spec.shape.weights_bytes // spec.parts)
@@ -195,7 +195,7 @@ class SimulatedGroup:
 
     def _entitle(self, resident: SimulatedResident, done: Callable[[bool], None]) -> None:
         spec = resident.spec
-        own, floor = self.own_room(spec), self.floor(spec)
+        own, floor = self.own_bytes(spec), self.floor(spec)
         try:
             self.memory.book(spec.name, self.hardware.quota_bytes, own, floor)
         except Refused:
@@ -204,12 +204,12 @@ class SimulatedGroup:
         self.memory.make_room(
             spec.name,
             own + floor,
-            lambda short: self._roomed(resident, done, short),
+            lambda short: self._memory_made(resident, done, short),
             may_retract=True,
             terms=ROOM_FOR_ACTIVATION,
         )
 
-    def _roomed(self, resident: SimulatedResident, done: Callable[[bool], None], short: int) -> None:
+    def _memory_made(self, resident: SimulatedResident, done: Callable[[bool], None], short: int) -> None:
         if short:
             self._failed(resident, done)
             return
@@ -226,7 +226,7 @@ class SimulatedGroup:
                 self.queue.decode_arbitration_s,
             )
             self.memory.open(resident.engine)
-        self.memory.fill(name, self.own_room(resident.spec))
+        self.memory.fill(name, self.own_bytes(resident.spec))
         seconds = resident.cost.wake_s if asleep else resident.cost.cold_s
         self.clock.after(seconds, self._up, resident, done, seconds)
 

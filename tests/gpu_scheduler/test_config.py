@@ -105,7 +105,7 @@ def test_the_core_of_a_group_gets_the_settings_of_arbitration():
         default_tpot_ms=50, default_prefill_tokens_per_s=9, wake_estimate_s=2, stop_decodes=True, protect_decodes=False
     )
     assert given.group == GroupRules(
-        given.turn,
+        given.prefill_limits,
         tpot_s=0.05,
         prefill_tokens_per_s=9,
         wake_s=2,

@@ -13,7 +13,7 @@ from gpu_scheduler.policy.group_facts import ArrivedRequest, GroupRules, ModelFa
 from gpu_scheduler.policy.memory.forecast import ForecastRules
 from gpu_scheduler.policy.memory.holdings import DeviceMemory
 from gpu_scheduler.policy.memory.kv_shortage import LASTING_S
-from gpu_scheduler.policy.memory.request_limit import AGAIN_S
+from gpu_scheduler.policy.memory.request_backoff import AGAIN_S
 from gpu_scheduler.policy.queue.admission import PrefillLimits
 from gpu_scheduler.policy.queue.decisions import Drop, Expire, NeedMemory, RequestMemory, SetThrottle, Start
 from gpu_scheduler.policy.throttle.interference import WINDOW
@@ -199,7 +199,7 @@ def test_progress_of_a_prefill_counts_until_its_first_token_is_out():
     assert group.core.work_of("a") == (1, whole_s)
     assert group.core.prefilled("r", group.now, 500)
     group.plans()
-    assert group.core.agenda.start == pytest.approx(group.now + whole_s / 2)
+    assert group.core.queue_plan.start == pytest.approx(group.now + whole_s / 2)
     group.first_token("r")
     assert not group.core.prefilled("r", group.now, 700)
     assert group.core.work_of("a") == (1, 0.0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_scheduler.engines.sglang.kv.eviction import Places, all_nodes, envelopes_of, unlocked_nodes
+from gpu_scheduler.engines.sglang.kv.prefix_eviction import Places, all_nodes, envelopes_of, unlocked_nodes
 from gpu_scheduler.engines.sglang.policy.compaction import begun, moves, moves_within
 from gpu_scheduler.engines.sglang.policy.layout import Indices
 

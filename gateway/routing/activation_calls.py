@@ -13,7 +13,7 @@ from services.rpc.status import from_rpc
 from services.runtime import tasks
 
 
-class Activations:
+class ActivationCalls:
     """The calls of `Activate` that are under way."""
 
     def __init__(self, placement: placement_pb2_grpc.PlacementStub, *, time_out_s: float) -> None:
