@@ -97,7 +97,6 @@ async def build(service: Service) -> None:
         images,
         describe_generation,
         changed,
-        threads=config.disk_threads,
         answer_timeout_s=config.answer_timeout_s,
     )
     handoff = HandoffClient(config.handoff, config.answer_timeout_s)
@@ -108,7 +107,6 @@ async def build(service: Service) -> None:
         transfers.of,
         transfers.has_way,
         chunk_bytes=config.chunk_bytes,
-        threads=config.copy_threads,
         answer_timeout_s=config.answer_timeout_s,
     )
     metrics.CAPACITY.set(config.host_capacity_bytes)

@@ -33,7 +33,7 @@ class MemoryRequests:
             short, where = await devices.make_room(
                 request.model,
                 bytes=request.bytes,
-                may_retract=request.may_retract,
+                may_retract=False,
                 hold_ms=int(1e3 * request.terms.held_s),
                 timeout_s=request.terms.timeout_s,
             )

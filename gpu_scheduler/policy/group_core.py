@@ -279,12 +279,12 @@ class GroupCore:
             self.shortages.look(needs, self.backlog.waiting_by_model(), now)
         else:
             self.shortages.look((), {}, now)
-        requested = [self._request(need) for need in needs if self._memory_requests.take(need, now)]
+        requested = [
+            RequestMemory(need.model, need.bytes, need.for_request)
+            for need in needs
+            if self._memory_requests.take(need, now)
+        ]
         return [*queue_plan.decisions, *needs, *requested, *self._throttles(now), *starts]
-
-    def _request(self, need: NeedMemory) -> RequestMemory:
-        may_retract = self._rules.stop_decodes and need.slack < inf
-        return RequestMemory(need.model, need.bytes, need.for_request, may_retract)
 
     def _admit(self, queue_plan: QueuePlan, devices: Sequence[DeviceMemory]) -> list[Start | NeedMemory]:
         active = self._active

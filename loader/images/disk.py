@@ -27,6 +27,8 @@ from services.runtime.pauses import Pauses
 from services.telemetry import log
 
 _log = log.get(__name__)
+_THREADS = 4
+"""Threads that read or write one file: what a local disk needs to be busy."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
 """Seconds before an image that could not be written is written again, at first and at most: others may leave, and a
 disk may be emptied."""
@@ -66,7 +68,7 @@ class DiskImages:
         describe: Callable[[int], tuple[bool, bool]],
         on_change: Callable[[], None],
         *,
-        threads: int,
+        threads: int = _THREADS,
         answer_timeout_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:

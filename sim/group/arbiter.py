@@ -171,7 +171,7 @@ class SimulatedQueue:
             request.model,
             request.bytes,
             lambda short: self._answered(request, short),
-            may_retract=request.may_retract,
+            may_retract=False,
             terms=request.terms,
         )
 

@@ -167,29 +167,23 @@ class SimulatedGroup:
 
     # --- up
 
-    def activate(
-        self,
-        spec: Spec,
-        done: Callable[[bool], None],
-        yields: Sequence[tuple[str, bool]] = (),
-        drain_s: float = 0.0,
-    ) -> None:
-        """Brings a model up. `yields`: (model, whether it goes cold) of models that make way, within `drain_s` seconds
-        each. `done` is called later, with whether the model is active."""
+    def activate(self, spec: Spec, done: Callable[[bool], None], yields: Sequence[tuple[str, bool]] = ()) -> None:
+        """Brings a model up. `yields`: (model, whether it goes cold) of models that make way. `done` is called later,
+        with whether the model is active."""
         resident = self.residents.get(spec.name)
         if resident is None:
             resident = self.residents[spec.name] = SimulatedResident(spec, Cost(spec.shape, self.hardware))
         self._set(resident, SimulatedResidency.WAKING)
-        self._make_way(resident, list(yields), drain_s, done)
+        self._make_way(resident, list(yields), done)
 
     def _make_way(
-        self, resident: SimulatedResident, yields: list[tuple[str, bool]], drain_s: float, done: Callable[[bool], None]
+        self, resident: SimulatedResident, yields: list[tuple[str, bool]], done: Callable[[bool], None]
     ) -> None:
         while yields:
             name, cold = yields.pop(0)
             other = self.residents.get(name)
             if other is not None and other.residency in (SimulatedResidency.ACTIVE, SimulatedResidency.HIBERNATING):
-                self.bring_down(name, cold, lambda: self._make_way(resident, yields, drain_s, done), drain_s)
+                self.bring_down(name, cold, lambda: self._make_way(resident, yields, done))
                 return
         self._entitle(resident, done)
 

@@ -69,14 +69,14 @@ ROOM_FOR_ACTIVATION = RoomTerms(timeout_s=20.0, held_s=60.0)
 
 @dataclass(frozen=True, slots=True)
 class RequestMemory:
-    """Have balloond make room for a model, and tell the core of the answer (`GroupCore.memory_answered`)."""
+    """Have balloond make room for a model, and tell the core of the answer (`GroupCore.memory_answered`). Other models'
+    decodes stop for it only up to the model's floor: a stopped request has its prompt and its output so far computed
+    again, which costs more than is gained (docs/design/decisions/026-whose-requests-stop.md)."""
 
     model: str
     bytes: int
     """Bytes on each device."""
     for_request: str
-    may_retract: bool
-    """True if other models' decodes may be stopped for it; otherwise they are only up to the model's floor."""
     terms: RoomTerms = ROOM_FOR_REQUEST
 
 

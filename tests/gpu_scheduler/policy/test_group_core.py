@@ -305,19 +305,6 @@ def test_memory_that_was_not_granted_is_requested_again_with_the_next_plan():
     assert group.plans() == ["a needs 1500", "request 1500 for a"]
 
 
-@pytest.mark.parametrize(
-    ("stop_decodes", "ttft_s", "may_retract"), [(True, 9.0, True), (True, inf, False), (False, 9.0, False)]
-)
-def test_decodes_of_others_stop_only_for_a_request_with_a_target_and_where_that_is_wanted(
-    stop_decodes, ttft_s, may_retract
-):
-    group = Group("a", rules=replace(RULES, stop_decodes=stop_decodes))
-    group.holds(free=500)
-    group.arrives("r", ttft_s=ttft_s)
-    group.plans()
-    assert [request.may_retract for request in group.requested] == [may_retract]
-
-
 def test_memory_of_a_started_request_is_reserved_for_it_until_it_ends():
     group = Group("a")
     group.holds(free=2000)
