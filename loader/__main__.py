@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import signal
 import time
 
@@ -30,6 +29,7 @@ from loader.transfers import Transfers, busy
 from protos import loader_pb2, loader_pb2_grpc
 from services.errors import Invalid
 from services.rpc.watch import Watched
+from services.runtime.process_limits import allow_descriptors
 from services.service import Service, read_arguments, run
 from services.telemetry import log
 
@@ -39,7 +39,7 @@ _log = log.get(__name__)
 async def build(service: Service) -> None:
     config = service.config
     assert isinstance(config, LoaderConfig)
-    _allow_descriptors()
+    allow_descriptors()  # one for each image and each borrowed extent
     catalogue: Watched[loader_pb2.Catalogue] = Watched(loader_pb2.Catalogue())
     sizes = Sizes(config.device_dtype_bytes, config.kv_extent_bytes, config.engine_quota_bytes)
 
@@ -155,13 +155,6 @@ async def _reload_on_hangup(models: NodeModels, images: Images, pinned: Pins, pa
         for image in images.all():
             if models.find(image.model) is None:
                 images.drop(image.model)
-
-
-def _allow_descriptors() -> None:
-    """Raises this process's limit of descriptors as far as the system allows: it needs one for each image and each
-    borrowed extent."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> None:

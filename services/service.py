@@ -32,7 +32,7 @@ from services.errors import PrismError
 from services.rpc import rpc
 from services.rpc.tls import Identity
 from services.runtime import config as config_module
-from services.runtime import heap, notify, tasks
+from services.runtime import notify, process_limits, tasks
 from services.runtime.config import Config, ServerTls
 from services.runtime.watched_files import Followed, follow
 from services.telemetry import log, metrics
@@ -155,7 +155,7 @@ class Service:
 
 def run(config: C, build: Callable[[Any], Awaitable[None]]) -> None:
     """Runs a process to its end; never returns."""
-    heap.few_arenas()
+    process_limits.few_arenas()
     log.configure(config.name, config.log_level, config.log_format)
 
     async def main() -> int:

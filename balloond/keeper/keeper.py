@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import resource
 import signal
 import sys
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from protos import keeper_pb2
 from services.errors import PrismError
 from services.ipc import seqpacket
 from services.runtime import notify, tasks
+from services.runtime.process_limits import allow_descriptors
 
 _BATCH_BYTES = seqpacket.MAX_BYTES // 2
 _LONGEST_RECORD = seqpacket.MAX_BYTES - 64
@@ -180,16 +180,10 @@ async def serve(path: str) -> None:
     await tasks.cancel(beating)
 
 
-def allow_descriptors() -> None:
-    """Raises this process's limit of descriptors as far as the system allows: it needs one for each extent."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m balloond.keeper", description=__doc__.partition("\n\n")[0])
     parser.add_argument("--socket", required=True, metavar="PATH")
-    allow_descriptors()
+    allow_descriptors()  # one for each extent
     try:
         asyncio.run(serve(parser.parse_args().socket))
     except PrismError as error:

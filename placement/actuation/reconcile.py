@@ -302,11 +302,7 @@ class Reconciler:
         """Moves an active model to the group `to_group`, and returns the seconds that it took. Raises NotFound, Unmet,
         Refused."""
         self._actuator.spec(model)
-        target = self._cluster.group(to_group)
-        if target is None:
-            raise NotFound(
-                f"no group {to_group!r}; there are {', '.join(g.name for g in self._cluster.groups.values())}"
-            )
+        target = self._cluster.known_group(to_group)
         source = next((g for g, r in self._cluster.residents(model) if r.residency == common_pb2.ACTIVE), None)
         if source is None:
             raise Unmet(f"{model} is not active")

@@ -94,8 +94,8 @@ class ThrottleController:
     """Which models of a group decode and prefill, and the throttles that follow. Call `measured` for a model before any
     other method that names it (else KeyError)."""
 
-    def __init__(self, rules: ThrottleRules | None = None) -> None:
-        self._rules = rules or ThrottleRules()
+    def __init__(self) -> None:
+        self._rules = ThrottleRules()
         self._models: dict[str, _ThrottledModel] = {}
         self._prefilling: frozenset[str] = frozenset()
         self._counted_to = 0.0

@@ -33,6 +33,9 @@ STRICTLY = 1e-9
 """Share by which a pressure has to be lower to count as lower."""
 _PARTNERS = 16
 """The most places that one pressed place's models are divided with."""
+_LEFT_OUT_TRIES = 256
+"""How many models are looked at as the one that goes, for all together that packing left out; four times as many pairs
+of devices are."""
 
 Numbers = tuple[int, ...]
 """Numbers of the devices of a place."""
@@ -80,14 +83,13 @@ def clearly_lower(one: Field, other: Field, tau: float, least: float = 0.0) -> b
 
 
 def place_left_out(
-    field: Field, placed: Sequence[Placed], homeless: Sequence[Model], tries: int = 256, *, divides: bool = True
+    field: Field, placed: Sequence[Placed], homeless: Sequence[Model], *, divides: bool = True
 ) -> dict[str, Place]:
     """Places for models of one part that fit nowhere, made by moving one model elsewhere, by an exchange of two, or by
     gathering room on one device. Changes the field, in which `placed` are booked. Returns all new places: of models
-    that found one, and of models that went out of the way. `tries`: how many models may be looked at as the one that
-    goes, for all homeless models together; four times as many pairs of devices may be."""
+    that found one, and of models that went out of the way."""
     search = _Search(field, placed, 0.0)
-    search.tries, search.pairs = tries, 4 * tries
+    search.tries, search.pairs = _LEFT_OUT_TRIES, 4 * _LEFT_OUT_TRIES
     found: dict[str, Place] = {}
     left = sorted((m for m in homeless if m.parts == 1), key=lambda m: (-m.needed, m.name))
     for way in (

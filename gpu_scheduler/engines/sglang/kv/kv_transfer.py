@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
@@ -21,7 +20,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from gpu_scheduler.engines.sglang.base import device
 from gpu_scheduler.engines.sglang.base.errors import NotNow
-from gpu_scheduler.engines.sglang.kv.prefix_eviction import Places
+from gpu_scheduler.engines.sglang.kv.prefix_eviction import Places, envelopes_of
 from gpu_scheduler.engines.sglang.policy.places import runs
 from protos import engine_pb2
 
@@ -119,7 +118,7 @@ class KvTransfer:
         for match in matches:
             self._tree.inc_lock_ref(match.last_device_node)
             self._locked.append(match.last_device_node)
-        places = self._envelopes(values)
+        places = envelopes_of(values, self._kv.page_size)
         sequences = [
             self._sequence(some, request_id=request_id, token_ids=tokens[: len(value)], tokens_to_come=to_come)
             for (request_id, tokens, to_come), value, some in zip(requests, values, places, strict=True)
@@ -207,15 +206,6 @@ class KvTransfer:
 
     def _match(self, tokens: Sequence[int]) -> Any:
         return self._tree.match_prefix(MatchPrefixParams(key=self._key(tokens)))
-
-    def _envelopes(self, values: Sequence[torch.Tensor]) -> list[Places]:
-        """The envelopes of each tensor of slots, which fill whole pages; fetched from the device in one go."""
-        if not values:
-            return []
-        size = self._kv.page_size
-        firsts = [value[::size] for value in values]
-        here = torch.cat(firsts).to(device="cpu").numpy() // size
-        return np.split(here, np.cumsum([len(first) for first in firsts])[:-1])
 
     def _sequence(self, envelopes: Places, **facts: Any) -> engine_pb2.KvPlaces.Sequence:
         """Message that says where these envelopes lie, in order, by extent."""
