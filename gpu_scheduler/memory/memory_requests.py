@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpu_scheduler.memory.devices import Devices
-from gpu_scheduler.policy.queue.decisions import RequestMemory
+from gpu_scheduler.policy.queue.decisions import ROOM_FOR_REQUEST, RequestMemory
 from services.errors import PrismError
 from services.runtime import tasks
 from services.telemetry import log
@@ -34,8 +34,8 @@ class MemoryRequests:
                 request.model,
                 bytes=request.bytes,
                 may_retract=False,
-                hold_ms=int(1e3 * request.terms.held_s),
-                timeout_s=request.terms.timeout_s,
+                hold_ms=int(1e3 * ROOM_FOR_REQUEST.held_s),
+                timeout_s=ROOM_FOR_REQUEST.timeout_s,
             )
             _log.debug("room", **facts, bytes=request.bytes, short=short, on=where)
         except PrismError as error:

@@ -12,7 +12,7 @@ from math import inf, isnan
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.policy.group_core import GroupCore
 from gpu_scheduler.policy.group_facts import ArrivedRequest, ModelFacts, Presence
-from gpu_scheduler.policy.queue.decisions import NeedMemory, RequestMemory, SetThrottle, Start
+from gpu_scheduler.policy.queue.decisions import ROOM_FOR_REQUEST, NeedMemory, RequestMemory, SetThrottle, Start
 from sim.clock import Timer
 from sim.engines.engine import SimulatedEngine
 from sim.group.node import SimulatedGroup, SimulatedResidency, SimulatedResident
@@ -172,7 +172,7 @@ class SimulatedQueue:
             request.bytes,
             lambda short: self._answered(request, short),
             may_retract=False,
-            terms=request.terms,
+            terms=ROOM_FOR_REQUEST,
         )
 
     def _answered(self, request: RequestMemory, short: int) -> None:

@@ -77,7 +77,6 @@ class RequestMemory:
     bytes: int
     """Bytes on each device."""
     for_request: str
-    terms: RoomTerms = ROOM_FOR_REQUEST
 
 
 @dataclass(frozen=True, slots=True)
