@@ -121,7 +121,7 @@ class Lifecycle:
             raise BrokenModel(f"{model.load.model.path}: the model's output is not a number")
         gc.collect()
         private_bytes, booked = self._within_quota()
-        collector.settle()
+        collector.settle_model()
         model.state = EngineState.ACTIVE
         own = engine_pb2.Measured.Rank(
             lease_id=model.memory.lease_id, weights_bytes=model.memory.weights_bytes, private_bytes=private_bytes
@@ -257,7 +257,7 @@ class Lifecycle:
         model.forget()
         teardown.forget()
         # SGLang's objects refer to each other in cycles, and their tensors point into ranges that are released next.
-        collector.look_at_all()
+        collector.look_at_model()
         model.close_graphs()
         collector.settle()
         device.finish(model.device)
