@@ -29,6 +29,7 @@ from gateway.openai.completions import ChatForm, CompletionForm, GenerateEndpoin
 from gateway.openai.embeddings import EmbeddingsEndpoint
 from gateway.openai.endpoint import Endpoint
 from gateway.openai.responses import ResponsesEndpoint
+from gateway.openai.scoring import RerankEndpoint, ScoreEndpoint
 from gateway.request import Prompt
 from gateway.routing.routes import Route as ModelRoute
 from gateway.serving import Serving
@@ -56,11 +57,14 @@ def build(
     browser's preflight (`cors`), which has no key. `waking_comment_s`: seconds (`GatewayConfig`)."""
     cors = cors or Cors()
     other = Endpoints(serving, bodies)
+    rerank = RerankEndpoint(serving, bodies)
     hot: dict[str, Endpoint[Any]] = {
         form.path: GenerateEndpoint(serving, form, bodies, waking_comment_s) for form in (ChatForm(), CompletionForm())
     } | {
         ResponsesEndpoint.path: ResponsesEndpoint(serving, bodies, waking_comment_s),
         EmbeddingsEndpoint.path: EmbeddingsEndpoint(serving, bodies),
+        ScoreEndpoint.path: ScoreEndpoint(serving, bodies),
+        **dict.fromkeys((RerankEndpoint.path, *RerankEndpoint.others), rerank),
         MessagesEndpoint.path: MessagesEndpoint(serving, bodies, waking_comment_s),
     }
     everything = Starlette(
@@ -164,7 +168,7 @@ class Endpoints:
             "kv_bytes_per_token": model.kv_bytes_per_token,
             "measured_weights_bytes": route.measured_weights_bytes or None,
             "measured_private_bytes": route.measured_private_bytes or None,
-            "task": "embed" if model.HasField("embedding") else "generate",
+            "task": _task(model),
             "embedding_dimensions": model.embedding.dimensions or None,
         }
 
@@ -241,6 +245,12 @@ class Endpoints:
         route = self._serving.routes.get(model)
         messages.count_of(request.scope).model = model
         return route
+
+
+def _task(model: common_pb2.ModelSpec) -> str:
+    if model.HasField("embedding"):
+        return "embed"
+    return "rerank" if model.HasField("reranker") else "generate"
 
 
 def _caller(request: Request) -> Caller:

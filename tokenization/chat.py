@@ -41,7 +41,11 @@ _IN_SETTINGS = "chat_template of tokenizer_config.json"
 _HELLO = {"role": "user", "content": "hello"}
 _IN_A_PART = {"role": "user", "content": [{"type": "text", "text": "hello"}]}
 _BRIEFED = {"role": "system", "content": "Be brief."}
-_PLAINEST: Sequence[Sequence[Message]] = ([_HELLO], [_BRIEFED, _HELLO], [_IN_A_PART], [_BRIEFED, _IN_A_PART])
+_QUERY, _DOCUMENT = {"role": "query", "content": "hello?"}, {"role": "document", "content": "hello"}
+_PLAINEST: Sequence[Sequence[Message]] = (
+    *([_HELLO], [_BRIEFED, _HELLO], [_IN_A_PART], [_BRIEFED, _IN_A_PART]),
+    *([_QUERY, _DOCUMENT], [_HELLO, _HELLO]),  # those of rerankers
+)
 """The plainest chat there is, in the forms that templates may want."""
 _LONGEST_WHY = 300
 """Most characters of what a template says that go into an error."""
