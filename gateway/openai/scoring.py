@@ -71,12 +71,6 @@ def _documents(value: Any) -> list[str]:
     return texts
 
 
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise ValueError("is empty")
-    return text
-
-
 class _Body(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
@@ -132,7 +126,7 @@ class ScoreRequest(_Body):
 class RerankRequest(_Body):
     """The body of /v1/rerank, as Jina, Cohere and vLLM take it."""
 
-    query: Annotated[str, pydantic.AfterValidator(_not_blank)]
+    query: str = Field(pattern=r"\S")
     documents: Annotated[list[str], pydantic.PlainValidator(_documents)]
     top_n: int | None = Field(None, ge=1, lt=bodies.INT64)
     return_documents: bool | None = None

@@ -18,8 +18,8 @@
     kv_dtype = "fp8"                # KV of one byte a value, on GPUs; left out: the type of the weights
     unverified = true               # also a class that is not in the table of docs/guide/models.md: whether it answers
                                     # rightly nobody has looked
-    task = "embed"                  # it makes embeddings, or "generate"; left out: embeddings if sentence-transformers
-                                    # can read its folder (docs/guide/openai.md)
+    task = "embed"                  # it makes embeddings, or text ("generate"), or ranks documents as well ("rerank");
+                                    # left out: what sentence-transformers makes of its folder (docs/guide/openai.md)
 
 An unknown key, an impossible value or a name given twice makes the file unusable, in one line. What a checkpoint says
 is not looked at here: a broken one is an error of its model, not of the file.
@@ -73,7 +73,7 @@ ToolParser = Annotated[str, pydantic.AfterValidator(_known("tools"))]
 ReasoningParser = Annotated[str, pydantic.AfterValidator(_known("reasoning", "none"))]
 Engine = Literal["", "sglang", "echo"]
 Spread = Literal[1, 2, 4]
-Task = Literal["", "generate", "embed"]
+Task = Literal["", "generate", "embed", "rerank"]
 KvDtype = Literal["", "fp8"]
 Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9)]
 Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]

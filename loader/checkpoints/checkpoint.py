@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loader.checkpoints import embedding, families, generation_defaults, quantisation
+from loader.checkpoints import embedding, families, generation_defaults, quantisation, reranking
 from loader.checkpoints.classes import CLASSES
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
 from loader.checkpoints.generation_defaults import SamplingDefaults
 from loader.checkpoints.quantisation import Quantisation, QuantisedTensor
+from loader.checkpoints.reranking import Reranker
 from loader.checkpoints.weight_files import (
     FLOATS,
     INDEX,
@@ -77,6 +78,8 @@ class Checkpoint:
     """How its weights are quantised, for people; empty: they are floats."""
     embedding: Embedding | None = None
     """What the model makes instead of text; None: it makes text."""
+    reranker: Reranker | None = None
+    """How it ranks documents; None: it is no reranker."""
     sampling: SamplingDefaults = SamplingDefaults()
 
 
@@ -111,7 +114,9 @@ def fingerprint(folder: Path, devices: int = 1, task: str = "") -> int:
     """A number that tells one state of a checkpoint's files from another by name, size, time of change and inode, by
     among how many devices it is divided, and by what it makes."""
     digest = hashlib.blake2b(f"{devices}\0".encode() if devices > 1 else b"", digest_size=8)
-    if embedding.embeds(folder, task):
+    if task == reranking.TASK:
+        digest.update(b"rerank\0")
+    elif embedding.embeds(folder, task):
         digest.update(b"embed\0")
     for path in sorted(folder.iterdir()):
         if path.suffix in _OF_A_GENERATION and path.is_file():
@@ -199,7 +204,9 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         for name, tensor in held.items()
     }
     experts = [name for name in nbytes if ".experts." in name]
-    made = embedding.read(folder, config, shape.hidden) if embedding.embeds(folder, task) else None
+    reranker = reranking.read(folder) if reranking.reranks(folder, task) else None
+    embeds = reranker is None and embedding.embeds(folder, task)
+    made = embedding.read(folder, config, shape.hidden) if embeds else None
     return Checkpoint(
         generation=generation,
         architecture=shape.architecture,
@@ -215,6 +222,7 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         kv_bytes_per_token=2 * shape.layers * -(-shape.kv_heads // devices) * shape.head_dim * dtype_bytes,
         quantisation=quantised.name if quantised is not None else "",
         embedding=made,
+        reranker=reranker,
         sampling=generation_defaults.read(folder),
     )
 

@@ -54,13 +54,18 @@ def _check_modules(folder: Path, modules: Any) -> None:
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise BrokenCheckpoint(f"{MODULES} is not a list of modules")
     for module in modules:
-        kind = str(module.get("type", "")).rpartition(".")[2]
+        kind = kind_of(module)
         if kind not in _UNDERSTOOD:
             raise BrokenCheckpoint(
                 f"{MODULES}: a module of type {kind or '?'} is not supported; these are: {', '.join(_UNDERSTOOD)}"
             )
         if kind == "Pooling":
             _check_pooling(folder / str(module.get("path", "")) / "config.json")
+
+
+def kind_of(module: Mapping[str, Any]) -> str:
+    """The class of a module of sentence-transformers, without its package."""
+    return str(module.get("type", "")).rpartition(".")[2]
 
 
 def _check_pooling(path: Path) -> None:
