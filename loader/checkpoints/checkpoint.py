@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loader.checkpoints import embedding, families, generation_defaults, quantisation, reranking
+from loader.checkpoints import embedding, encoders, families, generation_defaults, quantisation, reranking
 from loader.checkpoints.classes import CLASSES
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
@@ -41,6 +41,8 @@ _GPU_FLOAT_BYTES = 2
 _FIRST_BYTES = 64
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 """Tensors with a row for each token; they are never quantised."""
+_PADDED = (*_VOCABULARY, "_embeddings.weight")
+"""Ends of the names of tensors whose rows engines pad."""
 _SCALES = ("_scale", "_scale_inv")
 """Ends of the names of tensors that engines hold in the type of the file."""
 _BY_COLUMNS = (".o_proj", ".down_proj", ".w2")
@@ -167,7 +169,10 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
     config = read_json(folder / "config.json")
     if not isinstance(config, dict):
         raise BrokenCheckpoint("config.json is not a JSON object")
-    refused = families.refusal(config, unverified)
+    refused = encoders.refusal(config)
+    if refused is None and encoders.is_one(config):
+        return _read_encoder(folder, config, dtype_bytes, devices, task, generation, unverified)
+    refused = refused or families.refusal(config, unverified)
     if refused is not None:
         raise BrokenCheckpoint(refused)
     verified = config["architectures"][0] in CLASSES
@@ -224,6 +229,46 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         embedding=made,
         reranker=reranker,
         sampling=generation_defaults.read(folder),
+    )
+
+
+def _read_encoder(
+    folder: Path,
+    config: Mapping[str, Any],
+    dtype_bytes: int,
+    devices: int,
+    task: str,
+    generation: int,
+    unverified: bool,
+) -> Checkpoint:
+    if task not in ("", "embed"):
+        raise BrokenCheckpoint(f"{encoders.SERVED} makes embeddings: it cannot be listed with task = {task!r}")
+    if devices > 1:
+        raise BrokenCheckpoint(f"{encoders.SERVED} is served by one device, not by {devices}")
+    verified = dtype_bytes > _GPU_FLOAT_BYTES
+    if not verified and not unverified:
+        raise BrokenCheckpoint(
+            f"{encoders.SERVED} was compared with another implementation on CPUs only; with unverified = true in the"
+            " catalogue it is served on GPUs all the same"
+        )
+    shape = encoders.read_shape(config)
+    tensors = tensors_of(folder)
+    expected = _check_tensors(tensors, encoders.expected_tensors(shape, config), None)
+    _check_tokenizer(folder)
+    nbytes = sum(_held_bytes(name, tensors[name], dtype_bytes, 1) for name in expected)
+    return Checkpoint(
+        generation=generation,
+        architecture=shape.architecture,
+        context_tokens=shape.context_tokens,
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocabulary=shape.vocabulary,
+        weights_bytes=nbytes,
+        active_bytes=nbytes,
+        verified=verified,
+        kv_bytes_per_token=2 * shape.layers * shape.hidden * dtype_bytes,
+        embedding=embedding.read(folder, config, shape.hidden, encodes=True),
     )
 
 
@@ -342,7 +387,7 @@ def _parts(name: str, size: tuple[int, ...], shape: families.ModelShape, devices
 
 def _held_bytes(name: str, tensor: Tensor, dtype_bytes: int, parts: int) -> int:
     elements = tensor.elements
-    if name in _VOCABULARY and len(tensor.shape) == 2:
+    if name.endswith(_PADDED) and len(tensor.shape) == 2:
         elements = -(-tensor.shape[0] // _VOCABULARY_ROWS) * _VOCABULARY_ROWS * tensor.shape[1]
     as_it_is = tensor.dtype not in FLOATS or name.endswith(_SCALES)
     nbytes = tensor.nbytes if as_it_is else elements * dtype_bytes
