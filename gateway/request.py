@@ -12,7 +12,7 @@ from services.telemetry.spans import UNTRACED, Span
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class QueryDocument:
     """A query, and a document that may answer it."""
 
     query: str
@@ -36,7 +36,7 @@ class Prompt:
     messages: Sequence[Mapping[str, Any]] | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the chat template, by its own names."""
-    pair: Pair | None = None
+    pair: QueryDocument | None = None
 
     @property
     def characters(self) -> int:

@@ -15,7 +15,7 @@ from gateway.access.access import Caller
 from gateway.errors import BadField
 from gateway.openai import bodies
 from gateway.openai.endpoint import Endpoint, Reply, gathered
-from gateway.request import Pair, Prompt, Request
+from gateway.request import QueryDocument, Prompt, Request
 from gateway.served import Choice, Served
 from gateway.text import reranking
 from protos import common_pb2
@@ -135,7 +135,7 @@ class RerankRequest(_Body):
     def request(self, request_id: str, slo: common_pb2.Slo, arrival_s: float) -> Request:
         """The gateway's request made of the body. Raises BadField."""
         bodies.check_supported(self.model_extra or {}, _UNSUPPORTED_OF_RANKS)
-        prompts = [Prompt(pair=Pair(self.query, text, self.instruct or "")) for text in self.documents]
+        prompts = [Prompt(pair=QueryDocument(self.query, text, self.instruct or "")) for text in self.documents]
         return self._request(request_id, slo, arrival_s, prompts, "documents")
 
 

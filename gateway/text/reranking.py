@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import exp
 
 from gateway.errors import BadField
-from gateway.request import Pair, Prompt
+from gateway.request import QueryDocument, Prompt
 from protos import common_pb2
 from tokenization.tokenizer import Tokenizer
 
@@ -43,7 +43,7 @@ class RerankForm:
     yes: int = 0
     no: int = 0
 
-    def prompt(self, pair: Pair) -> Prompt:
+    def prompt(self, pair: QueryDocument) -> Prompt:
         if not self.template:
             text = _QWEN.format(
                 instruction=pair.instruction or _INSTRUCTION, query=pair.query, document=pair.document

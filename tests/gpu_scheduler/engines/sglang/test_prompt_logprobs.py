@@ -62,10 +62,10 @@ class Right:
             assert torch.allclose(values, rows.topk(top, dim=1).values, atol=NEAR)
             assert torch.allclose(values, rows.gather(1, ids), atol=NEAR)
 
-    def check_labels(self, i: int, answer: Answer) -> None:
-        """An answer to the `i`th prompt, of which only the labels after it were asked for."""
+    def check_labels(self, i: int, answer: Answer, cut: int = 0) -> None:
+        """An answer to the `i`th prompt without its last `cut` tokens, of which only the labels were asked for."""
         assert (answer.finish, answer.error, answer.tokens) == (common_pb2.LENGTH, "", [])
-        row = self._rows[i][len(self.prompts[i]) - 1]
+        row = self._rows[i][len(self.prompts[i]) - 1 - cut]
         assert torch.allclose(torch.tensor(answer.label_logprobs), row[LABELS], atol=NEAR)
 
 
@@ -131,8 +131,8 @@ async def _one_by_one(end: EngineEnd, right: Right) -> None:
         end.ask(f"rest-{i}", prompt, 1, **{**ALONE, "prompt_logprobs_from": 401}, top_logprobs=2)
         right.check(i, await end.answer(f"rest-{i}"), top=2, first=401)
         assert end.answers[f"rest-{i}"].cached_tokens == 400
-        end.ask(f"labels-{i}", prompt, 1, **LABELLED)
-        right.check_labels(i, await end.answer(f"labels-{i}"))
+        end.ask(f"labels-{i}", prompt[:-1], 1, **LABELLED)
+        right.check_labels(i, await end.answer(f"labels-{i}"), cut=1)
         end.ask(f"last-{i}", prompt, 1, **{**ALONE, "prompt_logprobs_from": whole - 1})
         right.check(i, await end.answer(f"last-{i}"), first=whole - 1)
     end.ask("one", [7], 1, logprobs=True, prompt_only=True)
