@@ -192,6 +192,9 @@ class GpuSchedulerConfig(Config):
     """Path of balloond's SEQPACKET socket."""
     loader: AddressOrNone = ""
     """gRPC address of the node's loader; empty: there are no images, every start is from the checkpoint."""
+    look_timeout_s: float = Field(default=10.0, gt=0)
+    """Longest time that the loader may take to look at a model's files before an engine reads them. Without its answer
+    the engine reads them all the same, and finds faults too."""
     traces: bool = False
     """True: spans of activations, and of the requests that a gateway traces, are exported by OTLP over HTTP.
     OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT and others) say where to, and how many

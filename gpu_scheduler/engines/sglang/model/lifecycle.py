@@ -121,7 +121,7 @@ class Lifecycle:
             raise BrokenModel(f"{model.load.model.path}: the model's output is not a number")
         gc.collect()
         private_bytes, booked = self._within_quota()
-        collector.settle()
+        collector.settle_model()
         model.state = EngineState.ACTIVE
         own = engine_pb2.Measured.Rank(
             lease_id=model.memory.lease_id, weights_bytes=model.memory.weights_bytes, private_bytes=private_bytes
@@ -194,12 +194,12 @@ class Lifecycle:
         model.channel.send(kept=engine_pb2.Kept(bytes=most))
 
     def wake(self) -> None:
-        """Obtains memory for the weights, and maps it while it is filled already; graphs come back with their values
-        meanwhile. Raises CommandError, still hibernating."""
+        """Maps the weights range again, zero; graphs come back with their values while it is filled. Raises
+        CommandError, still hibernating."""
         model = self.model
         try:
             with model.together():
-                model.memory.obtain_weights()
+                model.memory.map_weights()
         except CommandError:
             model.memory.unmap_weights()
             model.ranks.gather(None)
@@ -209,7 +209,6 @@ class Lifecycle:
         self._missing = None
         device.restore_stack(model.device)
         try:
-            model.memory.map_weights()
             if model.graphs is not None:
                 model.graphs.come_back()
         except CommandError as error:
@@ -258,7 +257,7 @@ class Lifecycle:
         model.forget()
         teardown.forget()
         # SGLang's objects refer to each other in cycles, and their tensors point into ranges that are released next.
-        collector.look_at_all()
+        collector.look_at_model()
         model.close_graphs()
         collector.settle()
         device.finish(model.device)
