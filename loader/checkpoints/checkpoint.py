@@ -144,7 +144,7 @@ def _check_kind(folder: Path) -> None:
         raise BrokenCheckpoint("it is a repository in Hugging Face's cache: give one of the folders in its snapshots")
     if (folder / "params.json").is_file():
         raise BrokenCheckpoint("it has its publisher's own format (params.json): give the Hugging Face folder")
-    if (why := other_weights(folder)) is not None:
+    if (why := other_weights(os.listdir(folder))) is not None:
         raise BrokenCheckpoint(f"it has no config.json, and {why}")
     raise PassingFault("its folder is empty" if not any(folder.iterdir()) else "its folder has no config.json")
 
