@@ -7,6 +7,7 @@ import glob
 import importlib.metadata
 import json
 import shutil
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,11 @@ from pathlib import Path
 from huggingface_hub import HfApi, constants, get_cached_repo_tree, hf_hub_download, snapshot_download
 from huggingface_hub.errors import CachedRepoTreeNotFoundError, RepositoryNotFoundError
 from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils.tqdm import silent_tqdm
 
 from deploy.hub import faults, files
 from deploy.hub.names import HubModel
-from deploy.hub.progress import bar_of, size
+from deploy.hub.progress import Progress, size
 from loader.checkpoints import checkpoint
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.checkpoints.weight_files import INDEX
@@ -110,14 +112,19 @@ class Hub:
             self._say(f"{model}: fetching {what}, of commit {commit[:_SHOWN]} to {self._cache}")
         else:
             self._say(f"{model}: commit {commit[:_SHOWN]} is in {self._cache}")
-        snapshot_download(
-            model.repository,
-            revision=commit,
-            endpoint=self._endpoint,
-            cache_dir=self._cache,
-            allow_patterns=[glob.escape(name) for name in wanted],
-            tqdm_class=bar_of(nbytes, self._say),
-        )
+        began = time.monotonic()
+        with Progress(nbytes, self._say) as progress:
+            snapshot_download(
+                model.repository,
+                revision=commit,
+                endpoint=self._endpoint,
+                cache_dir=self._cache,
+                allow_patterns=[glob.escape(name) for name in wanted],
+                tqdm_class=progress.bars,
+            )
+        if missing:
+            seconds = time.monotonic() - began
+            self._say(f"{model}: fetched in {seconds:.1f} s, {size(nbytes / seconds)}/s")
         return folder
 
     def _from_cache(self, model: HubModel, unreachable: Exception) -> Path:
@@ -152,7 +159,7 @@ class Hub:
                 revision=revision,
                 endpoint=self._endpoint,
                 cache_dir=self._cache,
-                tqdm_class=bar_of(0, self._say),
+                tqdm_class=silent_tqdm,
             )
         )
 

@@ -294,7 +294,9 @@ async def _introduce(local: Local, system: LocalSystem, problems: Mapping[str, s
         await placement.close()
     say(f"serving after {seconds:.1f} s\n")
     processes = {name: running.pid for name, running in system.running.items()}
-    prismctl = f"{_shown(Path(sys.executable))} -m prismctl --state {_shown(local.state)}"
+    script = Path(sys.executable).with_name("prismctl")
+    prismctl = _shown(script) if script.exists() else f"{_shown(Path(sys.executable))} -m prismctl"
+    prismctl += f" --state {_shown(local.state)}"
     print(introduction(processes, cluster, routes, problems, local.http, prismctl), flush=True)
 
 
