@@ -1,5 +1,5 @@
-"""What a wheel has beside the packages that pyproject.toml lists: the generated protobuf code, and files of the tree that
-`prism serve` and `prism install` read (deploy/local/places.py finds them)."""
+"""What a wheel has beside the packages that pyproject.toml lists: the generated protobuf code, and files of the tree
+that `prism serve` and `prism install` read (deploy/local/places.py finds them)."""
 
 import shutil
 import subprocess
@@ -9,7 +9,12 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-SHIPPED = ("requirements/*.txt", "deploy/local/catalogue.toml", "examples/models/*/*.json", "examples/models/*/*.safetensors")
+SHIPPED = (
+    "requirements/*.txt",
+    "deploy/local/catalogue.toml",
+    "examples/models/*/*.json",
+    "examples/models/*/*.safetensors",
+)
 
 
 class BuildPackages(build_py):

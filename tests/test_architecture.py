@@ -115,6 +115,7 @@ ROOMS = {
     ),
     "placement": ("policy", "cluster", "planning", "actuation"),
     "placement.policy": ("lifecycle", "assignment"),
+    "deploy": ("monitoring", "hub", "local"),
     "gateway": ("schemas", "http", "access", "tools", "text", "parsing", "routing", "openai", "anthropic", "ui"),
 }
 """Rooms of each package, lowest first: a file imports from its own room, and from those before it."""
@@ -280,6 +281,7 @@ def test_the_simulator_uses_only_its_own_clock_and_of_services_only_policies_and
         ("cuda", r"^(balloond/backends/|loader/transfers/)"),
         ("pynvml", r"^balloond/backends/"),
         ("starlette", r"^gateway/"),
+        ("huggingface_hub", r"^deploy/hub/"),  # the loader knows no network
     ],
 )
 def test_heavy_libraries_are_imported_only_where_the_design_says(library, where):

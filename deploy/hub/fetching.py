@@ -26,8 +26,6 @@ from loader.checkpoints.weight_files import INDEX
 from services.errors import Unmet
 from services.wording.plurals import counted
 
-_SPARE_BYTES = 64 << 20
-"""Bytes that a disk is to have left after a download."""
 _HINTS = 3
 _SHOWN = 12
 """Digits of a commit that are shown."""
@@ -173,7 +171,7 @@ class Hub:
         while not place.exists():
             place = place.parent
         free = shutil.disk_usage(place).free
-        if nbytes + _SPARE_BYTES > free:
+        if nbytes > free:
             raise FetchFailed(
                 f"{model} is {size(nbytes)} to fetch, and the disk of {self._cache} has {size(free)} free; HF_HOME "
                 "names another place"
