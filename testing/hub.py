@@ -120,8 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
         url = urllib.parse.urlsplit(self.path)
         self.of.asked.append((self.command, url.path, self.headers.get("Range", "")))
         found = [(route, match) for route, pattern in _ROUTES if (match := pattern.fullmatch(url.path)) is not None]
-        if not found:
-            return self._answer(404, b"", {})
+        if not found:  # as a page of another server
+            return self._answer(200, b"<!doctype html>", {"Content-Type": "text/html"})
         route, match = found[0]
         parts = {key: urllib.parse.unquote(value) for key, value in match.groupdict(default="main").items()}
         try:

@@ -22,8 +22,8 @@ from huggingface_hub.errors import (
 
 from deploy.hub.names import HubModel
 
-EXPECTED = (HfHubHTTPError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError)
-"""Errors of the library that have a line."""
+EXPECTED = (HfHubHTTPError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, RuntimeError)
+"""Errors of the library that have a line; RuntimeError is its Rust part's."""
 _UNAUTHORISED, _FORBIDDEN = 401, 403
 
 
@@ -72,7 +72,7 @@ def line(error: Exception, model: HubModel, endpoint: str, cache: Path) -> str:
         return f"{model}: the proxy does not let through to {endpoint}: {_first_line(error)}"
     if isinstance(error, (httpx.UnsupportedProtocol, httpx.InvalidURL)):
         return f"{model}: HF_ENDPOINT is {endpoint}, which is no address of a hub: {_first_line(error)}"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
         return (
             f"{model}: the disk of {cache} is full; files that are complete stay for the next try, the others were "
             "removed. HF_HOME names another place"

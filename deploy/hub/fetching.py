@@ -82,9 +82,12 @@ class Hub:
 
     def _listed(self, model: HubModel, revision: str) -> tuple[str, list[RemoteFile]]:
         """The commit of a revision, and its files. Raises the library's errors."""
-        info = self._api.model_info(
-            model.repository, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
-        )
+        try:
+            info = self._api.model_info(
+                model.repository, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+            )
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+            raise FetchFailed(f"{model}: what answers at {self._endpoint} is no hub; HF_ENDPOINT names it") from None
         return str(info.sha), [
             RemoteFile(each.rfilename, each.size or 0, (each.lfs.sha256 if each.lfs else each.blob_id) or "")
             for each in info.siblings or ()

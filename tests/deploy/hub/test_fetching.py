@@ -142,8 +142,9 @@ def test_hub_that_is_away_is_no_matter_for_what_the_cache_has(remote, fetch, mon
     assert "has only a part of it, and HF_HUB_OFFLINE is set" in refused(fetch)
 
 
-def test_hub_that_is_none_is_named(fetch):
+def test_hub_that_is_none_is_named(remote, fetch):
     assert "HF_ENDPOINT is hub.local" in refused(fetch, endpoint="hub.local")
+    assert "is no hub" in refused(fetch, endpoint=f"{remote.address}/elsewhere")
 
 
 def test_cache_that_cannot_be_written_is_named(fetch, tmp_path):
