@@ -63,7 +63,9 @@ def line(error: Exception, model: HubModel, endpoint: str, cache: Path) -> str:
     if isinstance(error, RemoteEntryNotFoundError):
         return f"{model}: {_first_line(error)}"
     if status in (_UNAUTHORISED, _FORBIDDEN):
-        return f"{model}: the hub refuses the token ({status}){_token()}; tokens are at {endpoint}/settings/tokens"
+        why = getattr(error, "server_message", None)
+        said = f", {why}" if why else ""
+        return f"{model}: the hub refuses the token ({status}{said}){_token()}; tokens: {endpoint}/settings/tokens"
     if isinstance(error, IncompleteSnapshotError):
         return f"{model}: the cache at {cache} has only a part of it, and {_without_hub(error, endpoint)}"
     if isinstance(error, LocalEntryNotFoundError):
@@ -72,6 +74,8 @@ def line(error: Exception, model: HubModel, endpoint: str, cache: Path) -> str:
         return f"{model}: the proxy does not let through to {endpoint}: {_first_line(error)}"
     if isinstance(error, (httpx.UnsupportedProtocol, httpx.InvalidURL)):
         return f"{model}: HF_ENDPOINT is {endpoint}, which is no address of a hub: {_first_line(error)}"
+    if isinstance(error, httpx.TransportError):
+        return f"{model}: the connection broke ({_first_line(error)}); files that are complete stay for the next try"
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
         return (
             f"{model}: the disk of {cache} is full; files that are complete stay for the next try, the others were "

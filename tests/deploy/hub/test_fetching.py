@@ -125,7 +125,7 @@ def test_gated_model_says_where_to_accept_its_licence_and_opens_to_its_token(rem
     remote.repositories[MODEL].token = "hf_right"
     assert f"accept its licence at {remote.address}/{MODEL}, and set HF_TOKEN" in refused(fetch)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert "the hub refuses the token (401)" in refused(fetch)
+    assert "the hub refuses the token (401, Invalid credentials in Authorization header)" in refused(fetch)
     monkeypatch.setenv("HF_TOKEN", "hf_right")
     assert fetch().is_dir()
 
