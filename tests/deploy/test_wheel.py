@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -131,11 +132,11 @@ async def test_installed_prism_serves_a_model_of_the_hub_from_a_folder_elsewhere
     with hub() as remote, tempfile.TemporaryDirectory(prefix="prism-") as home:  # short, for sockets
         remote.publish("org/model", checkpoint_files.write(tmp_path / "model"), revision="v1")
         port = free_port()
+        environment = os.environ | {"HOME": home, "XDG_STATE_HOME": "", "XDG_CACHE_HOME": "", "HF_HOME": f"{home}/hf"}
+        environment |= {"HF_ENDPOINT": remote.address, "PYTHONPATH": str(tmp_path)}
         process = await asyncio.create_subprocess_exec(
             scripts / "prism", "serve", "org/model@v1", "--port", str(port), "--device-mib", "27", cwd=elsewhere,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, "HOME": home, "XDG_STATE_HOME": "", "XDG_CACHE_HOME": "", "HF_HOME": f"{home}/hf",
-                 "HF_ENDPOINT": remote.address, "PYTHONPATH": str(tmp_path)},
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment,
         )  # fmt: skip
         lines = []
         try:
@@ -144,6 +145,11 @@ async def test_installed_prism_serves_a_model_of_the_hub_from_a_folder_elsewhere
                     line = await process.stdout.readline()
                     assert line, "".join(lines)
                     lines.append(line.decode())
+                asked = await asyncio.create_subprocess_exec(
+                    scripts / "prismctl", "models", "list", "--json", cwd=elsewhere,
+                    stdout=asyncio.subprocess.PIPE, env=environment,
+                )  # fmt: skip
+                (model,) = json.loads((await asked.communicate())[0])
                 process.send_signal(signal.SIGINT)
                 lines.append((await process.stdout.read()).decode())
                 assert await process.wait() == 0
@@ -151,7 +157,7 @@ async def test_installed_prism_serves_a_model_of_the_hub_from_a_folder_elsewhere
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        assert (Path(home) / ".local" / "state" / "prism" / "gateway.toml").is_file()
+        assert model["model"] == "org/model" and model["path"].startswith(f"{home}/hf/hub/")
     said = "".join(lines)
     assert lines[0].startswith("prism: org/model@v1: fetching 3 files of 4, "), said
     assert f"curl -s http://127.0.0.1:{port}/v1/chat/completions" in said and '{"model": "org/model"' in said
