@@ -2,6 +2,7 @@
 
 hub               models of the Hugging Face hub, fetched ahead
 engine_packages   the packages of an engine, for this machine
+places            where commands read and write, in a checkout and elsewhere
 healthy           whether a service is healthy
 __main__          the command `prism`
 """

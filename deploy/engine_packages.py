@@ -14,12 +14,10 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
-_IN_TREE = _HERE.parent / "requirements"
-REQUIREMENTS = _IN_TREE if (_HERE.parent / "pyproject.toml").is_file() else _HERE / "shipped" / "requirements"
-"""Folder of the pinned requirements: the tree's, or those that a wheel has."""
+from deploy import places
+
+REQUIREMENTS = places.TREE / "requirements"
 
 
 @dataclass(frozen=True)
