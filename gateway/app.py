@@ -139,19 +139,33 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         caller = _caller(request)
-        routes = [route for route in self._serving.routes.all() if caller.may_use(route.model.name)]
-        return _json({"object": "list", "data": [self._card(route) for route in routes]})
+        cards = []
+        for route in self._serving.routes.all():
+            name = route.model.name
+            if caller.may_use(name):
+                cards.append(self._card(route, name, caller))
+            cards += [
+                self._card(route, alias, caller)
+                for alias in self._serving.routes.aliases(name)
+                if caller.may_use(name, alias)
+            ]
+        return _json({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
-        return _json(self._card(self._route(request, request.path_params["model"])))
+        asked = request.path_params["model"]
+        return _json(self._card(self._route(request, asked), asked, _caller(request)))
 
-    def _card(self, route: ModelRoute) -> dict[str, Any]:
+    def _card(self, route: ModelRoute, name: str, caller: Caller) -> dict[str, Any]:
+        """The card of a model under its name or one of its aliases, as the caller sees it."""
         model = route.model
+        aliases = self._serving.routes.aliases(model.name)
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "prism",
+            "root": model.name,
+            "aliases": [alias for alias in aliases if caller.may_use(model.name, alias)],
             "max_model_len": model.context_tokens,
             "architecture": model.architecture,
             "quantisation": model.quantisation or None,
@@ -236,10 +250,9 @@ class Endpoints:
         return asked
 
     def _route(self, request: Request, model: str) -> ModelRoute:
-        """The route of a model, for which the request is counted. Raises UnknownModel."""
-        _caller(request).check_model(model)
-        route = self._serving.routes.get(model)
-        messages.count_of(request.scope).model = model
+        """The route of a model by its name or alias, for which the request is counted. Raises UnknownModel."""
+        route = self._serving.route(model, _caller(request))
+        messages.count_of(request.scope).model = route.model.name
         return route
 
 

@@ -46,13 +46,14 @@ class Caller:
         """Fields that the log lines of the request get."""
         return {} if self._key is None else {"key": self._key.name}
 
-    def may_use(self, model: str) -> bool:
-        return self._key is None or self._key.may_use(model)
+    def may_use(self, model: str, alias: str = "") -> bool:
+        """Whether the caller may ask for a model: by its name, or by `alias`."""
+        return self._key is None or self._key.may_use(model, alias)
 
-    def check_model(self, model: str) -> None:
+    def check_model(self, model: str, alias: str = "") -> None:
         """Raises UnknownModel if the key may not use the model: such a client does not learn that the model exists."""
-        if not self.may_use(model):
-            raise UnknownModel(model)
+        if not self.may_use(model, alias):
+            raise UnknownModel(alias or model)
 
     def check_admin(self) -> None:
         """Raises Denied if the key is not an admin's."""

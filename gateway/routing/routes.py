@@ -77,6 +77,10 @@ class RouteTable:
 
     def __init__(self) -> None:
         self._routes: dict[str, Route] = {}
+        self._aliases: dict[str, str] = {}
+        """Alias -> name of its model."""
+        self._disputed: set[tuple[str, str, str]] = set()
+        """(alias, model that has it, model that it leads to) where these are two."""
         self._listeners: list[Callable[[Mapping[str, Route]], None]] = []
         self.known = False
         """Whether placement has ever sent the routes."""
@@ -89,9 +93,25 @@ class RouteTable:
 
     def set(self, routes: Iterable[Route]) -> None:
         self._routes = {route.model.name: route for route in routes}
+        self._aliases = self._resolved()
         self.known = self.fresh = True
         for listener in self._listeners:
             listener(self._routes)
+
+    def _resolved(self) -> dict[str, str]:
+        """Alias -> name of its model. A loader lets no alias be another's name, but two nodes' catalogues may: then
+        names go first, and of several models the one that sorts first, so that all gateways do the same."""
+        found: dict[str, str] = {}
+        disputed = set()
+        for name in sorted(name for name, route in self._routes.items() if route.model.aliases):
+            for alias in self._routes[name].model.aliases:
+                owner = alias if alias in self._routes else found.setdefault(alias, name)
+                if owner != name:
+                    disputed.add((alias, name, owner))
+        for alias, name, owner in sorted(disputed - self._disputed):
+            _log.warning("alias is another model's on another node", alias=alias, model=name, leads_to=owner)
+        self._disputed = disputed
+        return found
 
     def lost(self) -> None:
         """Notes that placement is away."""
@@ -102,8 +122,19 @@ class RouteTable:
     def all(self) -> list[Route]:
         return sorted(self._routes.values(), key=lambda route: route.model.name)
 
+    def aliases(self, model: str) -> list[str]:
+        """Aliases that lead to the model."""
+        route = self._routes.get(model)
+        names = route.model.aliases if route is not None else ()
+        return [alias for alias in names if self._aliases.get(alias) == model]
+
+    def name(self, asked: str) -> str:
+        """Name of the model that has this alias; else `asked` itself."""
+        return self._aliases.get(asked, asked)
+
     def get(self, model: str) -> Route:
-        """The model's route. Raises UnknownModel; Unavailable as long as no routes were received at all."""
+        """The route of the model of this name, no alias. Raises UnknownModel; Unavailable as long as no routes were
+        received at all."""
         route = self._routes.get(model)
         if route is None:
             if not self.known:

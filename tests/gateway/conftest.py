@@ -61,7 +61,7 @@ class World:
         wanted = sorted((r.model.name, r.residency, len(r.places)) for r in routes)
         while True:
             cards = (await self.http.get("/v1/models", headers=self.bearer(key))).json()["data"]
-            here = sorted((c["id"], c["residency"], len(c["groups"])) for c in cards)
+            here = sorted((c["id"], c["residency"], len(c["groups"])) for c in cards if c["id"] == c["root"])
             if here == [(name, fakes.common_pb2.Residency.Name(r).lower(), n) for name, r, n in wanted]:
                 return
             await asyncio.sleep(0.005)
