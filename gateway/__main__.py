@@ -13,6 +13,7 @@ from gateway.access import keys
 from gateway.access.access import Access
 from gateway.access.cors import Cors
 from gateway.access.keys import Keys
+from gateway.access.quota_storage import QuotaStorage
 from gateway.access.usage import UsageLog
 from gateway.config import GatewayConfig
 from gateway.grpc_api import InferenceServicer
@@ -53,7 +54,9 @@ async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, l
     assert isinstance(config, GatewayConfig)
     if config.traces:
         service.on_stop(tracing.start(config.name))
-    access = Access(_keys(service, config.keys_file))
+    storage = QuotaStorage(config.quota_storage)
+    service.on_stop(storage.close)
+    access = Access(_keys(service, config.keys_file), storage)
     service.server.guard = partial(_guard, access)
     placement = placement_pb2_grpc.PlacementStub(rpc.channel(config.placement))
     routes = RouteTable()

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 
 from gateway import errors
 from gateway.access.keys import Key, Keys
+from gateway.access.quota_storage import QuotaStorage
 from gateway.access.quotas import Charge, Quotas
 from gateway.errors import Denied, NoKey, UnknownModel
 from services.runtime.files import Followed
@@ -93,9 +94,10 @@ ANYBODY = Caller(None, Quotas())
 class Access:
     """The access rules of the keys that the file has now."""
 
-    def __init__(self, keys: Followed[Keys] | None) -> None:
+    def __init__(self, keys: Followed[Keys] | None, storage: QuotaStorage | None = None) -> None:
+        """`storage`: where what keys use is counted; left out: at this gateway."""
         self._keys = keys
-        self._quotas = Quotas()
+        self._quotas = Quotas(storage)
 
     def of_http(self, path: str, headers: Headers) -> Caller:
         """The caller of an HTTP request. Raises NoKey, Denied."""
