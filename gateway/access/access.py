@@ -61,6 +61,13 @@ class Caller:
         if self._key is not None and not self._key.admin:
             raise Denied(f"The key '{self._key.name}' is not an admin's.")
 
+    def check_steers(self) -> None:
+        """Raises Denied unless the caller has an admin's key. Without keys nobody has one: of a request that any page
+        in a browser can send, nobody knows that an operator wanted it."""
+        if self._key is None:
+            raise Denied("Models are steered with an admin's key, and this gateway has no keys_file.")
+        self.check_admin()
+
     def take_in_flight(self, count: int) -> None:
         """Counts `count` answers as being made. Raises TooMany."""
         if self._key is not None and self._quota is not None:

@@ -5,6 +5,7 @@ Placement streams it; a request only looks here. While placement is away the las
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -42,6 +43,8 @@ class Route:
     error: str
     measured_weights_bytes: int
     measured_private_bytes: int
+    image_pinned: bool = False
+    """Whether its image gives way to no other's."""
     retry_s: float = 0.0
     """Seconds within which a model with a passing error is tried again."""
 
@@ -68,6 +71,7 @@ def decode(route: placement_pb2.Route) -> Route:
         error=without_folders(route.error),
         measured_weights_bytes=route.measured_weights_bytes,
         measured_private_bytes=route.measured_private_bytes,
+        image_pinned=route.image_pinned,
         retry_s=route.retry_s,
     )
 
@@ -82,6 +86,8 @@ class RouteTable:
         self._disputed: set[tuple[str, str, str]] = set()
         """(alias, model that has it, model that it leads to) where these are two."""
         self._listeners: list[Callable[[Mapping[str, Route]], None]] = []
+        self._changed = asyncio.Event()
+        """Set, and replaced, at each change."""
         self.known = False
         """Whether placement has ever sent the routes."""
         self.fresh = False
@@ -97,6 +103,13 @@ class RouteTable:
         self.known = self.fresh = True
         for listener in self._listeners:
             listener(self._routes)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        """Returns once `ready` does so with True, which is looked at after each change."""
+        while not ready():
+            await self._changed.wait()
 
     def _resolved(self) -> dict[str, str]:
         """Alias -> name of its model. A loader lets no alias be another's name, but two nodes' catalogues may: then

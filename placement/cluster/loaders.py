@@ -240,6 +240,13 @@ class Loaders:
         for address in [each for each in self.clients if each in self._there]:
             await self.clients[address].drop_image(name)
 
+    async def pin_image(self, name: str, pinned: bool) -> None:
+        """Pins a model's image, or takes that back, at all loaders that are reachable. Raises as LoaderClient does."""
+        first = self._first()
+        for address in {first: None, **dict.fromkeys(each for each in self.clients if each in self._there)}:
+            client = self.clients[address]
+            await (client.pin(name) if pinned else client.unpin(name))
+
     async def remove(self, name: str) -> None:
         """Removes a model at all loaders that are reachable, and at others once they are. Raises Unavailable if a
         loader is away whose catalogue file lists the model, since the model would come back with it; NotFound if no
