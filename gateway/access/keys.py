@@ -42,7 +42,7 @@ class Key(ConfigSection):
     in_flight: int | None = Field(None, ge=1)
     """The most answers being made or waited for at once, at each gateway."""
     admin: bool = False
-    """Whether the bearer may also see /metrics and /ui."""
+    """Whether the bearer may also see /metrics and /ui, and steer the models that it may use."""
 
     def may_use(self, model: str, alias: str = "") -> bool:
         """Whether the bearer may ask for a model, by its name or by an alias. Who may use a model may do so by all its
