@@ -83,10 +83,15 @@ class ModelMemory:
             self._weights.shrink(total)
             self.weights_bytes = total
 
-    def map_weights(self) -> None:
-        """Maps new, zero extents at the same addresses as before. Raises NoMemory."""
+    def obtain_weights(self) -> None:
+        """Has balloond grant new extents for the weights, to be filled from now on. Raises NoMemory."""
         assert self._weights is not None
-        self._weights.grow(self.weights_bytes)
+        self._weights.obtain(self.weights_bytes)
+
+    def map_weights(self) -> None:
+        """Maps the extents of `obtain_weights` at the same addresses as before."""
+        assert self._weights is not None
+        self._weights.map_obtained()
 
     def unmap_weights(self) -> None:
         """Unmaps the weights; touching them faults until `map_weights`."""

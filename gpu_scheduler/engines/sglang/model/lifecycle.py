@@ -194,12 +194,12 @@ class Lifecycle:
         model.channel.send(kept=engine_pb2.Kept(bytes=most))
 
     def wake(self) -> None:
-        """Maps the weights range again, zero; graphs come back with their values while it is filled. Raises
-        CommandError, still hibernating."""
+        """Obtains memory for the weights, and maps it while it is filled already; graphs come back with their values
+        meanwhile. Raises CommandError, still hibernating."""
         model = self.model
         try:
             with model.together():
-                model.memory.map_weights()
+                model.memory.obtain_weights()
         except CommandError:
             model.memory.unmap_weights()
             model.ranks.gather(None)
@@ -209,6 +209,7 @@ class Lifecycle:
         self._missing = None
         device.restore_stack(model.device)
         try:
+            model.memory.map_weights()
             if model.graphs is not None:
                 model.graphs.come_back()
         except CommandError as error:
