@@ -23,8 +23,10 @@ _log = log.get(__name__)
 T = TypeVar("T")
 MINUTE_S = 60
 _UNLIMITED = 1 << 62
-_ANSWER_S = 0.5
+_ANSWER_S = 1.0
 """Seconds after which the shared storage counts as away: a healthy one answers in a millisecond."""
+_AT_ONCE = 16
+"""Number of calls at once, each of which takes a connection."""
 _AGAIN_S = 1.0
 _KINDS: dict[str, type[RedisStorage]] = {
     "redis": RedisStorage,
@@ -117,6 +119,7 @@ class QuotaStorage:
         self._shown = shown(uri)
         self._answer_s = answer_s
         self._again_s = again_s
+        self._calls = asyncio.Semaphore(_AT_ONCE)
         self._back: asyncio.Task[None] | None = None
         """Looks for the shared storage while it is away."""
 
@@ -142,7 +145,7 @@ class QuotaStorage:
             call.close()
             return None
         try:
-            async with asyncio.timeout(self._answer_s):
+            async with asyncio.timeout(self._answer_s), self._calls:
                 return await call
         except Exception as error:  # whatever a client of Redis raises: quotas must not make requests fail
             if self._back is None:
@@ -151,6 +154,8 @@ class QuotaStorage:
                 metrics.QUOTA_STORAGE_AWAY.set(1)
                 self._back = tasks.spawn(self._until_back(), "look for quota_storage")
             return None
+        finally:
+            call.close()  # one that has not begun would be warned of
 
     async def _until_back(self) -> None:
         assert self._shared is not None
@@ -158,8 +163,8 @@ class QuotaStorage:
             await asyncio.sleep(self._again_s)
             try:
                 async with asyncio.timeout(self._answer_s):
-                    # What requests ask, too: a Redis that still reads its file answers a PING.
-                    await self._shared.get_sliding_window("back", MINUTE_S)
+                    # As requests do: what reads its file still, or may not be written to, answers a PING.
+                    await self._shared.acquire_sliding_window_entry("back", _UNLIMITED, MINUTE_S, 0)
             except Exception:  # it is away still, which the log says already
                 continue
             break
