@@ -120,8 +120,10 @@ class AdminEndpoints:
         """Adds a model to the catalogue, or reads its files afresh."""
         caller = self._admin(request)
         entry = bodies.parse(ModelEntry, await self._bodies.read(request.receive))
-        if not caller.may_use(entry.name):
-            raise Denied(f"The key '{caller.name}' is not for models of the name '{entry.name}'.")
+        # Also aliases: keys that list one are answered by the model that has it.
+        for name in (entry.name, *entry.aliases):
+            if not caller.may_use(name, name):
+                raise Denied(f"The key '{caller.name}' is not for models of the name '{name}'.")
 
         async def add() -> None:
             spec, routes = await self._placement.add_model(entry.listing()), self._serving.routes

@@ -175,6 +175,11 @@ async def test_alias_of_a_model_is_its_name_on_every_path_and_opens_no_other(wor
         cards = (await world.http.get("/v1/models", headers=bearer(key))).json()["data"]
         return [(card["id"], card["root"], card["aliases"]) for card in cards]
 
+    client = world.openai.with_options(api_key="default")
+    assert [card.id async for card in client.models.list()] == ["default"]
+    assert (
+        await client.chat.completions.create(model="default", messages=[{"role": "user", "content": "a"}])
+    ).model == MODEL
     both = ["default", "gpt-4o"]
     assert await listed("ann") == [(name, MODEL, both) for name in (MODEL, *both)]
     assert await listed("default") == [("default", MODEL, ["default"])]

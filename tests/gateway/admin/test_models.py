@@ -48,6 +48,9 @@ async def test_steering_needs_an_admin_key_that_may_use_the_model(world: World) 
         assert refusal(denied, 403)["code"] == "denied"
         elsewhere = await world.http.request(method, path, json=body, headers=bearer("else"))
         refusal(elsewhere, 404 if MODEL in path else 403)
+    body = {"name": "else/tiny", "path": "/models/tiny", "aliases": ["default"]}
+    elsewhere = await world.http.post("/v1/models", json=body, headers=bearer("else"))
+    assert "not for models of the name 'default'" in refusal(elsewhere, 403)["message"]
 
 
 async def test_waking_that_takes_long_is_under_way_and_goes_on_without_its_client(world: World) -> None:
