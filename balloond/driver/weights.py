@@ -12,10 +12,7 @@ from balloond.driver.connection.lease import WEIGHTS, Granted, Kind, Lease
 from balloond.policy.extents import cut
 
 _TOGETHER = 64
-"""Most extents of one request."""
-_MOST_UNMAPPED = 256
-"""Most extents that are granted and not mapped yet: no process holds more descriptors at a time, however large the
-model."""
+"""Most extents of one request: no process holds more descriptors at a time, however large the model."""
 
 
 def _parts(sizes: list[int]) -> Iterator[tuple[int, int]]:
@@ -40,8 +37,6 @@ class WeightsRange:
         self.address = mapper.reserve(self._span)
         self._extents: list[tuple[int, int]] = []
         """(id, bytes) of each extent that is mapped, in a row from the start."""
-        self._unmapped: list[Granted] = []
-        """Extents that were granted and are mapped next, in their order."""
 
     @property
     def mapped_bytes(self) -> int:
@@ -51,18 +46,6 @@ class WeightsRange:
         """Maps until `total_bytes` are mapped from the start of the range, zeros behind what was there. It may be
         called again for more while what is mapped is whole extents; the last one is cut to whole pages. Raises
         GrowRefused (then no more is mapped than before), ValueError when it does not fit the addresses."""
-        before = len(self._extents)
-        try:
-            self.obtain(total_bytes, timeout_s=timeout_s)
-            self.map_obtained()
-        except BaseException:
-            self._leave_from(before)
-            raise
-
-    def obtain(self, total_bytes: int, *, timeout_s: float) -> None:
-        """Has balloond grant what `grow` would map, and maps it except for the last `_MOST_UNMAPPED` extents, which
-        `map_obtained` maps. The lease holds all of them, so that others may write to them before they are mapped here.
-        Raises what `grow` does; no more is mapped or held than before then."""
         mapped = self.mapped_bytes
         sizes = cut(total_bytes - mapped, self._extent_bytes, self._mapper.page_bytes)
         if mapped + sum(sizes) > self._span:
@@ -72,24 +55,26 @@ class WeightsRange:
         before = len(self._extents)
         try:
             for size, count in _parts(sizes):
-                if len(self._unmapped) + count > _MOST_UNMAPPED:
-                    self.map_obtained()
-                self._unmapped += self._lease.grow(self._kind, size, count, timeout_s=timeout_s)
+                self._map(self._lease.grow(self._kind, size, count, timeout_s=timeout_s))
         except BaseException:
             self._leave_from(before)
             raise
 
-    def map_obtained(self) -> None:
-        """Maps the extents that `obtain` left, in a row, and closes their descriptors. Raises OSError if the driver
-        maps no more: those that are not mapped are still held then, until `leave`."""
+    def _map(self, granted: list[Granted]) -> None:
+        """Maps extents in a row and closes their descriptors; whatever happens, those that were not mapped go back."""
         address = self.address + self.mapped_bytes
-        while self._unmapped:
-            extent = self._unmapped[0]
-            self._mapper.map(address, extent.fd, extent.bytes)
-            os.close(extent.fd)
-            address += extent.bytes
-            self._extents.append((extent.id, extent.bytes))
-            del self._unmapped[0]
+        unmapped = list(granted)
+        try:
+            for extent in granted:
+                self._mapper.map(address, extent.fd, extent.bytes)
+                address += extent.bytes
+                self._extents.append((extent.id, extent.bytes))
+                unmapped.remove(extent)
+        finally:
+            for extent in granted:
+                os.close(extent.fd)
+            if unmapped:
+                self._lease.give_back([extent.id for extent in unmapped])
 
     def shrink(self, total_bytes: int) -> None:
         """Unmaps and returns the extents that begin behind `total_bytes`. Like `leave` it waits for nothing."""
@@ -109,13 +94,8 @@ class WeightsRange:
         start = sum(nbytes for _, nbytes in self._extents[:kept])
         if self.mapped_bytes > start:
             self._mapper.unmap(self.address + start, self.mapped_bytes - start)
-        for extent in self._unmapped:
-            os.close(extent.fd)
-        returned = [id for id, _ in self._extents[kept:]] + [extent.id for extent in self._unmapped]
-        if returned:
-            self._lease.give_back(returned)
+            self._lease.give_back([id for id, _ in self._extents[kept:]])
         del self._extents[kept:]
-        self._unmapped.clear()
 
     def close(self) -> None:
         """Unmaps and returns everything, as `leave` does, and gives the addresses up."""

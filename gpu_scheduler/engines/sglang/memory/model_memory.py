@@ -83,15 +83,10 @@ class ModelMemory:
             self._weights.shrink(total)
             self.weights_bytes = total
 
-    def obtain_weights(self) -> None:
-        """Has balloond grant new extents for the weights, to be filled from now on. Raises NoMemory."""
-        assert self._weights is not None
-        self._weights.obtain(self.weights_bytes)
-
     def map_weights(self) -> None:
-        """Maps the extents of `obtain_weights` at the same addresses as before."""
+        """Maps new, zero extents at the same addresses as before. Raises NoMemory."""
         assert self._weights is not None
-        self._weights.map_obtained()
+        self._weights.grow(self.weights_bytes)
 
     def unmap_weights(self) -> None:
         """Unmaps the weights; touching them faults until `map_weights`."""

@@ -42,15 +42,6 @@ class _Weights:
         except GrowRefused as error:
             raise NoMemory(f"no memory for {total_bytes} bytes of weights: {error}") from None
 
-    def obtain(self, total_bytes: int) -> None:
-        try:
-            self._range.obtain(total_bytes, timeout_s=_WEIGHTS_S)
-        except GrowRefused as error:
-            raise NoMemory(f"no memory for {total_bytes} bytes of weights: {error}") from None
-
-    def map_obtained(self) -> None:
-        self._range.map_obtained()
-
     def shrink(self, total_bytes: int) -> None:
         self._range.shrink(total_bytes)
 

@@ -117,14 +117,6 @@ class WeightsRangeDriver(Protocol):
         """Maps the range up to `total_bytes`. Raises NoMemory."""
         ...
 
-    def obtain(self, total_bytes: int) -> None:
-        """Has what `grow` would map granted; `map_obtained` maps it. Raises NoMemory."""
-        ...
-
-    def map_obtained(self) -> None:
-        """Maps what `obtain` was granted."""
-        ...
-
     def shrink(self, total_bytes: int) -> None:
         """Unmaps and returns the extents that begin behind `total_bytes`."""
         ...

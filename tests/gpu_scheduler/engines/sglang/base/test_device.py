@@ -74,11 +74,7 @@ model = LoadedModel.__new__(LoadedModel)
 lifecycle = Lifecycle(model)
 model.device, model.ranks = torch.device("cuda:0"), Alone()
 model.options = SimpleNamespace(small_stack=1)
-model.memory = SimpleNamespace(
-    obtain_weights=lambda: has.update(mapped=0),
-    map_weights=lambda: has.update(mapped=1),
-    unmap_weights=lambda: has.update(mapped=0),
-)
+model.memory = SimpleNamespace(map_weights=lambda: has.update(mapped=1), unmap_weights=lambda: has.update(mapped=0))
 graphs = SimpleNamespace(come_back=refuse, save=lambda: None, leave=lambda: None)
 model.graphs, model.state = graphs, EngineState.HIBERNATING
 model.kv = SimpleNamespace(give_up_everything=lambda: None)
@@ -96,7 +92,7 @@ assert (model.state, has) == (EngineState.HIBERNATING, {"stack": 128, "mapped": 
 def none_for_weights():
     raise NoMemory("none for the weights")
 
-model.memory.obtain_weights = none_for_weights
+model.memory.map_weights = none_for_weights
 try:
     lifecycle.wake()
 except NoMemory:
