@@ -61,8 +61,8 @@ class Checkpoint:
     """A model by its config.json and the headers of its weights. Sizes are in bytes of one device's part."""
 
     generation: int
-    """A number that is another one whenever a file of the folder was changed or replaced, and for each number of
-    devices; never 0."""
+    """A number made of the folder's files, their times and the number of devices, so that a changed file changes it;
+    never 0."""
     architecture: str
     context_tokens: int
     layers: int
@@ -112,6 +112,12 @@ def read(
         raise PassingFault("host memory is short") from None
 
 
+def check_config(folder: str | os.PathLike[str], dtype_bytes: int, *, unverified: bool = False) -> None:
+    """Checks the config.json of a folder whose weights are not there yet, for a model on one device. Raises
+    BrokenCheckpoint as `read` would."""
+    _check_config(_config(Path(folder)), dtype_bytes, devices=1, unverified=unverified)
+
+
 def fingerprint(folder: Path, devices: int = 1, task: str = "") -> int:
     """A number that tells one state of a checkpoint's files from another by name, size, time of change and inode, by
     among how many devices it is divided, and by what it makes."""
@@ -145,7 +151,7 @@ def _check_kind(folder: Path) -> None:
         raise BrokenCheckpoint("it is a repository in Hugging Face's cache: give one of the folders in its snapshots")
     if (folder / "params.json").is_file():
         raise BrokenCheckpoint("it has its publisher's own format (params.json): give the Hugging Face folder")
-    if (why := other_weights(folder)) is not None:
+    if (why := other_weights(os.listdir(folder))) is not None:
         raise BrokenCheckpoint(f"it has no config.json, and {why}")
     raise PassingFault("its folder is empty" if not any(folder.iterdir()) else "its folder has no config.json")
 
@@ -165,16 +171,27 @@ def _with_small_kv(found: Checkpoint, dtype_bytes: int) -> Checkpoint:
     return replace(found, kv_bytes_per_token=found.kv_bytes_per_token // dtype_bytes)
 
 
-def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int, unverified: bool) -> Checkpoint:
+def _config(folder: Path) -> dict[str, Any]:
+    """The object in config.json. Raises BrokenCheckpoint."""
     config = read_json(folder / "config.json")
     if not isinstance(config, dict):
         raise BrokenCheckpoint("config.json is not a JSON object")
+    return config
+
+
+def _check_config(
+    config: Mapping[str, Any], dtype_bytes: int, devices: int, unverified: bool
+) -> tuple[families.ModelShape, Quantisation | None]:
+    """The shape of a model and how its weights are quantised. Raises BrokenCheckpoint if the model is refused whatever
+    its weights are."""
     refused = encoders.refusal(config)
-    if refused is None and encoders.is_one(config):
-        return _read_encoder(folder, config, dtype_bytes, devices, task, generation, unverified)
-    refused = refused or families.refusal(config, unverified)
+    if refused is None and not encoders.is_one(config):
+        refused = families.refusal(config, unverified)
     if refused is not None:
         raise BrokenCheckpoint(refused)
+    if encoders.is_one(config):
+        _check_encoder(dtype_bytes, devices, unverified)
+        return encoders.read_shape(config), None
     verified = config["architectures"][0] in CLASSES
     shape = families.read_shape(config)
     if shape.heads % devices or max(shape.kv_heads, devices) % min(shape.kv_heads, devices):
@@ -194,6 +211,15 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         raise BrokenCheckpoint(
             f"its weights are quantised ({quantised.name}), and engines on CPUs have no kernels for it"
         )
+    return shape, quantised
+
+
+def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int, unverified: bool) -> Checkpoint:
+    config = _config(folder)
+    shape, quantised = _check_config(config, dtype_bytes, devices, unverified)
+    if encoders.is_one(config):
+        return _read_encoder(folder, config, shape, dtype_bytes, task, generation)
+    verified = shape.architecture in CLASSES
     if verified:
         tensors = families.text_tensors(tensors_of(folder), shape)
         weights = families.expected_tensors(shape, config)
@@ -232,26 +258,21 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
     )
 
 
-def _read_encoder(
-    folder: Path,
-    config: Mapping[str, Any],
-    dtype_bytes: int,
-    devices: int,
-    task: str,
-    generation: int,
-    unverified: bool,
-) -> Checkpoint:
-    if task not in ("", "embed"):
-        raise BrokenCheckpoint(f"{encoders.SERVED} makes embeddings: it cannot be listed with task = {task!r}")
+def _check_encoder(dtype_bytes: int, devices: int, unverified: bool) -> None:
     if devices > 1:
         raise BrokenCheckpoint(f"{encoders.SERVED} is served by one device, not by {devices}")
-    verified = dtype_bytes > _GPU_FLOAT_BYTES
-    if not verified and not unverified:
+    if dtype_bytes <= _GPU_FLOAT_BYTES and not unverified:
         raise BrokenCheckpoint(
             f"{encoders.SERVED} was compared with another implementation on CPUs only; with unverified = true in the"
             " catalogue it is served on GPUs all the same"
         )
-    shape = encoders.read_shape(config)
+
+
+def _read_encoder(
+    folder: Path, config: Mapping[str, Any], shape: families.ModelShape, dtype_bytes: int, task: str, generation: int
+) -> Checkpoint:
+    if task not in ("", "embed"):
+        raise BrokenCheckpoint(f"{encoders.SERVED} makes embeddings: it cannot be listed with task = {task!r}")
     tensors = tensors_of(folder)
     expected = _check_tensors(tensors, encoders.expected_tensors(shape, config), None)
     _check_tokenizer(folder)
@@ -266,7 +287,7 @@ def _read_encoder(
         vocabulary=shape.vocabulary,
         weights_bytes=nbytes,
         active_bytes=nbytes,
-        verified=verified,
+        verified=dtype_bytes > _GPU_FLOAT_BYTES,
         kv_bytes_per_token=2 * shape.layers * shape.hidden * dtype_bytes,
         embedding=embedding.read(folder, config, shape.hidden, encodes=True),
     )
@@ -326,7 +347,7 @@ def _expected(
         found = tensors.get(name)
         layer, _, last = name.rpartition(".")
         is_float = found is not None and found.dtype in FLOATS
-        # Of a layer that is not excepted engines would take the floats for quantised numbers.
+        # Engines would take floats for quantised numbers in a layer that the configuration does not except.
         left = is_float and (quantised is None or quantised.may_be_float(name))
         if quantised is None or left or name in _VOCABULARY:
             expected[name] = QuantisedTensor((size,), FLOATS)
