@@ -15,7 +15,7 @@ from gateway.access.access import Caller
 from gateway.errors import BadField
 from gateway.openai import bodies
 from gateway.openai.endpoint import Endpoint, Reply, gathered
-from gateway.request import QueryDocument, Prompt, Request
+from gateway.request import Prompt, QueryDocument, Request
 from gateway.served import Choice, Served
 from gateway.text import reranking
 from protos import common_pb2

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import exp
 
 from gateway.errors import BadField
-from gateway.request import QueryDocument, Prompt
+from gateway.request import Prompt, QueryDocument
 from protos import common_pb2
 from tokenization.tokenizer import Tokenizer
 
@@ -45,9 +45,7 @@ class RerankForm:
 
     def prompt(self, pair: QueryDocument) -> Prompt:
         if not self.template:
-            text = _QWEN.format(
-                instruction=pair.instruction or _INSTRUCTION, query=pair.query, document=pair.document
-            )
+            text = _QWEN.format(instruction=pair.instruction or _INSTRUCTION, query=pair.query, document=pair.document)
             return Prompt(text=text, special=False)
         query, document = ("query", "document") if self.roles else ("user", "user")
         messages = [{"role": query, "content": pair.query}, {"role": document, "content": pair.document}]

@@ -58,7 +58,8 @@ def read(folder: Path, config: Mapping[str, Any], hidden: int, encodes: bool = F
         raise BrokenCheckpoint(
             f"config.json: matryoshka_dimensions = {shorter!r} is not a list of numbers from 1 to {hidden}"
         )
-    return Embedding(hidden, bool(shorter) or config.get("is_matryoshka") is True, tuple(sorted(shorter)), pooling or "")
+    shortens = bool(shorter) or config.get("is_matryoshka") is True
+    return Embedding(hidden, shortens, tuple(sorted(shorter)), pooling or "")
 
 
 def _pooling_of(folder: Path, modules: Any, encodes: bool) -> str | None:

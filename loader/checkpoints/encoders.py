@@ -47,8 +47,8 @@ def refusal(config: Mapping[str, Any]) -> str | None:
         return None
     if name.endswith(_LABELS):
         return (
-            f"{name} gives a text labels or a reward, which is not supported: rerankers are, of classes that make text, "
-            "by the probabilities of two tokens"
+            f"{name} gives a text labels or a reward, which is not supported: of rerankers those are that make text,"
+            " and answer by the probabilities of two tokens"
         )
     if name.startswith(_KNOWN):
         return f"{name} is an encoder, which is not supported: of encoders only {SERVED} is, for embeddings"

@@ -1,5 +1,5 @@
-"""Whether a folder's model is a reranker, and which tokens are its answers: by the files that sentence-transformers puts
-beside a checkpoint, and by the catalogue."""
+"""Whether a folder's model is a reranker, and which tokens are its answers: by the files that sentence-transformers
+puts beside a checkpoint, and by the catalogue."""
 
 from __future__ import annotations
 

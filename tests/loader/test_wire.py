@@ -9,8 +9,8 @@ from loader.catalogue.catalogue import CatalogueEntry
 from loader.catalogue.models import CatalogueModel, Sizes
 from loader.checkpoints.checkpoint import Checkpoint
 from loader.checkpoints.embedding import Embedding
-from loader.checkpoints.reranking import Reranker
 from loader.checkpoints.generation_defaults import SamplingDefaults
+from loader.checkpoints.reranking import Reranker
 from loader.copies.jobs import Result
 from loader.images import image_memory
 from protos import common_pb2, engine_pb2

@@ -126,7 +126,8 @@ async def test_score_that_an_engine_does_not_make_is_a_503(scoring: World) -> No
         running.tokens([5], finish=common_pb2.LENGTH)
 
     scoring.groups[0].script = of_an_older_one
-    answer = await scoring.http.post("/v1/score", json={"model": MODEL, "query": "a", "items": "b", "label_token_ids": [5]})
+    body = {"model": MODEL, "query": "a", "items": "b", "label_token_ids": [5]}
+    answer = await scoring.http.post("/v1/score", json=body)
     assert answer.status_code == 503 and "no log-probabilities" in answer.json()["error"]["message"]
 
 

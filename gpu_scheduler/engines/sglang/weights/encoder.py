@@ -16,8 +16,8 @@ MEAN = "mean"
 
 
 def is_one(model: common_pb2.ModelSpec) -> bool:
-    """Whether the model is an encoder: its tokens attend to those behind them too, so that nothing of a prompt is of use
-    to another, or can be computed before the rest of it."""
+    """Whether the model is an encoder: its tokens attend to those behind them too, so that nothing of a prompt is of
+    use to another, or can be computed before the rest of it."""
     return bool(model.embedding.pooling)
 
 

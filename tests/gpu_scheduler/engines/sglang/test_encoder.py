@@ -68,7 +68,11 @@ def loading(at: Node, name: str, pooling: str, floor: checkpoint.Checkpoint, **m
 
 
 async def test_encoder_makes_transformers_vectors_in_little_memory_and_awake(
-    tmp_path: Path, engines: Engines, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
     found = checkpoint.read(minilm(), FLOAT32)
     expected = vectors_of(minilm())
