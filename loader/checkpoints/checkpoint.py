@@ -190,8 +190,9 @@ def _check_config(
     if refused is not None:
         raise BrokenCheckpoint(refused)
     if encoders.is_one(config):
-        _check_encoder(dtype_bytes, devices, unverified)
-        return encoders.read_shape(config), None
+        shape = encoders.read_shape(config)
+        _check_encoder(shape.architecture, dtype_bytes, devices, unverified)
+        return shape, None
     verified = config["architectures"][0] in CLASSES
     shape = families.read_shape(config)
     if shape.heads % devices or max(shape.kv_heads, devices) % min(shape.kv_heads, devices):
@@ -258,12 +259,12 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
     )
 
 
-def _check_encoder(dtype_bytes: int, devices: int, unverified: bool) -> None:
+def _check_encoder(name: str, dtype_bytes: int, devices: int, unverified: bool) -> None:
     if devices > 1:
-        raise BrokenCheckpoint(f"{encoders.SERVED} is served by one device, not by {devices}")
+        raise BrokenCheckpoint(f"{name} is served by one device, not by {devices}")
     if dtype_bytes <= _GPU_FLOAT_BYTES and not unverified:
         raise BrokenCheckpoint(
-            f"{encoders.SERVED} was compared with another implementation on CPUs only; with unverified = true in the"
+            f"{name} was compared with another implementation on CPUs only; with unverified = true in the"
             " catalogue it is served on GPUs all the same"
         )
 
@@ -272,7 +273,7 @@ def _read_encoder(
     folder: Path, config: Mapping[str, Any], shape: families.ModelShape, dtype_bytes: int, task: str, generation: int
 ) -> Checkpoint:
     if task not in ("", "embed"):
-        raise BrokenCheckpoint(f"{encoders.SERVED} makes embeddings: it cannot be listed with task = {task!r}")
+        raise BrokenCheckpoint(f"{shape.architecture} makes embeddings: it cannot be listed with task = {task!r}")
     tensors = tensors_of(folder)
     expected = _check_tensors(tensors, encoders.expected_tensors(shape, config), None)
     _check_tokenizer(folder)

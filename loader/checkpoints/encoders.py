@@ -1,4 +1,4 @@
-"""Encoders that make embeddings: BERT and the many models of its shape.
+"""Encoders that make embeddings: BERT, XLM-RoBERTa, and the many models of their shape.
 
 A token of an encoder attends to those behind it too, so its keys and values are of one whole prompt and of no other:
 SGLang keeps them in the KV pool for the step that computes the prompt, and engines look no prefix up. The KV of a token
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from loader.checkpoints.config_values import check
+from loader.checkpoints.config_values import TOKEN, check
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.checkpoints.families import CONFIG, ModelShape
 from services.wording.json_values import COUNT, at_least, one_of
 
-SERVED = "BertModel"
+BERT, ROBERTA = "BertModel", "XLMRobertaModel"
+SERVED = (BERT, ROBERTA)
 _KNOWN = ("Bert", "Roberta", "XLMRoberta", "DistilBert", "ModernBert", "MPNet", "Contriever", "NomicBert", "Electra")
 _LABELS = ("ForSequenceClassification", "ForRewardModel", "ForClassification")
 _MOST = (1 << 31) - 1
@@ -29,7 +30,8 @@ _VALUES = {
 
 def is_one(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is of an encoder that is served."""
-    return config.get("architectures") == [SERVED]
+    names = config.get("architectures")
+    return isinstance(names, list) and len(names) == 1 and names[0] in SERVED
 
 
 def refusal(config: Mapping[str, Any]) -> str | None:
@@ -51,7 +53,7 @@ def refusal(config: Mapping[str, Any]) -> str | None:
             " and answer by the probabilities of two tokens"
         )
     if name.startswith(_KNOWN):
-        return f"{name} is an encoder, which is not supported: of encoders only {SERVED} is, for embeddings"
+        return f"{name} is an encoder, which is not supported: of encoders {' and '.join(SERVED)} are, for embeddings"
     return None
 
 
@@ -76,8 +78,16 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     heads, hidden = number("num_attention_heads"), number("hidden_size")
     if hidden % heads:
         raise BrokenCheckpoint(f"{CONFIG}: hidden_size {hidden} does not divide into {heads} heads")
+    name = config["architectures"][0]
+    context = number("max_position_embeddings")
+    if name == ROBERTA:  # the first position is the one behind the padding token's id
+        pad = config.get("pad_token_id")
+        check(CONFIG, "pad_token_id", pad, TOKEN)
+        context -= int(pad or 0) + 1
+        if context < 1:
+            raise BrokenCheckpoint(f"{CONFIG}: pad_token_id leaves none of max_position_embeddings")
     return ModelShape(
-        architecture=SERVED,
+        architecture=name,
         layers=number("num_hidden_layers"),
         hidden=hidden,
         intermediate=number("intermediate_size"),
@@ -85,7 +95,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         kv_heads=heads,
         head_dim=hidden // heads,
         vocabulary=number("vocab_size"),
-        context_tokens=number("max_position_embeddings"),
+        context_tokens=context,
         tied=True,
     )
 
@@ -96,7 +106,7 @@ def expected_tensors(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, 
     kinds = config.get("type_vocab_size")
     check(CONFIG, "type_vocab_size", kinds, COUNT)
     hidden, wide = shape.hidden, shape.intermediate
-    rows = {"word": shape.vocabulary, "position": shape.context_tokens, "token_type": int(kinds or 0)}
+    rows = {"word": shape.vocabulary, "position": config["max_position_embeddings"], "token_type": int(kinds or 0)}
     tensors: dict[str, tuple[int, ...]] = {
         f"embeddings.{name}_embeddings.weight": (count, hidden) for name, count in rows.items()
     }

@@ -68,6 +68,11 @@ def test_encoder_makes_embeddings_by_its_folders_pooling(tmp_path, said, pooling
     assert found.kv_bytes_per_token == 2 * 2 * 32 * 4 and found.verified
 
 
+def test_context_of_xlm_roberta_begins_behind_the_padding_token(tmp_path):
+    found = read(write(tmp_path, architectures=["XLMRobertaModel"], model_type="xlm-roberta", pad_token_id=1), FLOAT32)
+    assert (found.architecture, found.context_tokens) == ("XLMRobertaModel", 126)
+
+
 def test_encoder_is_served_on_gpus_as_unverified_only(tmp_path):
     with pytest.raises(BrokenCheckpoint, match="on CPUs only; with unverified = true"):
         read(write(tmp_path), FLOAT16)
@@ -88,7 +93,9 @@ def test_encoder_is_served_on_gpus_as_unverified_only(tmp_path):
         ({"pooling": "max_tokens"}, "pooling by max_tokens is not supported, only mean_tokens or cls_token"),
         ({"modules": None}, "how an encoder's states become one"),
         ({"modules": MODULES[:1]}, "how an encoder's states become one"),
-        ({"architectures": ["XLMRobertaModel"]}, "XLMRobertaModel is an encoder, which is not supported"),
+        ({"architectures": ["RobertaModel"]}, "RobertaModel is an encoder, which is not supported"),
+        ({"architectures": ["XLMRobertaModel"], "pad_token_id": 127}, "pad_token_id leaves none"),
+        ({"architectures": ["XLMRobertaModel"], "pad_token_id": "<pad>"}, "pad_token_id"),
         ({"architectures": ["BertForSequenceClassification"]}, "gives a text labels or a reward"),
         ({"architectures": ["Qwen3ForSequenceClassification"]}, "gives a text labels or a reward"),
     ],

@@ -1,5 +1,6 @@
-"""An encoder in a real engine: all-MiniLM-L6-v2's vectors are Transformers' own, the mean of its states, whatever else
-the engine has seen, in little memory, from an image, and beside a decoder in the same process."""
+"""Encoders in a real engine: all-MiniLM-L6-v2's vectors are Transformers' own, the mean of its states, whatever else
+the engine has seen, in little memory, from an image, and beside a decoder in the same process. So are those of a small
+random XLM-RoBERTa."""
 
 from __future__ import annotations
 
@@ -29,6 +30,26 @@ def minilm() -> Path:
     return Path(_PACKAGE.origin).parent / "model"
 
 
+def random_roberta(folder: Path) -> Path:
+    """A folder without what its vectors do not depend on, the files of sentence-transformers and a tokenizer."""
+    from transformers import XLMRobertaConfig, XLMRobertaModel
+
+    torch.manual_seed(5)
+    config = XLMRobertaConfig(
+        vocab_size=7000,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=514,
+        type_vocab_size=1,
+        initializer_range=0.5,
+        pad_token_id=1,
+    )
+    XLMRobertaModel(config).save_pretrained(folder)
+    return folder
+
+
 @torch.inference_mode()
 def vectors_of(folder: Path) -> dict[str, torch.Tensor]:
     """Transformers' vectors of the prompts by each pooling: [prompts, hidden], of length 1."""
@@ -52,17 +73,10 @@ async def right(end: EngineEnd, tag: str, expected: torch.Tensor) -> None:
             assert len(answer.prefilled) <= 1, f"{len(prompt)} tokens were computed in parts"
 
 
-def loading(at: Node, name: str, pooling: str, floor: checkpoint.Checkpoint, **more: int) -> engine_pb2.Load:
-    asked = load(
-        at,
-        name,
-        minilm(),
-        context_tokens=floor.context_tokens,
-        embedding=384,
-        weights_bytes=floor.weights_bytes,
-        kv_bytes_per_token=floor.kv_bytes_per_token,
-        **more,
-    )
+def loading(at: Node, name: str, pooling: str, found: checkpoint.Checkpoint, **more: int) -> engine_pb2.Load:
+    """Of MiniLM, as the loader found it."""
+    sizes = {"weights_bytes": found.weights_bytes, "kv_bytes_per_token": found.kv_bytes_per_token}
+    asked = load(at, name, minilm(), context_tokens=found.context_tokens, embedding=384, **sizes, **more)
     asked.model.embedding.pooling = pooling
     return asked
 
@@ -95,4 +109,13 @@ async def test_encoder_makes_transformers_vectors_in_little_memory_and_awake(
         await end.hold(loading(at, "e", "cls", found, page_size=16, overlap=1))
         await right(end, "cls", expected["cls"])
         images.close()
+        end.answers.clear()
         await end.do(unload=engine_pb2.Unload())
+
+        roberta = random_roberta(tmp_path / "roberta")
+        for pooling, vectors in vectors_of(roberta).items():
+            asked = load(at, "e", roberta, context_tokens=512, embedding=48)
+            asked.model.embedding.pooling = pooling
+            await end.hold(asked)
+            await right(end, f"roberta by {pooling}", vectors)
+            await end.do(unload=engine_pb2.Unload())
