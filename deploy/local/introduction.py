@@ -50,16 +50,12 @@ A model is loaded at its first request; when memory is short, an idle one leaves
     )
 
 
-<<<<<<< HEAD
 def question(model: str) -> str:
     """A question that a model of this name can answer."""
     return _SUBJECTS.get(model, "What is the capital of France?")
 
 
-def _model(route: placement_pb2.Route) -> str:
-=======
 def _model(route: placement_pb2.Route, width: int) -> str:
->>>>>>> serve
     if route.error:
         where = "" if route.model.path in route.error else f"{route.model.path}: "
         return f"  {route.model.name:<{width}} {'':>9}   error: {where}{route.error}"
