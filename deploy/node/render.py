@@ -1,0 +1,77 @@
+"""The files that start the services of a described node, for each of the things that may start them. Pure: what is
+shipped for one node (`deploy/compose`, `deploy/k8s`) is given as text, and is changed where the node differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+import tomli_w
+
+from deploy.node import compose, kubernetes
+from deploy.node.description import NodeDescription
+from deploy.node.targets import TARGETS
+
+HEAD = "# Made of prism.toml by `prism config render`: change that, and render it again.\n"
+Files = dict[str, str]
+
+
+def render(node: NodeDescription, to: str, shipped: Mapping[str, str]) -> Files:
+    """Path -> text of the files for a target, for a description without faults. `shipped`: texts of the files that
+    `SHIPPED` lists for it."""
+    target = TARGETS[to]
+    configs = {f"{service.name}.toml": service.settings for service in target.services(node)}
+    configs["catalogue.toml"] = target.catalogue(node)
+    texts = {name: HEAD + tomli_w.dumps(config) for name, config in configs.items()}
+    made = {"systemd": _systemd, "compose": compose.files, "kubernetes": kubernetes.files}[to](node, texts, shipped)
+    return {path: text if text.startswith(HEAD) else HEAD + text for path, text in made.items()}
+
+
+def _systemd(node: NodeDescription, texts: Files, shipped: Mapping[str, str]) -> Files:
+    """What lies in /etc/prism; units are shipped. The target wants one group by itself."""
+    if len(node.groups) == 1:
+        return texts
+    units = " ".join(f"prism-gpu-scheduler@{number}.service" for number in range(len(node.groups)))
+    return {**texts, "prism.target.d/groups.conf": f"[Unit]\nWants={units}\n"}
+
+
+SHIPPED = {
+    "systemd": (),
+    "compose": compose.SHIPPED,
+    "kubernetes": kubernetes.SHIPPED,
+}
+"""Target -> files of `deploy` that `render` needs."""
+
+
+def next_steps(node: NodeDescription, to: str, out: PurePosixPath) -> list[str]:
+    """Command lines that follow the writing of the files in a folder (docs/operate/deploy.md)."""
+    fetched = [
+        f"hf download {model.hub_model.repository} --revision {model.hub_model.revision} --local-dir "
+        f"{node.folder(model)}    # unless it is there"
+        for model in node.models
+        if model.hub_model is not None
+    ]
+    if to == "systemd":
+        more = ["install -m 644 -D -t /etc/systemd/system/prism.target.d " + f"{out}/prism.target.d/groups.conf"]
+        steps = [
+            f"install -m 644 -D -t /etc/prism {out}/*.toml",
+            *(more if len(node.groups) > 1 else ()),
+            "systemctl daemon-reload && systemctl enable --now prism.target      # its units: docs/operate/deploy.md",
+            "sudo -u prism prismctl --state /run/prism status",
+        ]
+    elif to == "compose":
+        steps = [
+            f"cd {out} && docker compose up -d      # its image: docs/operate/deploy.md",
+            "docker compose exec placement python -m prismctl --state /run/prism status",
+        ]
+    else:
+        keys = f"kubectl -n prism create secret generic prism-keys --from-file={node.keys_file}"
+        steps = [
+            "kubectl label node NODE prism.node=true",
+            f"kubectl apply -f {out}/00-namespace.yaml",
+            *([keys] if node.keys_file else ()),
+            f"kubectl apply -f {out}",
+            "kubectl -n prism exec deploy/prism-placement -- "
+            "python -m prismctl --placement 127.0.0.1:7100 --loader prism-node:7002 status",
+        ]
+    return [*fetched, *steps]
