@@ -8,8 +8,9 @@ from pathlib import PurePosixPath
 
 import tomli_w
 
+from deploy.hub.names import DEFAULT_REVISION
 from deploy.node import compose, kubernetes
-from deploy.node.description import NodeDescription
+from deploy.node.description import DescribedModel, NodeDescription
 from deploy.node.targets import TARGETS
 
 HEAD = "# Made of prism.toml by `prism config render`: change that, and render it again.\n"
@@ -45,12 +46,7 @@ SHIPPED = {
 
 def next_steps(node: NodeDescription, to: str, out: PurePosixPath) -> list[str]:
     """Command lines that follow the writing of the files in a folder (docs/operate/deploy.md)."""
-    fetched = [
-        f"hf download {model.hub_model.repository} --revision {model.hub_model.revision} --local-dir "
-        f"{node.folder(model)}    # unless it is there"
-        for model in node.models
-        if model.hub_model is not None
-    ]
+    fetched = [f"{_download(node, model)}      # unless it is there" for model in node.models if model.hub_model]
     if to == "systemd":
         more = ["install -m 644 -D -t /etc/systemd/system/prism.target.d " + f"{out}/prism.target.d/groups.conf"]
         steps = [
@@ -65,13 +61,20 @@ def next_steps(node: NodeDescription, to: str, out: PurePosixPath) -> list[str]:
             "docker compose exec placement python -m prismctl --state /run/prism status",
         ]
     else:
-        keys = f"kubectl -n prism create secret generic prism-keys --from-file={node.keys_file}"
+        keys = f"{PurePosixPath(node.keys_file).name}={node.keys_file}"
         steps = [
             "kubectl label node NODE prism.node=true",
             f"kubectl apply -f {out}/00-namespace.yaml",
-            *([keys] if node.keys_file else ()),
+            *([f"kubectl -n prism create secret generic prism-keys --from-file={keys}"] if node.keys_file else ()),
             f"kubectl apply -f {out}",
             "kubectl -n prism exec deploy/prism-placement -- "
             "python -m prismctl --placement 127.0.0.1:7100 --loader prism-node:7002 status",
         ]
     return [*fetched, *steps]
+
+
+def _download(node: NodeDescription, model: DescribedModel) -> str:
+    hub = model.hub_model
+    assert hub is not None
+    revision = "" if hub.revision == DEFAULT_REVISION else f"--revision {hub.revision} "
+    return f"hf download {hub.repository} {revision}--local-dir {node.folder(model)}"

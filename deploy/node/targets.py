@@ -60,7 +60,7 @@ class RenderTarget:
 
     def services(self, node: NodeDescription) -> list[NodeService]:
         """The services in the order of their starts, as yet unchecked."""
-        groups = [_ANY.get(next(iter(group)), group) if self.on_this_machine else group for group in node.groups]
+        groups = [_ANY.get(next(iter(group)), group) for group in node.groups]
         return services(groups, self.layout(node), node.own(self.keys_file(node)))
 
     def catalogue(self, node: NodeDescription) -> dict[str, Any]:
@@ -147,6 +147,8 @@ def _own_faults(node: NodeDescription, target: RenderTarget) -> Iterator[Fault]:
     if target.in_containers:
         for number, model in node.outside():
             yield Fault(("models", number), f"{node.folder(model)} is not below models_folder, {node.models_folder}")
+    if target is TARGETS["kubernetes"] and not node.on_gpus:
+        yield Fault(("devices",), "Kubernetes' manifests are for GPUs: they claim them")
     if node.nodes and target is not TARGETS["systemd"]:
         yield Fault(("nodes",), "is for systemd only: Kubernetes has its own list, and others have one node")
 
