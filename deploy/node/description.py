@@ -144,7 +144,8 @@ class NodeDescription(ConfigSection):
     SCHEMA: ClassVar[str] = "prism.schema.json"
 
     node: str = ""
-    """Name of the node, which no other of a fleet has; empty: "node-0", and in a fleet the host's name."""
+    """Name of the node, with systemd and compose; no other of a fleet has it. Empty: "node-0", and in a fleet the
+    host's name."""
     nodes: list[str] = []
     """Hosts of all nodes of a fleet, with systemd: their services listen on ports, and placement, on one of them, asks
     all. Empty: one node, behind Unix sockets."""
