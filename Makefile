@@ -70,6 +70,7 @@ figures: env ## docs/lab/figures, drawn from benchmarks/results
 	@$(BIN)/python -m benchmarks.figures
 
 dist: env ## wheel and sdist, in dist/
+	@rm -rf build dist
 	@$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist'); build_meta.build_wheel('dist')" >/dev/null
 	@rm -rf build
 	@ls dist/*

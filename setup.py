@@ -1,5 +1,5 @@
 """What a wheel has beside the packages that pyproject.toml lists: the generated protobuf code, and files of the tree
-that `prism serve` and `prism install` read (deploy/local/places.py finds them)."""
+that `prism serve` and `prism install` read (deploy/places.py finds them)."""
 
 import shutil
 import subprocess

@@ -4,6 +4,7 @@ node              one file, prism.toml, that describes a node, and the files tha
 hub               models of the Hugging Face hub, fetched ahead
 engine_packages   the packages of an engine, for this machine
 config            the command `prism config`
+places            where commands read and write, in a checkout and elsewhere
 healthy           whether a service is healthy
 __main__          the command `prism`
 """

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from deploy.local import places
+from deploy import places
 from deploy.node.description import NodeDescription
 from deploy.node.reading import read
 from deploy.node.render import HEAD, SHIPPED, next_steps, render

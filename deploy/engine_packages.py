@@ -14,12 +14,10 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
-_IN_TREE = _HERE.parent / "requirements"
-REQUIREMENTS = _IN_TREE if (_HERE.parent / "pyproject.toml").is_file() else _HERE / "shipped" / "requirements"
-"""Folder of the pinned requirements: the tree's, or those that a wheel has."""
+from deploy import places
+
+REQUIREMENTS = places.TREE / "requirements"
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,8 @@ def main(arguments: list[str] | None = None, prog: str = "python -m deploy.engin
         print(f"prism: {number}/{len(todo)} {what}{size}", flush=True)
         status = subprocess.run([*pip, "--quiet", *arguments_of_pip], check=False).returncode
         if status:
-            print(f"prism: pip ended with status {status}; nothing else was installed", file=sys.stderr)
+            hint = "; --torch (make env TORCH=) names another build of torch" if number == 1 else ""
+            print(f"prism: pip ended with status {status}, and nothing else was installed{hint}", file=sys.stderr)
             return 1
     return 0
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.local import places
+from deploy import places
 from prismctl import cli
 from prismctl.commands import config, keys, models, steer
 from prismctl.commands.check import check

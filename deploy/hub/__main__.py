@@ -35,13 +35,19 @@ def main(arguments: list[str] | None = None, prog: str = "python -m deploy.hub")
     parser.add_argument(
         "--device", choices=tuple(_FLOAT_BYTES), default="cuda", help="where it will be served (default %(default)s)"
     )
+    parser.add_argument(
+        "--unverified", action="store_true", help="also of a class that nobody has compared with another implementation"
+    )
     options = parser.parse_args(arguments)
-    try:
-        models = [names.parse(text) for text in options.models]
-    except Invalid as error:
-        parser.error(str(error))
-    if None in models:
-        parser.error(f"{options.models[models.index(None)]!r} is not the name of a model: write ORG/NAME")
+    models = []
+    for text in options.models:
+        try:
+            model = names.parse(text)
+        except Invalid as error:
+            parser.error(str(error))
+        if model is None:
+            parser.error(f"{text!r} is not the name of a model: write ORG/NAME")
+        models.append(model)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stopped)
     # It takes a second, and the help needs none of it.
@@ -50,11 +56,9 @@ def main(arguments: list[str] | None = None, prog: str = "python -m deploy.hub")
     from deploy.hub.fetching import Hub
 
     logging.set_verbosity_error()
-    hub = Hub(say)
     try:
-        for model in models:
-            assert model is not None
-            print(hub.fetch(model, _FLOAT_BYTES[options.device]), flush=True)
+        for folder in Hub(say).fetch(models, _FLOAT_BYTES[options.device], unverified=options.unverified):
+            print(folder, flush=True)
     except PrismError as error:
         say(str(error))
         return 1

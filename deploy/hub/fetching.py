@@ -3,12 +3,13 @@ HF_HUB_OFFLINE) hold here too."""
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib.metadata
 import json
 import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,21 @@ class RemoteFile:
     blob: str
 
 
+@dataclass(frozen=True)
+class FetchPlan:
+    """A model, its folder in the cache, the files that the folder is to have, and those that it lacks. Without files:
+    the folder is as it is to be."""
+
+    model: HubModel
+    folder: Path
+    wanted: Sequence[str] = ()
+    missing: Sequence[RemoteFile] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(file.nbytes for file in self.missing)
+
+
 class Hub:
     """A hub and the cache that its files go to; by default those of the environment."""
 
@@ -58,27 +74,81 @@ class Hub:
         self._cache = cache
         self._api = HfApi(endpoint=endpoint, library_name="prism-serve", library_version=_version())
 
-    def fetch(self, model: HubModel, dtype_bytes: int) -> Path:
-        """The folder of a model, whose files are fetched if they are not there. `dtype_bytes`: bytes of a float on the
-        devices. Blocks. Raises FetchFailed; files that are complete by then stay."""
+    def fetch(self, models: Sequence[HubModel], dtype_bytes: int, *, unverified: bool = False) -> Iterator[Path]:
+        """The folders of the models, whose files are fetched if they are not there, each as soon as it is whole. All
+        are looked at before anything large is fetched. `dtype_bytes`: bytes of a float on the devices; `unverified`:
+        see `loader/catalogue/catalogue.py`. Blocks. Raises FetchFailed; files that are complete by then stay."""
+        plans = []
+        for model in models:
+            with self._telling(model):
+                plans.append(self._plan(model, dtype_bytes, unverified))
+        self._check_space(plans)
+        for plan in plans:
+            with self._telling(plan.model):
+                self._complete(plan)
+                checkpoint.read(plan.folder, dtype_bytes, unverified=unverified)
+            yield plan.folder
+
+    @contextlib.contextmanager
+    def _telling(self, model: HubModel) -> Iterator[None]:
+        """A context whose errors become FetchFailed, which names the model."""
         try:
-            try:
-                commit, there = self._listed(model, model.revision)
-            except faults.EXPECTED as error:
-                if not faults.is_unreachable(error):
-                    raise
-                folder = self._from_cache(model, error)
-                why = faults.unreachable(error, self._endpoint)
-                self._say(f"{model}: {why}; the cache has it: commit {folder.name[:_SHOWN]}, {folder}")
-            else:
-                folder = self._from_hub(model, commit, there, dtype_bytes)
-            checkpoint.read(folder, dtype_bytes)
+            yield
         except BrokenCheckpoint as error:
             raise FetchFailed(f"{model} cannot be served: {error}") from None
         except faults.EXPECTED as error:
             hint = self._hint(model) if type(error) is RepositoryNotFoundError else ""
             raise FetchFailed(faults.line(error, model, self._endpoint, self._cache) + hint) from error
-        return folder
+
+    def _plan(self, model: HubModel, dtype_bytes: int, unverified: bool) -> FetchPlan:
+        """What is to be fetched of a model, whose config.json is fetched and checked; nothing if the hub is away and
+        the cache has the model. Raises BrokenCheckpoint, FetchFailed and the library's errors."""
+        try:
+            commit, there = self._listed(model, model.revision)
+        except faults.EXPECTED as error:
+            if not faults.is_unreachable(error):
+                raise
+            folder = self._from_cache(model, error)
+            away = faults.unreachable(error, self._endpoint)
+            self._say(f"{model}: {away}; the cache has it: commit {folder.name[:_SHOWN]}, {folder}")
+            return FetchPlan(model, folder)
+        if (why := files.fault([each.path for each in there])) is not None:
+            raise BrokenCheckpoint(why)
+        # Asked for by the revision's name, which the cache then knows for when the hub is away.
+        folder = self._one(model, files.CONFIG, model.revision).parent
+        if folder.name != commit:  # somebody has published meanwhile
+            commit, there = self._listed(model, folder.name)
+        checkpoint.check_config(folder, dtype_bytes, unverified=unverified)
+        names = [each.path for each in there]
+        if INDEX in names:
+            self._one(model, INDEX, commit)
+        wanted = files.of_model(names, _shards(folder))
+        missing = [each for each in there if each.path in wanted and not self._is_cached(model, folder, each)]
+        return FetchPlan(model, folder, wanted, missing)
+
+    def _complete(self, plan: FetchPlan) -> None:
+        """Fetches what is missing. Raises the library's errors."""
+        if not plan.wanted:
+            return
+        commit, nbytes = plan.folder.name, plan.nbytes
+        if plan.missing:
+            what = f"{counted(len(plan.missing), 'file')} of {len(plan.wanted)}, {size(nbytes)}"
+            self._say(f"{plan.model}: fetching {what}, of commit {commit[:_SHOWN]} to {self._cache}")
+        else:
+            self._say(f"{plan.model}: commit {commit[:_SHOWN]} is in {self._cache}")
+        began = time.monotonic()
+        with Progress(nbytes, self._say) as progress:
+            snapshot_download(
+                plan.model.repository,
+                revision=commit,
+                endpoint=self._endpoint,
+                cache_dir=self._cache,
+                allow_patterns=[glob.escape(name) for name in plan.wanted],
+                tqdm_class=progress.bars,
+            )
+        if plan.missing:
+            seconds = time.monotonic() - began
+            self._say(f"{plan.model}: fetched in {seconds:.1f} s, {size(nbytes / seconds)}/s")
 
     def _listed(self, model: HubModel, revision: str) -> tuple[str, list[RemoteFile]]:
         """The commit of a revision, and its files. Raises the library's errors."""
@@ -92,41 +162,6 @@ class Hub:
             RemoteFile(each.rfilename, each.size or 0, (each.lfs.sha256 if each.lfs else each.blob_id) or "")
             for each in info.siblings or ()
         ]
-
-    def _from_hub(self, model: HubModel, commit: str, there: Sequence[RemoteFile], dtype_bytes: int) -> Path:
-        if (why := files.fault([each.path for each in there])) is not None:
-            raise BrokenCheckpoint(why)
-        # Asked for by the revision's name, which the cache then knows for when the hub is away.
-        folder = self._one(model, files.CONFIG, model.revision).parent
-        if folder.name != commit:  # somebody has published meanwhile
-            commit, there = self._listed(model, folder.name)
-        checkpoint.check_config(folder, dtype_bytes)
-        names = [each.path for each in there]
-        if INDEX in names:
-            self._one(model, INDEX, commit)
-        wanted = files.of_model(names, _shards(folder))
-        missing = [each for each in there if each.path in wanted and not self._is_cached(model, folder, each)]
-        nbytes = sum(each.nbytes for each in missing)
-        if missing:
-            self._check_space(model, nbytes)
-            what = f"{counted(len(missing), 'file')} of {len(wanted)}, {size(nbytes)}"
-            self._say(f"{model}: fetching {what}, of commit {commit[:_SHOWN]} to {self._cache}")
-        else:
-            self._say(f"{model}: commit {commit[:_SHOWN]} is in {self._cache}")
-        began = time.monotonic()
-        with Progress(nbytes, self._say) as progress:
-            snapshot_download(
-                model.repository,
-                revision=commit,
-                endpoint=self._endpoint,
-                cache_dir=self._cache,
-                allow_patterns=[glob.escape(name) for name in wanted],
-                tqdm_class=progress.bars,
-            )
-        if missing:
-            seconds = time.monotonic() - began
-            self._say(f"{model}: fetched in {seconds:.1f} s, {size(nbytes / seconds)}/s")
-        return folder
 
     def _from_cache(self, model: HubModel, unreachable: Exception) -> Path:
         """The folder of a model that the cache has whole, as far as the cache knows. Raises the library's errors."""
@@ -168,16 +203,17 @@ class Hub:
         blobs = self._cache / repo_folder_name(repo_id=model.repository, repo_type="model") / "blobs"
         return (folder / file.path).exists() or (file.blob != "" and (blobs / file.blob).exists())
 
-    def _check_space(self, model: HubModel, nbytes: int) -> None:
-        """Raises FetchFailed if the disk of the cache has no room for so many bytes."""
+    def _check_space(self, plans: Sequence[FetchPlan]) -> None:
+        """Raises FetchFailed if the disk of the cache has no room for what is missing of all models."""
         place = self._cache.absolute()
         while not place.exists():
             place = place.parent
-        free = shutil.disk_usage(place).free
+        nbytes, free = sum(plan.nbytes for plan in plans), shutil.disk_usage(place).free
         if nbytes > free:
+            names = ", ".join(str(plan.model) for plan in plans if plan.missing)
             raise FetchFailed(
-                f"{model} is {size(nbytes)} to fetch, and the disk of {self._cache} has {size(free)} free; HF_HOME "
-                "names another place"
+                f"{names}: {size(nbytes)} are to be fetched, and the disk of {self._cache} has {size(free)} free; "
+                "HF_HOME names another place"
             )
 
     def _hint(self, model: HubModel) -> str:

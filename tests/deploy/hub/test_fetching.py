@@ -31,8 +31,10 @@ def remote(folder):
 def fetch(remote, tmp_path, monkeypatch):
     """Fetches a model into a cache of the test's own; `fetch.said` has what it tells."""
 
-    def fetch(text=MODEL, endpoint=None):
-        return Hub(fetch.said.append, endpoint or remote.address, tmp_path / "hub").fetch(parse(text), CPU)
+    def fetch(*texts, endpoint=None):
+        hub = Hub(fetch.said.append, endpoint or remote.address, tmp_path / "hub")
+        folders = list(hub.fetch([parse(text) for text in texts or (MODEL,)], CPU))
+        return folders[0] if len(folders) == 1 else folders
 
     fetch.said = []
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -83,11 +85,12 @@ def test_sharded_weights_come_without_duplicates_beside_them(remote, fetch, tmp_
     assert contents(fetch("org/sharded")) == there
 
 
-def test_class_that_is_not_served_is_refused_before_its_weights_come(remote, fetch, folder):
+def test_class_that_is_not_served_is_refused_before_weights_of_any_model_come(remote, fetch, folder):
     config = json.loads((folder / "config.json").read_bytes()) | {"architectures": ["MambaForCausalLM"]}
     remote.publish("org/mamba", contents(folder) | {"config.json": json.dumps(config).encode()})
-    assert "MambaForCausalLM" in refused(fetch, "org/mamba")
-    assert remote.fetched() == ["config.json"]
+    said = refused(fetch, MODEL, "org/mamba")
+    assert said.startswith("org/mamba cannot be served: the architecture MambaForCausalLM is not supported")
+    assert remote.fetched() == ["config.json", "config.json"]
 
 
 def test_repository_without_safetensors_is_refused_before_anything_comes(remote, fetch):
@@ -104,7 +107,7 @@ def test_weights_that_are_not_those_of_the_config_are_refused(remote, fetch, fol
 def test_download_that_the_disk_has_no_room_for_is_refused_before_weights_come(remote, fetch):
     remote.repositories[MODEL].sizes["model.safetensors"] = 1 << 50
     said = refused(fetch)
-    assert f"{MODEL} is 1126 TB to fetch, and the disk of " in said and "HF_HOME" in said
+    assert f"{MODEL}: 1126 TB are to be fetched, and the disk of " in said and "HF_HOME" in said
     assert remote.fetched() == ["config.json"]
 
 

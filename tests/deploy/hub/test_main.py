@@ -29,7 +29,7 @@ def remote(tmp_path):
 
 
 async def start(remote, home, *arguments, under=()):
-    home.mkdir()
+    home.mkdir(exist_ok=True)
     return await asyncio.create_subprocess_exec(
         *under, sys.executable, "-m", "deploy.hub", *arguments, cwd=ROOT,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -37,12 +37,14 @@ async def start(remote, home, *arguments, under=()):
     )  # fmt: skip
 
 
-async def test_fetched_models_are_told_by_their_folders_and_a_wrong_one_ends_it(remote, tmp_path):
-    process = await start(remote, tmp_path / "home", "org/model", "org/other", "--device", "cpu")
+async def test_fetched_models_are_told_by_their_folders_once_all_of_them_are_known(remote, tmp_path):
+    process = await start(remote, tmp_path / "home", "org/model", "org/other")
     out, err = await process.communicate()
+    assert (process.returncode, out) == (1, b"") and err.decode().startswith("prism: the hub at ")
+    process = await start(remote, tmp_path / "home", "org/model", "--device", "cpu")
+    out, _ = await process.communicate()
     (folder,) = out.decode().splitlines()
-    assert Path(folder).is_relative_to(tmp_path / "home") and (Path(folder) / WEIGHTS).is_file()
-    assert process.returncode == 1 and err.decode().splitlines()[-1].startswith("prism: the hub at ")
+    assert process.returncode == 0 and (Path(folder) / WEIGHTS).is_file()
 
 
 @pytest.mark.parametrize("argument", ["smollm2", "s3://bucket/model"])

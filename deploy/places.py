@@ -1,11 +1,14 @@
-"""Where a local system reads and writes: in a checkout its own folders, elsewhere those of the user (XDG)."""
+"""Where commands read and write: in a checkout its own folders, elsewhere those of the user (XDG).
+
+Uses the standard library alone, as `engine_packages` does.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-_DEPLOY = Path(__file__).resolve().parents[1]
+_DEPLOY = Path(__file__).resolve().parent
 _PARENT = _DEPLOY.parent
 IS_CHECKOUT = (_PARENT / "pyproject.toml").is_file()
 TREE = _PARENT if IS_CHECKOUT else _DEPLOY / "shipped"
