@@ -109,6 +109,9 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
         help='pages that may read answers in a browser, as "http://localhost:3000", or "*" for all; may be given again',
     )
     parser.add_argument(
+        "--keys-file", type=Path, metavar="FILE", help="API keys (prismctl keys new); default: none are needed"
+    )
+    parser.add_argument(
         "--state",
         type=Path,
         metavar="FOLDER",
@@ -160,7 +163,8 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
     options.groups = None if options.device or options.device_mib else _sized(node)
     options.device = options.device or node.wanted or (first() if options.config else "cpu")
     common = {"log_level": options.log_level or node.log_level, "traces": options.traces or node.traces}
-    options.node = node.model_copy(update=common)
+    keys_file = str(options.keys_file.resolve()) if options.keys_file is not None else node.keys_file
+    options.node = node.model_copy(update={**common, "keys_file": keys_file})
     return options
 
 

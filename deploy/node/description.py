@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field
 
 from balloond.config import DeviceConfig
 from deploy.hub import names
-from loader.catalogue.catalogue import CatalogueEntry, Milliseconds, Name
+from loader.catalogue.catalogue import CatalogueEntry, Milliseconds, Name, check_names
 from services.errors import Invalid
 from services.runtime.config import ConfigSection
 from services.wording.addresses import AddressOrNone, HttpAddress
@@ -192,9 +192,7 @@ class NodeDescription(ConfigSection):
     @field_validator("models")
     @classmethod
     def _names_differ(cls, models: list[DescribedModel]) -> list[DescribedModel]:
-        called = [model.called for model in models]
-        if twice := [name for name in called if called.count(name) > 1]:
-            raise ValueError(f"the name {twice[0]!r} is given twice")
+        check_names(model.model_copy(update={"name": model.called}) for model in models)
         return models
 
     @property
