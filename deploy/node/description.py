@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
@@ -127,7 +127,7 @@ def _named(values: Any, key: str) -> Any:
     return [{key: value} if isinstance(value, str) else value for value in values]
 
 
-Devices = Annotated[
+DeviceGroups = Annotated[
     list[DeviceGroup],
     BeforeValidator(lambda values: _named(values, "name"), json_schema_input_type=list[str | DeviceGroup]),
 ]
@@ -141,15 +141,13 @@ Passthrough = dict[str, Any]
 class NodeDescription(ConfigSection):
     """A node of Prism: its devices, its models and their targets, and where it is reached."""
 
-    SCHEMA: ClassVar[str] = "prism.schema.json"
-
     node: str = ""
     """Name of the node, with systemd and compose; no other of a fleet has it. Empty: "node-0", and in a fleet the
     host's name."""
     nodes: list[str] = []
     """Hosts of all nodes of a fleet, with systemd: their services listen on ports, and placement, on one of them, asks
     all. Empty: one node, behind Unix sockets."""
-    devices: Devices = []
+    devices: DeviceGroups = []
     """Groups of devices: "cuda:0", or "cuda:0+cuda:1" for models that are spread over two; or tables with `name` and
     settings such as `capacity_bytes`. Left out: "cuda:0"; for `prism serve` on a machine without a GPU "cpu"."""
     models: Models = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -32,6 +33,8 @@ def schema() -> dict[str, Any]:
     for key, what in _ENTRY.findall(catalogue.__doc__ or ""):
         known = made[_DEFS]["DescribedModel"]["properties"][key]
         known.setdefault("description", re.sub(r"\n +# ", " ", what))
+    used = json.dumps(made)
+    made[_DEFS] = {name: part for name, part in made[_DEFS].items() if f"#/{_DEFS}/{name}" in used}
     return {"$schema": _DRAFT, "$comment": "Printed by `prism config schema`.", **made}
 
 

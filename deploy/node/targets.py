@@ -147,8 +147,9 @@ def _own_faults(node: NodeDescription, target: RenderTarget) -> Iterator[Fault]:
     if target.in_containers:
         for number, model in node.outside():
             yield Fault(("models", number), f"{node.folder(model)} is not below models_folder, {node.models_folder}")
-    if target is TARGETS["kubernetes"] and not node.on_gpus:
-        yield Fault(("devices",), "Kubernetes' manifests are for GPUs: they claim them")
+    devices = [device for group in node.groups for device in group]
+    if target is TARGETS["kubernetes"] and {*devices} != {f"cuda:{number}" for number in range(len(devices))}:
+        yield Fault(("devices",), "a pod has the GPUs that it claims, and sees them as cuda:0, cuda:1 and so on")
     if node.nodes and target is not TARGETS["systemd"]:
         yield Fault(("nodes",), "is for systemd only: Kubernetes has its own list, and others have one node")
 

@@ -30,11 +30,7 @@ FAULTS = [
     ("[scheduler.engines]\nkv_extent_bytes = 4096", SERVE, ": loader: kv_extent_bytes: 8388608 is not the 4096"),
     ("models = ['/a']\nmodels_folder = '/b'", TARGETS["compose"], ":1: models.0: /a is not below models_folder, /b"),
     ("nodes = ['a']", TARGETS["kubernetes"], ":1: nodes: is for systemd only"),
-    (
-        "devices = [{name = 'cpu:0', capacity_bytes = 1}]",
-        TARGETS["kubernetes"],
-        ":1: devices: Kubernetes' manifests are",
-    ),
+    ("devices = ['cuda:1']", TARGETS["kubernetes"], ":1: devices: a pod has the GPUs that it claims, and sees them as"),
 ]
 
 
