@@ -14,6 +14,7 @@ SHIPPED = (
     "deploy/local/catalogue.toml",
     "deploy/compose/compose*.yaml",
     "deploy/k8s/*.yaml",
+    "deploy/systemd/prism*",
     "examples/models/*/*.json",
     "examples/models/*/*.safetensors",
 )

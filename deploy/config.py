@@ -141,7 +141,7 @@ def _left_over(out: Path, made: Mapping[str, str]) -> list[Path]:
     return [
         path
         for path in sorted(out.rglob("*"))
-        if path.suffix in (".toml", ".yaml", ".conf") and str(path.relative_to(out)) not in made
+        if path.suffix in (".toml", ".yaml") and str(path.relative_to(out)) not in made
         if path.is_file() and path.read_text(errors="replace").startswith(HEAD)
     ]
 

@@ -5,6 +5,7 @@ services      the services of a node and their settings: how they find each othe
 targets       where they lie for systemd, compose, Kubernetes and `prism serve`, and what is wrong with a description
 reading       the file, with a line for each thing that is wrong
 render        the files for a target
+systemd       the units, made of the shipped ones
 compose       the compose file, made of the shipped one
 kubernetes    the manifests, made of the shipped ones
 yaml_text     YAML for people

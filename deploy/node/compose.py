@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from deploy.node.description import NodeDescription
+from deploy.node.services import stop_s
 from deploy.node.targets import KEYS
 from deploy.node.yaml_text import dumps, renamed
 
@@ -45,7 +46,7 @@ def files(node: NodeDescription, texts: Mapping[str, str], shipped: Mapping[str,
             path = PurePosixPath(service["command"][-1])
             made[f"config/{path.relative_to(_ETC)}"] = text = texts[path.name]
             leaves = int(service["stop_grace_period"].removesuffix("s"))
-            service["stop_grace_period"] = f"{max(leaves, _stop_s(text))}s"
+            service["stop_grace_period"] = f"{max(leaves, stop_s(tomllib.loads(text)))}s"
         for volume in service.get("volumes", ()):
             if volume["target"] == "/models":
                 volume["source"] = node.models_folder
@@ -67,8 +68,3 @@ def files(node: NodeDescription, texts: Mapping[str, str], shipped: Mapping[str,
 def _filled(text: str, variables: Mapping[str, str]) -> str:
     """The text with these variables filled in; others stay."""
     return re.sub(r"\$\{(\w+):-[^}]*\}", lambda found: variables.get(found[1], found[0]), text)
-
-
-def _stop_s(text: str) -> int:
-    """Seconds that a service may take to stop: it drains, then what stops after it does."""
-    return int(2 * tomllib.loads(text).get("drain_s", 10) + 10)

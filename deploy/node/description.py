@@ -102,6 +102,13 @@ class TargetDefaults(ConfigSection):
     """Time per output token after the first."""
 
 
+class SystemdSettings(ConfigSection):
+    """What only systemd's units have."""
+
+    python: str = "/opt/prism/.venv/bin/python"
+    """Interpreter of the environment that has Prism, not in anybody's home."""
+
+
 class KubernetesSettings(ConfigSection):
     """What only Kubernetes' manifests have."""
 
@@ -174,6 +181,7 @@ class NodeDescription(ConfigSection):
     """The least that services log."""
     traces: bool = False
     """Whether gateway and gpu_schedulers send traces, to OTEL_EXPORTER_OTLP_ENDPOINT."""
+    systemd: SystemdSettings = SystemdSettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
     compose: ComposeSettings = ComposeSettings()
     balloond: Passthrough = {}

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 import tomli_w
 
 from deploy.hub.names import DEFAULT_REVISION
-from deploy.node import compose, kubernetes
+from deploy.node import compose, kubernetes, systemd
 from deploy.node.description import DescribedModel, NodeDescription
 from deploy.node.targets import TARGETS
 
@@ -24,20 +24,14 @@ def render(node: NodeDescription, to: str, shipped: Mapping[str, str]) -> Files:
     configs = {f"{service.name}.toml": service.settings for service in target.services(node)}
     configs["catalogue.toml"] = target.catalogue(node)
     texts = {name: HEAD + tomli_w.dumps(config) for name, config in configs.items()}
-    made = {"systemd": _systemd, "compose": compose.files, "kubernetes": kubernetes.files}[to](node, texts, shipped)
+    made = {"systemd": systemd.files, "compose": compose.files, "kubernetes": kubernetes.files}[to](
+        node, texts, shipped
+    )
     return {path: text if text.startswith(HEAD) else HEAD + text for path, text in made.items()}
 
 
-def _systemd(node: NodeDescription, texts: Files, shipped: Mapping[str, str]) -> Files:
-    """What lies in /etc/prism; units are shipped. The target wants one group by itself."""
-    if len(node.groups) == 1:
-        return texts
-    units = " ".join(f"prism-gpu-scheduler@{number}.service" for number in range(len(node.groups)))
-    return {**texts, "prism.target.d/groups.conf": f"[Unit]\nWants={units}\n"}
-
-
 SHIPPED = {
-    "systemd": (),
+    "systemd": systemd.SHIPPED,
     "compose": compose.SHIPPED,
     "kubernetes": kubernetes.SHIPPED,
 }
@@ -48,12 +42,15 @@ def next_steps(node: NodeDescription, to: str, out: PurePosixPath) -> list[str]:
     """Command lines that follow the writing of the files in a folder (docs/operate/deploy.md)."""
     fetched = [f"{_download(node, model)}      # unless it is there" for model in node.models if model.hub_model]
     if to == "systemd":
-        more = ["install -m 644 -D -t /etc/systemd/system/prism.target.d " + f"{out}/prism.target.d/groups.conf"]
+        units = out / systemd.UNITS
         steps = [
             f"install -m 644 -D -t /etc/prism {out}/*.toml",
-            *(more if len(node.groups) > 1 else ()),
-            "systemctl daemon-reload && systemctl enable --now prism.target      # its units: docs/operate/deploy.md",
-            "sudo -u prism prismctl --state /run/prism status",
+            f"install -m 644 {units}/*.service {units}/prism.target /etc/systemd/system/",
+            f"install -m 644 {units}/prism.sysusers.conf /usr/lib/sysusers.d/prism.conf && systemd-sysusers",
+            f"install -m 644 {units}/prism.tmpfiles.conf /usr/lib/tmpfiles.d/prism.conf && "
+            "systemd-tmpfiles --create prism.conf",
+            "systemctl daemon-reload && systemctl enable --now prism.target",
+            f"sudo -u prism {PurePosixPath(node.systemd.python).parent}/prismctl --state /run/prism status",
         ]
     elif to == "compose":
         steps = [

@@ -85,6 +85,11 @@ class Layout:
         return self.listen("placement")
 
 
+def stop_s(settings: Settings) -> int:
+    """Seconds that a service with these settings may take to stop: it drains, then what stops after it does."""
+    return int(2 * settings.get("drain_s", 10) + 10)
+
+
 PORTS = {"balloond": 1, "loader": 2, "placement": 3}
 _FIRST_SCHEDULER = 10
 

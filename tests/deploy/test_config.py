@@ -32,7 +32,7 @@ def test_render_writes_nothing_if_anything_is_wrong_or_a_file_differs(prism, tmp
     status, said = prism("devices = ['cuda:0', 'cuda:1']", *to)
     assert status == 0
     made = sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file())
-    assert [line for line in said.splitlines() if line.startswith("out/")] and len(made) == 8
+    assert [line for line in said.splitlines() if line.startswith("out/")] and len(made) == 16
     assert f"install -m 644 -D -t /etc/prism {tmp_path}/out/*.toml" in said
 
     (tmp_path / "out" / "loader.toml").write_text("# mine\n")
@@ -43,8 +43,7 @@ def test_render_writes_nothing_if_anything_is_wrong_or_a_file_differs(prism, tmp
 
     status, said = prism("", *to, "--force")
     assert status == 0 and "host_capacity_bytes" in (tmp_path / "out" / "loader.toml").read_text()
-    for name in ("gpu-scheduler-1.toml", "prism.target.d/groups.conf"):
-        assert f"out/{name} was made earlier" in said
+    assert "out/gpu-scheduler-1.toml was made earlier" in said
 
 
 def test_render_says_how_models_of_the_hub_come_to_the_node_and_keys_to_the_cluster(prism, tmp_path):

@@ -119,7 +119,7 @@ def test_installed_commands_answer_from_a_folder_elsewhere(scripts, elsewhere, t
     for name in re.findall(r"\S+\.txt", "\n".join(steps)):
         assert Path(name).read_bytes() == (ROOT / "requirements" / Path(name).name).read_bytes()
     (tmp_path / "prism.toml").write_text("")
-    for to, name in (("compose", "compose.yaml"), ("kubernetes", "30-node.yaml")):
+    for to, name in (("systemd", "units/prism.target"), ("compose", "compose.yaml"), ("kubernetes", "30-node.yaml")):
         said(scripts / "prism", "config", "render", tmp_path / "prism.toml", "--to", to, "--out", tmp_path / to)
         assert (tmp_path / to / name).exists()
     code = (

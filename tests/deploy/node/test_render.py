@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from deploy.node.description import NodeDescription
-from deploy.node.render import SHIPPED, render
+from deploy.node.render import HEAD, SHIPPED, render
 from deploy.node.targets import TARGETS, described_faults
 from loader.catalogue.catalogue import CatalogueFile
 from prismctl.__main__ import app
@@ -33,6 +33,7 @@ keys_file = "/etc/prism/keys/keys.toml"
 traces = true
 kubernetes = { image = "registry/prism:1", gateways = 1, models_claim = "ours" }
 compose.image = "registry/prism:1"
+systemd.python = "/srv/prism/bin/python"
 loader.host_capacity_bytes = 137_438_953_472
 gateway.drain_s = 100
 scheduler = { drain_s = 40, engines.warm = 2 }
@@ -52,6 +53,10 @@ def read(path, text):
     return parse(kind, text, path)
 
 
+def configs(files):
+    return {path: text for path, text in files.items() if path.endswith(".toml")}
+
+
 def same(files, folder):
     assert {*files} == {str(path.relative_to(folder)) for path in folder.rglob("*.toml")}
     for path, text in files.items():
@@ -59,11 +64,16 @@ def same(files, folder):
 
 
 def test_systemd_files_as_shipped_are_those_of_a_description():
-    same(made(ONE_MODEL, "systemd"), DEPLOY / "systemd" / "config")
+    files = made(ONE_MODEL, "systemd")
+    same(configs(files), DEPLOY / "systemd" / "config")
+    units = {path: text for path, text in files.items() if path.startswith("units/")}
+    assert len(units) == 9
+    for path, text in units.items():
+        assert text == HEAD + (DEPLOY / "systemd" / path.removeprefix("units/")).read_text()
 
 
 def test_files_of_a_fleet_as_shipped_are_those_of_a_description():
-    files = made(ONE_MODEL + 'nodes = ["node-a", "node-b"]\n', "systemd")
+    files = configs(made(ONE_MODEL + 'nodes = ["node-a", "node-b"]\n', "systemd"))
     assert (
         read("catalogue.toml", files.pop("catalogue.toml")).model[0].path == "/opt/prism/examples/models/llama-debian"
     )
@@ -152,17 +162,21 @@ def test_configuration_of_several_groups_passes_the_check_of_the_services(to, tm
     if to == "kubernetes":
         documents = [each for text in files.values() for each in yaml.safe_load_all(text)]
         files = {name: text for each in documents if each["kind"] == "ConfigMap" for name, text in each["data"].items()}
-    configs = [path for path in files if path.endswith(".toml")]
+    tomls = [*configs(files)]
     for path in files:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(files[path])
-    arguments = ["config", "validate", "--no-folders", *(str(tmp_path / path) for path in configs)]
+    arguments = ["config", "validate", "--no-folders", *(str(tmp_path / path) for path in tomls)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert len(result.stdout.splitlines()) == len(configs) == 8
+    assert len(result.stdout.splitlines()) == len(tomls) == 8
     if to == "systemd":
         wants = "prism-gpu-scheduler@0.service prism-gpu-scheduler@1.service prism-gpu-scheduler@2.service"
-        assert files["prism.target.d/groups.conf"].endswith(f"[Unit]\nWants={wants}\n")
+        assert f"\nWants={wants}\n" in files["units/prism.target"]
+        scheduler, gateway = files["units/prism-gpu-scheduler@.service"], files["units/prism-gateway.service"]
+        assert "\nTimeoutStopSec=90s\n" in scheduler and "\nTimeoutStopSec=210s\n" in gateway
+        assert "\nExecStart=/srv/prism/bin/python -m gateway " in gateway
+        assert "\nWorkingDirectory=/run/prism\n" in gateway
     if to == "compose":
         command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
         done = subprocess.run([*command, tmp_path / "compose.yaml"], capture_output=True, text=True)
