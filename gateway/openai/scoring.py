@@ -3,7 +3,7 @@ to an engine, as those of embeddings do, and nothing is sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -24,6 +24,9 @@ from services.errors import Unavailable
 MOST_ITEMS = 2048
 """As many as inputs of embeddings."""
 MOST_LABELS = 128
+MOST_TOGETHER = 1 << 24
+"""The most characters, or token ids, of all prompts of a request: each has the query again, and a body of some
+megabytes could become many gigabytes."""
 _UNSUPPORTED_OF_SCORES: Mapping[str, Sequence[Any]] = {
     # Fields of SGLang, vLLM and others that would change the scores, and the values with which they would not.
     "embed_override_token_id": (),
@@ -71,6 +74,17 @@ def _documents(value: Any) -> list[str]:
     return texts
 
 
+def _check_together(each: int, others: Iterable[int]) -> None:
+    """Raises BadField if prompts are too long together; each has `each` characters or ids beside the `others`."""
+    together = sum(each + other for other in others)
+    if together > MOST_TOGETHER:
+        raise BadField(
+            f"'query' again in each prompt makes {together} characters or token ids: {MOST_TOGETHER} at most.",
+            "query",
+            "string_too_long",
+        )
+
+
 class _Body(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
@@ -109,6 +123,7 @@ class ScoreRequest(_Body):
     def request(self, request_id: str, slo: common_pb2.Slo, arrival_s: float) -> Request:
         """The gateway's request made of the body. Raises BadField."""
         bodies.check_supported(self.model_extra or {}, _UNSUPPORTED_OF_SCORES)
+        _check_together(len(self.query), (len(item.text or item.tokens or ()) for item in self.items))
         prompts = [self._prompt(item) for item in self.items]
         request = self._request(request_id, slo, arrival_s, prompts, "items")
         request.sampling.label_token_ids.extend(self.label_token_ids)
@@ -135,6 +150,7 @@ class RerankRequest(_Body):
     def request(self, request_id: str, slo: common_pb2.Slo, arrival_s: float) -> Request:
         """The gateway's request made of the body. Raises BadField."""
         bodies.check_supported(self.model_extra or {}, _UNSUPPORTED_OF_RANKS)
+        _check_together(len(self.query) + len(self.instruct or ""), map(len, self.documents))
         prompts = [Prompt(pair=QueryDocument(self.query, text, self.instruct or "")) for text in self.documents]
         return self._request(request_id, slo, arrival_s, prompts, "documents")
 
