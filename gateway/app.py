@@ -267,9 +267,9 @@ class Endpoints:
 
 
 def _task(model: common_pb2.ModelSpec) -> str:
-    if model.HasField("embedding"):
-        return "embed"
-    return "rerank" if model.HasField("reranker") else "generate"
+    if model.HasField("reranker"):
+        return "rerank"
+    return "embed" if model.HasField("embedding") else "generate"
 
 
 def _caller(request: Request) -> Caller:

@@ -95,6 +95,11 @@ class Request:
     dimensions: int | None = None
     """Dimensions of an embedding; None: the model's."""
 
+    @property
+    def ranks(self) -> bool:
+        """Whether its prompts are documents to be ranked."""
+        return bool(self.prompts) and self.prompts[0].pair is not None
+
     def field_of(self, index: int) -> str:
         """Name, in errors, of the field that prompt `index` came from."""
         return f"{self.prompt_field}[{index}]" if self.numbered else self.prompt_field

@@ -100,7 +100,10 @@ class Serving:
                 request.sampling.ebnf = tools_grammar.of(request.tools, form)
                 structured_outputs.check(request.sampling, count, request.grammar_field)
             asked = request.prompts
-            if any(prompt.pair is not None for prompt in asked):
+            if request.ranks and route.model.HasField("embedding"):  # a cross-encoder, by `vectors.check`
+                request = replace(request, embeds=True)
+                reranking.check_pairs(asked, route.model)
+            elif request.ranks:
                 ranks = reranking.form(tokenizer, route.model)
                 request.sampling.label_token_ids.extend((ranks.yes, ranks.no))
                 asked = [ranks.prompt(prompt.pair) for prompt in asked if prompt.pair is not None]
@@ -248,6 +251,8 @@ class Serving:
         try:
             if prompt.tokens is not None:
                 return prompt.tokens
+            if prompt.pair is not None:
+                return await run(characters, tokenizer.encode_pair, prompt.pair.query, prompt.pair.document)
             if prompt.messages is not None:
                 return await run(characters, tokenizer.chat, prompt.messages, prompt.template_options, most)
             text = prompt.text or ""

@@ -190,7 +190,7 @@ class RerankEndpoint(Endpoint[RerankRequest]):
     async def _answer(self, body: RerankRequest, request: Request, reply: Reply, caller: Caller) -> None:
         with await self._serving.begin(request, reply.span, caller) as served:
             reply.add(await caller.headers())
-            scores = await gathered(lambda choice: reranking.relevance(_logprobs(choice)), served.choices)
+            scores = await gathered(_relevance, served.choices)
             results = []
             for index in sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]:
                 result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
@@ -205,6 +205,13 @@ class RerankEndpoint(Endpoint[RerankRequest]):
                 "usage": _usage(served),
             }
             await reply.whole(orjson.dumps(answer))
+
+
+def _relevance(choice: Choice) -> float:
+    """How well a document answers. Raises Unavailable if no engine has said it."""
+    if choice.answer.embedding:
+        return reranking.relevance_of_logit(choice.answer.embedding[0])
+    return reranking.relevance(_logprobs(choice))
 
 
 def _logprobs(choice: Choice) -> Sequence[float]:

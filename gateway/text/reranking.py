@@ -4,6 +4,8 @@ after it are the answer. No I/O.
 The prompt is that of the model's own chat template, if it was written for this: with roles "query" and "document", as
 sentence-transformers and vLLM call it, or with two messages of a user, as SGLang does. A reranker whose template is
 one for chats gets the prompt that Qwen3-Reranker was trained with.
+
+A cross-encoder is given the pair as its tokenizer puts it together, and makes one number of it, a logit.
 """
 
 from __future__ import annotations
@@ -78,6 +80,16 @@ def form(tokenizer: Tokenizer, model: common_pb2.ModelSpec) -> RerankForm:
     return RerankForm(roles, made, *_answers(tokenizer, model))
 
 
+def check_pairs(prompts: Sequence[Prompt], model: common_pb2.ModelSpec) -> None:
+    """Raises BadField for what a cross-encoder cannot be told."""
+    if any(prompt.pair is not None and prompt.pair.instruction for prompt in prompts):
+        raise BadField(
+            f"'instruct' is not supported: the model '{model.name}' compares a query and a document as they are.",
+            "instruct",
+            "unsupported_parameter",
+        )
+
+
 def _answers(tokenizer: Tokenizer, model: common_pb2.ModelSpec) -> tuple[int, int]:
     told = model.reranker
     if told.HasField("yes_token_id") and told.HasField("no_token_id"):
@@ -95,6 +107,11 @@ def _answers(tokenizer: Tokenizer, model: common_pb2.ModelSpec) -> tuple[int, in
 def relevance(logprobs: Sequence[float]) -> float:
     """Probability of "yes" of the two, from the log-probabilities of "yes" and "no"."""
     return probabilities(logprobs, among_themselves=True)[0]
+
+
+def relevance_of_logit(logit: float) -> float:
+    """The probability that a cross-encoder's logit stands for."""
+    return relevance([logit, 0.0])
 
 
 def probabilities(logprobs: Sequence[float], *, among_themselves: bool) -> list[float]:

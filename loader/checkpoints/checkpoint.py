@@ -272,8 +272,10 @@ def _check_encoder(name: str, dtype_bytes: int, devices: int, unverified: bool) 
 def _read_encoder(
     folder: Path, config: Mapping[str, Any], shape: families.ModelShape, dtype_bytes: int, task: str, generation: int
 ) -> Checkpoint:
-    if task not in ("", "embed"):
-        raise BrokenCheckpoint(f"{shape.architecture} makes embeddings: it cannot be listed with task = {task!r}")
+    ranks = encoders.ranks(shape.architecture)
+    if task not in ("", reranking.TASK if ranks else "embed"):
+        makes = "ranks documents" if ranks else "makes embeddings"
+        raise BrokenCheckpoint(f"{shape.architecture} {makes}: it cannot be listed with task = {task!r}")
     tensors = tensors_of(folder)
     expected = _check_tensors(tensors, encoders.expected_tensors(shape, config), None)
     _check_tokenizer(folder)
@@ -290,7 +292,8 @@ def _read_encoder(
         active_bytes=nbytes,
         verified=dtype_bytes > _GPU_FLOAT_BYTES,
         kv_bytes_per_token=2 * shape.layers * shape.hidden * dtype_bytes,
-        embedding=embedding.read(folder, config, shape.hidden, encodes=True),
+        embedding=Embedding(1, pooling="pair") if ranks else embedding.read(folder, config, shape.hidden, encodes=True),
+        reranker=Reranker() if ranks else None,
     )
 
 

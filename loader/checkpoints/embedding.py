@@ -36,7 +36,8 @@ class Embedding:
     shorter: tuple[int, ...] = ()
     """How many numbers a shortened vector may have; empty: any."""
     pooling: str = ""
-    """How an encoder's states become one: "mean" or "cls"; empty: a decoder's last one."""
+    """How an encoder's states become one: "mean" or "cls"; "pair" for a cross-encoder's one number, which is no
+    embedding; empty: a decoder's last one."""
 
 
 def embeds(folder: Path, task: str) -> bool:

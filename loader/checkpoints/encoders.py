@@ -1,4 +1,5 @@
-"""Encoders that make embeddings: BERT, XLM-RoBERTa, and the many models of their shape.
+"""Encoders that make embeddings, BERT, XLM-RoBERTa, and the many models of their shape, and the cross-encoder of
+XLM-RoBERTa's shape (bge-reranker), which makes of a query and a document one number.
 
 A token of an encoder attends to those behind it too, so its keys and values are of one whole prompt and of no other:
 SGLang keeps them in the KV pool for the step that computes the prompt, and engines look no prefix up. The KV of a token
@@ -17,9 +18,11 @@ from services.wording.json_values import COUNT, at_least, one_of
 
 BERT, ROBERTA = "BertModel", "XLMRobertaModel"
 SERVED = (BERT, ROBERTA)
+RANKS = "XLMRobertaForSequenceClassification"
 _KNOWN = ("Bert", "Roberta", "XLMRoberta", "DistilBert", "ModernBert", "MPNet", "Contriever", "NomicBert", "Electra")
 _LABELS = ("ForSequenceClassification", "ForRewardModel", "ForClassification")
 _MOST = (1 << 31) - 1
+_ACTIVATION, _IDENTITY = "sbert_ce_default_activation_function", "Identity"
 _VALUES = {
     # What SGLang's class computes; it looks at none of these keys but the first.
     "hidden_act": one_of("gelu"),
@@ -31,7 +34,12 @@ _VALUES = {
 def is_one(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is of an encoder that is served."""
     names = config.get("architectures")
-    return isinstance(names, list) and len(names) == 1 and names[0] in SERVED
+    return isinstance(names, list) and len(names) == 1 and names[0] in (*SERVED, RANKS)
+
+
+def ranks(name: str) -> bool:
+    """Whether the encoder of this class ranks documents instead of making embeddings."""
+    return name == RANKS
 
 
 def refusal(config: Mapping[str, Any]) -> str | None:
@@ -46,6 +54,11 @@ def refusal(config: Mapping[str, Any]) -> str | None:
             return f"{name} with quantised weights is not supported"
         if not isinstance(config.get("model_type"), str):
             return "config.json has no model_type, by which engines know it"
+        labels = config.get("id2label")
+        if name == RANKS and (not isinstance(labels, dict) or len(labels) != 1):
+            return f"{name} without exactly one label (id2label) is not supported: rerankers have one"
+        if str(config.get(_ACTIVATION) or _IDENTITY).rpartition(".")[2] != _IDENTITY:
+            return f"{name} with {_ACTIVATION} = {config[_ACTIVATION]!r} is not supported: {_IDENTITY} is"
         return None
     if name.endswith(_LABELS):
         return (
@@ -80,7 +93,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         raise BrokenCheckpoint(f"{CONFIG}: hidden_size {hidden} does not divide into {heads} heads")
     name = config["architectures"][0]
     context = number("max_position_embeddings")
-    if name == ROBERTA:  # the first position is the one behind the padding token's id
+    if name != BERT:  # the first position is the one behind the padding token's id
         pad = config.get("pad_token_id")
         check(CONFIG, "pad_token_id", pad, TOKEN)
         context -= int(pad or 0) + 1
@@ -121,7 +134,14 @@ def expected_tensors(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, 
         ):
             tensors |= {f"{at}{name}.weight": (outputs, inputs), f"{at}{name}.bias": (outputs,)}
         tensors |= _norm(f"{at}attention.output.LayerNorm", hidden) | _norm(f"{at}output.LayerNorm", hidden)
-    return tensors
+    if shape.architecture != RANKS:
+        return tensors
+    head = {"dense": hidden, "out_proj": 1}
+    return (
+        {f"roberta.{name}": size for name, size in tensors.items()}
+        | {f"classifier.{name}.weight": (rows, hidden) for name, rows in head.items()}
+        | {f"classifier.{name}.bias": (rows,) for name, rows in head.items()}
+    )
 
 
 def _norm(name: str, hidden: int) -> dict[str, tuple[int, ...]]:

@@ -216,6 +216,32 @@ async def test_rerank_of_a_listed_model_with_a_template_for_chats_has_qwens_prom
     assert list(submit.sampling.label_token_ids) == [tokenizer.token_to_id("yes"), tokenizer.token_to_id("no")]
 
 
+async def test_rerank_by_a_cross_encoder_is_of_pairs_and_the_model_makes_nothing_else(scoring: World) -> None:
+    async def compare(running: Running) -> None:
+        assert running.submit.embed
+        running.tokens((), embedding=[len(running.submit.token_ids) - 5.0], finish=common_pb2.STOP)
+
+    route = scoring.route(place(scoring.groups[0]), name="c", embedding=common_pb2.Embedding(dimensions=1))
+    route.model.embedding.pooling = "pair"
+    route.model.reranker.SetInParent()
+    await scoring.publish(route)
+    scoring.groups[0].script = compare
+    documents = ["one", "one two three four"]
+    results = (await rank(scoring, documents, model="c")).json()["results"]
+    pairs = [list(tokenizers.tiny().encode("hello", one).ids) for one in documents]
+    assert [list(one.submit.token_ids) for one in scoring.groups[0].requests] == pairs
+    found = {one["index"]: one["relevance_score"] for one in results}
+    assert found == pytest.approx({n: 1 / (1 + exp(5 - len(pair))) for n, pair in enumerate(pairs)})
+    assert (await rank(scoring, ["one"], model="c", instruct="a")).json()["error"]["param"] == "instruct"
+    for path, body in (
+        ("embeddings", {"input": "a"}),
+        ("completions", {"prompt": "a"}),
+        ("score", {"query": "a", "items": "b", "label_token_ids": [5]}),
+    ):
+        answer = await scoring.http.post(f"/v1/{path}", json={"model": "c", **body})
+        assert answer.status_code == 400 and "ask /v1/rerank" in answer.json()["error"]["message"]
+
+
 async def test_rerank_of_many_documents_has_only_some_in_flight_and_ends_with_its_client(ranking: World) -> None:
     async def held(running: Running) -> None:
         await running.cancelled.wait()

@@ -6,6 +6,7 @@ import pytest
 
 from loader.checkpoints.checkpoint import read
 from loader.checkpoints.errors import BrokenCheckpoint
+from loader.checkpoints.reranking import Reranker
 from tests.loader import checkpoint_files
 from tests.loader.checkpoint_files import change_config
 
@@ -71,6 +72,27 @@ def test_encoder_makes_embeddings_by_its_folders_pooling(tmp_path, said, pooling
 def test_context_of_xlm_roberta_begins_behind_the_padding_token(tmp_path):
     found = read(write(tmp_path, architectures=["XLMRobertaModel"], model_type="xlm-roberta", pad_token_id=1), FLOAT32)
     assert (found.architecture, found.context_tokens) == ("XLMRobertaModel", 126)
+
+
+def test_cross_encoder_of_one_label_ranks_documents(tmp_path):
+    ranks = {"architectures": ["XLMRobertaForSequenceClassification"], "model_type": "xlm-roberta", "pad_token_id": 1}
+    write(tmp_path, modules=None, **ranks, id2label={"0": "LABEL_0"})
+    there = {f"roberta.{name}": ("F32", tuple(shape)) for name, shape in tensors().items()}
+    head = {"dense.weight": (32, 32), "dense.bias": (32,), "out_proj.weight": (1, 32), "out_proj.bias": (1,)}
+    there |= {f"classifier.{name}": ("F32", shape) for name, shape in head.items()}
+    checkpoint_files.write_safetensors(tmp_path / checkpoint_files.SINGLE, checkpoint_files.described(there))
+    for task in ("", "rerank"):
+        found = read(tmp_path, FLOAT32, task=task)
+        assert (found.embedding.dimensions, found.embedding.pooling, found.reranker) == (1, "pair", Reranker())
+    with pytest.raises(BrokenCheckpoint, match="ranks documents"):
+        read(tmp_path, FLOAT32, task="embed")
+    for change, why in (
+        ({"id2label": {"0": "a", "1": "b"}}, "exactly one label"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, "Sigmoid"),
+    ):
+        with pytest.raises(BrokenCheckpoint, match=why):
+            write(tmp_path, modules=None, **ranks, **({"id2label": {"0": "LABEL_0"}} | change))
+            read(tmp_path, FLOAT32)
 
 
 def test_encoder_is_served_on_gpus_as_unverified_only(tmp_path):

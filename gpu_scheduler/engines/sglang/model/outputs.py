@@ -79,7 +79,8 @@ class Outputs:
                 continue
             request.finished_output = True
             aborted, entry = isinstance(reason, FINISH_ABORT), self._request_table.by_rid(request.rid)
-            vector: Sequence[float] = () if aborted else request.embedding
+            made = () if aborted else request.embedding
+            vector: Sequence[float] = [made] if isinstance(made, float) else made  # a cross-encoder makes one number
             if entry is None:
                 self._on_probe(request.rid, [], list(vector), True)
                 continue

@@ -30,9 +30,9 @@ def minilm() -> Path:
     return Path(_PACKAGE.origin).parent / "model"
 
 
-def random_roberta(folder: Path) -> Path:
+def random_roberta(folder: Path, ranks: bool = False) -> Path:
     """A folder without what its vectors do not depend on, the files of sentence-transformers and a tokenizer."""
-    from transformers import XLMRobertaConfig, XLMRobertaModel
+    from transformers import XLMRobertaConfig, XLMRobertaForSequenceClassification, XLMRobertaModel
 
     torch.manual_seed(5)
     config = XLMRobertaConfig(
@@ -45,9 +45,19 @@ def random_roberta(folder: Path) -> Path:
         type_vocab_size=1,
         initializer_range=0.5,
         pad_token_id=1,
+        num_labels=1,
     )
-    XLMRobertaModel(config).save_pretrained(folder)
+    (XLMRobertaForSequenceClassification if ranks else XLMRobertaModel)(config).save_pretrained(folder)
     return folder
+
+
+@torch.inference_mode()
+def logits_of(folder: Path) -> list[float]:
+    """Transformers' logits of the prompts."""
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    return [float(model(torch.tensor([prompt])).logits[0, 0]) for prompt in PROMPTS]
 
 
 @torch.inference_mode()
@@ -119,3 +129,12 @@ async def test_encoder_makes_transformers_vectors_in_little_memory_and_awake(
             await end.hold(asked)
             await right(end, f"roberta by {pooling}", vectors)
             await end.do(unload=engine_pb2.Unload())
+
+        ranker = random_roberta(tmp_path / "ranker", ranks=True)
+        asked = load(at, "e", ranker, context_tokens=512, embedding=1)
+        asked.model.embedding.pooling = "pair"
+        await end.hold(asked)
+        for number, logit in enumerate(logits_of(ranker)):
+            end.embed(f"rank-{number}", PROMPTS[number])
+            assert (await end.answer(f"rank-{number}")).embedding == pytest.approx([logit], abs=1e-3)
+        await end.do(unload=engine_pb2.Unload())
