@@ -94,32 +94,32 @@ async def test_score_of_each_item_has_its_labels_in_their_order(
         assert found == pytest.approx([one / sum(plain) for one in plain])
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "query"),
-        ({"query": "a"}, "items"),
-        ({"query": "a", "items": []}, "items"),
-        ({"query": "a", "items": ["b"] * 2049}, "items"),
-        ({"query": "a", "items": [[5]]}, "items"),
-        ({"query": ["a"], "items": ["b"]}, "query"),
-        ({"query": "", "items": ["a", ""], "query_embed_overrides": [[0.5]]}, "query_embed_overrides"),
-        ({"query": "a" * 10_000, "items": ["b"] * 2048}, "query"),
-        ({"query": [5] * 10_000, "items": [[6]] * 2048}, "query"),
-        ({"query": "a", "items": "b", "label_token_ids": []}, "label_token_ids"),
-        ({"query": "a", "items": "b", "label_token_ids": [-1]}, "label_token_ids[0]"),
-        ({"query": "a", "items": "b", "label_token_ids": [400]}, "label_token_ids"),
-        ({"query": [5], "items": [[6], [7] * 512]}, "items[1]"),
-        ({"query": "a", "items": "b", "model": "e"}, "model"),
-    ],
-)
-async def test_score_impossible_parameter_is_refused_by_name(ranking: World, body: dict[str, Any], param: str) -> None:
+WRONG_SCORES: list[tuple[dict[str, Any], str]] = [
+    ({}, "query"),
+    ({"query": "a"}, "items"),
+    ({"query": "a", "items": []}, "items"),
+    ({"query": "a", "items": ["b"] * 2049}, "items"),
+    ({"query": "a", "items": [[5]]}, "items"),
+    ({"query": ["a"], "items": ["b"]}, "query"),
+    ({"query": "", "items": ["a", ""], "query_embed_overrides": [[0.5]]}, "query_embed_overrides"),
+    ({"query": "a" * 10_000, "items": ["b"] * 2048}, "query"),
+    ({"query": [5] * 10_000, "items": [[6]] * 2048}, "query"),
+    ({"query": "a", "items": "b", "label_token_ids": []}, "label_token_ids"),
+    ({"query": "a", "items": "b", "label_token_ids": [-1]}, "label_token_ids[0]"),
+    ({"query": "a", "items": "b", "label_token_ids": [400]}, "label_token_ids"),
+    ({"query": [5], "items": [[6], [7] * 512]}, "items[1]"),
+    ({"query": "a", "items": "b", "model": "e"}, "model"),
+]
+
+
+async def test_score_impossible_parameters_are_refused_by_name(ranking: World) -> None:
     route = ranking.route(place(ranking.groups[0]))
     route.model.vocab_size = 400
     embedder = ranking.route(place(ranking.groups[0]), name="e", embedding=common_pb2.Embedding(dimensions=3))
     await ranking.publish(route, embedder)
-    answer = await ranking.http.post("/v1/score", json={"model": MODEL, "label_token_ids": [5], **body})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+    for body, param in WRONG_SCORES:
+        answer = await ranking.http.post("/v1/score", json={"model": MODEL, "label_token_ids": [5], **body})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert not ranking.groups[0].requests
 
 
@@ -163,28 +163,28 @@ async def test_rerank_returns_as_many_documents_as_requested(ranking: World) -> 
     assert len((await rank(ranking, documents, top_n=9)).json()["results"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"query": " "}, "query"),
-        ({"query": [5]}, "query"),
-        ({"documents": []}, "documents"),
-        ({"documents": "one"}, "documents"),
-        ({"documents": ["one", " "]}, "documents"),
-        ({"documents": ["one", {"title": "two"}]}, "documents"),
-        ({"documents": ["one"] * 2049}, "documents"),
-        ({"documents": ["one", "two " * 2000]}, "documents[1]"),
-        ({"query": "a" * 10_000, "documents": ["b"] * 2048}, "query"),
-        ({"instruct": "a" * 10_000, "documents": ["b"] * 2048}, "query"),
-        ({"top_n": 0}, "top_n"),
-        ({"max_tokens_per_doc": 5}, "max_tokens_per_doc"),
-        ({"model": "e"}, "model"),
-        ({"model": MODEL}, "model"),
-    ],
-)
-async def test_rerank_impossible_parameter_is_refused_by_name(ranking: World, body: dict[str, Any], param: str) -> None:
-    answer = await ranking.http.post("/v1/rerank", json={"model": "r", "query": "a", "documents": ["b"], **body})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+WRONG_RANKS: list[tuple[dict[str, Any], str]] = [
+    ({"query": " "}, "query"),
+    ({"query": [5]}, "query"),
+    ({"documents": []}, "documents"),
+    ({"documents": "one"}, "documents"),
+    ({"documents": ["one", " "]}, "documents"),
+    ({"documents": ["one", {"title": "two"}]}, "documents"),
+    ({"documents": ["one"] * 2049}, "documents"),
+    ({"documents": ["one", "two " * 2000]}, "documents[1]"),
+    ({"query": "a" * 10_000, "documents": ["b"] * 2048}, "query"),
+    ({"instruct": "a" * 10_000, "documents": ["b"] * 2048}, "query"),
+    ({"top_n": 0}, "top_n"),
+    ({"max_tokens_per_doc": 5}, "max_tokens_per_doc"),
+    ({"model": "e"}, "model"),
+    ({"model": MODEL}, "model"),
+]
+
+
+async def test_rerank_impossible_parameters_are_refused_by_name(ranking: World) -> None:
+    for body, param in WRONG_RANKS:
+        answer = await ranking.http.post("/v1/rerank", json={"model": "r", "query": "a", "documents": ["b"], **body})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert not ranking.groups[0].requests
 
 
