@@ -28,6 +28,7 @@ from loader.checkpoints.weight_files import (
     read_json,
     tensors_of,
 )
+from loader.policy.adapters import MODULES, Linear
 from services.wording.plurals import counted
 
 ALIGN_BYTES = 256
@@ -78,6 +79,10 @@ class Checkpoint:
     embedding: Embedding | None = None
     """What the model makes instead of text; None: it makes text."""
     sampling: SamplingDefaults = SamplingDefaults()
+    linears: tuple[Linear, ...] = ()
+    """Linear layers of each decoder layer that may have an adapter; empty: none may, because of `no_adapters`."""
+    no_adapters: str = ""
+    """Why adapters of the model are not served."""
 
 
 def read(
@@ -129,7 +134,9 @@ def _check_kind(folder: Path) -> None:
         raise BrokenCheckpoint(f"it is {kind}: give a Hugging Face folder with safetensors")
     whole = (folder / SINGLE).exists() or (folder / INDEX).exists()
     if (folder / "adapter_config.json").is_file() and not whole:
-        raise BrokenCheckpoint(f"it is an adapter (LoRA){_base(folder)}, not a whole model: merge it into its model")
+        raise BrokenCheckpoint(
+            f"it is an adapter (LoRA){_base(folder)}, not a whole model: list it with base, the model it is for"
+        )
     if (folder / "config.json").exists():
         return
     if (folder / "model_index.json").is_file():
@@ -200,6 +207,7 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
     }
     experts = [name for name in nbytes if ".experts." in name]
     made = embedding.read(folder, config, shape.hidden) if embedding.embeds(folder, task) else None
+    no_adapters = _no_adapters(shape.architecture, quantised, made, devices)
     return Checkpoint(
         generation=generation,
         architecture=shape.architecture,
@@ -216,7 +224,27 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         quantisation=quantised.name if quantised is not None else "",
         embedding=made,
         sampling=generation_defaults.read(folder),
+        linears=() if no_adapters else _linears(weights),
+        no_adapters=no_adapters,
     )
+
+
+def _no_adapters(architecture: str, quantised: Quantisation | None, made: Embedding | None, devices: int) -> str:
+    """Why adapters of a model are not served; empty: they are."""
+    if architecture not in CLASSES or not CLASSES[architecture].adapters:
+        return f"adapters of {architecture} are not served"
+    if quantised is not None:
+        return f"adapters of quantised weights ({quantised.name}) are not served"
+    if made is not None:
+        return "adapters of a model that makes embeddings are not served"
+    return f"adapters of a model on {devices} devices are not served" if devices > 1 else ""
+
+
+def _linears(weights: Mapping[str, tuple[int, ...]]) -> tuple[Linear, ...]:
+    """The linear layers of the first decoder layer, of which all others are copies."""
+    first = "model.layers.0."
+    named = {name.split(".")[-2]: size for name, size in weights.items() if name.startswith(first) and len(size) == 2}
+    return tuple(Linear(name, named[name][0], named[name][1]) for name in MODULES)
 
 
 def _check_scales(tensors: Mapping[str, Tensor]) -> None:

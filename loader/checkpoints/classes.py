@@ -62,6 +62,8 @@ class ModelClass:
     """Whether queries and keys are normalised over all heads together; else each head is."""
     sinks: bool = False
     """Whether attention has a sink for each head."""
+    adapters: bool = False
+    """Whether adapters (LoRA) of such models are served: their answers were compared with those of merged weights."""
     fused: bool = False
     """Whether queries, keys and values are one tensor in checkpoints, and so are gate and up projection."""
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
@@ -117,9 +119,10 @@ CLASSES = {
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         mlp_bias="mlp_bias",
+        adapters=True,
     ),
-    "MistralForCausalLM": ModelClass("Mistral, without a sliding window"),
-    "Qwen2ForCausalLM": ModelClass("Qwen 2 and 2.5, distilled R1", qkv_bias=True),
+    "MistralForCausalLM": ModelClass("Mistral, without a sliding window", adapters=True),
+    "Qwen2ForCausalLM": ModelClass("Qwen 2 and 2.5, distilled R1", qkv_bias=True, adapters=True),
     "Qwen3ForCausalLM": ModelClass(
         "Qwen 3",
         ("CPU", "GPU"),
@@ -127,6 +130,7 @@ CLASSES = {
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         qk_norm=True,
+        adapters=True,
         bare_names=True,
     ),
     "Phi3ForCausalLM": ModelClass("Phi 3 and 4, without a sliding window", fused=True),
@@ -244,5 +248,6 @@ def _notes(known: ModelClass) -> str:
         "windows in one pool" if known.windows else "",
         "text in, text out" if known.wrapper else "",
         "on GPUs only" if known.gpu_only else "",
+        "adapters" if known.adapters else "",
     ]
     return ", ".join(filter(None, notes)) or _NONE

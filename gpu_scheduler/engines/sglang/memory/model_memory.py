@@ -1,5 +1,5 @@
-"""The memory that one model holds on its device: the lease, the KV range, the weights range, and the range for CUDA
-graphs."""
+"""The memory that one model holds on its device: the lease, the KV range, the weights range, and the ranges for CUDA
+graphs and for buffers of adapters."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ class ModelMemory:
         self._kv_span = 0
         self._weights: WeightsRangeDriver | None = None
         self._pieces: PieceRangeDriver | None = None
+        self._adapters: WeightsRangeDriver | None = None
+        self.adapters_bytes = 0
+        """Bytes of the buffers of adapters."""
         self.weights_bytes = 0
         """Bytes of weights, in whole extents."""
 
@@ -93,6 +96,23 @@ class ModelMemory:
         if self._weights is not None:
             self._weights.leave()
 
+    def open_adapters(self, nbytes: int) -> torch.Tensor:
+        """Maps memory for buffers of adapters, zero, and returns a tensor of bytes over it. Raises NoMemory."""
+        assert self._adapters is None
+        self._adapters, self.adapters_bytes = self._driver.adapters_range(nbytes), nbytes
+        self.map_adapters()
+        return self._driver.tensor(self._adapters.address, nbytes)
+
+    def map_adapters(self) -> None:
+        """Maps the buffers of adapters, zero, at the same addresses as before. Raises NoMemory."""
+        if self._adapters is not None:
+            self._adapters.grow(self.adapters_bytes)
+
+    def unmap_adapters(self) -> None:
+        """Unmaps the buffers of adapters; touching them faults until `map_adapters`."""
+        if self._adapters is not None:
+            self._adapters.leave()
+
     def open_pieces(self, span_bytes: int) -> tuple[PieceRangeDriver, torch.Tensor]:
         """Reserves addresses for memory of CUDA graphs, and returns the range and a tensor of bytes over it; nothing is
         mapped."""
@@ -102,10 +122,10 @@ class ModelMemory:
 
     def close(self) -> None:
         """Returns all memory and ends the lease. Tensors over the ranges must not be touched any more."""
-        for part in (self.kv, self._weights, self._pieces):
+        for part in (self.kv, self._weights, self._adapters, self._pieces):
             if part is not None:
                 part.close()
-        self.kv = self._weights = self._pieces = None
+        self.kv = self._weights = self._adapters = self._pieces = None
         self._driver.close()
 
 

@@ -206,6 +206,10 @@ class Driver(Protocol):
         """Makes the range for CUDA graphs, of `span_bytes` of addresses."""
         ...
 
+    def adapters_range(self, span_bytes: int) -> WeightsRangeDriver:
+        """Makes the range for buffers of adapters, of `span_bytes` of addresses."""
+        ...
+
     def tensor(self, address: int, nbytes: int) -> torch.Tensor:
         """A tensor of bytes over addresses that need not be mapped yet."""
         ...

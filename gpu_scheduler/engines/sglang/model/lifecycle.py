@@ -59,6 +59,8 @@ class Lifecycle:
         os.environ["SGLANG_LOGPROB_CHUNK_SIZE"] = str(model.options.scored_together)  # read as the model is made
         scheduler = Scheduler(arguments, options.port_args(), index, model.ranks.rank, 0, 0, 0, 0, None)
         model.scheduler = scheduler
+        if model.adapters is not None:
+            model.adapters.managed_by(scheduler.tp_worker.model_runner.lora_manager)
         model.kv = scheduler.token_to_kv_pool_allocator.kv
         model.check_kv()
         assert model.memory.kv is not None
@@ -136,7 +138,7 @@ class Lifecycle:
             prefill_chunk_tokens=trace.prefill_tokens,
             decode_step_ms=trace.decode_step_ms,
             context_tokens=model.context_tokens,
-            graph_bytes=model.graphs.mapped_bytes if model.graphs is not None else 0,
+            graph_bytes=(model.graphs.mapped_bytes if model.graphs is not None else 0) + model.memory.adapters_bytes,
             quota_bytes=max(model.ranks.gather(booked)),
             most_running=int(model.scheduler.max_running_requests),
         )
@@ -147,7 +149,7 @@ class Lifecycle:
         nothing is enforced. Raises NoMemory, with everything unmapped again, when the catalogue's quota is less
         than was taken."""
         model = self.model
-        elastic = model.memory.weights_bytes + model.kv.memory.mapped_bytes
+        elastic = model.memory.weights_bytes + model.memory.adapters_bytes + model.kv.memory.mapped_bytes
         if model.device.type != "cuda":
             return device.private_bytes(model.device, elastic), 0
         spec, failure, peak, booked = model.load.model, None, 0, 0
@@ -200,8 +202,10 @@ class Lifecycle:
         try:
             with model.together():
                 model.memory.map_weights()
+                model.memory.map_adapters()
         except CommandError:
             model.memory.unmap_weights()
+            model.memory.unmap_adapters()
             model.ranks.gather(None)
             raise
         model.state = EngineState.FILLING
@@ -233,6 +237,8 @@ class Lifecycle:
         if model.graphs is not None:
             model.graphs.leave()
         model.kv.give_up_everything()
+        if model.adapters is not None:
+            model.adapters.leave()
         model.memory.unmap_weights()
 
     def _lower_stack(self) -> None:
