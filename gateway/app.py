@@ -152,6 +152,8 @@ class Endpoints:
             "object": "model",
             "created": self._created,
             "owned_by": "prism",
+            "root": model.adapter.base or model.name,
+            "parent": model.adapter.base or None,
             "max_model_len": model.context_tokens,
             "architecture": model.architecture,
             "quantisation": model.quantisation or None,

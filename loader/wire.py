@@ -115,6 +115,7 @@ def _adapter_spec(model: CatalogueModel, models: Models) -> common_pb2.ModelSpec
     spec.adapter.CopyFrom(common_pb2.Adapter(name=listed.name, base=listed.base, path=listed.path))
     if found is not None:
         spec.adapter.generation, spec.adapter.rank = found.generation, found.rank
+        spec.adapter.modules.extend(each.name for each in found.linears)
     return spec
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from loader.checkpoints.config_values import check_given
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
-from loader.checkpoints.weight_files import FLOATS, Tensor, read_header, read_json
+from loader.checkpoints.weight_files import FLOATS, INDEX, SINGLE, Tensor, read_header, read_json
 from loader.policy.adapters import MODULES, MOST_RANK, Linear
 from services.wording.plurals import counted
 from services.wording.values import COUNT, FLAG, ValueKind, is_number
@@ -63,6 +63,12 @@ class AdapterCheckpoint:
     """Numbers in its weights."""
 
 
+def is_adapter(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder has an adapter and no whole model."""
+    folder = Path(folder)
+    return (folder / CONFIG).is_file() and not any((folder / name).exists() for name in (SINGLE, INDEX))
+
+
 def read(folder: str | os.PathLike[str], generation: int) -> AdapterCheckpoint:
     """Reads and checks an adapter's folder, whose files are of this generation. Blocks on the file system. Raises
     BrokenCheckpoint with one line that names what is wrong."""
@@ -71,7 +77,7 @@ def read(folder: str | os.PathLike[str], generation: int) -> AdapterCheckpoint:
         if not folder.is_dir():
             raise PassingFault("its folder does not exist" if not folder.exists() else "its path is a file")
         if not (folder / CONFIG).exists():
-            if (folder / "config.json").exists():
+            if any((folder / name).exists() for name in (SINGLE, INDEX)):
                 raise BrokenCheckpoint("it is a whole model, not an adapter: list it without base")
             raise PassingFault(f"its folder has no {CONFIG}")
         config = read_json(folder / CONFIG)

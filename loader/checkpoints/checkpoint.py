@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.checkpoints import embedding, families, generation_defaults, quantisation
+from loader.checkpoints.adapters import is_adapter
 from loader.checkpoints.classes import CLASSES
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
@@ -20,8 +21,6 @@ from loader.checkpoints.generation_defaults import SamplingDefaults
 from loader.checkpoints.quantisation import Quantisation, QuantisedTensor
 from loader.checkpoints.weight_files import (
     FLOATS,
-    INDEX,
-    SINGLE,
     Tensor,
     check_fetched,
     other_weights,
@@ -132,8 +131,7 @@ def _check_kind(folder: Path) -> None:
             raise PassingFault("its folder does not exist")
         kind = "a GGUF file, which is not supported" if folder.suffix.lower() == ".gguf" else "a file"
         raise BrokenCheckpoint(f"it is {kind}: give a Hugging Face folder with safetensors")
-    whole = (folder / SINGLE).exists() or (folder / INDEX).exists()
-    if (folder / "adapter_config.json").is_file() and not whole:
+    if is_adapter(folder):
         raise BrokenCheckpoint(
             f"it is an adapter (LoRA){_base(folder)}, not a whole model: list it with base, the model it is for"
         )
