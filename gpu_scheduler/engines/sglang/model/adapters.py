@@ -18,7 +18,7 @@ from sglang.srt.lora.mem_pool import EMPTY_SLOT
 from sglang.srt.lora.utils import get_normalized_target_modules
 from torch.overrides import TorchFunctionMode
 
-from gpu_scheduler.engines.sglang.base.errors import BrokenModel, NotNow
+from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NotNow
 from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
 from gpu_scheduler.engines.sglang.weights import adapter_files
 from gpu_scheduler.policy.adapters import adapter_key
@@ -72,54 +72,28 @@ class Adapters:
         return key
 
     def _read(self, key: str, adapter: common_pb2.Adapter) -> None:
-        manager, began = self._manager, time.monotonic()
-        files = adapter_files.read(adapter.path, manager.dtype, self._widths())
-        room = manager.memory_pool.max_lora_rank
-        joined = get_normalized_target_modules(files.config["target_modules"])
-        if files.config["r"] > room or not joined <= manager.memory_pool.target_modules:
+        manager, pool, began = self._manager, self._manager.memory_pool, time.monotonic()
+        config = manager.base_hf_config
+        try:
+            shapes = adapter_files.shapes(config)
+            files = adapter_files.read(adapter.path, manager.dtype, config.num_hidden_layers, shapes)
+        except CommandError as error:
+            raise type(error)(f"adapter {adapter.name}: {error}") from None
+        if files.rank > pool.max_lora_rank or not get_normalized_target_modules(files.modules) <= pool.target_modules:
             raise NotNow(f"the model was loaded without room for adapter {adapter.name}")
         ref = LoRARef(lora_id=key, lora_name=key, lora_path=adapter.path, pinned=False)
-        told = manager.load_lora_adapter_from_tensors(ref, files.tensors, files.config)
-        if told.success and (problem := self._unfit(key)):
-            manager.unload_lora_adapter(ref)
-            raise BrokenModel(f"adapter {adapter.name} is for another model: {problem}")
-        if not told.success:
-            vars(manager)["configs"].pop(key, None)
-            raise BrokenModel(f"adapter {adapter.name}: {' '.join(told.error_message.split())}")
-        seconds = round(time.monotonic() - began, 3)
-        _log.info("adapter read", adapter=adapter.name, rank=files.config["r"], seconds=seconds)
-
-    def _unfit(self, key: str) -> str:
-        """Why an adapter's tensors do not fit the buffers, which SGLang asserts in the middle of a step; empty: they
-        do."""
-        pool, lora = self._manager.memory_pool, self._manager.loras[key]
-        for layer, held in enumerate(lora.layers):
-            for name, tensor in held.weights.items():
-                module = next((each for each in pool.A_buffer if f".{each}." in name), None)
-                if module is None:
-                    return f"it has {name}"
-                is_a = ".lora_A." in name
-                buffer = (pool.A_buffer if is_a else pool.B_buffer)[module][layer][0]
-                rank = lora.config.r
-                wanted = (buffer.shape[0] // pool.max_lora_rank * rank, buffer.shape[1])
-                if not is_a:
-                    wanted = (buffer.shape[0], rank)
-                if tuple(tensor.shape) != wanted:
-                    return f"{name} is {list(tensor.shape)}, the model needs {list(wanted)}"
-        return ""
-
-    def _widths(self) -> dict[str, int]:
-        """Rows of the layers that SGLang joins, by the last part of their names."""
-        config = self._manager.base_hf_config
-        heads = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        key_value = config.num_key_value_heads * heads
-        return {
-            "q_proj": config.num_attention_heads * heads,
-            "k_proj": key_value,
-            "v_proj": key_value,
-            "gate_proj": config.intermediate_size,
-            "up_proj": config.intermediate_size,
+        told = {
+            "peft_type": "LORA",
+            "r": files.rank,
+            "lora_alpha": files.scaling * files.rank,
+            "target_modules": list(files.modules),
         }
+        result = manager.load_lora_adapter_from_tensors(ref, files.tensors, told)
+        if not result.success:
+            manager.configs.pop(key, None)
+            raise BrokenModel(f"adapter {adapter.name}: {' '.join(result.error_message.split())}")
+        seconds = round(time.monotonic() - began, 3)
+        _log.info("adapter read", adapter=adapter.name, rank=files.rank, seconds=seconds)
 
     def forget(self, key: str, used: Container[str]) -> None:
         """Lets go of an adapter, at once or when no request of `used` has it any more."""

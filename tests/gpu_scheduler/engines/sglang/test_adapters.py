@@ -1,63 +1,144 @@
-"""Adapters of one base in a real engine: greedy tokens equal those of Transformers with the weights merged, whatever
-runs beside them and whatever was cached before."""
+"""Adapters of one base in a real engine: greedy tokens are those of Transformers with the weights merged by plain
+arithmetic, whatever runs in the same batch and whatever was cached before."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
+from safetensors.torch import load_file, save_file
 
 from protos import common_pb2, engine_pb2
 from testing import small_adapters
-from testing.engines.harness import Images, load, node
+from testing.engines.harness import EngineEnd, Images, Node, load, node
 from tests.gpu_scheduler.engines.sglang import checkpoints
-from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
+NEW = 16
+FEW = 4
+"""Prompts."""
+NAMES = ("", "a", "b")
 
 
-async def test_adapters(
-    tmp_path: Path, engines: Engines, models: dict[str, Path], prompts: list[list[int]], said
-) -> None:
-    base = models["llama"]
-    a = small_adapters.write(base, tmp_path / "a", rank=4)
-    b = small_adapters.write(base, tmp_path / "b", rank=6, modules=("q_proj", "down_proj"), seed=8, use_rslora=True)
-    want = {"": said["llama"]}
-    for name, path in (("a", a), ("b", b)):
-        want[name] = checkpoints.reference(
-            small_adapters.merged(base, path, tmp_path / f"m{name}"), prompts, NEW_TOKENS
-        )
-    assert want["a"] != want[""] != want["b"]
-    told = {
-        name: common_pb2.Adapter(name=name, base="llama", path=str(path), generation=1)
-        for name, path in (("a", a), ("b", b))
+@pytest.fixture(scope="module")
+def folders(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Adapters by name: one of all layers, one of few with a rank and a scale of another kind."""
+    base, at = models["llama"], tmp_path_factory.mktemp("adapters")
+    return {
+        "a": small_adapters.write(base, at / "a", rank=4),
+        "b": small_adapters.write(base, at / "b", rank=6, modules=("k_proj", "up_proj"), seed=8, use_rslora=True),
     }
+
+
+@pytest.fixture(scope="module")
+def merged(
+    models: dict[str, Path],
+    folders: dict[str, Path],
+    prompts: list[list[int]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, list[list[int]]]:
+    """What Transformers says of the first prompts; "": the base."""
+    said, at = {"": checkpoints.reference(models["llama"], prompts[:FEW], NEW)}, tmp_path_factory.mktemp("merged")
+    for name, path in folders.items():
+        whole = small_adapters.merged(models["llama"], path, at / name)
+        said[name] = checkpoints.reference(whole, prompts[:FEW], NEW)
+    assert all(said["a"][i] != said[""][i] != said["b"][i] for i in range(FEW))
+    return said
+
+
+def adapter(name: str, path: Path, generation: int = 1) -> common_pb2.Adapter:
+    return common_pb2.Adapter(name=name, base="llama", path=str(path), generation=generation)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def base(
+    tmp_path: Path, engines: Engines, models: dict[str, Path]
+) -> AsyncIterator[tuple[Node, EngineEnd, engine_pb2.WeightsMapped]]:
+    """An engine as on a GPU, with room for two adapters in a batch, or one and the base."""
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
-        images = Images(at)
-        wanted = load(at, "llama", base, context_tokens=512)
-        wanted.model.adapters.CopyFrom(common_pb2.AdapterPool(slots=3, rank=6, modules=small_adapters.ALL))
+        wanted = load(at, "llama", models["llama"], context_tokens=512, page_size=16, overlap=1)
+        wanted.model.adapters.CopyFrom(common_pb2.AdapterPool(slots=2, rank=6, modules=small_adapters.ALL))
         mapped, measured = await end.hold(wanted)
-        print(measured)
-        for turn in range(2):
-            for name in ("", "a", "b"):
-                for i, prompt in enumerate(prompts):
-                    end.ask(f"{turn}-{name}-{i}", prompt, NEW_TOKENS, adapter=told.get(name), ignore_eos=True)
-            for name in ("", "a", "b"):
-                for i in range(len(prompts)):
-                    answer = await end.answer(f"{turn}-{name}-{i}")
-                    assert answer.error == ""
-                    assert answer.tokens == want[name][i], (turn, name, i)
-        image = await images.take(mapped.lease_id)
-        await end.do(hibernate=engine_pb2.Hibernate())
-        assert await at.leased_bytes() == 0
-        end.send(wake=engine_pb2.Wake())
-        again = (await end.hear("weights_mapped")).weights_mapped
-        await images.put(again.lease_id, image)
-        await end.do(verify=engine_pb2.Verify(command_id=again.command_id))
-        for name in ("b", "", "a"):
-            end.ask(f"awake-{name}", prompts[0], NEW_TOKENS, adapter=told.get(name), ignore_eos=True)
-            assert (await end.answer(f"awake-{name}")).tokens == want[name][0]
-            assert (await end.answer(f"awake-{name}")).cached_tokens == 0
-        images.close()
+        assert measured.graph_bytes > 0, "the buffers are counted"
+        yield at, end, mapped
+
+
+async def test_adapters_answer_as_merged_weights_in_mixed_batches_and_after_hibernation(
+    base: tuple[Node, EngineEnd, engine_pb2.WeightsMapped],
+    folders: dict[str, Path],
+    merged: dict[str, list[list[int]]],
+    prompts: list[list[int]],
+) -> None:
+    at, end, mapped = base
+
+    async def burst(tag: str, names: tuple[str, ...]) -> list[int]:
+        """All prompts of all these at once; the cached tokens of each answer."""
+        for i in range(FEW):
+            for name in names:
+                of = adapter(name, folders[name]) if name else None
+                end.ask(f"{tag} {name} {i}", prompts[i], NEW, adapter=of, ignore_eos=True)
+        for i in range(FEW):
+            for name in names:
+                answer = await end.answer(f"{tag} {name} {i}")
+                assert (answer.error, answer.tokens) == ("", merged[name][i]), (tag, name, i)
+        return [end.answers[f"{tag} {name} {i}"].cached_tokens for name in names for i in range(FEW)]
+
+    images = Images(at)
+    await burst("mixed", NAMES)  # three in two slots: they take turns
+    for name in NAMES:  # each finds its own prefixes, and says its own all the same
+        assert max(await burst("cached", (name,))) > 0
+    image = await images.take(mapped.lease_id)
+    await end.do(hibernate=engine_pb2.Hibernate())
+    assert await at.leased_bytes() == 0, "the buffers leave too"
+    end.send(wake=engine_pb2.Wake())
+    again = (await end.hear("weights_mapped")).weights_mapped
+    assert again.manifest == mapped.manifest, "adapters are no part of an image"
+    await images.put(again.lease_id, image)
+    await end.do(verify=engine_pb2.Verify(command_id=again.command_id))
+    await burst("awake", ("b", "a", ""))
+    images.close()
+
+
+async def test_an_adapter_is_read_anew_in_another_generation_and_one_that_cannot_be_used_is_refused(
+    base: tuple[Node, EngineEnd, engine_pb2.WeightsMapped],
+    folders: dict[str, Path],
+    merged: dict[str, list[list[int]]],
+    prompts: list[list[int]],
+    models: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    _, end, _ = base
+
+    async def ask(name: str, path: Path, generation: int = 1, i: int = 0) -> tuple[common_pb2.Finish, str, list[int]]:
+        number = f"{len(end.answers)}"
+        end.ask(number, prompts[i], NEW, adapter=adapter(name, path, generation), ignore_eos=True)
+        answer = await end.answer(number)
+        return answer.finish, answer.error, answer.tokens
+
+    assert await ask("a", folders["a"]) == (common_pb2.LENGTH, "", merged["a"][0])
+    # Its files are others now: until the catalogue says so, the engine has those that it read.
+    assert await ask("a", folders["b"]) == (common_pb2.LENGTH, "", merged["a"][0])
+    end.send(forget_adapter=engine_pb2.ForgetAdapter(name="a", generation=1))
+    assert await ask("a", folders["b"], 2) == (common_pb2.LENGTH, "", merged["b"][0])
+    # The first one is forgotten: were it asked for again, it would be read again.
+    assert await ask("a", folders["b"], i=1) == (common_pb2.LENGTH, "", merged["b"][1])
+
+    large = small_adapters.write(models["llama"], tmp_path / "large", rank=8)
+    finish, error, _ = await ask("large", large)
+    assert finish == common_pb2.FAILED and "loaded without room for adapter large" in error
+    finish, error, _ = await ask("gone", tmp_path / "gone")
+    assert finish == common_pb2.FAILED and "cannot be read" in error
+    other = small_adapters.write(models["qwen"], tmp_path / "other")
+    finish, error, _ = await ask("other", other)
+    assert finish == common_pb2.REJECTED and "adapter other" in error
+    broken = small_adapters.write(models["llama"], tmp_path / "broken")
+    tensors = load_file(broken / small_adapters.WEIGHTS)
+    next(iter(tensors.values()))[0, 0] = float("nan")
+    save_file(tensors, broken / small_adapters.WEIGHTS)
+    finish, error, _ = await ask("broken", broken)
+    assert finish == common_pb2.REJECTED and "values that are no numbers" in error
+    assert await ask("b", folders["b"]) == (common_pb2.LENGTH, "", merged["b"][0])
