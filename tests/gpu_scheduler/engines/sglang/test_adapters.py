@@ -10,8 +10,9 @@ import pytest
 import pytest_asyncio
 from safetensors.torch import load_file, save_file
 
+from loader.checkpoints import classes
 from protos import common_pb2, engine_pb2
-from testing import small_adapters
+from testing import small_adapters, small_checkpoints
 from testing.engines.harness import EngineEnd, Images, Node, load, node
 from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.shared import Engines
@@ -47,6 +48,25 @@ def merged(
         said[name] = checkpoints.reference(whole, prompts[:FEW], NEW)
     assert all(said["a"][i] != said[""][i] != said["b"][i] for i in range(FEW))
     return said
+
+
+@pytest.mark.parametrize("architecture", [name for name, known in classes.CLASSES.items() if known.adapters])
+async def test_an_adapter_of_each_class_answers_as_merged_weights(
+    tmp_path: Path, engines: Engines, prompts: list[list[int]], architecture: str
+) -> None:
+    folder = small_checkpoints.write(architecture, tmp_path / "model")
+    path = small_adapters.write(folder, tmp_path / "a")
+    whole = small_adapters.merged(folder, path, tmp_path / "merged")
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("m")
+        wanted = load(at, "m", folder, context_tokens=256)
+        wanted.model.adapters.CopyFrom(common_pb2.AdapterPool(slots=2, rank=4, modules=small_adapters.ALL))
+        await end.hold(wanted)
+        expected = [checkpoints.reference(each, prompts[:1], NEW) for each in (folder, whole)]
+        assert expected[0] != expected[1]
+        for of, said in zip((None, adapter("a", path)), expected, strict=True):
+            end.ask(f"{of}", prompts[0], NEW, adapter=of, ignore_eos=True)
+            assert [(await end.answer(f"{of}")).tokens] == said
 
 
 def adapter(name: str, path: Path, generation: int = 1) -> common_pb2.Adapter:
