@@ -68,8 +68,10 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.ActivateResponse(place=placement_pb2.Place(group=group.name, address=group.address))
 
     async def Explain(self, request: placement_pb2.ExplainRequest, context: Any) -> placement_pb2.ExplainResponse:
-        answer = placement_pb2.ExplainResponse(decisions=self._history.last(request.model, request.limit))
-        prospect = self._reconciler.prospect(request.model) if request.model else None
+        adapter = self._cluster.adapters.get(request.model)
+        model = request.model if adapter is None else adapter.model.adapter.base
+        answer = placement_pb2.ExplainResponse(decisions=self._history.last(model, request.limit))
+        prospect = self._reconciler.prospect(model) if model else None
         if prospect is not None:
             answer.prospect.CopyFrom(prospect_view(*prospect))
         return answer
