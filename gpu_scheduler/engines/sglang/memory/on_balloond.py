@@ -36,6 +36,10 @@ class _Weights:
         self._range = WeightsRange(lease, mapper, span_bytes=span_bytes, extent_bytes=extent_bytes, kind=kind)
         self.address = self._range.address
 
+    @property
+    def mapped_bytes(self) -> int:
+        return self._range.mapped_bytes
+
     def grow(self, total_bytes: int) -> None:
         try:
             self._range.grow(total_bytes, timeout_s=_WEIGHTS_S)

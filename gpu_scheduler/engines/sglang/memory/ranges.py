@@ -113,6 +113,11 @@ class WeightsRangeDriver(Protocol):
 
     address: int
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes mapped, in whole pages."""
+        ...
+
     def grow(self, total_bytes: int) -> None:
         """Maps the range up to `total_bytes`. Raises NoMemory."""
         ...

@@ -27,6 +27,8 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _ALIGN_BYTES = 256
+_KEPT = 2
+"""Adapters in host memory for each that a batch may have. Others are read again when a request names them."""
 
 
 class Adapters:
@@ -35,6 +37,8 @@ class Adapters:
     def __init__(self, memory: ModelMemory) -> None:
         self._memory = memory
         self._manager: Any = None
+        self._kept: dict[str, None] = {}
+        """Adapters in host memory, the one used longest ago first."""
         self._leaving: set[str] = set()
         """Adapters that the catalogue does not have any more, while requests use them."""
 
@@ -51,24 +55,29 @@ class Adapters:
         """`manager`: SGLang's, whose buffers are there."""
         self._manager = manager
 
-    def leave(self) -> None:
-        """Unmaps the buffers, with all that they hold. The device must be done with them."""
+    def empty(self) -> None:
+        """Notes that the buffers hold nothing any more: they are about to be unmapped, and come back as zeros."""
         pool = self._manager.memory_pool
         for key in pool.uid_to_buffer_id:
             pool.eviction_policy.remove(key)
         pool.uid_to_buffer_id.clear()
         pool.buffer_id_to_uid = [EMPTY_SLOT] * pool.max_loras_per_batch
-        self._memory.unmap_adapters()
 
     # --- adapters
 
-    def need(self, adapter: common_pb2.Adapter) -> str:
-        """SGLang's id of an adapter, which is read if it is not here. Raises HostFault if its files cannot be read,
-        BrokenModel if they do not fit the model, NotNow if there is no room for its like."""
+    def need(self, adapter: common_pb2.Adapter, used: Container[str]) -> str:
+        """SGLang's id of an adapter, which is read if it is not here; then others may have to leave host memory, but
+        none of those in `used`. Raises HostFault if its files cannot be read, BrokenModel if they do not fit the model,
+        NotNow if there is no room for its like."""
         key = adapter_key(adapter.name, adapter.generation)
         self._leaving.discard(key)
-        if key not in self._manager.loras:
+        if key not in self._kept:
             self._read(key, adapter)
+        self._kept.pop(key, None)
+        self._kept[key] = None  # behind all others
+        idle = [each for each in self._kept if each != key and each not in used]
+        for other in idle[: max(0, len(self._kept) - _KEPT * self._manager.max_loras_per_batch)]:
+            self._unload(other)
         return key
 
     def _read(self, key: str, adapter: common_pb2.Adapter) -> None:
@@ -104,9 +113,13 @@ class Adapters:
         """Lets go of adapters that have left the catalogue, except for those in `used`."""
         for key in [key for key in self._leaving if key not in used]:
             self._leaving.discard(key)
-            if (ref := self._manager.lora_refs.get(key)) is not None:
-                self._manager.unload_lora_adapter(ref)
-                _log.info("adapter forgotten", adapter=key)
+            if key in self._kept:
+                self._unload(key)
+
+    def _unload(self, key: str) -> None:
+        del self._kept[key]
+        self._manager.unload_lora_adapter(self._manager.lora_refs[key])
+        _log.info("adapter forgotten", adapter=key)
 
 
 class _Placed(TorchFunctionMode):

@@ -126,7 +126,9 @@ class Lifecycle:
         collector.settle()
         model.state = EngineState.ACTIVE
         own = engine_pb2.Measured.Rank(
-            lease_id=model.memory.lease_id, weights_bytes=model.memory.weights_bytes, private_bytes=private_bytes
+            lease_id=model.memory.lease_id,
+            weights_bytes=model.memory.weights_bytes + model.memory.adapters_bytes,
+            private_bytes=private_bytes,
         )
         ranks = model.ranks.gather(own)
         model.measured = engine_pb2.Measured(
@@ -138,7 +140,7 @@ class Lifecycle:
             prefill_chunk_tokens=trace.prefill_tokens,
             decode_step_ms=trace.decode_step_ms,
             context_tokens=model.context_tokens,
-            graph_bytes=(model.graphs.mapped_bytes if model.graphs is not None else 0) + model.memory.adapters_bytes,
+            graph_bytes=model.graphs.mapped_bytes if model.graphs is not None else 0,
             quota_bytes=max(model.ranks.gather(booked)),
             most_running=int(model.scheduler.max_running_requests),
         )
@@ -202,10 +204,8 @@ class Lifecycle:
         try:
             with model.together():
                 model.memory.map_weights()
-                model.memory.map_adapters()
         except CommandError:
             model.memory.unmap_weights()
-            model.memory.unmap_adapters()
             model.ranks.gather(None)
             raise
         model.state = EngineState.FILLING
@@ -238,7 +238,7 @@ class Lifecycle:
             model.graphs.leave()
         model.kv.give_up_everything()
         if model.adapters is not None:
-            model.adapters.leave()
+            model.adapters.empty()
         model.memory.unmap_weights()
 
     def _lower_stack(self) -> None:

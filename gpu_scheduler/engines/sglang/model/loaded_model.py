@@ -299,7 +299,7 @@ class LoadedModel:
             return None
         if self.adapters is None:
             raise NotNow(f"the model was loaded without room for adapter {generate.adapter.name}")
-        return self.adapters.need(generate.adapter)
+        return self.adapters.need(generate.adapter, self.request_table.adapters)
 
     @property
     def decode_step_s(self) -> float:
