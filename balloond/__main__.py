@@ -9,7 +9,6 @@ import time
 from balloond import metrics
 from balloond.config import BalloondConfig
 from balloond.keeper.client import KeeperClient
-from balloond.keeper.keeper import allow_descriptors
 from balloond.node import devices, records, recovery, saved_capacity
 from balloond.node.daemon import Daemon
 from balloond.node.extent_store import ExtentStore
@@ -17,6 +16,7 @@ from balloond.policy.device import DevicePolicy
 from balloond.wire.handoff import HandoffServer
 from balloond.wire.server import NAME, BalloondServicer
 from protos import balloond_pb2_grpc
+from services.runtime.process_limits import allow_descriptors
 from services.service import Service, read_arguments, run
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -62,6 +63,11 @@ class DeviceConfig(ConfigSection):
 class BalloondConfig(Config):
     """Settings of one node's balloond."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "shrink_timeout_s": f"a lowered limit has {_PATIENCE.shrink_s:g} s to free memory",
+        "grow_timeout_s": f"a growth waits at most {_PATIENCE.grow_s:g} s",
+    }
+
     node: str
     """Name of the node; no other node of a fleet has it."""
     handoff: SocketPath
@@ -74,10 +80,6 @@ class BalloondConfig(Config):
     """Seconds that a start waits for the keeper."""
     reclaim_timeout_s: float = Field(default=_PATIENCE.reclaim_s, gt=0)
     """Seconds that an engine has to give back what a reclaim asks of it; what is missing then is not waited for."""
-    shrink_timeout_s: float = Field(default=_PATIENCE.shrink_s, gt=0)
-    """Seconds after a model's limit was lowered during which memory is expected of the model."""
-    grow_timeout_s: float = Field(default=_PATIENCE.grow_s, gt=0)
-    """Seconds that a growth may wait; then it is refused."""
 
     @field_validator("devices")
     @classmethod
@@ -89,4 +91,4 @@ class BalloondConfig(Config):
 
     @property
     def patience(self) -> ClaimPatience:
-        return ClaimPatience(self.reclaim_timeout_s, self.shrink_timeout_s, self.grow_timeout_s)
+        return ClaimPatience(self.reclaim_timeout_s)

@@ -78,7 +78,7 @@ def main() -> None:
     parser = _report.arguments("disk_image", __doc__ or "")
     parser.add_argument("--folder", type=Path, help="on the disk in question (default: a new temporary folder)")
     parser.add_argument("--gib", type=float, default=1.0)
-    parser.add_argument("--threads", type=int, default=4, help="LoaderConfig.disk_threads")
+    parser.add_argument("--threads", type=int, default=4, help="of loader/images/disk.py")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     total = int(options.gib * GIB) // BLOCK_BYTES * BLOCK_BYTES

@@ -58,7 +58,7 @@ from placement.policy import kvpr
 from placement.policy.assignment.assign import Assignment, Candidate, assign
 from placement.policy.kvpr import Device, Group, Model
 from placement.policy.lifecycle.decisions import PlacedModel
-from placement.policy.lifecycle.group_index import standing
+from placement.policy.lifecycle.group_index import index_groups
 
 SEED = 20260731
 LOAD_WEIGHT: float = PlacementConfig.model_fields["load_weight"].default
@@ -156,8 +156,8 @@ class _Event:
         facts = next(self._next)
         queue = self._queue
         queue.add(replace(facts, request_id=f"new-{next(self._number)}"), 0.0)
-        agenda = queue.plan(0.0)
-        for decision in admit(agenda, queue, self._memory, self._turn):
+        queue_plan = queue.plan(0.0)
+        for decision in admit(queue_plan, queue, self._memory, self._turn):
             if isinstance(decision, Start):
                 queue.start(decision, 0.0)
                 queue.finish(decision.request_id, 0.0)
@@ -220,7 +220,7 @@ def placement(n: int, runs: int) -> Iterator[dict[str, Any]]:
 def _activate(title: str, groups: list[Group], placed: Assignment, made: list[Model], idle_s: float) -> dict[str, Any]:
     places = placed.places
     residents = [PlacedModel(model, places[model.name], idle_s=idle_s) for model in made if model.name in places]
-    there = standing(groups, residents)
+    there = index_groups(groups, residents)
     by_name = {group.name: group for group in groups}
     on: dict[str, list[PlacedModel]] = {}
     for resident in residents:

@@ -53,9 +53,9 @@ from balloond.client import BalloondClient  # noqa: E402
 from balloond.driver.connection.lease import Lease  # noqa: E402
 from balloond.driver.kv.range import ElasticRange  # noqa: E402
 from benchmarks import _report  # noqa: E402
-from gpu_scheduler.engines.sglang.kv.admission import Admission  # noqa: E402
 from gpu_scheduler.engines.sglang.kv.allocator import ElasticAllocator  # noqa: E402
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv  # noqa: E402
+from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning  # noqa: E402
 from services.errors import PrismError  # noqa: E402
 
 COUNTS = (1, 16, 64, 256)
@@ -221,10 +221,10 @@ class Elastic:
         self.kv.hold_dummy(10.0)
         self.allocator = ElasticAllocator(shape.slots, dtype=torch.float32, device="cpu", kvcache=None, kv=self.kv)
         self.tree = RadixCache.create_simulated(mock_allocator=self.allocator)
-        self.admission = Admission(self.kv, WAIT_S, WAIT_S, lambda tree, tokens: None)
+        self.provisioning = KvProvisioning(self.kv, WAIT_S, WAIT_S, lambda tree, tokens: None)
 
     def take(self, count: int) -> torch.Tensor:
-        self.admission.before_allocation(self.tree, count)
+        self.provisioning.before_allocation(self.tree, count)
         slots = self.allocator.alloc(count)
         assert slots is not None
         return slots

@@ -7,7 +7,7 @@ How a request is served, step by step:
     3. serving.py                       its route is looked up, its prompt tokenized (text/tokenizers.py) and checked
     4. routing/relay.py                 a place is found: in the routes that placement streams, or by an activation
     5. routing/groups.py                it is sent over the stream to its group; all requests' tokens come back on it
-    6. text/answer.py                   tokens become text, cut at stop strings; calls of tools are found in it (tools/)
+    6. served.py, text/answer.py        tokens become text, cut at stop strings; calls of tools are found in it (tools/)
     7. http/sse.py                      text becomes events
 
 Apart from that path, `ui/` is a page for people who look at the system.

@@ -19,7 +19,7 @@ from gateway.grpc_api import InferenceServicer
 from gateway.http.messages import Bodies
 from gateway.http.server import FIRST_REQUEST_S, HttpServer
 from gateway.parsing.parsers import Parsers
-from gateway.routing.activation import Activations
+from gateway.routing.activation_calls import ActivationCalls
 from gateway.routing.groups import GroupLinks
 from gateway.routing.relay import Relay, RelayPatience
 from gateway.routing.routes import Route, RouteTable
@@ -35,12 +35,15 @@ from services.ipc import inherited
 from services.rpc import rpc
 from services.rpc.watch import follow_stream
 from services.runtime import tasks
-from services.runtime.files import Followed
+from services.runtime.watched_files import Followed
 from services.service import Service, read_arguments, run
 from services.telemetry import log, tracing
 from tokenization.loading import without_torch
 
 _log = log.get(__name__)
+_ROUTES_TIME_OUT_S = 10.0
+"""Seconds that a starting gateway waits for placement's routes before it serves without them: placement answers at
+once, unless it is away."""
 _LAST_S = 1.0
 """Seconds of a stop's time that are kept for telling clients why their requests end; a quarter of that time if that is
 less."""
@@ -59,9 +62,7 @@ async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, l
     routes = RouteTable()
     metrics.ROUTES_FRESH.set_function(lambda: routes.fresh)
     links = GroupLinks()
-    tokenizers = Tokenizers(
-        threads=config.tokenizer_threads, kept=config.tokenizers_kept, inline_characters=config.inline_characters
-    )
+    tokenizers = Tokenizers(threads=config.tokenizer_threads)
     patience = RelayPatience(
         park_s=config.park_time_out_s,
         total_s=config.request_time_out_s,
@@ -69,7 +70,7 @@ async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, l
         reach_s=config.reach_time_out_s,
         compile_s=config.compile_time_out_s,
     )
-    activations = Activations(placement, time_out_s=config.activate_time_out_s)
+    activations = ActivationCalls(placement)
     relay = Relay(routes, links, activations, patience)
     parsers = Parsers()
     service.on_stop(parsers.close)
@@ -126,7 +127,7 @@ async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, l
     service.on_stop(links.close)
     service.on_drain(partial(_leave, service, server, serving, config.withdraw_s))
     try:
-        async with asyncio.timeout(config.routes_time_out_s):
+        async with asyncio.timeout(_ROUTES_TIME_OUT_S):
             await heard.wait()
     except TimeoutError:
         _log.warning("serving before placement has answered: every model is unavailable until then")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -15,6 +16,13 @@ Origin = Annotated[str, AfterValidator(cors.origin), "origin"]
 
 class GatewayConfig(Config):
     """`listen` is the gRPC address of the inference API, `metrics` a second place for what /metrics serves anyway."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "routes_time_out_s": "a starting gateway waits for routes for 10 s at most",
+        "activate_time_out_s": "a call to placement takes 10 s at most",
+        "tokenizers_kept": "64 tokenizers stay in memory",
+        "inline_characters": "prompts of up to 4096 characters are tokenized in the event loop",
+    }
 
     http: HttpAddress
     """Address of the HTTP API, "host:port"; port 0: any that is free. Where a service manager hands a listening socket
@@ -42,18 +50,9 @@ class GatewayConfig(Config):
     replay_limit: int = Field(4, ge=0)
     """Most times in a row that a request is replayed elsewhere after its place failed without a token. A request that
     kills its engine must not go round the whole cluster; one that was only near a fault gets tokens in between."""
-    routes_time_out_s: float = Field(10.0, gt=0)
-    """Longest time that a starting gateway waits for placement's routes before it serves without them."""
-    activate_time_out_s: float = Field(10.0, gt=0)
-    """Longest time of one call to placement, which answers as soon as it has chosen a group."""
     tokenizer_threads: int = Field(2, ge=1)
-    """Threads that tokenize prompts longer than `inline_characters` and load tokenizers; all but one of them also serve
+    """Threads that tokenize prompts of more than 4096 characters and load tokenizers; all but one of them also serve
     /tokenize and /detokenize."""
-    tokenizers_kept: int = Field(64, ge=1)
-    """Most tokenizers that stay in memory; a large one takes about 100 MiB."""
-    inline_characters: int = Field(4096, ge=0)
-    """Longest prompt that is tokenized in the event loop, which takes about a millisecond: less than a thread's turn
-    costs under load."""
     sampling_defaults: Literal["model", "openai"] = "model"
     """Source of `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` that a request does not give.
     "model": the model's generation_config.json. "openai": a temperature of 1 and no limits."""

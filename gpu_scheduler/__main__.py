@@ -22,7 +22,7 @@ from gpu_scheduler.queue.grammar_sandbox import GrammarSandbox
 from gpu_scheduler.queue.intake import Intake
 from gpu_scheduler.report import metrics
 from gpu_scheduler.report.report import GroupReport
-from gpu_scheduler.residency.activation import Activator
+from gpu_scheduler.residency.activator import Activator
 from gpu_scheduler.residency.bookings import Bookings
 from gpu_scheduler.residency.graceful_exit import GracefulExit
 from gpu_scheduler.residency.handover import Handover

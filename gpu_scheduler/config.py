@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from math import inf
 from typing import Any, ClassVar, Literal
 
@@ -97,6 +98,12 @@ _RENAMED = {
 class Arbitration(ConfigSection):
     """The shared queue; see gpu_scheduler/policy."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "stop_decodes": "running requests stop only for a floor or an activation",
+        "default_prefill_tokens_per_s": "until an engine has measured a model, 2000 tokens/s are assumed",
+        "wake_estimate_s": "of a model that never came up on this group, 5 s are assumed",
+    }
+
     chunk_tokens: int = Field(default=2048, gt=0)
     """Most prompt tokens of one model that are sent to its engine before it has prefilled them, unless more take no
     longer than `joint_s`."""
@@ -117,10 +124,6 @@ class Arbitration(ConfigSection):
     """Longest time that a decode step waits, if the devices do not suffice for all targets, for engines that need less
     of them for each request to keep its TPOT target; or, if all of its own requests are a step ahead, for any engine
     with a request that is behind (engines/sharing/decode_arbitration.py). 0: decode steps share the devices."""
-    stop_decodes: bool = False
-    """True: running requests of other models are retracted, and computed again later, for a request that can still meet
-    its TTFT target and whose model holds more than its floor. Memory up to a model's floor is always got in that
-    way."""
     forecast_tokens: int = Field(default=128, ge=0)
     """Forecast of the output tokens of a model of which no request has ended yet (policy/memory/forecast.py). A request
     starts when there is memory for its prompt and the forecast, or for all that it may generate if that is less."""
@@ -128,10 +131,6 @@ class Arbitration(ConfigSection):
     """Weight of each request that ends in the moving average that replaces `forecast_tokens`. 0: it is not replaced."""
     default_tpot_ms: float = Field(default=100.0, gt=0)
     """TPOT target of requests for which neither the model nor the client names one."""
-    default_prefill_tokens_per_s: float = Field(default=2000.0, gt=0)
-    """Prefill speed that is assumed of a model until an engine has measured it."""
-    wake_estimate_s: float = Field(default=5.0, gt=0)
-    """Duration that is assumed of a wake-up of a model that was never woken on this group."""
     experiments: Experiments = Experiments()
 
     @model_validator(mode="before")
@@ -151,7 +150,7 @@ class Arbitration(ConfigSection):
         return {**given, "experiments": {**experiments, **moved}}
 
     @property
-    def turn(self) -> admission.PrefillLimits:
+    def prefill_limits(self) -> admission.PrefillLimits:
         return admission.PrefillLimits(
             self.chunk_tokens, joint_s=self.joint_s if self.experiments.prefill_turn else inf
         )
@@ -170,13 +169,10 @@ class Arbitration(ConfigSection):
     def group(self) -> GroupRules:
         """Rules of the group's core."""
         return GroupRules(
-            self.turn,
+            self.prefill_limits,
             self.backlog,
             self.forecast,
             tpot_s=self.default_tpot_ms / 1e3,
-            prefill_tokens_per_s=self.default_prefill_tokens_per_s,
-            wake_s=self.wake_estimate_s,
-            stop_decodes=self.stop_decodes,
             throttles=self.experiments.protect_decodes,
         )
 
@@ -196,6 +192,9 @@ class GpuSchedulerConfig(Config):
     """Path of balloond's SEQPACKET socket."""
     loader: AddressOrNone = ""
     """gRPC address of the node's loader; empty: there are no images, every start is from the checkpoint."""
+    look_timeout_s: float = Field(default=10.0, gt=0)
+    """Longest time that the loader may take to look at a model's files before an engine reads them. Without its answer
+    the engine reads them all the same, and finds faults too."""
     traces: bool = False
     """True: spans of activations, and of the requests that a gateway traces, are exported by OTLP over HTTP.
     OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT and others) say where to, and how many

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import signal
 import time
 
@@ -20,9 +19,9 @@ from loader.copies.jobs import Jobs
 from loader.copies.kv_copies import KvCopies
 from loader.images.copying import ImageCopier
 from loader.images.disk import DiskImages
+from loader.images.image_capacity import ImageCapacity
 from loader.images.image_jobs import ImageJobs
 from loader.images.image_memory import Image
-from loader.images.image_room import ImageRoom
 from loader.images.images import Images
 from loader.keeping import OWNER
 from loader.server import NAME, LoaderServicer
@@ -30,6 +29,7 @@ from loader.transfers import Transfers, busy
 from protos import loader_pb2, loader_pb2_grpc
 from services.errors import Invalid
 from services.rpc.watch import Watched
+from services.runtime.process_limits import allow_descriptors
 from services.service import Service, read_arguments, run
 from services.telemetry import log
 
@@ -39,7 +39,7 @@ _log = log.get(__name__)
 async def build(service: Service) -> None:
     config = service.config
     assert isinstance(config, LoaderConfig)
-    _allow_descriptors()
+    allow_descriptors()  # one for each image and each borrowed extent
     catalogue: Watched[loader_pb2.Catalogue] = Watched(loader_pb2.Catalogue())
     sizes = Sizes(config.device_dtype_bytes, config.kv_extent_bytes, config.engine_quota_bytes)
 
@@ -53,7 +53,7 @@ async def build(service: Service) -> None:
                 is_pinned(model),
                 models.change(model.listed.name),
                 looking.retry_s(model),
-                room.why_none(model),
+                capacity.why_none(model),
                 models.by_name,
             )
             for model in models.all()
@@ -91,14 +91,13 @@ async def build(service: Service) -> None:
     images = Images(
         keeper, config.host_capacity_bytes, time.monotonic, describe, changed, transfers.forget, write_to_disk
     )
-    room = ImageRoom(models, images, is_pinned)
+    capacity = ImageCapacity(models, images, is_pinned)
     disk = DiskImages(
         config.disk_folder,
         config.disk_capacity_bytes,
         images,
         describe_generation,
         changed,
-        threads=config.disk_threads,
         answer_timeout_s=config.answer_timeout_s,
     )
     handoff = HandoffClient(config.handoff, config.answer_timeout_s)
@@ -109,14 +108,13 @@ async def build(service: Service) -> None:
         transfers.of,
         transfers.has_way,
         chunk_bytes=config.chunk_bytes,
-        threads=config.copy_threads,
         answer_timeout_s=config.answer_timeout_s,
     )
     metrics.CAPACITY.set(config.host_capacity_bytes)
     jobs = Jobs(time.monotonic)
     image_jobs = ImageJobs(models, images, disk, copying, jobs)
     kv = KvCopies(handoff, transfers.of, config.chunk_bytes)
-    servicer = LoaderServicer(models, images, disk, pinned, jobs, image_jobs, kv, room, catalogue)
+    servicer = LoaderServicer(models, images, disk, pinned, jobs, image_jobs, kv, capacity, catalogue)
     service.add(loader_pb2_grpc.add_LoaderServicer_to_server, servicer, NAME)
 
     try:
@@ -158,13 +156,6 @@ async def _reload_on_hangup(models: NodeModels, images: Images, pinned: Pins, pa
         for image in images.all():
             if models.find(image.model) is None:
                 images.drop(image.model)
-
-
-def _allow_descriptors() -> None:
-    """Raises this process's limit of descriptors as far as the system allows: it needs one for each image and each
-    borrowed extent."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> None:

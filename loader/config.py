@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,6 +13,11 @@ from services.wording.addresses import SocketPath
 
 class LoaderConfig(Config):
     """Settings of one node's loader."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "copy_threads": "8 copies run at the same time",
+        "disk_threads": "4 threads read or write one file",
+    }
 
     catalogue: str
     """Path of the operator's file of models (loader/catalogue/catalogue.py)."""
@@ -34,15 +40,11 @@ class LoaderConfig(Config):
     copy_devices: list[str] = []
     """Devices whose links may also carry what goes to others, where the hardware has a way: "cuda:0", "cuda:1", ... The
     loader takes some hundred MiB of each GPU whose link it uses. Empty: every device has its own link only."""
-    copy_threads: int = Field(default=8, ge=1)
-    """Number of copies that run at the same time; more wait for their turn. The ranks of a model are loaded at once."""
     disk_folder: str = ""
     """Folder where images are kept on local disk as well, to come back from there after a restart of the host or when
     they had to leave its memory; only this loader uses it. Empty: they are not kept on disk."""
     disk_capacity_bytes: int = Field(default=0, ge=0)
     """Most bytes that images may take on disk."""
-    disk_threads: int = Field(default=4, ge=1)
-    """Number of threads that read or write one file."""
     answer_timeout_s: float = Field(default=20.0, gt=0)
     """Seconds that a call waits for the keeper or balloond while they are away (a restart takes a second or two)."""
 

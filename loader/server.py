@@ -12,8 +12,8 @@ from loader.catalogue.pins import Pins
 from loader.copies.jobs import JobProgress, Jobs, JobTarget
 from loader.copies.kv_copies import KvCopies
 from loader.images.disk import DiskImages
+from loader.images.image_capacity import ImageCapacity
 from loader.images.image_jobs import ImageJobs
-from loader.images.image_room import ImageRoom
 from loader.images.images import Images
 from protos import common_pb2, loader_pb2, loader_pb2_grpc
 from services.errors import Unmet
@@ -35,7 +35,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         jobs: Jobs,
         image_jobs: ImageJobs,
         kv: KvCopies,
-        room: ImageRoom,
+        capacity: ImageCapacity,
         catalogue: Watched[loader_pb2.Catalogue],
     ) -> None:
         self._models = models
@@ -45,7 +45,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         self._jobs = jobs
         self._image_jobs = image_jobs
         self._kv = kv
-        self._room = room
+        self._capacity = capacity
         self._catalogue = catalogue
 
     # --- the catalogue
@@ -142,7 +142,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         model = self._models.get(request.model)
         if model.listed.base:
             raise Unmet(f"{request.model} is an adapter of {model.listed.base}, whose image can be pinned")
-        self._room.check_pin(model)
+        self._capacity.check_pin(model)
         await self._pins.add(request.model)
         return loader_pb2.PinResponse()
 

@@ -29,7 +29,7 @@ from placement.server import NAME, PlacementServicer
 from protos import placement_pb2_grpc
 from services.runtime import tasks
 from services.runtime.config import load, read
-from services.runtime.files import Followed
+from services.runtime.watched_files import Followed
 from services.service import Service, config_path, run
 from services.telemetry import log
 
@@ -49,7 +49,7 @@ async def build(path: str, service: Service) -> None:
         news = cluster.news()
         routes.renew(news.models, reconciler.premises)
         stopping.look(news.groups.values())
-        renewal.look(news.groups.values())
+        reloader.look(news.groups.values())
 
     cluster = Cluster([], changed)
     follower = StreamFollower(cluster)
@@ -61,7 +61,7 @@ async def build(path: str, service: Service) -> None:
     routes = Routes(cluster, reconciler.refusal, actuator.leaving, actuator.removing)
     drain = Drain(cluster, reconciler, actuator, planner, history, config.drain_ms)
     stopping = Evacuation(drain)
-    renewal = OutdatedReloader(cluster, actuator, drain)
+    reloader = OutdatedReloader(cluster, actuator, drain)
     service.add(
         placement_pb2_grpc.add_PlacementServicer_to_server,
         PlacementServicer(cluster, reconciler, history, routes, loaders, drain),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import Field, model_validator
 
 from placement.policy.assignment.assign import AssignRules
@@ -18,6 +21,12 @@ MEMBERS = ("groups", "loaders", "balloond")
 class PlacementConfig(Config):
     """One cluster. `groups`, `loaders` and `balloond` are taken up again when the file changes; in each,
     `dns:HOST:PORT` stands for PORT at every address of HOST."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "least_share": "a model moves only with a tenth of the demand on its devices",
+        "yield_drain_ms": "what a model that makes way has running goes on elsewhere at once",
+        "migrations_at_once": "placement begins one migration at a time",
+    }
 
     groups: list[Address]
     """gRPC addresses of the gpu_schedulers. The names of their groups are unique in the cluster."""
@@ -42,8 +51,6 @@ class PlacementConfig(Config):
     least_pressure: float = Field(default=2.0, ge=0)
     """Least pressure at which models move off a group; below it a move costs more than it brings. A device without
     weights has this pressure when requests of 10 s, with a TPOT target of 0.1 s, use 2 % of its memory."""
-    least_share: float = Field(default=0.1, ge=0, le=1)
-    """Least share of the demand on its devices with which a model moves."""
     cool_down_s: float = Field(default=120.0, ge=0)
     """Least time between two moves of a model."""
     idle_s: float = Field(default=1.0, ge=0)
@@ -55,15 +62,13 @@ class PlacementConfig(Config):
     """Time that a model waits for room before a group is reserved for it, on which busy models have to make way."""
     quantum_s: float = Field(default=4.0, ge=0)
     """Least time that a busy model is awake before it has to make way for one that waits (`patience_s`)."""
-    yield_drain_ms: int = Field(default=0, ge=0)
-    """Time that a model which makes way may go on with its running requests."""
     kv_idle_s: float = Field(default=1.0, ge=0)
     """Least idle time after which a model hibernates if others on its group lack memory for KV."""
     headroom: float = Field(default=0.4, ge=0, lt=1)
     """Share of a device's KV memory that running requests have to leave free; with less, idle models hibernate."""
     hold_s: float = Field(default=5.0, ge=0)
-    """Time that a gateway's call for a model waits for room before it is refused; less than the gateway's
-    `activate_time_out_s`."""
+    """Time that a gateway's call for a model waits for room before it is refused; less than the 10 s that
+    the call may take."""
     relieve: bool = True
     """False: idle models leave for activations only, not for others' KV."""
     window_s: float = Field(default=60.0, gt=0)
@@ -76,8 +81,6 @@ class PlacementConfig(Config):
     """Time that the source of a migration has for running requests that do not move along with their KV."""
     move_kv: bool = True
     """True: a model that moves between groups of one node takes the KV of its running requests along."""
-    migrations_at_once: int = Field(default=1, ge=1)
-    """Most migrations under way at a time, of those that placement begins by itself."""
     rebalance: bool = True
     """False: placement begins no migration by itself; activation and eviction go on."""
     places: dict[str, str] = {}
@@ -108,9 +111,8 @@ class PlacementConfig(Config):
         """Rules of the moves that placement begins by itself."""
         return RebalanceRules(
             AssignRules(tau=self.tau, cool_down_s=self.cool_down_s),
-            MoveRules(at_once=self.migrations_at_once, cool_down_s=self.cool_down_s),
+            MoveRules(cool_down_s=self.cool_down_s),
             self.least_pressure,
-            self.least_share,
         )
 
     def window(self) -> RateWindow:

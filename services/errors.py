@@ -50,3 +50,12 @@ class Unavailable(PrismError):
 
 class TimedOut(PrismError):
     """The operation did not finish in time."""
+
+
+def first_of_chain(error: BaseException) -> BaseException:
+    """The first exception of the chain: the one that was raised while no other was being handled."""
+    seen = {id(error)}
+    while (before := error.__cause__ or error.__context__) is not None and id(before) not in seen:
+        seen.add(id(before))
+        error = before
+    return error

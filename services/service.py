@@ -7,8 +7,8 @@ below.
 A service manager that started the process gets reports: when it is ready, that its loop turns, and when it stops
 (`services/runtime/notify.py`).
 
-At SIGHUP the followed files (`services/runtime/files.py`) are looked at at once; a service that reads more at SIGHUP
-says so itself.
+At SIGHUP the followed files (`services/runtime/watched_files.py`) are looked at at once; a service that reads more at
+SIGHUP says so itself.
 
 SIGTERM and SIGINT stop the process: health turns NOT_SERVING, the drains run (at most `drain_s` seconds), then the
 stops, last added first. A spawned task that fails ends the process with status 1: a supervisor starts it afresh, which
@@ -32,9 +32,9 @@ from services.errors import PrismError
 from services.rpc import rpc
 from services.rpc.tls import Identity
 from services.runtime import config as config_module
-from services.runtime import heap, notify, tasks
+from services.runtime import notify, process_limits, tasks
 from services.runtime.config import Config, ServerTls
-from services.runtime.files import Followed, follow
+from services.runtime.watched_files import Followed, follow
 from services.telemetry import log, metrics
 
 _log = log.get(__name__)
@@ -155,7 +155,7 @@ class Service:
 
 def run(config: C, build: Callable[[Any], Awaitable[None]]) -> None:
     """Runs a process to its end; never returns."""
-    heap.few_arenas()
+    process_limits.few_arenas()
     log.configure(config.name, config.log_level, config.log_format)
 
     async def main() -> int:

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from loader.checkpoints import families, quantisation
 from loader.checkpoints.quantisation import Quantisation, QuantisedTensor
+from testing import small_checkpoints
 
 
 def _compressed(format_: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
@@ -76,10 +77,12 @@ def write(folder: Path, config: Mapping[str, Any], format_: str, device: str = "
     config = {**config, "quantization_config": quantised} if quantised else dict(config)
     text = families.text_config(config)
     experts = [name for name in families.expected_tensors(families.read_shape(config), config) if _is_router(name)]
+    floats = ["lm_head", *(name[: -len(".weight")] for name in experts)]
     if quantised and quantised["quant_method"] in ("fp8", "awq", "mxfp4"):
-        quantised = {**quantised, "modules_to_not_convert": ["lm_head", *(name[: -len(".weight")] for name in experts)]}
+        others = ["vision_tower", "multi_modal_projector"] if "text_config" in config else []
+        quantised = {**quantised, "modules_to_not_convert": [*floats, *others]}
     elif quantised and "ignore" in quantised:
-        quantised = {**quantised, "ignore": ["lm_head", *(name[: -len(".weight")] for name in experts)]}
+        quantised = {**quantised, "ignore": floats}
     if quantised:
         config["quantization_config"] = quantised
     (folder / "config.json").write_text(json.dumps(config, indent=1))
@@ -94,6 +97,10 @@ def write(folder: Path, config: Mapping[str, Any], format_: str, device: str = "
         save_file({name: tensor.cpu().contiguous() for name, tensor in made.items()}, folder / file)
         index.update(dict.fromkeys(made, file))
 
+    if "text_config" in config:
+        beside = small_checkpoints.beside_text(config)
+        save_file(beside, folder / "model-images.safetensors")
+        index.update(dict.fromkeys(beside, "model-images.safetensors"))
     with ThreadPoolExecutor(_WRITERS) as pool:
         for saved in [pool.submit(save, number, layer) for number, layer in enumerate(_files(config))]:
             saved.result()

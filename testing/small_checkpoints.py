@@ -4,6 +4,8 @@ each."""
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,24 @@ def write(architecture: str, folder: Path) -> Path:
             {_published(name, known.published): each for name, each in weights.items()}, folder / "model.safetensors"
         )
     return folder
+
+
+def beside_text(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Tensors of a multimodal model's other parts, by published names, with random values: of its text, only the sizes
+    matter here."""
+    architecture = config["architectures"][0]
+    known = CLASSES[architecture]
+    text = {**config["text_config"], "num_hidden_layers": 1, "vocab_size": 64}
+    if "layer_types" in text:
+        text["layer_types"] = text["layer_types"][:1]
+    given = {key: value for key, value in config.items() if key in known.changes} | {"text_config": text}
+    torch.manual_seed(3)
+    model = getattr(transformers, architecture)(getattr(transformers, known.config)(**given)).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        model.to(torch.bfloat16).save_pretrained(folder)
+        weights = load_file(Path(folder) / "model.safetensors")
+    named = {_published(name, known.published): each for name, each in weights.items()}
+    return {name: each for name, each in named.items() if not name.startswith("language_model.")}
 
 
 def _published(name: str, names: tuple[tuple[str, str], ...]) -> str:

@@ -44,7 +44,8 @@ _SERVED = {
     **dict.fromkeys(("balloond", "balloond.keeper", "placement", "prismctl", "tests.balloond.child"), _SERVICES),
     **dict.fromkeys((GROUP, "gpu_scheduler.engines.echo", "tests.told"), _SERVICES),
     **dict.fromkeys(("gateway", *LOADERS, "tokenization.trial"), _TEXTS),
-    **dict.fromkeys((ENGINE, "tests.gpu_scheduler.engines.sglang.forks"), _SGLANG),
+    **dict.fromkeys((ENGINE, f"{ENGINE}.answer_parsers", f"{ENGINE}.grammar.sandbox"), _SGLANG),
+    **dict.fromkeys(("tests.gpu_scheduler.engines.sglang.forks", "tests.tokenization.ask_sglang"), _SGLANG),
 }
 """Module -> the zygote that it is forked from, which has libraries for: services; those that load tokenizers, by
 Transformers without torch; engines."""

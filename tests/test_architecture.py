@@ -275,7 +275,7 @@ def test_the_simulator_uses_only_its_own_clock_and_of_services_only_policies_and
         (
             "torch",
             r"^(gpu_scheduler/engines/sglang/|balloond/driver/|balloond/backends/|loader/transfers/|"
-            r"deploy/local/smollm2/checkpoint)",  # a process of its own
+            r"deploy/local/smollm2/hf_folder)",  # a process of its own
         ),
         ("cuda", r"^(balloond/backends/|loader/transfers/)"),
         ("pynvml", r"^balloond/backends/"),

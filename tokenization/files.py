@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import Unmet
-from services.wording.values import FLAG, NAMES, TEXT, ValueKind, first_fault
+from services.wording.json_values import FLAG, NAMES, TEXT, ValueKind, first_fault
 
 POINTER = b"version https://git-lfs.github.com/spec/"
 """First bytes of what Git LFS puts in place of a file that was not fetched."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.errors import Unmet
-from services.wording.values import ValueKind, fault
+from services.errors import Unmet, first_of_chain
+from services.wording.json_values import ValueKind, fault
 from tokenization import fidelity, files, repairs
 from tokenization.files import UnreadableNow
 from tokenization.tokenizer import Tokenizer
@@ -117,11 +117,8 @@ def _load(folder: Path, told: Mapping[str, Any]) -> Any:
 
 def _fault(error: BaseException) -> type[Unmet]:
     """UnreadableNow or Unmet, by the error that was raised first: libraries turn it into other kinds on the way up."""
-    seen = {id(error)}
-    while (before := error.__cause__ or error.__context__) is not None and id(before) not in seen:
-        seen.add(id(before))
-        error = before
-    passes = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in (None, errno.ENOENT))
+    first = first_of_chain(error)
+    passes = isinstance(first, MemoryError) or (isinstance(first, OSError) and first.errno not in (None, errno.ENOENT))
     return UnreadableNow if passes else Unmet
 
 

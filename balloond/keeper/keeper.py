@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import resource
 import signal
 import sys
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from protos import keeper_pb2
 from services.errors import PrismError
 from services.ipc import seqpacket
 from services.runtime import notify, tasks
+from services.runtime.process_limits import allow_descriptors
 
 _BATCH_BYTES = seqpacket.MAX_BYTES // 2
 _LONGEST_RECORD = seqpacket.MAX_BYTES - 64
@@ -106,7 +106,7 @@ def _check(records: Iterable[keeper_pb2.Record]) -> None:
         raise ValueError(f"a record of {longest} bytes cannot be listed")
 
 
-class _Session:
+class _ClientSession:
     """One client's connection."""
 
     def __init__(self, keeper: Keeper, connection: seqpacket.SeqpacketConnection) -> None:
@@ -165,7 +165,7 @@ async def serve(path: str) -> None:
             return  # gone already
         os.close(peer.pidfd)
         if peer.uid == os.getuid():
-            await _Session(keeper, connection).run()
+            await _ClientSession(keeper, connection).run()
 
     server = seqpacket.SeqpacketServer(path, on_connect)
     server.start()
@@ -180,16 +180,10 @@ async def serve(path: str) -> None:
     await tasks.cancel(beating)
 
 
-def allow_descriptors() -> None:
-    """Raises this process's limit of descriptors as far as the system allows: it needs one for each extent."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m balloond.keeper", description=__doc__.partition("\n\n")[0])
     parser.add_argument("--socket", required=True, metavar="PATH")
-    allow_descriptors()
+    allow_descriptors()  # one for each extent
     try:
         asyncio.run(serve(parser.parse_args().socket))
     except PrismError as error:

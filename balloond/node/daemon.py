@@ -26,15 +26,15 @@ from balloond.policy.claims import (
     Grant,
     LimitChanged,
     Note,
+    RefusalReason,
     RefuseClaim,
     RoomAnswer,
     UsageReport,
     WantedExtents,
-    Why,
 )
 from balloond.policy.device import DevicePolicy
+from balloond.policy.kv_limits import Limit, LimitOutcome
 from balloond.policy.ledger import Booking, Extent, Kind, LeaseRecord
-from balloond.policy.limits import Limit, LimitOutcome
 from services.errors import Exists, NotFound, Refused, Unavailable
 from services.rpc.watch import Watched
 from services.runtime import tasks
@@ -52,7 +52,7 @@ class Session(Protocol):
     """A connected process, as far as the daemon sends to it. No method waits."""
 
     def granted(self, request_id: int, extents: Sequence[Extent], fds: Sequence[int], last: bool) -> None: ...
-    def refused(self, request_id: int, why: Why, short: int, detail: str) -> None: ...
+    def refused(self, request_id: int, why: RefusalReason, short: int, detail: str) -> None: ...
     def limit(self, limit: Limit, floor: int) -> None: ...
     def reclaim(self, reclaim_id: int, nbytes: int, deep: bool) -> None: ...
     def close(self) -> None: ...
@@ -367,11 +367,11 @@ class Daemon:
         while left:
             nbytes = sum(extent.bytes for extent in left[0])
             # This comes before the grant's turn: a small grant must not wait behind a large one.
-            await self._store.room(device.name, nbytes, lambda: device.ledger.leased + device.ledger.free)
+            await self._store.wait_for_headroom(device.name, nbytes, lambda: device.ledger.leased + device.ledger.free)
             # In a turn of the loop one part is created on a device, for whichever grant: so what was made before is
             # sent on time.
             async with self._creating[device.name]:
-                if not self._store.has_room(device.name, nbytes, device.ledger.leased + device.ledger.free):
+                if not self._store.has_headroom(device.name, nbytes, device.ledger.leased + device.ledger.free):
                     continue
                 if not self._is_there(grant, session):
                     break

@@ -59,16 +59,16 @@ class ExtentStore:
         self._there[device] += sum(extent.bytes for extent in extents)
         return self._keeper.keep([self.kept(device, token, extent) for extent in extents])
 
-    def has_room(self, device: str, nbytes: int, all_bytes: int) -> bool:
+    def has_headroom(self, device: str, nbytes: int, all_bytes: int) -> bool:
         """Whether `nbytes` that the ledger has granted can be created without exceeding the device for a moment.
         `all_bytes` is what extents may take of it; the memory of destroyed ones is in use until the keeper has let go
         of them."""
         leaving = self._leaving[device]
         return not leaving or self._there[device] + sum(leaving.values()) + nbytes <= all_bytes
 
-    async def room(self, device: str, nbytes: int, all_bytes: Callable[[], int]) -> None:
+    async def wait_for_headroom(self, device: str, nbytes: int, all_bytes: Callable[[], int]) -> None:
         """Waits until `has_room`."""
-        while not self.has_room(device, nbytes, all_bytes()):
+        while not self.has_headroom(device, nbytes, all_bytes()):
             # The keeper lets go of extents in the order in which they were destroyed.
             await asyncio.wait([next(iter(self._leaving[device]))])
 

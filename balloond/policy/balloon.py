@@ -96,7 +96,7 @@ class ReclaimPlan:
         return sum(step.bytes for step in self.steps)
 
 
-class _Spare:
+class _AboveFloor:
     """Bytes that each model holds above its floor; each step takes from them."""
 
     def __init__(self, holders: Iterable[LeaseHoldings], floors: Mapping[str, int]) -> None:
@@ -126,13 +126,13 @@ def plan(
     freed. `floors`: least bytes of KV of each model. `shares`: bytes of KV that each model's demand entitles it to.
     `ahead`: bytes beyond `need` that are taken where no running request is disturbed. `own`: cached prefixes of the
     lease that wants it."""
-    spare = _Spare(holders, floors)
+    above_floor = _AboveFloor(holders, floors)
     steps: list[Step] = []
     before, rest = (own.before, max(0, need - own.bytes)) if own is not None else (inf, need)
-    taken = _reserves(need + ahead, [h for h in holders if not h.running], spare, steps)
-    taken += _prefixes(need + ahead - taken, rest - taken, before, holders, spare, steps)
-    taken += _reserves(rest - taken, [h for h in holders if h.running], spare, steps)
-    taken += _decodes(min(rest, from_decodes) - taken, holders, spare, shares, steps)
+    taken = _reserves(need + ahead, [h for h in holders if not h.running], above_floor, steps)
+    taken += _prefixes(need + ahead - taken, rest - taken, before, holders, above_floor, steps)
+    taken += _reserves(rest - taken, [h for h in holders if h.running], above_floor, steps)
+    taken += _decodes(min(rest, from_decodes) - taken, holders, above_floor, shares, steps)
     return ReclaimPlan(tuple(steps), max(0, need - taken))
 
 
@@ -146,7 +146,7 @@ def shares(demand: Mapping[str, float], models: Iterable[str], total: int) -> di
     return {name: total * weight / whole for name, weight in weights.items()}
 
 
-def _reserves(need: int, holders: Sequence[LeaseHoldings], spare: _Spare, steps: list[Step]) -> int:
+def _reserves(need: int, holders: Sequence[LeaseHoldings], above_floor: _AboveFloor, steps: list[Step]) -> int:
     taken = 0
     # The largest reserves are taken first: fewer processes are disturbed.
     for holder in sorted(holders, key=lambda h: (-h.reserve, h.lease_id)):
@@ -154,16 +154,16 @@ def _reserves(need: int, holders: Sequence[LeaseHoldings], spare: _Spare, steps:
             break
         wanted = count_up(need - taken, holder.extent) * holder.extent
         has = count_down(holder.reserve, holder.extent) * holder.extent
-        nbytes = min(wanted, has, spare.whole(holder.model, holder.extent))
+        nbytes = min(wanted, has, above_floor.whole(holder.model, holder.extent))
         if nbytes > 0:
-            spare.take(holder.model, nbytes)
+            above_floor.take(holder.model, nbytes)
             steps.append(TakeReserve(holder.lease_id, holder.model, nbytes))
             taken += nbytes
     return taken
 
 
 def _prefixes(
-    need: int, rest: int, before: float, holders: Sequence[LeaseHoldings], spare: _Spare, steps: list[Step]
+    need: int, rest: int, before: float, holders: Sequence[LeaseHoldings], above_floor: _AboveFloor, steps: list[Step]
 ) -> int:
     """Takes prefixes, oldest first: up to `need` bytes of those last used before `before`, and of others until it has
     `rest` bytes in all. Prefixes are smaller than extents and do not end with them, so a holder is asked for whole
@@ -187,9 +187,9 @@ def _prefixes(
             order.append(holder)
         cached[lease_id] += min(nbytes, most - taken)
         wanted = count_up(cached[lease_id], holder.extent) * holder.extent
-        more = min(wanted - asked[lease_id], spare.whole(holder.model, holder.extent))
+        more = min(wanted - asked[lease_id], above_floor.whole(holder.model, holder.extent))
         if more > 0:
-            spare.take(holder.model, more)
+            above_floor.take(holder.model, more)
             asked[lease_id] += more
             taken += more
     steps += [TakePrefixes(h.lease_id, h.model, asked[h.lease_id]) for h in order if asked[h.lease_id]]
@@ -197,7 +197,11 @@ def _prefixes(
 
 
 def _decodes(
-    need: int, holders: Sequence[LeaseHoldings], spare: _Spare, shares: Mapping[str, float], steps: list[Step]
+    need: int,
+    holders: Sequence[LeaseHoldings],
+    above_floor: _AboveFloor,
+    shares: Mapping[str, float],
+    steps: list[Step],
 ) -> int:
     """Brings the models furthest above their share down to a common excess, as high a one as frees enough. Returns the
     bytes taken."""
@@ -211,7 +215,7 @@ def _decodes(
             extent[holder.model] = max(extent.get(holder.model, 1), holder.extent)
     for step in steps:
         left[step.model] -= step.bytes
-    most = {model: spare.whole(model, extent[model]) for model in left}
+    most = {model: above_floor.whole(model, extent[model]) for model in left}
     excess = {model: left[model] - shares.get(model, 0.0) for model in left if most[model] > 0}
     taken = dict.fromkeys(excess, 0)
 
@@ -234,6 +238,6 @@ def _decodes(
         taken[top] += extent[top]
     for model in sorted(excess, key=lambda m: (-excess[m], m)):
         if taken[model]:
-            spare.take(model, taken[model])
+            above_floor.take(model, taken[model])
             steps.append(LowerLimit(model, left[model] - taken[model], taken[model]))
     return sum(taken.values())

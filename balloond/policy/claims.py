@@ -8,7 +8,7 @@ from typing import Literal
 
 from balloond.policy.ledger import Extent, Kind
 
-Why = Literal["over_limit", "exhausted", "not_booked", "unknown", "peer"]
+RefusalReason = Literal["over_limit", "exhausted", "not_booked", "unknown", "peer"]
 What = Literal["reserve", "prefixes", "decodes"]
 
 
@@ -20,9 +20,11 @@ class ClaimPatience:
     """Seconds to answer a reclaim; one that is not answered by then gives nothing: an engine's loop may be in a long
     forward pass."""
     shrink_s: float = 5.0
-    """Seconds in which a lowered limit may free memory; the model's gpu_scheduler acts at the limit's own deadline."""
+    """Seconds in which a lowered limit may free memory. Longer than any reclaim; what the model's gpu_scheduler does
+    about it goes by the limit's own deadline."""
     grow_s: float = 10.0
-    """Seconds that a growth may wait; then it is refused."""
+    """Seconds that a growth may wait; then it is refused. Engines themselves wait for tens of milliseconds: this only
+    ends what nobody waits for."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class Grant:
 class RefuseClaim:
     lease_id: str
     request_id: int
-    why: Why
+    why: RefusalReason
     short: int
     detail: str
 

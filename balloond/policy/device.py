@@ -35,8 +35,8 @@ from balloond.policy.claims import (
     UsageReport,
     WantedExtents,
 )
+from balloond.policy.kv_limits import LimitOutcome, Limits
 from balloond.policy.ledger import Booking, Extent, Kind, LeaseRecord, Ledger
-from balloond.policy.limits import LimitOutcome, Limits
 from balloond.policy.reclaims import Reclaims
 from services.errors import Invalid, NotFound
 

@@ -23,8 +23,8 @@ from balloond.policy.claims import (
     What,
 )
 from balloond.policy.extents import count_down
+from balloond.policy.kv_limits import Limits
 from balloond.policy.ledger import LeaseRecord, Ledger
-from balloond.policy.limits import Limits
 
 _AHEAD = 32
 """A need divided by this: what is taken beyond it, for leases that decode meanwhile; for 20 GiB, 80 extents. To

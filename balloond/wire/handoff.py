@@ -13,9 +13,9 @@ from balloond.node import processes
 from balloond.node.daemon import Daemon
 from balloond.node.processes import ProcessIdentity
 from balloond.node.records import LeaseFacts
-from balloond.policy.claims import Why
+from balloond.policy.claims import RefusalReason
+from balloond.policy.kv_limits import Limit
 from balloond.policy.ledger import Extent
-from balloond.policy.limits import Limit
 from balloond.wire import messages
 from protos import handoff_pb2
 from services.errors import NotFound, PrismError, Unavailable, Unmet
@@ -62,7 +62,7 @@ class HandoffServer:
                 os.close(fd)
             connection.send(_refusal(0, "peer", 0, str(error)))
             return
-        await _Session(self._daemon, connection, process).run()
+        await _LeaseSession(self._daemon, connection, process).run()
 
 
 def _peer(connection: seqpacket.SeqpacketConnection) -> ProcessIdentity:
@@ -77,7 +77,7 @@ def _peer(connection: seqpacket.SeqpacketConnection) -> ProcessIdentity:
         raise Unavailable(str(error)) from None
 
 
-class _Session:
+class _LeaseSession:
     """One connection, from its Attach to its end."""
 
     def __init__(self, daemon: Daemon, connection: seqpacket.SeqpacketConnection, process: ProcessIdentity) -> None:
@@ -240,7 +240,7 @@ class _Session:
             asked_at, kind = asked
             GROWTH.labels(kind, outcome).observe(self._daemon.now() - asked_at)
 
-    def refused(self, request_id: int, why: Why, short: int, detail: str) -> None:
+    def refused(self, request_id: int, why: RefusalReason, short: int, detail: str) -> None:
         self._connection.send(_refusal(request_id, why, short, detail))
         self._answered(request_id, "refused")
 
@@ -254,14 +254,14 @@ class _Session:
         self._connection.close()
 
 
-def _refusal(request_id: int, why: Why, short: int, detail: str) -> bytes:
+def _refusal(request_id: int, why: RefusalReason, short: int, detail: str) -> bytes:
     refused = handoff_pb2.Refused(
         request_id=request_id, why=messages.WHYS[why], short_bytes=messages.bytes_of(short), detail=detail
     )
     return bytes(handoff_pb2.FromBalloond(refused=refused).SerializeToString())
 
 
-def _why(error: PrismError) -> Why:
+def _why(error: PrismError) -> RefusalReason:
     if isinstance(error, Unmet):
         return "not_booked"
     return "peer" if isinstance(error, Unavailable) else "unknown"

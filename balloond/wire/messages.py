@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from balloond.node.events import Event
-from balloond.policy.claims import RoomAnswer, UsageReport, WantedExtents, Why
+from balloond.policy.claims import RefusalReason, RoomAnswer, UsageReport, WantedExtents
 from balloond.policy.device import DevicePolicy
+from balloond.policy.kv_limits import Limit, LimitOutcome
 from balloond.policy.ledger import Booking, Kind, LeaseRecord
-from balloond.policy.limits import Limit, LimitOutcome
 from protos import balloond_pb2, handoff_pb2
 from services.errors import Invalid
 
@@ -18,7 +18,7 @@ KINDS: dict[Kind, handoff_pb2.Kind] = {
     "graphs": handoff_pb2.GRAPHS,
 }
 _KINDS: dict[int, Kind] = {number: kind for kind, number in KINDS.items()}
-WHYS: dict[Why, handoff_pb2.Refused.Why] = {
+WHYS: dict[RefusalReason, handoff_pb2.Refused.Why] = {
     "over_limit": handoff_pb2.Refused.OVER_LIMIT,
     "exhausted": handoff_pb2.Refused.EXHAUSTED,
     "not_booked": handoff_pb2.Refused.NOT_BOOKED,

@@ -66,6 +66,7 @@ from benchmarks.gpu.slices import (
 from benchmarks.gpu.stack import Site, keep_logs, stack
 from benchmarks.systems import SYSTEMS, Model
 from placement.policy.assignment.partition import Part
+from services.runtime import process_limits
 from services.telemetry import log
 from sim.inputs.catalogue import SHAPES
 from sim.inputs.request import SimulatedRequest
@@ -451,7 +452,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         targets(given.out, given.commit)
         return 0
     log.configure("compare", "warning")
-    compared.many_descriptors()
+    process_limits.allow_descriptors()
     wanted = {name: shape for name, shape in MODELS.items() if name in (given.models or MODELS)}
     if given.rehearse == "sglang":
         wanted = dict(list(wanted.items())[:_FEW])

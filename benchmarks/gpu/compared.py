@@ -7,7 +7,6 @@ import asyncio
 import csv
 import json
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -54,12 +53,6 @@ def make(folder: Path, wanted: Mapping[str, str], rehearse: str) -> list[Model]:
         headers = shapes.write_headers(folder / name, "tiny" if rehearse else shape)
         made.append(Model(name, headers, context, 0 if rehearse else GRAPH_BYTES[shape]))
     return made
-
-
-def many_descriptors() -> None:
-    """As many as are allowed, for this process and what it starts."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class ReplayFailed(RuntimeError):

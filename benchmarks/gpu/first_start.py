@@ -38,7 +38,7 @@ from benchmarks.gpu.residency import told
 from deploy.local.kernels import CACHES
 from gpu_scheduler.client import GpuSchedulerClient
 from protos import common_pb2
-from services.runtime import tasks
+from services.runtime import process_limits, tasks
 from services.telemetry import log
 from testing.ports import free_port
 from testing.systems.local import FOLDER
@@ -232,7 +232,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     log.configure("first_start", "error")
-    compared.many_descriptors()
+    process_limits.allow_descriptors()
     with tempfile.TemporaryDirectory() as folder:
         model = named(given.model, given.folders or Path(folder))
         checks = http_needed.machine(given.device, [model.folder])

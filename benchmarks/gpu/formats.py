@@ -199,9 +199,8 @@ class Case:
         async with contextlib.AsyncExitStack() as stack:
             capacity = 2 * (weights + self._most) + (2 << 30)
             at = shared or await stack.enter_async_context(harness.node(self._own, capacity, given.device))
-            for name in self._names.values():
-                await at.book(name, floor_bytes=self._least, weights_bytes=weights)
-                await at.limit(name, self._most)
+            await at.book(self._names["files"], floor_bytes=self._least, weights_bytes=weights)
+            await at.limit(self._names["files"], self._most)
             self._most_stock = weights + (16 << 30)
             starting = [
                 tasks.spawn(
@@ -251,10 +250,18 @@ class Case:
                 begun = time.monotonic()
                 await ours.hibernate()
                 asleep = time.monotonic()
-                await ours.wake(lambda: image.put(ours.lease_id))
+                mapped: list[float] = []
+
+                async def fill(mapped: list[float] = mapped) -> None:
+                    mapped.append(time.monotonic())
+                    await image.put(ours.lease_id)
+                    mapped.append(time.monotonic())
+
+                await ours.wake(fill)
                 wake_s = time.monotonic() - asleep
                 rate = measured.weights_bytes / wake_s
-                naps.append({"hibernate_s": asleep - begun, "wake_s": wake_s, "bytes_per_s": rate})
+                nap_s = {"hibernate_s": asleep - begun, "wake_s": wake_s, "mapped_s": mapped[0] - asleep}
+                naps.append(nap_s | {"copy_s": image.copy_s, "filled_s": mapped[1] - asleep, "bytes_per_s": rate})
                 # The engine compares the checksum each time; all prompts are asked after the first two.
                 some = asked if nap < 2 else asked[:_PROMPTS_AWAKE]
                 runs[f"awake {nap}"] = await answers(ours, some, given.new, 8)
@@ -309,6 +316,9 @@ class Case:
     async def _from_image(self, at: harness.Node, image: Image, first: Client) -> Client:
         """An engine that gets its weights from the image of the first."""
         begun = time.monotonic()
+        weights = first.measured.weights_bytes + first.measured.graph_bytes + (256 << 20)
+        await at.book(self._names["image"], floor_bytes=self._least, weights_bytes=weights)
+        await at.limit(self._names["image"], self._most)
         client = Client("image", await fleet.warm("sglang", {}))
         load = harness.load(
             at,

@@ -56,6 +56,7 @@ from benchmarks.host_pulse import HostPulse
 from gpu_scheduler.engines.sglang.base.options import kind_of
 from loader.checkpoints import checkpoint
 from protos import common_pb2
+from services.runtime import process_limits
 from services.telemetry import log
 from testing.ports import free_port
 from testing.systems.local import FOLDER, World, world
@@ -575,7 +576,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.began = time.monotonic()
     given.end = given.began + given.limit_s
     log.configure("http_beside_sglang", "warning")
-    compared.many_descriptors()
+    process_limits.allow_descriptors()
     with tempfile.TemporaryDirectory() as folder:
         if given.fresh and given.caches is None:
             given.caches = Path(folder) / "caches"

@@ -59,11 +59,35 @@ _VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
+"""A small tower of images, which is not loaded: the published ones are a few percent of their models."""
 
 
 def _layers(count: int, period: int) -> list[str]:
     """Windows, and full attention in the last of each `period` layers."""
     return ["full_attention" if number % period == period - 1 else "sliding_attention" for number in range(count)]
+
+
+def _gemma_3(**text: Any) -> dict[str, Any]:
+    """Gemma 3 with its part for images."""
+    return {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": {**_SMALL, **_GEMMA_3, **text},
+        "vision_config": {"model_type": "siglip_vision_model", **_VISION, "vision_use_head": False},
+        "mm_tokens_per_image": 4,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _mistral_3(**text: Any) -> dict[str, Any]:
+    """Mistral 3 with its part for images."""
+    return {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "text_config": {**_SMALL, "model_type": "mistral", "sliding_window": None, **text},
+        "vision_config": {"model_type": "pixtral", **_VISION, "head_dim": 64},
+        "torch_dtype": "bfloat16",
+    }
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -83,6 +107,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"num_local_experts": 8, "intermediate_size": 512, "layer_types": _layers(4, 2), "rope_scaling": _YARN}
     | {"max_position_embeddings": 131072},
     "gemma3": {**_SMALL, **_GEMMA_3, "architectures": ["Gemma3ForCausalLM"], "layer_types": _layers(4, 2)},
+    "gemma3-images": _gemma_3(layer_types=_layers(4, 2)),
+    "mistral3-images": _mistral_3(),
+    "gemma-3-12b": _gemma_3(
+        vocab_size=262208, hidden_size=3840, intermediate_size=15360, num_hidden_layers=48, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=256, sliding_window=1024, query_pre_attn_scalar=256,
+        max_position_embeddings=131072, rope_scaling={"rope_type": "linear", "factor": 8.0},
+        layer_types=_layers(48, 6),
+    ),
+    "mistral-small-24b": _mistral_3(
+        vocab_size=131072, hidden_size=5120, intermediate_size=32768, num_hidden_layers=40, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=1e9,
+    ),
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+        "rope_scaling": {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
+        "torch_dtype": "bfloat16",
+    },
     "qwen3-30b-a3b": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048,
         "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32,

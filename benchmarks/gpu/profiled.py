@@ -102,7 +102,7 @@ class Stages:
         ("cache finished", f"{_SRT}.mem_cache.radix_cache:RadixCache.cache_finished_req"),
         ("grow", "gpu_scheduler.engines.sglang.kv.elastic_kv:ElasticKv.grow"),
         ("settle", "gpu_scheduler.engines.sglang.kv.elastic_kv:ElasticKv.settle"),
-        ("before allocation", "gpu_scheduler.engines.sglang.kv.admission:Admission.before_allocation"),
+        ("before allocation", "gpu_scheduler.engines.sglang.kv.provisioning:Admission.before_allocation"),
     )
 
     def __init__(self) -> None:

@@ -37,6 +37,7 @@ from benchmarks.gpu import compared, report
 from benchmarks.gpu.compare import alone, p95
 from benchmarks.gpu.stack import Site, stack
 from benchmarks.systems import SYSTEMS, Model, System
+from services.runtime import process_limits
 from services.telemetry import log
 from sim.inputs.request import SimulatedRequest
 from testing.systems.local import World
@@ -250,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", default="unknown")
     given = parser.parse_intermixed_args(arguments)
     log.configure("two_models", "warning")
-    compared.many_descriptors()
+    process_limits.allow_descriptors()
     device = given.device or ("cpu:0" if given.rehearse else "cuda:0")
 
     async def run() -> list[str]:

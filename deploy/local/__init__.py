@@ -9,7 +9,6 @@ devices         devices and host memory of this machine
 warming         reports what engines are doing until the first can take a model
 kernels         kernels of GPUs' engines: where they are kept, and compiling them before a request needs them
 introduction    what runs where, and what to try
-questions       questions for models
 __main__        the command line
 """
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deploy.local.questions import question
 from protos import common_pb2, placement_pb2
 from services.wording import enums
+
+_SUBJECTS = {"llama-debian": "What is Debian?", "qwen2-python": "What is a list?", "qwen3-perl": "What is Perl?"}
+"""Model -> a question for it; each demonstration model knows one subject."""
 
 
 def introduction(
@@ -45,6 +47,11 @@ Try, in another shell:
 
 A model is loaded at its first request; when memory is short, an idle one leaves. Ctrl-C ends everything."""
     )
+
+
+def question(model: str) -> str:
+    """A question that a model of this name can answer."""
+    return _SUBJECTS.get(model, "What is the capital of France?")
 
 
 def _model(route: placement_pb2.Route) -> str:

@@ -15,7 +15,7 @@ from gateway import errors
 from gateway.access.keys import Key, Keys
 from gateway.access.quotas import Charge, Quotas
 from gateway.errors import Denied, NoKey, UnknownModel
-from services.runtime.files import Followed
+from services.runtime.watched_files import Followed
 
 _OPEN_PATH = "/health"
 _OPEN_SERVICE = "/grpc.health.v1.Health/"

@@ -21,6 +21,8 @@ from services.wording import addresses
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75.0
 """Seconds for which a connection without a request is kept."""
+_LOOK_S = 0.01
+"""Seconds from one look at the connections that are left to the next."""
 FIRST_REQUEST_S = 1.0
 """Seconds that a connection taken before a stop has for its first request, which may already be on its way."""
 
@@ -38,10 +40,27 @@ class _Protocol(BoundedProtocol):
 
 
 class _Uvicorn(uvicorn.Server):
+    """Waits for its stop, and then for connections, where uvicorn looks at both every tenth of a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Does nothing: the process has signal handlers of its own."""
         yield
+
+    async def main_loop(self) -> None:
+        await self.stopping.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for each in (*self.servers, *(sockets or ())):
+            each.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while self.server_state.connections or self.server_state.tasks:
+            await asyncio.sleep(_LOOK_S)
 
 
 class HttpServer:
@@ -91,7 +110,9 @@ class HttpServer:
 
     def _listen(self) -> socket.socket:
         host, port = addresses.host_and_port(self._address)
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # By its name: asyncio sends answers without delay (TCP_NODELAY) only where it knows that the protocol is TCP.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
@@ -110,6 +131,6 @@ class HttpServer:
     async def stop(self) -> None:
         """Takes no more connections, closes those that had a request and have none now, and waits for the others'
         responses. Cancelling this call cuts those off."""
-        self._uvicorn.should_exit = True
+        self._uvicorn.stopping.set()
         if self._serving is not None:
             await self._serving

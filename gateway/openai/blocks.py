@@ -15,7 +15,8 @@ from gateway.openai import endpoint
 from gateway.openai.endpoint import Endpoint, Reply
 from gateway.openai.waking import Comments
 from gateway.request import Request
-from gateway.serving import Choice, Served, Serving
+from gateway.served import Choice, Served
+from gateway.serving import Serving
 from gateway.tools.formats import Call, CallPart, joined
 
 

@@ -21,7 +21,8 @@ from gateway.openai.bodies import ChatRequest, CompletionRequest
 from gateway.openai.endpoint import Endpoint, Reply, each
 from gateway.openai.waking import Comments
 from gateway.request import Request
-from gateway.serving import Choice, Served, Serving
+from gateway.served import Choice, Served
+from gateway.serving import Serving
 from gateway.text.answer import Scored
 from gateway.text.echo import Echo
 from gateway.tools.formats import Call, CallPart, joined

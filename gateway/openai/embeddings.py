@@ -18,7 +18,7 @@ from gateway.openai import bodies
 from gateway.openai.endpoint import Endpoint, Reply, each
 from gateway.openai.vectors import MOST_AT_ONCE, as_base64, shortened
 from gateway.request import Prompt, Request
-from gateway.serving import Choice
+from gateway.served import Choice
 from protos import common_pb2
 from services.errors import Unavailable
 

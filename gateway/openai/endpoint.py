@@ -17,7 +17,8 @@ from gateway.http.dialects import Dialect
 from gateway.metrics import Count
 from gateway.openai import bodies
 from gateway.request import Request
-from gateway.serving import Choice, Serving
+from gateway.served import Choice
+from gateway.serving import Serving
 from protos import common_pb2
 from services.errors import PrismError
 from services.telemetry import log

@@ -17,7 +17,7 @@ from gateway.openai.blocks import BlockEvents, Blocks, BlocksEndpoint, End
 from gateway.openai.endpoint import Reply
 from gateway.openai.responses_bodies import ResponsesRequest
 from gateway.request import Request
-from gateway.serving import Choice, Served
+from gateway.served import Choice, Served
 from gateway.tools.formats import CallPart
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from gateway import metrics, traces
 from gateway.errors import Late, ModelFaulty, NotUp
 from gateway.request import AnswerJob
-from gateway.routing.activation import Activations
+from gateway.routing.activation_calls import ActivationCalls
 from gateway.routing.groups import GroupLink, GroupLinks
 from gateway.routing.routes import RoutePlace, RouteTable
 from protos import common_pb2, gpu_scheduler_pb2
@@ -71,7 +71,7 @@ class Relay:
     """What all requests share."""
 
     def __init__(
-        self, routes: RouteTable, links: GroupLinks, activations: Activations, patience: RelayPatience
+        self, routes: RouteTable, links: GroupLinks, activations: ActivationCalls, patience: RelayPatience
     ) -> None:
         self.routes = routes
         self.links = links

@@ -64,7 +64,7 @@ class Builder:
 
     def value(self, schema: Any, *, is_object: bool = False) -> Part:
         """The part for what a schema allows. `is_object`: only its objects. Raises SchemaRefused."""
-        if _levels(schema) > MOST_LEVELS:
+        if levels(schema) > MOST_LEVELS:
             raise SchemaRefused(f"it has more than {MOST_LEVELS} levels")
         wanted: Conjunction = (Document(schema).root,)
         if is_object:
@@ -324,7 +324,7 @@ class Builder:
         return some if least else [self.rules.new([some, [end]])]
 
 
-def _levels(value: Any) -> int:
+def levels(value: Any) -> int:
     """The number of levels of lists and objects inside one another."""
     levels, now = 0, [value]
     while now := [each for each in now if isinstance(each, (list, dict))]:

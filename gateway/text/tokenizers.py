@@ -22,6 +22,12 @@ from tokenization.tokenizer import Tokenizer
 
 MOST_ASIDE = 64
 """The most texts that wait for a thread aside."""
+_KEPT = 64
+"""The most tokenizers that stay in memory, of which a large one takes about 100 MiB: more models than a gateway's fleet
+serves at a time, and less memory than the process may take."""
+_INLINE_CHARACTERS = 4096
+"""The longest text that is encoded at once, which takes about a millisecond: less than a thread's turn costs under
+load."""
 R = TypeVar("R")
 Folder = tuple[str, int]
 """A folder's path, and the generation of its files."""
@@ -31,9 +37,15 @@ _log = log.get(__name__)
 class Tokenizers:
     """The tokenizers in use, by folder and generation, and the threads that work with them."""
 
-    def __init__(self, *, threads: int, kept: int, inline_characters: int, loader: Callable[[str], Tokenizer] = load):
-        """`kept`: how many stay in memory (a large vocabulary takes about 100 MiB). `inline_characters`: a text up to
-        this length is encoded at once, as handing it to a thread would cost more."""
+    def __init__(
+        self,
+        *,
+        threads: int,
+        kept: int = _KEPT,
+        inline_characters: int = _INLINE_CHARACTERS,
+        loader: Callable[[str], Tokenizer] = load,
+    ):
+        """`kept`: how many stay in memory. `inline_characters`: a text up to this length is encoded at once."""
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
         self._turn = asyncio.Semaphore(max(1, threads - 1))
         """Limits work that runs aside; one thread is left for prompts."""

@@ -11,6 +11,7 @@ import pydantic
 from pydantic import Field
 
 from gateway.http import surrogates
+from gateway.schemas.grammar import levels
 
 MOST_TOOLS = 128
 MOST_LEVELS = 64
@@ -108,16 +109,7 @@ def for_template(message: Mapping[str, Any]) -> Mapping[str, Any]:
                 arguments = json.loads(surrogates.mended(arguments.encode()) or arguments)
             except (ValueError, RecursionError):
                 raise ValueError(f"the arguments of '{function['name']}' are not JSON") from None
-        if _levels(arguments) > MOST_LEVELS:
+        if levels(arguments) > MOST_LEVELS:
             raise ValueError(f"the arguments of '{function['name']}' have more than {MOST_LEVELS} levels")
         told.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": told}
-
-
-def _levels(value: Any) -> int:
-    """The number of levels of lists and objects inside one another."""
-    levels, now = 0, [value]
-    while now := [each for each in now if isinstance(each, (list, dict))]:
-        levels += 1
-        now = [one for each in now for one in (each.values() if isinstance(each, dict) else each)]
-    return levels

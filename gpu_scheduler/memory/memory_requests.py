@@ -1,12 +1,12 @@
 """Requests to balloond for memory when a request could start but its model lacks memory. Which are made and when, the
-group's core decides (`policy/memory/request_limit.py`)."""
+group's core decides (`policy/memory/request_backoff.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from gpu_scheduler.memory.devices import Devices
-from gpu_scheduler.policy.queue.decisions import RequestMemory
+from gpu_scheduler.policy.queue.decisions import ROOM_FOR_REQUEST, RequestMemory
 from services.errors import PrismError
 from services.runtime import tasks
 from services.telemetry import log
@@ -33,9 +33,9 @@ class MemoryRequests:
             short, where = await devices.make_room(
                 request.model,
                 bytes=request.bytes,
-                may_retract=request.may_retract,
-                hold_ms=int(1e3 * request.terms.held_s),
-                timeout_s=request.terms.timeout_s,
+                may_retract=False,
+                hold_ms=int(1e3 * ROOM_FOR_REQUEST.held_s),
+                timeout_s=ROOM_FOR_REQUEST.timeout_s,
             )
             _log.debug("room", **facts, bytes=request.bytes, short=short, on=where)
         except PrismError as error:

@@ -27,10 +27,10 @@ from gpu_scheduler.policy.memory.demand import weight
 from gpu_scheduler.policy.memory.forecast import OutputForecast
 from gpu_scheduler.policy.memory.holdings import DeviceMemory
 from gpu_scheduler.policy.memory.kv_shortage import KvShortages
-from gpu_scheduler.policy.memory.request_limit import MemoryRequestLimit
+from gpu_scheduler.policy.memory.request_backoff import MemoryRequestBackoff
 from gpu_scheduler.policy.queue import admission
 from gpu_scheduler.policy.queue.backlog import Backlog
-from gpu_scheduler.policy.queue.decisions import Agenda, Drop, Expire, NeedMemory, RequestMemory, SetThrottle, Start
+from gpu_scheduler.policy.queue.decisions import Drop, Expire, NeedMemory, QueuePlan, RequestMemory, SetThrottle, Start
 from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
 from gpu_scheduler.policy.throttle.throttling import ThrottleController
 
@@ -73,7 +73,7 @@ class GroupCore:
     def __init__(self, rules: GroupRules, now: float) -> None:
         self.backlog = Backlog(rules.backlog)
         self.shortages = KvShortages()
-        self.agenda: Agenda = self.backlog.plan(now)
+        self.queue_plan: QueuePlan = self.backlog.plan(now)
         """The result of the last plan."""
         self._rules = rules
         self._throttling = ThrottleController()
@@ -82,7 +82,7 @@ class GroupCore:
         self._left: dict[str, None] = {}
         """Models that are remembered but not here, in the order in which they left."""
         self._requests: dict[str, _Request] = {}
-        self._memory_requests = MemoryRequestLimit()
+        self._memory_requests = MemoryRequestBackoff()
         self._together_at = inf
         """When streams that wait for others of their model are planned at the latest."""
 
@@ -264,13 +264,13 @@ class GroupCore:
         and without devices memory is unbounded."""
         self._together_at = inf
         self._memory_requests.expire(now)
-        agenda = self.agenda = self.backlog.plan(now)
-        for thrown in agenda.decisions:
+        queue_plan = self.queue_plan = self.backlog.plan(now)
+        for thrown in queue_plan.decisions:
             self.ended(thrown.request_id, now, self._requests[thrown.request_id].generated)
         starts: list[Start] = []
         needs: list[NeedMemory] = []
-        if self._active and (agenda.on_time or agenda.second):
-            for step in self._admit(agenda, memory()):
+        if self._active and (queue_plan.on_time or queue_plan.second):
+            for step in self._admit(queue_plan, memory()):
                 if isinstance(step, Start):
                     self._start(step, now)
                     starts.append(step)
@@ -279,14 +279,14 @@ class GroupCore:
             self.shortages.look(needs, self.backlog.waiting_by_model(), now)
         else:
             self.shortages.look((), {}, now)
-        requested = [self._request(need) for need in needs if self._memory_requests.take(need, now)]
-        return [*agenda.decisions, *needs, *requested, *self._throttles(now), *starts]
+        requested = [
+            RequestMemory(need.model, need.bytes, need.for_request)
+            for need in needs
+            if self._memory_requests.take(need, now)
+        ]
+        return [*queue_plan.decisions, *needs, *requested, *self._throttles(now), *starts]
 
-    def _request(self, need: NeedMemory) -> RequestMemory:
-        may_retract = self._rules.stop_decodes and need.slack < inf
-        return RequestMemory(need.model, need.bytes, need.for_request, may_retract)
-
-    def _admit(self, agenda: Agenda, devices: Sequence[DeviceMemory]) -> list[Start | NeedMemory]:
+    def _admit(self, queue_plan: QueuePlan, devices: Sequence[DeviceMemory]) -> list[Start | NeedMemory]:
         active = self._active
         memory = holdings.for_admission(
             devices,
@@ -296,7 +296,7 @@ class GroupCore:
         places = {
             name: model.facts.most_running - model.running for name, model in active.items() if model.facts.most_running
         }
-        return admission.admit(agenda, self.backlog, memory, self._rules.limits, places)
+        return admission.admit(queue_plan, self.backlog, memory, self._rules.limits, places)
 
     def _start(self, start: Start, now: float) -> None:
         request = self._requests[start.request_id]

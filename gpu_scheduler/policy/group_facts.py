@@ -28,10 +28,6 @@ class GroupRules:
     """Prefill speed of a model that no engine has measured."""
     wake_s: float = 5.0
     """Seconds that coming up is expected to take of a model that never came up here."""
-    stop_decodes: bool = False
-    """True: for a request with a target, decodes of other models may be stopped. False: only for memory up to the floor
-    of the request's model, which balloond enforces. A stopped request has its prompt and its output so far computed
-    again, which costs more than is gained."""
     throttles: bool = True
     """False: no prefill is throttled for its neighbours' decodes."""
 

@@ -20,7 +20,7 @@ from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.policy.group_core import GroupCore
 from gpu_scheduler.policy.group_facts import ModelFacts, Presence, ServedModel
 from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
-from gpu_scheduler.policy.queue.decisions import Drop, Expire, NeedMemory, RequestMemory, SetThrottle, Start, Why
+from gpu_scheduler.policy.queue.decisions import Drop, Expire, NeedMemory, RequestMemory, SetThrottle, Start, StartRule
 from gpu_scheduler.queue.requests import GroupRequest
 from gpu_scheduler.queue.streams import GatewayStream
 from gpu_scheduler.residents import Resident, Residents
@@ -332,7 +332,7 @@ class Dispatcher:
                 case Expire(request_id, reason):
                     self._end(self._requests[request_id], common_pb2.FAILED, reason)
 
-    def _start(self, request: GroupRequest, why: Why, now: float) -> None:
+    def _start(self, request: GroupRequest, why: StartRule, now: float) -> None:
         resident = self._residents.get(request.model)
         assert resident is not None and resident.engine is not None
         request.engine, request.sent_at = resident.engine, now
@@ -348,10 +348,10 @@ class Dispatcher:
         """The queue as the last plan left it."""
         now = self._now()
         state = gpu_scheduler_pb2.QueueState()
-        agenda, backlog = self._core.agenda, self._core.backlog
-        places = {request_id: f"on time {i + 1}" for i, request_id in enumerate(agenda.on_time)}
-        places |= {request_id: f"second {i + 1}" for i, request_id in enumerate(agenda.second)}
-        state.busy_s = max(0.0, agenda.start - now)
+        queue_plan, backlog = self._core.queue_plan, self._core.backlog
+        places = {request_id: f"on time {i + 1}" for i, request_id in enumerate(queue_plan.on_time)}
+        places |= {request_id: f"second {i + 1}" for i, request_id in enumerate(queue_plan.second)}
+        state.busy_s = max(0.0, queue_plan.start - now)
         for request in self._requests.values():
             resident = self._residents.get(request.model)
             waking = resident is None or resident.residency != common_pb2.ACTIVE

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from gpu_scheduler.policy import grammars
+from gpu_scheduler.policy import permitted_grammars
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.grammar_sandbox import GrammarSandbox
 from gpu_scheduler.queue.streams import GatewayStream
@@ -46,7 +46,7 @@ class Intake:
             self._dispatcher.submit(submit, stream)
         else:
             text = getattr(submit.sampling, kind)
-            why = grammars.problem(kind, text) or self._grammar_sandbox.known(kind, text)
+            why = permitted_grammars.problem(kind, text) or self._grammar_sandbox.known(kind, text)
             if why is not None:
                 self._pass(submit, stream, why)
             else:

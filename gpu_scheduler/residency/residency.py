@@ -18,7 +18,7 @@ from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory.devices import count
 from gpu_scheduler.queue.dispatcher import NOT_HERE, Dispatcher
 from gpu_scheduler.residency import preflight
-from gpu_scheduler.residency.activation import Activator, at_fault, may_pass, worth_another_try
+from gpu_scheduler.residency.activator import Activator, at_fault, may_pass, worth_another_try
 from gpu_scheduler.residency.bookings import Bookings
 from gpu_scheduler.residency.handover import Handover
 from gpu_scheduler.residency.weights import Weights

@@ -32,22 +32,22 @@ async def watch_engines(
     """Looks at all engines every `look_s` seconds, for ever, and kills those that hang. `stall_timeout_s`: the timeout
     of policy/hang_detector.py. `detector`: makes the detector of an engine, with that timeout. Loads, wake-ups and
     compilations have timeouts of their own."""
-    silences: dict[EngineProcess, HangDetector] = {}
+    detectors: dict[EngineProcess, HangDetector] = {}
     while True:
         await asyncio.sleep(look_s)
         engines = {resident.engine: resident.spec.name for resident in residents if resident.engine is not None}
-        silences = {engine: silences.get(engine) or detector(stall_timeout_s) for engine in engines if engine.alive}
-        for engine, silence in list(silences.items()):
+        detectors = {engine: detectors.get(engine) or detector(stall_timeout_s) for engine in engines if engine.alive}
+        for engine, watched in list(detectors.items()):
             requests, prefill_s = dispatcher.work_of(engine)
             works = (bool(requests) or engine.owes) and not engine.commanded
             works = works and not 0 < engine.compiling_s < compiles_s
-            verdict = silence.look(time.monotonic(), works=works, heard=engine.heard, prefill_s=prefill_s)
+            verdict = watched.look(time.monotonic(), works=works, heard=engine.heard, prefill_s=prefill_s)
             if verdict is HangVerdict.ASK:
                 engine.ping()
             elif verdict is HangVerdict.GIVE_UP:
-                silent_s = round(silence.silent_s, 1)
+                silent_s = round(watched.silent_s, 1)
                 model = engines[engine]
                 _log.error("engine stands still", model=model, engine=engine.pid, silent_s=silent_s, requests=requests)
                 counters.STALLED.labels(model).inc()
-                del silences[engine]
+                del detectors[engine]
                 tasks.spawn(engine.give_up(), f"give up engine {engine.pid}")

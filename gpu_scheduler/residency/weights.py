@@ -25,8 +25,6 @@ _DEATH_HEARD_S = 1.0
 """Seconds of waiting for the end of an engine whose lease is gone."""
 _UNTIL_LOADER_IS_BACK_S = (0.5, 1.0, 2.0, 4.0)
 """Seconds between attempts to have an image made: a loader that died is replaced in a second or two."""
-_LOOK_S = 10.0
-"""Seconds that the loader may take to look at a model's files; without its answer an engine finds faults too."""
 _FIRST_SAVE_PAUSE_S, _LONGEST_SAVE_PAUSE_S = 30.0, 600.0
 """Seconds before another attempt to make an image that could not be made: host memory may have room by then."""
 
@@ -98,8 +96,9 @@ class Weights:
         changed while the engine read them."""
         if self._loader is None:
             return
+        within_s = self._config.look_timeout_s
         try:
-            looked = await self._loader.look(resident.spec.name, thorough=thorough, refused=refused, timeout_s=_LOOK_S)
+            looked = await self._loader.look(resident.spec.name, thorough=thorough, refused=refused, timeout_s=within_s)
         except PrismError as error:  # the loader is older, away, or does not list the model
             _log.info("files not looked at", model=resident.spec.name, why=str(error))
             return

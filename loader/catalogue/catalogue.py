@@ -37,7 +37,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from loader.checkpoints import engine_parsers
+from loader.checkpoints import engine_source
 from services.runtime.config import ConfigSection, parse
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
@@ -62,7 +62,7 @@ def _known(kind: str, *own: str) -> Callable[[str], str]:
     """A check that SGLang has a parser of that name and kind, or it is one of ours."""
 
     def check(name: str) -> str:
-        known = engine_parsers.names(kind)
+        known = engine_source.parsers(kind)
         if name and known and name not in {*known, *own}:
             raise ValueError(f"{name!r} is no parser of this SGLang; it has: {', '.join(sorted({*known, *own}))}")
         return name

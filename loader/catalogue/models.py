@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -221,12 +221,10 @@ class NodeModels:
         sizes: Sizes,
         on_change: Callable[[], None],
         keeper: KeeperClient,
-        readings: Iterator[int] | None = None,
         text_fault: Callable[[str, int], Awaitable[TextFault | None]] | None = None,
         most_removed: int = _REMOVED,
     ) -> None:
-        """`readings`: numbers of readings; those of two processes must differ. By default they start from the time of
-        day. `text_fault`: see TextTrials; left out, tokenizers and chat templates are not tried."""
+        """`text_fault`: see TextTrials; left out, tokenizers and chat templates are not tried."""
         self._most_removed = most_removed
         self._sizes = sizes
         self._on_change = on_change
@@ -239,7 +237,8 @@ class NodeModels:
         self._changing = asyncio.Lock()
         self._refused: dict[str, int] = {}
         """Reading of the files that an engine could not use, by model."""
-        self._readings = itertools.count(time.time_ns()) if readings is None else readings
+        self._readings = itertools.count(time.time_ns())
+        """Numbers of readings, from the time of day on: those of two processes differ."""
         # A file system that hangs holds up these threads, and nothing else.
         self._looking = ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="look")
 
@@ -382,9 +381,12 @@ class NodeModels:
 
     def _forget_oldest(self) -> None:
         removed = self.removed
-        oldest = sorted(removed, key=removed.__getitem__)[: -self._most_removed]
-        self._keeper.forget_soon([added.record_id(name) for name in oldest])
-        for name in oldest:
+        self._forget(sorted(removed, key=removed.__getitem__)[: -self._most_removed])
+
+    def _forget(self, names: Sequence[str]) -> None:
+        """Forgets that a call changed these names last."""
+        self._keeper.forget_soon([added.record_id(name) for name in names])
+        for name in names:
             del self._changes[name]
 
     async def reload(self, path: str) -> None:
@@ -417,10 +419,7 @@ class NodeModels:
     def _unlisted(self, called: Sequence[CatalogueEntry], names: Container[str]) -> Sequence[CatalogueEntry]:
         """Entries of `called` that the file, with its `names`, leaves to calls. The other names are the operator's now,
         those that were removed among them."""
-        taken = [name for name in self._changes if name in names]
-        self._keeper.forget_soon([added.record_id(name) for name in taken])
-        for name in taken:
-            del self._changes[name]
+        self._forget([name for name in self._changes if name in names])
         return [one for one in called if one.name not in names]
 
     async def _read(

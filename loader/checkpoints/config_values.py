@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loader.checkpoints.errors import BrokenCheckpoint
-from services.wording.values import ValueKind, fault, first_fault
+from services.wording.json_values import ValueKind, fault, first_fault
 
 TOKEN = ValueKind("the number of a token", lambda value: type(value) is int)
 TOKENS = ValueKind(

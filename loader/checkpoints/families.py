@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from loader.checkpoints import engine_classes, rope
+from loader.checkpoints import engine_source, rope
 from loader.checkpoints.classes import CLASSES, Experts, ModelClass
 from loader.checkpoints.config_values import TOKEN, TOKENS, check, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
-from services.wording.values import (
+from services.wording.json_values import (
     COUNT,
     COUNT_OR_NONE,
     FLAG,
@@ -136,7 +136,7 @@ def refusal(config: Mapping[str, Any], unverified: bool = False) -> str | None:
             return f"{name} has KV of another kind ({other}), which is not supported"
         if text.get("v_head_dim") not in (None, text.get("head_dim")):
             return f"{name} has keys and values of different sizes, which is not supported"
-        if not engine_classes.has(name):
+        if not engine_source.has_class(name):
             return f"SGLang has no class {name}"
     if known is None and not unverified:
         return (

@@ -17,7 +17,7 @@ from typing import Any
 from loader.checkpoints.config_values import check_given
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.checkpoints.weight_files import FLOATS
-from services.wording.values import NAMES, ValueKind
+from services.wording.json_values import NAMES, ValueKind
 
 Shape = tuple[int, ...]
 _FP8 = frozenset({"F8_E4M3"})

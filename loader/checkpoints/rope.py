@@ -13,7 +13,7 @@ from typing import Any
 
 from loader.checkpoints.config_values import check, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
-from services.wording.values import COUNT, FLAG, FRACTION, POSITIVE, ValueKind, at_least, is_number
+from services.wording.json_values import COUNT, FLAG, FRACTION, POSITIVE, ValueKind, at_least, is_number
 
 _FILE = "config.json"
 _WHERE = ("rope_scaling", "rope_parameters")

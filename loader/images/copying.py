@@ -34,6 +34,9 @@ from services.runtime.checksum import Checksum
 from services.telemetry import log
 
 _log = log.get(__name__)
+_THREADS = 8
+"""Copies that run at the same time; more wait for their turn. The ranks of a model, at most four, are loaded at once,
+and beside them another model's may leave."""
 
 _BETWEEN = 2
 """Factor by which chunks between two devices are larger, because these come several times as fast. Larger ones would
@@ -65,7 +68,7 @@ class ImageCopier:
         has_way: Callable[[str, str], bool],
         *,
         chunk_bytes: int,
-        threads: int,
+        threads: int = _THREADS,
         answer_timeout_s: float,
     ) -> None:
         """`transfer_for` returns the transfer of a device, by its name; `has_way` says whether there is a way from one

@@ -20,13 +20,15 @@ from loader.images import disk_file
 from loader.images.disk_file import SUFFIX, UNFINISHED, Damaged, Header
 from loader.images.image_memory import Image, held_bytes
 from loader.images.images import Images
-from loader.policy import residency
+from loader.policy import image_eviction
 from services.errors import Unmet
 from services.runtime import tasks
 from services.runtime.pauses import Pauses
 from services.telemetry import log
 
 _log = log.get(__name__)
+_THREADS = 4
+"""Threads that read or write one file: what a local disk needs to be busy."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
 """Seconds before an image that could not be written is written again, at first and at most: others may leave, and a
 disk may be emptied."""
@@ -66,7 +68,7 @@ class DiskImages:
         describe: Callable[[int], tuple[bool, bool]],
         on_change: Callable[[], None],
         *,
-        threads: int,
+        threads: int = _THREADS,
         answer_timeout_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -201,7 +203,7 @@ class DiskImages:
         """Removes images that give way for `need` bytes beside `own`. Returns how many bytes are short in spite of it;
         unless that is 0, nothing was removed."""
         others = {one.generation for one in self._stored.values()} - {one.generation for one in own}
-        room = residency.make_room(
+        room = image_eviction.make_room(
             [self._as_held(generation) for generation in others],
             sum(one.file_bytes for one in own),
             need,
@@ -211,11 +213,11 @@ class DiskImages:
         await self._remove([one for one in self._stored.values() if _name(one.generation) in room.drop], "for another")
         return room.short_bytes
 
-    def _as_held(self, generation: int) -> residency.ImageFacts:
+    def _as_held(self, generation: int) -> image_eviction.ImageFacts:
         """Facts of an image with all its parts, which are of use together only."""
         parts = self.parts(generation)
         pinned, wanted = self._describe(generation)
-        return residency.ImageFacts(
+        return image_eviction.ImageFacts(
             name=_name(generation),
             nbytes=sum(part.file_bytes for part in parts),
             last_used=max(part.last_used for part in parts),

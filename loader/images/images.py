@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from balloond.keeper.client import KeeperClient, Kept
 from loader.images import image_memory
 from loader.images.image_memory import Image
-from loader.policy import residency
+from loader.policy import image_eviction
 from protos import keeper_pb2
 from services.errors import Refused, Unavailable
 from services.runtime import tasks
@@ -99,7 +99,7 @@ class Images:
         if superseded:
             held.append(self._as_held(superseded, superseded=True))
         taken = sum(image.held_bytes for image in {*self._others, *own}.difference(superseded))
-        room = residency.make_room(held, taken, need, self.capacity_bytes)
+        room = image_eviction.make_room(held, taken, need, self.capacity_bytes)
         if room.short_bytes:
             raise Refused(
                 f"an image of {model} takes {need} bytes; of {self.capacity_bytes} for images {self.used_bytes} are"
@@ -109,11 +109,11 @@ class Images:
             _log.info("image dropped for another", model=other, by=model)
             self._drop(superseded if other == model else self.parts(other))
 
-    def _as_held(self, parts: Sequence[Image], superseded: bool = False) -> residency.ImageFacts:
+    def _as_held(self, parts: Sequence[Image], superseded: bool = False) -> image_eviction.ImageFacts:
         """Facts of an image with all its parts, which are of use together only."""
         model = parts[0].model
         pinned, generation = self._describe(model)
-        return residency.ImageFacts(
+        return image_eviction.ImageFacts(
             name=model,
             nbytes=sum(part.held_bytes for part in parts),
             last_used=max(part.last_used for part in parts),

@@ -33,18 +33,25 @@ class CpuTransfer:
     def out_of(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
     ) -> Tidy:
-        def move(chunk: Chunk, stream: object) -> None:
-            _read(extents[chunk.extent], chunk.offset, image[chunk.at : chunk.at + chunk.nbytes])
-
-        _check_sizes(extents)
-        self._lanes.carry(self._links, plan, move=move, done=done)
-        return nothing
+        return self._carry(_read, extents, image, plan, done)
 
     def into(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
     ) -> Tidy:
+        return self._carry(_write, extents, image, plan, done)
+
+    def _carry(
+        self,
+        act: Callable[[Borrowed, int, memoryview], None],
+        extents: Sequence[Borrowed],
+        image: memoryview,
+        plan: Sequence[Chunk],
+        done: Callable[[Chunk], None],
+    ) -> Tidy:
+        """Has the links `act` on the part of the image of each chunk."""
+
         def move(chunk: Chunk, stream: object) -> None:
-            _write(extents[chunk.extent], chunk.offset, image[chunk.at : chunk.at + chunk.nbytes])
+            act(extents[chunk.extent], chunk.offset, image[chunk.at : chunk.at + chunk.nbytes])
 
         _check_sizes(extents)
         self._lanes.carry(self._links, plan, move=move, done=done)

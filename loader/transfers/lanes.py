@@ -43,7 +43,7 @@ class Lane(Protocol):
         ...
 
 
-class _Copy:
+class _CarriedCopy:
     """One call of `carry`, as the links' threads see it."""
 
     def __init__(self, number: int, move: Callable[[Any, Any], None], lock: threading.Lock) -> None:
@@ -69,7 +69,7 @@ class Lanes:
         self._busy = busy
         self._window_bytes = window_bytes
         self._links: Links[Any] = Links(window_bytes)
-        self._copies: dict[int, _Copy] = {}
+        self._copies: dict[int, _CarriedCopy] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._waiting: dict[str, threading.Condition] = {}
@@ -109,8 +109,8 @@ class Lanes:
                 untold -= self._tell(copy, done, min(together, untold))
 
     @contextmanager
-    def _opened(self, links: Sequence[str], total: int, move: Callable[[Any, Any], None]) -> Iterator[_Copy]:
-        copy = _Copy(next(self._numbers), move, self._lock)
+    def _opened(self, links: Sequence[str], total: int, move: Callable[[Any, Any], None]) -> Iterator[_CarriedCopy]:
+        copy = _CarriedCopy(next(self._numbers), move, self._lock)
         busy = self._busy(links) if len(links) > 1 else {}
         with self._lock:
             self._links.open(copy.number, links, total, busy)
@@ -133,11 +133,11 @@ class Lanes:
                 self._links.close(copy.number)
                 del self._copies[copy.number]
 
-    def _carrying(self, copy: _Copy) -> tuple[str, ...]:
+    def _carrying(self, copy: _CarriedCopy) -> tuple[str, ...]:
         with self._lock:
             return self._links.of(copy.number) if copy.number in self._copies else ()
 
-    def _tell(self, copy: _Copy, done: Callable[[Any], None], least_bytes: int) -> int:
+    def _tell(self, copy: _CarriedCopy, done: Callable[[Any], None], least_bytes: int) -> int:
         """Reports what has arrived, at least one part and `least_bytes`, to `done`. Returns its bytes."""
         with self._lock:
             copy.awaited_bytes = least_bytes
@@ -160,8 +160,8 @@ class Lanes:
         except Exception as error:  # whatever it is: a copy's caller waits for this link
             self._give_up(link, error)
             return
-        begun: deque[tuple[_Copy, CopyWork]] = deque()
-        moved: tuple[_Copy, CopyWork] | None = None
+        begun: deque[tuple[_CarriedCopy, CopyWork]] = deque()
+        moved: tuple[_CarriedCopy, CopyWork] | None = None
         while True:
             taken = self._next(link, moved, wait=not begun)
             moved = None
@@ -177,7 +177,9 @@ class Lanes:
                 break
         lane.close()
 
-    def _next(self, link: str, moved: tuple[_Copy, CopyWork] | None, wait: bool) -> tuple[_Copy, CopyWork] | None:
+    def _next(
+        self, link: str, moved: tuple[_CarriedCopy, CopyWork] | None, wait: bool
+    ) -> tuple[_CarriedCopy, CopyWork] | None:
         """Takes in the part that was `moved`, and returns the part to begin; None when there is nothing. If it was to
         `wait` for that, the link's thread is not needed any more."""
         with self._lock:
@@ -197,14 +199,16 @@ class Lanes:
                 self._stir()  # a spared link may have more because this one has
             return self._copies[number], work
 
-    def _arrived(self, link: str, copy: _Copy, work: CopyWork) -> None:
+    def _arrived(self, link: str, copy: _CarriedCopy, work: CopyWork) -> None:
         self._links.done(link, copy.number, work)
         copy.arrived.append(work)
         copy.arrived_bytes += work.nbytes
         if copy.arrived_bytes >= copy.awaited_bytes:
             copy.changed.notify()
 
-    def _survived(self, link: str, copy: _Copy, work: CopyWork, act: Callable[..., None], *arguments: Move) -> bool:
+    def _survived(
+        self, link: str, copy: _CarriedCopy, work: CopyWork, act: Callable[..., None], *arguments: Move
+    ) -> bool:
         try:
             act(*arguments)
         except Exception as error:  # whatever it is: a caller waits for this work

@@ -15,7 +15,7 @@ from placement.actuation.reconcile import Reconciler
 from placement.cluster.cluster import Cluster, HeardGroup
 from placement.planning.planner import PlacementPlan, Planner
 from protos import common_pb2, gpu_scheduler_pb2
-from services.errors import NotFound, PrismError, Unavailable
+from services.errors import PrismError, Unavailable
 from services.runtime import tasks
 from services.telemetry import log
 
@@ -98,9 +98,7 @@ class Drain:
         await self._set(name, False)
 
     async def _set(self, name: str, drained: bool) -> HeardGroup:
-        group = self._cluster.group(name)
-        if group is None:
-            raise NotFound(f"no group {name!r}; there are {', '.join(g.name for g in self._cluster.groups.values())}")
+        group = self._cluster.known_group(name)
         if not group.reachable:
             raise Unavailable(f"{name} is away")
         await group.client.set_drained(drained)

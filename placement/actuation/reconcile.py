@@ -163,8 +163,7 @@ class Reconciler:
         assert verdict.group is not None
         for each in verdict.yields:
             self._history.add(each.model, _action(each.target), verdict.group.name, each.reason, outcome=outcome)
-        drain_ms = self._config.yield_drain_ms
-        return [gpu_scheduler_pb2.Yield(model=y.model, target=y.target, drain_ms=drain_ms) for y in verdict.yields]
+        return [gpu_scheduler_pb2.Yield(model=each.model, target=each.target) for each in verdict.yields]
 
     async def _place(self, spec: common_pb2.ModelSpec) -> PlacementPlan:
         """A plan whose group can be ordered to bring the model up. A group that is still bringing it down would refuse,
@@ -303,11 +302,7 @@ class Reconciler:
         """Moves an active model to the group `to_group`, and returns the seconds that it took. Raises NotFound, Unmet,
         Refused."""
         self._actuator.spec(model)
-        target = self._cluster.group(to_group)
-        if target is None:
-            raise NotFound(
-                f"no group {to_group!r}; there are {', '.join(g.name for g in self._cluster.groups.values())}"
-            )
+        target = self._cluster.known_group(to_group)
         source = next((g for g, r in self._cluster.residents(model) if r.residency == common_pb2.ACTIVE), None)
         if source is None:
             raise Unmet(f"{model} is not active")
@@ -372,13 +367,14 @@ class Reconciler:
     def _rebalance(self) -> None:
         if self._planner.waits():  # moves would take room from a model that waits
             return
-        if self._actuator.activating or len(self._actuator.moving) >= self._config.migrations_at_once:
+        # One migration at a time: each takes link bandwidth from models that serve.
+        if self._actuator.activating or self._actuator.moving:
             return
         loop = asyncio.get_running_loop()
         began = loop.time()
         if began < self._moves_after:
             return
-        moves = self._planner.moves()[: self._config.migrations_at_once]
+        moves = self._planner.moves()[:1]
         took = loop.time() - began
         self._moves_after = began + took + self._rest_after_moves_s(took)
         for verdict in moves:

@@ -14,6 +14,7 @@ from balloond.client import booked
 from gpu_scheduler.client import GpuSchedulerClient
 from placement.cluster.refusals import Refusals
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
+from services.errors import NotFound
 from services.rpc.watch import Watched
 
 Ledger = dict[str, balloond_pb2.DeviceState]
@@ -211,6 +212,13 @@ class Cluster:
     def group(self, name: str) -> HeardGroup | None:
         """The group with this name or address; None if there is none."""
         return self._names.get(name)
+
+    def known_group(self, name: str) -> HeardGroup:
+        """The group with this name or address. Raises NotFound."""
+        group = self.group(name)
+        if group is None:
+            raise NotFound(f"no group {name!r}; there are {', '.join(each.name for each in self.groups.values())}")
+        return group
 
     def measured(self, model: str) -> Measured:
         """What the model's last engine measured; zeros if none has reported it."""

@@ -15,7 +15,7 @@ from placement.cluster.cluster import PRESENT, Cluster, HeardGroup, Measured
 from placement.config import PlacementConfig
 from placement.policy import kvpr
 from placement.policy.lifecycle.decisions import PlacedModel, durations
-from placement.policy.lifecycle.eligibility import footing, holds_s
+from placement.policy.lifecycle.eligibility import eligibility_fingerprint, holds_s
 from placement.policy.lifecycle.group_index import GroupIndex
 from placement.policy.window import RateWindow
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
@@ -39,7 +39,7 @@ class GroupIndexes:
         self._on_their_way = on_their_way
         self.by_size: dict[int, GroupIndex] = {}
         """Number of devices of a group -> index of the groups of that size."""
-        self._standing_of: dict[str, tuple[int, str]] = {}
+        self._place_of: dict[str, tuple[int, str]] = {}
         """Address of a group's client -> (size of the index that the group is in, the group's name there)."""
         self._stood: dict[str, HeardGroup] = {}
         """Address of a group's client -> the group that is in the index."""
@@ -66,11 +66,11 @@ class GroupIndexes:
     @property
     def any(self) -> bool:
         """Whether any group is in an index."""
-        return bool(self._standing_of)
+        return bool(self._place_of)
 
     def of(self, group: HeardGroup) -> GroupIndex | None:
         """The index that the group is in; None if it is in none."""
-        there = self._standing_of.get(group.client.address)
+        there = self._place_of.get(group.client.address)
         return None if there is None else self.by_size[there[0]]
 
     def news(self) -> list[HeardGroup]:
@@ -137,14 +137,14 @@ class GroupIndexes:
                 continue
             takes_models = group.reachable and group.capacity_bytes and not group.drained
             places[group] = (len(group.memory), group.name) if takes_models else None
-            if self._standing_of.get(address) != places[group]:
+            if self._place_of.get(address) != places[group]:
                 self._lose(address)
         for group, place in places.items():
             self._hear(group, place)
 
     def _lose(self, address: str) -> None:
         self._stood.pop(address, None)
-        if (before := self._standing_of.pop(address, None)) is not None:
+        if (before := self._place_of.pop(address, None)) is not None:
             self.by_size[before[0]].lose(before[1])
 
     def _hear(self, group: HeardGroup, place: tuple[int, str] | None) -> None:
@@ -152,11 +152,11 @@ class GroupIndexes:
         self._until.pop(address, None)
         firm: Hashable = None
         if place is not None:
-            self._standing_of[address], self._stood[address] = place, group
+            self._place_of[address], self._stood[address] = place, group
             terms, here = _group(group, self._config.load_weight), self._residents(group)
             self.by_size.setdefault(place[0], GroupIndex(self._rules)).hear(terms, here)
             self._news[address] = group
-            firm = footing(terms, here, self._rules)
+            firm = eligibility_fingerprint(terms, here, self._rules)
             until = self._now() + holds_s(here, self._rules)
             if until < inf:
                 self._until[address] = until

@@ -11,7 +11,7 @@ from placement.planning.group_indexes import GroupIndexes
 from placement.policy.assignment.cool_down import CoolDowns
 from placement.policy.assignment.rebalance import NONE, Round, WantedMove, rebalance
 from placement.policy.kvpr import Model
-from placement.policy.lifecycle.activation import ActivationPlan
+from placement.policy.lifecycle.activation_plan import ActivationPlan
 from placement.policy.lifecycle.decisions import Activate, Hibernate
 from placement.policy.lifecycle.group_index import GroupIndex
 from placement.policy.lifecycle.reservations import Reservations

@@ -66,14 +66,14 @@ class _Block:
         other = _Block.__new__(_Block)
         other.__dict__ = dict(self.__dict__)
         mine = slice(self.first, self.first + len(self.result))
-        other.demand, other.left, other.room = field.demand[mine], field.left[mine], field.room[mine]
+        other.demand, other.left, other.free = field.demand[mine], field.left[mine], field.free[mine]
         load = field.load[mine]
         other.load = load if load.any() else None
         return other
 
     demand: Floats
     left: Floats
-    room: Floats
+    free: Floats
     load: Floats | None
     """Load of each device in 1/bytes; None if no device has one."""
 
@@ -107,7 +107,7 @@ class _Block:
     def _find_unfit(self, model: Model) -> Mask:
         fixed, needed = model.fixed, model.needed
         np.subtract(self.left, float(fixed), out=self._left_after)
-        np.less(self.room, float(needed), out=self._unfit)
+        np.less(self.free, float(needed), out=self._unfit)
         if needed == fixed:  # elsewhere the floor fits, so something is left for KV anyway
             np.less_equal(self._left_after, 0.0, out=self._full)
             np.logical_or(self._unfit, self._full, out=self._unfit)
@@ -175,7 +175,7 @@ class Field:
         """Demand W booked on each device, by number."""
         self.left: Floats = np.array(capacity)
         """Bytes S of each device without weights and quotas."""
-        self.room: Floats = np.array(capacity)
+        self.free: Floats = np.array(capacity)
         """Bytes of each device without weights, quotas and floors."""
         self.capacity: Floats = np.array(capacity)
         self.load: Floats = np.array(load)
@@ -184,13 +184,13 @@ class Field:
 
     def _one_by_one(self) -> None:
         """Makes views of the arrays for single devices, which are three times as fast as numpy's own look-ups."""
-        self._demand, self._left, self._room = _cells(self.demand), _cells(self.left), _cells(self.room)
+        self._demand, self._left, self._free = _cells(self.demand), _cells(self.left), _cells(self.free)
         self._load = _cells(self.load)
 
     def copy(self) -> Field:
         """An independent field in the same state."""
         other = Field.__new__(Field)
-        other.demand, other.left, other.room = self.demand.copy(), self.left.copy(), self.room.copy()
+        other.demand, other.left, other.free = self.demand.copy(), self.left.copy(), self.free.copy()
         other._where, other._group_of = self._where, self._group_of
         other.capacity, other.load = self.capacity, self.load
         other._blocks = [block.over(other) for block in self._blocks]
@@ -252,29 +252,29 @@ class Field:
     def book(self, model: Model, devices: Iterable[str]) -> None:
         """Books the parts of a model on devices, whether they fit or not."""
         demand, fixed, needed = model.part_demand, model.fixed, model.needed
-        where, demands, left, room = self._where, self._demand, self._left, self._room
+        where, demands, left, free = self._where, self._demand, self._left, self._free
         for device in devices:
             i = where[device]
             demands[i] += demand
             left[i] -= fixed
-            room[i] -= needed
+            free[i] -= needed
 
     def rebook(self, device: str, models: Collection[Model]) -> None:
         """Sets which models have a part on the device, whatever was booked there before."""
         i = self._where[device]
         self.demand[i] = sum(model.part_demand for model in models)
         self.left[i] = self.capacity[i] - sum(model.fixed for model in models)
-        self.room[i] = self.capacity[i] - sum(model.needed for model in models)
+        self.free[i] = self.capacity[i] - sum(model.needed for model in models)
 
     def resulting(self, model: Model, place: Place) -> float:
         """The highest resulting pressure on the devices of a place; +inf where the model does not fit."""
         demand, fixed, needed = model.part_demand, model.fixed, model.needed
         worst = 0.0
-        where, demands, lefts, room, loads = self._where, self._demand, self._left, self._room, self._load
+        where, demands, lefts, free, loads = self._where, self._demand, self._left, self._free, self._load
         for device in place.devices:
             i = where[device]
             left = lefts[i] - fixed
-            if room[i] < needed or left <= 0:
+            if free[i] < needed or left <= 0:
                 return inf
             total = demands[i] + demand
             worst = max(worst, total / left + total * loads[i])

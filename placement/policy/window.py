@@ -8,19 +8,21 @@ present one.
 
 from __future__ import annotations
 
+_BUCKET_S = 1.0
+"""Seconds of a bucket: a thirtieth of the short window or less, and few buckets to go through."""
+
 
 class RateWindow:
     """Tokens per second of one model; prompt tokens and generated tokens count alike."""
 
-    __slots__ = ("_at", "_bucket_s", "_counts", "_long", "_short", "_short_n")
+    __slots__ = ("_at", "_counts", "_long", "_short", "_short_n")
 
-    def __init__(self, *, window_s: float = 60.0, short_s: float = 5.0, bucket_s: float = 1.0) -> None:
+    def __init__(self, *, window_s: float = 60.0, short_s: float = 5.0) -> None:
         """Sizes in seconds; both windows have to be whole numbers of buckets. Raises ValueError if the short window is
         empty or longer than the other."""
-        n, short_n = round(window_s / bucket_s), round(short_s / bucket_s)
+        n, short_n = round(window_s / _BUCKET_S), round(short_s / _BUCKET_S)
         if not 0 < short_n <= n:
-            raise ValueError(f"bad window: {window_s=} {short_s=} {bucket_s=}")
-        self._bucket_s = bucket_s
+            raise ValueError(f"bad window: {window_s=} {short_s=}")
         self._counts = [0] * (n + 1)  # the present bucket and n complete ones, in a ring
         self._short_n = short_n
         self._long = self._short = 0  # sums of the complete buckets and the present one
@@ -41,30 +43,17 @@ class RateWindow:
 
     def rate(self, now: float) -> float:
         """Tokens per second: the higher of the two windows."""
-        present = self._present_s(now)
-        return max(self._over_long(present), self._over_short(present))
-
-    def long_rate(self, now: float) -> float:
-        """Tokens per second over the long window."""
-        return self._over_long(self._present_s(now))
-
-    def short_rate(self, now: float) -> float:
-        """Tokens per second over the short window."""
-        return self._over_short(self._present_s(now))
-
-    def _over_long(self, present_s: float) -> float:
-        return self._long / (self._bucket_s * (len(self._counts) - 1) + present_s)
-
-    def _over_short(self, present_s: float) -> float:
-        return self._short / (self._bucket_s * self._short_n + present_s)
+        present_s = self._present_s(now)
+        long = self._long / (_BUCKET_S * (len(self._counts) - 1) + present_s)
+        return max(long, self._short / (_BUCKET_S * self._short_n + present_s))
 
     def _present_s(self, now: float) -> float:
         """Seconds of the present bucket that have passed."""
-        return min(max(0.0, now - self._advance(now) * self._bucket_s), self._bucket_s)
+        return min(max(0.0, now - self._advance(now) * _BUCKET_S), _BUCKET_S)
 
     def _advance(self, now: float) -> int:
         """Makes the bucket of `now` the present one. Takes at most one step for each bucket of the ring."""
-        at = int(now // self._bucket_s)
+        at = int(now // _BUCKET_S)
         if self._at is None:
             self._at = at
         size = len(self._counts)

@@ -22,10 +22,10 @@ from loader.config import LoaderConfig
 from placement.config import PlacementConfig
 from prismctl import cli
 from prismctl.system import reference
-from prismctl.system.agreement import ConfigFile, disagreements
+from prismctl.system.consistency import ConfigFile, disagreements
 from prismctl.system.system import NO, USAGE, failed
 from prismctl.views.terminal import Json, show_json, width
-from services.runtime.config import Config, ConfigSection, Fault, faults
+from services.runtime.config import Config, ConfigSection, Fault, faults, without_removed
 from services.wording.toml_lines import line_of
 
 app = cli.app("Configuration files.")
@@ -48,6 +48,8 @@ class _File:
     kind: str = ""
     parsed: ConfigSection | None = None
     faults: list[Fault] = field(default_factory=list)
+    warnings: list[Fault] = field(default_factory=list)
+    """Settings that have no effect any more."""
 
     def told(self, fault: Fault) -> dict[str, Any]:
         line = line_of(self.text, fault.at) if self.kind else None
@@ -63,7 +65,8 @@ def validate(
 ) -> None:
     """Check configuration files as the services themselves do, the catalogue with its models' folders, and whether
     they agree with each other. What a file is its name says (balloond.toml, gpu-scheduler-0.toml, catalogue.toml), or
-    its keys. Status 1 with file, line and key of each fault."""
+    its keys. Status 1 with file, line and key of each fault. Settings that were removed are warnings: such a file can
+    be used."""
     if as_ and as_ not in _KINDS:
         raise typer.BadParameter(f"--as is one of {', '.join(_KINDS)}, not {as_!r}")
     try:
@@ -75,10 +78,12 @@ def validate(
         _check(file, as_)
     _check_together(read, folders)
     found = [file.told(fault) for file in read for fault in file.faults]
+    warnings = [file.told(warning) for file in read for warning in file.warnings]
     if json_:
-        show_json({"valid": not found, "files": {file.path: file.kind or None for file in read}, "faults": found})
+        files_ = {file.path: file.kind or None for file in read}
+        show_json({"valid": not found, "files": files_, "faults": found, "warnings": warnings})
     else:
-        for each in found:
+        for each in [*found, *warnings]:
             place = f"{each['file']}:{each['line']}" if each["line"] else each["file"]
             typer.echo(": ".join(filter(None, (place, each["key"], each["problem"]))))
         for file in read:
@@ -122,6 +127,7 @@ def _check(file: _File, as_: str) -> None:
         file.faults.append(Fault((), f"neither its name nor its keys say what it is; name it with --as: {kinds}"))
         return
     try:
+        values, file.warnings = without_removed(_KINDS[file.kind][0], values)
         file.parsed = _KINDS[file.kind][0].model_validate(values)
     except pydantic.ValidationError as error:
         file.faults += faults(error)

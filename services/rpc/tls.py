@@ -16,7 +16,7 @@ import grpc
 
 from services.errors import Invalid
 from services.runtime.config import NodeTls, ServerTls
-from services.runtime.files import Followed
+from services.runtime.watched_files import Followed
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import pydantic
 
@@ -23,6 +24,10 @@ class ConfigSection(pydantic.BaseModel):
     """A part of a configuration: immutable, and unknown keys are errors."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+    REMOVED: ClassVar[Mapping[str, str]] = {}
+    """Names that were settings until the last minor version -> what holds in their place. A file that has them can be
+    used; they have no effect, and a warning says so."""
 
 
 class ServerTls(ConfigSection):
@@ -75,9 +80,16 @@ C = TypeVar("C", bound=pydantic.BaseModel)
 _VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
 
 
-def parse(kind: type[C], text: str, source: str, environment: Mapping[str, str] | None = None) -> C:
+def parse(
+    kind: type[C],
+    text: str,
+    source: str,
+    environment: Mapping[str, str] | None = None,
+    warn: Callable[[str], object] = lambda line: None,
+) -> C:
     """Checks `text` (TOML) against `kind`. With `environment` its variables are filled in, without it they stay as they
-    are. Raises ValueError with one line that names `source`, the key and the problem."""
+    are. `warn` gets a line for each setting that has no effect any more. Raises ValueError with one line that names
+    `source`, the key and the problem."""
     try:
         values = tomllib.loads(text)
         if environment is not None:
@@ -88,6 +100,9 @@ def parse(kind: type[C], text: str, source: str, environment: Mapping[str, str] 
         raise ValueError(f"{source}: nested too deeply") from None
     except KeyError as error:
         raise ValueError(f"{source}: {error.args[0]} is not set in the environment") from None
+    values, removed = without_removed(kind, values)
+    for fault in removed:
+        warn(f"{source}: {fault.key}: {fault.what}")
     try:
         return kind.model_validate(values)
     except pydantic.ValidationError as error:
@@ -127,22 +142,41 @@ def faults(error: pydantic.ValidationError) -> list[Fault]:
     ]
 
 
-def read(kind: type[C], path: str | os.PathLike[str]) -> C:
-    """The configuration file of a service, checked, with the environment's variables filled in. Raises ValueError with
-    one line if it cannot be used."""
+def without_removed(
+    kind: type[pydantic.BaseModel], values: dict[str, Any], at: tuple[str | int, ...] = ()
+) -> tuple[dict[str, Any], list[Fault]]:
+    """The values without those that were settings once (`REMOVED`, in tables too), and a warning for each of these."""
+    removed = getattr(kind, "REMOVED", {})
+    found = [
+        Fault((*at, name), f"it is not a setting any more and has no effect: {removed[name]}")
+        for name in values
+        if name in removed
+    ]
+    kept = {name: value for name, value in values.items() if name not in removed}
+    for name, field in kind.model_fields.items():
+        section, table = field.annotation, kept.get(name)
+        if isinstance(section, type) and issubclass(section, ConfigSection) and isinstance(table, dict):
+            kept[name], more = without_removed(section, table, (*at, name))
+            found += more
+    return kept, found
+
+
+def read(kind: type[C], path: str | os.PathLike[str], warn: Callable[[str], object] = lambda line: None) -> C:
+    """The configuration file of a service, checked, with the environment's variables filled in. `warn` is as in
+    `parse`. Raises ValueError with one line if it cannot be used."""
     try:
         text = Path(path).read_text()
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not text: {error}") from None
-    return parse(kind, text, str(path), os.environ)
+    return parse(kind, text, str(path), os.environ, warn)
 
 
 def load(kind: type[C], path: str | os.PathLike[str]) -> C:
-    """The configuration file of a service, as `read` returns it; ends the process with one line if it cannot be
-    used."""
+    """The configuration file of a service, as `read` returns it, with warnings on stderr; ends the process with one
+    line if it cannot be used."""
     try:
-        return read(kind, path)
+        return read(kind, path, lambda line: print(line, file=sys.stderr, flush=True))
     except ValueError as error:
         raise SystemExit(str(error)) from None

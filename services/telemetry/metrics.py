@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Sequence
 
 import prometheus_client
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -40,9 +39,9 @@ class Published(Collector):
     """Metric families that are replaced as a whole, by code that knows all of them at one moment: a thing that is gone
     leaves no series behind, and a scrape, which comes in a thread of its own, never sees half of them."""
 
-    def __init__(self, registry: CollectorRegistry = prometheus_client.REGISTRY) -> None:
+    def __init__(self) -> None:
         self._families: Sequence[Metric] = ()
-        registry.register(self)
+        prometheus_client.REGISTRY.register(self)
 
     def publish(self, families: Iterable[Metric]) -> None:
         self._families = tuple(families)

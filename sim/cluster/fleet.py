@@ -18,11 +18,11 @@ from placement.config import PlacementConfig
 from placement.policy.assignment.cool_down import CoolDowns
 from placement.policy.assignment.moves import Move
 from placement.policy.assignment.rebalance import NONE, Round, rebalance
-from placement.policy.lifecycle.activation import ActivationPlan
+from placement.policy.lifecycle.activation_plan import ActivationPlan
 from placement.policy.lifecycle.decisions import Activate, GoCold
 from placement.policy.lifecycle.reservations import Reservations
 from sim.clock import Clock
-from sim.cluster.standings import SimulatedIndexes
+from sim.cluster.group_indexes import SimulatedIndexes
 from sim.engines.cost import GpuModel
 from sim.group.arbiter import SimulatedQueue
 from sim.group.node import SimulatedGroup, SimulatedResidency
@@ -129,12 +129,7 @@ class Fleet:
         self._home[name] = group
         self._began.add(name)
         self._activating.add(name)
-        group.activate(
-            spec,
-            lambda up: self._activated(name, group, up),
-            yields,
-            self._config.yield_drain_ms / 1e3,
-        )
+        group.activate(spec, lambda up: self._activated(name, group, up), yields)
         for request in self._parked.pop(name):
             group.queue.submit(request)
 
@@ -176,8 +171,7 @@ class Fleet:
             self._move()
 
     def _move(self) -> None:
-        at_once = self._config.migrations_at_once
-        if self._activating or len(self._moving) >= at_once or self._wait():
+        if self._activating or self._moving or self._wait():
             return
         moves: list[Move] = []
         moved_at, now = self._cool_downs.moved_at(), self._clock.now
@@ -186,12 +180,12 @@ class Fleet:
             wanted = rebalance(there.groups, there.residents, moved_at, now, self._config.moves, last)
             self._rounds[size] = wanted
             moves += [each.move for each in wanted.begin]
-        for move in moves[:at_once]:
+        for move in moves[:1]:
             self._migrate(move.model, self._by_name[move.source.group], self._by_name[move.target.group])
 
     def _wait(self) -> bool:
         """Whether a model waits for a place: moves would be in its way then."""
-        return any(promises.any(self._clock.now) for promises in self._reservations.values())
+        return any(reservations.any(self._clock.now) for reservations in self._reservations.values())
 
     def _migrate(self, name: str, source: SimulatedGroup, target: SimulatedGroup) -> None:
         if name in self._moving:

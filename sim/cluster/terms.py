@@ -25,7 +25,7 @@ def model_of(spec: Spec, group: SimulatedGroup, demand: float = 0.0) -> kvpr.Mod
     return kvpr.Model(
         name=spec.name,
         demand=demand,
-        weights=parts * group.own_room(spec),
+        weights=parts * group.own_bytes(spec),
         floor=parts * group.floor(spec),
         quota=parts * hardware.quota_bytes,
         kept=parts * hardware.kept_bytes,

@@ -63,7 +63,7 @@ class DecodeOrder:
     ) -> None:
         """`prefill_priority_s`: the most seconds that decodes wait for other engines' prefill steps;
         `decode_arbitration_s`: for their decode steps."""
-        self.standing = False
+        self.yielding = False
         """Whether the decodes stand still."""
         self.last = False
         """Whether the next step was decided before another engine went first, which is waited for after it."""
@@ -140,15 +140,15 @@ class DecodeOrder:
         decided, self._decided = self._decided, False
         wait = self._wait()
         self.last = decided and wait is not None
-        self.standing = wait is not None and not decided
-        if self.standing:
+        self.yielding = wait is not None and not decided
+        if self.yielding:
             assert wait is not None
             look_s = _LOOK_S
             if wait.why is WaitReason.NEIGHBOUR_PREFILL:
                 look_s = wait.until - self._clock.now
                 self._processor.wait(self._engine.batch, self._engine.look)
             self._look = self._clock.after(look_s, self._engine.look)
-        return self.standing
+        return self.yielding
 
     def _wait(self) -> StepWait | None:
         """The gate's answer about a step that is decided on now."""

@@ -220,7 +220,7 @@ class SimulatedEngine:
         """Whether so many more tokens fit into the memory that is held."""
         return (self._tokens + tokens) * self._token_bytes <= self._memory.held(self.name)
 
-    def _room_for(self, tokens: int, wanted: int) -> bool:
+    def _has_memory_for(self, tokens: int, wanted: int) -> bool:
         """Whether `tokens` more fit; if they do not, requests memory for `wanted`."""
         if self._fits(tokens):
             return True
@@ -278,7 +278,7 @@ class SimulatedEngine:
         """Decides what to do now. Its task is idle."""
         held = bool(self._waiting and self._batch) and self._holds()
         decodes = held and self._decode(1)
-        stands_still = decodes and self._order.standing
+        stands_still = decodes and self._order.yielding
         if decodes and not stands_still:
             return
         # Decodes that stand still themselves hold up no prefill.
@@ -337,7 +337,7 @@ class SimulatedEngine:
                 break
             tokens = min(left, request.to_prefill - request.prefilled)
             needed = tokens + (request.prefilled + tokens == request.to_prefill)  # its first token, too
-            if not self._room_for(needed, needed):
+            if not self._has_memory_for(needed, needed):
                 break
             self._chunk.append((request, tokens))
             self._partial += needed
@@ -444,7 +444,7 @@ class SimulatedEngine:
             heappop(self._ends)
         steps = min(most, self._ends[0][0] - self._steps)
         if not self._fits(batch * steps):
-            self._room_for(batch, batch * min(steps, _RUN_STEPS))
+            self._has_memory_for(batch, batch * min(steps, _RUN_STEPS))
             free = self._memory.held(self.name) // self._token_bytes - self._tokens
             steps = min(steps, free // batch)
             if steps <= 0:

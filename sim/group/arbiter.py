@@ -12,7 +12,7 @@ from math import inf, isnan
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.policy.group_core import GroupCore
 from gpu_scheduler.policy.group_facts import ArrivedRequest, ModelFacts, Presence
-from gpu_scheduler.policy.queue.decisions import NeedMemory, RequestMemory, SetThrottle, Start
+from gpu_scheduler.policy.queue.decisions import ROOM_FOR_REQUEST, NeedMemory, RequestMemory, SetThrottle, Start
 from sim.clock import Timer
 from sim.engines.engine import SimulatedEngine
 from sim.group.node import SimulatedGroup, SimulatedResidency, SimulatedResident
@@ -87,7 +87,7 @@ class SimulatedQueue:
 
     def claims(self) -> Counter[str]:
         """Model -> number of its waiting requests that can still be on time."""
-        return Counter(self._requests[request_id].model for request_id in self._core.agenda.on_time)
+        return Counter(self._requests[request_id].model for request_id in self._core.queue_plan.on_time)
 
     @property
     def empty(self) -> bool:
@@ -171,8 +171,8 @@ class SimulatedQueue:
             request.model,
             request.bytes,
             lambda short: self._answered(request, short),
-            may_retract=request.may_retract,
-            terms=request.terms,
+            may_retract=False,
+            terms=ROOM_FOR_REQUEST,
         )
 
     def _answered(self, request: RequestMemory, short: int) -> None:

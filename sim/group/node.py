@@ -1,6 +1,6 @@
 """A group: its devices' memory and compute, its engines, and the residencies of its models.
 
-A residency changes in the steps of `gpu_scheduler/residency/activation.py` and `residency.py`: book, make room, fill,
+A residency changes in the steps of `gpu_scheduler/residency/activator.py` and `residency.py`: book, make room, fill,
 wake; or drain, empty, book what a sleeping engine keeps. Their durations are the cost model's.
 """
 
@@ -147,7 +147,7 @@ class SimulatedGroup:
         residents = ", ".join(f"{name} {r.residency.value}" for name, r in self.residents.items())
         return f"SimulatedGroup({self.name}, {residents})"
 
-    def own_room(self, spec: Spec) -> int:
+    def own_bytes(self, spec: Spec) -> int:
         """Bytes of weights and graphs on each device, as they are booked."""
         unit = self.hardware.weights_unit_bytes
         weights = -(-spec.shape.weights_bytes // spec.parts)
@@ -167,35 +167,29 @@ class SimulatedGroup:
 
     # --- up
 
-    def activate(
-        self,
-        spec: Spec,
-        done: Callable[[bool], None],
-        yields: Sequence[tuple[str, bool]] = (),
-        drain_s: float = 0.0,
-    ) -> None:
-        """Brings a model up. `yields`: (model, whether it goes cold) of models that make way, within `drain_s` seconds
-        each. `done` is called later, with whether the model is active."""
+    def activate(self, spec: Spec, done: Callable[[bool], None], yields: Sequence[tuple[str, bool]] = ()) -> None:
+        """Brings a model up. `yields`: (model, whether it goes cold) of models that make way. `done` is called later,
+        with whether the model is active."""
         resident = self.residents.get(spec.name)
         if resident is None:
             resident = self.residents[spec.name] = SimulatedResident(spec, Cost(spec.shape, self.hardware))
         self._set(resident, SimulatedResidency.WAKING)
-        self._make_way(resident, list(yields), drain_s, done)
+        self._make_way(resident, list(yields), done)
 
     def _make_way(
-        self, resident: SimulatedResident, yields: list[tuple[str, bool]], drain_s: float, done: Callable[[bool], None]
+        self, resident: SimulatedResident, yields: list[tuple[str, bool]], done: Callable[[bool], None]
     ) -> None:
         while yields:
             name, cold = yields.pop(0)
             other = self.residents.get(name)
             if other is not None and other.residency in (SimulatedResidency.ACTIVE, SimulatedResidency.HIBERNATING):
-                self.bring_down(name, cold, lambda: self._make_way(resident, yields, drain_s, done), drain_s)
+                self.bring_down(name, cold, lambda: self._make_way(resident, yields, done))
                 return
         self._entitle(resident, done)
 
     def _entitle(self, resident: SimulatedResident, done: Callable[[bool], None]) -> None:
         spec = resident.spec
-        own, floor = self.own_room(spec), self.floor(spec)
+        own, floor = self.own_bytes(spec), self.floor(spec)
         try:
             self.memory.book(spec.name, self.hardware.quota_bytes, own, floor)
         except Refused:
@@ -204,12 +198,12 @@ class SimulatedGroup:
         self.memory.make_room(
             spec.name,
             own + floor,
-            lambda short: self._roomed(resident, done, short),
+            lambda short: self._memory_made(resident, done, short),
             may_retract=True,
             terms=ROOM_FOR_ACTIVATION,
         )
 
-    def _roomed(self, resident: SimulatedResident, done: Callable[[bool], None], short: int) -> None:
+    def _memory_made(self, resident: SimulatedResident, done: Callable[[bool], None], short: int) -> None:
         if short:
             self._failed(resident, done)
             return
@@ -226,7 +220,7 @@ class SimulatedGroup:
                 self.queue.decode_arbitration_s,
             )
             self.memory.open(resident.engine)
-        self.memory.fill(name, self.own_room(resident.spec))
+        self.memory.fill(name, self.own_bytes(resident.spec))
         seconds = resident.cost.wake_s if asleep else resident.cost.cold_s
         self.clock.after(seconds, self._up, resident, done, seconds)
 

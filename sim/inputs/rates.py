@@ -7,17 +7,15 @@ servegen48 has (`synthetic.py`).
 
 from __future__ import annotations
 
-import csv
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite, log
 from pathlib import Path
-from typing import TextIO
 
 from sim.inputs.catalogue import ModelSet, Spec
 from sim.inputs.request import SimulatedRequest
-from sim.inputs.trace import TraceError, Workload
+from sim.inputs.trace import TraceError, Workload, listed, rows_of
 
 COLUMNS = ["model", "requests_per_s", "prompt_tokens", "output_tokens"]
 _SPREADS = (1.0, 1.4)
@@ -38,31 +36,14 @@ def read(path: Path, catalogue: ModelSet) -> list[Rate]:
     """The rates of a file. Raises TraceError with the line, OSError."""
     found: dict[str, Rate] = {}
     with open(path, newline="") as file:
-        for line, row in _rows(path, file):
-            where = f"{path}, line {line}"
-            if len(row) != len(COLUMNS):
-                raise TraceError(f"{where}: {len(row)} columns instead of {len(COLUMNS)}")
-            spec = catalogue.find(row[0])
-            if spec is None:
-                raise TraceError(f"{where}: model {row[0]!r} is not in the catalogue")
+        for where, row in rows_of(path, file, COLUMNS):
+            spec = listed(row[0], catalogue, where)
             if row[0] in found:
                 raise TraceError(f"{where}: model {row[0]!r} again")
             found[row[0]] = Rate(spec, *(_positive(*cell, where) for cell in zip(row[1:], COLUMNS[1:], strict=True)))
     if not found:
         raise TraceError(f"{path}: no model in it")
     return list(found.values())
-
-
-def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
-    rows = csv.reader(file)
-    try:
-        header = next(rows, [])
-        if header != COLUMNS:
-            raise TraceError(f"{path}, line 1: the columns are {','.join(header)!r}, not {','.join(COLUMNS)!r}")
-        for row in rows:
-            yield rows.line_num, row
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"{path}, after line {rows.line_num}: {error}") from None
 
 
 def draw(rates: list[Rate], seconds: float, scale: float = 1.0, seed: int = 0) -> Workload:

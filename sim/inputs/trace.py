@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
+from typing import TextIO
 
-from sim.inputs.catalogue import ModelSet
+from sim.inputs.catalogue import ModelSet, Spec
 from sim.inputs.request import SimulatedRequest
 
 COLUMNS = ["arrival_s", "model", "prompt_tokens", "output_tokens"]
@@ -57,17 +58,12 @@ def read(path: Path, catalogue: ModelSet, part: Slice) -> Workload:
     draw = random.Random(part.seed)
     trace = Workload([], part.seconds)
     last = 0.0
-    for line, row in _rows(path):
-        where = f"{path}, line {line}"
-        if len(row) != len(COLUMNS):
-            raise TraceError(f"{where}: {len(row)} columns instead of {len(COLUMNS)}")
+    for where, row in _rows(path):
         arrival = _number(row[0], where, "arrival_s")
         if arrival < last:
             raise TraceError(f"{where}: time goes back, from {last:g} to {arrival:g} s")
         last = arrival
-        spec = catalogue.find(row[1])
-        if spec is None:
-            raise TraceError(f"{where}: model {row[1]!r} is not in the catalogue")
+        spec = listed(row[1], catalogue, where)
         prompt, output = _count(row[2], where, COLUMNS[2]), _count(row[3], where, COLUMNS[3])
         if not part.start_s <= arrival < part.start_s + part.seconds:
             continue
@@ -95,20 +91,36 @@ def read(path: Path, catalogue: ModelSet, part: Slice) -> Workload:
     return trace
 
 
-def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     with open(path, "rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
     opened = gzip.open(path, "rb") if zipped else open(path, "rb")
     with opened as file:
-        rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
-        try:
-            header = next(rows, [])
-            if header != COLUMNS:
-                raise TraceError(f"{path}, line 1: the columns are {','.join(header)!r}, not {','.join(COLUMNS)!r}")
-            for row in rows:
-                yield rows.line_num, row
-        except (EOFError, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
-            raise TraceError(f"{path}, after line {rows.line_num}: {error}") from None
+        yield from rows_of(path, io.TextIOWrapper(file, encoding="utf-8", newline=""), COLUMNS)
+
+
+def rows_of(path: Path, file: TextIO, columns: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """The rows of a CSV file with these columns, each with its place in words. Raises TraceError."""
+    rows = csv.reader(file)
+    try:
+        header = next(rows, [])
+        if header != columns:
+            raise TraceError(f"{path}, line 1: the columns are {','.join(header)!r}, not {','.join(columns)!r}")
+        for row in rows:
+            where = f"{path}, line {rows.line_num}"
+            if len(row) != len(columns):
+                raise TraceError(f"{where}: {len(row)} columns instead of {len(columns)}")
+            yield where, row
+    except (EOFError, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path}, after line {rows.line_num}: {error}") from None
+
+
+def listed(name: str, catalogue: ModelSet, where: str) -> Spec:
+    """The model of this name. Raises TraceError."""
+    spec = catalogue.find(name)
+    if spec is None:
+        raise TraceError(f"{where}: model {name!r} is not in the catalogue")
+    return spec
 
 
 def _number(text: str, where: str, column: str) -> float:

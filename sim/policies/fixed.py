@@ -51,11 +51,11 @@ class Fixed:
     def _fill(self, group: SimulatedGroup, spec: Spec) -> None:
         """Places a model before the first request, in no time."""
         hardware, memory = group.hardware, group.memory
-        memory.book(spec.name, hardware.quota_bytes, group.own_room(spec), group.floor(spec))
+        memory.book(spec.name, hardware.quota_bytes, group.own_bytes(spec), group.floor(spec))
         resident = SimulatedResident(spec, Cost(spec.shape, hardware))
         resident.engine = SimulatedEngine(group.clock, spec.name, resident.cost, group.processor, memory, group.queue)
         memory.open(resident.engine)
-        memory.fill(spec.name, group.own_room(spec))
+        memory.fill(spec.name, group.own_bytes(spec))
         group.residents[spec.name] = group.active[spec.name] = resident
         resident.residency = SimulatedResidency.ACTIVE
         group.queue.residency_changed(resident)

@@ -89,7 +89,7 @@ class PlannedPlace:
     def needs(self, spec: Spec) -> int:
         group = self.group
         kept = group.memory.device.ledger.bookings.get(spec.name)
-        return group.hardware.quota_bytes + group.own_room(spec) + group.floor(spec) - (kept.total if kept else 0)
+        return group.hardware.quota_bytes + group.own_bytes(spec) + group.floor(spec) - (kept.total if kept else 0)
 
     @property
     def sleepers(self) -> list[SimulatedResident]:
@@ -151,7 +151,7 @@ class LeastSlack:
 
     def _activate(self, name: str) -> None:
         spec = self._specs[name]
-        place = self._roomiest(spec)
+        place = self._freest(spec)
         if place is None:
             self._clock.after(_ASK_AGAIN_S, self._activate, name)
             return
@@ -164,7 +164,7 @@ class LeastSlack:
         if not up and self._home.get(name) is place:
             del self._home[name]
 
-    def _roomiest(self, spec: Spec) -> PlannedPlace | None:
+    def _freest(self, spec: Spec) -> PlannedPlace | None:
         """The place for a model, by free memory; None if no group has room. Sleeping engines count as room: they can go
         cold."""
         found: list[tuple[int, PlannedPlace]] = []
@@ -227,7 +227,7 @@ class LeastSlack:
     def _per_request(self, place: PlannedPlace, requests: Mapping[str, float]) -> float:
         """Bytes of memory for each request; +inf without requests."""
         total = sum(requests.values())
-        weights = sum(place.group.own_room(self._specs[name]) for name in requests)
+        weights = sum(place.group.own_bytes(self._specs[name]) for name in requests)
         return (place.group.hardware.capacity_bytes - weights) / total if total else inf
 
     def _unbalanced(self, requests: Mapping[PlannedPlace, Mapping[str, float]]) -> int:

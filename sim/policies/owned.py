@@ -113,7 +113,7 @@ class Owned:
             if name != self.owner and (name == leaves or ((r := self.group.residents.get(name)) and r.asleep))
         ]
         hardware = self.group.hardware
-        needed = hardware.quota_bytes + self.group.own_room(spec) + self.group.floor(spec)
+        needed = hardware.quota_bytes + self.group.own_bytes(spec) + self.group.floor(spec)
         kept = min(_SLEEPERS * hardware.capacity_bytes, hardware.capacity_bytes - needed)
         return sleep[: max(0, len(sleep) - int(kept / hardware.kept_bytes))]
 

@@ -216,7 +216,7 @@ class EngineEnd:
                 self.kept_bytes = message.kept.bytes
             elif kind == "progress":
                 self.step = message.progress.progress.step
-            else:
+            elif kind != "compiling":  # kernels that this machine has not compiled before: tests wait, whatever it is
                 self._heard.put_nowait(message)
             async with self._changed:
                 self._changed.notify_all()

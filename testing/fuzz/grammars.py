@@ -15,8 +15,8 @@ import numpy
 
 from gpu_scheduler.engines.sglang.grammar import compiling
 from gpu_scheduler.engines.sglang.grammar.sandbox import GrammarTrials
-from gpu_scheduler.engines.sglang.policy.grammar import MOST_SLOW_S, SLOW_S
-from gpu_scheduler.policy.grammars import problem
+from gpu_scheduler.engines.sglang.policy.slow_grammars import MOST_SLOW_S, SLOW_S
+from gpu_scheduler.policy.permitted_grammars import problem
 from testing.fuzz.outcome import Outcome
 
 _NUMBERS = (0, 1, -1, 2, 10, 129, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 63, 1e308, 1e-300, 0.5, 10**30)

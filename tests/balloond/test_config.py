@@ -9,7 +9,7 @@ listen = "unix:/b.sock"
 node = "n"
 handoff = "/h.sock"
 keeper = "/k.sock"
-grow_timeout_s = 3.0
+reclaim_timeout_s = 3.0
 [[devices]]
 name = "cpu:0"
 capacity_bytes = 1024
@@ -18,7 +18,7 @@ capacity_bytes = 1024
 
 def test_config_timeouts_become_the_patience_of_claims():
     config = parse(BalloondConfig, GOOD, "b.toml")
-    assert (config.patience.grow_s, config.patience.reclaim_s) == (3.0, 2.0)
+    assert (config.patience.reclaim_s, config.patience.grow_s) == (3.0, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_config_timeouts_become_the_patience_of_claims():
         (('"/h.sock"', '"unix:/h.sock"'), 'handoff: "unix:/h.sock" is not the path of a socket'),
         (("1024", "0"), "b.toml: devices.0.capacity_bytes: Input should be greater than 0"),
         (("[[devices]]", '[[devices]]\nname="cpu:0"\ncapacity_bytes=1\n[[devices]]'), "no name twice"),
-        (("3.0", "-1"), "grow_timeout_s: Input should be greater than 0"),
+        (("3.0", "-1"), "reclaim_timeout_s: Input should be greater than 0"),
     ],
 )
 def test_config_error_names_the_file_the_key_and_the_problem(change, complaint):

@@ -1,43 +1,22 @@
 """What Transformers itself says: the greedy continuation of a prompt by `generate`, its embedding, or how likely its
-tokens are, in a process of its own (torch and Transformers stay out of the test's)."""
+tokens are. It says so in a thread, beside the start of what is compared with it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-_PROGRAM = """
-import json, sys, torch
-from transformers import AutoModelForCausalLM
-torch.set_num_threads(1)
-said, most, everything = {}, json.loads(sys.argv[2]), sys.argv[3] == "everything"
-for path, prompts in json.loads(sys.argv[1]).items():
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    out, vectors, likely = [], [], []
-    with torch.inference_mode():
-        for prompt, new in zip(prompts, [most] * len(prompts) if isinstance(most, int) else most, strict=True):
-            ids = torch.tensor([prompt])
-            done = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new)
-            out.append(done[0, len(prompt):].tolist())
-            if not everything:
-                continue
-            state = model.base_model(ids).last_hidden_state[0, -1]
-            vectors.append(torch.nn.functional.normalize(state, dim=0).tolist())
-            rows = torch.log_softmax(model(ids).logits[0, :-1], dim=-1)
-            likely.append(list(zip(rows.gather(1, ids[0, 1:, None])[:, 0].tolist(), rows.max(dim=-1).values.tolist())))
-    said[path] = out, vectors, likely
-print("REFERENCE" + json.dumps(said))
-"""
+import torch
+
+from tests.gpu_scheduler.engines.sglang.checkpoints import one_thread
 
 
 async def greedy(path: Path, prompts: list[list[int]], new: int | list[int]) -> list[list[int]]:
     """Tokens after each prompt, at most `new`, or `new` of its own for each, with the end-of-sequence token if it
     came."""
-    return (await _said({path: prompts}, new, "tokens"))[path].tokens
+    return (await _said({path: prompts}, new, all_of_it=False))[path].tokens
 
 
 class Said(NamedTuple):
@@ -53,20 +32,32 @@ class Said(NamedTuple):
 
 async def everything(prompts: dict[Path, list[list[int]]], new: int) -> dict[Path, Said]:
     """All that there is to say of prompts of several models."""
-    return await _said(prompts, new, "everything")
+    return await _said(prompts, new, all_of_it=True)
 
 
-async def _said(prompts: dict[Path, list[list[int]]], new: int | list[int], what: str) -> dict[Path, Said]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        _PROGRAM,
-        json.dumps({str(path): each for path, each in prompts.items()}),
-        json.dumps(new),
-        what,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    out, _ = await process.communicate()
-    line = next(line for line in out.decode().splitlines() if line.startswith("REFERENCE"))
-    return {Path(path): Said(*said) for path, said in json.loads(line[len("REFERENCE") :]).items()}
+async def _said(prompts: Mapping[Path, list[list[int]]], new: int | list[int], all_of_it: bool) -> dict[Path, Said]:
+    def say() -> dict[Path, Said]:
+        with one_thread():
+            return {path: _say(path, each, new, all_of_it) for path, each in prompts.items()}
+
+    return await asyncio.to_thread(say)
+
+
+@torch.inference_mode()
+def _say(path: Path, prompts: list[list[int]], new: int | list[int], all_of_it: bool) -> Said:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    said = Said([], [], [])
+    for prompt, most in zip(prompts, [new] * len(prompts) if isinstance(new, int) else new, strict=True):
+        ids = torch.tensor([prompt])
+        done = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=most)
+        said.tokens.append(done[0, len(prompt) :].tolist())
+        if not all_of_it:
+            continue
+        state = model.base_model(ids).last_hidden_state[0, -1]
+        said.embeddings.append(torch.nn.functional.normalize(state, dim=0).tolist())
+        rows = torch.log_softmax(model(ids).logits[0, :-1], dim=-1)
+        own, best = rows.gather(1, ids[0, 1:, None])[:, 0], rows.max(dim=-1).values
+        said.likely.append(list(zip(own.tolist(), best.tolist(), strict=True)))
+    return said

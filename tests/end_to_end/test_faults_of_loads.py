@@ -22,6 +22,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL = MODELS[0]
 PROMPT = list(range(20, 60))
 DEVICES = {"cpu:0": 32 << 20, "cpu:1": 32 << 20}
+GROUPS = {"look_timeout_s": 0.5}
+"""A group does not wait long for a loader that a test has stopped."""
 
 
 class Loads:
@@ -128,7 +130,7 @@ class Loads:
 
 @contextlib.asynccontextmanager
 async def loads_of(**settings):
-    async with world("echo", {MODEL: {}}, devices=DEVICES, **settings) as it:
+    async with world("echo", {MODEL: {}}, devices=DEVICES, gpu_scheduler=GROUPS, **settings) as it:
         loads = Loads(it)
         yield loads
         await loads.close()
@@ -142,7 +144,7 @@ async def fresh():
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running():
-    async with world("echo", {MODEL: {}}, devices=DEVICES) as it:
+    async with world("echo", {MODEL: {}}, devices=DEVICES, gpu_scheduler=GROUPS) as it:
         yield it
 
 

@@ -118,7 +118,7 @@ async def test_model_that_waits_for_its_groups_first_engine_counts_as_compiling(
 
 async def test_steps_are_in_order_and_a_step_that_was_interrupted_counts_as_one(group, at_load, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr("gpu_scheduler.residency.activation.time.monotonic", lambda: now)
+    monkeypatch.setattr("gpu_scheduler.residency.activator.time.monotonic", lambda: now)
 
     def compiles(engine):
         nonlocal now

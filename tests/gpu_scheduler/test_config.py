@@ -101,14 +101,9 @@ def test_the_forecast_of_output_lengths_is_a_setting_with_the_policy_s_defaults(
 
 def test_the_core_of_a_group_gets_the_settings_of_arbitration():
     assert Arbitration().group == GroupRules(PrefillLimits(chunk_tokens=2048, joint_s=0.1))
-    given = Arbitration(
-        default_tpot_ms=50, default_prefill_tokens_per_s=9, wake_estimate_s=2, stop_decodes=True, protect_decodes=False
-    )
+    given = Arbitration(default_tpot_ms=50, protect_decodes=False)
     assert given.group == GroupRules(
-        given.turn,
+        given.prefill_limits,
         tpot_s=0.05,
-        prefill_tokens_per_s=9,
-        wake_s=2,
-        stop_decodes=True,
         throttles=False,
     )

@@ -28,7 +28,6 @@ class FakeGroup:
         self.drained = []
         self.successors = []
         self.elsewhere = []
-        self.yield_drains = []
         self.fail: PrismError | None = None
         self.held = self.holds = 0
         self.state = gpu_scheduler_pb2.GroupState(group=name, address=self.address)
@@ -79,7 +78,6 @@ class FakeGroup:
         self.successors.append(successor)
         if self.fail is not None:
             raise self.fail
-        self.yield_drains += [y.drain_ms for y in yields]
         for y in yields:
             self.put(y.model, y.target)
         if on_progress is not None:

@@ -49,6 +49,17 @@ async def run(it, *arguments, status=0, columns=None):
     return result.stdout if status == 0 else result.output
 
 
+async def run_apart(it, *arguments, status):
+    """The same in a process of its own, so that another one may run meanwhile."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "prismctl", "--state", str(it.local.state), *arguments,
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    output = (await process.communicate())[0].decode()
+    assert process.returncode == status, output
+    return output
+
+
 async def value(it, *arguments, status=0):
     return json.loads(await run(it, *arguments, "--json", status=status))
 
@@ -336,8 +347,8 @@ HANGING += [("placement", "placement"), ("gpu_scheduler-cpu-0", "cpu:0")]
 @pytest.mark.parametrize(("process", "service"), HANGING)
 async def test_a_stopped_process_is_named_by_status_and_the_others_answer(system, process, service):
     async with stopped(system, process) as pid:
-        told = await value(system, "--wait", "3", "status", status=3)
-        text = await run(system, "--wait", "3", "status", status=3)
+        asked = "--wait", "3", "status"
+        told, text = await asyncio.gather(value(system, *asked, status=3), run_apart(system, *asked, status=3))
     problems = {each["service"]: each["problem"] for each in told["services"]}
     assert {*problems} == {*SERVICES} and f"kill -CONT {pid} lets it go on" in problems.pop(service)
     assert {*problems.values()} == {None}

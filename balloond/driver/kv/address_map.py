@@ -39,7 +39,7 @@ class AddressMap:
             return list(firsts)
         return [i for first in firsts for i in range(first, first + (self.factor if first in self.large else 1))]
 
-    def room(self, limit: int) -> int:
+    def headroom(self, limit: int) -> int:
         """Number of indices that may be mapped beyond those that are, if at most `limit` may be in all."""
         return max(0, min(limit, self.n_indices) - self.mapped)
 

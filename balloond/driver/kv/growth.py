@@ -112,7 +112,7 @@ class RangeGrowth:
     # --- what the engine wants
 
     def want(
-        self, count: int, wanted: int, room: int, now: float, *, instead_bytes: int = 0, only_small: bool = False
+        self, count: int, wanted: int, headroom: int, now: float, *, instead_bytes: int = 0, only_small: bool = False
     ) -> int:
         """Notes that the engine wants `count` indices, of which it did not get `wanted`. Returns how many are to be
         requested: `wanted`, but no more than may be mapped (`room`). `only_small`: not in large extents. For example:
@@ -122,7 +122,7 @@ class RangeGrowth:
         self._marks.took(count, now)
         self.wanted = wanted
         self.instead_bytes = instead_bytes
-        self.missing = missing = min(wanted, room)
+        self.missing = missing = min(wanted, headroom)
         if missing > 0:
             bulk = 1 < self._addresses.factor <= missing // _BULK
             self.demand = "large" if bulk and not only_small else "small"
@@ -145,7 +145,7 @@ class RangeGrowth:
     def limited(self, limit: int) -> None:
         """Takes in a new limit: the engine does not wait for more than the limit allows, except for what was requested
         before."""
-        self.missing = min(self.missing, max(self.requested, self._addresses.room(limit)))
+        self.missing = min(self.missing, max(self.requested, self._addresses.headroom(limit)))
 
     def offer(self, holes: int) -> None:
         """Begins an offer of the reserve. `holes`: number of the lowest addresses that the engine wants at which
@@ -203,7 +203,7 @@ class RangeGrowth:
             found.append(ExtentRequest(size, count, behind=left - size * count))
         if self._may_fill(now):
             reserve = len(self._reserve) - self.wanted
-            missing = min(self._marks.missing(reserve, now), self._addresses.room(limit))
+            missing = min(self._marks.missing(reserve, now), self._addresses.headroom(limit))
             size, count = self._fill_part(missing, reserve, limit)
             self.fill = "under_way" if count > 0 else "ready"
             if count > 0:
@@ -217,7 +217,7 @@ class RangeGrowth:
 
     def _to_request(self, limit: int) -> int:
         """Number of indices that are missing and not requested."""
-        return min(self.missing, self._addresses.room(limit)) - self.requested
+        return min(self.missing, self._addresses.headroom(limit)) - self.requested
 
     def _part(self, left: int) -> tuple[int, int]:
         """(indices in an extent, number of such extents) of one more request for what the engine misses."""
@@ -239,7 +239,7 @@ class RangeGrowth:
         factor = self._addresses.factor
         if 1 < factor <= missing and self.fill != "small_next":
             # What is above the mark would go back.
-            most = min(self._marks.high - reserve, self._addresses.room(limit))
+            most = min(self._marks.high - reserve, self._addresses.headroom(limit))
             large = min(-(-missing // factor), most // factor, len(self._addresses.free_large()))
             if large > 0:
                 return factor, min(large, _LARGE_TOGETHER)

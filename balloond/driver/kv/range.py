@@ -131,8 +131,8 @@ class ElasticRange:
             growth = self._growth
             taken = self._take(count)
             wanted = count - len(taken)
-            room = self._addresses.room(self._limit) if wanted else 0
-            missing = growth.want(count, wanted, room, now, instead_bytes=instead_bytes)
+            headroom = self._addresses.headroom(self._limit) if wanted else 0
+            missing = growth.want(count, wanted, headroom, now, instead_bytes=instead_bytes)
             if not taken and not missing:
                 return []  # the lease's thread could do nothing, so it is not woken
             if missing > 0:
@@ -196,8 +196,8 @@ class ElasticRange:
         with self._changed:
             growth = self._growth
             wanted = max(0, count - len(self._reserve), self._holes(count))
-            room = self._addresses.room(self._limit)
-            growth.want(count, wanted, room, now, instead_bytes=instead_bytes, only_small=True)
+            headroom = self._addresses.headroom(self._limit)
+            growth.want(count, wanted, headroom, now, instead_bytes=instead_bytes, only_small=True)
             if self._missing > 0:
                 self._lease.loop.call(self._tend)
                 until = now + timeout_s
@@ -253,7 +253,7 @@ class ElasticRange:
     def headroom(self) -> int:
         """Number of further extents that the limit and the addresses allow; the device may still refuse them."""
         with self._changed:
-            return self._addresses.room(self._limit) + self._usable()
+            return self._addresses.headroom(self._limit) + self._usable()
 
     def overage_bytes(self) -> int:
         """Bytes that must be given up, beside the reserve and what leaves already, to meet the limit."""

@@ -21,7 +21,7 @@ _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FOLDER = Path(__file__).resolve().parents[3] / ".cache" / "models" / "smollm2"
 _MADE_OF = "made_of"
 """Name of a file that a complete folder has: what the folder was made of, and its files with their sizes in bytes."""
-_MAKERS = tuple(Path(__file__).with_name(name) for name in ("checkpoint.py", "chat_template.jinja"))
+_MAKERS = tuple(Path(__file__).with_name(name) for name in ("hf_folder.py", "chat_template.jinja"))
 
 
 def make(folder: Path = FOLDER, say: Callable[[str], None] = print) -> None:
@@ -38,7 +38,7 @@ def make(folder: Path = FOLDER, say: Callable[[str], None] = print) -> None:
             return
         source = weights_file()
         say(f"making {folder} of {PACKAGE} {VERSION} (270 MB, once)")
-        from deploy.local.smollm2 import checkpoint  # torch takes seconds, and a folder that is there needs none of it
+        from deploy.local.smollm2 import hf_folder  # torch takes seconds, and a folder that is there needs none of it
 
         # Leftovers of a process that was killed are in the way.
         part, old = folder.with_name(f".{folder.name}.part"), folder.with_name(f".{folder.name}.old")
@@ -47,7 +47,7 @@ def make(folder: Path = FOLDER, say: Callable[[str], None] = print) -> None:
         try:
             part.mkdir()
             made_of = _makers()
-            checkpoint.write(source, part, say)
+            hf_folder.write(source, part, say)
             made = {"of": made_of, "files": _sizes(part)}
             (part / _MADE_OF).write_text(json.dumps(made, indent=2) + "\n")
             if folder.exists():

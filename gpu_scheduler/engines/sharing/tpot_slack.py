@@ -67,8 +67,8 @@ def slack_s(streams: Iterable[Stream], now: float, step_s: float, target_s: floa
 class DecodeWindow:
     """How long an engine's decode steps may come before its next prefill step. Seconds, on the caller's clock."""
 
-    def __init__(self, rules: ThrottleRules | None = None) -> None:
-        self._rules = rules or ThrottleRules()
+    def __init__(self) -> None:
+        self._rules = ThrottleRules()
         self._ended_at = self._took_s = 0.0
 
     def prefilled(self, now: float, took_s: float) -> None:

@@ -34,9 +34,9 @@ class TokenRate:
         return self._mass * exp(-self._decay * max(0.0, now - self._at))
 
 
-def weight(tokens_per_s: float, kv_bytes_per_token: int, tpot_ms: float, default_tpot_ms: float = 100.0) -> float:
-    """The demand w of one model, in bytes/s^2. `tpot_ms`: its TPOT target; 0: `default_tpot_ms`."""
-    return tokens_per_s * kv_bytes_per_token / ((tpot_ms or default_tpot_ms) / 1e3)
+def weight(tokens_per_s: float, kv_bytes_per_token: int, tpot_ms: float) -> float:
+    """The demand w of one model, in bytes/s^2. `tpot_ms`: its TPOT target; 0: 100 ms."""
+    return tokens_per_s * kv_bytes_per_token / ((tpot_ms or 100.0) / 1e3)
 
 
 def changed(old: dict[str, float], new: dict[str, float], share: float = 0.1) -> bool:

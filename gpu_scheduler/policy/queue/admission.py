@@ -35,7 +35,7 @@ from itertools import chain, islice
 from math import inf
 
 from gpu_scheduler.policy.queue.backlog import Backlog
-from gpu_scheduler.policy.queue.decisions import Agenda, NeedMemory, Start, Why
+from gpu_scheduler.policy.queue.decisions import NeedMemory, QueuePlan, Start, StartRule
 from gpu_scheduler.policy.queue.slack import WaitingRequest
 
 CANDIDATES = 64
@@ -82,7 +82,7 @@ class PrefillLimits:
 
     chunk_tokens: int = 8192
     """Prompt tokens left to prefill below which more prefills of the same model may join those in flight."""
-    room_share: float = 0.1
+    slack_share: float = 0.1
     """Share of S's slack that the second queue may use. Costs are estimates, and the next arrival may have little
     slack: under overload every larger share makes more of the arriving requests late. A late request still goes before
     S where S has minutes of slack."""
@@ -93,27 +93,27 @@ class PrefillLimits:
 
 
 def admit(
-    agenda: Agenda,
+    queue_plan: QueuePlan,
     backlog: Backlog,
     memory: AdmissionMemory,
-    turn: PrefillLimits,
+    limits: PrefillLimits,
     places: Mapping[str, int] | None = None,
 ) -> list[Start | NeedMemory]:
     """The requests to start, in order, and the memory that requests before them lack (at most one `NeedMemory` per
     model). `places`: by model, how many more requests its engine can run; an unnamed model has no bound.
 
-    Reads `backlog` and changes nothing; the agenda must be of its present state. Raises KeyError if `memory` lacks an
+    Reads `backlog` and changes nothing; the plan must be of its present state. Raises KeyError if `memory` lacks an
     active model.
     """
-    admission = _Admission(agenda, backlog, memory, turn, places or {})
+    admission = _Admission(queue_plan, backlog, memory, limits, places or {})
     admission.beside()
     if admission.aged():
-        admission.within_room()
+        admission.within_slack()
         admission.on_time()
     return admission.decisions
 
 
-class _Books:
+class _Grantable:
     """Bytes that can still be granted in this pass, by model and by device."""
 
     def __init__(self, memory: AdmissionMemory) -> None:
@@ -124,7 +124,7 @@ class _Books:
         for name, model in memory.models.items():
             self._use(name, model.growth)
 
-    def copy(self) -> _Books:
+    def copy(self) -> _Grantable:
         other = copy(self)
         other._free, other._left, other._reclaimable = dict(self._free), dict(self._left), dict(self._reclaimable)
         return other
@@ -163,64 +163,69 @@ class _Books:
 
 
 class _Admission:
-    """One pass over an agenda; collects `decisions`."""
+    """One pass over a plan; collects `decisions`."""
 
     def __init__(
-        self, agenda: Agenda, backlog: Backlog, memory: AdmissionMemory, turn: PrefillLimits, places: Mapping[str, int]
+        self,
+        queue_plan: QueuePlan,
+        backlog: Backlog,
+        memory: AdmissionMemory,
+        limits: PrefillLimits,
+        places: Mapping[str, int],
     ) -> None:
         self.decisions: list[Start | NeedMemory] = []
         self._places = dict(places)
-        self._agenda = agenda
+        self._queue_plan = queue_plan
         self._backlog = backlog
-        self._turn = turn
+        self._limits = limits
         in_flight = backlog.in_flight()
-        self._books = _Books(memory)
+        self._books = _Grantable(memory)
         self._holders = {request.model for request in in_flight}
         self._tokens = backlog.tokens_in_flight()
-        self._seconds = agenda.start - agenda.now
+        self._seconds = queue_plan.start - queue_plan.now
         self._unfinished = backlog.seconds_in_flight()
         """Seconds of prefill left by model. Elapsed time does not reduce it: an engine that reports no progress gets no
         more."""
         self._of_second = Counter(backlog.waiting_by_model())
         """Requests of the second queue by model."""
-        self._of_second.subtract(agenda.of_s)
+        self._of_second.subtract(queue_plan.of_s)
         self._started: set[str] = set()
         self._passed_over: set[str] = set()
 
     def beside(self) -> None:
         """Starts requests that only waiting for the turn would make late, beside the prefills that have it, if that
         makes neither the started request nor S late. Engines that prefill at once share the devices in equal parts."""
-        if not self._holders or not self._agenda.left_out or not 0 < self._turn.joint_s < inf:
+        if not self._holders or not self._queue_plan.left_out or not 0 < self._limits.joint_s < inf:
             return
-        now = self._agenda.now
-        room = min(self._agenda.room, self._backlog.slack_in_flight(now))
+        now = self._queue_plan.now
+        most = min(self._queue_plan.slack, self._backlog.slack_in_flight(now))
         beside = sum(self._unfinished.values()) - max(self._unfinished.values())
-        books: _Books | None = None
-        dropped = islice(self._agenda.left_out, _LOOKED_AT)
+        books: _Grantable | None = None
+        dropped = islice(self._queue_plan.left_out, _LOOKED_AT)
         # Models that are prefilling are left out: their own engines would run the request behind their current
         # prefills.
-        for request in islice(self._able(dropped, self._agenda.left_out_by_model, self._holders), CANDIDATES):
+        for request in islice(self._able(dropped, self._queue_plan.left_out_by_model, self._holders), CANDIDATES):
             cost = self._backlog.prefill_cost(request.request_id)
             shared = sum(min(cost, seconds) for seconds in self._unfinished.values())
             slack = request.deadline - (now + shared + cost)
-            if slack < 0 or cost > room or beside + cost > self._turn.joint_s:
+            if slack < 0 or cost > most or beside + cost > self._limits.joint_s:
                 continue
-            if self._places.get(request.model, inf) <= self._agenda.of_s.get(request.model, 0):
+            if self._places.get(request.model, inf) <= self._queue_plan.of_s.get(request.model, 0):
                 continue
             books = books or self._books_for_others()
             if not books.lacks(request):
                 books.take(request)
-                self._start(request, Why.BESIDE)
-                room = min(room - cost, slack)
+                self._start(request, StartRule.BESIDE)
+                most = min(most - cost, slack)
                 beside += cost
 
-    def _books_for_others(self) -> _Books:
+    def _books_for_others(self) -> _Grantable:
         """The memory left once the next requests in order have theirs: S, and the oldest request of the second queue
         that cannot be made on time by hurrying."""
-        books, now = self._books.copy(), self._agenda.now
-        oldest = islice(self._able(self._agenda.second, self._of_second), CANDIDATES)
+        books, now = self._books.copy(), self._queue_plan.now
+        oldest = islice(self._able(self._queue_plan.second, self._of_second), CANDIDATES)
         patient = islice((request for request in oldest if not now < request.deadline < inf), 1)
-        on_time = islice(self._able(self._agenda.on_time, self._agenda.of_s), CANDIDATES)
+        on_time = islice(self._able(self._queue_plan.on_time, self._queue_plan.of_s), CANDIDATES)
         for request in chain(patient, on_time):
             books.take(request)
         return books
@@ -228,53 +233,53 @@ class _Admission:
     def aged(self) -> bool:
         """Starts the oldest of the second queue while the ageing credit covers them. False if one of these has to wait
         for the turn: it is the next to start."""
-        credit = self._agenda.credit
-        for request in self._able(self._agenda.second, self._of_second):
+        credit = self._queue_plan.credit
+        for request in self._able(self._queue_plan.second, self._of_second):
             cost = self._backlog.prefill_cost(request.request_id)
             if cost > credit:
                 break
             if lacking := self._books.lacks(request):
                 self._pass_over(request, lacking, inf)
             elif self._may_prefill(request):
-                self._start(request, Why.AGED)
+                self._start(request, StartRule.AGED)
                 credit -= cost
             else:
                 return False
         return True
 
-    def within_room(self) -> None:
+    def within_slack(self) -> None:
         """Starts requests of the second queue that delay nothing in S past its deadline. One that lacks memory claims
         none of S's, and engines' slots go to S first."""
-        room = self._agenda.room * self._turn.room_share
-        if room <= 0 or room < self._agenda.least:
+        left = self._queue_plan.slack * self._limits.slack_share
+        if left <= 0 or left < self._queue_plan.least:
             return
         lacks: set[str] = set()
         tries = CANDIDATES
-        for request in self._able(self._agenda.second, self._of_second, lacks):
+        for request in self._able(self._queue_plan.second, self._of_second, lacks):
             if tries == 0:
                 break
             tries -= 1
             cost = self._backlog.prefill_cost(request.request_id)
-            if cost > room or self._places.get(request.model, inf) <= self._agenda.of_s.get(request.model, 0):
+            if cost > left or self._places.get(request.model, inf) <= self._queue_plan.of_s.get(request.model, 0):
                 continue
             if lacking := self._books.lacks(request):
                 lacks.add(request.model)
-                if not self._agenda.on_time:
+                if not self._queue_plan.on_time:
                     self._pass_over(request, lacking, inf)
             elif self._may_prefill(request):
-                self._start(request, Why.ROOM)
-                room -= cost
+                self._start(request, StartRule.SLACK)
+                left -= cost
             else:
                 break
 
     def on_time(self) -> None:
         """Starts the requests of S in order of deadline."""
-        for request in self._able(self._agenda.on_time, self._agenda.of_s):
+        for request in self._able(self._queue_plan.on_time, self._queue_plan.of_s):
             if lacking := self._books.lacks(request):
-                self._pass_over(request, lacking, self._backlog.slack(request.request_id, self._agenda.now))
+                self._pass_over(request, lacking, self._backlog.slack(request.request_id, self._queue_plan.now))
                 self._books.claim(request)
             elif self._may_prefill(request):
-                self._start(request, Why.ON_TIME)
+                self._start(request, StartRule.ON_TIME)
             else:
                 break
 
@@ -302,15 +307,15 @@ class _Admission:
                 yield request
 
     def _may_prefill(self, request: WaitingRequest) -> bool:
-        if not self._holders or self._turn.joint_s == inf:
+        if not self._holders or self._limits.joint_s == inf:
             return True
-        if self._holders == {request.model} and self._tokens < self._turn.chunk_tokens:
+        if self._holders == {request.model} and self._tokens < self._limits.chunk_tokens:
             return True
         cost = self._backlog.prefill_cost(request.request_id)
         of_model = self._unfinished.get(request.model, 0.0)
-        return of_model + cost <= self._turn.joint_s and self._seconds + cost <= self._turn.joint_s
+        return of_model + cost <= self._limits.joint_s and self._seconds + cost <= self._limits.joint_s
 
-    def _start(self, request: WaitingRequest, why: Why) -> None:
+    def _start(self, request: WaitingRequest, why: StartRule) -> None:
         self._books.take(request)
         if request.model in self._places:
             self._places[request.model] -= 1

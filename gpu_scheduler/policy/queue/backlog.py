@@ -13,14 +13,14 @@ wait, `state` says LATE for one that can no longer be on time or that the last p
     finish, cancel: any -> gone                   Drop, Expire: WAITING | LATE -> gone
 
 `plan(now)` throws away expired requests, runs Moore-Hodgson over all waiting requests that have a deadline, and returns
-an `Agenda` with the set S that can be on time; `admission.admit` turns that into starts. Run both when a request
+an `QueuePlan` with the set S that can be on time; `admission.admit` turns that into starts. Run both when a request
 arrives or is cancelled, a prefill makes progress or ends, memory or a residency changes, or at `next_deadline()`;
 nothing else changes the answer.
 
 **The second queue** is an order that each plan makes of the requests that are not in S: those that Moore-Hodgson left
 out (*late*, thrown away only if their clients ask for that) and best effort, oldest first. A best-effort request counts
 as `best_effort_yield_s` younger than it is: an older late request goes before it, but not every later one. A request of
-the second queue starts in one of two ways: in the *room*, the slack that S as a whole has (unbounded while S is empty),
+the second queue starts in one of two ways: in the *slack* that S as a whole has (unbounded while S is empty),
 or on *credit*, which grows while the second queue waits and bounds its starvation (`ageing.py` states the bound).
 
 A request of a waking model counts as late if `now + rest of the wake-up + prefill` passes its deadline. The sum of the
@@ -43,7 +43,7 @@ import numpy as np
 
 from gpu_scheduler.policy.queue import slack
 from gpu_scheduler.policy.queue.ageing import Ageing
-from gpu_scheduler.policy.queue.decisions import Agenda, Drop, Expire, Start, Why
+from gpu_scheduler.policy.queue.decisions import Drop, Expire, QueuePlan, Start, StartRule
 from gpu_scheduler.policy.queue.models import QueuedModels
 from gpu_scheduler.policy.queue.moore_hodgson import ends, late_indices
 from gpu_scheduler.policy.queue.request_columns import Array, Classes
@@ -195,7 +195,7 @@ class Backlog:
         entry = self._in_state(decision.request_id, RequestState.WAITING)
         self._account(now)
         cost = self._cost(entry)
-        if decision.why is Why.AGED:
+        if decision.why is StartRule.AGED:
             self._ageing.pay(cost)
         self._dequeue(entry)
         entry.state, entry.done_tokens = RequestState.DISPATCHED, 0
@@ -363,7 +363,7 @@ class Backlog:
 
     # --- decisions ----------------------------------------------------------------------------------------------------
 
-    def plan(self, now: float) -> Agenda:
+    def plan(self, now: float) -> QueuePlan:
         """Throws away expired and droppable requests, then orders those that wait. Takes 1 ms for 10,000 waiting
         requests, 4 ms if many are late."""
         self._account(now)
@@ -384,7 +384,7 @@ class Backlog:
         timed.leave_out(~in_s)
         on_time = self._queues.in_order(seqs[in_s])
         of_s = self._models.counted(classes[in_s])
-        room = float((times[in_s] - ends(costs[in_s], start)).min()) if on_time else inf
+        slack = float((times[in_s] - ends(costs[in_s], start)).min()) if on_time else inf
 
         late = self._queues.in_order(seqs[left_out])
         self._press(now, late)
@@ -402,9 +402,9 @@ class Backlog:
             of_second = np.concatenate((costs[left_out], of_missed, best_effort))
             least, most = float(of_second.min()), float(of_second.max())
         self._ageing.cap(most)
-        self._wake_at = min(start + room + TICK, self._credit_suffices(second, now))
+        self._wake_at = min(start + slack + TICK, self._credit_suffices(second, now))
         credit, thrown = self._ageing.seconds, tuple(decisions)
-        return Agenda(now, start, on_time, second, room, credit, thrown, least, of_s, late, left_out_by_model)
+        return QueuePlan(now, start, on_time, second, slack, credit, thrown, least, of_s, late, left_out_by_model)
 
     def next_deadline(self) -> float:
         """When to call `plan` again if nothing else happens: at the next time-out, at the moment at which S, as last
@@ -416,12 +416,12 @@ class Backlog:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _nothing_waits(self, now: float, start: float, decisions: tuple[Drop | Expire, ...]) -> Agenda:
+    def _nothing_waits(self, now: float, start: float, decisions: tuple[Drop | Expire, ...]) -> QueuePlan:
         self._late_of, self._wake_at = {}, inf
         nobody = self._queues.in_order(np.zeros(0, np.int64))
         self._press(now, nobody)
         self._ageing.cap(0.0)
-        return Agenda(now, start, nobody, nobody, inf, self._ageing.seconds, decisions)
+        return QueuePlan(now, start, nobody, nobody, inf, self._ageing.seconds, decisions)
 
     def _in_state(self, request_id: str, *allowed: RequestState) -> QueueEntry:
         entry = self._entries[request_id]

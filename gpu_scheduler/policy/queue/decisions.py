@@ -11,14 +11,14 @@ from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 from gpu_scheduler.policy.queue.wait_queues import Order
 
 
-class Why(Enum):
+class StartRule(Enum):
     """By which rule a request starts; the metrics show it."""
 
     ON_TIME = "on_time"
     """The next request of S, the on-time set."""
     AGED = "aged"
     """The oldest request of the second queue (late and best effort), on the credit that this queue has earned."""
-    ROOM = "room"
+    SLACK = "room"
     """A request of the second queue within the slack that S leaves (all of it while S is empty)."""
     BESIDE = "beside"
     """A late request that only waiting for the prefill turn would make late; it starts beside the prefills that have
@@ -30,7 +30,7 @@ class Start:
     """Send this request to its engine now."""
 
     request_id: str
-    why: Why
+    why: StartRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,14 @@ ROOM_FOR_ACTIVATION = RoomTerms(timeout_s=20.0, held_s=60.0)
 
 @dataclass(frozen=True, slots=True)
 class RequestMemory:
-    """Have balloond make room for a model, and tell the core of the answer (`GroupCore.memory_answered`)."""
+    """Have balloond make room for a model, and tell the core of the answer (`GroupCore.memory_answered`). Other models'
+    decodes stop for it only up to the model's floor: a stopped request has its prompt and its output so far computed
+    again, which costs more than is gained (docs/design/decisions/026-whose-requests-stop.md)."""
 
     model: str
     bytes: int
     """Bytes on each device."""
     for_request: str
-    may_retract: bool
-    """True if other models' decodes may be stopped for it; otherwise they are only up to the model's floor."""
-    terms: RoomTerms = ROOM_FOR_REQUEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class SetThrottle:
 
 
 @dataclass(frozen=True, slots=True)
-class Agenda:
+class QueuePlan:
     """The result of one plan over all waiting requests. Its numbers are of the queue's state then, but its orders yield
     only requests that still wait when they are read."""
 
@@ -117,7 +116,7 @@ class Agenda:
     """S, the largest set of requests that can all be on time, by deadline."""
     second: Order
     """The second queue: late and best-effort requests, oldest first."""
-    room: float
+    slack: float
     """Seconds by which the whole of S can be put off with none of it late; +inf if S is empty."""
     credit: float
     """Seconds of prefill that the second queue has earned."""

@@ -59,7 +59,7 @@ class _Targets:
 
 
 @dataclass(slots=True)
-class _Model:
+class _ThrottledModel:
     prefilling: Prefilling
     interference: DecodeInterference
     targets: _Targets = field(default_factory=_Targets)
@@ -94,9 +94,9 @@ class ThrottleController:
     """Which models of a group decode and prefill, and the throttles that follow. Call `measured` for a model before any
     other method that names it (else KeyError)."""
 
-    def __init__(self, rules: ThrottleRules | None = None) -> None:
-        self._rules = rules or ThrottleRules()
-        self._models: dict[str, _Model] = {}
+    def __init__(self) -> None:
+        self._rules = ThrottleRules()
+        self._models: dict[str, _ThrottledModel] = {}
         self._prefilling: frozenset[str] = frozenset()
         self._counted_to = 0.0
         self._prefilled_s = 0.0
@@ -106,7 +106,7 @@ class ThrottleController:
         """The model became active. Its speed alone: prefilled tokens per second, and seconds of a decode step with one
         request (0: unknown)."""
         prefilling = Prefilling(prefill_tokens_per_s, decode_step_s)
-        known = self._models.setdefault(model, _Model(prefilling, DecodeInterference(decode_step_s)))
+        known = self._models.setdefault(model, _ThrottledModel(prefilling, DecodeInterference(decode_step_s)))
         known.prefilling, known.interference.measured_s = prefilling, decode_step_s
 
     def forget(self, model: str) -> None:

@@ -28,7 +28,7 @@ from enum import Enum
 from itertools import islice
 from math import inf
 
-from placement.policy.assignment.improve import Placed, clearly_lower, improve, make_room
+from placement.policy.assignment.improve import Placed, clearly_lower, improve, place_left_out
 from placement.policy.field import Field, Option
 from placement.policy.kvpr import Group, Model, Place
 
@@ -215,18 +215,18 @@ def _algorithm_1(field: Field, free: Sequence[Candidate], rules: AssignRules) ->
             if not _unplaced(chosen):
                 break
         if rules.improve_steps and _unplaced(chosen):
-            chosen = _room_made(field, free, chosen, rules)
+            chosen = _place_left_out(field, free, chosen, rules)
     return chosen
 
 
-def _room_made(
+def _place_left_out(
     field: Field, free: Sequence[Candidate], reasons: dict[str, Reason], rules: AssignRules
 ) -> dict[str, Reason]:
     """The reasons after other models have made room for those that packing left out."""
     after = _booked(field, free, reasons)
     homeless = [c.model for c in free if reasons[c.model.name].place is None and field.best(c.model)]
     found = dict(reasons)
-    for name, place in make_room(after, _placed(free, reasons), homeless, divides=rules.divide).items():
+    for name, place in place_left_out(after, _placed(free, reasons), homeless, divides=rules.divide).items():
         found[name] = replace(reasons[name], kind=ModelKind.PACKED, place=place)
     return found
 

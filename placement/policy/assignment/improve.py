@@ -33,6 +33,9 @@ STRICTLY = 1e-9
 """Share by which a pressure has to be lower to count as lower."""
 _PARTNERS = 16
 """The most places that one pressed place's models are divided with."""
+_LEFT_OUT_TRIES = 256
+"""How many models are looked at as the one that goes, for all together that packing left out; four times as many pairs
+of devices are."""
 
 Numbers = tuple[int, ...]
 """Numbers of the devices of a place."""
@@ -79,15 +82,14 @@ def clearly_lower(one: Field, other: Field, tau: float, least: float = 0.0) -> b
     return bool(len(lower)) and (not len(higher) or int(lower[0]) < int(higher[0]))
 
 
-def make_room(
-    field: Field, placed: Sequence[Placed], homeless: Sequence[Model], tries: int = 256, *, divides: bool = True
+def place_left_out(
+    field: Field, placed: Sequence[Placed], homeless: Sequence[Model], *, divides: bool = True
 ) -> dict[str, Place]:
     """Places for models of one part that fit nowhere, made by moving one model elsewhere, by an exchange of two, or by
     gathering room on one device. Changes the field, in which `placed` are booked. Returns all new places: of models
-    that found one, and of models that went out of the way. `tries`: how many models may be looked at as the one that
-    goes, for all homeless models together; four times as many pairs of devices may be."""
+    that found one, and of models that went out of the way."""
     search = _Search(field, placed, 0.0)
-    search.tries, search.pairs = tries, 4 * tries
+    search.tries, search.pairs = _LEFT_OUT_TRIES, 4 * _LEFT_OUT_TRIES
     found: dict[str, Place] = {}
     left = sorted((m for m in homeless if m.parts == 1), key=lambda m: (-m.needed, m.name))
     for way in (
@@ -175,10 +177,10 @@ class _Search:
         if ones is None or self.tries == 0:
             return None
         at, needed, fixed = self._columns[1][0], self._needed[ones], self._fixed[ones]
-        room, left = field.room[at], field.left[at]
-        fits_then = (room + needed >= model.needed) & (left + fixed > model.fixed)
+        free, left = field.free[at], field.left[at]
+        fits_then = (free + needed >= model.needed) & (left + fixed > model.fixed)
         rows = np.flatnonzero(fits_then)
-        for row in rows[np.lexsort((needed[rows], -room[rows]))]:
+        for row in rows[np.lexsort((needed[rows], -free[rows]))]:
             if self.tries == 0:
                 return None
             self.tries -= 1
@@ -191,9 +193,9 @@ class _Search:
                 return here
             # or it changes places with a smaller model, which leaves enough room beside it
             swaps = (
-                (field.room[device] + needed[row] - needed >= model.needed)
+                (field.free[device] + needed[row] - needed >= model.needed)
                 & (field.left[device] + fixed[row] - fixed > model.fixed)
-                & (room + needed >= needed[row])
+                & (free + needed >= needed[row])
                 & (left + fixed > fixed[row])
                 & (at != device)
             )
@@ -210,12 +212,12 @@ class _Search:
         room come first."""
         if 1 not in self._columns or self.pairs == 0:
             return None
-        roomy = [(number,) for number in map(int, _least(-self._field.room, _PARTNERS))]
-        if sum(float(self._field.room[number]) for (number,) in roomy) < model.needed:
+        freest = [(number,) for number in map(int, _least(-self._field.free, _PARTNERS))]
+        if sum(float(self._field.free[number]) for (number,) in freest) < model.needed:
             return None
-        for here in roomy:
+        for here in freest:
             before: dict[int, Numbers] = {}
-            for there in roomy:
+            for there in freest:
                 those = [i for n in (here, there) for i in self._on.get(n[0], ()) if self._numbers[i] == n]
                 if there == here or self.pairs == 0 or len(those) > repartition.MOST:
                     continue
@@ -228,7 +230,7 @@ class _Search:
                 moved = [(i, n) for i, n in zip(those, to, strict=True) if self._numbers[i] != n]
                 before = {i: self._numbers[i] for i, _ in moved} | before
                 self._place_at(moved)
-                if self._field.room[here[0]] >= model.needed and self._field.left[here[0]] > model.fixed:
+                if self._field.free[here[0]] >= model.needed and self._field.left[here[0]] > model.fixed:
                     return self._field.single(here[0])
             self._place_at(list(before.items()))
         return None
@@ -326,7 +328,7 @@ class _Search:
         return repartition.Side(
             field.demand[rows] - self._demand[gone].sum(),
             field.left[rows] + self._fixed[gone].sum(),
-            field.room[rows] + self._needed[gone].sum(),
+            field.free[rows] + self._needed[gone].sum(),
             field.load[rows],
         )
 
@@ -345,12 +347,12 @@ class _Search:
     def _elsewhere(self, i: int, left_behind: float) -> tuple[float, Place | None]:
         """The best place for a model if it leaves its present one, and the highest pressure on the devices touched."""
         field, rows = self._field, list(self._numbers[i])
-        kept = field.demand[rows], field.left[rows], field.room[rows]
+        kept = field.demand[rows], field.left[rows], field.free[rows]
         field.demand[rows] -= self._demand[i]
         field.left[rows] += self._fixed[i]
-        field.room[rows] += self._needed[i]
+        field.free[rows] += self._needed[i]
         options = field.best(self._placed[i].model)
-        field.demand[rows], field.left[rows], field.room[rows] = kept
+        field.demand[rows], field.left[rows], field.free[rows] = kept
         if not options:
             return inf, None
         return max(options[0].pressure, left_behind), options[0].place
@@ -368,11 +370,11 @@ class _Search:
         with np.errstate(divide="ignore", invalid="ignore"):
             for mine in self._numbers[i]:
                 left = field.left[mine] - fixed
-                bad |= (needed > field.room[mine]) | (left <= 0)
+                bad |= (needed > field.free[mine]) | (left <= 0)
                 np.maximum(worst, pressures_of(field.demand[mine] + demand, left, field.load[mine]), out=worst)
             for theirs in columns:
                 left = field.left[theirs] + fixed
-                bad |= (-needed > field.room[theirs]) | (left <= 0)
+                bad |= (-needed > field.free[theirs]) | (left <= 0)
                 np.maximum(worst, pressures_of(field.demand[theirs] - demand, left, field.load[theirs]), out=worst)
                 for mine in self._numbers[i]:
                     bad |= theirs == mine
@@ -388,7 +390,7 @@ class _Search:
             rows = list(self._numbers[i])
             field.demand[rows] -= self._demand[i]
             field.left[rows] += self._fixed[i]
-            field.room[rows] += self._needed[i]
+            field.free[rows] += self._needed[i]
             for row in rows:
                 self._on[row].remove(i)
                 if not self._on[row] and abs(field.demand[row]) < STRICTLY * self._demand[i]:
@@ -400,7 +402,7 @@ class _Search:
             rows = list(self._numbers[i])
             field.demand[rows] += self._demand[i]
             field.left[rows] -= self._fixed[i]
-            field.room[rows] -= self._needed[i]
+            field.free[rows] -= self._needed[i]
             for row in rows:
                 self._on.setdefault(row, []).append(i)
 

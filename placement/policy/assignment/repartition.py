@@ -29,7 +29,7 @@ class Side:
 
     demand: Floats
     left: Floats
-    room: Floats
+    free: Floats
     load: Floats
 
 
@@ -55,11 +55,11 @@ def divide(
     worst = np.zeros(len(ways))
     for side, on in ((one, ways), (other, 1.0 - ways)):
         more, less, taken = on @ demand, on @ fixed, on @ needed
-        for w, left, room, load in zip(side.demand, side.left, side.room, side.load, strict=True):
+        for w, left, free, load in zip(side.demand, side.left, side.free, side.load, strict=True):
             total, then = w + more, left - less
             with np.errstate(divide="ignore", invalid="ignore"):
                 pressure = total / then + total * load
-            pressure[(room < taken) | (then <= 0)] = inf
+            pressure[(free < taken) | (then <= 0)] = inf
             np.maximum(worst, pressure, out=worst)
     leave = np.abs(ways - np.array(there, dtype=float)) @ np.array(home, dtype=float)
     worst_of_those = np.where(worst < np.where(leave > 0, home_limit, limit), worst * (1 + _EACH * leave), inf)
@@ -75,10 +75,10 @@ def gather(models: list[Model], one: Side, other: Side) -> tuple[bool, ...] | No
     assert len(models) <= MOST
     ways = _ways(len(models))
     fixed, needed = (np.array([float(getattr(model, name)) for model in models]) for name in ("fixed", "needed"))
-    room = one.room[0] - ways @ needed
-    fits = (room >= 0) & (one.left[0] > ways @ fixed)
-    fits &= (other.room[0] >= (1.0 - ways) @ needed) & (other.left[0] > (1.0 - ways) @ fixed)
-    best = int(np.where(fits, room, -inf).argmax())
+    free = one.free[0] - ways @ needed
+    fits = (free >= 0) & (one.left[0] > ways @ fixed)
+    fits &= (other.free[0] >= (1.0 - ways) @ needed) & (other.left[0] > (1.0 - ways) @ fixed)
+    best = int(np.where(fits, free, -inf).argmax())
     return tuple(bool(on) for on in ways[best]) if fits[best] else None
 
 

@@ -12,10 +12,10 @@ from math import inf
 
 from placement.policy.kvpr import Group
 from placement.policy.lifecycle.decisions import LifecycleRules, PlacedModel
-from placement.policy.lifecycle.eviction import least_stay_s, may_leave
+from placement.policy.lifecycle.model_eviction import least_stay_s, may_leave
 
 
-def footing(group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) -> Hashable:
+def eligibility_fingerprint(group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) -> Hashable:
     """The group's state as far as it decides the answer to a model that waits: equal values give equal answers."""
     return group, tuple(
         (

@@ -20,10 +20,10 @@ import numpy as np
 
 from placement.policy.field import Field, Floats, Mask
 from placement.policy.kvpr import LEAST_DEMAND, Group, Model
-from placement.policy.lifecycle.activation import ActivationPlan, GroupOption, attempt, chosen, lack, wait
+from placement.policy.lifecycle.activation_plan import ActivationPlan, GroupOption, attempt, chosen, lack, wait
 from placement.policy.lifecycle.decisions import LifecycleRules, PlacedModel, Refuse
-from placement.policy.lifecycle.eviction import Eviction, may_leave
 from placement.policy.lifecycle.kv_pressure import relieve
+from placement.policy.lifecycle.model_eviction import Eviction, may_leave
 from placement.policy.lifecycle.preemption import holds, preempt
 from placement.policy.lifecycle.refusal import refusal
 
@@ -153,8 +153,8 @@ class GroupIndex:
             found += self._tried(model, bound, int(ties[idle_s[ties].argmax()]))
         if found:
             return chosen(model, found, len(homes) + possible if tries < TRIES else len(found), self._rules)
-        rooms = np.where(could_hold, at.gone.nth_most(at.gone.room, model.parts), -inf)
-        nearest = dict.fromkeys([*homes, int(rooms.argmax())])
+        free = np.where(could_hold, at.gone.nth_most(at.gone.free, model.parts), -inf)
+        nearest = dict.fromkeys([*homes, int(free.argmax())])
         return wait(model, [lack(model, at.groups[row], self._here(row), self._rules) for row in nearest])
 
     def keep(self, model: Model, waited_s: float, only: str) -> ActivationPlan | None:
@@ -236,7 +236,7 @@ class GroupIndex:
         at.idle_s[row] = min((idle_s for idle_s, goes in awake if goes), default=inf)
 
 
-def standing(
+def index_groups(
     groups: Iterable[Group], residents: Iterable[PlacedModel] = (), rules: LifecycleRules | None = None
 ) -> GroupIndex:
     """A GroupIndex with these models on these groups."""

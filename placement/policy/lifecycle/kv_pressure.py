@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from placement.policy.kvpr import Group
 from placement.policy.lifecycle.decisions import LifecycleRules, PlacedModel
-from placement.policy.lifecycle.eviction import Eviction, evict
+from placement.policy.lifecycle.model_eviction import Eviction, evict
 
 
 def relieve(group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) -> Eviction:
@@ -34,9 +34,9 @@ def lacking(group: Group, here: Sequence[PlacedModel], rules: LifecycleRules) ->
     found = {}
     for device in group.devices:
         there = [r for r in here if device.name in r.place.devices]
-        room = max(0, device.capacity - sum(r.booked.fixed for r in there))
+        free = max(0, device.capacity - sum(r.booked.fixed for r in there))
         used, more = sum(r.kv_used for r in there), sum(r.kv_lacking for r in there)
-        short = max(more, used + more - int(room * (1 - rules.headroom)))
+        short = max(more, used + more - int(free * (1 - rules.headroom)))
         if short > 0:
             found[device.name] = short
     return found

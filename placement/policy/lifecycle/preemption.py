@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from placement.policy.kvpr import Books, Group, Model
-from placement.policy.lifecycle.activation import GroupOption, attempt, engines_lacking
+from placement.policy.lifecycle.activation_plan import GroupOption, attempt, engines_lacking
 from placement.policy.lifecycle.decisions import GoCold, Hibernate, LifecycleRules, PlacedModel
 
 _A_MOMENT_S = 1e-3

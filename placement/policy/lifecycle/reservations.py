@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from placement.policy.kvpr import Model
-from placement.policy.lifecycle.activation import ActivationPlan
+from placement.policy.lifecycle.activation_plan import ActivationPlan
 from placement.policy.lifecycle.decisions import Wait
 from placement.policy.lifecycle.group_index import GroupIndex
 

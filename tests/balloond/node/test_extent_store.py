@@ -71,15 +71,15 @@ def test_extent_store_creates_all_extents_or_none():
     assert not any(extent in store for extent in extents(1, 2, 3))
 
 
-async def test_extent_store_room_waits_for_destroyed_extents_that_the_keeper_still_holds():
+async def test_extent_store_headroom_waits_for_destroyed_extents_that_the_keeper_still_holds():
     keeper = Keeper()
     store = ExtentStore({"cpu:0": CpuMaker(), "cpu:1": CpuMaker()}, keeper)
     store.create("cpu:0", "token", extents(1, 2, 3, 4))
     store.destroy("cpu:0", extents(1))
     store.destroy("cpu:0", extents(2, 3))
-    await store.room("cpu:0", 3 * PAGE_BYTES, lambda: 7 * PAGE_BYTES)
-    await store.room("cpu:1", PAGE_BYTES, lambda: PAGE_BYTES)
-    waiting = tasks.spawn(store.room("cpu:0", 2 * PAGE_BYTES, lambda: 4 * PAGE_BYTES), "room")
+    await store.wait_for_headroom("cpu:0", 3 * PAGE_BYTES, lambda: 7 * PAGE_BYTES)
+    await store.wait_for_headroom("cpu:1", PAGE_BYTES, lambda: PAGE_BYTES)
+    waiting = tasks.spawn(store.wait_for_headroom("cpu:0", 2 * PAGE_BYTES, lambda: 4 * PAGE_BYTES), "room")
     for answer, there in ((keeper.answers[0], False), (keeper.answers[1], True)):
         answer.set_result(None)
         for _ in range(5):
@@ -94,21 +94,22 @@ async def test_extent_store_small_claim_does_not_wait_behind_a_larger_one():
     store.destroy("cpu:0", extents(1))
     store.destroy("cpu:0", extents(2, 3))
     much, little = (
-        tasks.spawn(store.room("cpu:0", count * PAGE_BYTES, lambda: 4 * PAGE_BYTES), "room") for count in (2, 1)
+        tasks.spawn(store.wait_for_headroom("cpu:0", count * PAGE_BYTES, lambda: 4 * PAGE_BYTES), "room")
+        for count in (2, 1)
     )
     keeper.answers[0].set_result(None)
     await little
     assert not much.done()
-    assert store.has_room("cpu:0", PAGE_BYTES, 4 * PAGE_BYTES)
-    assert not store.has_room("cpu:0", 2 * PAGE_BYTES, 4 * PAGE_BYTES)
+    assert store.has_headroom("cpu:0", PAGE_BYTES, 4 * PAGE_BYTES)
+    assert not store.has_headroom("cpu:0", 2 * PAGE_BYTES, 4 * PAGE_BYTES)
     keeper.answers[1].set_result(None)
     await much
 
 
-async def test_extent_store_room_with_too_little_memory_waits_only_for_destroyed_extents():
+async def test_extent_store_headroom_with_too_little_memory_waits_only_for_destroyed_extents():
     keeper = Keeper()
     store = ExtentStore({"cpu:0": CpuMaker()}, keeper)
     store.create("cpu:0", "token", extents(1))
     store.destroy("cpu:0", extents(1))
     keeper.answers[0].set_result(None)
-    await store.room("cpu:0", PAGE_BYTES, lambda: -1)
+    await store.wait_for_headroom("cpu:0", PAGE_BYTES, lambda: -1)

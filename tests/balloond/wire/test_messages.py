@@ -5,8 +5,8 @@ import pytest
 from balloond.node.events import Event
 from balloond.policy.claims import ClaimPatience, ClaimSources, RoomAnswer, UsageReport, WantedExtents
 from balloond.policy.device import DevicePolicy
+from balloond.policy.kv_limits import Limit, LimitOutcome
 from balloond.policy.ledger import Booking
-from balloond.policy.limits import Limit, LimitOutcome
 from balloond.wire import messages
 from protos import balloond_pb2, handoff_pb2
 from services.errors import Invalid

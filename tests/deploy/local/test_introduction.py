@@ -1,5 +1,8 @@
-from deploy.local.introduction import introduction
+import tomllib
+
+from deploy.local.introduction import introduction, question
 from protos import common_pb2, placement_pb2
+from tests.deploy.local.test_main import ROOT
 
 CLUSTER = placement_pb2.Cluster(
     groups=[
@@ -43,3 +46,9 @@ def test_introduction_names_the_folder_of_a_broken_model_once_and_tries_others()
 def test_introduction_says_why_a_group_has_no_warm_engine():
     said = lines(routes(a=""), {"cpu:0": "engines do not start: engine 5 died; its log is x.log"})
     assert "  cpu:0                   27.0 MiB   engines do not start: engine 5 died; its log is x.log" in said
+
+
+def test_questions_differ_for_every_model_of_the_demonstration():
+    listed = tomllib.loads((ROOT / "deploy" / "local" / "catalogue.toml").read_text())["model"]
+    assert len({question(model["name"]) for model in listed}) == len(listed)
+    assert question("smollm2") == "What is the capital of France?"

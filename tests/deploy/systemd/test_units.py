@@ -17,7 +17,7 @@ from gpu_scheduler.config import GpuSchedulerConfig
 from loader.catalogue import catalogue
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
-from prismctl.system.agreement import ConfigFile, disagreements
+from prismctl.system.consistency import ConfigFile, disagreements
 from services.runtime.config import parse
 from testing.ports import free_port
 from tests.deploy.system import complete, ledger

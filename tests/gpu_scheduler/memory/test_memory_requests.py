@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from gpu_scheduler.memory.memory_requests import MemoryRequests
-from gpu_scheduler.policy.queue.decisions import RequestMemory, RoomTerms
+from gpu_scheduler.policy.queue.decisions import RequestMemory
 from services.errors import Unavailable
 from testing.patience import PATIENCE_S
 
-REQUEST = RequestMemory("a", 100, "r", may_retract=True, terms=RoomTerms(timeout_s=5.0, held_s=1.5))
+REQUEST = RequestMemory("a", 100, "r")
 
 
 class Devices:
@@ -35,7 +35,7 @@ async def test_a_memory_request_is_answered_by_whether_there_is_room(devices, gr
     MemoryRequests(devices, lambda *given: answer.set_result(given)).make(REQUEST)
     async with asyncio.timeout(PATIENCE_S):
         assert await answer == (REQUEST, granted)
-    assert devices.asked == [("a", 100, True, 1500, 5.0)]
+    assert devices.asked == [("a", 100, False, 1000, 5.0)]
 
 
 async def test_a_memory_request_without_devices_is_not_answered():

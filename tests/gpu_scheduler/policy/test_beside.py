@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.policy.queue.admission import CANDIDATES, AdmissionMemory, ModelKv, PrefillLimits, admit
 from gpu_scheduler.policy.queue.backlog import Backlog
-from gpu_scheduler.policy.queue.decisions import NeedMemory, Start, Why
+from gpu_scheduler.policy.queue.decisions import NeedMemory, Start, StartRule
 from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
 
 SPEED = 1024.0
 MODELS = ("a", "b", "c", "d")
-TURN = PrefillLimits(chunk_tokens=512, joint_s=0.3)
+LIMITS = PrefillLimits(chunk_tokens=512, joint_s=0.3)
 PLENTY = AdmissionMemory({model: ModelKv(limit=1 << 40, held=0) for model in MODELS})
 
 
@@ -32,18 +32,20 @@ def add(queue: Backlog, request_id: str, model: str, seconds: float, deadline: f
 
 def under_way(queue: Backlog, request_id: str, model: str, seconds: float, deadline: float = inf) -> None:
     add(queue, request_id, model, seconds, deadline)
-    queue.start(Start(request_id, Why.ON_TIME), 0.0)
+    queue.start(Start(request_id, StartRule.ON_TIME), 0.0)
 
 
-def decide(queue: Backlog, memory: AdmissionMemory = PLENTY, turn: PrefillLimits = TURN) -> list[Start | NeedMemory]:
-    return admit(queue.plan(0.0), queue, memory, turn)
+def decide(
+    queue: Backlog, memory: AdmissionMemory = PLENTY, limits: PrefillLimits = LIMITS
+) -> list[Start | NeedMemory]:
+    return admit(queue.plan(0.0), queue, memory, limits)
 
 
 def test_short_prompt_that_only_the_wait_makes_late_goes_beside_a_long_one() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "short", "b", 0.1, deadline=0.25)
-    assert decide(queue) == [Start("short", Why.BESIDE)]
+    assert decide(queue) == [Start("short", StartRule.BESIDE)]
 
 
 def test_short_prompt_that_can_wait_does_not_go_beside_a_long_one() -> None:
@@ -80,7 +82,7 @@ def test_long_prompt_that_is_late_already_lets_a_short_one_go_beside_it() -> Non
     queue = backlog()
     under_way(queue, "late", "a", 1.0, deadline=0.5)
     add(queue, "short", "b", 0.1, deadline=0.25)
-    assert decide(queue) == [Start("short", Why.BESIDE)]
+    assert decide(queue) == [Start("short", StartRule.BESIDE)]
 
 
 def test_short_prompt_of_the_same_engine_does_not_go_beside_its_long_one() -> None:
@@ -95,7 +97,7 @@ def test_short_prompts_beside_a_long_one_take_no_more_together_than_those_sharin
     under_way(queue, "long", "a", 2.0, deadline=9.0)
     for model in "bcd":
         add(queue, model, model, 0.14, deadline=0.9)
-    assert decide(queue) == [Start("b", Why.BESIDE), Start("c", Why.BESIDE)]
+    assert decide(queue) == [Start("b", StartRule.BESIDE), Start("c", StartRule.BESIDE)]
 
 
 def test_short_prompt_beside_a_long_one_takes_the_slack_from_the_next() -> None:
@@ -103,7 +105,7 @@ def test_short_prompt_beside_a_long_one_takes_the_slack_from_the_next() -> None:
     under_way(queue, "long", "a", 1.0, deadline=1.15)
     for model in "bc":
         add(queue, model, model, 0.1, deadline=0.5)
-    assert decide(queue) == [Start("b", Why.BESIDE)]
+    assert decide(queue) == [Start("b", StartRule.BESIDE)]
 
 
 def test_short_prompt_beside_a_long_one_is_not_made_late_by_the_next() -> None:
@@ -111,7 +113,7 @@ def test_short_prompt_beside_a_long_one_is_not_made_late_by_the_next() -> None:
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "b", "b", 0.1, deadline=0.25)
     add(queue, "c", "c", 0.1, deadline=0.5)
-    assert decide(queue) == [Start("b", Why.BESIDE)]
+    assert decide(queue) == [Start("b", StartRule.BESIDE)]
 
 
 def test_short_prompt_without_memory_goes_beside_no_other() -> None:
@@ -127,7 +129,7 @@ def test_prefill_under_way_keeps_its_slack_while_its_engine_says_nothing() -> No
     under_way(queue, "long", "a", 1.0, deadline=1.05)
     for now in (0.04, 0.06, 0.5):
         add(queue, f"short at {now}", "b", 0.1, deadline=0.25, now=now)
-        assert admit(queue.plan(now), queue, PLENTY, TURN) == []
+        assert admit(queue.plan(now), queue, PLENTY, LIMITS) == []
 
 
 def test_memory_and_places_of_the_next_requests_are_not_taken_by_prompts_beside_a_long_one() -> None:
@@ -135,12 +137,12 @@ def test_memory_and_places_of_the_next_requests_are_not_taken_by_prompts_beside_
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "on time", "b", 0.2, deadline=2.0)
     add(queue, "short", "b", 0.1, deadline=0.25)
-    assert decide(queue) == [Start("short", Why.BESIDE)]
-    for more, starts in ((0, []), (103, [Start("short", Why.BESIDE)])):
+    assert decide(queue) == [Start("short", StartRule.BESIDE)]
+    for more, starts in ((0, []), (103, [Start("short", StartRule.BESIDE)])):
         models = {**PLENTY.models, "b": ModelKv(limit=205 + more, held=0)}
         assert decide(queue, AdmissionMemory(models)) == starts
-    for places, starts in ((1, []), (2, [Start("short", Why.BESIDE)])):
-        assert admit(queue.plan(0.0), queue, PLENTY, TURN, {"b": places}) == starts
+    for places, starts in ((1, []), (2, [Start("short", StartRule.BESIDE)])):
+        assert admit(queue.plan(0.0), queue, PLENTY, LIMITS, {"b": places}) == starts
 
 
 def test_old_request_without_memory_is_not_overtaken_by_a_short_one_of_its_model() -> None:
@@ -158,14 +160,14 @@ def test_requests_of_the_prefilling_engine_do_not_hide_a_short_prompt_of_another
     for number in range(2 * CANDIDATES):
         add(queue, f"{number}", "a", 0.1, deadline=0.2)
     add(queue, "short", "b", 0.1, deadline=0.25)
-    assert decide(queue) == [Start("short", Why.BESIDE)]
+    assert decide(queue) == [Start("short", StartRule.BESIDE)]
 
 
 def test_short_prompt_waits_where_one_engine_prefills_at_a_time() -> None:
     queue = backlog()
     under_way(queue, "long", "a", 1.0, deadline=5.0)
     add(queue, "short", "b", 0.1, deadline=0.25)
-    assert decide(queue, turn=PrefillLimits(chunk_tokens=512)) == []
+    assert decide(queue, limits=PrefillLimits(chunk_tokens=512)) == []
 
 
 def shared_equally(work: list[tuple[str, str, float]]) -> dict[str, float]:
@@ -208,9 +210,13 @@ def test_short_prompts_beside_a_long_one_are_on_time_and_make_no_other_late(
         add(queue, f"{number}", model, tokens / SPEED, deadline)
         deadlines[f"{number}"] = deadline
     before = shared_equally(work)
-    agenda = queue.plan(0.0)
-    s = [queue.request(request_id) for request_id in agenda.on_time]
-    joined = [d.request_id for d in admit(agenda, queue, PLENTY, TURN) if isinstance(d, Start) and d.why is Why.BESIDE]
+    queue_plan = queue.plan(0.0)
+    s = [queue.request(request_id) for request_id in queue_plan.on_time]
+    joined = [
+        d.request_id
+        for d in admit(queue_plan, queue, PLENTY, LIMITS)
+        if isinstance(d, Start) and d.why is StartRule.BESIDE
+    ]
     for request_id in joined:
         request = queue.request(request_id)
         work.append((request_id, request.model, request.prompt_tokens / SPEED))

@@ -13,7 +13,7 @@ from gpu_scheduler.policy.group_facts import ArrivedRequest, GroupRules, ModelFa
 from gpu_scheduler.policy.memory.forecast import ForecastRules
 from gpu_scheduler.policy.memory.holdings import DeviceMemory
 from gpu_scheduler.policy.memory.kv_shortage import LASTING_S
-from gpu_scheduler.policy.memory.request_limit import AGAIN_S
+from gpu_scheduler.policy.memory.request_backoff import AGAIN_S
 from gpu_scheduler.policy.queue.admission import PrefillLimits
 from gpu_scheduler.policy.queue.decisions import Drop, Expire, NeedMemory, RequestMemory, SetThrottle, Start
 from gpu_scheduler.policy.throttle.interference import WINDOW
@@ -199,7 +199,7 @@ def test_progress_of_a_prefill_counts_until_its_first_token_is_out():
     assert group.core.work_of("a") == (1, whole_s)
     assert group.core.prefilled("r", group.now, 500)
     group.plans()
-    assert group.core.agenda.start == pytest.approx(group.now + whole_s / 2)
+    assert group.core.queue_plan.start == pytest.approx(group.now + whole_s / 2)
     group.first_token("r")
     assert not group.core.prefilled("r", group.now, 700)
     assert group.core.work_of("a") == (1, 0.0)
@@ -303,19 +303,6 @@ def test_memory_that_was_not_granted_is_requested_again_with_the_next_plan():
     group.plans()
     group.core.memory_answered(group.requested[0], False, group.now)
     assert group.plans() == ["a needs 1500", "request 1500 for a"]
-
-
-@pytest.mark.parametrize(
-    ("stop_decodes", "ttft_s", "may_retract"), [(True, 9.0, True), (True, inf, False), (False, 9.0, False)]
-)
-def test_decodes_of_others_stop_only_for_a_request_with_a_target_and_where_that_is_wanted(
-    stop_decodes, ttft_s, may_retract
-):
-    group = Group("a", rules=replace(RULES, stop_decodes=stop_decodes))
-    group.holds(free=500)
-    group.arrives("r", ttft_s=ttft_s)
-    group.plans()
-    assert [request.may_retract for request in group.requested] == [may_retract]
 
 
 def test_memory_of_a_started_request_is_reserved_for_it_until_it_ends():

@@ -652,7 +652,7 @@ async def test_memory_is_requested_once_and_a_plan_follows_if_it_was_granted(des
     desk.dispatcher.changed()
     await desk.settle()
     (request,) = desk.requested
-    assert (request.model, request.bytes, request.may_retract) == ("a", 25 * 10, False)
+    assert (request.model, request.bytes) == ("a", 25 * 10)
     state.free_bytes = 500
     desk.memory.update([state])
     desk.dispatcher.memory_answered(request, granted)

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from gpu_scheduler.policy.grammars import MOST_CHARACTERS
+from gpu_scheduler.policy.permitted_grammars import MOST_CHARACTERS
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.grammar_sandbox import GrammarSandbox
 from gpu_scheduler.queue.intake import Intake

@@ -13,7 +13,7 @@ from gpu_scheduler.engines.engine import Spawn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory.warm_booking import WarmBooking
 from gpu_scheduler.residency import preflight
-from gpu_scheduler.residency.activation import Activator
+from gpu_scheduler.residency.activator import Activator
 from gpu_scheduler.residency.bookings import Bookings
 from gpu_scheduler.residency.weights import Weights
 from gpu_scheduler.residents import ResidencyChange, Resident, Residents

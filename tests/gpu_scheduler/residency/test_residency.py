@@ -18,7 +18,7 @@ from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.streams import PulledStream
 from gpu_scheduler.residency import preflight
-from gpu_scheduler.residency.activation import Activator
+from gpu_scheduler.residency.activator import Activator
 from gpu_scheduler.residency.bookings import Bookings
 from gpu_scheduler.residency.handover import Handover
 from gpu_scheduler.residency.residency import ResidencyController

@@ -485,7 +485,7 @@ async def test_idle_model_hibernates_for_kv_of_a_busy_one_and_the_history_names_
 
 
 async def test_model_that_waited_its_patience_replaces_a_busy_one_after_its_quantum():
-    world = FakeCluster(groups=1, patience_s=2, quantum_s=4, yield_drain_ms=300)
+    world = FakeCluster(groups=1, patience_s=2, quantum_s=4)
     for name in ("long", "lately", "new"):
         world.model(name, weights=35 * MIB)
     world.groups[0].put("long", weights_bytes=35 * MIB, active_s=60, waiting=2, late=2)
@@ -496,7 +496,7 @@ async def test_model_that_waited_its_patience_replaces_a_busy_one_after_its_quan
     assert world.planner.waits()
     world.time += 2
     await world.reconciler.activate("new")
-    assert world.groups[0].calls == [("new", "ACTIVE", ["long"])] and world.groups[0].yield_drains == [300]
+    assert world.groups[0].calls == [("new", "ACTIVE", ["long"])]
     assert "awake for 62 s while another waited for 2.0 s" in world.history.last("long", 1)[0].reason
     assert not world.planner.waits()
 

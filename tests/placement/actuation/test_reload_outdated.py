@@ -5,11 +5,11 @@ from tests.placement.fakes import FakeCluster
 
 
 def looks(world):
-    renewal = OutdatedReloader(world.cluster, world.actuator, world.drain, again_s=0.0)
+    reloader = OutdatedReloader(world.cluster, world.actuator, world.drain, again_s=0.0)
     world.tell()
-    renewal.look(world.cluster.groups.values())
-    renewal.look(world.cluster.groups.values())
-    return renewal
+    reloader.look(world.cluster.groups.values())
+    reloader.look(world.cluster.groups.values())
+    return reloader
 
 
 async def test_outdated_engine_serves_until_the_model_is_up_on_another_group():
@@ -56,17 +56,17 @@ async def test_model_listed_again_stays_and_an_outdated_one_that_cannot_leave_is
     world.cluster.heard_catalogue([entry])
     group = world.groups[0]
     group.put("m")
-    renewal = looks(world)
+    reloader = looks(world)
     assert group.calls == []
     group.put("m", outdated=True)
     group.fail = Conflict("m is on its way down")
     world.tell()
-    renewal.look(world.cluster.groups.values())
+    reloader.look(world.cluster.groups.values())
     await world.heard(lambda: group.calls)
     group.fail = None
 
     def gone():
-        renewal.look(world.cluster.groups.values())
+        reloader.look(world.cluster.groups.values())
         return not group.state.residents
 
     await world.heard(gone)

@@ -12,7 +12,7 @@ from math import inf
 import pytest
 
 from placement.policy.assignment.assign import AssignRules, Candidate, ModelKind, assign
-from placement.policy.assignment.improve import AssignmentChange, Placed, clearly_lower, improve, make_room
+from placement.policy.assignment.improve import AssignmentChange, Placed, clearly_lower, improve, place_left_out
 from placement.policy.field import Field
 from placement.policy.kvpr import Device, Group, Model, Place
 from testing.optimum import (
@@ -258,8 +258,8 @@ def test_a_model_that_fits_nowhere_gets_room_when_two_others_change_places():
         field.book(p.model, p.place.devices)
     new, huge = Model("new", 1.0, 25), Model("huge", 1.0, 90)
     assert field.first(new) is None
-    assert make_room(field, placed, [huge, new]) == {"a1": at("B"), "b1": at("A"), "new": at("A")}
-    assert sorted(field.room) == [1.0, 1.0]
+    assert place_left_out(field, placed, [huge, new]) == {"a1": at("B"), "b1": at("A"), "new": at("A")}
+    assert sorted(field.free) == [1.0, 1.0]
 
 
 def test_a_model_that_fits_nowhere_gets_room_when_another_goes_elsewhere():
@@ -268,7 +268,7 @@ def test_a_model_that_fits_nowhere_gets_room_when_another_goes_elsewhere():
     placed = [Placed(Model(name, 5.0, size), at("A"), None) for name, size in [("a", 50), ("b", 30)]]
     for p in placed:
         field.book(p.model, p.place.devices)
-    assert make_room(field, placed, [Model("new", 1.0, 40)]) == {"b": at("B"), "new": at("A")}
+    assert place_left_out(field, placed, [Model("new", 1.0, 40)]) == {"b": at("B"), "new": at("A")}
 
 
 def booked(groups, facts):
@@ -285,13 +285,13 @@ def test_a_model_that_fits_nowhere_gets_room_gathered_from_several_devices():
     sizes = {"A": (30, 20, 30), "B": (10, 30, 40), "C": (15, 40, 40)}
     facts = {f"{on}{i}": (1, size, on) for on, each in sizes.items() for i, size in enumerate(each)}
     field, placed = booked(devices(A=101, B=101, C=101), facts)
-    found = make_room(field, placed, [Model("new", 1.0, 41)])
+    found = place_left_out(field, placed, [Model("new", 1.0, 41)])
     assert found["new"] == at("A")
-    assert sorted(field.room) == [1.0, 1.0, 5.0]
+    assert sorted(field.free) == [1.0, 1.0, 5.0]
     field, placed = booked(devices(A=101, B=101, C=101), facts)
-    room = list(field.room)
-    assert make_room(field, placed, [Model("new", 1.0, 49)]) == {}
-    assert list(field.room) == room, "what was tried in vain is undone"
+    room = list(field.free)
+    assert place_left_out(field, placed, [Model("new", 1.0, 49)]) == {}
+    assert list(field.free) == room, "what was tried in vain is undone"
 
 
 def test_a_large_model_changes_places_with_two_small_ones():
@@ -364,7 +364,7 @@ def test_make_room_places_other_models_despite_one_that_fits_nowhere():
     }
     field, placed = booked(groups, facts)
     homeless = [Model("huge", 1.0, 99), *(Model(f"new{i}", 1.0, 45) for i in range(20))]
-    found = make_room(field, placed, homeless)
+    found = place_left_out(field, placed, homeless)
     assert {f"new{i}" for i in range(20)} <= found.keys()
 
 

@@ -48,6 +48,16 @@ def test_invalid_setting_is_printed_with_file_line_and_key(write):
     ]
 
 
+def test_removed_setting_is_a_warning_and_the_file_can_be_used(write):
+    name = write("gateway.toml", GATEWAY + "tokenizers_kept = 9\n")
+    result = run(name)
+    warning, usable = result.stdout.splitlines()
+    assert warning.startswith("gateway.toml:5: tokenizers_kept: it is not a setting any more and has no effect: 64 ")
+    assert usable == "gateway.toml: a gateway that can be used" and result.exit_code == 0
+    told = json.loads(run(name, "--json").stdout)
+    assert told["valid"] and [each["key"] for each in told["warnings"]] == ["tokenizers_kept"]
+
+
 def test_missing_key_is_printed_without_a_line_number(write):
     result = run(write("gateway.toml", GATEWAY.replace("placement", "# placement")))
     assert result.stdout == "gateway.toml: placement: Field required\n"

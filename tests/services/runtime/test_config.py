@@ -5,6 +5,8 @@ from services.runtime.config import Config, ConfigSection, load, parse, read
 
 
 class Inner(ConfigSection):
+    REMOVED = {"colour_s": "it is always red"}
+
     size: int = Field(gt=0)
 
 
@@ -37,6 +39,14 @@ def test_config_file_that_is_bad_is_refused_in_one_line_that_names_the_key(text,
     assert "\n" not in message
     for name in names:
         assert name in message
+
+
+def test_config_setting_that_was_removed_is_a_warning_with_what_holds_now(tmp_path, capsys):
+    path = tmp_path / "f.toml"
+    path.write_text(GOOD + "colour_s = 1\n")
+    assert load(Example, path).inner.size == 3
+    said = f"{path}: inner.colour_s: it is not a setting any more and has no effect: it is always red\n"
+    assert capsys.readouterr().err == said
 
 
 def test_config_file_that_is_missing_ends_the_process_in_one_line(tmp_path):

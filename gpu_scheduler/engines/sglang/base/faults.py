@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, HostFault
 from gpu_scheduler.engines.sglang.base.options import one_line
+from services.errors import first_of_chain
 
 
 def check_folder(path: str) -> None:
@@ -31,7 +32,7 @@ def check_folder(path: str) -> None:
 def fault(error: BaseException, path: str) -> CommandError:
     """The CommandError that the gpu_scheduler gets for `error`, raised while the model in folder `path` was built:
     HostFault if the cause may pass, else BrokenModel."""
-    first = _first(error)
+    first = first_of_chain(error)
     if isinstance(first, OSError) and first.errno:
         name = Path(os.fsdecode(first.filename)).name if first.filename else ""
         return HostFault(f"{name}: {first.strerror}" if name else f"{first.strerror}")
@@ -40,12 +41,3 @@ def fault(error: BaseException, path: str) -> CommandError:
     passes = isinstance(first, (OSError, MemoryError)) or type(first) is RuntimeError
     told = one_line(error).replace(path, Path(path).name)
     return HostFault(told) if passes else BrokenModel(told)
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first exception of the chain: the one that was raised while no other was being handled."""
-    seen = {id(error)}
-    while (before := error.__cause__ or error.__context__) is not None and id(before) not in seen:
-        seen.add(id(before))
-        error = before
-    return error

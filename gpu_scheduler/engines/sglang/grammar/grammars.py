@@ -24,8 +24,8 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from gpu_scheduler.engines.sglang.base.options import one_line
 from gpu_scheduler.engines.sglang.grammar import compiling
-from gpu_scheduler.engines.sglang.policy.grammar import MOST_SLOW_S, SLOW_S
 from gpu_scheduler.engines.sglang.policy.kept import BoundedCache
+from gpu_scheduler.engines.sglang.policy.slow_grammars import MOST_SLOW_S, SLOW_S
 
 Key = tuple[str, str]
 """SGLang's name for the kind of grammar, and the grammar's text."""

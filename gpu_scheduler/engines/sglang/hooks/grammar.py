@@ -24,7 +24,7 @@ from typing import Any
 
 from gpu_scheduler.engines.sglang.base.environment import has_gpu
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
-from gpu_scheduler.engines.sglang.policy.grammar import slow_of
+from gpu_scheduler.engines.sglang.policy.slow_grammars import slow_of
 from gpu_scheduler.engines.sglang.step import current
 
 _LOOK_S = 1e-4

@@ -75,16 +75,16 @@ def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any
     if scheduler.grammar_manager.has_waiting_grammars():
         for request in scheduler.grammar_manager.get_ready_grammar_requests():
             scheduler._add_request_to_queue(request)
-    admission, loop = current.model().admission, current.loop()
+    provisioning, loop = current.model().provisioning, current.loop()
     if not scheduler.waiting_queue and scheduler.chunked_req is None:
-        admission.asked = False
+        provisioning.asked = False
         return original(scheduler, running_batch)
     if not loop.may_prefill(running_batch):
         return _nothing(running_batch)
     whole = scheduler.chunked_prefill_size
     scheduler.chunked_prefill_size = loop.chunk_tokens()
     try:
-        if not admission.asked:
+        if not provisioning.asked:
             _ask_ahead(scheduler, running_batch.reqs)
         plan = original(scheduler, running_batch)
         if plan.batch_to_run is not None:
@@ -103,7 +103,7 @@ def _ask_ahead(scheduler: Any, running: list[Any]) -> None:
     if model.ranks.size > 1:
         return
     waiting = scheduler.waiting_queue if scheduler.get_num_allocatable_reqs(len(running)) > 0 else ()
-    model.admission.ask_ahead(
+    model.provisioning.ask_ahead(
         scheduler.tree_cache,
         running,
         scheduler.chunked_req,
@@ -166,12 +166,12 @@ def add_request(
         # A prompt that is half computed took the memory that was here. SGLang relies on nothing more being here for
         # another prompt, which would be the second one half computed.
         return schedule_policy.AddReqResult.OTHER
-    admission = current.model().admission
-    admission.prefer_growth(adder, req, schedule_policy.CLIP_MAX_NEW_TOKENS)
+    provisioning = current.model().provisioning
+    provisioning.prefer_growth(adder, req, schedule_policy.CLIP_MAX_NEW_TOKENS)
     admitted = len(adder.can_run_list)
     result = original(adder, req, has_chunked_req, truncation_align_size)
     refused = result is schedule_policy.AddReqResult.NO_TOKEN and len(adder.can_run_list) == admitted
-    if refused and admission.make_room(adder, req, schedule_policy.CLIP_MAX_NEW_TOKENS):
+    if refused and provisioning.grow_for(adder, req, schedule_policy.CLIP_MAX_NEW_TOKENS):
         return original(adder, req, has_chunked_req, truncation_align_size)
     return result
 

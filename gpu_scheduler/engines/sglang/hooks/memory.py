@@ -92,11 +92,11 @@ def no_fused_store(_forward_batch: Any) -> bool:
     return False
 
 
-def make_room(tree_cache: Any, num_tokens: int) -> None:
+def provide(tree_cache: Any, num_tokens: int) -> None:
     """Makes room for `num_tokens` free slots. SGLang's own function would evict; here memory grows, and only what
     cannot be grown is evicted."""
     if tree_cache is not None and not tree_cache.is_chunk_cache():
-        current.model().admission.before_allocation(tree_cache, num_tokens)
+        current.model().provisioning.before_allocation(tree_cache, num_tokens)
 
 
 def count_evicted(result: Any, _tree: Any, _params: Any) -> Any:
@@ -146,7 +146,7 @@ HOOKS = [
     Hook("sglang.srt.server_args.ServerArgs._handle_page_major_kv_layout", page_major_with_any_backend, "REPLACE"),
     Hook("sglang.srt.models.utils.enable_fused_set_kv_buffer", no_fused_store, "REPLACE"),
     Hook("sglang.srt.model_executor.cuda_graph_buffer_registry.build_eager_registry", eager_buffers, "AROUND"),
-    Hook("sglang.srt.mem_cache.common.evict_from_tree_cache", make_room, "REPLACE"),
+    Hook("sglang.srt.mem_cache.common.evict_from_tree_cache", provide, "REPLACE"),
     Hook("sglang.srt.mem_cache.radix_cache.RadixCache.evict", count_evicted, "AFTER"),
     Hook(f"{_OBSERVER}.session_held_tokens", held_elsewhere, "AFTER"),
 ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_scheduler.engines.sglang.kv.eviction import Places, all_nodes, envelopes_of, unlocked_nodes
+from gpu_scheduler.engines.sglang.kv.prefix_eviction import Places, all_nodes, envelopes_of, unlocked_nodes
 from gpu_scheduler.engines.sglang.policy.compaction import begun, moves, moves_within
 from gpu_scheduler.engines.sglang.policy.layout import Indices
 
@@ -45,7 +45,7 @@ def compact(tree: Any, kv: ElasticKv) -> int:
     the prefixes at their new places."""
     envelopes = kv.envelopes
     nodes = [node for node, _ in unlocked_nodes(tree)]
-    places = envelopes_of(nodes, kv.page_size)
+    places = envelopes_of((node.value for node in nodes), kv.page_size)
     stays = np.zeros(envelopes.total, dtype=bool)
     stays[envelopes.all_live()] = True
     for some in places:
@@ -66,7 +66,7 @@ def make_leave(scheduler: Any, kv: ElasticKv, extents: int, fixed: Sequence[int]
     if not len(sources):
         return 0
     nodes = [node for node, _ in all_nodes(scheduler.tree_cache)]
-    now = _move(kv, nodes, envelopes_of(nodes, kv.page_size), sources, destinations)
+    now = _move(kv, nodes, envelopes_of((node.value for node in nodes), kv.page_size), sources, destinations)
     to_now = _Slots(kv, now)
     pool = scheduler.req_to_token_pool
     table = pool.req_to_token

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
@@ -21,13 +20,13 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from gpu_scheduler.engines.sglang.base import device
 from gpu_scheduler.engines.sglang.base.errors import NotNow
-from gpu_scheduler.engines.sglang.kv.eviction import Places
+from gpu_scheduler.engines.sglang.kv.prefix_eviction import Places, envelopes_of
 from gpu_scheduler.engines.sglang.policy.places import runs
 from protos import engine_pb2
 
 if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.kv.admission import Admission
     from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
+    from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
 
 _EXPECTED_S = 1.0
 """Seconds after an import begins in which its requests are expected: the copy, the end of their last step, and their
@@ -51,10 +50,12 @@ class _Coming:
 class KvTransfer:
     """Transfers of one model. Call its methods between two steps only."""
 
-    def __init__(self, kv: ElasticKv, admission: Admission, scheduler: Any, lease_id: str, on: torch.device) -> None:
+    def __init__(
+        self, kv: ElasticKv, provisioning: KvProvisioning, scheduler: Any, lease_id: str, on: torch.device
+    ) -> None:
         """`scheduler`: SGLang's; `lease_id`: balloond's name of the lease; `on`: the device of the KV."""
         self._kv = kv
-        self._admission = admission
+        self._provisioning = provisioning
         self._scheduler = scheduler
         self._lease_id = lease_id
         self._device = on
@@ -117,7 +118,7 @@ class KvTransfer:
         for match in matches:
             self._tree.inc_lock_ref(match.last_device_node)
             self._locked.append(match.last_device_node)
-        places = self._envelopes(values)
+        places = envelopes_of(values, self._kv.page_size)
         sequences = [
             self._sequence(
                 some,
@@ -156,7 +157,7 @@ class KvTransfer:
         lacking = [len(key) - len(match.device_indices) for key, match in zip(keys, matches, strict=True)]
         idle = bool(self._scheduler.is_fully_idle())
         to_come = sum(min(wanted.tokens_to_come, CLIP_MAX_NEW_TOKENS) for wanted in command.sequences)
-        left = self._admission.room_beside(self._tree, sum(lacking), to_come, idle=idle) // kv.page_size
+        left = self._provisioning.provide_beside(self._tree, sum(lacking), to_come, idle=idle) // kv.page_size
         self._expected_until = time.monotonic() + _EXPECTED_S
         coming = self._coming[command.command_id] = []
         sequences = []
@@ -212,15 +213,6 @@ class KvTransfer:
 
     def _match(self, tokens: Sequence[int], adapter: str) -> Any:
         return self._tree.match_prefix(MatchPrefixParams(key=self._key(tokens, adapter)))
-
-    def _envelopes(self, values: Sequence[torch.Tensor]) -> list[Places]:
-        """The envelopes of each tensor of slots, which fill whole pages; fetched from the device in one go."""
-        if not values:
-            return []
-        size = self._kv.page_size
-        firsts = [value[::size] for value in values]
-        here = torch.cat(firsts).to(device="cpu").numpy() // size
-        return np.split(here, np.cumsum([len(first) for first in firsts])[:-1])
 
     def _sequence(self, envelopes: Places, **facts: Any) -> engine_pb2.KvPlaces.Sequence:
         """Message that says where these envelopes lie, in order, by extent."""

@@ -22,6 +22,7 @@ import torch
 from gpu_scheduler.engines.sglang.base import collector
 from gpu_scheduler.engines.sglang.base.errors import NoMemory
 from gpu_scheduler.engines.sglang.memory.ranges import PieceRangeDriver
+from gpu_scheduler.engines.sglang.policy.tensor_spans import joined
 from services.telemetry import log
 
 _log = log.get(__name__)
@@ -220,20 +221,9 @@ def live(segments: list[dict[str, Any]], start: int, scratch: tuple[int, int]) -
         kept = tuple(segment.get("segment_pool_id", ())) != tuple(scratch)
         for block in segment["blocks"]:
             if kept and block["state"] != "inactive":
-                found.append((at, block["size"]))
+                found.append((at, at + block["size"]))
             at += block["size"]
-    return joined(found)
-
-
-def joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The (offset, bytes) parts in order, with neighbours joined."""
-    whole: list[tuple[int, int]] = []
-    for offset, size in sorted(parts):
-        if whole and sum(whole[-1]) == offset:
-            whole[-1] = whole[-1][0], whole[-1][1] + size
-        else:
-            whole.append((offset, size))
-    return whole
+    return [(start, end - start) for start, end in joined(found)]
 
 
 _made: list[tuple[GraphMemorySource, Any]] = []

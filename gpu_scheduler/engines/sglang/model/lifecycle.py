@@ -16,8 +16,8 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from gpu_scheduler.engines.sglang.base import collector, device, options
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NoMemory, WrongWeights
 from gpu_scheduler.engines.sglang.base.states import EngineState
-from gpu_scheduler.engines.sglang.kv.admission import Admission
 from gpu_scheduler.engines.sglang.kv.kv_transfer import KvTransfer
+from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
 from gpu_scheduler.engines.sglang.model import quota, teardown
 from gpu_scheduler.engines.sglang.model.loaded_model import LoadedModel
 from gpu_scheduler.engines.sglang.model.probe import PROMPT_TOKENS, Probe
@@ -67,10 +67,10 @@ class Lifecycle:
         model.ranks.listen(model.facts, model.memory.kv.wake_fd)
         # It is enough for min_new_tokens; stop strings are matched in the gateway.
         scheduler.tokenizer = EosIds(scheduler.model_config.hf_eos_token_id or (), scheduler.model_config.vocab_size)
-        model.admission = Admission(
+        model.provisioning = KvProvisioning(
             model.kv, model.options.soft_wait_ms / 1e3, model.options.hard_wait_ms / 1e3, _evict_tokens
         )
-        model.kv_transfer = KvTransfer(model.kv, model.admission, scheduler, model.memory.lease_id, model.device)
+        model.kv_transfer = KvTransfer(model.kv, model.provisioning, scheduler, model.memory.lease_id, model.device)
         model.state = EngineState.FILLING if model.load.from_image else EngineState.PROVING
         if not model.load.from_image:
             self._begin_probe()
@@ -123,7 +123,7 @@ class Lifecycle:
             raise BrokenModel(f"{model.load.model.path}: the model's output is not a number")
         gc.collect()
         private_bytes, booked = self._within_quota()
-        collector.settle()
+        collector.settle_model()
         model.state = EngineState.ACTIVE
         own = engine_pb2.Measured.Rank(
             lease_id=model.memory.lease_id,
@@ -263,7 +263,7 @@ class Lifecycle:
         model.forget()
         teardown.forget()
         # SGLang's objects refer to each other in cycles, and their tensors point into ranges that are released next.
-        collector.look_at_all()
+        collector.look_at_model()
         model.close_graphs()
         collector.settle()
         device.finish(model.device)

@@ -20,9 +20,9 @@ from gpu_scheduler.engines.sglang.base import device, options, stalls
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NoMemory, NotNow, RejectedRequest
 from gpu_scheduler.engines.sglang.base.request_table import RequestTable
 from gpu_scheduler.engines.sglang.base.states import EngineState
-from gpu_scheduler.engines.sglang.kv.admission import Admission
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 from gpu_scheduler.engines.sglang.kv.kv_transfer import KvTransfer
+from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
 from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemory
 from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
 from gpu_scheduler.engines.sglang.memory.shared_range import SharedRange
@@ -32,7 +32,7 @@ from gpu_scheduler.engines.sglang.model.probe import Probe
 from gpu_scheduler.engines.sglang.model.requests import to_embed, to_sglang
 from gpu_scheduler.engines.sglang.model.stats import EngineCounters
 from gpu_scheduler.engines.sglang.policy.agreement import RankFacts
-from gpu_scheduler.engines.sglang.policy.grammar import slow_of
+from gpu_scheduler.engines.sglang.policy.slow_grammars import slow_of
 from gpu_scheduler.engines.sglang.weights import post_processing, weights_range
 from protos import common_pb2, engine_pb2
 from services.telemetry import log
@@ -62,7 +62,7 @@ class LoadedModel:
     server_args: Any
     """SGLang's ServerArgs for this model."""
     kv: ElasticKv
-    admission: Admission
+    provisioning: KvProvisioning
     kv_transfer: KvTransfer
 
     def __init__(

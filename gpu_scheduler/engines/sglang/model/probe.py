@@ -61,9 +61,9 @@ class Probe:
         self._clock = clock
         self._vocab_size = vocab_size
         # Prompts that continue the measured one have to fit as well: cut at the beginning they would continue nothing.
-        room = context_tokens - _NEW_TOKENS - (1 + together if together else 0)
+        left = context_tokens - _NEW_TOKENS - (1 + together if together else 0)
         first, counts = (
-            self._prompt(number, max(1, min(tokens, room)))
+            self._prompt(number, max(1, min(tokens, left)))
             for number, tokens in enumerate((_FIRST_PROMPT, prompt_tokens))
         )
         self._stages = [[first], [counts]]

@@ -12,7 +12,7 @@ from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
 from gpu_scheduler.engines.sglang.base.errors import RejectedRequest
-from gpu_scheduler.policy import grammars
+from gpu_scheduler.policy import permitted_grammars
 from protos import common_pb2, engine_pb2
 
 
@@ -32,13 +32,13 @@ def sampling_params(
     """SGLang's sampling parameters. The last `resumed_tokens` of the prompt are output from where the request ran
     before. A request without a seed gets a fresh one, so that its tokens do not depend on being retracted and computed
     again. Raises RejectedRequest."""
-    room = context_tokens - prompt_tokens
-    if room < (0 if sampling.prompt_only else 1):
+    left = context_tokens - prompt_tokens
+    if left < (0 if sampling.prompt_only else 1):
         raise RejectedRequest(f"the prompt has {prompt_tokens} tokens, the model's context {context_tokens}")
-    max_new = min(sampling.max_new_tokens, room) if sampling.max_new_tokens > 0 else room
+    max_new = min(sampling.max_new_tokens, left) if sampling.max_new_tokens > 0 else left
     kind = sampling.WhichOneof("grammar")
     if kind is not None:
-        if problem := grammars.problem(kind, getattr(sampling, kind)):
+        if problem := permitted_grammars.problem(kind, getattr(sampling, kind)):
             raise RejectedRequest(problem)
         if sampling.min_new_tokens or sampling.ignore_eos:
             raise RejectedRequest(

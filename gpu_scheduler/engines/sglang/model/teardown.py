@@ -32,7 +32,7 @@ def forget() -> None:
 def prefixes(scheduler: Any) -> None:
     """Flushes the prefix cache and unlinks the nodes of its tree; SGLang must be idle. A node knows its parent and its
     children, so SGLang leaves them, with the numbers of their slots on the device, to the garbage collector, which
-    looks rarely, and never at what hangs on the root that was there when the model was settled (`collector`)."""
+    looks rarely (`collector`)."""
     waiting = [getattr(scheduler.tree_cache, "root_node", None)]
     flushed = scheduler.flush_cache()
     assert flushed, "SGLang is not idle"

@@ -21,12 +21,12 @@ class Ring:
     def take(self, nbytes: int) -> int | None:
         """Start of a new place of at least `nbytes` (at least one); None if there is no room now."""
         nbytes = -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
-        start = self._room(nbytes)
+        start = self._start_of(nbytes)
         if start is not None:
             self._taken.append((start, start + nbytes))
         return start
 
-    def _room(self, nbytes: int) -> int | None:
+    def _start_of(self, nbytes: int) -> int | None:
         """Start of `nbytes` free bytes in one piece behind the newest place, or at the start of the buffer; None if
         there are none."""
         if not self._taken:

@@ -106,7 +106,7 @@ class StepLoop:
         self._tell(now)
         if messages or inputs:
             self._told_idle = False
-            model.admission.refused = False
+            model.provisioning.refused = False
         return inputs
 
     def _probe(self, inputs: list[Any]) -> None:
@@ -189,7 +189,7 @@ class StepLoop:
         first = scheduler.waiting_queue[0].rid if scheduler.waiting_queue else None
         if scheduler.chunked_req is None and first != self._started_over_for:
             self._started_over_for = first
-            if self._model.admission.start_over(scheduler.tree_cache):
+            if self._model.provisioning.start_over(scheduler.tree_cache):
                 return
         retract_chunked(scheduler)
         if scheduler.waiting_queue:
@@ -222,10 +222,10 @@ class StepLoop:
         request = scheduler.chunked_req
         if request is not None:
             left = len(request.full_untruncated_fill_ids) - len(request.prefix_indices)
-            if not model.admission.fits(scheduler.tree_cache, min(left, self.chunk_tokens()) + 1):
+            if not model.provisioning.fits(scheduler.tree_cache, min(left, self.chunk_tokens()) + 1):
                 return False
         # Memory may have come since SGLang found none.
-        if not model.admission.refused or scheduler.last_batch is None:
+        if not model.provisioning.refused or scheduler.last_batch is None:
             scheduler.running_batch.batch_is_full = False
         return True
 

@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.engines.sglang.base import device
-from gpu_scheduler.engines.sglang.kv import eviction
+from gpu_scheduler.engines.sglang.kv import prefix_eviction
 from gpu_scheduler.engines.sglang.kv.compaction import make_leave
 from gpu_scheduler.engines.sglang.kv.elastic_kv import DUMMY
 from services.telemetry import log
@@ -71,8 +71,8 @@ class Reclaim:
             self.report()
             self._changed()
             return
-        model.admission.ahead(model.scheduler.tree_cache, now)
-        kept = model.admission.evicts(now) or model.kv_transfer.expected_s(now) > 0
+        model.provisioning.ahead(model.scheduler.tree_cache, now)
+        kept = model.provisioning.evicts(now) or model.kv_transfer.expected_s(now) > 0
         if now >= self._empties_at and not kept and not model.scheduler.is_fully_idle():
             self._empties_at = now + _EMPTIES_LOOK_S
             kv.give_up_empties(older_than_s=model.options.linger_ms / 1e3)
@@ -87,7 +87,7 @@ class Reclaim:
         wanted = -(-nbytes // memory.extent_bytes) - kv.leaving()
         if wanted > 0:
             begun = time.monotonic()
-            evicted = eviction.empty_extents(model.scheduler.tree_cache, kv, wanted)
+            evicted = prefix_eviction.empty_extents(model.scheduler.tree_cache, kv, wanted)
             model.counters.evicted_tokens += evicted
             model.counters.evicting_s += time.monotonic() - begun
         return kv.give_up_empties() * memory.extent_bytes
@@ -106,7 +106,7 @@ class Reclaim:
             device.wait(model.device)
             kv.settle()
             kv.hold_tied()
-            model.admission.make_fit(tree, extents + lost)
+            model.provisioning.make_fit(tree, extents + lost)
             self._move_together(extents)
             lost = 2 * lost + 1
         kv.give_up_empties()
@@ -124,7 +124,7 @@ class Reclaim:
         if memory is not None:
             begun = time.monotonic()
             used = model.kv.bytes_of(model.kv.used - tree.evictable_size())
-            memory.usage(used, eviction.cached_by_age(tree, model.kv, begun))
+            memory.usage(used, prefix_eviction.cached_by_age(tree, model.kv, begun))
             self._report_at = begun + (time.monotonic() - begun) / _REPORT_SHARE
 
     def over_limit(self) -> bool:
@@ -156,11 +156,11 @@ class Reclaim:
             kv.settle()
             kv.hold_tied()
             extents = -(-over // memory.extent_bytes)
-            model.admission.make_fit(model.scheduler.tree_cache, extents + lost)
+            model.provisioning.make_fit(model.scheduler.tree_cache, extents + lost)
             if moves:
                 while kv.beyond(extents + lost) > 0 and not exhausted:
                     exhausted = not stop_one()
-                    model.admission.make_fit(model.scheduler.tree_cache, extents + lost)  # its prompt is now cached
+                    model.provisioning.make_fit(model.scheduler.tree_cache, extents + lost)  # its prompt is now cached
                 self._move_together(extents)
             else:
                 exhausted = not stop_one()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel
-from gpu_scheduler.engines.sglang.policy.spans import Span
+from gpu_scheduler.engines.sglang.policy.tensor_spans import Span
 from gpu_scheduler.engines.sglang.weights.weights_range import MappedWeights
 
 _DEPTH = 4

@@ -22,7 +22,7 @@ from itertools import chain
 import torch
 
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel
-from gpu_scheduler.engines.sglang.policy.spans import Places, Span, moved_down, overlapping
+from gpu_scheduler.engines.sglang.policy.tensor_spans import Places, Span, moved_down, overlapping
 from protos import engine_pb2
 from services.runtime.checksum import MULTIPLIER, ROW_BYTES, Checksum, as_text
 

@@ -35,12 +35,12 @@ def test_large_extents_fit_only_in_whole_groups_of_free_indices():
     assert addresses.free_large() == [0]
 
 
-@pytest.mark.parametrize(("limit", "room"), [(0, 0), (2, 0), (3, 1), (6, 4), (9, 4)])
-def test_address_map_room_is_bounded_by_the_limit_and_the_addresses(limit, room):
+@pytest.mark.parametrize(("limit", "headroom"), [(0, 0), (2, 0), (3, 1), (6, 4), (9, 4)])
+def test_address_map_headroom_is_bounded_by_the_limit_and_the_addresses(limit, headroom):
     addresses = AddressMap(6)
     for index in (0, 1):
         addresses.add(index, id=index, size=1)
-    assert addresses.room(limit) == room
+    assert addresses.headroom(limit) == headroom
 
 
 def test_address_map_check_finds_a_missing_and_a_repeated_index():
@@ -72,4 +72,4 @@ def test_address_map_under_random_steps_agrees_with_a_plain_table(n_indices, fac
         mapped = [index for index, extent in enumerate(table) if extent is not None]
         addresses.check(mapped)
         assert [addresses.ids[addresses.first_of(index)] for index in mapped] == [table[index] for index in mapped]
-        assert addresses.room(n_indices) == n_indices - len(mapped)
+        assert addresses.headroom(n_indices) == n_indices - len(mapped)

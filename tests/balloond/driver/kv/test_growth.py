@@ -31,7 +31,7 @@ class Playbook:
         """The engine takes what is in the reserve, up to `count`; how many more are missing."""
         taken = self.reserve.take(count)
         self.owned |= set(taken)
-        return self.growth.want(count, count - len(taken), self.addresses.room(self.limit), self.now)
+        return self.growth.want(count, count - len(taken), self.addresses.headroom(self.limit), self.now)
 
     def takes(self):
         """The engine takes what came of the rest."""
@@ -136,7 +136,7 @@ def test_growth_of_less_than_four_large_extents_requests_small_ones():
 
 def test_growth_of_an_engine_with_several_ranks_requests_small_extents_only():
     book = Playbook(large=4)
-    book.growth.want(16, 16, room=64, now=book.now, only_small=True)
+    book.growth.want(16, 16, headroom=64, now=book.now, only_small=True)
     assert book.requests() == ["need 16"]
 
 
@@ -392,7 +392,7 @@ def test_growth_highest_extent_goes_back_after_an_offer_with_holes():
 def test_growth_highest_extent_stays_after_an_offer_with_holes_while_requests_are_under_way():
     book = Playbook(low=4, high=4)
     book.runs(capacity=64)
-    book.growth.want(8, 4, room=60, now=book.now)
+    book.growth.want(8, 4, headroom=60, now=book.now)
     assert book.requests() == ["need 4"]
     book.growth.offer(holes=1)
     book.growth.end_offer()
@@ -434,7 +434,7 @@ class GrowthMachine(RuleBasedStateMachine):
     def answer(self, which, part):
         which %= len(self.book.under_way)
         request = self.book.under_way[which]
-        fits = len(self.book.addresses.free_large()) if request.size > 1 else self.book.addresses.room(self.INDICES)
+        fits = len(self.book.addresses.free_large()) if request.size > 1 else self.book.addresses.headroom(self.INDICES)
         self.book.answer(min(fits, round(part * request.count)), which=which)
 
     @rule()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy.local.smollm2 import checkpoint, folder
+from deploy.local.smollm2 import folder, hf_folder
 from services.errors import Conflict, Unmet
 
 REQUIREMENTS = Path(__file__).resolve().parents[4] / "requirements" / "models.txt"
@@ -34,7 +34,7 @@ class Writer:
 @pytest.fixture
 def writer(monkeypatch, tmp_path):
     it = Writer()
-    monkeypatch.setattr(checkpoint, "write", it)
+    monkeypatch.setattr(hf_folder, "write", it)
     monkeypatch.setattr(folder, "weights_file", lambda: tmp_path / "x.gguf")
     return it
 

@@ -93,7 +93,7 @@ def prompts(count: int, seed: int = 5) -> list[list[int]]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Beside engines on the same cores, several threads are many times slower than one."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -112,7 +112,7 @@ def reference(path: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> 
     model = kind.from_pretrained(path, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     said = []
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         for prompt in prompts:
             ids = torch.tensor([list(prompt)])
             out = model.generate(
@@ -130,7 +130,7 @@ def logprobs(path: Path, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         return [torch.log_softmax(model(torch.tensor([list(text)])).logits[0, :-1], dim=-1) for text in texts]
 
 
@@ -139,6 +139,6 @@ def embeddings(path: Path, prompts: Sequence[Sequence[int]]) -> list[list[float]
     from transformers import AutoModel
 
     model = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         states = [model(torch.tensor([list(prompt)])).last_hidden_state[0, -1] for prompt in prompts]
     return [torch.nn.functional.normalize(state, dim=0).tolist() for state in states]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelKv, PrefillLimits, admit
 from gpu_scheduler.policy.queue.backlog import Backlog, BacklogRules, RequestState
-from gpu_scheduler.policy.queue.decisions import NeedMemory, Start, Why
+from gpu_scheduler.policy.queue.decisions import NeedMemory, Start, StartRule
 from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
 
 SPEED = 1024.0
@@ -31,8 +31,8 @@ def add(queue, request_id, model, seconds, deadline=inf, arrival=0.0, decode=0, 
     queue.add(WaitingRequest(request_id, model, arrival, deadline, round(seconds * SPEED), decode_tokens=decode), now)
 
 
-def decide(queue, now=0.0, memory=None, chunk_tokens=1 << 30, room_share=0.5):
-    return admit(queue.plan(now), queue, memory or plenty(), PrefillLimits(chunk_tokens, room_share))
+def decide(queue, now=0.0, memory=None, chunk_tokens=1 << 30, slack_share=0.5):
+    return admit(queue.plan(now), queue, memory or plenty(), PrefillLimits(chunk_tokens, slack_share))
 
 
 def started(decisions):
@@ -56,7 +56,7 @@ def test_prefills_are_admitted_to_one_engine_at_a_time():
     add(queue, "3", "b", 0.1, deadline=7.0)
     add(queue, "4", "a", 0.1, deadline=8.0)
     decisions = decide(queue)
-    assert decisions == [Start("1", Why.ON_TIME), Start("2", Why.ON_TIME)]
+    assert decisions == [Start("1", StartRule.ON_TIME), Start("2", StartRule.ON_TIME)]
     carry_out(queue, decisions, 0.0)
     assert decide(queue) == []  # 3 is next, so 4 does not keep the turn with a
     queue.prefill_finished("1", 0.1)
@@ -104,19 +104,19 @@ def test_short_prompts_of_one_model_join_beyond_a_chunk_as_those_of_several_do()
     queue = backlog()
     for i in range(4):
         add(queue, f"{i}", "a", 0.25, deadline=5.0 + i)
-    turn = PrefillLimits(100, 0.5, joint_s=0.75)
-    assert started(carry_out(queue, admit(queue.plan(0.0), queue, plenty("a"), turn), 0.0)) == ["0", "1", "2"]
+    limits = PrefillLimits(100, 0.5, joint_s=0.75)
+    assert started(carry_out(queue, admit(queue.plan(0.0), queue, plenty("a"), limits), 0.0)) == ["0", "1", "2"]
     queue.prefill_finished("0", 0.25)
-    assert started(admit(queue.plan(0.25), queue, plenty("a"), turn)) == ["3"]
+    assert started(admit(queue.plan(0.25), queue, plenty("a"), limits)) == ["3"]
 
 
 def test_silent_engine_gets_no_more_requests_however_long_it_takes():
     queue = backlog()
     for i in range(9):
         add(queue, f"{i}", "a", 0.25, deadline=90.0 + i)
-    turn = PrefillLimits(100, 0.5, joint_s=0.75)
-    assert started(carry_out(queue, admit(queue.plan(0.0), queue, plenty("a"), turn), 0.0)) == ["0", "1", "2"]
-    assert started(admit(queue.plan(60.0), queue, plenty("a"), turn)) == []
+    limits = PrefillLimits(100, 0.5, joint_s=0.75)
+    assert started(carry_out(queue, admit(queue.plan(0.0), queue, plenty("a"), limits), 0.0)) == ["0", "1", "2"]
+    assert started(admit(queue.plan(60.0), queue, plenty("a"), limits)) == []
 
 
 def test_silent_engine_gets_no_more_requests_beside_another_one_either():
@@ -196,7 +196,7 @@ def test_request_without_enough_memory_needs_all_that_its_model_does_not_have(ro
     add(queue, "r", "a", 1.0, deadline=3.0)
     asked = 1024 - max(0, reclaimable - growth)
     on_devices = 0 if free is None else int(lacks)
-    expected = [NeedMemory("a", asked, "r", 2.0, on_devices)] if int(lacks) else [Start("r", Why.ON_TIME)]
+    expected = [NeedMemory("a", asked, "r", 2.0, on_devices)] if int(lacks) else [Start("r", StartRule.ON_TIME)]
     assert decide(queue, memory=memory) == expected
 
 
@@ -207,7 +207,7 @@ def test_timely_request_without_memory_is_passed_over_but_by_none_of_its_own_mod
     add(queue, "other", "b", 0.1, deadline=12.0)
     memory = AdmissionMemory({"a": ModelKv(limit=1024, held=0), "b": ModelKv(limit=1024, held=0)})
     decisions = decide(queue, memory=memory)
-    assert decisions == [NeedMemory("a", 2048, "large", 8.0), Start("other", Why.ON_TIME)]
+    assert decisions == [NeedMemory("a", 2048, "large", 8.0), Start("other", StartRule.ON_TIME)]
 
 
 def test_memory_claimed_by_a_timely_request_stays_free_on_its_device():
@@ -275,15 +275,15 @@ def test_second_queue_runs_oldest_first_while_no_request_can_be_on_time():
     queue = backlog()
     add(queue, "young", "a", 5.0, arrival=3.0)
     add(queue, "old", "a", 5.0, arrival=1.0)
-    assert decide(queue) == [Start("old", Why.ROOM), Start("young", Why.ROOM)]
+    assert decide(queue) == [Start("old", StartRule.SLACK), Start("young", StartRule.SLACK)]
 
 
 def test_late_request_goes_first_where_timely_ones_leave_room_for_it():
     queue = backlog()
     add(queue, "late", "a", 1.0, deadline=0.5)
     add(queue, "s", "a", 1.0, deadline=4.0)
-    assert decide(queue, room_share=0.5)[0] == Start("late", Why.ROOM)
-    assert started(decide(queue, room_share=0.25)) == ["s"]
+    assert decide(queue, slack_share=0.5)[0] == Start("late", StartRule.SLACK)
+    assert started(decide(queue, slack_share=0.25)) == ["s"]
 
 
 def test_room_left_by_timely_requests_is_used_by_one_late_request_only():
@@ -291,7 +291,7 @@ def test_room_left_by_timely_requests_is_used_by_one_late_request_only():
     add(queue, "late 1", "a", 1.0, deadline=0.5)
     add(queue, "late 2", "a", 1.0, deadline=0.5)
     add(queue, "s", "a", 1.0, deadline=4.0)
-    assert started(decide(queue, room_share=0.5)) == ["late 1", "s"]
+    assert started(decide(queue, slack_share=0.5)) == ["late 1", "s"]
 
 
 def test_memory_for_late_requests_is_requested_only_while_no_timely_one_waits():
@@ -300,7 +300,7 @@ def test_memory_for_late_requests_is_requested_only_while_no_timely_one_waits():
     memory = AdmissionMemory({"a": ModelKv(limit=0, held=0), "b": ModelKv(limit=1 << 20, held=0)})
     assert decide(queue, memory=memory) == [NeedMemory("a", 1024, "late", inf)]
     add(queue, "s", "b", 1.0, deadline=9.0)
-    assert decide(queue, memory=memory) == [Start("s", Why.ON_TIME)]
+    assert decide(queue, memory=memory) == [Start("s", StartRule.ON_TIME)]
 
 
 def test_credit_for_late_requests_belongs_to_the_oldest_and_younger_ones_do_not_spend_it():
@@ -318,7 +318,7 @@ def test_credit_for_late_requests_belongs_to_the_oldest_and_younger_ones_do_not_
     carry_out(queue, decisions, 1.0)
     queue.prefill_finished("s1", 2.0)
     add(queue, "s2", "b", 1.0, deadline=3.0, now=2.0)
-    assert decide(queue, 2.0) == [Start("old and large", Why.AGED)]
+    assert decide(queue, 2.0) == [Start("old and large", StartRule.AGED)]
 
 
 def test_the_turn_passes_to_an_aged_request_of_another_model():
@@ -406,12 +406,12 @@ def test_engine_gets_no_more_requests_than_it_runs_and_the_rest_keep_their_order
     for number in range(4):
         add(queue, f"a{number}", "a", 0.1, deadline=9.0 - number)
     add(queue, "b0", "b", 0.1, deadline=20.0)
-    turn = PrefillLimits(1 << 30, 0.5, joint_s=inf)
-    decisions = admit(queue.plan(0.0), queue, plenty(), turn, {"a": 2})
+    limits = PrefillLimits(1 << 30, 0.5, joint_s=inf)
+    decisions = admit(queue.plan(0.0), queue, plenty(), limits, {"a": 2})
     assert started(carry_out(queue, decisions, 0.0)) == ["a3", "a2", "b0"], "the first of a, and all of b"
     add(queue, "a4", "a", 0.1, deadline=1.0)
-    assert admit(queue.plan(0.0), queue, plenty(), turn, {"a": 0}) == []
-    assert started(admit(queue.plan(0.0), queue, plenty(), turn, {"a": 1})) == ["a4"]
+    assert admit(queue.plan(0.0), queue, plenty(), limits, {"a": 0}) == []
+    assert started(admit(queue.plan(0.0), queue, plenty(), limits, {"a": 1})) == ["a4"]
 
 
 def test_memory_is_not_requested_for_an_engine_without_a_free_place():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpu_scheduler.policy.queue.backlog import PRESSED_S, TICK, Backlog, BacklogRules, RequestState
-from gpu_scheduler.policy.queue.decisions import Drop, Expire, Start, Why
+from gpu_scheduler.policy.queue.decisions import Drop, Expire, Start, StartRule
 from gpu_scheduler.policy.queue.moore_hodgson import Job, schedule
 from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
 
@@ -29,7 +29,7 @@ def request(request_id, seconds=1.0, deadline=inf, arrival=0.0, model="m", **fac
     return WaitingRequest(request_id, model, arrival, deadline, prompt_tokens=round(seconds * SPEED), **facts)
 
 
-def start(queue, request_id, now, why=Why.ON_TIME):
+def start(queue, request_id, now, why=StartRule.ON_TIME):
     return queue.start(Start(request_id, why), now)
 
 
@@ -86,8 +86,8 @@ def test_backlog_by_arrival_ignores_targets_and_counts_no_request_as_late():
     queue = backlog(rules=BacklogRules(order="arrival"))
     for i, deadline in enumerate([9.0, 0.1, 5.0, inf]):
         queue.add(request(f"{i}", deadline=deadline, arrival=i / 10, drop_late=True), 0.3)
-    agenda = queue.plan(0.4)
-    assert (tuple(agenda.on_time), tuple(agenda.second), agenda.decisions) == ((), ("0", "1", "2", "3"), ())
+    queue_plan = queue.plan(0.4)
+    assert (tuple(queue_plan.on_time), tuple(queue_plan.second), queue_plan.decisions) == ((), ("0", "1", "2", "3"), ())
     start(queue, "0", 0.4)
     queue.requeue("0", 0.5, deadline=0.6)
     assert next(iter(queue.plan(0.7).second)) == "0" and queue.state("0") is RequestState.WAITING
@@ -97,8 +97,8 @@ def test_request_that_does_not_fit_is_late_and_kept():
     queue = backlog()
     queue.add(request("long", 3.0, deadline=3.5), 0.0)
     queue.add(request("short", 1.0, deadline=3.75), 0.0)
-    agenda = queue.plan(0.0)
-    assert (tuple(agenda.on_time), tuple(agenda.second), agenda.decisions) == (("short",), ("long",), ())
+    queue_plan = queue.plan(0.0)
+    assert (tuple(queue_plan.on_time), tuple(queue_plan.second), queue_plan.decisions) == (("short",), ("long",), ())
     assert queue.state("long") is RequestState.LATE
     assert queue.state("short") is RequestState.WAITING
 
@@ -175,8 +175,8 @@ def test_dispatched_work_comes_before_everything_and_shrinks_with_its_progress()
     assert queue.plan(0.0).start == 4.0
     assert tuple(queue.plan(0.0).second) == ("small",)
     queue.progress("big", 1.0, computed_tokens=round(2.0 * SPEED))  # twice as fast as expected
-    agenda = queue.plan(1.0)
-    assert (agenda.start, tuple(agenda.on_time)) == (3.0, ("small",))
+    queue_plan = queue.plan(1.0)
+    assert (queue_plan.start, tuple(queue_plan.on_time)) == (3.0, ("small",))
     assert queue.tokens_in_flight() == round(2.0 * SPEED)
     queue.prefill_finished("big", 2.0)
     assert queue.plan(2.0).start == 2.0
@@ -219,10 +219,10 @@ def test_a_passed_deadline_is_late_for_good_unless_it_is_given_a_new_one():
     assert tuple(queue.plan(0.5).on_time) == ("1", "0")
     assert tuple(queue.plan(4.0).second) == ("0", "1")
     assert [waiting.request_id for waiting in queue.waiting()] == ["1", "0"]
-    start(queue, "1", 4.0, Why.AGED)
+    start(queue, "1", 4.0, StartRule.AGED)
     queue.requeue("1", 4.5, deadline=6.0)
-    agenda = queue.plan(4.5)
-    assert (tuple(agenda.on_time), tuple(agenda.second), agenda.least) == (("1",), ("0",), 1.0)
+    queue_plan = queue.plan(4.5)
+    assert (tuple(queue_plan.on_time), tuple(queue_plan.second), queue_plan.least) == (("1",), ("0",), 1.0)
     assert (queue.state("0"), queue.state("1")) == (RequestState.LATE, RequestState.WAITING)
 
 
@@ -242,9 +242,9 @@ def test_requests_waiting_for_one_wake_up_are_charged_their_prefills_alone():
     for i in range(8):
         queue.add(request(f"w{i}", 0.125, deadline=4.0, model="waking"), 0.0)
     queue.add(request("other", 2.0, deadline=3.5), 0.0)
-    agenda = queue.plan(0.0)
-    assert len(agenda.on_time) == 9
-    assert agenda.room == pytest.approx(1.0)
+    queue_plan = queue.plan(0.0)
+    assert len(queue_plan.on_time) == 9
+    assert queue_plan.slack == pytest.approx(1.0)
 
 
 def test_model_not_expected_at_all_makes_its_requests_with_a_deadline_late():
@@ -278,9 +278,9 @@ def test_a_late_request_is_dropped_only_if_its_client_asked():
     queue = backlog()
     queue.add(request("asked", deadline=0.5, drop_late=True), 0.0)
     queue.add(request("did not", deadline=0.5), 0.0)
-    agenda = queue.plan(0.0)
-    assert [(type(d), d.request_id) for d in agenda.decisions] == [(Drop, "asked")]
-    assert tuple(agenda.second) == ("did not",)
+    queue_plan = queue.plan(0.0)
+    assert [(type(d), d.request_id) for d in queue_plan.decisions] == [(Drop, "asked")]
+    assert tuple(queue_plan.second) == ("did not",)
     assert queue.state("asked") is None
     assert queue.plan(0.0).decisions == ()
 
@@ -448,7 +448,7 @@ class Conservation(RuleBasedStateMachine):
         self.waiting.add(added.request_id)
 
     @precondition(lambda self: self.waiting)
-    @rule(data=st.data(), why=st.sampled_from(Why))
+    @rule(data=st.data(), why=st.sampled_from(StartRule))
     def start(self, data, why):
         chosen = self.some(data, self.waiting)
         start(self.queue, chosen, self.now, why)
@@ -504,30 +504,30 @@ class Conservation(RuleBasedStateMachine):
     @rule()
     def plan(self):
         facts = {request_id: self.queue.request(request_id) for request_id in self.waiting}
-        agenda = self.queue.plan(self.now)
+        queue_plan = self.queue.plan(self.now)
         expired = {request_id for request_id, r in facts.items() if r.expires <= self.now}
         jobs = []
         for waiting in (r for r in self.queue.waiting() if r.deadline < inf):
             jobs.append(self.job(waiting))
-        jobs += [self.job(facts[d.request_id]) for d in agenda.decisions if isinstance(d, Drop)]
+        jobs += [self.job(facts[d.request_id]) for d in queue_plan.decisions if isinstance(d, Drop)]
         jobs.sort(key=lambda item: item[0])
-        expected = schedule([job for _, job in jobs], agenda.start)
+        expected = schedule([job for _, job in jobs], queue_plan.start)
         late = set(expected.late)
 
-        assert {d.request_id for d in agenda.decisions if isinstance(d, Expire)} == expired
-        assert {d.request_id for d in agenda.decisions if isinstance(d, Drop)} == {
+        assert {d.request_id for d in queue_plan.decisions if isinstance(d, Expire)} == expired
+        assert {d.request_id for d in queue_plan.decisions if isinstance(d, Drop)} == {
             r for r in late if facts[r].drop_late
         }
-        gone = {d.request_id for d in agenda.decisions}
+        gone = {d.request_id for d in queue_plan.decisions}
         self.waiting -= gone
         self.gone |= gone
         best_effort = {r for r in self.waiting if facts[r].deadline == inf}
-        assert tuple(agenda.on_time) == expected.on_time
-        assert set(agenda.second) == (late - gone) | best_effort
-        assert len(agenda.second) == len(set(agenda.second))
-        ages = [facts[r].arrival + (10.0 if r in best_effort else 0.0) for r in agenda.second]
+        assert tuple(queue_plan.on_time) == expected.on_time
+        assert set(queue_plan.second) == (late - gone) | best_effort
+        assert len(queue_plan.second) == len(set(queue_plan.second))
+        ages = [facts[r].arrival + (10.0 if r in best_effort else 0.0) for r in queue_plan.second]
         assert ages == sorted(ages)
-        assert agenda.least <= min((self.queue.prefill_cost(r) for r in agenda.second), default=inf)
+        assert queue_plan.least <= min((self.queue.prefill_cost(r) for r in queue_plan.second), default=inf)
         for request_id in self.waiting:
             assert self.queue.state(request_id) is (RequestState.LATE if request_id in late else RequestState.WAITING)
 
@@ -565,13 +565,13 @@ def test_prompts_that_end_in_one_step_share_its_time_in_the_learned_speed():
     queue.model_active("m")
     for i in range(4):
         queue.add(WaitingRequest(f"{i}", "m", 0.0, 50.0, 500), 0.0)
-        queue.start(Start(f"{i}", Why.ON_TIME), 0.0)
+        queue.start(Start(f"{i}", StartRule.ON_TIME), 0.0)
     for i in range(4):
         queue.observe("m", 500, queue.prefill_finished(f"{i}", 0.4))
     queue.plan(0.4)
     queue.add(WaitingRequest("next", "m", 0.4, 50.0, 500), 0.4)
     assert queue.prefill_cost("next") == pytest.approx(0.1)
-    queue.start(Start("next", Why.ON_TIME), 0.4)
+    queue.start(Start("next", StartRule.ON_TIME), 0.4)
     queue.observe("m", 500, queue.prefill_finished("next", 0.7))
     queue.plan(0.7)
     queue.add(WaitingRequest("last", "m", 0.7, 50.0, 500), 0.7)

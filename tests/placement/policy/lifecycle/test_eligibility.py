@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from placement.policy.kvpr import Device, Group, Model, Place
 from placement.policy.lifecycle.decisions import LifecycleRules, PlacedModel
-from placement.policy.lifecycle.eligibility import footing, holds_s
+from placement.policy.lifecycle.eligibility import eligibility_fingerprint, holds_s
 
 GROUP = Group("g", (Device("d0", 100),))
 RULES = LifecycleRules(idle_s=2.0, kv_idle_s=5.0, stay=4.0, quantum_s=7.0)
@@ -24,7 +24,7 @@ def on(name="m", **facts):
 def test_footing_of_a_group_is_not_changed_by_the_load_of_a_busy_model():
     before = on(stay_s=60.0, claims=1, kv_used=5)
     after = on(stay_s=61.0, claims=9, kv_used=30, kv_lacking=8, demand=7.0)
-    assert footing(GROUP, [before], RULES) == footing(GROUP, [after], RULES)
+    assert eligibility_fingerprint(GROUP, [before], RULES) == eligibility_fingerprint(GROUP, [after], RULES)
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,13 @@ def test_footing_of_a_group_is_not_changed_by_the_load_of_a_busy_model():
     ],
 )
 def test_footing_of_a_group_changes_when_a_model_leaves_sleeps_idles_comes_or_has_another_size(other):
-    assert footing(GROUP, [on(stay_s=60.0)], RULES) != footing(GROUP, other, RULES)
+    assert eligibility_fingerprint(GROUP, [on(stay_s=60.0)], RULES) != eligibility_fingerprint(GROUP, other, RULES)
 
 
 def test_footing_of_a_group_changes_with_the_size_of_a_device():
-    assert footing(GROUP, [], RULES) != footing(Group("g", (Device("d0", 101),)), [], RULES)
+    assert eligibility_fingerprint(GROUP, [], RULES) != eligibility_fingerprint(
+        Group("g", (Device("d0", 101),)), [], RULES
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,4 +73,4 @@ def test_footing_does_not_change_by_time_alone_while_it_holds(drawn, share):
     holds = holds_s(here, RULES)
     passed = min(holds, 100.0) * share
     later = [replace(r, stay_s=r.stay_s + passed, idle_s=r.idle_s + passed if r.idle_s else 0.0) for r in here]
-    assert footing(GROUP, later, RULES) == footing(GROUP, here, RULES)
+    assert eligibility_fingerprint(GROUP, later, RULES) == eligibility_fingerprint(GROUP, here, RULES)

@@ -7,9 +7,9 @@ from math import inf
 import pytest
 
 from placement.policy.kvpr import Device, Group, Model, Place
-from placement.policy.lifecycle.activation import attempt, chosen, lack
+from placement.policy.lifecycle.activation_plan import attempt, chosen, lack
 from placement.policy.lifecycle.decisions import Activate, LifecycleRules, PlacedModel, Wait
-from placement.policy.lifecycle.group_index import TRIES, GroupIndex, standing
+from placement.policy.lifecycle.group_index import TRIES, GroupIndex, index_groups
 from placement.policy.lifecycle.refusal import could_hold
 
 RULES = [
@@ -71,7 +71,7 @@ def test_group_index_decides_as_if_every_group_were_tried(rules, size):
         parts = draw.choice([1, size])
         model = Model("new", draw.uniform(1.0, 300.0), parts * draw.randint(5, 90), 5, 3, parts=parts)
         best = by_trying_all(model, groups, there, rules)
-        answer = standing(groups, [r for here in there.values() for r in here], rules).activate(model)
+        answer = index_groups(groups, [r for here in there.values() for r in here], rules).activate(model)
         seen.add((type(answer.outcome), bool(answer.evictions)))
         if isinstance(answer.outcome, Activate):
             if len(groups) > TRIES:  # a good one will do
@@ -104,7 +104,7 @@ def test_group_index_updated_report_by_report_decides_as_one_made_afresh():
             there[name] = [on(groups[name], model, draw) for model in draw.sample(["new", "a", "b", "c", "d"], 3)]
             kept.hear(groups[name], there[name])
         model = Model("new" if step % 2 else "other", 50.0, draw.randint(5, 70), 5, 3)
-        anew = standing(kept.groups, [r for each in kept.groups for r in there[each.name]])
+        anew = index_groups(kept.groups, [r for each in kept.groups for r in there[each.name]])
         assert kept.activate(model) == anew.activate(model)
         assert kept.residents == anew.residents and len(kept) == len(groups)
 
@@ -112,7 +112,7 @@ def test_group_index_updated_report_by_report_decides_as_one_made_afresh():
 def test_a_model_for_one_group_alone_comes_up_there_or_waits_for_it():
     groups = [Group(name, (Device(name, 100),)) for name in "AB"]
     hot = PlacedModel(Model("hot", 90.0, 60), Place("A", ("A",)))
-    there = standing(groups, [hot])
+    there = index_groups(groups, [hot])
     assert there.activate(Model("m", 1.0, 20), "A").outcome.place.group == "A"
     assert "the nearest is A" in there.activate(Model("m", 1.0, 50), "A").outcome.reason
     assert "100" in there.refused(Model("m", 1.0, 120), "B").reason and there.refused(Model("m", 1.0, 90), "B") is None
@@ -121,20 +121,20 @@ def test_a_model_for_one_group_alone_comes_up_there_or_waits_for_it():
 def test_a_model_comes_up_where_an_engine_is_free_before_another_model_loses_its_own():
     groups = [Group("full", (Device("full", 100),), 1), Group("free", (Device("free", 95),), 1)]
     asleep = PlacedModel(Model("asleep", 1.0, 20, quota=1), Place("full", ("full",)), hibernating=True, idle_s=90.0)
-    answer = standing(groups, [asleep]).activate(Model("new", 1.0, 20))
+    answer = index_groups(groups, [asleep]).activate(Model("new", 1.0, 20))
     assert (answer.outcome.place.group, answer.evictions) == ("free", ())
-    answer = standing(groups[:1], [asleep]).activate(Model("new", 1.0, 20))
+    answer = index_groups(groups[:1], [asleep]).activate(Model("new", 1.0, 20))
     assert [type(e).__name__ + " " + e.model for e in answer.evictions] == ["GoCold asleep"]
     assert "an engine for new" in answer.evictions[0].reason
-    assert not standing(groups[:1], [asleep]).activate(Model("asleep", 1.0, 20, quota=1)).evictions
+    assert not index_groups(groups[:1], [asleep]).activate(Model("asleep", 1.0, 20, quota=1)).evictions
 
 
 def test_a_model_waits_where_all_engines_are_of_busy_models_and_its_reason_says_so():
     groups = [Group("g", (Device("g", 100),), 2)]
     busy = [PlacedModel(Model(name, 1.0, 10), Place("g", ("g",)), idle_s=0.0) for name in "ab"]
-    answer = standing(groups, busy).activate(Model("new", 1.0, 20))
+    answer = index_groups(groups, busy).activate(Model("new", 1.0, 20))
     assert "all its 2 engines have a model that is pinned or busy (engines.limit)" in answer.outcome.reason
-    kept = standing(groups, [replace(r, stay_s=60.0) for r in busy]).keep(Model("new", 1.0, 20), 9.0, "g")
+    kept = index_groups(groups, [replace(r, stay_s=60.0) for r in busy]).keep(Model("new", 1.0, 20), 9.0, "g")
     assert [type(e).__name__ for e in kept.evictions] == ["GoCold"]
 
 
@@ -143,5 +143,5 @@ def test_group_index_among_equal_groups_evicts_the_longest_idle_model():
     idle = [
         PlacedModel(Model(f"m{i}", 1.0, 80), Place(f"g{i}", (f"g{i}",)), idle_s=50.0 + i * 7 % 50) for i in range(50)
     ]
-    (eviction,) = standing(groups, idle).activate(Model("new", 1.0, 80)).evictions
+    (eviction,) = index_groups(groups, idle).activate(Model("new", 1.0, 80)).evictions
     assert eviction.model == max(idle, key=lambda r: r.idle_s).model.name

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from placement.policy.kvpr import Device, Group, Model, Place
 from placement.policy.lifecycle.decisions import Activate, GoCold, Hibernate, LifecycleRules, PlacedModel, Wait
-from placement.policy.lifecycle.group_index import GroupIndex, standing
+from placement.policy.lifecycle.group_index import GroupIndex, index_groups
 from placement.policy.lifecycle.reservations import FORGOTTEN_S, Reservations
 
 RULES = LifecycleRules(quantum_s=4.0)
@@ -29,7 +29,7 @@ def new(name="new", weights=40):
 
 def test_waiting_model_after_its_patience_replaces_the_model_with_the_fewest_claims():
     g, reservations = group(), Reservations(PATIENCE_S)
-    there = standing([g], [on(g, "much", stay_s=60.0, claims=5), on(g, "little", stay_s=9.0, claims=1)], RULES)
+    there = index_groups([g], [on(g, "much", stay_s=60.0, claims=5), on(g, "little", stay_s=9.0, claims=1)], RULES)
     assert isinstance(reservations.ask(new(), there, 0.0).outcome, Wait)
     answer = reservations.ask(new(), there, 2.0)
     assert isinstance(answer.outcome, Activate)
@@ -40,25 +40,25 @@ def test_waiting_model_after_its_patience_replaces_the_model_with_the_fewest_cla
 
 def test_waiting_model_among_equal_claims_replaces_the_model_that_was_awake_longest():
     g, reservations = group(), Reservations(0.0)
-    there = standing([g], [on(g, "a", stay_s=9.0), on(g, "b", stay_s=60.0)], RULES)
+    there = index_groups([g], [on(g, "a", stay_s=9.0), on(g, "b", stay_s=60.0)], RULES)
     assert [e.model for e in reservations.ask(new(), there, 0.0).evictions] == ["b"]
 
 
 def test_waiting_model_replaces_no_model_before_its_quantum_and_no_pinned_one():
     g, reservations = group(), Reservations(0.0)
-    there = standing([g], [on(g, "came", stay_s=3.9), on(g, "pinned", stay_s=99.0, pinned=True)], RULES)
+    there = index_groups([g], [on(g, "came", stay_s=3.9), on(g, "pinned", stay_s=99.0, pinned=True)], RULES)
     answer = reservations.ask(new(), there, 0.0)
     assert answer.outcome.reason.endswith("g is reserved for it, which has waited for 0.0 s")
-    there = standing([g], [on(g, "a", stay_s=99.0, pinned=True), on(g, "b", stay_s=99.0, pinned=True)], RULES)
+    there = index_groups([g], [on(g, "a", stay_s=99.0, pinned=True), on(g, "b", stay_s=99.0, pinned=True)], RULES)
     assert "reserved" not in Reservations(0.0).ask(new(), there, 0.0).outcome.reason
 
 
 def test_reserved_group_takes_no_other_model_until_the_reservation_is_served():
     g, reservations = group(), Reservations(0.0)
-    there = standing([g], [on(g, "small", 30, stay_s=0.0)], RULES)
+    there = index_groups([g], [on(g, "small", 30, stay_s=0.0)], RULES)
     assert isinstance(reservations.ask(new("large", 90), there, 0.0).outcome, Wait)
     assert isinstance(reservations.ask(new("fits", 20), there, 0.0).outcome, Wait)
-    there = standing([g], [], RULES)
+    there = index_groups([g], [], RULES)
     assert isinstance(reservations.ask(new("large", 90), there, 0.1).outcome, Activate)
     reservations.served("large")
     assert isinstance(reservations.ask(new("fits", 20), there, 0.1).outcome, Activate)
@@ -67,18 +67,18 @@ def test_reserved_group_takes_no_other_model_until_the_reservation_is_served():
 def test_model_that_does_not_fit_beside_pinned_ones_gets_no_reservation():
     g, reservations = group(), Reservations(0.0)
     pinned, busy = on(g, "pinned", 40, stay_s=99.0, pinned=True), on(g, "busy", 40, stay_s=99.0)
-    there = standing([g], [pinned, busy], RULES)
+    there = index_groups([g], [pinned, busy], RULES)
     assert isinstance(reservations.ask(new("large", 90), there, 0.0).outcome, Wait)
     assert not reservations.any(0.0)
     assert [e.model for e in reservations.ask(new("small", 50), there, 0.0).evictions] == ["busy"]
     reservations.served("small")
-    there = standing([g], [busy], RULES)
+    there = index_groups([g], [busy], RULES)
     assert isinstance(reservations.ask(new("large", 90), there, 0.1).outcome, Activate), "the pinned one is gone"
 
 
 def test_reservation_of_a_model_without_further_requests_ends():
     g, reservations = group(), Reservations(0.0)
-    there = standing([g], [on(g, "small", 30, stay_s=0.0)], RULES)
+    there = index_groups([g], [on(g, "small", 30, stay_s=0.0)], RULES)
     reservations.ask(new("large", 90), there, 0.0)
     assert reservations.any(FORGOTTEN_S) and not reservations.any(FORGOTTEN_S + 0.1)
     assert isinstance(reservations.ask(new("fits", 20), there, FORGOTTEN_S + 0.1).outcome, Activate)
@@ -86,14 +86,14 @@ def test_reservation_of_a_model_without_further_requests_ends():
 
 def test_reservation_of_a_model_that_does_not_come_up_on_its_group_ends():
     g, reservations = group(), Reservations(0.0)
-    there = standing([g], [on(g, "idle", 60, stay_s=99.0)], RULES)
+    there = index_groups([g], [on(g, "idle", 60, stay_s=99.0)], RULES)
     assert isinstance(reservations.ask(new("large", 90), there, 0.0, holds_s=5.0).outcome, Activate)
     assert reservations.any(FORGOTTEN_S) and not reservations.any(FORGOTTEN_S + 0.1)
 
 
 def test_reservation_of_a_group_that_is_lost_ends():
     g, h, reservations = group("g"), group("h"), Reservations(0.0)
-    there = standing([g, h], [on(g, "a", 90, claims=1, stay_s=0.0), on(h, "b", 90, claims=2, stay_s=0.0)], RULES)
+    there = index_groups([g, h], [on(g, "a", 90, claims=1, stay_s=0.0), on(h, "b", 90, claims=2, stay_s=0.0)], RULES)
     assert "g is reserved" in reservations.ask(new(), there, 0.0).outcome.reason
     there.lose("g")
     assert "h is reserved" in reservations.ask(new(), there, 0.1).outcome.reason
@@ -115,7 +115,7 @@ class Rotation:
         now = 0.0
         while now < seconds:
             for name in [n for n in self.models if n not in self.active_at]:
-                answer = self.reservations.ask(self.models[name], self.standing(now, claims), now)
+                answer = self.reservations.ask(self.models[name], self.index_groups(now, claims), now)
                 if isinstance(answer.outcome, Activate):
                     self.reservations.served(name)
                     for eviction in answer.evictions:
@@ -127,7 +127,7 @@ class Rotation:
             now += LOOK_S
         return max([self.longest, *(now - self.waits_since[n] for n in self.models if n not in self.active_at)])
 
-    def standing(self, now, claims) -> GroupIndex:
+    def index_groups(self, now, claims) -> GroupIndex:
         residents = [
             PlacedModel(
                 self.models[name],
@@ -139,7 +139,7 @@ class Rotation:
             )
             for name, at in self.active_at.items()
         ]
-        return standing([self.group], residents, RULES)
+        return index_groups([self.group], residents, RULES)
 
 
 @settings(max_examples=25)

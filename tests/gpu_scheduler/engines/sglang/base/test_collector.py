@@ -47,15 +47,29 @@ def as_before() -> Iterator[None]:
     gc.enable()
 
 
-def test_settled_garbage_is_collected_only_when_all_objects_are_looked_at() -> None:
+def test_garbage_of_imports_is_never_looked_at_and_that_of_a_model_when_it_leaves() -> None:
     collector.pause()
-    there = cycle()
+    of_imports = cycle()
     collector.settle()
     assert gc.isenabled()
+    collector.pause()
+    of_model = cycle()
+    collector.settle_model()
+    assert gc.isenabled()
+    collector.look_at_model()
+    assert of_imports() is not None and of_model() is None
+
+
+def test_many_objects_of_a_model_are_frozen_until_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "_MANY", 0)
+    collector.settle()
+    there = cycle()
+    collector.settle_model()
     gc.collect()
     assert there() is not None
-    collector.look_at_all()
+    collector.look_at_model()
     assert there() is None
+    collector.settle()
 
 
 def test_collector_pause_within_a_pause_does_not_end_the_outer_one() -> None:

@@ -13,7 +13,7 @@ import torch
 from gpu_scheduler.engines.sglang.kv import compaction
 from gpu_scheduler.engines.sglang.kv.slot_transfer import HostIds
 from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes
-from tests.gpu_scheduler.engines.sglang.kv.test_eviction import Node, Tree
+from tests.gpu_scheduler.engines.sglang.kv.test_prefix_eviction import Node, Tree
 
 ENVELOPE, EXTENT, COUNT = 4, 16, 200
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from balloond.backends.cpu import CpuMapper
-from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemory, GraphMemorySource, joined, live
+from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemory, GraphMemorySource, live
 
 MIB = 1 << 20
 
@@ -70,11 +70,6 @@ def test_graph_memory_without_a_model_is_refused_and_late_frees_are_ignored(sour
     source.pieces = pieces
     free(address + 1, MIB, 0, None)
     assert pieces.out == {address: MIB}
-
-
-def test_adjacent_blocks_are_copied_as_one():
-    assert joined([(512, 512), (0, 512), (2048, 8), (1024, 512)]) == [(0, 1536), (2048, 8)]
-    assert joined([]) == []
 
 
 def test_blocks_in_use_keep_their_values_unless_they_are_scratch_or_free():

@@ -166,7 +166,7 @@ async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(
         failed = (await end.hear("failed")).failed
         assert "no KV memory for a pass" in failed.reason and not failed.model_at_fault
         await at.limit("llama", -1)
-        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, park_after_ms=5000))
+        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, park_after_ms=3000))
         tokens = KV_EXTENT // TOKEN_BYTES
         await at.limit("llama", 3 * KV_EXTENT)
         end.ask("big", [2 + i % 1000 for i in range(4 * tokens)], 4)
@@ -195,6 +195,7 @@ async def test_model_at_its_floor_serves_its_longest_requests_whatever_was_cache
     edges of extents, and lose something at each end of a row of these."""
     floor = floor_bytes(CONTEXT, 0, TOKEN_BYTES, KV_EXTENT)
     options = {"page_size": page_size, "overlap": 1} if page_size > 1 else {}
+    options["park_after_ms"] = 3000  # until then a request that fits if all cached tokens leave waits for memory
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama", floor_bytes=floor)
         await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, large_extent=1, **options))

@@ -33,5 +33,5 @@ def arenas(before: str) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
 def test_threads_of_a_service_share_the_heap():
-    free, few = arenas(""), arenas("from services.runtime import heap; heap.few_arenas()")
+    free, few = arenas(""), arenas("from services.runtime import process_limits; process_limits.few_arenas()")
     assert few <= 1 < free, (few, free)

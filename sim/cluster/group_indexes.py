@@ -62,12 +62,12 @@ class SimulatedIndexes:
 
     def of(self, size: int) -> GroupIndex:
         """The index of the groups with so many devices, brought up to date."""
-        now, standing = self._clock.now, self._by_size[size]
+        now, index = self._clock.now, self._by_size[size]
         for name, (group, arbiter) in self._groups.items():
             changes, until = self._heard.get(name, (-1, inf))
             if group.devices == size and (changes != arbiter.changes or now >= until):
                 self._hear(group, arbiter)
-        return standing
+        return index
 
     def tight(self, name: str) -> bool:
         """Whether the group could lack KV memory."""

@@ -19,7 +19,7 @@ from math import inf
 from placement.policy.field import Option
 from placement.policy.kvpr import Books, Group, Model, Place
 from placement.policy.lifecycle.decisions import Activate, GoCold, Hibernate, LifecycleRules, PlacedModel, Refuse, Wait
-from placement.policy.lifecycle.eviction import Eviction, evict, freed_by, may_leave
+from placement.policy.lifecycle.model_eviction import Eviction, evict, freed_by, may_leave
 from placement.policy.lifecycle.refusal import arithmetic
 from services.wording.plurals import agreeing
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from placement.policy.kvpr import Model, Place
 from placement.policy.lifecycle.decisions import GoCold, Hibernate, LifecycleRules, PlacedModel
-from placement.policy.lifecycle.eviction import evict
+from placement.policy.lifecycle.model_eviction import evict
 
 PLACE = Place("g", ("d0",))
 

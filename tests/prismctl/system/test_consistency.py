@@ -3,7 +3,7 @@ from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
-from prismctl.system.agreement import ConfigFile, disagreements
+from prismctl.system.consistency import ConfigFile, disagreements
 
 MIB = 1 << 20
 

@@ -2,21 +2,21 @@
 
 from math import inf
 
-from gpu_scheduler.policy.memory.request_limit import AGAIN_S, MemoryRequestLimit
+from gpu_scheduler.policy.memory.request_backoff import AGAIN_S, MemoryRequestBackoff
 from gpu_scheduler.policy.queue.decisions import NeedMemory
 
 NEED = NeedMemory("a", 100, "r", 1.0)
 
 
 def answered(granted):
-    limit = MemoryRequestLimit()
+    limit = MemoryRequestBackoff()
     assert limit.take(NEED, 0.0)
     limit.answered("a", "r", granted, 0.0)
     return limit
 
 
 def test_a_model_has_one_memory_request_under_way_and_others_have_theirs():
-    limit = MemoryRequestLimit()
+    limit = MemoryRequestBackoff()
     assert limit.take(NEED, 0.0)
     assert not limit.take(NEED, 0.0) and not limit.take(NeedMemory("a", 7, "s", inf), 9.0)
     assert limit.take(NeedMemory("b", 7, "t", inf), 0.0)

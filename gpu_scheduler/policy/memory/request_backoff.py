@@ -22,7 +22,7 @@ class _Granted:
     lacked_again: bool = False
 
 
-class MemoryRequestLimit:
+class MemoryRequestBackoff:
     """The memory requests of a group's models. Seconds, on the caller's clock."""
 
     def __init__(self) -> None:

@@ -12,11 +12,14 @@ from services.errors import PrismError
 from services.rpc.status import from_rpc
 from services.runtime import tasks
 
+_TIME_OUT_S = 10.0
+"""Seconds of one call: placement answers as soon as it has chosen a group, or when its `hold_s` (5) is over."""
 
-class Activations:
+
+class ActivationCalls:
     """The calls of `Activate` that are under way."""
 
-    def __init__(self, placement: placement_pb2_grpc.PlacementStub, *, time_out_s: float) -> None:
+    def __init__(self, placement: placement_pb2_grpc.PlacementStub, *, time_out_s: float = _TIME_OUT_S) -> None:
         self._placement = placement
         self._time_out_s = time_out_s
         self._under_way: dict[str, asyncio.Task[RoutePlace | PrismError]] = {}

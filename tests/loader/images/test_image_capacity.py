@@ -6,7 +6,7 @@ import pytest
 
 from loader.catalogue.catalogue import CatalogueEntry
 from loader.catalogue.models import CatalogueModel, Sizes
-from loader.images.image_room import ImageRoom
+from loader.images.image_capacity import ImageCapacity
 from services.errors import Refused
 
 MIB = 1 << 20
@@ -28,17 +28,17 @@ class World:
         held = {
             name: [SimpleNamespace(generation=generation, held_bytes=mib * MIB)] for name, generation, mib in images
         }
-        self.room = ImageRoom(
+        self.capacity = ImageCapacity(
             SimpleNamespace(all=lambda: list(self.models.values())),
             SimpleNamespace(capacity_bytes=capacity_mib * MIB, parts=lambda name: held.get(name, [])),
             lambda model: model.listed.name in pinned,
         )
 
     def why(self, name):
-        return self.room.why_none(self.models[name])
+        return self.capacity.why_none(self.models[name])
 
     def pin(self, name):
-        self.room.check_pin(self.models[name])
+        self.capacity.check_pin(self.models[name])
 
 
 def test_weights_larger_than_the_memory_for_images_have_no_image():

@@ -50,13 +50,7 @@ class Places:
 
 def joined(spans: Iterable[Span]) -> list[Span]:
     """The bytes of `spans` in the fewest spans, by address. Spans that touch become one."""
-    found: list[Span] = []
-    for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((start, end))
-    return found
+    return _merged(spans, apart=1)
 
 
 def without(spans: Iterable[Span], others: Iterable[Span]) -> list[Span]:
@@ -76,9 +70,14 @@ def without(spans: Iterable[Span], others: Iterable[Span]) -> list[Span]:
 
 def overlapping(spans: Iterable[Span]) -> list[Span]:
     """`spans` by address; those that have bytes in common become one."""
+    return _merged(spans, apart=0)
+
+
+def _merged(spans: Iterable[Span], apart: int) -> list[Span]:
+    """`spans` by address; one that begins less than `apart` bytes behind the end of those before it joins them."""
     found: list[Span] = []
     for start, end in sorted(spans):
-        if found and start < found[-1][1]:
+        if found and start < found[-1][1] + apart:
             found[-1] = (found[-1][0], max(found[-1][1], end))
         else:
             found.append((start, end))

@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 
 from placement.policy.kvpr import Books, Device, Group, Model, Place
 from placement.policy.lifecycle.decisions import Activate, GoCold, Hibernate, LifecycleRules, PlacedModel, Refuse, Wait
-from placement.policy.lifecycle.group_index import standing
+from placement.policy.lifecycle.group_index import index_groups
 
 GROUPS = [Group("A", (Device("a0", 100),)), Group("B", (Device("b0", 100),))]
 
 
 def activate(model, groups, residents, rules=None):
-    return standing(groups, residents, rules).activate(model)
+    return index_groups(groups, residents, rules).activate(model)
 
 
 def on(group, name, weights, demand=0.0, **facts):

@@ -2,7 +2,18 @@
 
 import pytest
 
-from services.wording.values import COUNT, FLAG, FRACTION, NAMES, POSITIVE, TEXT, at_least, fault, first_fault, one_of
+from services.wording.json_values import (
+    COUNT,
+    FLAG,
+    FRACTION,
+    NAMES,
+    POSITIVE,
+    TEXT,
+    at_least,
+    fault,
+    first_fault,
+    one_of,
+)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import Invalid
-from services.runtime.files import Followed
+from services.runtime.watched_files import Followed
 
 
 def number(path: Path) -> Followed[int]:

@@ -1,4 +1,4 @@
-from gpu_scheduler.policy.grammars import MOST_CHARACTERS, MOST_LEVELS, problem
+from gpu_scheduler.policy.permitted_grammars import MOST_CHARACTERS, MOST_LEVELS, problem
 
 
 def nested(levels: int) -> str:

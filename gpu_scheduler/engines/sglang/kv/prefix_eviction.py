@@ -9,7 +9,7 @@ cut stays cached.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,12 +38,12 @@ def unlocked_nodes(tree: Any) -> Iterator[tuple[Any, int]]:
     return ((node, depth) for node, depth in all_nodes(tree) if node.lock_ref == 0)
 
 
-def envelopes_of(nodes: list[Any], page_size: int) -> list[Places]:
-    """The envelopes of each node's tokens, in order; fetched from the device in one go."""
+def envelopes_of(slots: Iterable[Any], page_size: int) -> list[Places]:
+    """The envelopes of each tensor of slots, in order; fetched from the device in one go. Tensors hold whole pages,
+    each with its slots in a row, as those of a tree's nodes do."""
     import torch
 
-    # Nodes hold whole pages, each with its slots in a row.
-    firsts = [node.value[::page_size] for node in nodes]
+    firsts = [each[::page_size] for each in slots]
     if not firsts:
         return []
     here = torch.cat(firsts).to(device="cpu").numpy() // page_size
@@ -57,7 +57,7 @@ def empty_extents(tree: Any, kv: ElasticKv, wanted: int) -> int:
     now = time.monotonic()
     envelopes, units = kv.envelopes, kv.units()
     nodes = list(unlocked_nodes(tree))
-    places = envelopes_of([node for node, _ in nodes], kv.page_size)
+    places = envelopes_of((node.value for node, _ in nodes), kv.page_size)
     pieces = [
         EnvelopePiece(now - node.last_access_time, depth // kv.page_size, *touched(envelopes, some))
         for (node, depth), some in zip(nodes, places, strict=True)

@@ -31,7 +31,7 @@ _START_OVER_S = 1.0
 """Seconds to wait for unmapping; a GiB takes some tens of milliseconds."""
 
 
-class Admission:
+class KvProvisioning:
     """Finds memory for one model. `evict(tree, tokens)` is SGLang's own eviction, oldest leaf first; waits are in
     seconds."""
 
@@ -94,7 +94,7 @@ class Admission:
             return self._kv.grow_or_evict(tokens, wait_s, instead)
         return self._kv.grow(tokens, wait_s, instead)
 
-    def room_beside(self, tree: Any, tokens: int, to_come: int, *, idle: bool) -> int:
+    def provide_beside(self, tree: Any, tokens: int, to_come: int, *, idle: bool) -> int:
         """Makes room, once, for `tokens` whose KV is transferred here, beside what the next steps need: grows, then
         evicts. Returns the tokens that there is room for. Also reserves the `to_come` output tokens of their requests:
         waiting for that memory later would stall their clients. `idle`: no step waits meanwhile."""
@@ -131,7 +131,7 @@ class Admission:
         self.refused |= not ok
         return ok
 
-    def make_room(self, adder: Any, request: Any, estimate_cap: int) -> bool:
+    def grow_for(self, adder: Any, request: Any, estimate_cap: int) -> bool:
         """Grows by what a waiting request lacks, after SGLang's prefill adder refused it for lack of tokens. True if
         SGLang should try again.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.engines.sglang.policy.spans import Places, Span, joined, moved_down, overlapping, without
+from gpu_scheduler.engines.sglang.policy.tensor_spans import Places, Span, joined, moved_down, overlapping, without
 
 ALIGN = 4
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)).map(lambda each: (each[0], sum(each))), max_size=12)

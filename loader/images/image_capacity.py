@@ -9,7 +9,7 @@ from loader.images.images import Images
 from services.errors import Refused
 
 
-class ImageRoom:
+class ImageCapacity:
     """The host memory that there is for images of models. `is_pinned`: whether a model's image gives way to no
     other."""
 

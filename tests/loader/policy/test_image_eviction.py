@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader.policy.residency import ImageFacts, Room, make_room
+from loader.policy.image_eviction import ImageFacts, Room, make_room
 
 
 def held(name, nbytes=10, last_used=0.0, **keys):

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from deploy.local.smollm2 import checkpoint, folder
+from deploy.local.smollm2 import folder, hf_folder
 from loader.checkpoints import checkpoint as loaders
 
 
@@ -28,7 +28,7 @@ def tokenizer(smollm2):
 @given(heads=st.integers(1, 4), half=st.integers(1, 4), width=st.integers(1, 3))
 def test_rotary_rows_rotated_together_are_half_a_head_apart(heads, half, width):
     together = np.arange(heads * half).repeat(2)  # llama.cpp's order: beside each other
-    rows = checkpoint.rotary_in_halves(np.stack([together] * width, axis=1), heads)
+    rows = hf_folder.rotary_in_halves(np.stack([together] * width, axis=1), heads)
     assert rows.shape == (heads * half * 2, width)
     for head in rows[:, 0].reshape(heads, 2, half):
         assert (head[0] == head[1]).all() and (np.diff(head[0]) == 1).all()
@@ -44,7 +44,7 @@ def test_rotary_rows_rotated_together_are_half_a_head_apart(heads, half, width):
     ],
 )
 def test_tensor_names_are_those_of_transformers(name, wanted):
-    assert checkpoint.tensor_name(name) == wanted
+    assert hf_folder.tensor_name(name) == wanted
 
 
 def test_smollm2_configuration_is_the_published_one(smollm2):
@@ -71,7 +71,7 @@ def test_smollm2_weights_are_those_of_the_package_but_for_rounding(smollm2, read
         assert len(list(weights.keys())) == len(tensors) == 2 + 9 * 30
         for name in ("token_embd.weight", "blk.7.ffn_down.weight", "blk.7.attn_k.weight", "output_norm.weight"):
             there = gguf.quants.dequantize(tensors[name].data, tensors[name].tensor_type)
-            here = weights.get_tensor(checkpoint.tensor_name(name)).float().numpy()
+            here = weights.get_tensor(hf_folder.tensor_name(name)).float().numpy()
             if name == "blk.7.attn_k.weight":  # the second row of a head there is the first of its second half here
                 assert here[64 + 32] == pytest.approx(there[64 + 1], rel=2**-8)
                 continue

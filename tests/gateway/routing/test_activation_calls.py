@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.routing.activation import Activations
+from gateway.routing.activation_calls import ActivationCalls
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
 from services.errors import Refused, TimedOut, Unavailable
 from services.rpc import rpc
@@ -36,7 +36,7 @@ async def test_activations_caller_that_times_out_leaves_the_shared_call_running(
 
     placement.activate = choose
     async with rpc.channel(placement.address) as channel:
-        activations = Activations(placement_pb2_grpc.PlacementStub(channel), time_out_s=10)
+        activations = ActivationCalls(placement_pb2_grpc.PlacementStub(channel), time_out_s=10)
         impatient, patient = (asyncio.get_running_loop().create_task(activations.activate("m", 0)) for _ in range(2))
         await asyncio.wait_for(asked.wait(), PATIENCE_S)
         impatient.cancel()
@@ -50,7 +50,7 @@ async def test_activations_caller_that_times_out_leaves_the_shared_call_running(
 async def test_activation_refused_by_placement_is_refused_to_all_callers(placement: FakePlacement) -> None:
     placement.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "needs 5, free 3")
     async with rpc.channel(placement.address) as channel:
-        activations = Activations(placement_pb2_grpc.PlacementStub(channel), time_out_s=10)
+        activations = ActivationCalls(placement_pb2_grpc.PlacementStub(channel), time_out_s=10)
         answers = await asyncio.gather(*(activations.activate("m", 0) for _ in range(3)), return_exceptions=True)
     assert [type(answer) for answer in answers] == [Refused] * 3
     assert str(answers[0]) == "needs 5, free 3"
@@ -67,6 +67,6 @@ async def test_activation_with_placement_away_or_silent_is_unavailable(
     placement.activate = never
     async with rpc.channel(placement.address) as there, rpc.channel(f"unix:{tmp_path}/none.sock") as nowhere:
         with pytest.raises(TimedOut):
-            await Activations(placement_pb2_grpc.PlacementStub(there), time_out_s=0.05).activate("m", 0)
+            await ActivationCalls(placement_pb2_grpc.PlacementStub(there), time_out_s=0.05).activate("m", 0)
         with pytest.raises(Unavailable):
-            await Activations(placement_pb2_grpc.PlacementStub(nowhere), time_out_s=10).activate("m", 0)
+            await ActivationCalls(placement_pb2_grpc.PlacementStub(nowhere), time_out_s=10).activate("m", 0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_scheduler.engines.sglang.kv import eviction
+from gpu_scheduler.engines.sglang.kv import prefix_eviction
 from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes
 
 
@@ -83,7 +83,7 @@ def test_the_extent_with_the_oldest_prefix_is_emptied_first(envelopes: Envelopes
     only(envelopes, range(0, 4), range(4, 8))
     Node(tree.root_node, list(range(0, 4)), used_at=20.0)
     Node(tree.root_node, list(range(4, 8)), used_at=10.0)
-    assert eviction.empty_extents(tree, kv(envelopes), 1) == 4
+    assert prefix_eviction.empty_extents(tree, kv(envelopes), 1) == 4
     assert tree.cached() == [0, 1, 2, 3] and 1 in envelopes.empties()
 
 
@@ -92,7 +92,7 @@ def test_a_prefix_is_cut_where_the_extent_begins_and_its_front_stays(envelopes: 
     only(envelopes, range(0, 12))
     long = Node(tree.root_node, list(range(0, 10)), used_at=10.0)
     Node(long, [10, 11], used_at=5.0)
-    assert eviction.empty_extents(tree, kv(envelopes), 1) == 4
+    assert prefix_eviction.empty_extents(tree, kv(envelopes), 1) == 4
     assert tree.cached() == list(range(0, 8)) and 2 in envelopes.empties()
 
 
@@ -102,7 +102,7 @@ def test_an_extent_that_a_running_request_touches_is_left_alone(envelopes: Envel
     locked = Node(tree.root_node, [0, 1], used_at=1.0, locked=True)
     Node(locked, [2, 3], used_at=1.0)
     Node(tree.root_node, [4, 5], used_at=9.0)  # 6 and 7 belong to a request that is not in the tree
-    assert eviction.empty_extents(tree, kv(envelopes), 5) == 0
+    assert prefix_eviction.empty_extents(tree, kv(envelopes), 5) == 0
     assert tree.cached() == [0, 1, 2, 3, 4, 5]
 
 
@@ -111,7 +111,7 @@ def test_eviction_takes_no_more_than_the_extents_asked_for_need(envelopes: Envel
     only(envelopes, range(0, 16))
     for start in range(0, 16, 4):
         Node(tree.root_node, list(range(start, start + 4)), used_at=float(start))
-    assert eviction.empty_extents(tree, kv(envelopes), 2) == 8
+    assert prefix_eviction.empty_extents(tree, kv(envelopes), 2) == 8
     assert tree.cached() == list(range(8, 16))
     envelopes.audit()
 
@@ -124,7 +124,9 @@ def test_extents_that_leave_together_are_emptied_together(envelopes: Envelopes) 
     Node(tree.root_node, list(range(8, 16)), used_at=9.0)
     memory = kv(envelopes)
     memory.units()[:4] = [0, 0, 2, 2]
-    assert eviction.empty_extents(tree, memory, 1) == 8, "the older prefix is beside what a running request touches"
+    assert prefix_eviction.empty_extents(tree, memory, 1) == 8, (
+        "the older prefix is beside what a running request touches"
+    )
     assert tree.cached() == list(range(0, 8)) and {2, 3} <= set(envelopes.empties())
 
 
@@ -133,17 +135,17 @@ def test_prefix_in_pages_of_several_tokens_is_cut_at_whole_pages(envelopes: Enve
     tree = Tree()
     only(envelopes, range(0, 8))
     Node(tree.root_node, list(range(0, 16)), used_at=10.0)
-    assert eviction.empty_extents(tree, kv(envelopes, page_size=2), 1) == 8
+    assert prefix_eviction.empty_extents(tree, kv(envelopes, page_size=2), 1) == 8
     assert tree.cached() == list(range(0, 8)) and 1 in envelopes.empties()
 
 
 def test_straddling_slots_count_on_every_extent_that_they_touch() -> None:
     envelopes = Envelopes(envelope_bytes=10, extent_bytes=16, count=8)
-    extents, of = eviction.touched(envelopes, np.array([0, 1, 4]))
+    extents, of = prefix_eviction.touched(envelopes, np.array([0, 1, 4]))
     assert sorted(zip(extents.tolist(), of.tolist(), strict=True)) == [(0, 0), (0, 1), (1, 1), (2, 2), (3, 2)]
     doomed = np.zeros(envelopes.n_extents, dtype=bool)
     doomed[1] = True
-    assert eviction.on_any(envelopes, np.arange(8), doomed).tolist() == [1, 2, 3]
+    assert prefix_eviction.on_any(envelopes, np.arange(8), doomed).tolist() == [1, 2, 3]
 
 
 def test_cached_bytes_are_counted_by_doubling_age(envelopes: Envelopes) -> None:
@@ -151,4 +153,4 @@ def test_cached_bytes_are_counted_by_doubling_age(envelopes: Envelopes) -> None:
     for used_at, slots in ((99.5, [0]), (97.0, [1, 2]), (90.0, [3]), (50.0, [4, 5, 6])):
         Node(tree.root_node, slots, used_at=used_at)
     Node(tree.root_node, [7], used_at=0.0, locked=True)
-    assert eviction.cached_by_age(tree, kv(envelopes), now=100.0) == [(0.0, 4), (2.0, 8), (8.0, 4), (32.0, 12)]
+    assert prefix_eviction.cached_by_age(tree, kv(envelopes), now=100.0) == [(0.0, 4), (2.0, 8), (8.0, 4), (32.0, 12)]

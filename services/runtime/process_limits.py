@@ -1,9 +1,10 @@
-"""How the C library keeps what a process has freed."""
+"""Limits of a process: its heaps, and its descriptors."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import resource
 
 _M_ARENA_MAX = -8
 _ARENAS = 2
@@ -15,3 +16,9 @@ def few_arenas() -> None:
     hour. Our threads do I/O and copying at the same time, not allocating. With another C library this does nothing."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
+
+
+def allow_descriptors() -> None:
+    """Raises this process's limit of descriptors, and that of processes that it starts, as far as the system allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

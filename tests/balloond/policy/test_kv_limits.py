@@ -1,6 +1,6 @@
 import pytest
 
-from balloond.policy.limits import WHOLE_DEVICE, Limits
+from balloond.policy.kv_limits import WHOLE_DEVICE, Limits
 from services.errors import Invalid
 
 
