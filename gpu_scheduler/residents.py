@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from gpu_scheduler.engines.engine import EngineProcess
-from gpu_scheduler.policy.adapters import PoolShape
+from gpu_scheduler.policy.adapter_room import PoolShape
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.rpc.watch import Watched
 from services.telemetry.spans import UNTRACED, Span

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from gpu_scheduler.engines.engine import EngineProcess
-from gpu_scheduler.policy.adapters import adapter_key
+from gpu_scheduler.policy.adapter_room import adapter_key
 from gpu_scheduler.policy.group_facts import ArrivedRequest
 from gpu_scheduler.queue.streams import GatewayStream
 from gpu_scheduler.telemetry.traces import RequestTrace

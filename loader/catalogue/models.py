@@ -15,12 +15,12 @@ from balloond.keeper.client import KeeperClient, Kept
 from loader.catalogue import added, catalogue
 from loader.catalogue.added import AddedModel
 from loader.catalogue.catalogue import CatalogueEntry
-from loader.checkpoints import adapters, checkpoint
-from loader.checkpoints.adapters import AdapterCheckpoint
+from loader.checkpoints import adapter_folder, checkpoint
+from loader.checkpoints.adapter_folder import AdapterCheckpoint
 from loader.checkpoints.checkpoint import Checkpoint
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
 from loader.checkpoints.text_trials import TextFault
-from loader.policy.adapters import Pool, pool
+from loader.policy.adapter_pool import Pool, pool
 from loader.policy.floor import floor_bytes
 from protos import keeper_pb2
 from services.errors import Exists, NotFound, Unavailable, Unmet
@@ -106,7 +106,7 @@ def adapter_fault(adapter: CatalogueModel, models: Models) -> str:
         return f"its base {base.listed.name!r} cannot be served: {base.error}"
     if base.checkpoint.no_adapters:
         return base.checkpoint.no_adapters
-    return adapters.unfit(adapter.adapter, base.checkpoint.layers, base.checkpoint.linears)
+    return adapter_folder.unfit(adapter.adapter, base.checkpoint.layers, base.checkpoint.linears)
 
 
 def adapter_room(base: CatalogueModel, models: Models) -> Pool | None:
@@ -126,7 +126,7 @@ def read_model(listed: CatalogueEntry, sizes: Sizes, added: bool = False) -> Cat
     seen = _generation(listed)
     try:
         if listed.base:
-            return CatalogueModel(listed, sizes, None, "", added, adapter=adapters.read(listed.path, seen))
+            return CatalogueModel(listed, sizes, None, "", added, adapter=adapter_folder.read(listed.path, seen))
         found = checkpoint.read(
             listed.path,
             sizes.dtype_bytes,

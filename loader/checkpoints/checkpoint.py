@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.checkpoints import embedding, families, generation_defaults, quantisation
-from loader.checkpoints.adapters import is_adapter
+from loader.checkpoints.adapter_folder import is_adapter
 from loader.checkpoints.classes import CLASSES
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
@@ -27,7 +27,7 @@ from loader.checkpoints.weight_files import (
     read_json,
     tensors_of,
 )
-from loader.policy.adapters import MODULES, Linear
+from loader.policy.adapter_pool import MODULES, Linear
 from services.wording.plurals import counted
 
 ALIGN_BYTES = 256

@@ -11,7 +11,7 @@ import typer
 from deploy.local.models import sizes
 from loader.catalogue.catalogue import CatalogueEntry
 from loader.catalogue.models import CatalogueModel, read_model
-from loader.checkpoints.adapters import is_adapter
+from loader.checkpoints.adapter_folder import is_adapter
 from loader.checkpoints.classes import CLASSES
 from prismctl.commands.models import listed
 from prismctl.system.system import SystemAddresses

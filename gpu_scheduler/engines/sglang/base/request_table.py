@@ -23,7 +23,7 @@ class LiveRequest:
     resumed_tokens: int = 0
     """Last tokens of the prompt that are the request's own output from where it ran before."""
     adapter: str = ""
-    """Key of its adapter (`policy/adapters.py`); empty: none."""
+    """Key of its adapter (`policy/adapter_room.py`); empty: none."""
     told: bool = False
     """True once its first chunk was sent."""
     first_at: float | None = None

@@ -8,5 +8,5 @@ logprobs        log-probabilities of prompts
 grammar         structured answers
 memory          KV pool, allocator, eviction
 graphs          CUDA graphs
-adapters        buffers of adapters (LoRA)
+lora            buffers of adapters
 """

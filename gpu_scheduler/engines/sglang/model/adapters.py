@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NotNow
 from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
 from gpu_scheduler.engines.sglang.weights import adapter_files
-from gpu_scheduler.policy.adapters import adapter_key
+from gpu_scheduler.policy.adapter_room import adapter_key
 from protos import common_pb2
 from services.telemetry import log
 

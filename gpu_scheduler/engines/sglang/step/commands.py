@@ -14,7 +14,7 @@ from gpu_scheduler.engines.sglang.base import states
 from gpu_scheduler.engines.sglang.base.errors import CommandError, LeaveLoop, NotNow, RejectedRequest
 from gpu_scheduler.engines.sglang.base.request_table import LiveRequest
 from gpu_scheduler.engines.sglang.base.states import EngineState
-from gpu_scheduler.policy.adapters import adapter_key
+from gpu_scheduler.policy.adapter_room import adapter_key
 from protos import common_pb2, engine_pb2
 from services.wording.paths import without_folders
 from services.wording.plurals import agreeing, counted

@@ -1,6 +1,6 @@
 """Reads the folder of an adapter in PEFT's format, completed for SGLang. The loader has checked the folder
-(`loader/checkpoints/adapters.py`), but files may have changed since, and SGLang asserts shapes in the middle of a step:
-so all of it is checked here again.
+(`loader/checkpoints/adapter_folder.py`), but files may have changed since, and SGLang asserts shapes in the middle of a
+step: so all of it is checked here again.
 """
 
 from __future__ import annotations

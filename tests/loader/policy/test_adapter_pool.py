@@ -2,7 +2,7 @@
 
 import pytest
 
-from loader.policy.adapters import MODULES, MOST_SLOTS, Linear, pool
+from loader.policy.adapter_pool import MODULES, MOST_SLOTS, Linear, pool
 
 LINEARS = [Linear(name, 64, 32) for name in MODULES]
 

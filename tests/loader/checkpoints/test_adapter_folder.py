@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from loader.checkpoints import adapters, checkpoint
+from loader.checkpoints import adapter_folder, checkpoint
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
-from loader.policy.adapters import Linear
+from loader.policy.adapter_pool import Linear
 from testing import small_adapters
 from tests.loader import checkpoint_files
 
@@ -30,33 +30,33 @@ def folder(base: Path, tmp_path: Path) -> Path:
 
 
 def told(folder: Path, **values: Any) -> None:
-    path = folder / adapters.CONFIG
+    path = folder / adapter_folder.CONFIG
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def weights(folder: Path, **changes: Any) -> None:
     """Tensors by name, dots written as `__`; None: it is left out."""
-    tensors = load_file(folder / adapters.WEIGHTS)
+    tensors = load_file(folder / adapter_folder.WEIGHTS)
     for name, tensor in changes.items():
         tensors[name.replace("__", ".")] = tensor
-    save_file({name: each for name, each in tensors.items() if each is not None}, folder / adapters.WEIGHTS)
+    save_file({name: each for name, each in tensors.items() if each is not None}, folder / adapter_folder.WEIGHTS)
 
 
 def test_an_adapter_says_which_layers_it_changes_and_how_much_it_holds(folder: Path) -> None:
-    found = adapters.read(folder, 7)
+    found = adapter_folder.read(folder, 7)
     assert (found.generation, found.rank, found.layers, found.whole) == (7, 4, (0, 1), True)
     assert found.linears == (Linear("down_proj", 32, 48), Linear("q_proj", 32, 32))
     assert found.elements == 2 * 4 * (32 + 48 + 32 + 32)
 
 
 def test_an_adapter_of_some_layers_is_read_if_it_says_so(base: Path, folder: Path) -> None:
-    named = {name: None for name in load_file(folder / adapters.WEIGHTS) if ".layers.0." in name}
+    named = {name: None for name in load_file(folder / adapter_folder.WEIGHTS) if ".layers.0." in name}
     weights(folder, **{name.replace(".", "__"): gone for name, gone in named.items()})
     with pytest.raises(BrokenCheckpoint, match="lacks layer 0"):
-        adapters.read(folder, 7)
+        adapter_folder.read(folder, 7)
     told(folder, layers_to_transform=1)
-    found, of = adapters.read(folder, 7), checkpoint.read(base, 4)
-    assert found.layers == (1,) and adapters.unfit(found, of.layers, of.linears) == ""
+    found, of = adapter_folder.read(folder, 7), checkpoint.read(base, 4)
+    assert found.layers == (1,) and adapter_folder.unfit(found, of.layers, of.linears) == ""
 
 
 @pytest.mark.parametrize(
@@ -83,34 +83,34 @@ def test_an_adapter_of_some_layers_is_read_if_it_says_so(base: Path, folder: Pat
         ),
         (lambda f: weights(f, **{f"{Q}__lora_A__weight".replace(".", "__"): torch.zeros(4, 16)}), "another shape"),
         (lambda f: weights(f, **{f"{Q}__lora_A__weight".replace(".", "__"): torch.zeros(4, 32).int()}), "is I32"),
-        (lambda f: (f / adapters.WEIGHTS).rename(f / adapters.PICKLED), "its weights are pickled"),
+        (lambda f: (f / adapter_folder.WEIGHTS).rename(f / adapter_folder.PICKLED), "its weights are pickled"),
     ],
 )
 def test_an_adapter_of_another_kind_is_refused_by_what_it_has(folder: Path, change: Any, why: str) -> None:
     change(folder)
     with pytest.raises(BrokenCheckpoint, match=why) as refused:
-        adapters.read(folder, 7)
+        adapter_folder.read(folder, 7)
     assert not refused.value.may_pass
 
 
 def test_an_adapter_that_is_not_there_yet_may_pass(folder: Path, base: Path) -> None:
     with pytest.raises(BrokenCheckpoint, match="it is a whole model, not an adapter"):
-        adapters.read(base, 7)
-    for gone in (adapters.WEIGHTS, adapters.CONFIG):
+        adapter_folder.read(base, 7)
+    for gone in (adapter_folder.WEIGHTS, adapter_folder.CONFIG):
         (folder / gone).unlink()
         with pytest.raises(PassingFault, match=f"no {gone}"):
-            adapters.read(folder, 7)
+            adapter_folder.read(folder, 7)
     with pytest.raises(PassingFault, match="does not exist"):
-        adapters.read(folder / "nowhere", 7)
+        adapter_folder.read(folder / "nowhere", 7)
 
 
 def test_an_adapter_of_another_model_does_not_fit_and_says_where(folder: Path, base: Path) -> None:
-    found, of = adapters.read(folder, 7), checkpoint.read(base, 4)
-    assert adapters.unfit(found, of.layers, of.linears) == ""
+    found, of = adapter_folder.read(folder, 7), checkpoint.read(base, 4)
+    assert adapter_folder.unfit(found, of.layers, of.linears) == ""
     wider = [Linear(each.name, 2 * each.rows, each.columns) for each in of.linears]
-    assert "its down_proj is 32 × 48, its base's 64 × 48" in adapters.unfit(found, of.layers, wider)
-    assert "it has 2 layers, its base 3" in adapters.unfit(found, 3, of.linears)
-    assert "it has layer 1, its base has 1 layers" in adapters.unfit(found, 1, of.linears)
+    assert "its down_proj is 32 × 48, its base's 64 × 48" in adapter_folder.unfit(found, of.layers, wider)
+    assert "it has 2 layers, its base 3" in adapter_folder.unfit(found, 3, of.linears)
+    assert "it has layer 1, its base has 1 layers" in adapter_folder.unfit(found, 1, of.linears)
 
 
 def test_models_whose_adapters_are_not_served_say_why(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 from loader.checkpoints.config_values import check_given
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
 from loader.checkpoints.weight_files import FLOATS, INDEX, SINGLE, Tensor, read_header, read_json
-from loader.policy.adapters import MODULES, MOST_RANK, Linear
+from loader.policy.adapter_pool import MODULES, MOST_RANK, Linear
+from services.wording.json_values import COUNT, FLAG, ValueKind, is_number
 from services.wording.plurals import counted
-from services.wording.values import COUNT, FLAG, ValueKind, is_number
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _TENSOR = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])\.weight")
