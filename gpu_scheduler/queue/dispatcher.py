@@ -358,7 +358,8 @@ class Dispatcher:
             place = "running" if request.engine is not None else places.get(request.id, "waiting")
             state.requests.add(
                 request_id=request.gateway_id,
-                model=request.served_as,
+                model=request.model,
+                adapter="" if request.adapter is None else request.adapter.name,
                 waiting_s=now - request.arrival,
                 slack_s=backlog.slack(request.id, now),
                 cost_s=backlog.prefill_cost(request.id),

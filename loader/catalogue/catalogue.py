@@ -113,7 +113,7 @@ class CatalogueEntry(ConfigSection):
         given = {name for name in self.model_fields_set if getattr(self, name) != type(self).model_fields[name].default}
         if self.base and (other := sorted(given - _OF_ADAPTERS)):
             raise ValueError(
-                f"an adapter has {', '.join(other)} of its base: leave {'them' if len(other) > 1 else 'it'} out"
+                f"an adapter takes {', '.join(other)} from its base: leave {'them' if other[1:] else 'it'} out"
             )
         if self.base == self.name:
             raise ValueError(f"base: {self.name!r} cannot be its own base")

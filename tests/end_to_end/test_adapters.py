@@ -1,6 +1,7 @@
 """Adapters in the whole system with real SGLang: served by name beside their base, added and removed while it serves,
 and never answering with another's prefix, wherever their base has been meanwhile."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from transformers import AutoTokenizer
 
 from protos import common_pb2
 from services.errors import Unmet
+from services.runtime import tasks
 from testing import small_adapters
-from testing.systems.local import FOLDER, world
+from testing.systems.local import FOLDER, lists, world
 from tests.end_to_end.reference import greedy
 
 pytestmark = pytest.mark.sglang
@@ -34,7 +36,8 @@ async def test_adapters_are_served_by_name_and_keep_their_prefixes_apart(tmp_pat
     assert len({*said.values()}) == 4
     models = {"base": {"path": str(BASE)}}
     models |= {name: {"path": str(adapters[name]), "base": "base"} for name in ("org/a", "b")}
-    async with world("sglang", models, poison=True, warm=0, placement={"rebalance": False}) as it:
+    devices = dict.fromkeys(("cpu:0", "cpu:1"), 32 << 20)
+    async with world("sglang", models, devices=devices, poison=True, warm=0, placement={"rebalance": False}) as it:
 
         async def answers(*names: str) -> list[int]:
             """Cached tokens of each answer, which must be what Transformers says."""
@@ -51,12 +54,30 @@ async def test_adapters_are_served_by_name_and_keep_their_prefixes_apart(tmp_pat
         assert min(await answers("b", "org/a", "base")) > 0
 
         await it.placement.add_model(common_pb2.ModelListing(name="c", path=str(adapters["c"]), base="base"))
+        await it.until(lambda: lists(it.http, it.base, ["c"]), "the gateway does not hear of it")
         assert await answers("c", "org/a") == [0, 0]
         with pytest.raises(Unmet, match="base of b, c, org/a"):
             await it.placement.remove_model("base")
         await it.placement.remove_model("c")
-        status, refused = await it.post("/v1/completions", {"model": "c", "prompt": prompt, "max_tokens": 1})
-        assert status == 404, refused
+
+        async def unknown() -> bool:
+            status, _ = await it.post("/v1/completions", {"model": "c", "prompt": prompt, "max_tokens": 1})
+            return status == 404
+
+        await it.until(unknown, "it is served after it was removed")
 
         await it.evict("base", common_pb2.HIBERNATING)
         assert await answers("b", "base", "org/a") == [0, 0, 0]
+
+        # Streams of all three go on, each as itself, while their base moves to the other group.
+        names = ("base", "org/a", "b")
+        started = [asyncio.Event() for _ in names]
+        running = [
+            tasks.spawn(it.stream(name, prompt, NEW, began), name) for name, began in zip(names, started, strict=True)
+        ]
+        await asyncio.gather(*(began.wait() for began in started))
+        here = await it.resident("base")
+        assert here is not None
+        await it.placement.migrate("base", next(group for group in it.local.group_names if group != here[0]))
+        assert [text for text, _, _ in await asyncio.gather(*running)] == [said[name] for name in names]
+        assert await answers(*names), "each is itself there, too"

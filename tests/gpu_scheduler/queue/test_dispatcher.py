@@ -155,7 +155,8 @@ async def test_request_for_an_adapter_goes_to_its_bases_engine_once_that_has_roo
     desk.submit("r3", "a")
     await desk.settle()
     assert [message.adapter.name for message in engine.started] == ["x", ""]
-    assert {each.model for each in desk.dispatcher.queue_state().requests} == {"a", "x"}
+    told = desk.dispatcher.queue_state().requests
+    assert {(each.model, each.adapter) for each in told} == {("a", ""), ("a", "x")}
     assert desk.dispatcher.count("a") == (0, 2, 0)
     desk.residents.heard_catalogue({"a": desk.residents.listed["a"]})
     assert engine.forgotten == [("x", 7)]

@@ -110,7 +110,7 @@ async def test_adapters_of_a_file_that_are_bases_of_each_other_are_errors_and_ot
 @pytest.mark.parametrize("keys", [{"devices": 2}, {"engine": "echo"}, {"pinned": True}, {"context_tokens": 5}])
 def test_an_adapter_has_the_settings_of_its_base(keys: dict[str, Any]) -> None:
     (name,) = keys
-    with pytest.raises(ValueError, match=f"an adapter has {name} of its base"):
+    with pytest.raises(ValueError, match=f"an adapter takes {name} from its base"):
         CatalogueEntry(name="a", path="/a", base="base", **keys)
     with pytest.raises(ValueError, match="cannot be its own base"):
         CatalogueEntry(name="a", path="/a", base="a")
