@@ -131,6 +131,9 @@ would need a private quota of their own."""
 _LEAST_PREFILL_GRAPH, _PREFILL_HALVES = 16, 128
 """Sizes of prefill graphs, in tokens. Steps shorter than `_LEAST_PREFILL_GRAPH` are padded to it if they have half of
 it; from `_PREFILL_HALVES` on, sizes are half an octave apart."""
+_ADAPTER_WAITS_S = 0.25
+"""Seconds after which requests for an adapter that finds no place in the batch have one of the others make way: no
+request for that one starts until the waiting adapter has its place."""
 MAX_PAGE_SIZE = 64
 """Most tokens per page of KV: FlashAttention 3 reads the unused tail of larger pages (docs/lab/measurements.md)."""
 
@@ -214,6 +217,7 @@ def _adapters(model: common_pb2.ModelSpec, device: str) -> dict[str, Any]:
         "max_loras_per_batch": model.adapters.slots,
         "max_lora_rank": model.adapters.rank,
         "lora_target_modules": list(model.adapters.modules),
+        "lora_drain_wait_threshold": _ADAPTER_WAITS_S,
         "lora_backend": "csgmv" if kind_of(device) == "cuda" else "torch_native",
     }
 

@@ -3,6 +3,7 @@ arithmetic, whatever runs in the same batch and whatever was cached before."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from loader.checkpoints import classes
 from protos import common_pb2, engine_pb2
+from services.runtime import tasks
 from testing import small_adapters, small_checkpoints
 from testing.engines.harness import EngineEnd, Images, Node, load, node
 from tests.gpu_scheduler.engines.sglang import checkpoints
@@ -121,6 +123,26 @@ async def test_adapters_answer_as_merged_weights_in_mixed_batches_and_after_hibe
     await end.do(verify=engine_pb2.Verify(command_id=again.command_id))
     await burst("awake", ("b", "a", ""))
     images.close()
+
+
+async def test_an_adapter_that_finds_no_place_in_the_batch_gets_one_though_others_never_pause(
+    base: tuple[Node, EngineEnd, engine_pb2.WeightsMapped], folders: dict[str, Path], prompts: list[list[int]]
+) -> None:
+    _, end, _ = base
+
+    async def never_pauses(name: str, number: int) -> None:
+        of = adapter(name, folders[name]) if name else None
+        for turn in itertools.count():
+            request_id = f"{name} {number} {turn}"
+            # Of different lengths, so that one always runs.
+            end.ask(request_id, prompts[number], 9 + 7 * number + turn % 5, adapter=of, ignore_eos=True)
+            await end.answer(request_id)
+
+    others = [tasks.spawn(never_pauses(name, number), name) for name in ("", "a") for number in range(FEW)]
+    await end.until(lambda: all(end.answers[f"{name} 0 2"].tokens for name in ("", "a")))
+    end.ask("b", prompts[0], 2, adapter=adapter("b", folders["b"]), ignore_eos=True)
+    assert (await end.answer("b")).finish == common_pb2.LENGTH
+    await tasks.cancel(*others)
 
 
 async def test_an_adapter_is_read_anew_in_another_generation_and_one_that_cannot_be_used_is_refused(
