@@ -86,11 +86,14 @@ class Routes:
 
     def _adapter_route(self, entry: loader_pb2.Entry) -> placement_pb2.Route:
         """The route of an adapter: that of its base, as far as it can be served."""
+        error = placement_pb2.Route(
+            model=entry.model, residency=common_pb2.ERROR, error=entry.error or _LEAVES, retry_s=entry.retry_s
+        )
+        if entry.error:  # its base may be an adapter, even its own
+            return error
         base = self._route(entry.model.adapter.base)
-        if entry.error or base is None:
-            return placement_pb2.Route(
-                model=entry.model, residency=common_pb2.ERROR, error=entry.error or _LEAVES, retry_s=entry.retry_s
-            )
+        if base is None:
+            return error
         return placement_pb2.Route(
             model=entry.model, residency=base.residency, places=base.places, error=base.error, retry_s=base.retry_s
         )

@@ -91,8 +91,8 @@ def test_route_of_an_adapter_leads_to_its_base_and_says_what_is_wrong_with_eithe
     world.groups[0].put("base", common_pb2.ERROR, reason="it broke", retry_s=2.0)
     found = route_of_x()
     assert (found.error, found.retry_s, list(found.places)) == ("it broke", 2.0, [])
-    adapter.error = "its base is of another shape"
-    assert route_of_x().error == "its base is of another shape"
+    adapter.error, adapter.model.adapter.base = "its base 'x' is an adapter itself", "x"
+    assert route_of_x().error == "its base 'x' is an adapter itself"
 
 
 def test_routes_made_after_a_report_are_those_of_the_models_of_its_group(monkeypatch):
