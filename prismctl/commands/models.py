@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import pydantic
 import typer
 
+from deploy.hub import names as hub_names
 from loader.catalogue.catalogue import CatalogueEntry
 from prismctl import cli
 from prismctl.system.system import SystemAddresses, run
@@ -17,6 +18,7 @@ from prismctl.views.tables import Column, Row, render
 from prismctl.views.terminal import Json, show, show_json, show_table, width
 from prismctl.views.wording import fault
 from protos import common_pb2, placement_pb2
+from services.errors import Invalid
 from services.runtime.config import faults
 
 app = cli.app("The catalogue, and what is done to one of its models.")
@@ -100,7 +102,7 @@ def add_model(
     system: SystemAddresses = context.obj
     entry = listed(
         name=name,
-        path=os.path.abspath(os.path.expanduser(path)),
+        path=absolute(path),
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,
         pinned=pinned,
@@ -138,6 +140,22 @@ def add_model(
     if spec["unverified"]:
         text += ". Its class is UNVERIFIED: nobody has compared its answers with another implementation's"
     show(spec | {"added": not check}, json_, text)
+
+
+def absolute(folder: str) -> str:
+    """The absolute path of a folder. Raises BadParameter for the name of a model of the hub, which is to be fetched
+    first."""
+    path = os.path.abspath(os.path.expanduser(folder))
+    try:
+        model = None if os.path.exists(path) else hub_names.parse(folder)
+    except Invalid as error:
+        raise typer.BadParameter(f"FOLDER: {error}") from None
+    if model is not None:
+        raise typer.BadParameter(
+            f"FOLDER: there is no folder {folder} here; a model of the Hugging Face hub is fetched first, where the "
+            f"loader runs: prism fetch {folder} prints its folder"
+        )
+    return path
 
 
 def listed(**given: Any) -> CatalogueEntry:
