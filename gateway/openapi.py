@@ -87,6 +87,8 @@ _CARD: Json = {
         "object": {"const": "model"},
         "created": {"type": "integer"},
         "owned_by": {"type": "string"},
+        "root": {"type": "string"},
+        "parent": {"type": ["string", "null"]},
         "max_model_len": {"type": "integer"},
         "residency": {"type": "string"},
         "task": {"enum": ["generate", "embed"]},

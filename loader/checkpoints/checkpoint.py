@@ -257,6 +257,7 @@ def _no_adapters(architecture: str, quantised: Quantisation | None, made: Embedd
         return f"adapters of quantised weights ({quantised.name}) are not served"
     if made is not None:
         return "adapters of a model that makes embeddings are not served"
+    # Each rank would decide by a clock of its own which adapter makes way for one that waits.
     return f"adapters of a model on {devices} devices are not served" if devices > 1 else ""
 
 
