@@ -42,6 +42,7 @@ def listed(message: common_pb2.ModelListing) -> CatalogueEntry:
             task=message.task,  # type: ignore[arg-type]  # likewise
             unverified=message.unverified,
             kv_dtype=message.kv_dtype,  # type: ignore[arg-type]  # likewise
+            aliases=tuple(message.aliases),
             base=message.base,
         )
     except pydantic.ValidationError as error:
@@ -82,6 +83,7 @@ def listing(listed: CatalogueEntry) -> common_pb2.ModelListing:
         task=listed.task,
         unverified=listed.unverified,
         kv_dtype=listed.kv_dtype,
+        aliases=listed.aliases,
         base=listed.base,
     )
 
@@ -106,10 +108,11 @@ def _adapter_spec(model: CatalogueModel, models: Models) -> common_pb2.ModelSpec
     if found is not None and base is not None and not adapter_fault(model, models):
         spec = model_spec(base, models)
         spec.name, spec.weights_bytes = listed.name, found.elements * model.sizes.dtype_bytes
-        for name in ("floor_bytes", "quota_bytes", "pinned"):
+        for name in ("floor_bytes", "quota_bytes", "pinned", "aliases"):
             spec.ClearField(name)  # type: ignore[arg-type]
         spec.tool_parser = listed.tool_parser or spec.tool_parser
         spec.reasoning_parser = listed.reasoning_parser or spec.reasoning_parser
+    spec.aliases.extend(listed.aliases)
     if listed.ttft_ms or listed.tpot_ms:
         spec.default_slo.CopyFrom(common_pb2.Slo(ttft_ms=listed.ttft_ms, tpot_ms=listed.tpot_ms))
     spec.adapter.CopyFrom(common_pb2.Adapter(name=listed.name, base=listed.base, path=listed.path))
@@ -132,6 +135,7 @@ def _own_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
         devices=model.listed.devices,
         tool_parser=model.listed.tool_parser,
         reasoning_parser=model.listed.reasoning_parser,
+        aliases=model.listed.aliases,
         kv_dtype=model.listed.kv_dtype,
     )
     found = model.checkpoint

@@ -149,6 +149,10 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
                 return
         raise Unavailable(f"{name} is not gone after {self._gone_s:g} s: a node's catalogue lists it; ask again")
 
+    async def PinImage(self, request: placement_pb2.PinImageRequest, context: Any) -> placement_pb2.PinImageResponse:
+        await self._loaders.pin_image(request.model, request.pinned)
+        return placement_pb2.PinImageResponse()
+
     async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:
         async def evict() -> EvictionOutcome:
             evicted = await self._reconciler.evict(request.model, request.target)

@@ -18,14 +18,23 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 
 def write(
-    base: Path, folder: Path, *, rank: int = 4, modules: Sequence[str] = ALL, seed: int = 7, **config: Any
+    base: Path,
+    folder: Path,
+    *,
+    rank: int = 4,
+    modules: Sequence[str] = ALL,
+    layers: Sequence[int] | None = None,
+    seed: int = 7,
+    **config: Any,
 ) -> Path:
-    """An adapter of the checkpoint at `base`, of all its layers. It changes answers as much as training would not."""
+    """An adapter of the checkpoint at `base`, of all its layers or of some, that changes its answers much."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, weight in sorted(load_file(base / "model.safetensors").items()):
         layer = name.removesuffix(".weight")
+        if layers is not None and not any(f".layers.{number}." in name for number in layers):
+            continue
         if layer.rpartition(".")[2] in modules and name.endswith(".weight"):
             rows, columns = weight.shape
             named = f"base_model.model.{layer}"
@@ -39,6 +48,7 @@ def write(
         "r": rank,
         "lora_alpha": 2 * rank,
         "target_modules": list(modules),
+        "layers_to_transform": layers,
         "bias": "none",
         "modules_to_save": None,
         **config,

@@ -58,8 +58,8 @@ class Checkpoint:
     """A model by its config.json and the headers of its weights. Sizes are in bytes of one device's part."""
 
     generation: int
-    """A number that is another one whenever a file of the folder was changed or replaced, and for each number of
-    devices; never 0."""
+    """A number made of the folder's files, their times and the number of devices, so that a changed file changes it;
+    never 0."""
     architecture: str
     context_tokens: int
     layers: int
@@ -322,7 +322,7 @@ def _expected(
         found = tensors.get(name)
         layer, _, last = name.rpartition(".")
         is_float = found is not None and found.dtype in FLOATS
-        # Of a layer that is not excepted engines would take the floats for quantised numbers.
+        # Engines would take floats for quantised numbers in a layer that the configuration does not except.
         left = is_float and (quantised is None or quantised.may_be_float(name))
         if quantised is None or left or name in _VOCABULARY:
             expected[name] = QuantisedTensor((size,), FLOATS)

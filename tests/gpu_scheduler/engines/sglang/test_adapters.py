@@ -32,7 +32,9 @@ def folders(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     base, at = models["llama"], tmp_path_factory.mktemp("adapters")
     return {
         "a": small_adapters.write(base, at / "a", rank=4),
-        "b": small_adapters.write(base, at / "b", rank=6, modules=("k_proj", "up_proj"), seed=8, use_rslora=True),
+        "b": small_adapters.write(
+            base, at / "b", rank=6, modules=("k_proj", "up_proj"), layers=(0, 2), seed=8, use_rslora=True
+        ),
     }
 
 
