@@ -41,10 +41,13 @@ def entry(models: NodeModels, name: str) -> Any:
 async def test_an_adapter_is_as_its_base_but_for_its_own_and_its_base_has_room_for_it(
     models: NodeModels, base: Path, tmp_path: Path
 ) -> None:
-    await models.add(CatalogueEntry(name="base", path=str(base), ttft_ms=100, tool_parser="hermes"))
+    await models.add(CatalogueEntry(name="base", path=str(base), ttft_ms=100, tool_parser="hermes", aliases=("main",)))
     alone = spec(models, "base")
     assert not alone.HasField("adapters")
-    for name, keys, own in (("a", {"rank": 4}, {}), ("b", {"rank": 8, "modules": ("q_proj",)}, {"ttft_ms": 5})):
+    for name, keys, own in (
+        ("a", {"rank": 4}, {"aliases": ("desk",)}),
+        ("b", {"rank": 8, "modules": ("q_proj",)}, {"ttft_ms": 5}),
+    ):
         path = small_adapters.write(base, tmp_path / name, **keys)
         await models.add(CatalogueEntry(name=name, path=str(path), base="base", **own))
     a, b, whole = (spec(models, name) for name in ("a", "b", "base"))
@@ -54,7 +57,7 @@ async def test_an_adapter_is_as_its_base_but_for_its_own_and_its_base_has_room_f
     assert (a.adapter.base, a.adapter.rank, a.adapter.path) == ("base", 4, str(tmp_path / "a"))
     assert (a.default_slo.ttft_ms, b.default_slo.ttft_ms) == (100, 5)
     assert b.weights_bytes == 2 * 8 * (32 + 32) * 4 and list(b.adapter.modules) == ["q_proj"]
-    assert (a.floor_bytes, a.quota_bytes, a.pinned) == (0, 0, False)
+    assert (a.floor_bytes, a.quota_bytes, a.pinned, *a.aliases) == (0, 0, False, "desk")
     # It goes, and comes back to a base that is another model now.
     await models.remove("base")
     assert "its base 'base' is not in the catalogue" in entry(models, "a").error
