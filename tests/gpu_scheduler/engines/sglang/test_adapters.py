@@ -15,14 +15,17 @@ from loader.checkpoints import classes
 from protos import common_pb2, engine_pb2
 from services.runtime import tasks
 from testing import small_adapters, small_checkpoints
-from testing.engines.harness import EngineEnd, Images, Node, load, node
+from testing.engines.harness import KV_EXTENT, EngineEnd, Images, Node, load, node
 from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.shared import Engines
+from tests.gpu_scheduler.engines.sglang.test_engine import move_limit
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 NEW = 16
 FEW = 4
 """Prompts."""
+FLOOR = 16 * KV_EXTENT
+_TURNS = 30
 NAMES = ("", "a", "b")
 
 
@@ -83,8 +86,9 @@ async def base(
 ) -> AsyncIterator[tuple[Node, EngineEnd, engine_pb2.WeightsMapped]]:
     """An engine as on a GPU, with room for two adapters in a batch, or one and the base."""
     async with node(tmp_path) as at, engines.one() as end:
-        await at.book("llama")
-        wanted = load(at, "llama", models["llama"], context_tokens=512, page_size=16, overlap=1)
+        await at.book("llama", floor_bytes=FLOOR)
+        options = {"page_size": 16, "overlap": 1, "chunked_prefill_size": 48}
+        wanted = load(at, "llama", models["llama"], context_tokens=512, **options)
         wanted.model.adapters.CopyFrom(common_pb2.AdapterPool(slots=2, rank=6, modules=small_adapters.ALL))
         mapped, measured = await end.hold(wanted)
         assert measured.weights_bytes > mapped.weights_bytes, "the buffers are counted"
@@ -115,6 +119,14 @@ async def test_adapters_answer_as_merged_weights_in_mixed_batches_and_after_hibe
     await burst("mixed", NAMES)  # three in two slots: they take turns
     for name in NAMES:  # each finds its own prefixes, and says its own all the same
         assert max(await burst("cached", (name,))) > 0
+    mover = tasks.spawn(move_limit(at, end, "llama", [16, 20, 200]), "limit")
+    for turn in range(_TURNS):
+        await burst(f"moving {turn}", NAMES)
+        if end.stats.retractions and end.stats.evicted_tokens:
+            break
+    await tasks.cancel(mover)
+    assert end.stats.retractions and end.stats.evicted_tokens
+    await at.limit("llama", 200 * KV_EXTENT)
     image = await images.take(mapped.lease_id)
     await end.do(hibernate=engine_pb2.Hibernate())
     assert await at.leased_bytes() == 0, "the buffers leave too"
