@@ -130,7 +130,7 @@ def _check(file: _File, as_: str) -> None:
         values, file.warnings = without_removed(_KINDS[file.kind][0], values)
         file.parsed = _KINDS[file.kind][0].model_validate(values)
     except pydantic.ValidationError as error:
-        file.faults += faults(error)
+        file.faults += faults(error, _KINDS[file.kind][0])
     if isinstance(file.parsed, KeysFile):
         file.faults += repeated(file.parsed)
 
