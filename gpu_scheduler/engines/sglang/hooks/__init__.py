@@ -8,4 +8,5 @@ logprobs        log-probabilities of prompts, and of given tokens after them
 grammar         structured answers
 memory          KV pool, allocator, eviction
 graphs          CUDA graphs
+lora            buffers of adapters
 """
