@@ -29,7 +29,7 @@ _log = log.get(__name__)
 _identity: Identity | None = None
 """Identity of this process, for its channels; a module variable, because channels are made in many places of one
 process."""
-PROTOCOL = (1, 5)
+PROTOCOL = (1, 4)
 """Major and minor version of protos/. The minor version rises with a change that an older process may leave out or
 ignore (a new field, a new call), the major one with a change that it would misunderstand."""
 _AGENT = re.compile(r"prism-protocol/(\d+)\.(\d+)")
