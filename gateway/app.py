@@ -190,7 +190,7 @@ class Endpoints:
             "measured_weights_bytes": route.measured_weights_bytes or None,
             "measured_private_bytes": route.measured_private_bytes or None,
             "task": _task(model),
-            "embedding_dimensions": model.embedding.dimensions or None,
+            "embedding_dimensions": model.embedding.dimensions or None if _task(model) == "embed" else None,
         }
 
     async def description(self, request: Request) -> Response:
