@@ -86,7 +86,7 @@ def said_by(item: Any) -> str:
 
 def without_ids(response: Response) -> dict[str, Any]:
     """What two responses to the same request have in common."""
-    told = response.model_dump(exclude={"id", "created_at"})
+    told = response.model_dump(exclude={"id", "created_at", "completed_at"})
     for item in told["output"]:
         assert item.pop("id")
         item.pop("call_id", None)
@@ -455,7 +455,6 @@ async def test_fields_without_a_meaning_here_change_nothing(world: World) -> Non
         "background": False,
         "truncation": "disabled",
         "store": True,
-        "prompt_cache_key": "x",
         "reasoning": {"summary": "auto"},
         "text": {"verbosity": "low"},
     }
@@ -487,7 +486,7 @@ END = End("tool_calls", None, prompt_tokens=3, cached_tokens=1, tokens=9, reason
 
 def test_call_whose_last_piece_comes_after_text_is_one_item() -> None:
     """Parsers give the text that follows a call together with the end of the call."""
-    events = ResponseEvents(parse(b'{"model": "m", "input": "x"}'), "1")
+    events = ResponseEvents(parse(b'{"model": "m", "input": "x"}'), "1", common_pb2.Sampling())
     sent = events.opening(3)
     assert events.sent == 0, "an error now would be the first event"
     sent += events.reasoning("why") + events.text("\n\n")
