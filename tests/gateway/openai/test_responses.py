@@ -143,6 +143,29 @@ async def test_response_is_a_message_with_counts_and_the_fields_of_its_request(w
     assert {name: told[name] for name in expected} == expected
 
 
+SPECIFIED = (
+    "id object created_at completed_at status incomplete_details model previous_response_id instructions output error "
+    "tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs "
+    "temperature reasoning usage max_output_tokens max_tool_calls store background service_tier metadata "
+    "safety_identifier prompt_cache_key"
+)
+"""Fields that the specification Open Responses requires of a response."""
+
+
+async def test_response_has_the_fields_that_the_specification_requires_and_says_what_was_sampled(world: World) -> None:
+    world.say("one")
+    route = fakes.route(MODEL, world.folder, fakes.place(world.groups[0]))
+    route.model.sampling.temperature = 0.6
+    await world.publish(route)
+    body = {"model": MODEL, "input": "hello", "frequency_penalty": 0.5, "prompt_cache_key": "k"}
+    told = (await world.http.post("/v1/responses", json=body)).json()
+    assert set(SPECIFIED.split()) <= set(told) and told["completed_at"] >= told["created_at"]
+    assert (told["temperature"], told["top_p"], told["presence_penalty"]) == (0.6, 1, 0)
+    assert (told["frequency_penalty"], told["prompt_cache_key"], told["service_tier"]) == (0.5, "k", "default")
+    sampling = world.groups[0].requests[-1].submit.sampling
+    assert (round(sampling.temperature, 6), sampling.frequency_penalty) == (0.6, 0.5)
+
+
 async def test_instructions_and_the_history_are_the_chat_in_order(world: World) -> None:
     world.say("three")
     history: Any = [
