@@ -6,18 +6,20 @@ refused by name. (https://docs.anthropic.com/en/api/messages)
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import Field
+from pydantic import Field, Tag
 
 from gateway.errors import BadField
 from gateway.openai import bodies
-from gateway.openai.bodies import MOST_MESSAGES, ChatRequest
+from gateway.openai.bodies import FEW_PARTS, MOST_MESSAGES, ChatRequest
+from gateway.openai.responses_items import STRING_OR_LIST, MessagePlace
 from gateway.request import Request
+from gateway.tools import request as calling
 from protos import common_pb2
 
 Block = dict[str, Any]
@@ -28,6 +30,9 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 """Efforts beyond those that chat templates know."""
 _NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
 """Names of a chat's fields that are others here."""
+_PARTS = {".tool_calls": ".content", ".tool_call_id": ".tool_use_id"}
+"""Names of a message's fields that are others here."""
+_MESSAGE = re.compile(r"messages\[(\d+)\](.*)", re.DOTALL)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -35,9 +40,14 @@ class _Model(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
 
+Content = Annotated[
+    Annotated[str, Tag("<string>")] | Annotated[list[Block], Field(fail_fast=True), Tag("<list>")], STRING_OR_LIST
+]
+
+
 class MessageParam(_Model):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: Content
 
 
 class ToolParam(_Model):
@@ -86,9 +96,9 @@ class _Prompted(_Model):
     """The fields that make a prompt."""
 
     model: str = Field(min_length=1)
-    messages: list[MessageParam] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
-    system: str | list[Block] | None = None
-    tools: list[ToolParam] | None = Field(None, fail_fast=True)
+    messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True), FEW_PARTS]
+    system: Annotated[Content | None, FEW_PARTS] = None
+    tools: list[ToolParam] | None = Field(None, max_length=calling.MOST_TOOLS, fail_fast=True)
     tool_choice: ToolChoiceParam | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -102,11 +112,8 @@ class _Prompted(_Model):
                 raise BadField(f"'{name}' is not supported.", name, "unsupported_parameter")
         if self.context_management is not None:
             self.context_management.check()
-        messages = [{"role": "system", "content": _texts(self.system, "system")}] if self.system else []
-        for index, message in enumerate(self.messages):
-            messages += _converted(message, f"messages[{index}].content")
-        chat: dict[str, Any] = {"model": self.model, "messages": messages}
-        if self.messages[-1].role == "assistant":  # the answer goes on with it
+        chat: dict[str, Any] = {"model": self.model, "messages": [message for message, _ in self._told]}
+        if self._told and self._told[-1][0]["role"] == "assistant":  # the answer goes on with it
             chat["continue_final_message"] = True
         if self.tools:
             chat["tools"] = [_tool(tool, index) for index, tool in enumerate(self.tools)]
@@ -126,6 +133,42 @@ class _Prompted(_Model):
             schema = {"name": "output", "schema": asked.json_schema}
             chat["response_format"] = {"type": "json_schema", "json_schema": schema}
         return chat
+
+    @cached_property
+    def _told(self) -> list[tuple[dict[str, Any], MessagePlace]]:
+        """The messages of the chat, each with its place in this body. Raises BadField."""
+        told: list[tuple[dict[str, Any], MessagePlace]] = []
+        if self.system:
+            message = {"role": "system", "content": _texts(self.system, "system")}
+            told.append((message, MessagePlace("system", is_message=False)))
+        for index, each in enumerate(self.messages):
+            told += _converted(each, f"messages[{index}]")
+        return told
+
+    def renamed(self, error: BadField) -> BadField:
+        """An error of the chat, with its fields as this body names them."""
+        field, text = error.field, str(error)
+        if field is not None:
+            field = self._name(field)
+            text = text.replace(f"'{error.field}'", f"'{field}'")
+        for chats, own in _NAMES.items():
+            text = text.replace(f"'{chats}'", f"'{own}'")
+        return BadField(text, field, error.code)
+
+    def _name(self, chats: str) -> str:
+        """The name of a chat's field in this body."""
+        if (found := _MESSAGE.match(chats)) is not None:
+            place, rest = self._told[int(found[1])][1], found[2]
+            return place.field + (_PARTS.get(rest, rest) if place.is_message or rest in _PARTS else "")
+        field = re.sub(r"\.function(\.parameters)?", lambda found: ".input_schema" if found[1] else "", chats)
+        return _NAMES.get(field, field)
+
+    def _checked(self, chat: dict[str, Any]) -> ChatRequest:
+        """The checked chat request. Raises BadField."""
+        try:
+            return bodies.made(ChatRequest, chat)
+        except BadField as error:
+            raise self.renamed(error) from None
 
 
 class MessagesRequest(_Prompted):
@@ -152,9 +195,11 @@ class MessagesRequest(_Prompted):
             "top_p": self.top_p,
             "top_k": self.top_k,
         }
-        chat = _checked({**self._chat(), **{name: value for name, value in given.items() if value is not None}})
-        with _Named():
+        chat = self._checked({**self._chat(), **{name: value for name, value in given.items() if value is not None}})
+        try:
             return chat.request(request_id, slo, arrival_s)
+        except BadField as error:
+            raise self.renamed(error) from None
 
 
 class CountRequest(_Prompted):
@@ -162,30 +207,11 @@ class CountRequest(_Prompted):
 
     def chat(self) -> ChatRequest:
         """The chat request whose prompt is counted. Raises BadField."""
-        return _checked(self._chat())
+        return self._checked(self._chat())
 
 
 def parse_messages(data: bytes) -> MessagesRequest:
     return bodies.parse(MessagesRequest, data)
-
-
-def _checked(chat: dict[str, Any]) -> ChatRequest:
-    with _Named():
-        return bodies.parse(ChatRequest, json.dumps(chat).encode())
-
-
-class _Named:
-    """A context in which errors name fields as Anthropic's API has them."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, BadField) and error.field is not None:
-            field = re.sub(r"\.function(\.parameters)?", lambda found: ".input_schema" if found[1] else "", error.field)
-            field = _NAMES.get(field, field)
-            if field != error.field:
-                raise BadField(str(error).replace(error.field, field), field, error.code) from None
 
 
 def _texts(content: str | Sequence[Block], field: str) -> str | list[Block]:
@@ -211,11 +237,13 @@ def _unsupported(block: Block, field: str) -> BadField:
     )
 
 
-def _converted(message: MessageParam, field: str) -> list[dict[str, Any]]:
-    """The messages of a chat that say the same: results of tools are messages of their own there. Raises BadField."""
+def _converted(message: MessageParam, place: str) -> list[tuple[dict[str, Any], MessagePlace]]:
+    """The messages of a chat that say the same, with their places: results of tools are messages of their own there.
+    Raises BadField."""
+    here, field = MessagePlace(place, is_message=True), f"{place}.content"
     if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
-    results: list[dict[str, Any]] = []
+        return [({"role": message.role, "content": message.content}, here)]
+    results: list[tuple[dict[str, Any], MessagePlace]] = []
     parts: list[Block] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -226,10 +254,12 @@ def _converted(message: MessageParam, field: str) -> list[dict[str, Any]]:
             if not isinstance(content, (str, list)):
                 raise BadField(f"'{at}.content' must be a string or a list of blocks.", f"{at}.content")
             result = {"role": "tool", "content": _texts(content, f"{at}.content")}
-            results.append({**result, "tool_call_id": _string(block, "tool_use_id", at)})
+            result["tool_call_id"] = _string(block, "tool_use_id", at)
+            results.append((result, MessagePlace(at, is_message=False)))
         elif kind == "tool_use" and message.role == "assistant":
-            arguments = json.dumps(block.get("input") or {})
-            function = {"name": _string(block, "name", at), "arguments": arguments}
+            if not isinstance(given := block.get("input", {}), dict):
+                raise BadField(f"'{at}.input' must be an object.", f"{at}.input")
+            function = {"name": _string(block, "name", at), "arguments": given}
             calls.append({"id": _string(block, "id", at), "type": "function", "function": function})
         elif kind == "thinking" and message.role == "assistant":
             thoughts.append(_string(block, "thinking", at))
@@ -242,7 +272,7 @@ def _converted(message: MessageParam, field: str) -> list[dict[str, Any]]:
         told["tool_calls"] = calls
     if thoughts:
         told["reasoning_content"] = "".join(thoughts)
-    return [*results, told]
+    return [*results, (told, here)]
 
 
 def _joined(parts: list[Block]) -> str | list[Block]:

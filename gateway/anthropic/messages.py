@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -73,6 +73,14 @@ def _object(arguments: str) -> Any:
         return {"arguments": arguments}
 
 
+def _is_whole(arguments: str) -> bool:
+    """Whether the arguments are a complete object."""
+    try:
+        return isinstance(orjson.loads(arguments), dict)
+    except ValueError:
+        return False
+
+
 def _stopped(end: End) -> dict[str, Any]:
     reason = "stop_sequence" if end.stop is not None else _REASONS.get(end.reason, "end_turn")
     return {"stop_reason": reason, "stop_sequence": end.stop, "stop_details": None}
@@ -95,39 +103,68 @@ def _counts(prompt: int, cached: int, output: int, reasoning: int) -> dict[str, 
 
 
 class MessageEvents:
-    """The events of one streamed message: its blocks one after the other, each with a number."""
+    """The events of one streamed message: its blocks one after the other, each with a number.
+
+    What comes between the pieces of a call's arguments is sent after the call: a block that was closed takes no more.
+    """
 
     def __init__(self, head: dict[str, Any]) -> None:
         self._head = head
+        self._arguments = ""
+        """Arguments of the call that is open, as far as they came."""
+        self._later: list[tuple[Callable[[str], bytes], str]] = []
+        """What came while the call was incomplete, and the events that it becomes."""
         self._block = -1
         self._kind = ""
         """Kind of the block that is open: "thinking", "text" or "tool_use"; empty: none is."""
 
-    def opening(self, prompt_tokens: int) -> bytes:
-        usage = {**_TOLD_ONCE, **_counts(prompt_tokens, 0, 0, 0)}
+    def opening(self, prompt_tokens: int, cached_tokens: int) -> bytes:
+        usage = {**_TOLD_ONCE, **_counts(prompt_tokens, cached_tokens, 0, 0)}
         stopped = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
         message = {**self._head, "content": [], **stopped, "usage": usage}
         return sse.named("message_start", {"type": "message_start", "message": message})
 
     def reasoning(self, text: str) -> bytes:
+        if self._calling:
+            self._later.append((self.reasoning, text))
+            return b""
         begun = self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""})
         return begun + self._delta({"type": "thinking_delta", "thinking": text})
 
     def text(self, text: str) -> bytes:
+        if self._calling:
+            self._later.append((self.text, text))
+            return b""
         return self._open("text", _text("")) + self._delta({"type": "text_delta", "text": text})
 
     def calls(self, parts: Sequence[CallPart]) -> bytes:
         events = b""
         for part in parts:
             if part.name:
-                events += self._close()
+                events += self._end_call() + self._close()
                 events += self._open("tool_use", _tool_use(part.id, part.name, {}))
-            if part.arguments:
+                self._arguments = ""
+            if part.arguments and self._kind == "tool_use":  # else the call was complete, and this is blank
+                self._arguments += part.arguments
                 events += self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+                if self._later and not self._calling:
+                    events += self._end_call()
         return events
 
+    @property
+    def _calling(self) -> bool:
+        """Whether a call is open whose arguments may go on."""
+        return self._kind == "tool_use" and not _is_whole(self._arguments)
+
+    def _end_call(self) -> bytes:
+        """Closes the call that is open, and says what came before its end."""
+        if not self._later:
+            return b""
+        events, later, self._later = self._close(), self._later, []
+        return events + b"".join(said(text) for said, text in later)
+
     def ending(self, end: End) -> bytes:
-        events = b"" if self._block >= 0 else self._open("text", _text(""))
+        events = self._end_call() if self._block >= 0 else self._open("text", _text(""))
         delta = {"type": "message_delta", "delta": _stopped(end), "usage": _usage(end)}
         return (
             events

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import orjson
 
 from gateway.access.access import Caller
+from gateway.errors import BadField
 from gateway.http.messages import Bodies
 from gateway.openai import endpoint
 from gateway.openai.endpoint import Endpoint, Reply
@@ -60,7 +61,7 @@ class End:
 class BlockEvents(Protocol):
     """The events of one streamed answer, as bytes of server-sent events."""
 
-    def opening(self, prompt_tokens: int) -> bytes: ...
+    def opening(self, prompt_tokens: int, cached_tokens: int) -> bytes: ...
 
     def reasoning(self, text: str) -> bytes: ...
 
@@ -71,7 +72,14 @@ class BlockEvents(Protocol):
     def ending(self, end: End) -> bytes: ...
 
 
-B = TypeVar("B", bound=endpoint.Body)
+class BlocksBody(endpoint.Body, Protocol):
+    """A checked body that becomes a chat request."""
+
+    def renamed(self, error: BadField) -> BadField:
+        """An error of the chat, with its fields as this body names them."""
+
+
+B = TypeVar("B", bound=BlocksBody)
 
 
 class BlocksEndpoint(Endpoint[B]):
@@ -94,6 +102,12 @@ class BlocksEndpoint(Endpoint[B]):
         raise NotImplementedError
 
     async def _answer(self, body: B, request: Request, reply: Reply, caller: Caller) -> None:
+        try:
+            await self._served(body, request, reply, caller)
+        except BadField as error:
+            raise body.renamed(error) from None
+
+    async def _served(self, body: B, request: Request, reply: Reply, caller: Caller) -> None:
         with await self._serving.begin(request, reply.span, caller) as served:
             reply.add(await caller.headers())
             (choice,) = served.choices
@@ -106,9 +120,11 @@ class BlocksEndpoint(Endpoint[B]):
                 await reply.whole(orjson.dumps(self._whole(body, request, choice.sampling, blocks, end)))
 
     async def _stream(self, events: BlockEvents, served: Served, choice: Choice, reply: Reply) -> None:
-        before = events.opening(sum(map(len, served.prompts)))
+        before: bytes | None = None
         while True:
             text = await choice.next()
+            if before is None:  # what was cached is known now
+                before = events.opening(sum(map(len, served.prompts)), choice.answer.cached_tokens)
             event = b""
             if reasoning := choice.take_reasoning():
                 event += events.reasoning(reasoning)

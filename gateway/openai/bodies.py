@@ -6,7 +6,7 @@ would change the answer, is refused by name. Values are taken as JSON has them: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
@@ -30,6 +30,8 @@ MOST_PROMPTS = 512
 MOST_STOPS = 4
 MOST_STOP_CHARACTERS = 1024
 MOST_MESSAGES = 1 << 14
+MOST_PARTS = 1 << 14
+"""The most parts of all contents in a conversation, its calls of tools included."""
 MOST_IDS = 1 << 21
 """The most token ids in a list; no context is as long."""
 MOST_STOP_TOKENS = 1024
@@ -105,6 +107,25 @@ def _content(value: Any) -> Content:
 
 class _Model(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+
+def _few_parts(value: Any) -> Any:
+    """A content, or a list of messages or other items, before it is checked part by part: that takes long. Raises
+    ValueError."""
+    if isinstance(value, list):
+        if len(value) > MOST_MESSAGES:
+            raise ValueError(f"at most {MOST_MESSAGES} items, not {len(value)}")
+        lists = [each for item in value if isinstance(item, dict) for each in item.values() if isinstance(each, list)]
+        count = sum(map(len, lists))
+        if count <= MOST_PARTS:  # parts have lists too: results of tools
+            parts = (part for each in lists for part in each if isinstance(part, dict))
+            count += sum(len(each) for part in parts for each in part.values() if isinstance(each, list))
+        if count > MOST_PARTS:
+            raise ValueError(f"its contents have at most {MOST_PARTS} parts, not {count}")
+    return value
+
+
+FEW_PARTS = pydantic.BeforeValidator(_few_parts)
 
 
 class StreamOptions(_Model):
@@ -256,10 +277,23 @@ class _Generate(_Model):
         return sampling
 
 
+def _check_called(id: Any, called: Set[Any], field: str) -> None:
+    """Raises BadField for a tool's result whose call, by its id, is not among those before it. A result without an id
+    is its place's."""
+    if id is None:
+        return
+    if not isinstance(id, str):
+        raise BadField(f"Invalid '{field}': must be a string", field, "invalid_type")
+    if id not in called:
+        raise BadField(f"Invalid '{field}': no call before it has the id '{id[:40]}'", field)
+
+
 class _Conversation(_Model):
     """Messages, and the other fields from which a chat template makes a prompt."""
 
-    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
+    messages: Annotated[
+        list[ChatMessage] | None, Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True), FEW_PARTS
+    ] = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -289,13 +323,17 @@ class _Conversation(_Model):
         return Prompt(messages=self._shown(), template_options=options)
 
     def _shown(self) -> list[Mapping[str, Any]]:
-        told = []
+        told: list[Mapping[str, Any]] = []
+        called: set[Any] = set()
         for index, message in enumerate(self.messages or ()):
             try:
                 told.append(calling.for_template(message.model_dump()))
             except ValueError as error:
                 field = f"messages[{index}].tool_calls"
                 raise BadField(f"Invalid '{field}': {error}", field) from None
+            if message.role == "tool":
+                _check_called(told[-1].get("tool_call_id"), called, f"messages[{index}].tool_call_id")
+            called.update(call.get("id") for call in told[-1].get("tool_calls") or ())
         return told
 
     def _options(self) -> dict[str, Any]:
@@ -320,7 +358,7 @@ class _Conversation(_Model):
 class ChatRequest(_Conversation, _Generate):
     """The body of /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True), FEW_PARTS]
     max_completion_tokens: int | None = Field(None, ge=1, lt=INT64)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)

@@ -9,8 +9,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
-from gateway.access.access import Caller
-from gateway.errors import BadField
 from gateway.http import dialects, sse
 from gateway.openai import responses_bodies
 from gateway.openai.blocks import BlockEvents, Blocks, BlocksEndpoint, End
@@ -181,7 +179,7 @@ class ResponseEvents:
         item."""
         return self._number if self._response.items else 0
 
-    def opening(self, prompt_tokens: int) -> bytes:
+    def opening(self, prompt_tokens: int, cached_tokens: int) -> bytes:
         begun = self._response.begun()
         return b"".join(self._event(f"response.{name}", response=begun) for name in ("created", "in_progress"))
 
@@ -283,12 +281,6 @@ class ResponsesEndpoint(BlocksEndpoint[ResponsesRequest]):
         for index, call in enumerate(blocks.calls):
             response.add(_Call(response.next_index, request.request_id, call.part(index))).add(call.arguments)
         return response.ended(end)
-
-    async def _answer(self, body: ResponsesRequest, request: Request, reply: Reply, caller: Caller) -> None:
-        try:
-            await super()._answer(body, request, reply, caller)
-        except BadField as error:
-            raise body.renamed(error) from None
 
     async def _stream(self, events: BlockEvents, served: Served, choice: Choice, reply: Reply) -> None:
         assert isinstance(events, ResponseEvents)

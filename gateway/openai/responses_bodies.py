@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, Tag
 
 from gateway.errors import BadField
 from gateway.openai import bodies
-from gateway.openai.bodies import MOST_MESSAGES, ChatRequest
+from gateway.openai.bodies import FEW_PARTS, MOST_MESSAGES, ChatRequest
 from gateway.openai.responses_items import STRING_OR_LIST, Conversation, Fields, Item, MessagePlace, form_tag, kind_tag
 from gateway.request import Request
 from gateway.tools import request as calling
@@ -92,6 +92,7 @@ class ResponsesRequest(Fields):
         Annotated[str, Tag("<string>")]
         | Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True), Tag("<list>")],
         STRING_OR_LIST,
+        FEW_PARTS,
     ]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=1 << 63)
@@ -100,7 +101,7 @@ class ResponsesRequest(Fields):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     stream: bool | None = None
-    tools: list[FunctionTool] | None = Field(None, fail_fast=True)
+    tools: list[FunctionTool] | None = Field(None, max_length=calling.MOST_TOOLS, fail_fast=True)
     tool_choice: (
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag("<string>")]
@@ -178,6 +179,8 @@ class ResponsesRequest(Fields):
             for index, item in enumerate(self.input):
                 made.add(item, f"input[{index}]")
             made.settle()
+            if not made.messages:
+                raise BadField("Invalid 'input': it has no message, and reasoning without 'content' is none", "input")
         return made
 
     def _format(self) -> dict[str, Any] | None:

@@ -28,6 +28,11 @@ def kind_tag(value: Any) -> str | None:
     return f"<{value.get('type', 'message')}>" if isinstance(value, dict) else None
 
 
+def _part_tag(value: Any) -> str:
+    """The tag of a part of a content: text, unless it says that it is a refusal."""
+    return "<refusal>" if isinstance(value, dict) and value.get("type") == "refusal" else "<text>"
+
+
 class Fields(pydantic.BaseModel):
     """An object of the body; fields of it that nobody here knows are ignored."""
 
@@ -39,11 +44,19 @@ class InputText(Fields):
     text: str
 
 
+class InputRefusal(Fields):
+    type: Literal["refusal"]
+    text: str = Field(alias="refusal")
+
+
 STRING_OR_LIST = Discriminator(
     form_tag, custom_error_type="string_or_list", custom_error_message="must be a string or a list"
 )
+_Part = Annotated[
+    Annotated[InputText, Tag("<text>")] | Annotated[InputRefusal, Tag("<refusal>")], Discriminator(_part_tag)
+]
 _Content = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[list[InputText], Field(fail_fast=True), Tag("<list>")], STRING_OR_LIST
+    Annotated[str, Tag("<string>")] | Annotated[list[_Part], Field(fail_fast=True), Tag("<list>")], STRING_OR_LIST
 ]
 
 

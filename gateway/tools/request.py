@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, Literal
 
 import pydantic
@@ -103,13 +104,17 @@ def for_template(message: Mapping[str, Any]) -> Mapping[str, Any]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError("each call needs a function with a name")
+        if not isinstance(call.get("id", ""), (str, NoneType)):
+            raise ValueError("the id of a call must be a string")
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(surrogates.mended(arguments.encode()) or arguments)
             except (ValueError, RecursionError):
                 raise ValueError(f"the arguments of '{function['name']}' are not JSON") from None
+        if not isinstance(arguments or {}, dict):
+            raise ValueError(f"the arguments of '{function['name']}' are no JSON object")
         if levels(arguments) > MOST_LEVELS:
             raise ValueError(f"the arguments of '{function['name']}' have more than {MOST_LEVELS} levels")
-        told.append({**call, "function": {**function, "arguments": arguments}})
+        told.append({**call, "function": {**function, "arguments": arguments or {}}})
     return {**message, "tool_calls": told}

@@ -11,6 +11,10 @@ import anthropic
 import pytest
 
 from gateway.access import keys
+from gateway.anthropic.messages import MessageEvents
+from gateway.openai.blocks import End
+from gateway.openai.bodies import MOST_PARTS
+from gateway.tools.formats import CallPart
 from protos import common_pb2
 from tests.gateway import fakes, tokenizers
 from tests.gateway.conftest import MODEL, World
@@ -220,6 +224,44 @@ async def test_answer_goes_on_with_a_last_message_of_the_assistant(
     assert prompt(world) == "<|user|>hello<|assistant|>one"
 
 
+@pytest.mark.parametrize(
+    "content", [[], [{"type": "redacted_thinking", "data": "x"}], [{"type": "text", "text": ""}], ""]
+)
+async def test_last_message_of_the_assistant_that_says_nothing_begins_its_answer(world: World, content: Any) -> None:
+    world.say("one")
+    messages = [*HELLO, {"role": "assistant", "content": content}]
+    response = await world.http.post("/v1/messages", json={"model": MODEL, "max_tokens": 5, "messages": messages})
+    assert response.status_code == 200, response.text
+    assert prompt(world) == "<|user|>hello<|assistant|>"
+
+
+def test_text_that_comes_before_the_end_of_a_call_is_a_block_after_it() -> None:
+    """Parsers give the text that follows a call together with the end of the call."""
+    events = MessageEvents({})
+    sent = events.opening(7, 4)
+    sent += events.calls([CallPart(0, "1", "f", '{"a": "x')])
+    sent += events.text(" Done.") + events.calls([CallPart(0, "", "", 'y"}')]) + events.text(" All.")
+    sent += events.calls([CallPart(1, "2", "g", "{}")]) + events.text(" And more.")
+    sent += events.ending(End("tool_calls", None, prompt_tokens=7, cached_tokens=4, tokens=9, reasoning_tokens=0))
+    said = [json.loads(line[6:]) for line in sent.decode().splitlines() if line.startswith("data: ")]
+    blocks: list[list[str]] = []
+    for event in said:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks), "blocks come one after the other"
+            blocks.append([event["content_block"]["type"], ""])
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == len(blocks) - 1
+            blocks[-1][1] += event["delta"].get("partial_json", "") + event["delta"].get("text", "")
+    assert blocks == [["tool_use", '{"a": "xy"}'], ["text", " Done. All."], ["tool_use", "{}"], ["text", " And more."]]
+    begun, ended = said[0]["message"]["usage"], said[-2]["usage"]
+    assert {name: begun[name] for name in COUNTS} == {name: ended[name] for name in COUNTS}
+    assert begun["input_tokens"] == 3
+
+
+COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+MANY: Any = [{"type": "text", "text": ""}] * (MOST_PARTS + 1)
+RESULT: Any = {"type": "tool_result", "tool_use_id": "c7", "content": "x"}
+CALLED: Any = {"type": "tool_use", "id": "1", "name": "weather", "input": {}}
 IMAGE: Any = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
 
 
@@ -232,6 +274,14 @@ IMAGE: Any = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"
         ({"tools": [{**TOOL, "name": "not a name"}]}, "tools[0].name"),
         ({"stop_sequences": [str(number) for number in range(9)]}, "stop_sequences"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"system": "s", "messages": [*HELLO, {"role": "user", "content": [RESULT]}]}, "messages[1].content[0]"),
+        ({"messages": [{"role": "user", "content": [RESULT]}]}, "no call before it has the id 'c7'"),
+        ({"messages": [{"role": "assistant", "content": [{**CALLED, "input": [1]}]}]}, "messages[0].content[0].input"),
+        ({"messages": [{"role": "user", "content": MANY}]}, f"at most {MOST_PARTS} parts"),
+        ({"messages": [{"role": "user", "content": [{**RESULT, "content": MANY}]}]}, f"at most {MOST_PARTS} parts"),
+        ({"system": MANY}, "'system'"),
+        ({"system": 5}, "'system': must be a string or a list"),
+        ({"stop_sequences": [""]}, "'stop_sequences': a stop string"),
         ({"temperature": 2}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"container": "c"}, "container"),

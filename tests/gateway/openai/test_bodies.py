@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import BadField
-from gateway.openai.bodies import ChatRequest, CompletionRequest, parse
+from gateway.openai.bodies import MOST_PARTS, ChatRequest, CompletionRequest, parse
 from gateway.request import Request
 from protos import common_pb2
 
@@ -24,6 +24,8 @@ def tool(name: str, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
 
+TEXT = {"type": "text", "text": ""}
+LIST_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[1]"}}
 DEEP_CALL = {"function": {"name": "f", "arguments": "[" * 100_000}}
 
 
@@ -120,6 +122,9 @@ def test_invalid_field_of_chat_and_completion_is_named(more: dict[str, Any], fie
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "assistant", "tool_calls": [DEEP_CALL]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [LIST_CALL]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "c7"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "user", "content": [TEXT] * (MOST_PARTS + 1)}]}, "messages"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),

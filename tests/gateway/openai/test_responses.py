@@ -13,6 +13,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from gateway.errors import BadField
 from gateway.openai.blocks import End
+from gateway.openai.bodies import MOST_PARTS
 from gateway.openai.responses import ResponseEvents
 from gateway.openai.responses_bodies import parse
 from gateway.request import Request
@@ -176,7 +177,7 @@ async def test_instructions_and_the_history_are_the_chat_in_order(world: World) 
             "id": "msg_1",
             "status": "completed",
             "role": "assistant",
-            "content": [{"type": "output_text", "text": "two", "annotations": []}],
+            "content": [{"type": "refusal", "refusal": "two"}],
         },
         {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
     ]
@@ -433,6 +434,13 @@ SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "object", "prop
             "input[1].arguments",
             "invalid_value",
         ),
+        (
+            {"input": [USER, {"type": "function_call", "call_id": "a", "name": "f", "arguments": "[1]"}]},
+            "input[1].arguments",
+            "invalid_value",
+        ),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input", "invalid_value"),
+        ({"input": [{**USER, "content": [{"type": "input_text", "text": ""}] * (MOST_PARTS + 1)}]}, "input", None),
     ],
 )
 def test_field_that_cannot_be_kept_is_refused_by_its_own_name(
@@ -512,7 +520,7 @@ def test_call_whose_last_piece_comes_after_text_is_one_item() -> None:
     """Parsers give the text that follows a call together with the end of the call."""
     asked = Request("1", "m", 0.0, [], common_pb2.Sampling(), False, common_pb2.Slo())
     events = ResponseEvents(parse(b'{"model": "m", "input": "x"}'), asked, common_pb2.Sampling())
-    sent = events.opening(3)
+    sent = events.opening(3, 0)
     assert events.sent == 0, "an error now would be the first event"
     sent += events.reasoning("why") + events.text("\n\n")
     sent += events.calls([CallPart(0, "a", "f", ""), CallPart(0, "", "", '{"x":')])
