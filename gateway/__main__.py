@@ -96,7 +96,7 @@ async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, l
         page = pages.routes()
         service.on_drain(pages.close)
         service.on_stop(looker.close)
-    steering = PlacementClient(config.placement)
+    steering = PlacementClient(config.placement, "placement")
     service.on_stop(steering.close)
     bodies = Bodies(config.most_body_bytes, config.most_bodies_bytes)
     application = app.build(

@@ -107,7 +107,7 @@ def build(
                 if cors.asked(method, path, headers):
                     await messages.respond_empty(_completing(scope, send), cors.answer(headers))
                     return
-                scope[messages.CALLER] = access.of_http(path, headers)
+                scope[messages.CALLER] = access.of_http(path, headers, method)
             except PrismError as error:
                 count.failed(error)
                 await messages.respond_error(_completing(scope, send), error, dialect=dialects.of(path))
@@ -308,7 +308,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
         405: (f"Not allowed: {asked}.", "method_not_allowed"),
     }.get(error.status_code, (error.detail, None))
     messages.count_of(request.scope).answered(error.status_code, code or "")
-    response = _json(errors.envelope(message, "invalid_request_error", code), error.status_code)
+    written = dialects.of(request.url.path).refusal(error.status_code, message, code)
+    response = Response(written, error.status_code, media_type="application/json")
     response.headers.update(error.headers or {})
     return response
 
@@ -322,4 +323,4 @@ async def _nobody(request: Request, error: Exception) -> Response:
 async def _fault(request: Request, error: Exception) -> Response:
     """The answer to a fault of the gateway; the server logs the fault with its trace."""
     messages.count_of(request.scope).fault()
-    return _json(errors.envelope("Internal error.", "server_error", None), 500)
+    return Response(dialects.of(request.url.path).body(None), 500, media_type="application/json")

@@ -21,7 +21,9 @@ _AGAIN_S = 0.05
 class PlacementClient:
     """A client of placement. Its methods raise the errors of `services.errors`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, whom: str = "") -> None:
+        """`whom`: as `from_rpc` takes it; for a client whose errors go to those who should see no address."""
+        self._whom = whom
         self._channel = rpc.channel(address)
         self._stub = placement_pb2_grpc.PlacementStub(self._channel)
 
@@ -128,9 +130,8 @@ class PlacementClient:
         cluster: placement_pb2.Cluster = await self._ask(self._stub.GetCluster(placement_pb2.GetClusterRequest()))
         return cluster
 
-    @staticmethod
-    async def _ask(call: Awaitable[T]) -> T:
+    async def _ask(self, call: Awaitable[T]) -> T:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+            raise from_rpc(error, self._whom) from None

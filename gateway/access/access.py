@@ -23,7 +23,8 @@ _OPEN_SERVICE = "/grpc.health.v1.Health/"
 _PAGE = "/ui"
 _MODELS = "/v1/"
 _ANTHROPIC = "/v1/messages"
-"""Beginning of the paths to which clients send their key as Anthropic's do, in `x-api-key`."""
+_LIST = "/v1/models"
+"""Paths to which Anthropic's clients send requests, those of the list only with GET: their key is in `x-api-key`."""
 _ABOUT_MODELS = ("/tokenize", "/detokenize", "/openapi.json")
 """Paths that any key may use, beside all below `_MODELS`. Every other path is for admins, also one that the router
 would take for one of these although it is written differently, as "/metrics" with a newline behind it."""
@@ -106,13 +107,14 @@ class Access:
         self._keys = keys
         self._quotas = Quotas(storage)
 
-    def of_http(self, path: str, headers: Headers) -> Caller:
+    def of_http(self, path: str, headers: Headers, method: str = "GET") -> Caller:
         """The caller of an HTTP request. Raises NoKey, Denied."""
         if self._keys is None or path == _OPEN_PATH:
             return ANYBODY
         page = path.startswith(_PAGE)
         given = headers.get("authorization", "")
-        if not given and path.startswith(_ANTHROPIC) and (key := headers.get("x-api-key")):
+        anthropic = _below(path, _ANTHROPIC) or (method == "GET" and _below(path, _LIST))
+        if not given and anthropic and (key := headers.get("x-api-key")):
             given = f"Bearer {key}"
         caller = self._caller(given, basic=page)
         if not path.startswith(_MODELS) and path not in _ABOUT_MODELS:
@@ -142,6 +144,10 @@ class Access:
         if key is None:
             raise NoKey("Incorrect API key provided.", scheme)
         return Caller(key, self._quotas)
+
+
+def _below(path: str, begin: str) -> bool:
+    return path == begin or path.startswith(f"{begin}/")
 
 
 def _password(given: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from dataclasses import asdict, dataclass
 
@@ -33,7 +34,8 @@ class RequestUsage:
 
 class UsageLog:
     """The file. Each line is one write to the end of it, and the file is opened anew for each: it may be moved away at
-    any time. Where it cannot be written, requests go on, and the log says so once."""
+    any time. A line that was cut, as on a full disk, is ended before the next. Where it cannot be written, or is no
+    regular file, requests go on, and the log says so once."""
 
     def __init__(self, path: str) -> None:
         """`path` empty: no file."""
@@ -54,8 +56,14 @@ class UsageLog:
 
     def _write(self, line: bytes) -> None:
         try:
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            # Without O_NONBLOCK a FIFO, which is no place for usage, would have the gateway wait for its reader.
+            file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o640)
             try:
+                state = os.fstat(file)
+                if not stat.S_ISREG(state.st_mode):
+                    raise OSError("it is no regular file")
+                if state.st_size and os.pread(file, 1, state.st_size - 1) != b"\n":
+                    line = b"\n" + line
                 written = os.write(file, line)
             finally:
                 os.close(file)

@@ -51,7 +51,7 @@ class ModelEntry(pydantic.BaseModel):
 class WaitParameters(pydantic.BaseModel):
     """How long an answer waits."""
 
-    model_config = pydantic.ConfigDict(extra="ignore")
+    model_config = pydantic.ConfigDict(extra="forbid")
 
     wait_s: float = Field(60.0, ge=0, le=LONGEST_WAIT_S, allow_inf_nan=False)
     """Seconds until the answer is that the change is under way; 0: it is that at once."""

@@ -87,7 +87,7 @@ class AdminEndpoints:
         async def sleep() -> str:
             try:
                 evict = partial(self._placement.eviction, name, asked.target)
-                reached = await _in_turn(evict, asked.wait_s)
+                reached = await _in_turn(evict)
             except Unmet:
                 if self._is(name, *asked.below):
                     return ""
@@ -140,7 +140,7 @@ class AdminEndpoints:
         asked = query(RemovalParameters, request.query_params)
 
         async def remove() -> None:
-            await _in_turn(partial(self._placement.remove_model, name, asked.force), asked.wait_s)
+            await _in_turn(partial(self._placement.remove_model, name, asked.force))
             await self._heard(lambda: not self._serving.routes.has(name))
 
         return await self._answer(request, caller, "remove", name, remove(), asked.wait_s)
@@ -204,10 +204,11 @@ class AdminEndpoints:
         return _json({**card, "reason": reason or None}, status, where)
 
 
-async def _in_turn(call: Callable[[], Coroutine[Any, Any, T]], wait_s: float) -> T:
-    """What the call returns, which is made again for `wait_s` while another change of the model is under way: one that
-    has come up takes requests before its group has ended that change. Raises Conflict, and what the call raises."""
-    until = time.monotonic() + wait_s
+async def _in_turn(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What the call returns, which is made again for LONGEST_WAIT_S while another change of the model is under way: one
+    that has come up takes requests before its group has ended that change. Raises Conflict, and what the call
+    raises."""
+    until = time.monotonic() + LONGEST_WAIT_S
     while True:
         try:
             return await call()

@@ -21,6 +21,9 @@ class Dialect(Protocol):
     def events(self, error: PrismError | None) -> bytes:
         """The last events of a stream that ends with an error; None: a fault of the gateway."""
 
+    def refusal(self, status: int, message: str, code: str | None) -> bytes:
+        """The body of the answer to an unknown path, or a method that the path does not have."""
+
 
 class OpenAi:
     """Chat completions, completions, embeddings, and all paths beside them."""
@@ -32,6 +35,9 @@ class OpenAi:
 
     def events(self, error: PrismError | None) -> bytes:
         return sse.error(self.body(error)) + sse.DONE
+
+    def refusal(self, status: int, message: str, code: str | None) -> bytes:
+        return orjson.dumps(errors.envelope(message, "invalid_request_error", code))
 
 
 class Responses(OpenAi):
@@ -70,10 +76,16 @@ class Anthropic:
     def events(self, error: PrismError | None) -> bytes:
         return sse.named("error", self._error(error))
 
+    def refusal(self, status: int, message: str, code: str | None) -> bytes:
+        return orjson.dumps(self._envelope(status, message))
+
     def _error(self, error: PrismError | None) -> dict[str, object]:
         status = errors.shape(error).status if error is not None else 500
+        return self._envelope(status, _FAULT if error is None else str(error))
+
+    def _envelope(self, status: int, message: str) -> dict[str, object]:
         kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": _FAULT if error is None else str(error)}}
+        return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 OPENAI, RESPONSES, ANTHROPIC = OpenAi(), Responses(), Anthropic()

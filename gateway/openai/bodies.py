@@ -6,6 +6,7 @@ would change the answer, is refused by name. Values are taken as JSON has them: 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
@@ -477,6 +478,7 @@ class DetokenizeRequest(_Model):
 M = TypeVar("M", bound=pydantic.BaseModel)
 _CODES = {
     "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
     "greater_than": "below_min_value",
     "greater_than_equal": "below_min_value",
     "less_than": "above_max_value",
@@ -495,7 +497,7 @@ def parse(kind: type[M], body: bytes) -> M:
     try:
         return kind.model_validate_json(body)
     except pydantic.ValidationError as error:
-        problem = _first(error)
+        problem = _first(error, kind)
     if problem["type"] == "json_invalid":
         if (whole := surrogates.mended(body)) is not None:
             return parse(kind, whole)
@@ -508,11 +510,15 @@ def made(kind: type[M], fields: Mapping[str, Any]) -> M:
     try:
         return kind.model_validate(fields)
     except pydantic.ValidationError as error:
-        raise _refusal(_first(error)) from None
+        raise _refusal(_first(error, kind)) from None
 
 
-def _first(error: pydantic.ValidationError) -> pydantic_core.ErrorDetails:
-    return error.errors(include_url=False, include_input=False)[0]
+def _first(error: pydantic.ValidationError, kind: type[pydantic.BaseModel]) -> pydantic_core.ErrorDetails:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(problem["loc"][-1]), kind.model_fields, 1)
+        problem["msg"] = f"unknown; the nearest one is '{near[0]}'" if near else "unknown"
+    return problem
 
 
 def _refusal(problem: pydantic_core.ErrorDetails) -> BadField:

@@ -43,5 +43,5 @@ class ActivationCalls:
         try:
             answer = await self._placement.Activate(request, timeout=self._time_out_s)
         except grpc.aio.AioRpcError as error:
-            return from_rpc(error)
+            return from_rpc(error, "placement")
         return decode_place(answer.place)

@@ -38,7 +38,7 @@ class ServiceClients:
     ) -> None:
         """`placement`: its gRPC address. `answer_s`: seconds after which a look has failed, and a group that has not
         answered is shown without its queue."""
-        self._placement = PlacementClient(placement)
+        self._placement = PlacementClient(placement, "placement")
         self._groups: dict[str, GpuSchedulerClient] = {}
         self._now = now
         self._answer_s = answer_s

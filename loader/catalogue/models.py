@@ -355,14 +355,15 @@ class NodeModels:
     async def add(self, listed: CatalogueEntry, change: int = 0) -> CatalogueModel:
         """Adds a model, for the successors of this process too: returns once the keeper knows. If a model of the same
         path is there, its files are read afresh; the settings of one that the file lists stay the operator's. `change`:
-        see protos/loader.proto. Raises Exists for another path, or a name or alias that another model has,
-        BrokenCheckpoint."""
+        see protos/loader.proto. Raises Exists for another path, a setting that differs from the file's, or a name or
+        alias that another model has, BrokenCheckpoint."""
         async with self._changing:
             present = self._models.get(listed.name)
             if present is not None:
                 if os.path.realpath(present.listed.path) != os.path.realpath(listed.path):
                     raise Exists(f"the name {listed.name!r} is taken by the model at {present.listed.path}")
-                listed = listed if present.added else present.listed
+                if not present.added:
+                    listed = _of_file(present.listed, listed)
             try:
                 catalogue.check_names([*self._listed(but=listed.name), listed])
             except ValueError as error:
@@ -471,3 +472,13 @@ class NodeModels:
     def _kept(self, name: str) -> Kept:
         model = self._models.get(name)
         return added.record(AddedModel(name, self._changes[name], None if model is None else model.listed)), None
+
+
+def _of_file(present: CatalogueEntry, asked: CatalogueEntry) -> CatalogueEntry:
+    """The entry of a model that the catalogue file lists, which `asked` may repeat, as far as it says anything. Raises
+    Exists for a setting that differs: the file's operator sets it."""
+    for name, about in CatalogueEntry.model_fields.items():
+        given = getattr(asked, name)
+        if name != "path" and given != about.default and given != getattr(present, name):
+            raise Exists(f"{present.name!r} is in the catalogue file: change its {name!r} there")
+    return present

@@ -233,12 +233,18 @@ class Reconciler:
 
     async def evict(self, model: str, target: common_pb2.Residency) -> EvictionOutcome:
         """Brings the model down to `target` on every group that has it. Returns the residency that it has then; for
-        ON_DISK that holds once the caller has dropped its image. Raises NotFound, Unmet."""
+        ON_DISK that holds once the caller has dropped its image. Raises NotFound, Unmet, and Conflict for a model that
+        is on its way."""
         spec = self._actuator.spec(model)
         if target not in _BELOW:
             known = target in common_pb2.Residency.values()
             raise Unmet(f"{common_pb2.Residency.Name(target) if known else target} is not a residency to evict to")
         places = [group for group, resident in self._cluster.residents(model) if resident.residency in _BELOW[target]]
+        entry = self._cluster.entry(model)
+        if target == common_pb2.ON_DISK and entry is not None and (entry.model.pinned or entry.image_pinned):
+            raise Unmet(f"{model} is pinned: its image stays in host memory until it is unpinned")
+        if not places and self._is_on_its_way(model):
+            raise Conflict(f"{model} is on its way: it goes down once that has ended")
         if not places and not (target == common_pb2.ON_DISK and self._has_image(model)):
             raise Unmet(f"{model} is {self._state(model)}: there is nothing to bring down")
         reached, reason = target, ""
@@ -252,6 +258,14 @@ class Reconciler:
         if reached != common_pb2.COLD or self._has_image(model):
             return EvictionOutcome(reached)
         return EvictionOutcome(common_pb2.ON_DISK, self._without_image(model, target, reason))
+
+    def _is_on_its_way(self, model: str) -> bool:
+        """Whether a group is bringing the model up or down, or is about to."""
+        under_way = (common_pb2.WAKING, common_pb2.DRAINING)
+        actuator = self._actuator
+        if model in self._choosing or model in actuator.activating or model in actuator.moving | actuator.removing:
+            return True
+        return any(resident.residency in under_way for _, resident in self._cluster.residents(model))
 
     def _without_image(self, model: str, target: common_pb2.Residency, why: str) -> str:
         """Why a model came lower than `target`. `why`: why it has no image, by its group's report."""

@@ -32,6 +32,8 @@ _CODES: dict[type[PrismError], grpc.StatusCode] = {
 }
 _NO_ANSWER = "Deadline Exceeded"
 """What gRPC itself says when there was no answer; a server that gives up in time has a sentence of its own."""
+_NOT_REACHED = ("failed to connect", "Socket closed", "Cancelling all calls", "Connection reset", "GOAWAY", "recvmsg")
+"""Beginnings of what gRPC itself says when a service cannot be reached."""
 _KINDS = {code: kind for kind, code in _CODES.items()}
 
 
@@ -45,9 +47,12 @@ def to_status(error: PrismError) -> tuple[grpc.StatusCode, str]:
 
 def from_rpc(error: grpc.aio.AioRpcError, whom: str = "") -> PrismError:
     """The domain error of a status; Unavailable for every code that has no kind of its own. `whom`: name of the called
-    service, for a call whose time was over before there was an answer: gRPC's own text names no service then."""
+    service, for a call whose time was over before there was an answer, or that did not reach it: gRPC's own text
+    names no service then, or its address."""
     kind = _KINDS.get(error.code(), Unavailable)
     told = error.details() or error.code().name
     if whom and kind is TimedOut and _NO_ANSWER in told:
         return TimedOut(f"{whom} did not answer in time")
+    if whom and kind is Unavailable and told.startswith(_NOT_REACHED):
+        return Unavailable(f"{whom} is away")
     return kind(told)

@@ -15,6 +15,7 @@ from protos import (
     placement_pb2,
     placement_pb2_grpc,
 )
+from services.errors import Conflict
 from services.ipc import sockets
 from services.ipc.framing import FramedChannel
 from services.rpc.watch import Watched
@@ -168,6 +169,7 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
         self._activated = asyncio.Condition()
         self.activate: Callable[[placement_pb2.ActivateRequest], Awaitable[placement_pb2.Place]] | None = None
         self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.evict: Callable[[placement_pb2.EvictRequest], Awaitable[placement_pb2.EvictResponse]] | None = None
         self.cluster = placement_pb2.Cluster()
         self.decisions: list[placement_pb2.Decision] = []
         self.looks = 0
@@ -192,6 +194,14 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
     async def WatchRoutes(self, request: Any, context: Any) -> Any:
         async for routes in self.routes.follow():
             yield placement_pb2.Routes(revision=self.routes.revision, routes=routes)
+
+    async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:
+        assert self.evict is not None
+        try:
+            return await self.evict(request)
+        except Conflict as error:
+            await context.abort(grpc.StatusCode.ABORTED, str(error))
+            raise AssertionError from error
 
     async def Activate(self, request: placement_pb2.ActivateRequest, context: Any) -> placement_pb2.ActivateResponse:
         async with self._activated:

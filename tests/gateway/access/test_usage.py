@@ -69,6 +69,21 @@ def test_usage_file_that_is_moved_away_is_made_anew(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == len((tmp_path / "old").read_text().splitlines()) == 1
 
 
+def test_usage_line_that_was_cut_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "usage.jsonl"
+    path.write_text('{"time": 1')
+    UsageLog(str(path)).add("", USAGE)
+    cut, whole = path.read_text().splitlines()
+    assert cut == '{"time": 1' and json.loads(whole)["request_id"] == "r"
+
+
+def test_usage_file_that_is_a_fifo_is_refused_and_nobody_waits_for_its_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    before = metrics.USAGE_LOST._value.get()
+    UsageLog(str(tmp_path / "fifo")).add("", USAGE)
+    assert metrics.USAGE_LOST._value.get() == before + 1
+
+
 def test_usage_file_that_cannot_be_written_loses_lines_and_no_request(tmp_path: Path) -> None:
     before = metrics.USAGE_LOST._value.get()
     log = UsageLog(str(tmp_path / "none" / "usage.jsonl"))

@@ -13,6 +13,7 @@ import pytest
 from gateway.admin.bodies import ModelEntry
 from loader.catalogue.catalogue import CatalogueEntry
 from protos import common_pb2, placement_pb2
+from services.errors import Conflict
 from services.runtime import tasks
 from testing.patience import PATIENCE_S
 from tests.gateway import fakes
@@ -96,10 +97,38 @@ async def test_wrong_parameter_of_an_admin_is_named(world: World) -> None:
         ("POST", f"/v1/models/{MODEL}/wake?wait_s=nan", "wait_s"),
         ("POST", f"/v1/models/{MODEL}/sleep?to=bed", "to"),
         ("DELETE", f"/v1/models/{MODEL}?force=maybe", "force"),
+        ("POST", f"/v1/models/{MODEL}/sleep?too=cold", "too"),
         ("POST", "/v1/models", "path"),
     ):
         body = {"name": "m"} if path == "/v1/models" else None
         assert refusal(await world.http.request(method, path, json=body, headers=OPS), 400)["param"] == field
+
+
+async def test_unknown_key_of_an_admins_body_or_url_has_the_nearest_named(world: World) -> None:
+    asked = await world.http.post("/v1/models", json={"name": "m", "path": "/m", "pinnd": True}, headers=OPS)
+    assert "'pinned'" in refusal(asked, 400)["message"]
+    asked = await world.http.post(f"/v1/models/{MODEL}/sleep?too=cold", headers=OPS)
+    assert "'to'" in refusal(asked, 400)["message"]
+
+
+async def test_sleep_behind_another_change_is_under_way_and_done_after_it(world: World) -> None:
+    asked, ended, slept = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def evict(request: placement_pb2.EvictRequest) -> placement_pb2.EvictResponse:
+        if not ended.is_set():
+            asked.set()
+            raise Conflict("m is on its way")
+        slept.set()
+        return placement_pb2.EvictResponse(residency=request.target)
+
+    world.placement.evict = evict
+    await world.publish(world.route(), key="ops")
+    answer = await world.http.post(f"/v1/models/{MODEL}/sleep?wait_s=0&to=cold", headers=OPS)
+    assert answer.status_code == 202
+    async with asyncio.timeout(PATIENCE_S):
+        await asked.wait()
+        ended.set()
+        await slept.wait()
 
 
 async def test_openai_client_deletes_a_model(world: World) -> None:

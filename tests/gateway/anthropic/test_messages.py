@@ -315,6 +315,13 @@ async def test_errors_are_those_that_the_client_raises(world: World, claude: ant
             await stream.get_final_message()
 
 
+async def test_unknown_path_and_method_below_messages_are_errors_in_the_form_of_the_api(world: World) -> None:
+    for path, status, kind in (("", 405, "invalid_request_error"), ("/batches", 404, "not_found_error")):
+        response = await world.http.get(f"/v1/messages{path}")
+        assert (response.status_code, response.json()["type"]) == (status, "error")
+        assert response.json()["error"]["type"] == kind
+
+
 class TestKeys:
     """A gateway with keys."""
 
@@ -337,5 +344,9 @@ class TestKeys:
             assert response.status_code == status, response.text
             if status == 401:
                 assert json.loads(response.text)["error"]["type"] == "authentication_error"
+        async with anthropic.AsyncAnthropic(base_url=world.url, api_key=key, max_retries=0) as client:
+            assert [model.id async for model in client.models.list()] == [MODEL]
+        steered = await world.http.post("/v1/models", json={}, headers={"x-api-key": key})
+        assert steered.status_code == 401
         chat = await world.http.post("/v1/chat/completions", json=world.body(), headers={"x-api-key": key})
         assert chat.status_code == 401, "OpenAI's paths have one place for a key"

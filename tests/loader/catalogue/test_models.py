@@ -109,6 +109,17 @@ async def test_model_added_with_a_name_or_alias_of_another_is_refused_and_its_ow
     await models.add(listed(other, "x", aliases=("m", "z")))
 
 
+async def test_setting_of_a_model_in_the_file_is_changed_there_alone(tmp_path, models):
+    folder = checkpoint_files.write(tmp_path / "one")
+    await models.reload(write_catalogue(tmp_path, folder))
+    first = models.get("one")
+    with pytest.raises(Exists, match="'one' is in the catalogue file: change its 'pinned' there"):
+        await models.add(listed(folder, "one", pinned=True))
+    assert models.get("one") is first
+    again = await models.add(listed(folder, "one"))
+    assert again.listed == first.listed and not again.added, "its files are read afresh"
+
+
 async def test_names_of_the_file_go_before_aliases_of_added_models(tmp_path, folder, models):
     one = checkpoint_files.write(tmp_path / "one")
     await models.add(listed(folder, aliases=("one", "x")))
@@ -159,13 +170,6 @@ async def test_reload_of_an_invalid_catalogue_file_changes_nothing(tmp_path, mod
     with pytest.raises(ValueError, match="nonsense: unknown key"):
         await models.reload(path)
     assert models.get("one").error == ""
-
-
-async def test_model_of_the_file_added_by_a_call_keeps_the_settings_of_the_file(tmp_path, models):
-    one = checkpoint_files.write(tmp_path / "one")
-    await models.reload(write_catalogue(tmp_path, one))
-    model = await models.add(listed(one, "one", pinned=True))
-    assert not model.listed.pinned and not model.added
 
 
 async def test_model_removed_twice_is_not_found_the_second_time(folder, models):

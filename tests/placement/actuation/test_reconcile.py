@@ -852,6 +852,26 @@ async def test_eviction_of_a_model_with_an_image_leaves_it_hibernating_or_cold_a
         assert await world.reconciler.evict("m", target) == EvictionOutcome(target)
 
 
+async def test_eviction_of_a_model_that_wakes_is_refused_until_it_is_up():
+    world = FakeCluster(groups=1)
+    world.model("m")
+    world.groups[0].put("m", common_pb2.WAKING)
+    world.tell()
+    with pytest.raises(Conflict, match="on its way"):
+        await world.reconciler.evict("m", common_pb2.COLD)
+
+
+async def test_eviction_to_disk_of_a_model_whose_image_is_pinned_is_refused():
+    world = FakeCluster(groups=1)
+    world.model("m")
+    world.cluster.catalogue["m"].MergeFrom(loader_pb2.Entry(image_pinned=True))
+    world.groups[0].put("m")
+    world.tell()
+    with pytest.raises(Unmet, match="m is pinned"):
+        await world.reconciler.evict("m", common_pb2.ON_DISK)
+    assert (await world.reconciler.evict("m", common_pb2.COLD)).residency == common_pb2.COLD
+
+
 @pytest.mark.parametrize(
     ("target", "purpose"), [(common_pb2.HIBERNATING, "to sleep on"), (common_pb2.COLD, "to keep in host memory")]
 )

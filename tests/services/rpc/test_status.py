@@ -44,6 +44,14 @@ def test_status_of_a_time_out_names_the_server_if_the_caller_does():
     assert str(from_rpc(said, "placement")) == "m is not gone after 30 s"
 
 
+async def test_status_of_a_service_that_is_away_names_no_path_if_the_caller_names_the_service(tmp_path):
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/none") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await channel.unary_unary("/a.B/C")(b"")
+    assert str(from_rpc(refused.value, "placement")) == "placement is away"
+    assert str(tmp_path) in str(from_rpc(refused.value))
+
+
 def test_status_of_an_error_of_no_kind_is_unavailable():
     class Odd(errors.PrismError):
         pass
