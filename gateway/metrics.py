@@ -44,6 +44,9 @@ UNUSABLE = Gauge(
     "prism_gateway_model_unusable", "1 for a model that this gateway refuses every request for, else 0", ["model"]
 )
 _OF_MODELS = (UNUSABLE, REQUESTS, ANSWERS, TTFT, GAP, SLO, REPLAYS, PROMPT_TOKENS, OUTPUT_TOKENS, KEY_TOKENS)
+QUOTA_STORAGE_AWAY = Gauge(
+    "prism_gateway_quota_storage_away", "1 while quota_storage does not answer and this gateway counts for itself"
+)
 ROUTES_FRESH = Gauge("prism_gateway_routes_fresh", "1 while placement's route stream is open")
 
 

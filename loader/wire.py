@@ -42,6 +42,7 @@ def listed(message: common_pb2.ModelListing) -> CatalogueEntry:
             task=message.task,  # type: ignore[arg-type]  # likewise
             unverified=message.unverified,
             kv_dtype=message.kv_dtype,  # type: ignore[arg-type]  # likewise
+            aliases=tuple(message.aliases),
         )
     except pydantic.ValidationError as error:
         wrong = [f"{fault.key}: {fault.what}" if fault.at else fault.what for fault in faults(error)]
@@ -81,6 +82,7 @@ def listing(listed: CatalogueEntry) -> common_pb2.ModelListing:
         task=listed.task,
         unverified=listed.unverified,
         kv_dtype=listed.kv_dtype,
+        aliases=listed.aliases,
     )
 
 
@@ -96,6 +98,7 @@ def model_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
         devices=model.listed.devices,
         tool_parser=model.listed.tool_parser,
         reasoning_parser=model.listed.reasoning_parser,
+        aliases=model.listed.aliases,
         kv_dtype=model.listed.kv_dtype,
     )
     found = model.checkpoint

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -98,6 +99,9 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
         type=_origin,
         metavar="ORIGIN",
         help='pages that may read answers in a browser, as "http://localhost:3000", or "*" for all; may be given again',
+    )
+    parser.add_argument(
+        "--keys-file", type=Path, metavar="FILE", help="API keys (prismctl keys new); default: none are needed"
     )
     parser.add_argument(
         "--state",
@@ -197,6 +201,9 @@ async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy
         return 1
     for old in (state / "logs").glob("*.log"):
         old.replace(old.with_suffix(".log.previous"))
+    gateway: dict[str, Any] = {"cors_origins": options.cors_origin} if options.cors_origin else {}
+    if options.keys_file is not None:
+        gateway["keys_file"] = str(options.keys_file.resolve())
     local = Local(
         state=state,
         catalogue=catalogue_path.resolve(),
@@ -206,7 +213,7 @@ async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy
         idle_s=options.idle_s,
         log_level=options.log_level,
         traces=options.traces,
-        gateway={"cors_origins": options.cors_origin} if options.cors_origin else {},
+        gateway=gateway,
     )
     local = local.with_(host_capacity_bytes=host_bytes_for_images(on_gpus=local.on_gpus))
     if local.on_gpus:
