@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from protos import balloond_pb2, common_pb2, placement_pb2
+from tests.gateway import fakes
 from tests.gateway.browser import Tab, browser, empty_tab
 from tests.gateway.conftest import MODEL, World
 
@@ -152,13 +153,17 @@ async def test_ui_page_has_a_bar_for_a_model_that_comes_up_until_it_is_up(world:
 
 
 async def test_ui_page_tries_a_model_and_says_how_fast_or_why_not(world: World, page: Tab) -> None:
-    world.say("hello there")
+    thinking = world.route(fakes.place(world.groups[0]))
+    thinking.model.reasoning_parser = "qwen3"
+    await world.publish(thinking)
+    world.say("<think>they greet</think>hello there")
     await page.until(f"document.getElementById('chat-model').value === '{MODEL}'")
     await page.value("document.getElementById('chat-message').focus()")
     await page.write("hello")
     await page.press("Enter")
     await page.until("document.getElementById('chat-status').textContent === 'answered'")
-    assert await shown(page, ".turn .content") == ["hello", "", "hello there"]  # the second is its reasoning: none
+    assert await shown(page, ".turn .content") == ["hello", "they greet", "hello there"]
+    assert await page.value("document.querySelector('.turn details').open") is False
     (figures,) = await shown(page, ".figures")
     assert figures.startswith("first token after ") and " tokens/s, " in figures
     world.say("on and on", end=False)

@@ -22,6 +22,7 @@ export async function ask(path, options = {}) {
     throw new Error("the gateway does not answer");
   }
   if (answer.ok) return answer;
+  if (answer.status === 401 && !key) throw new Error("Enter a key first, at the top of this page.");
   const told = await answer.json().catch(() => null);
   const error = new Error(told?.error?.message ?? `the gateway answers with ${answer.status} ${answer.statusText}`);
   error.status = answer.status;
