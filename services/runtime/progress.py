@@ -5,6 +5,7 @@ Bars are tqdm's. What stands behind them is written here, so that downloads, sta
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -73,6 +74,14 @@ def aside() -> AbstractContextManager[None]:
     return tqdm.external_write_mode()  # type: ignore[no-any-return]
 
 
+def _has_terminal() -> bool:
+    """Whether standard error is a terminal that can show a bar: one that some programs make has no size."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except (OSError, ValueError):
+        return False
+
+
 class ProgressLines:
     """Says every `every_s` seconds how far some work is. Threads may share it."""
 
@@ -125,7 +134,7 @@ class ProgressMeter:
         """`name`: what a bar begins with, the program's. `say` prints a line where there is no terminal."""
         self._name = name
         self._size = size
-        self._lines = None if sys.stderr.isatty() else ProgressLines(say, every_s, size)
+        self._lines = None if _has_terminal() else ProgressLines(say, every_s, size)
         self._bar: _Bar | None = None
         self._shown: tuple[str, float, str] | None = None
 
