@@ -1,5 +1,5 @@
-"""The gateway's metrics. "Time to first token" is from the arrival of the request to handing its first token to the
-client's connection."""
+"""The gateway's metrics. "Time to first token" is from the arrival of the request to that of its first token from the
+group, before it becomes text, also for answers that are not streamed."""
 
 from __future__ import annotations
 

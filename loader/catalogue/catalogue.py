@@ -19,8 +19,10 @@
     kv_dtype = "fp8"                # KV of one byte a value, on GPUs; left out: the type of the weights
     unverified = true               # also a class that is not in the table of docs/guide/models.md: whether it answers
                                     # rightly nobody has looked
-    task = "embed"                  # it makes embeddings, or "generate"; left out: embeddings if sentence-transformers
-                                    # can read its folder (docs/guide/openai.md)
+    base = "org/base"               # it is an adapter (LoRA) of the model of that name; path is its PEFT folder, and
+                                    # of the keys above it has the targets and the parsers only (docs/guide/models.md)
+    task = "embed"                  # it makes embeddings, or text ("generate"), or ranks documents as well ("rerank");
+                                    # left out: what sentence-transformers makes of its folder (docs/guide/openai.md)
 
 An unknown key, an impossible value, or a name or alias given twice makes the file unusable, in one line. What a
 checkpoint says is not looked at here: a broken one is an error of its model, not of the file.
@@ -69,16 +71,22 @@ def _known(kind: str, *own: str) -> Callable[[str], str]:
     return check
 
 
+def _base(name: str) -> str:
+    return check_name(name) if name else name
+
+
 Name = Annotated[str, pydantic.AfterValidator(check_name)]
 ToolParser = Annotated[str, pydantic.AfterValidator(_known("tools"))]
 ReasoningParser = Annotated[str, pydantic.AfterValidator(_known("reasoning", "none"))]
 Engine = Literal["", "sglang", "echo"]
 Spread = Literal[1, 2, 4]
-Task = Literal["", "generate", "embed"]
+Task = Literal["", "generate", "embed", "rerank"]
 KvDtype = Literal["", "fp8"]
 Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9)]
 Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
 """Number of tokens, bounded so that the bytes that they take fit 64 bits."""
+_OF_ADAPTERS = {"name", "aliases", "path", "base", "ttft_ms", "tpot_ms", "tool_parser", "reasoning_parser"}
+"""Settings that an adapter may have; all others are its base's."""
 
 
 class CatalogueEntry(ConfigSection):
@@ -100,6 +108,18 @@ class CatalogueEntry(ConfigSection):
     kv_dtype: KvDtype = ""
     unverified: bool = False
     aliases: tuple[Name, ...] = ()
+    base: Annotated[str, pydantic.AfterValidator(_base)] = ""
+
+    @pydantic.model_validator(mode="after")
+    def _adapter_has_its_bases_settings(self) -> CatalogueEntry:
+        given = {name for name in self.model_fields_set if getattr(self, name) != type(self).model_fields[name].default}
+        if self.base and (other := sorted(given - _OF_ADAPTERS)):
+            raise ValueError(
+                f"an adapter takes {', '.join(other)} from its base: leave {'them' if other[1:] else 'it'} out"
+            )
+        if self.base == self.name:
+            raise ValueError(f"base: {self.name!r} cannot be its own base")
+        return self
 
     @pydantic.model_validator(mode="after")
     def _floor_holds_a_request(self) -> CatalogueEntry:
