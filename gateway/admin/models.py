@@ -111,12 +111,17 @@ class AdminEndpoints:
         caller, route = self._model(request)
         asked = query(MoveParameters, request.query_params)
         name = route.model.name
-        if [place.group for place in route.places] == [asked.to] and route.residency == common_pb2.ACTIVE:
+
+        def there() -> bool:
+            groups = [place.group for place in self._serving.routes.get(name).places]
+            return groups == [asked.to] and self._is(name, common_pb2.ACTIVE)
+
+        if there():
             return self._state(name, caller)
 
         async def move() -> None:
             await self._placement.migrate(name, asked.to)
-            await self._heard(lambda: asked.to in (place.group for place in self._serving.routes.get(name).places))
+            await self._heard(there)
 
         return await self._answer(request, caller, "move", name, move(), asked.wait_s)
 

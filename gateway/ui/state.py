@@ -57,7 +57,7 @@ def _model(route: Route) -> dict[str, Any]:
         "error": route.error or None,
         "pinned": route.model.pinned,
         "image_pinned": route.image_pinned,
-        "embeds": route.model.HasField("embedding"),
+        "generates": not (route.model.HasField("embedding") or route.model.HasField("reranker")),
         "unverified": route.model.unverified,
     }
 

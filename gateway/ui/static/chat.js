@@ -168,7 +168,7 @@ export function open() {
 
 // Models that answer in words; while the first token is waited for, how far the model is that comes up for it.
 export function show(state) {
-  const models = state.models.filter((each) => !each.embeds);
+  const models = state.models.filter((each) => each.generates);
   const list = at("chat-model");
   const chosen = list.value;
   keyed(list, models, ({ model }) => model, ({ model }) => el("option", { value: model }, model), () => {});
