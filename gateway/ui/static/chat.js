@@ -4,7 +4,7 @@ import { ask } from "./keys.js";
 import * as waking from "./waking.js";
 
 const at = (id) => document.getElementById(id);
-const turns = []; // {role, content}, as they are sent
+let turns = []; // {role, content}, as they are sent; another list for each conversation
 let running = null; // {abort, answer} of the answer that is being made
 let unchosen = true;
 
@@ -94,7 +94,8 @@ async function send() {
   if (!model) return status("There is no model to ask.", true);
   const question = bubble("user", "You");
   text(question.content, asked);
-  turns.push({ role: "user", content: asked });
+  const own = turns;
+  own.push({ role: "user", content: asked });
   at("chat-message").value = "";
   const answer = new Answer(model);
   running = { abort: new AbortController(), answer };
@@ -103,7 +104,7 @@ async function send() {
   const focused = document.activeElement === at("chat-send");
   if (focused) at("chat-stop").focus();
   const system = at("chat-system").value.trim();
-  const messages = [...(system ? [{ role: "system", content: system }] : []), ...turns];
+  const messages = [...(system ? [{ role: "system", content: system }] : []), ...own];
   let ended = "";
   let bad = false;
   try {
@@ -124,11 +125,11 @@ async function send() {
   }
   answer.tell();
   const content = answer.content.textContent;
-  if (content) turns.push({ role: "assistant", content });
+  if (content) own.push({ role: "assistant", content });
   else {
     // Nothing was said: the question may be asked again.
-    turns.pop();
-    if (!answer.first) {
+    own.pop();
+    if (!answer.first && own === turns) {
       question.made.remove();
       answer.node.remove();
       at("chat-message").value ||= asked;
@@ -138,12 +139,12 @@ async function send() {
   const back = document.activeElement === at("chat-stop");
   busy(false);
   if (back || document.activeElement === document.body) at("chat-message").focus();
-  status(ended, bad);
+  if (own === turns) status(ended, bad);
 }
 
 function clear() {
   running?.abort.abort();
-  turns.length = 0;
+  turns = [];
   at("chat-log").replaceChildren();
   status("");
   at("chat-message").focus();
