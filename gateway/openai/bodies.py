@@ -316,6 +316,13 @@ class _Conversation(_Model):
         return options
 
 
+    def _thinks(self) -> bool:
+        """Whether an answer may begin with reasoning: it was not switched off, and the answer begins a message."""
+        options = self._options()
+        off = any(options.get(name) is False for name in ("enable_thinking", "thinking"))
+        return not off and not self.continue_final_message
+
+
 class ChatRequest(_Conversation, _Generate):
     """The body of /v1/chat/completions."""
 
@@ -365,6 +372,7 @@ class ChatRequest(_Conversation, _Generate):
             show_special=self.skip_special_tokens is False,
             grammar_field=field,
             tools=called,
+            thinks=self._thinks(),
             separates=self.separate_reasoning is not False,
             streams=self.streams,
         )

@@ -85,7 +85,7 @@ async def test_python_client_gets_tool_calls_and_sends_the_turns_after_them(
     after = await client.chat.completions.create(model=MODEL, messages=turns, tools=TOOLS)
     assert (after.choices[0].message.content, after.choices[0].finish_reason) == ("rain", "stop")
     sent = parrot.groups[0].requests[-1].submit
-    assert not sent.sampling.WhichOneof("grammar")
+    assert sent.sampling.WhichOneof("grammar") == "structural_tag", "the function is strict"
     written = (
         await parrot.http.post(
             "/detokenize", json={"model": MODEL, "tokens": list(sent.token_ids)}, headers=parrot.bearer(KEY)
