@@ -15,7 +15,7 @@ GENERATED := $(PROTOS:.proto=_pb2.py)
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help env protos serve test test-fast test-benchmarks test-gpu check bench fuzz figures clean
+.PHONY: help env protos serve test test-fast test-benchmarks test-gpu check bench fuzz figures dist clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -69,5 +69,11 @@ fuzz: env protos ## nonsense to every way in; half an hour of it
 figures: env ## docs/lab/figures, drawn from benchmarks/results
 	@$(BIN)/python -m benchmarks.figures
 
+dist: env ## wheel and sdist, in dist/
+	@rm -rf build dist
+	@$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist'); build_meta.build_wheel('dist')" >/dev/null
+	@rm -rf build
+	@ls dist/*
+
 clean: ## generated code and run files; not the environment
-	rm -rf $(GENERATED) protos/*_pb2.pyi protos/*_pb2_grpc.py .run
+	rm -rf $(GENERATED) protos/*_pb2.pyi protos/*_pb2_grpc.py .run build dist

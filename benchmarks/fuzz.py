@@ -24,13 +24,13 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import _report  # noqa: E402
 from testing.fuzz import decoders, grammars, schemas  # noqa: E402
-from testing.fuzz.outcome import Outcome  # noqa: E402
+from testing.fuzz.outcome import SurfaceOutcome  # noqa: E402
 from testing.fuzz.surfaces import SURFACES  # noqa: E402
 from testing.fuzz.system import attack, fuzzed  # noqa: E402
 
 
-async def over_the_wire(cases: int, described: int, seed: int, only: list[str]) -> dict[str, Outcome]:
-    found: dict[str, Outcome] = {}
+async def over_the_wire(cases: int, described: int, seed: int, only: list[str]) -> dict[str, SurfaceOutcome]:
+    found: dict[str, SurfaceOutcome] = {}
     for with_keys in (False, True):
         chosen = {
             name: surface
@@ -43,7 +43,7 @@ async def over_the_wire(cases: int, described: int, seed: int, only: list[str]) 
             for name, surface in chosen.items():
                 count = described if "described" in name else cases
 
-                async def run(outcome: Outcome, surface: Any = surface, count: int = count) -> None:
+                async def run(outcome: SurfaceOutcome, surface: Any = surface, count: int = count) -> None:
                     await surface(it, count, seed, outcome)
 
                 found[name] = await attack(it, name, run)
@@ -52,8 +52,8 @@ async def over_the_wire(cases: int, described: int, seed: int, only: list[str]) 
     return found
 
 
-def in_process(cases: int, seed: int, only: list[str]) -> dict[str, Outcome]:
-    found: dict[str, Outcome] = {}
+def in_process(cases: int, seed: int, only: list[str]) -> dict[str, SurfaceOutcome]:
+    found: dict[str, SurfaceOutcome] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, case, decode, may_raise in decoders.surfaces(Path(folder)):
             if any(part in name for part in only):
@@ -64,9 +64,9 @@ def in_process(cases: int, seed: int, only: list[str]) -> dict[str, Outcome]:
     return found
 
 
-def by_engines(cases: int, seed: int, only: list[str]) -> dict[str, Outcome]:
+def by_engines(cases: int, seed: int, only: list[str]) -> dict[str, SurfaceOutcome]:
     """What C++ reads beside an engine."""
-    found: dict[str, Outcome] = {}
+    found: dict[str, SurfaceOutcome] = {}
     for name, fuzz in (("grammars", grammars.fuzz), ("schemas", schemas.fuzz)):
         if any(part in name for part in only):
             began = time.monotonic()

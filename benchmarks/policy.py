@@ -150,14 +150,14 @@ class _Event:
         self._next = cycle(waiting)
         self._number = count()
         self._memory = memory
-        self._turn = PrefillLimits()
+        self._limits = PrefillLimits()
 
     def __call__(self) -> None:
         facts = next(self._next)
         queue = self._queue
         queue.add(replace(facts, request_id=f"new-{next(self._number)}"), 0.0)
         queue_plan = queue.plan(0.0)
-        for decision in admit(queue_plan, queue, self._memory, self._turn):
+        for decision in admit(queue_plan, queue, self._memory, self._limits):
             if isinstance(decision, Start):
                 queue.start(decision, 0.0)
                 queue.finish(decision.request_id, 0.0)

@@ -31,10 +31,10 @@ import aiohttp  # noqa: E402
 from benchmarks import _report  # noqa: E402
 from services.errors import PrismError  # noqa: E402
 from testing.chaos import curves  # noqa: E402
-from testing.chaos.books import Books, held  # noqa: E402
 from testing.chaos.bustle import Bustle  # noqa: E402
+from testing.chaos.ledger_audit import LedgerAudit, held  # noqa: E402
 from testing.chaos.load import steady  # noqa: E402
-from testing.chaos.world import Chaos, Keys, chaos, watched  # noqa: E402
+from testing.chaos.world import Chaos, KeyFile, chaos, watched  # noqa: E402
 from testing.systems.local import FOLDER, MODELS  # noqa: E402
 
 STREAMS = 10
@@ -113,7 +113,7 @@ class Sampler:
 
 
 async def measure(minutes: float, warm_up_minutes: float, names: int) -> dict[str, Any]:
-    keys, entries = Keys(), models()
+    keys, entries = KeyFile(), models()
     async with chaos(
         STREAMS,
         step_ms=STEP_MS,
@@ -184,7 +184,7 @@ def _cores(sampler: Sampler) -> dict[str, float]:
     }
 
 
-def _say(sampler: Sampler, it: Chaos, bustle: Bustle, books: Books) -> None:
+def _say(sampler: Sampler, it: Chaos, bustle: Bustle, books: LedgerAudit) -> None:
     load = it.load
     latest = {name: values[-1] for name, values in sampler.curves.items()}
     own = {name.split(".")[0]: round(v / 2**20, 1) for name, v in latest.items() if name.endswith(".own_bytes")}

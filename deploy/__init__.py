@@ -1,1 +1,8 @@
-"""Ways to run Prism: `local` on one machine for a person at a terminal; the others are files for their own tools."""
+"""Ways to run Prism: `local` on one machine for a person at a terminal; the others are files for their own tools.
+
+hub               models of the Hugging Face hub, fetched ahead
+engine_packages   the packages of an engine, for this machine
+places            where commands read and write, in a checkout and elsewhere
+healthy           whether a service is healthy
+__main__          the command `prism`
+"""

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import errors, openapi
 from gateway.access.access import Access, Caller
 from gateway.access.cors import Cors
+from gateway.admin.models import AdminEndpoints
 from gateway.anthropic.bodies import CountRequest
 from gateway.anthropic.messages import MessagesEndpoint
 from gateway.errors import BadField
@@ -32,6 +33,7 @@ from gateway.openai.responses import ResponsesEndpoint
 from gateway.request import Prompt
 from gateway.routing.routes import Route as ModelRoute
 from gateway.serving import Serving
+from placement.client import PlacementClient
 from protos import common_pb2
 from services.errors import PrismError
 from services.wording import enums
@@ -49,10 +51,12 @@ def build(
     bodies: messages.Bodies,
     *,
     page: Sequence[Route] = (),
+    placement: PlacementClient | None = None,
     cors: Cors | None = None,
     waking_comment_s: float = 0.0,
 ) -> ASGIApp:
-    """The ASGI application over `serving`, with the paths of its `page`. `access` checks every request first, except a
+    """The ASGI application over `serving`, with the paths of its `page`, and those for admins over `placement` if it is
+    given. `access` checks every request first, except a
     browser's preflight (`cors`), which has no key. `waking_comment_s`: seconds (`GatewayConfig`)."""
     cors = cors or Cors()
     other = Endpoints(serving, bodies)
@@ -74,6 +78,7 @@ def build(
             Route("/tokenize", other.tokenize, methods=["POST"]),
             Route("/detokenize", other.detokenize, methods=["POST"]),
             Route("/v1/messages/count_tokens", other.count_tokens, methods=["POST"]),
+            *(AdminEndpoints(serving, placement, bodies, other.card).routes() if placement is not None else ()),
             *page,
         ],
         exception_handlers={
@@ -139,19 +144,33 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         caller = _caller(request)
-        routes = [route for route in self._serving.routes.all() if caller.may_use(route.model.name)]
-        return _json({"object": "list", "data": [self._card(route) for route in routes]})
+        cards = []
+        for route in self._serving.routes.all():
+            name = route.model.name
+            if caller.may_use(name):
+                cards.append(self.card(route, name, caller))
+            cards += [
+                self.card(route, alias, caller)
+                for alias in self._serving.routes.aliases(name)
+                if caller.may_use(name, alias)
+            ]
+        return _json({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
-        return _json(self._card(self._route(request, request.path_params["model"])))
+        asked = request.path_params["model"]
+        return _json(self.card(self._route(request, asked), asked, _caller(request)))
 
-    def _card(self, route: ModelRoute) -> dict[str, Any]:
+    def card(self, route: ModelRoute, name: str, caller: Caller) -> dict[str, Any]:
+        """The card of a model under its name or one of its aliases, as the caller sees it."""
         model = route.model
+        aliases = self._serving.routes.aliases(model.name)
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "prism",
+            "root": model.name,
+            "aliases": [alias for alias in aliases if caller.may_use(model.name, alias)],
             "max_model_len": model.context_tokens,
             "architecture": model.architecture,
             "quantisation": model.quantisation or None,
@@ -160,6 +179,7 @@ class Endpoints:
             "groups": [place.group for place in route.places],
             "error": route.error or self._serving.fault(route) or None,
             "pinned": model.pinned,
+            "image_pinned": route.image_pinned,
             "weights_bytes": model.weights_bytes,
             "kv_bytes_per_token": model.kv_bytes_per_token,
             "measured_weights_bytes": route.measured_weights_bytes or None,
@@ -236,10 +256,9 @@ class Endpoints:
         return asked
 
     def _route(self, request: Request, model: str) -> ModelRoute:
-        """The route of a model, for which the request is counted. Raises UnknownModel."""
-        _caller(request).check_model(model)
-        route = self._serving.routes.get(model)
-        messages.count_of(request.scope).model = model
+        """The route of a model by its name or alias, for which the request is counted. Raises UnknownModel."""
+        route = self._serving.route(model, _caller(request))
+        messages.count_of(request.scope).model = route.model.name
         return route
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pydantic
 from pydantic.json_schema import models_json_schema
 
+from gateway.admin.bodies import ModelEntry, RemovalParameters, SleepParameters, WaitParameters
 from gateway.anthropic.bodies import CountRequest, MessagesRequest
 from gateway.openai.bodies import (
     MOST_PROMPTS,
@@ -87,9 +88,12 @@ _CARD: Json = {
         "object": {"const": "model"},
         "created": {"type": "integer"},
         "owned_by": {"type": "string"},
+        "root": {"type": "string"},
+        "aliases": {"type": "array", "items": {"type": "string"}},
         "max_model_len": {"type": "integer"},
         "residency": {"type": "string"},
         "task": {"enum": ["generate", "embed"]},
+        "image_pinned": {"type": "boolean"},
         "groups": {"type": "array", "items": {"type": "string"}},
         "error": {"type": ["string", "null"]},
         "quantisation": {"type": ["string", "null"]},
@@ -103,6 +107,8 @@ _USAGE: Json = {
 }
 _BODY_REFUSED = (400, 404, 408, 413, 415, 429, 503, 504)
 _ANY_REFUSED = (401, 403)
+_STEER_REFUSED = (400, 404, 409, 503, 504)
+_MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
 def _answer(kind: str, choice: str) -> Json:
@@ -149,6 +155,8 @@ _ANSWERS: dict[str, Json] = {
     ),
     "Card": _CARD,
     "Cards": _object(object={"const": "list"}, data={"type": "array", "items": _CARD}),
+    "Named": _object(id={"type": "string"}, object={"const": "model"}),
+    "Deleted": _object(id={"type": "string"}, object={"const": "model"}, deleted={"const": True}),
     "Tokens": _object(
         tokens={"type": "array", "items": {"type": "integer"}},
         token_strs={"type": ["array", "null"], "items": {"type": "string"}},
@@ -216,6 +224,35 @@ def _get(summary: str, answer: str, *refusals: int, parameters: list[Json] | Non
     }
 
 
+def _steer(summary: str, kind: type[pydantic.BaseModel], answer: str = "Card") -> Json:
+    """What is done to one model with an admin's key; the parameters are those of `kind`."""
+    fields = kind.model_json_schema()["properties"]
+    parameters = [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
+    return {
+        "summary": summary,
+        "tags": ["admin"],
+        "parameters": [_MODEL, *parameters],
+        "responses": {
+            "200": {"description": "done", "content": _json(answer)},
+            "202": {"description": "under way; Location says where its state can be seen", "content": _json("Named")},
+            **_refusals(*_ANY_REFUSED, *_STEER_REFUSED),
+        },
+    }
+
+
+def _adding() -> Json:
+    return {
+        "summary": "Adds a model, or reads the files of one afresh",
+        "tags": ["admin"],
+        "requestBody": {"required": True, "content": _json("ModelEntry")},
+        "responses": {
+            "200": {"description": "added", "content": _json("Card")},
+            "202": {"description": "under way; Location says where its state can be seen", "content": _json("Named")},
+            **_refusals(*_ANY_REFUSED, *_STEER_REFUSED, 408, 413, 415),
+        },
+    }
+
+
 REQUESTS: tuple[type[pydantic.BaseModel], ...] = (
     ChatRequest,
     CompletionRequest,
@@ -225,6 +262,7 @@ REQUESTS: tuple[type[pydantic.BaseModel], ...] = (
     DetokenizeRequest,
     MessagesRequest,
     CountRequest,
+    ModelEntry,
 )
 """Bodies of requests that the document describes, as they are checked."""
 
@@ -237,7 +275,6 @@ def document() -> Json:
         for field, said in schema.get("properties", {}).items():
             if field in _BY_HAND and not said.keys() & {"type", "anyOf", "oneOf"}:
                 said.update(_BY_HAND[field])
-    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     health = _get("Whether it serves", "Health")
     health["get"]["responses"]["503"] = {"description": "not now", "content": _json("Health")}
     return {
@@ -254,8 +291,13 @@ def document() -> Json:
             "/v1/messages/count_tokens": _post(
                 "Tokens of a message's prompt", "CountRequest", "TokenCount", refusal="Refusal"
             ),
-            "/v1/models": _get("All models that the key may use", "Cards", *_ANY_REFUSED),
-            "/v1/models/{model}": _get("One of them", "Card", *_ANY_REFUSED, 404, parameters=[name]),
+            "/v1/models": _get("All models that the key may use", "Cards", *_ANY_REFUSED) | {"post": _adding()},
+            "/v1/models/{model}": _get("One of them", "Card", *_ANY_REFUSED, 404, parameters=[_MODEL])
+            | {"delete": _steer("Removes a model", RemovalParameters, "Deleted")},
+            "/v1/models/{model}/wake": {"post": _steer("Brings a model up", WaitParameters)},
+            "/v1/models/{model}/sleep": {"post": _steer("Brings a model down", SleepParameters)},
+            "/v1/models/{model}/pin": {"post": _steer("Keeps a model's image in host memory", WaitParameters)},
+            "/v1/models/{model}/unpin": {"post": _steer("Takes a pin back", WaitParameters)},
             "/tokenize": _post("Tokens of a prompt", "TokenizeRequest", "Tokens"),
             "/detokenize": _post("Text of tokens", "DetokenizeRequest", "Text"),
             "/health": health,

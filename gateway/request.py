@@ -38,6 +38,7 @@ class Request:
 
     request_id: str
     model: str
+    """The model's own name, once `Serving.resolve` has looked for aliases."""
     arrival_s: float
     """Second of time.monotonic, which the loop's clock agrees with but for its steps of a millisecond."""
     prompts: Sequence[Prompt]
@@ -49,6 +50,8 @@ class Request:
     gateway is set to cut it; a default is always cut."""
     slo: common_pb2.Slo
     """Targets as the client gave them; 0 stands for the model's default."""
+    alias: str = ""
+    """Alias by which the client asked for the model; empty: by its name."""
     prompt_field: str = "prompt"
     """Name, in errors, of the field that prompts came from; `limit_field` is that of the limit."""
     limit_field: str = "max_tokens"

@@ -40,7 +40,8 @@ class Choice:
         self._calls: list[CallPart] = []
         self._called = False
         self.reasoning_tokens = 0
-        """Number of output tokens of the reasoning; where one chunk has its end and more, by their characters."""
+        """Number of output tokens of the reasoning. A chunk that has the end of the reasoning and more is divided by
+        characters."""
         self.first_s = self._last_s = 0.0
         self._gap = metrics.GAP.labels(job.model)
         self._counted = False
@@ -120,7 +121,7 @@ class Choice:
         metrics.ANSWERS.labels(model, outcome).inc()
         metrics.OUTPUT_TOKENS.labels(model).inc(self.answer.tokens)
         if outcome == "cancelled":
-            return  # its client did not wait for the outcome
+            return  # its client left, or another answer of the same request failed
         served = outcome not in ("failed", "late")
         if slo.ttft_ms:
             met = served and 1000 * (self.first_s - self._job.arrival_s) <= slo.ttft_ms

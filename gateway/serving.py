@@ -73,7 +73,7 @@ class Serving:
         TooMany, OverLimit, ModelFaulty, Unavailable."""
         if self._draining:
             raise Unavailable("this gateway is stopping")
-        caller.check_model(request.model)
+        caller.check_model(request.model, request.alias)
         route = self.routes.get(request.model)
         if route.faulty:  # before its sizes are looked at: a broken checkpoint has none
             raise route.fault
@@ -191,9 +191,23 @@ class Serving:
             if tokenizer is not None and not route.model.HasField("embedding"):
                 self._parsers.prepare(tokenizer, route.model.reasoning_parser, route.model.tool_parser)
 
-    def known(self, model: str, caller: Caller) -> str:
-        """The name of a model that exists and that the caller may use; empty for any other name."""
-        return model if caller.may_use(model) and self.routes.has(model) else ""
+    def resolve(self, request: Request) -> Request:
+        """The request with its model's own name where it has an alias: from here on only that is used, in answers, in
+        counts and by groups."""
+        name = self.routes.name(request.model)
+        return request if name == request.model else replace(request, model=name, alias=request.model)
+
+    def route(self, asked: str, caller: Caller) -> Route:
+        """The route of the model of this name or alias. Raises UnknownModel also if the caller may not use it;
+        Unavailable as long as no routes were received at all."""
+        name = self.routes.name(asked)
+        caller.check_model(name, asked if asked != name else "")
+        return self.routes.get(name)
+
+    def known(self, asked: str, caller: Caller) -> str:
+        """The own name of a model that exists and that the caller may use by this name or alias; else empty."""
+        name = self.routes.name(asked)
+        return name if caller.may_use(name, asked if asked != name else "") and self.routes.has(name) else ""
 
     def wakes(self, model: str) -> bool:
         """Whether a request for the model waits for it to come up: no group has it up, by the last routes."""

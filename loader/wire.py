@@ -21,27 +21,28 @@ _LAST_CHANGE = 1 << 62
 _NAME: pydantic.TypeAdapter[str] = pydantic.TypeAdapter(Name)
 
 
-def listed(told: common_pb2.ModelListing) -> CatalogueEntry:
+def listed(message: common_pb2.ModelListing) -> CatalogueEntry:
     """The entry that a listing describes. Raises Invalid naming the field."""
-    if not Path(told.path).is_absolute():
-        raise Invalid(f"path: {told.path!r} is not absolute")
+    if not Path(message.path).is_absolute():
+        raise Invalid(f"path: {message.path!r} is not absolute")
     try:
         return CatalogueEntry(
-            name=told.name,
-            path=told.path,
-            ttft_ms=told.default_slo.ttft_ms,
-            tpot_ms=told.default_slo.tpot_ms,
-            pinned=told.pinned,
-            devices=told.devices or 1,  # type: ignore[arg-type]  # likewise
-            engine=told.engine,  # type: ignore[arg-type]  # one that there is not is refused
-            quota_bytes=told.quota_bytes if told.HasField("quota_bytes") else None,
-            context_tokens=told.context_tokens,
-            floor_tokens=told.floor_tokens,
-            tool_parser=told.tool_parser,
-            reasoning_parser=told.reasoning_parser,
-            task=told.task,  # type: ignore[arg-type]  # likewise
-            unverified=told.unverified,
-            kv_dtype=told.kv_dtype,  # type: ignore[arg-type]  # likewise
+            name=message.name,
+            path=message.path,
+            ttft_ms=message.default_slo.ttft_ms,
+            tpot_ms=message.default_slo.tpot_ms,
+            pinned=message.pinned,
+            devices=message.devices or 1,  # type: ignore[arg-type]  # likewise
+            engine=message.engine,  # type: ignore[arg-type]  # one that there is not is refused
+            quota_bytes=message.quota_bytes if message.HasField("quota_bytes") else None,
+            context_tokens=message.context_tokens,
+            floor_tokens=message.floor_tokens,
+            tool_parser=message.tool_parser,
+            reasoning_parser=message.reasoning_parser,
+            task=message.task,  # type: ignore[arg-type]  # likewise
+            unverified=message.unverified,
+            kv_dtype=message.kv_dtype,  # type: ignore[arg-type]  # likewise
+            aliases=tuple(message.aliases),
         )
     except pydantic.ValidationError as error:
         wrong = [f"{fault.key}: {fault.what}" if fault.at else fault.what for fault in faults(error)]
@@ -81,6 +82,7 @@ def listing(listed: CatalogueEntry) -> common_pb2.ModelListing:
         task=listed.task,
         unverified=listed.unverified,
         kv_dtype=listed.kv_dtype,
+        aliases=listed.aliases,
     )
 
 
@@ -96,6 +98,7 @@ def model_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
         devices=model.listed.devices,
         tool_parser=model.listed.tool_parser,
         reasoning_parser=model.listed.reasoning_parser,
+        aliases=model.listed.aliases,
         kv_dtype=model.listed.kv_dtype,
     )
     found = model.checkpoint

@@ -114,6 +114,10 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         await _to_its_end(remove(), f"remove {request.name}")
         return placement_pb2.RemoveModelResponse()
 
+    async def PinImage(self, request: placement_pb2.PinImageRequest, context: Any) -> placement_pb2.PinImageResponse:
+        await self._loaders.pin_image(request.model, request.pinned)
+        return placement_pb2.PinImageResponse()
+
     async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:
         async def evict() -> EvictionOutcome:
             evicted = await self._reconciler.evict(request.model, request.target)

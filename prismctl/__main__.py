@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from deploy import places
 from prismctl import cli
 from prismctl.commands import config, keys, models, steer
 from prismctl.commands.check import check
@@ -24,6 +25,8 @@ from services.telemetry import log
 from services.wording import addresses
 
 app = cli.app()
+_STATE = Path(".run") if places.IS_CHECKOUT else places.state()
+"""Folder of the sockets of what `make serve`, in the current folder, or `prism serve` has started."""
 _COMMANDS: dict[Callable[..., None], str] = {
     status: "prismctl --state /run/prism status",
     top: "prismctl top --every 0.5",
@@ -71,7 +74,7 @@ def main_options(
     ] = False,
     state: Annotated[
         Path, typer.Option(help="Folder of a node's sockets; /run/prism where it is deployed.", envvar="PRISM_STATE")
-    ] = Path(".run"),
+    ] = _STATE,
     placement: Annotated[
         str, typer.Option(help="Placement's gRPC address, HOST:PORT or unix:PATH.", envvar="PRISM_PLACEMENT")
     ] = "",

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -115,7 +116,11 @@ ROOMS = {
     ),
     "placement": ("policy", "cluster", "planning", "actuation"),
     "placement.policy": ("lifecycle", "assignment"),
-    "gateway": ("schemas", "http", "access", "tools", "text", "parsing", "routing", "openai", "anthropic", "ui"),
+    "deploy": ("monitoring", "hub", "local"),
+    "gateway": (
+        *("schemas", "http", "access", "tools", "text", "parsing", "routing"),
+        *("openai", "anthropic", "admin", "ui"),
+    ),
 }
 """Rooms of each package, lowest first: a file imports from its own room, and from those before it."""
 
@@ -199,6 +204,24 @@ def visit(node: str, arrows: dict[str, set[str]], seen: set[str], leave: Callabl
             todo.append((target, iter(sorted(arrows[target]))))
 
 
+OF_ENGINES = {"torch", "transformers", "cuda", "pynvml", "gguf"}
+"""Libraries that come with the engine, and that others than engines import only where one is."""
+
+
+def test_libraries_that_services_import_are_among_the_base_requirements():
+    """Those are what a wheel depends on; an engine's come with `prism install`."""
+    listed = {re.split("[=<>]", line)[0] for line in (ROOT / "requirements" / "base.txt").read_text().splitlines()}
+    there = {re.sub("[-_.]+", "-", name).lower() for name in listed}
+    distributions = importlib.metadata.packages_distributions()
+    known = {*PACKAGES, "protos", *sys.stdlib_module_names, *OF_ENGINES}
+    for path in FILES:
+        if path.is_relative_to(ROOT / "gpu_scheduler" / "engines" / "sglang"):
+            continue
+        for top in {name.split(".")[0] for name in imports(path)} - known:
+            found = {re.sub("[-_.]+", "-", name).lower() for name in distributions.get(top, ())}
+            assert found & there, f"{module(path)} imports {top}"
+
+
 def test_tokenization_imports_no_service():
     for path in FILES:
         if path.relative_to(ROOT).parts[0] == "tokenization":
@@ -280,6 +303,7 @@ def test_the_simulator_uses_only_its_own_clock_and_of_services_only_policies_and
         ("cuda", r"^(balloond/backends/|loader/transfers/)"),
         ("pynvml", r"^balloond/backends/"),
         ("starlette", r"^gateway/"),
+        ("huggingface_hub", r"^deploy/hub/"),  # the loader knows no network
     ],
 )
 def test_heavy_libraries_are_imported_only_where_the_design_says(library, where):

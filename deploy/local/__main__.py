@@ -1,21 +1,27 @@
-"""`python -m deploy.local`: starts the whole system, says what runs where, serves until Ctrl-C."""
+"""Starts the whole system on this machine, says what runs where, and serves until Ctrl-C."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import fcntl
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 
+from deploy import engine_packages, places
+from deploy.hub import names
 from deploy.local import bundled, kernels, sizing
 from deploy.local.devices import groups, host_bytes_for_images, host_bytes_free
+from deploy.local.hub_models import fetched
 from deploy.local.introduction import introduction
 from deploy.local.models import named, read_all, write_catalogue
 from deploy.local.processes import LocalSystem, StartFailed
@@ -24,15 +30,15 @@ from deploy.local.warming import Warming, WatchedGroup
 from gateway.access import cors
 from loader.catalogue import catalogue
 from placement.client import PlacementClient
-from services.errors import PrismError
+from services.errors import Invalid, PrismError
 from services.runtime import tasks
 from services.telemetry import log
 from services.wording import addresses
 
 _GPU_ENGINES = 16
 """The most engine processes of a GPU, hibernating ones included."""
-ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ROOT / ".cache" / "kernels"
+_HTTP = "127.0.0.1:8000"
+KERNELS = places.cache() / "kernels"
 """Folder of compiled kernels of engines on GPUs."""
 
 
@@ -61,8 +67,21 @@ def _origin(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__)
+def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.local") -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="a Hugging Face folder; ORG/NAME or ORG/NAME@REVISION, which is fetched from the Hugging Face hub; or the "
+        "word smollm2, for SmolLM2-135M-Instruct, which is made when it is first asked for. A model is named as its "
+        "folder, or ORG/NAME, or as NAME in NAME=MODEL. Without a model three tiny ones are served",
+    )
+    parser.add_argument("--models", nargs="+", dest="more", default=[], metavar="MODEL", help="the same")
+    parser.add_argument("--name", help="what clients call the model, if one is served")
+    parser.add_argument(
+        "--catalogue", type=Path, metavar="FILE", help="a TOML file of models instead, with their targets"
+    )
     parser.add_argument(
         "--device",
         default="cpu",
@@ -70,18 +89,9 @@ def arguments() -> argparse.Namespace:
         help='"cpu" (the default), "cuda" for all GPUs, or '
         '"cuda:0,cuda:1+cuda:2": the last two together serve models with devices = 2',
     )
-    models = parser.add_mutually_exclusive_group()
-    models.add_argument(
-        "--catalogue", type=Path, default=Path(__file__).with_name("catalogue.toml"), help="the models, TOML"
-    )
-    models.add_argument(
-        "--models",
-        nargs="+",
-        metavar="[NAME=]FOLDER",
-        help="or their folders; a model is named as its folder. The word smollm2 stands for a folder too: that of "
-        "SmolLM2-135M-Instruct, which is made when it is first asked for",
-    )
-    parser.add_argument("--http", default="127.0.0.1:8000", help="address of the HTTP API (default %(default)s)")
+    parser.add_argument("--host", help="address that the HTTP API listens on (default 127.0.0.1: this machine alone)")
+    parser.add_argument("--port", type=int, help="its port (default 8000)")
+    parser.add_argument("--http", default=_HTTP, metavar="HOST:PORT", help="both in one (default %(default)s)")
     parser.add_argument(
         "--cors-origin",
         action="append",
@@ -91,10 +101,15 @@ def arguments() -> argparse.Namespace:
         help='pages that may read answers in a browser, as "http://localhost:3000", or "*" for all; may be given again',
     )
     parser.add_argument(
+        "--keys-file", type=Path, metavar="FILE", help="API keys (prismctl keys new); default: none are needed"
+    )
+    parser.add_argument(
         "--state",
         type=Path,
-        default=ROOT / ".run",
-        help="sockets, logs and configuration files go here; logs of the run before stay as NAME.log.previous",
+        default=places.state(),
+        metavar="FOLDER",
+        help="sockets, logs and configuration files go here (default %(default)s); logs of the run before stay as "
+        "NAME.log.previous",
     )
     parser.add_argument(
         "--device-mib",
@@ -113,16 +128,49 @@ def arguments() -> argparse.Namespace:
         "--traces", action="store_true", help="to OTEL_EXPORTER_OTLP_ENDPOINT, http://localhost:4318 if not set"
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    options = parser.parse_args()
+    options = parser.parse_args(given)
+    options.models += options.more
+    if options.models and options.catalogue is not None:
+        parser.error("a model is named, and --catalogue is given: the catalogue has the models")
+    if options.name is not None:
+        if len(options.models) != 1 or "=" in options.models[0]:
+            parser.error("--name is for one model; of several, each is given its own as NAME=MODEL")
+        options.models = [f"{options.name}={options.models[0]}"]
+    host, port = addresses.host_and_port(options.http) if _is_address(options.http) else ("", 0)
+    host, port = options.host or host, port if options.port is None else options.port
+    options.http = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if not _is_address(options.http):
+        parser.error(f"{options.http!r} is no address to listen on: write --host HOST --port PORT")
     try:
+        for model in options.models:
+            names.of_argument(model)
         cors.alone(options.cors_origin)
-    except ValueError as error:
-        parser.error(f"argument --cors-origin: {error}")
+    except (Invalid, ValueError) as error:
+        parser.error(f"argument --cors-origin: {error}" if isinstance(error, ValueError) else str(error))
     return options
 
 
-async def main() -> int:
-    options = arguments()
+def _is_address(text: str) -> bool:
+    try:
+        addresses.http(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_free(http: str) -> bool:
+    """Whether the address can be listened on; true where only the gateway's own attempt can tell."""
+    host, port = addresses.host_and_port(http)
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return True
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE
+
+
+async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy.local") -> int:
+    options = arguments(given, prog)
+    catalogue_path: Path = options.catalogue or places.TREE / "deploy" / "local" / "catalogue.toml"
     log.configure("local", "warning")
     state = options.state.resolve()
     try:
@@ -130,8 +178,8 @@ async def main() -> int:
     except ValueError:
         say(f"{state} is too long a path for Unix sockets; name a shorter one with --state")
         return 1
-    if not options.catalogue.is_file():
-        say(f"no catalogue at {options.catalogue}")
+    if not catalogue_path.is_file():
+        say(f"no catalogue at {catalogue_path}")
         return 1
     there = groups(options.device, options.device_mib or sizing.SMALL)
     try:
@@ -145,18 +193,27 @@ async def main() -> int:
     except OSError:
         say(f"a system runs in {_shown(state)} already; stop it, or name another folder with --state")
         return 1
+    if not _is_free(options.http):
+        say(f"{options.http} is taken by another process; name another port with --port")
+        return 1
+    if (missing := engine_packages.missing(options.device)) is not None:
+        say(missing)
+        return 1
     for old in (state / "logs").glob("*.log"):
         old.replace(old.with_suffix(".log.previous"))
+    gateway: dict[str, Any] = {"cors_origins": options.cors_origin} if options.cors_origin else {}
+    if options.keys_file is not None:
+        gateway["keys_file"] = str(options.keys_file.resolve())
     local = Local(
         state=state,
-        catalogue=options.catalogue.resolve(),
+        catalogue=catalogue_path.resolve(),
         http=options.http,
         devices={device: size for group in there for device, size in group.items()},
         groups=tuple(tuple(group) for group in there),
         idle_s=options.idle_s,
         log_level=options.log_level,
         traces=options.traces,
-        gateway={"cors_origins": options.cors_origin} if options.cors_origin else {},
+        gateway=gateway,
     )
     local = local.with_(host_capacity_bytes=host_bytes_for_images(on_gpus=local.on_gpus))
     if local.on_gpus:
@@ -167,10 +224,11 @@ async def main() -> int:
     stopping = asyncio.get_running_loop().create_task(stop.wait())
     if options.models:
         await bundled.make({named(argument)[1] for argument in options.models}, stopping)
+        models = await fetched(options.models, "cuda" if local.on_gpus else "cpu", stopping)
         if stop.is_set():
             return 130
         local = local.with_(catalogue=state / "models.toml")
-        faults = write_catalogue(options.models, local.catalogue, GPU_DTYPE_BYTES if local.on_gpus else 4)
+        faults = write_catalogue(models, local.catalogue, GPU_DTYPE_BYTES if local.on_gpus else 4)
         for name, fault in faults.items():
             say(f"{name} cannot be served, the others are: {fault}")
     else:
@@ -243,13 +301,20 @@ async def _introduce(local: Local, system: LocalSystem, problems: Mapping[str, s
         await placement.close()
     say(f"serving after {seconds:.1f} s\n")
     processes = {name: running.pid for name, running in system.running.items()}
-    prismctl = f"{_shown(Path(sys.executable))} -m prismctl --state {_shown(local.state)}"
+    script = Path(sys.executable).with_name("prismctl")
+    prismctl = _shown(script) if script.exists() else f"{_shown(Path(sys.executable))} -m prismctl"
+    prismctl += f" --state {_shown(local.state)}"
     print(introduction(processes, cluster, routes, problems, local.http, prismctl), flush=True)
 
 
-if __name__ == "__main__":
+def run(given: Sequence[str] | None = None, prog: str = "python -m deploy.local") -> int:
+    """Serves as the command line says, and returns its status."""
     try:
-        sys.exit(asyncio.run(main()))
+        return asyncio.run(main(given, prog))
     except (PrismError, grpc.aio.AioRpcError) as error:
         say(str(error))
-        sys.exit(1)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(run())

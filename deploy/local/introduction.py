@@ -27,7 +27,8 @@ def introduction(
     for group in cluster.groups:
         problem = problems.get(group.group, "")
         lines.append(f"  {group.group:<22} {_size(group.capacity_bytes):>9}{'   ' + problem if problem else ''}")
-    lines += ["", "  model                      weights   state", *map(_model, routes.routes)]
+    width = max([24, *(len(route.model.name) for route in routes.routes)])
+    lines += ["", f"  {'model':<{width}}   weights   state", *(_model(route, width) for route in routes.routes)]
     names = [route.model.name for route in routes.routes if not route.error] or ["MODEL"]
     first, second = names[0], names[len(names) // 2]
     address = f"http://{http}"
@@ -54,12 +55,12 @@ def question(model: str) -> str:
     return _SUBJECTS.get(model, "What is the capital of France?")
 
 
-def _model(route: placement_pb2.Route) -> str:
+def _model(route: placement_pb2.Route, width: int) -> str:
     if route.error:
         where = "" if route.model.path in route.error else f"{route.model.path}: "
-        return f"  {route.model.name:<24} {'':>9}   error: {where}{route.error}"
+        return f"  {route.model.name:<{width}} {'':>9}   error: {where}{route.error}"
     state = enums.name(common_pb2.Residency, route.residency).replace("_", " ")
-    return f"  {route.model.name:<24} {_size(route.model.weights_bytes):>9}   {state}"
+    return f"  {route.model.name:<{width}} {_size(route.model.weights_bytes):>9}   {state}"
 
 
 def _size(nbytes: int) -> str:

@@ -19,6 +19,7 @@ from loader.config import LoaderConfig
 from services.errors import Invalid
 
 _NAME = TypeAdapter[str](catalogue.Name)
+_HUB = "a model of the Hugging Face hub is ORG/NAME"
 
 
 def named(argument: str) -> tuple[str, Path]:
@@ -47,6 +48,9 @@ def write_catalogue(models: Sequence[str], path: Path, dtype_bytes: int) -> Mapp
     entries = [named(argument) for argument in models]
     _check_names(entries)
     faults = {name: fault for name, folder in entries if (fault := _fault(folder, dtype_bytes))}
+    for argument, (name, folder) in zip(models, entries, strict=True):
+        if "/" not in argument and not folder.exists():
+            faults[name] += f"; {_HUB}"
     if len(faults) == len(entries):
         raise Invalid("no model can be served:" + "".join(f"\n  {name}: {fault}" for name, fault in faults.items()))
     try:

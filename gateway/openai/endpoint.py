@@ -83,7 +83,7 @@ class Endpoint(Generic[B]):
                 count.model = self._serving.known(bodies.model_of(data), caller)
                 raise
             count.model = self._serving.known(body.model, caller)
-            request = body.request(request_id, messages.slo(headers), arrival_s)
+            request = self._serving.resolve(body.request(request_id, messages.slo(headers), arrival_s))
             traces.asked(span, request, self.operation, streams=body.streams)
             async with messages.WhileConnected(receive) as client:
                 await self._answer(body, request, reply, caller)

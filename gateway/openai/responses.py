@@ -108,12 +108,13 @@ T = TypeVar("T", bound=_Item)
 class _Response:
     """The response to one request, from its start on."""
 
-    def __init__(self, body: ResponsesRequest, request_id: str) -> None:
-        self.request_id = request_id
+    def __init__(self, body: ResponsesRequest, request: Request) -> None:
+        self.request_id = request.request_id
         self.items: list[_Item] = []
         self._head = {
-            "id": f"resp_{request_id}",
+            "id": f"resp_{request.request_id}",
             "object": "response",
+            "model": request.model,
             "created_at": int(time.time()),
             **body.echoed(),
             "background": False,
@@ -162,8 +163,8 @@ class ResponseEvents:
     text may come before the last piece of its arguments.
     """
 
-    def __init__(self, body: ResponsesRequest, request_id: str) -> None:
-        self._response = _Response(body, request_id)
+    def __init__(self, body: ResponsesRequest, request: Request) -> None:
+        self._response = _Response(body, request)
         self._number = 0
         self._said: _Item | None = None
         """Reasoning, or a message, that has not ended."""
@@ -265,10 +266,10 @@ class ResponsesEndpoint(BlocksEndpoint[ResponsesRequest]):
         return responses_bodies.parse(data)
 
     def _events(self, body: ResponsesRequest, request: Request) -> ResponseEvents:
-        return ResponseEvents(body, request.request_id)
+        return ResponseEvents(body, request)
 
     def _whole(self, body: ResponsesRequest, request: Request, blocks: Blocks, end: End) -> dict[str, Any]:
-        response = _Response(body, request.request_id)
+        response = _Response(body, request)
         if blocks.reasoning:
             response.add(_Reasoning(response.next_index, request.request_id)).add(blocks.reasoning)
         # As in a stream: blank text before a call is none, and an answer has at least one item.

@@ -191,14 +191,13 @@ class ResponsesRequest(Fields):
         return self.tool_choice
 
     def echoed(self) -> dict[str, Any]:
-        """The fields of the request that a response repeats."""
+        """The fields of the request that a response repeats, but for the model's name."""
         asked = self.text.format if self.text is not None else None
         chosen = self.tool_choice
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
-            "model": self.model,
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "reasoning": {"effort": self.reasoning.effort if self.reasoning is not None else None, "summary": None},
             "temperature": self.temperature,

@@ -217,7 +217,7 @@ class Dispatcher:
             request.paused_at, request.pause_reason = now, reason
 
     def _tell_pause(self, request: GroupRequest, now: float, outcome: str = "resumed") -> None:
-        """Logs one line for each pause of a stream in this group, as the gateway does for pauses between groups."""
+        """Logs one line for each pause of a stream in this group. The gateway logs pauses between groups."""
         _log.info(
             "stream paused",
             request_id=request.logged_id,

@@ -25,7 +25,7 @@ class GroupRequest:
     sampling: common_pb2.Sampling
     arrival: float
     deadline: float
-    """When its first token is due; +inf: it has no target. Without meaning where `resumed_tokens` are there."""
+    """Second at which its first token is due; +inf if it has no target. Not used if there are `resumed_tokens`."""
     expires: float
     drop_late: bool
     ttft_ms: int
@@ -74,8 +74,8 @@ class GroupRequest:
 
     @property
     def logged_id(self) -> str:
-        """The request's id in logs of all processes: the gateway's, which numbers its attempts behind a slash."""
-        return self.gateway_id.partition("/")[0]
+        """The request's id in logs of all processes: the gateway's, which numbers its attempts behind a last slash."""
+        return self.gateway_id.rpartition("/")[0] or self.gateway_id
 
     @property
     def prompt_tokens(self) -> int:

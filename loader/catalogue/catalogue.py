@@ -3,6 +3,7 @@
     [[model]]
     name = "org/some-model"         # as clients call it: parts with "/" between them, of letters, digits and ._:@+-
     path = "models/some-model"      # Hugging Face folder, relative to this file
+    aliases = ["some", "default"]   # further names by which clients may ask for it
     ttft_ms = 2000                  # default targets of its requests; a model without one is best effort
     tpot_ms = 100
     pinned = true                   # never evicted, its image never dropped for another's
@@ -21,15 +22,15 @@
     task = "embed"                  # it makes embeddings, or "generate"; left out: embeddings if sentence-transformers
                                     # can read its folder (docs/guide/openai.md)
 
-An unknown key, an impossible value or a name given twice makes the file unusable, in one line. What a checkpoint says
-is not looked at here: a broken one is an error of its model, not of the file.
+An unknown key, an impossible value, or a name or alias given twice makes the file unusable, in one line. What a
+checkpoint says is not looked at here: a broken one is an error of its model, not of the file.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -98,6 +99,7 @@ class CatalogueEntry(ConfigSection):
     task: Task = ""
     kv_dtype: KvDtype = ""
     unverified: bool = False
+    aliases: tuple[Name, ...] = ()
 
     @pydantic.model_validator(mode="after")
     def _floor_holds_a_request(self) -> CatalogueEntry:
@@ -108,6 +110,24 @@ class CatalogueEntry(ConfigSection):
         return self
 
 
+def check_names(models: Iterable[CatalogueEntry]) -> None:
+    """Raises ValueError if a name or an alias is another's, or its own model's, too."""
+    models = list(models)
+    names: set[str] = set()
+    for listed in models:
+        if listed.name in names:
+            raise ValueError(f"the name {listed.name!r} is given twice")
+        names.add(listed.name)
+    owners: dict[str, str] = {}
+    for listed in models:
+        for alias in listed.aliases:
+            if alias in names:
+                raise ValueError(f"the alias {alias!r} of {listed.name!r} is the name of a model")
+            if alias in owners:
+                raise ValueError(f"the alias {alias!r} of {listed.name!r} is given twice: {owners[alias]!r} has it")
+            owners[alias] = listed.name
+
+
 class CatalogueFile(ConfigSection):
     """The catalogue file."""
 
@@ -116,11 +136,7 @@ class CatalogueFile(ConfigSection):
     @pydantic.field_validator("model")
     @classmethod
     def _names_once(cls, models: Sequence[CatalogueEntry]) -> Sequence[CatalogueEntry]:
-        seen: set[str] = set()
-        for listed in models:
-            if listed.name in seen:
-                raise ValueError(f"the name {listed.name!r} is given twice")
-            seen.add(listed.name)
+        check_names(models)
         return models
 
 

@@ -171,6 +171,20 @@ def _check_lengths(listed: CatalogueEntry, found: Checkpoint) -> None:
         )
 
 
+def _without_taken_aliases(called: Sequence[CatalogueEntry], file: Sequence[CatalogueEntry]) -> list[CatalogueEntry]:
+    """The entries that calls added, without aliases that the operator's file has come to use meanwhile."""
+    names = {one.name for one in (*called, *file)}
+    taken = names.union(*(one.aliases for one in file))
+    found = []
+    for one in called:
+        kept = tuple(alias for alias in one.aliases if alias not in taken)
+        if kept != one.aliases:
+            lost = sorted(set(one.aliases).difference(kept))
+            _log.warning("aliases of an added model are others' now, dropped", model=one.name, aliases=lost)
+        found.append(one.model_copy(update={"aliases": kept}))
+    return found
+
+
 class NodeModels:
     """All models by name. Files are read in threads; changes are made one after the other. The keeper knows those that
     were added by calls."""
@@ -293,13 +307,18 @@ class NodeModels:
     async def add(self, listed: CatalogueEntry, change: int = 0) -> CatalogueModel:
         """Adds a model, for the successors of this process too: returns once the keeper knows. If a model of the same
         path is there, its files are read afresh; the settings of one that the file lists stay the operator's. `change`:
-        see protos/loader.proto. Raises Exists for another path, BrokenCheckpoint."""
+        see protos/loader.proto. Raises Exists for another path, or a name or alias that another model has,
+        BrokenCheckpoint."""
         async with self._changing:
             present = self._models.get(listed.name)
             if present is not None:
                 if os.path.realpath(present.listed.path) != os.path.realpath(listed.path):
                     raise Exists(f"the name {listed.name!r} is taken by the model at {present.listed.path}")
                 listed = listed if present.added else present.listed
+            try:
+                catalogue.check_names([*self._listed(but=listed.name), listed])
+            except ValueError as error:
+                raise Exists(str(error)) from None
             model = await self.inspect(listed)
             model = replace(model, added=present is None or present.added, reading=next(self._readings))
             self._models[listed.name] = model
@@ -310,6 +329,10 @@ class NodeModels:
             if model.added:
                 await self._keeper.keep([self._kept(listed.name)])
         return model
+
+    def _listed(self, *, but: str = "") -> list[CatalogueEntry]:
+        """The entries of all models, but for the one of that name."""
+        return [model.listed for name, model in self._models.items() if name != but]
 
     async def remove(self, name: str, change: int = 0) -> None:
         """Removes a model. One that the file lists is back at the next start or reload. For any other name a `change`
@@ -348,7 +371,12 @@ class NodeModels:
         async with self._changing:
             listed = await asyncio.to_thread(catalogue.read, path)
             called = [model.listed for model in self._models.values() if model.added]
-            self._models = await self._read(listed, self._unlisted(called, {one.name for one in listed}))
+            names = {one.name for one in listed}
+            try:
+                catalogue.check_names([*listed, *(one for one in called if one.name not in names)])
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}, beside the models that were added by calls") from None
+            self._models = await self._read(listed, self._unlisted(called, names))
         _log.info("catalogue read", path=path, models=len(self._models), broken=sum(bool(m.error) for m in self.all()))
         self._on_change()
 
@@ -365,7 +393,8 @@ class NodeModels:
         async with self._changing:
             self._changes |= {one.name: one.change for one in called}
             listed = [one.listed for one in called if one.listed is not None]
-            self._models |= await self._read((), self._unlisted(listed, set(self._models)))
+            unlisted = self._unlisted(listed, set(self._models))
+            self._models |= await self._read((), _without_taken_aliases(unlisted, self._listed()))
         self._on_change()
 
     def _unlisted(self, called: Sequence[CatalogueEntry], names: Container[str]) -> Sequence[CatalogueEntry]:

@@ -58,8 +58,8 @@ class Checkpoint:
     """A model by its config.json and the headers of its weights. Sizes are in bytes of one device's part."""
 
     generation: int
-    """A number that is another one whenever a file of the folder was changed or replaced, and for each number of
-    devices; never 0."""
+    """A number made of the folder's files, their times and the number of devices, so that a changed file changes it;
+    never 0."""
     architecture: str
     context_tokens: int
     layers: int
@@ -107,6 +107,12 @@ def read(
         raise PassingFault("host memory is short") from None
 
 
+def check_config(folder: str | os.PathLike[str], dtype_bytes: int, *, unverified: bool = False) -> None:
+    """Checks the config.json of a folder whose weights are not there yet, for a model on one device. Raises
+    BrokenCheckpoint as `read` would."""
+    _check_config(_config(Path(folder)), dtype_bytes, devices=1, unverified=unverified)
+
+
 def fingerprint(folder: Path, devices: int = 1, task: str = "") -> int:
     """A number that tells one state of a checkpoint's files from another by name, size, time of change and inode, by
     among how many devices it is divided, and by what it makes."""
@@ -138,7 +144,7 @@ def _check_kind(folder: Path) -> None:
         raise BrokenCheckpoint("it is a repository in Hugging Face's cache: give one of the folders in its snapshots")
     if (folder / "params.json").is_file():
         raise BrokenCheckpoint("it has its publisher's own format (params.json): give the Hugging Face folder")
-    if (why := other_weights(folder)) is not None:
+    if (why := other_weights(os.listdir(folder))) is not None:
         raise BrokenCheckpoint(f"it has no config.json, and {why}")
     raise PassingFault("its folder is empty" if not any(folder.iterdir()) else "its folder has no config.json")
 
@@ -158,10 +164,19 @@ def _with_small_kv(found: Checkpoint, dtype_bytes: int) -> Checkpoint:
     return replace(found, kv_bytes_per_token=found.kv_bytes_per_token // dtype_bytes)
 
 
-def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int, unverified: bool) -> Checkpoint:
+def _config(folder: Path) -> dict[str, Any]:
+    """The object in config.json. Raises BrokenCheckpoint."""
     config = read_json(folder / "config.json")
     if not isinstance(config, dict):
         raise BrokenCheckpoint("config.json is not a JSON object")
+    return config
+
+
+def _check_config(
+    config: Mapping[str, Any], dtype_bytes: int, devices: int, unverified: bool
+) -> tuple[families.ModelShape, Quantisation | None]:
+    """The shape of a model and how its weights are quantised. Raises BrokenCheckpoint if the model is refused whatever
+    its weights are."""
     refused = families.refusal(config, unverified)
     if refused is not None:
         raise BrokenCheckpoint(refused)
@@ -184,6 +199,13 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         raise BrokenCheckpoint(
             f"its weights are quantised ({quantised.name}), and engines on CPUs have no kernels for it"
         )
+    return shape, quantised
+
+
+def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int, unverified: bool) -> Checkpoint:
+    config = _config(folder)
+    shape, quantised = _check_config(config, dtype_bytes, devices, unverified)
+    verified = shape.architecture in CLASSES
     if verified:
         tensors = families.text_tensors(tensors_of(folder), shape)
         weights = families.expected_tensors(shape, config)
@@ -273,7 +295,7 @@ def _expected(
         found = tensors.get(name)
         layer, _, last = name.rpartition(".")
         is_float = found is not None and found.dtype in FLOATS
-        # Of a layer that is not excepted engines would take the floats for quantised numbers.
+        # Engines would take floats for quantised numbers in a layer that the configuration does not except.
         left = is_float and (quantised is None or quantised.may_be_float(name))
         if quantised is None or left or name in _VOCABULARY:
             expected[name] = QuantisedTensor((size,), FLOATS)

@@ -1,8 +1,8 @@
 """The model classes that engines serve: one entry for each, with what its checkpoints have beside what all have.
 
 All are decoders whose KV is a number of bytes per token: keys and values of one size in every layer. A class that is
-not here is refused by name, before any memory is booked; `docs/guide/models.md` has this table for users, and
-CONTRIBUTING.md the steps to add a class.
+not here is refused by name, before any memory is booked, unless the catalogue says `unverified = true`;
+`docs/guide/models.md` has this table for users, and CONTRIBUTING.md the steps to add a class.
 """
 
 from __future__ import annotations

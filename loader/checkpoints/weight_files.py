@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,14 +103,14 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
         if others:
             raise BrokenCheckpoint(f"{SINGLE} lies beside {others[0]} and there is no {INDEX}: engines would read both")
         return read_header(folder / SINGLE)
-    if (why := other_weights(folder)) is not None:
+    if (why := other_weights(os.listdir(folder))) is not None:
         raise BrokenCheckpoint(why)
     raise PassingFault(f"no weights: neither {SINGLE} nor {INDEX}")
 
 
-def other_weights(folder: Path) -> str | None:
-    """What is wrong with weights in a folder that are not safetensors; None where there are none."""
-    there = {path.suffix for path in folder.iterdir()}
+def other_weights(names: Iterable[str]) -> str | None:
+    """What is wrong with weights in files of these names that are not safetensors; None where there are none."""
+    there = {os.path.splitext(name)[1] for name in names}
     return next((why for suffixes, why in _OTHERS if there.intersection(suffixes)), None)
 
 

@@ -96,7 +96,7 @@ def route(
     them: its group was found again with a model that has come up elsewhere meanwhile."""
     model = entry.model
     away = common_pb2.COLD if entry.has_image else common_pb2.ON_DISK
-    found = placement_pb2.Route(model=model, residency=away, no_image=entry.no_image)
+    found = placement_pb2.Route(model=model, residency=away, no_image=entry.no_image, image_pinned=entry.image_pinned)
     places, reason, retries = [], "", []
     residents = cluster.residents(model.name)
     sure = [pair for pair in residents if (pair[0].client.address, model.name) not in cluster.doubtful]

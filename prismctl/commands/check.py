@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,7 @@ from deploy.local.models import sizes
 from loader.catalogue.catalogue import CatalogueEntry
 from loader.catalogue.models import CatalogueModel, read_model
 from loader.checkpoints.classes import CLASSES
-from prismctl.commands.models import listed
+from prismctl.commands.models import absolute, listed
 from prismctl.system.system import SystemAddresses
 from prismctl.views.sizes import size
 from prismctl.views.terminal import Json, show_json
@@ -36,7 +35,7 @@ def check(
     """Say what a folder's model is and needs. Reads its small files and the headers of its weights, and loads nothing:
     class, quantisation, bytes of weights and KV, which groups of a running system could hold it, or why it is
     refused, with exit status 1."""
-    path = os.path.abspath(os.path.expanduser(folder))
+    path = absolute(folder)
     entry = listed(
         name=_NAME,
         path=path,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import pydantic
 import typer
 
+from deploy.hub import names as hub_names
 from loader.catalogue.catalogue import CatalogueEntry
 from prismctl import cli
 from prismctl.system.system import SystemAddresses, run
@@ -17,6 +18,7 @@ from prismctl.views.tables import Column, Row, render
 from prismctl.views.terminal import Json, show, show_json, show_table, width
 from prismctl.views.wording import fault
 from protos import common_pb2, placement_pb2
+from services.errors import Invalid
 from services.runtime.config import faults
 
 app = cli.app("The catalogue, and what is done to one of its models.")
@@ -44,6 +46,7 @@ def list_models(context: typer.Context, json_: Json = False) -> None:
         Column("KV/token", 4, right=True),
         Column("quota", 5, right=True),
         Column("path", 6),
+        Column("aliases", 2),
     )
     lines = []
     for row in rows:
@@ -57,6 +60,7 @@ def list_models(context: typer.Context, json_: Json = False) -> None:
             size(row["kv_bytes_per_token"]),
             size(row["quota_bytes"]),
             row["path"],
+            ", ".join(row["aliases"]),
         )
         lines.append(Row(cells, fault(row)))
     show_table(rows, json_, columns, lines)
@@ -86,17 +90,21 @@ def add_model(
     unverified: Annotated[
         bool, typer.Option("--unverified", help="Also a class that nobody has compared with another implementation.")
     ] = False,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="A further name by which clients may ask for it; may be repeated.")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Report what it needs and whether it fits; add nothing.")
     ] = False,
     json_: Json = False,
 ) -> None:
     """Add a model to the running system. Its folder is checked first; its first request loads it. It stays until it is
-    removed, beside those of the catalogue file. The same name and path again: its files are read afresh."""
+    removed, beside those of the catalogue file. The same name and path again: its files are read afresh, and it has
+    the settings and aliases that are given then."""
     system: SystemAddresses = context.obj
     entry = listed(
         name=name,
-        path=os.path.abspath(os.path.expanduser(path)),
+        path=absolute(path),
         ttft_ms=ttft_ms,
         tpot_ms=tpot_ms,
         pinned=pinned,
@@ -110,6 +118,7 @@ def add_model(
         reasoning_parser=reasoning_parser,
         kv_dtype=kv_dtype,
         unverified=unverified,
+        aliases=tuple(alias or ()),
     )
     common = entry.model_dump(exclude={"ttft_ms", "tpot_ms"})
     slo = common_pb2.Slo(ttft_ms=entry.ttft_ms, tpot_ms=entry.tpot_ms)
@@ -130,6 +139,22 @@ def add_model(
     show(spec | {"added": not check}, json_, text)
 
 
+def absolute(folder: str) -> str:
+    """The absolute path of a folder. Raises BadParameter for the name of a model of the hub, which is to be fetched
+    first."""
+    path = os.path.abspath(os.path.expanduser(folder))
+    try:
+        model = None if os.path.exists(path) else hub_names.parse(folder)
+    except Invalid as error:
+        raise typer.BadParameter(f"FOLDER: {error}") from None
+    if model is not None:
+        raise typer.BadParameter(
+            f"FOLDER: there is no folder {folder} here; a model of the Hugging Face hub is fetched first, where the "
+            f"loader runs: prism fetch {folder} prints its folder"
+        )
+    return path
+
+
 def listed(**given: Any) -> CatalogueEntry:
     """A checked catalogue entry, as the loader would make it. Raises BadParameter that names the faulty option."""
     try:
@@ -138,7 +163,8 @@ def listed(**given: Any) -> CatalogueEntry:
         fault = faults(error)[0]
         if fault.key == "name":
             raise typer.BadParameter(fault.what) from None
-        option = {"path": "FOLDER", "quota_bytes": "--quota"}.get(fault.key, "--" + fault.key.replace("_", "-"))
+        key = "alias" if fault.at[:1] == ("aliases",) else fault.key
+        option = {"path": "FOLDER", "quota_bytes": "--quota"}.get(key, "--" + key.replace("_", "-"))
         raise typer.BadParameter(f"{option}: {fault.what}" if fault.at else fault.what) from None
 
 

@@ -17,6 +17,7 @@ def models(routes: placement_pb2.Routes) -> list[dict[str, Any]]:
     return [
         {
             "model": route.model.name,
+            "aliases": list(route.model.aliases),
             "state": residency(route.residency),
             "places": [place.group for place in route.places],
             "weights_bytes": route.measured_weights_bytes or route.model.weights_bytes,
@@ -38,6 +39,7 @@ def models(routes: placement_pb2.Routes) -> list[dict[str, Any]]:
 def spec(model: common_pb2.ModelSpec) -> dict[str, Any]:
     return {
         "model": model.name,
+        "aliases": list(model.aliases),
         "path": model.path,
         "architecture": model.architecture,
         "quantisation": model.quantisation,

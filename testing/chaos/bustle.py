@@ -16,7 +16,7 @@ from protos import common_pb2
 from services.errors import PrismError
 from services.runtime import tasks
 from testing.chaos.load import body, prompt
-from testing.chaos.world import SPARE, Chaos, Keys, busiest_engine
+from testing.chaos.world import SPARE, Chaos, KeyFile, busiest_engine
 from testing.patience import PATIENCE_S
 from testing.systems.local import FOLDER, MODELS, catalogue
 
@@ -35,7 +35,7 @@ _ANSWER_TOKENS = 60
 class Bustle:
     """Counts what it did, and what of it was refused or failed."""
 
-    def __init__(self, it: Chaos, keys: Keys, models: dict[str, dict[str, Any]], seed: int = 0) -> None:
+    def __init__(self, it: Chaos, keys: KeyFile, models: dict[str, dict[str, Any]], seed: int = 0) -> None:
         """`models`: the catalogue's entries of those under load."""
         self._it = it
         self._keys = keys

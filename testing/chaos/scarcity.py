@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from services.runtime import tasks
-from testing.chaos.books import descriptors
 from testing.chaos.faults import Fault, Replaced
+from testing.chaos.ledger_audit import descriptors
 from testing.chaos.load import body
 from testing.chaos.world import SPARE, Chaos, busiest_engine
 

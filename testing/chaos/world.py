@@ -27,7 +27,7 @@ from loader.client import LoaderClient
 from placement.client import PlacementClient
 from services.runtime import tasks
 from testing import faketime
-from testing.chaos.books import Books, held
+from testing.chaos.ledger_audit import LedgerAudit, held
 from testing.chaos.load import Load, body
 from testing.patience import PATIENCE_S
 from testing.ports import free_port
@@ -42,7 +42,7 @@ _LOOKS = 10
 """At what is left behind, a second apart, before it counts as leaked."""
 
 
-class Keys:
+class KeyFile:
     """A gateway's file of keys: one that may do everything, and as many more as somebody likes."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Chaos(World):
             return True
 
         await self.until(idle, "requests run on without a client")
-        books = Books(self.balloond)
+        books = LedgerAudit(self.balloond)
         for _ in range(_LOOKS):
             # Again: what asked for a model may have been under way, and an image that can be dropped is not lost.
             await self.rest()
@@ -182,7 +182,7 @@ async def chaos(
     step_ms: int = STEP_MS,
     under: tuple[str, ...] = (),
     models: dict[str, dict[str, Any]] | None = None,
-    keys: Keys | None = None,
+    keys: KeyFile | None = None,
     images_on_disk: bool = False,
     clock: bool = False,
     host_capacity_bytes: int = 256 << 20,
@@ -266,9 +266,9 @@ def _second_gateway(local: Local, bases: dict[str, str]) -> Process:
 
 
 @contextlib.asynccontextmanager
-async def watched(it: Chaos) -> AsyncIterator[Books]:
+async def watched(it: Chaos) -> AsyncIterator[LedgerAudit]:
     """The ledger is looked at all the time in the block."""
-    books = Books(it.balloond)
+    books = LedgerAudit(it.balloond)
     watching = tasks.spawn(books.watch(), "watch the ledger")
     try:
         yield books

@@ -23,7 +23,7 @@ from services.ipc.framing import _Unframe
 from services.runtime import config
 from sim.inputs import rates, trace
 from testing.fuzz.mutate import Mutator
-from testing.fuzz.outcome import Outcome
+from testing.fuzz.outcome import SurfaceOutcome
 
 _BODY = {
     "model": "m",
@@ -150,9 +150,9 @@ def _plain(kind: str) -> object:
 
 def fuzz(
     case: Case, decode: Callable[[bytes], object], may_raise: tuple[type[Exception], ...], cases: int, seed: int
-) -> Outcome:
+) -> SurfaceOutcome:
     """What is raised is told by its kind."""
-    outcome, draw = Outcome(), random.Random(seed)
+    outcome, draw = SurfaceOutcome(), random.Random(seed)
     for _ in range(cases):
         data = case(draw)
         outcome.cases += 1

@@ -17,7 +17,7 @@ from gpu_scheduler.engines.sglang.grammar import compiling
 from gpu_scheduler.engines.sglang.grammar.sandbox import GrammarTrials
 from gpu_scheduler.engines.sglang.policy.slow_grammars import MOST_SLOW_S, SLOW_S
 from gpu_scheduler.policy.permitted_grammars import problem
-from testing.fuzz.outcome import Outcome
+from testing.fuzz.outcome import SurfaceOutcome
 
 _NUMBERS = (0, 1, -1, 2, 10, 129, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 63, 1e308, 1e-300, 0.5, 10**30)
 _COUNTS = ("", "0", "1", "2", "5", "128", "129", "1000", "100000", "2147483647", "2147483648", "4294967296", "-1")
@@ -130,7 +130,7 @@ class Words:
         return drawn.get(keyword, lambda: self._one(_REFS if keyword == "$ref" else (True, False)))()
 
 
-class Engine:
+class CompilingEngine:
     """Compiles and follows grammars as one does, with tokens of its own, each in a child: told is how that ended."""
 
     def __init__(self, tokens: int = 4096) -> None:
@@ -178,9 +178,9 @@ class Engine:
                     break
 
 
-def fuzz(cases: int, seed: int) -> Outcome:
+def fuzz(cases: int, seed: int) -> SurfaceOutcome:
     """Of so many grammars."""
-    outcome, words, trial, engine = Outcome(), Words(random.Random(seed)), GrammarTrials(), Engine()
+    outcome, words, trial, engine = SurfaceOutcome(), Words(random.Random(seed)), GrammarTrials(), CompilingEngine()
     for _ in range(cases):
         kind, text = words.grammar()
         outcome.cases += 1

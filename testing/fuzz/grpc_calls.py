@@ -12,7 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from services.rpc import rpc
 from testing.fuzz.mutate import Mutator
-from testing.fuzz.outcome import Outcome
+from testing.fuzz.outcome import SurfaceOutcome
 from testing.fuzz.system import ADDED
 
 CALL_S = 0.4
@@ -33,7 +33,12 @@ _OURS = frozenset(("UNKNOWN", "INTERNAL", "UNIMPLEMENTED", "DATA_LOSS"))
 
 
 async def fuzz(
-    address: str, service: ServiceDescriptor, mutator: Mutator, cases: int, outcome: Outcome, skip: Sequence[str] = ()
+    address: str,
+    service: ServiceDescriptor,
+    mutator: Mutator,
+    cases: int,
+    outcome: SurfaceOutcome,
+    skip: Sequence[str] = (),
 ) -> None:
     """`cases` calls, of each method in turn."""
     methods = [method for method in service.methods if method.name not in skip]
@@ -43,7 +48,7 @@ async def fuzz(
         await asyncio.gather(*workers)
 
 
-async def oversized(address: str, service: ServiceDescriptor, outcome: Outcome) -> None:
+async def oversized(address: str, service: ServiceDescriptor, outcome: SurfaceOutcome) -> None:
     """To each method one message that is longer than any may be."""
     options = [("grpc.max_send_message_length", 2 * _BIG)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
@@ -56,7 +61,7 @@ async def _work(
     service: ServiceDescriptor,
     turns: Iterator[MethodDescriptor],
     everything: Mutator,
-    outcome: Outcome,
+    outcome: SurfaceOutcome,
 ) -> None:
     for method in turns:
         mutator = everything.with_words(name=[ADDED]) if method.name in _REMOVES else everything
@@ -71,7 +76,7 @@ async def _one(
     service: ServiceDescriptor,
     method: MethodDescriptor,
     messages: Sequence[bytes],
-    outcome: Outcome,
+    outcome: SurfaceOutcome,
     deadline_s: float = CALL_S,
 ) -> None:
     outcome.cases += 1

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from testing.fuzz.outcome import Outcome
+from testing.fuzz.outcome import SurfaceOutcome
 
 _ANSWER_S = 30.0
 _AT_ONCE = 8
@@ -219,7 +219,7 @@ class Requests:
         return self._post(path, data, *headers)
 
 
-async def fuzz(host: str, port: int, requests: Requests, cases: int, outcome: Outcome) -> None:
+async def fuzz(host: str, port: int, requests: Requests, cases: int, outcome: SurfaceOutcome) -> None:
     """`cases` requests, each on a connection of its own; some are left half sent."""
     hanging: list[asyncio.StreamWriter] = []
     turns: Iterator[int] = iter(range(cases))
@@ -236,7 +236,7 @@ async def _work(
     requests: Requests,
     turns: Iterator[int],
     hanging: list[asyncio.StreamWriter],
-    outcome: Outcome,
+    outcome: SurfaceOutcome,
 ) -> None:
     for _ in turns:
         sent = requests.next()
@@ -265,7 +265,7 @@ async def _work(
         _judge(sent, answer, outcome)
 
 
-def _judge(sent: bytes, answer: bytes, outcome: Outcome) -> None:
+def _judge(sent: bytes, answer: bytes, outcome: SurfaceOutcome) -> None:
     if not answer:
         outcome.answers["closed without an answer"] += 1
         return

@@ -13,13 +13,13 @@ from hypothesis import seed as seeded
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS  # noqa: F401  (fills the table that responses are checked by)
 
-from testing.fuzz.outcome import Outcome
+from testing.fuzz.outcome import SurfaceOutcome
 
 _NOT_OURS = (503, 504)
 _TIME_OUT_S = 60
 
 
-def fuzz(base: str, key: str, model: str, cases: int, seed: int, outcome: Outcome) -> None:
+def fuzz(base: str, key: str, model: str, cases: int, seed: int, outcome: SurfaceOutcome) -> None:
     """`cases` requests, of each operation and kind as many. What fits may be refused all the same (a model that there
     is not, a context that is too short), so only the responses' own forms are checked, and that none is a fault."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -42,7 +42,7 @@ def _run(
     model: str,
     each: int,
     seed: int,
-    outcome: Outcome,
+    outcome: SurfaceOutcome,
 ) -> None:
     @seeded(seed)
     @settings(

@@ -13,7 +13,7 @@ _MIB = 1 << 20
 
 
 @dataclass
-class Outcome:
+class SurfaceOutcome:
     """Of one surface."""
 
     cases: int = 0
@@ -35,14 +35,14 @@ class Outcome:
             self._kinds.add(kind)
             self.faults.append(what[:1600])
 
-    def merge(self, other: Outcome) -> None:
+    def merge(self, other: SurfaceOutcome) -> None:
         self.cases += other.cases
         self.answers += other.answers
         self.faults += other.faults
         self.hangs += other.hangs
 
     @classmethod
-    def of_json(cls, told: dict[str, Any]) -> Outcome:
+    def of_json(cls, told: dict[str, Any]) -> SurfaceOutcome:
         return cls(told["cases"], Counter(told["answers"]), told["faults"], told["hangs"])
 
     def as_json(self) -> dict[str, Any]:

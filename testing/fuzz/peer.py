@@ -13,12 +13,14 @@ import sys
 import services.ipc.forking  # noqa: F401  (before grpc: this starts processes)
 from testing.fuzz import sockets
 from testing.fuzz.mutate import Mutator
-from testing.fuzz.outcome import Outcome
+from testing.fuzz.outcome import SurfaceOutcome
 
 _SURFACES = {"handoff": sockets.fuzz_handoff, "keeper": sockets.fuzz_keeper}
 
 
-async def run(surface: str, path: str, seed: int, cases: int, words: dict[str, list[str]], outcome: Outcome) -> None:
+async def run(
+    surface: str, path: str, seed: int, cases: int, words: dict[str, list[str]], outcome: SurfaceOutcome
+) -> None:
     """From a new process; adds what it tells."""
     arguments = (surface, path, str(seed), str(cases), json.dumps(words))
     child = await asyncio.create_subprocess_exec(
@@ -28,12 +30,12 @@ async def run(surface: str, path: str, seed: int, cases: int, words: dict[str, l
     if child.returncode:
         outcome.fault(f"the fuzzing of {surface} ended with {child.returncode}")
         return
-    outcome.merge(Outcome.of_json(json.loads(told)))
+    outcome.merge(SurfaceOutcome.of_json(json.loads(told)))
 
 
 def main() -> None:
     surface, path, seed, cases, words = sys.argv[1:]
-    outcome = Outcome()
+    outcome = SurfaceOutcome()
     mutator = Mutator(random.Random(int(seed)), json.loads(words))
     asyncio.run(_SURFACES[surface](path, mutator, int(cases), outcome))
     print(json.dumps(outcome.as_json()))

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from gateway.schemas import grammar
 from gateway.schemas.documents import SchemaRefused
-from testing.fuzz.outcome import Outcome
+from testing.fuzz.outcome import SurfaceOutcome
 from testing.schemas.answers import Compiled, Judge, endless, strict
 from testing.schemas.drawn import schemas, unions, values
 
 _WALKS = 6
 
 
-def fuzz(cases: int, seed: int) -> Outcome:
+def fuzz(cases: int, seed: int) -> SurfaceOutcome:
     """Of so many schemas. Faults are not made smaller: the first of each kind is told as it was drawn."""
-    outcome = Outcome()
+    outcome = SurfaceOutcome()
 
     @seeded(seed)
     @settings(max_examples=cases, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -41,7 +41,7 @@ def fuzz(cases: int, seed: int) -> Outcome:
     return outcome
 
 
-def _case(outcome: Outcome, schema: Any, told: Sequence[Any], draw: random.Random) -> None:
+def _case(outcome: SurfaceOutcome, schema: Any, told: Sequence[Any], draw: random.Random) -> None:
     judge = Judge(schema)
     fit = [value for value in told if judge.is_valid(value)]
     try:

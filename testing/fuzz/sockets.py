@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from protos import handoff_pb2, keeper_pb2
 from services.ipc import seqpacket
 from testing.fuzz.mutate import Mutator
-from testing.fuzz.outcome import Outcome
+from testing.fuzz.outcome import SurfaceOutcome
 
 _ANSWER_S = 20.0
 _HANGING = 40
@@ -28,7 +28,7 @@ _OURS = ("balloond", "loader")
 Talk = Callable[[socket.socket], None]
 
 
-async def fuzz_handoff(path: str, mutator: Mutator, cases: int, outcome: Outcome) -> None:
+async def fuzz_handoff(path: str, mutator: Mutator, cases: int, outcome: SurfaceOutcome) -> None:
     """Sessions of an engine or a loader, of which each message may be anything."""
 
     def session() -> Iterator[bytes]:
@@ -49,7 +49,7 @@ async def fuzz_handoff(path: str, mutator: Mutator, cases: int, outcome: Outcome
     await _datagrams(path, session, proper, mutator, cases, outcome)
 
 
-async def fuzz_keeper(path: str, mutator: Mutator, cases: int, outcome: Outcome) -> None:
+async def fuzz_keeper(path: str, mutator: Mutator, cases: int, outcome: SurfaceOutcome) -> None:
     """Requests about records of nobody's; what is kept of them is forgotten at the end."""
     names = {"id": [f"fuzz/{number}" for number in range(50)], "ids": ["fuzz/1", "fuzz/2"], "owner": ["fuzz"]}
     mutator = mutator.with_words(**names)
@@ -80,7 +80,12 @@ def _forget_all(path: str) -> None:
 
 
 async def _datagrams(
-    path: str, session: Callable[[], Iterator[bytes]], proper: Talk, mutator: Mutator, cases: int, outcome: Outcome
+    path: str,
+    session: Callable[[], Iterator[bytes]],
+    proper: Talk,
+    mutator: Mutator,
+    cases: int,
+    outcome: SurfaceOutcome,
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with contextlib.ExitStack() as open_ones:
@@ -105,7 +110,7 @@ async def _datagrams(
         outcome.fault(f"this program has {leaked} descriptors more: it did not close what it got")
 
 
-async def _look(path: str, proper: Talk, outcome: Outcome) -> None:
+async def _look(path: str, proper: Talk, outcome: SurfaceOutcome) -> None:
     """Whether a proper peer is still answered."""
 
     def talk() -> None:
@@ -162,7 +167,7 @@ def _send(sock: socket.socket, message: bytes, mutator: Mutator) -> str:
     return f"sent with {count} descriptors" if count else "sent"
 
 
-def _read_all(sock: socket.socket, outcome: Outcome) -> None:
+def _read_all(sock: socket.socket, outcome: SurfaceOutcome) -> None:
     while True:
         try:
             message, fds = seqpacket.recv(sock)
@@ -178,7 +183,7 @@ def _read_all(sock: socket.socket, outcome: Outcome) -> None:
 # --- streams
 
 
-async def fuzz_frames(path: str, kind: type[Message], mutator: Mutator, cases: int, outcome: Outcome) -> None:
+async def fuzz_frames(path: str, kind: type[Message], mutator: Mutator, cases: int, outcome: SurfaceOutcome) -> None:
     """Connections to a stream of framed messages."""
 
     def pieces() -> Sequence[bytes]:
@@ -193,7 +198,7 @@ async def fuzz_frames(path: str, kind: type[Message], mutator: Mutator, cases: i
     await _streams(lambda: asyncio.open_unix_connection(path), pieces, mutator, cases, outcome)
 
 
-async def fuzz_bytes(path: str, mutator: Mutator, cases: int, outcome: Outcome) -> None:
+async def fuzz_bytes(path: str, mutator: Mutator, cases: int, outcome: SurfaceOutcome) -> None:
     """Connections to a gRPC server that do not speak HTTP/2, or begin it and stop."""
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     settings = b"\0\0\0\4\0\0\0\0\0"
@@ -211,7 +216,7 @@ async def _streams(
     pieces: Callable[[], Sequence[bytes]],
     mutator: Mutator,
     cases: int,
-    outcome: Outcome,
+    outcome: SurfaceOutcome,
 ) -> None:
     hanging: list[asyncio.StreamWriter] = []
     while outcome.cases < cases:

@@ -11,18 +11,18 @@ from protos import balloond_pb2, gateway_pb2, gpu_scheduler_pb2, loader_pb2, pla
 from services.ipc import sockets as addresses
 from testing.fuzz import grpc_calls, http_raw, http_schema, peer, sockets
 from testing.fuzz.mutate import Mutator
-from testing.fuzz.outcome import Outcome
+from testing.fuzz.outcome import SurfaceOutcome
 from testing.fuzz.system import MOST_BODY_BYTES, Fuzzed
 from testing.systems.local import MODELS
 
-Surface = Callable[[Fuzzed, int, int, Outcome], Awaitable[None]]
+Surface = Callable[[Fuzzed, int, int, SurfaceOutcome], Awaitable[None]]
 """The system, how many cases, a seed, and where it is told."""
 
 
 def _calls(process: str, module: ModuleType) -> Surface:
     (service,) = module.DESCRIPTOR.services_by_name.values()
 
-    async def run(it: Fuzzed, cases: int, seed: int, outcome: Outcome) -> None:
+    async def run(it: Fuzzed, cases: int, seed: int, outcome: SurfaceOutcome) -> None:
         mutator = Mutator(random.Random(seed), await it.words())
         await grpc_calls.fuzz(it.world.local.unix(process), service, mutator, cases, outcome)
 
@@ -32,38 +32,38 @@ def _calls(process: str, module: ModuleType) -> Surface:
 def _too_long(process: str, module: ModuleType) -> Surface:
     (service,) = module.DESCRIPTOR.services_by_name.values()
 
-    async def run(it: Fuzzed, cases: int, seed: int, outcome: Outcome) -> None:
+    async def run(it: Fuzzed, cases: int, seed: int, outcome: SurfaceOutcome) -> None:
         await grpc_calls.oversized(it.world.local.unix(process), service, outcome)
 
     return run
 
 
 def _datagrams(name: str) -> Surface:
-    async def run(it: Fuzzed, cases: int, seed: int, outcome: Outcome) -> None:
+    async def run(it: Fuzzed, cases: int, seed: int, outcome: SurfaceOutcome) -> None:
         words = {field: list(some) for field, some in (await it.words()).items()}
         await peer.run(name, str(it.state / f"{name}.sock"), seed, cases, words, outcome)
 
     return run
 
 
-async def _frames(it: Fuzzed, cases: int, seed: int, outcome: Outcome) -> None:
+async def _frames(it: Fuzzed, cases: int, seed: int, outcome: SurfaceOutcome) -> None:
     path = addresses.stream_path(it.world.local.unix("gpu_scheduler-cpu-0"))
     assert path is not None
     mutator = Mutator(random.Random(seed), await it.words())
     await sockets.fuzz_frames(path, gpu_scheduler_pb2.FromGateway, mutator, cases, outcome)
 
 
-async def _no_http2(it: Fuzzed, cases: int, seed: int, outcome: Outcome) -> None:
+async def _no_http2(it: Fuzzed, cases: int, seed: int, outcome: SurfaceOutcome) -> None:
     await sockets.fuzz_bytes(str(it.state / "balloond.sock"), Mutator(random.Random(seed)), cases, outcome)
 
 
-async def _http(it: Fuzzed, cases: int, seed: int, outcome: Outcome) -> None:
+async def _http(it: Fuzzed, cases: int, seed: int, outcome: SurfaceOutcome) -> None:
     host, _, port = it.world.local.http.rpartition(":")
     requests = http_raw.Requests(random.Random(seed), MODELS[0], it.key, MOST_BODY_BYTES)
     await http_raw.fuzz(host, int(port), requests, cases, outcome)
 
 
-async def _described(it: Fuzzed, cases: int, seed: int, outcome: Outcome) -> None:
+async def _described(it: Fuzzed, cases: int, seed: int, outcome: SurfaceOutcome) -> None:
     await asyncio.to_thread(http_schema.fuzz, it.world.base, it.key, MODELS[0], cases, seed, outcome)
 
 

@@ -17,8 +17,8 @@ from balloond.client import BalloondClient
 from deploy.healthy import healthy
 from gateway.access import keys
 from services.errors import PrismError
-from testing.chaos.books import Books
-from testing.fuzz.outcome import LogTails, Outcome, descriptors, resident_mib
+from testing.chaos.ledger_audit import LedgerAudit
+from testing.fuzz.outcome import LogTails, SurfaceOutcome, descriptors, resident_mib
 from testing.patience import PATIENCE_S
 from testing.systems.local import MODELS, World, world
 
@@ -124,7 +124,7 @@ class Fuzzed:
         """Where the ledger is not equal to the capacity."""
         client = BalloondClient(self.world.local.unix("balloond"))
         try:
-            books = Books(client)
+            books = LedgerAudit(client)
             books._look(await client.inspect())
         except PrismError as error:
             return [f"the ledger cannot be read: {error}"]
@@ -160,9 +160,9 @@ async def fuzzed(with_keys: bool = False, **more: Any) -> AsyncIterator[Fuzzed]:
             path.unlink()
 
 
-async def attack(it: Fuzzed, surface: str, run: Callable[[Outcome], Awaitable[None]]) -> Outcome:
+async def attack(it: Fuzzed, surface: str, run: Callable[[SurfaceOutcome], Awaitable[None]]) -> SurfaceOutcome:
     """Fuzzes a surface with `run`, and looks at every process before and after."""
-    outcome = Outcome()
+    outcome = SurfaceOutcome()
     before = _use(it)
     logs = LogTails(it.state / "logs")
     began = time.monotonic()
@@ -191,7 +191,7 @@ def _use(it: Fuzzed) -> dict[str, tuple[float, int]]:
     }
 
 
-async def _compare(it: Fuzzed, outcome: Outcome, surface: str, before: dict[str, tuple[float, int]]) -> None:
+async def _compare(it: Fuzzed, outcome: SurfaceOutcome, surface: str, before: dict[str, tuple[float, int]]) -> None:
     gc.collect()
     until = time.monotonic() + _SETTLE_S
     while True:

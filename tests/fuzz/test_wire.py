@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import pytest_asyncio
 
-from testing.fuzz.outcome import Outcome
+from testing.fuzz.outcome import SurfaceOutcome
 from testing.fuzz.surfaces import SURFACES
 from testing.fuzz.system import attack, fuzzed
 
@@ -23,7 +23,7 @@ async def running():
 
 @pytest.mark.parametrize("name", SHORT)
 async def test_fuzzed_requests_are_refused_and_the_system_keeps_serving(running, name):
-    async def run(outcome: Outcome) -> None:
+    async def run(outcome: SurfaceOutcome) -> None:
         await SURFACES[name](running, DESCRIBED if "described" in name else CASES, 1, outcome)
 
     outcome = await attack(running, name, run)

@@ -44,6 +44,8 @@ class World:
     url: str
     grpc_address: str
     extra: dict[str, Any] = field(default_factory=dict)
+    published: int = 0
+    """How often the routes were set."""
 
     def ids(self, text: str) -> list[int]:
         return list(tokenizers.tiny().encode(text, add_special_tokens=False).ids)
@@ -57,12 +59,15 @@ class World:
 
     async def publish(self, *routes: placement_pb2.Route, key: str = "") -> None:
         """Sets the routes and waits until the gateway has them; `key`: by which it answers, if it has keys."""
+        self.published += 1
+        for route in routes:
+            route.measured_private_bytes = self.published  # whatever else of a route has changed, its card tells this
         self.placement.routes.set(list(routes))
-        wanted = sorted((r.model.name, r.residency, len(r.places)) for r in routes)
+        wanted = sorted((route.model.name, self.published) for route in routes)
         while True:
             cards = (await self.http.get("/v1/models", headers=self.bearer(key))).json()["data"]
-            here = sorted((c["id"], c["residency"], len(c["groups"])) for c in cards)
-            if here == [(name, fakes.common_pb2.Residency.Name(r).lower(), n) for name, r, n in wanted]:
+            models = [card for card in cards if card["id"] == card["root"]]  # no aliases
+            if sorted((card["id"], card["measured_private_bytes"]) for card in models) == wanted:
                 return
             await asyncio.sleep(0.005)
 

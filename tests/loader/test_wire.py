@@ -67,6 +67,7 @@ def test_listing_of_a_catalogue_entry_says_every_value_of_it():
         "task": "embed",
         "kv_dtype": "fp8",
         "unverified": True,
+        "aliases": ("o", "p"),
     }
     entry = CatalogueEntry(**given)
     assert given.keys() == CatalogueEntry.model_fields.keys(), "a new key of the catalogue goes through the wire too"

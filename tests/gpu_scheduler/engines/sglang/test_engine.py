@@ -266,7 +266,7 @@ async def test_prefixes_cached_between_running_requests_pages_make_room_for_anot
 
             async def there(wanted: int = wanted) -> bool:
                 """A loaded machine's engine may not answer in the time that balloond gives it."""
-                room = await at.client.grow_for(
+                room = await at.client.make_room(
                     at.device, "other", bytes=wanted, may_retract=False, hold_ms=0, timeout_s=20.0
                 )
                 return room.short_bytes == 0

@@ -15,7 +15,7 @@ _LOOK_S = 0.2
 _NAMES = ("/memfd:prism-extent", "/memfd:prism-image")
 
 
-class Books:
+class LedgerAudit:
     """Looks at the ledger again and again."""
 
     def __init__(self, balloond: BalloondClient) -> None:

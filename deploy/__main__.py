@@ -1,0 +1,47 @@
+"""`prism`: many large language models from one pool of GPU memory."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import sys
+
+_COMMANDS = {
+    "serve": "serve models, until Ctrl-C: prism serve Qwen/Qwen3-0.6B ./my-model",
+    "fetch": "fetch models from the Hugging Face hub, to be served later or without a network",
+    "install": "install the engine's packages for this machine: prism install cpu, prism install cuda",
+}
+
+
+def main() -> int:
+    # What is started from here imports this package, not files in the folder where the user happens to be.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
+    parser = argparse.ArgumentParser(
+        prog="prism",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="commands:\n"
+        + "".join(f"  {name:<9}{what}\n" for name, what in _COMMANDS.items())
+        + "\nprism COMMAND --help says more; prismctl looks at a system that runs.",
+    )
+    parser.add_argument("--version", action="version", version=importlib.metadata.version("prism-serve"))
+    parser.add_argument("command", choices=tuple(_COMMANDS), metavar="COMMAND")
+    command = parser.parse_args(sys.argv[1:2]).command
+    rest, prog = sys.argv[2:], f"prism {command}"
+    # Each is imported when it is needed: the help of all takes no second.
+    if command == "install":
+        from deploy import engine_packages
+
+        return engine_packages.main(rest, prog)
+    if command == "fetch":
+        from deploy.hub import __main__ as hub
+
+        return hub.main(rest, prog)
+    from deploy.local import __main__ as local
+
+    return local.run(rest, prog)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""`prism fetch`: fetches models of the Hugging Face hub ahead of serving, checks them, and prints their folders.
+
+HF_HOME names the place, HF_TOKEN opens models that are gated, HF_ENDPOINT names another hub, HF_HUB_OFFLINE=1 keeps to
+what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from deploy.hub import names
+from services.errors import Invalid, PrismError
+
+_FLOAT_BYTES = {"cpu": 4, "cuda": 2}
+_UNFINISHED = ".incomplete"
+"""End of the names that the library gives to files that are not whole yet."""
+_INTERRUPTED = 130
+
+
+def say(text: str) -> None:
+    print(f"prism: {text}", file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str] | None = None, prog: str = "python -m deploy.hub") -> int:
+    parser = argparse.ArgumentParser(
+        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="+", metavar="ORG/NAME[@REVISION]")
+    parser.add_argument(
+        "--device", choices=tuple(_FLOAT_BYTES), default="cuda", help="where it will be served (default %(default)s)"
+    )
+    parser.add_argument(
+        "--unverified", action="store_true", help="also of a class that nobody has compared with another implementation"
+    )
+    options = parser.parse_args(arguments)
+    models = []
+    for text in options.models:
+        try:
+            model = names.parse(text)
+        except Invalid as error:
+            parser.error(str(error))
+        if model is None:
+            parser.error(f"{text!r} is not the name of a model: write ORG/NAME")
+        models.append(model)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stopped)
+    # It takes a second, and the help needs none of it.
+    from huggingface_hub.utils import logging
+
+    from deploy.hub.fetching import Hub
+
+    logging.set_verbosity_error()
+    try:
+        for folder in Hub(say).fetch(models, _FLOAT_BYTES[options.device], unverified=options.unverified):
+            print(folder, flush=True)
+    except PrismError as error:
+        say(str(error))
+        return 1
+    return 0
+
+
+def _stopped(number: int, frame: FrameType | None) -> None:
+    """Ends the process at once, also while threads wait for the network. Removes what they have begun, which no other
+    process can go on with."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            path = os.readlink(descriptor)
+            if path.endswith(_UNFINISHED):
+                os.unlink(path)
+    say("stopped; files that are complete stay for the next time")
+    os._exit(_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
