@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gateway import metrics
 from gateway.access.access import ANYBODY, Caller

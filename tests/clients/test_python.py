@@ -94,7 +94,7 @@ async def test_python_client_gets_tool_calls_and_sends_the_turns_after_them(
     assert written.startswith("<tool_call>[{") and "[Bern]" in written
 
 
-async def test_tool_calls_are_streamed_whole_to_the_python_client(client: openai.AsyncOpenAI) -> None:
+async def test_tool_calls_are_streamed_to_the_python_client(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(**ask(SAID), tools=TOOLS, stream=True)
     text, calls, reasons = "", [], []
     async for chunk in stream:

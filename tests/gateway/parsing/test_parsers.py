@@ -145,6 +145,9 @@ async def test_answer_whose_process_is_killed_goes_on_in_another(tmp_path: Path)
 @package
 async def test_process_that_cannot_be_started_makes_answers_unavailable(tmp_path: Path) -> None:
     parsers = Parsers(("false",))
+    tokenizer = tokenizer_of("{{ tools }}" + tokenizers.TEMPLATE, tmp_path / "plain")
+    assert await parsers.wanted(tokenizer) == NOTHING, "requests without tools need no process"
+    assert parsers.splitter(NOTHING, tokenizer, [], None) is None
     with pytest.raises(Unavailable, match="cannot be started"):
         await parsers.wanted(tokenizer_of(THINKS, tmp_path))
     await parsers.close()
