@@ -95,6 +95,20 @@ async def test_calls_are_found_and_all_else_is_text_however_the_answer_is_cut(pa
 
 
 @package
+async def test_text_without_calls_loses_only_marks_and_blanks(parsers: Parsers, folder: Path) -> None:
+    draw = random.Random(1)
+    marks = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
+    for _ in range(100):
+        pieces = draw.choices([*marks, "{", "}", "[", "a", "<", "'b': ", '"', " "], k=draw.randrange(1, 8))
+        for parser in ("hermes", "llama3", "mistral", "enforced"):
+            streamed = await found(parsers, folder, parser, pieces)
+            left, text = "".join(pieces), streamed.text
+            for mark in (*marks, " "):
+                left, text = left.replace(mark, ""), text.replace(mark, "")
+            assert (text, streamed.calls) == (left, []), (parser, pieces)
+
+
+@package
 async def test_call_that_is_cut_is_text_in_a_whole_answer_and_in_a_stream_has_no_whole_arguments(
     parsers: Parsers, folder: Path
 ) -> None:
@@ -117,7 +131,7 @@ async def test_calls_beyond_the_allowed_number_are_left_out(parsers: Parsers, fo
 async def test_long_arguments_come_in_pieces_of_which_none_is_a_small_part_of_what_was_read(
     parsers: Parsers, folder: Path
 ) -> None:
-    call = {"name": "now", "arguments": {"code": 'if (a) { b("}") }\\', "rows": [{}, {"a": {}}] * 2000}}
+    call = {"name": "now", "arguments": {"code": 'if (a) { b("}") }\\', "rows": [{}, {"a": {}}] * 600}}
     answer = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
     streamed = await found(parsers, folder, "hermes", [answer[at : at + 5] for at in range(0, len(answer), 5)])
     (made,) = streamed.calls
