@@ -170,6 +170,7 @@ class Endpoints:
             "created": self._created,
             "owned_by": "prism",
             "root": model.name,
+            "parent": model.adapter.base or None,
             "aliases": [alias for alias in aliases if caller.may_use(model.name, alias)],
             "max_model_len": model.context_tokens,
             "architecture": model.architecture,

@@ -89,6 +89,7 @@ _CARD: Json = {
         "created": {"type": "integer"},
         "owned_by": {"type": "string"},
         "root": {"type": "string"},
+        "parent": {"type": ["string", "null"]},
         "aliases": {"type": "array", "items": {"type": "string"}},
         "max_model_len": {"type": "integer"},
         "residency": {"type": "string"},

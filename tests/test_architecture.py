@@ -116,7 +116,7 @@ ROOMS = {
     ),
     "placement": ("policy", "cluster", "planning", "actuation"),
     "placement.policy": ("lifecycle", "assignment"),
-    "deploy": ("monitoring", "hub", "local"),
+    "deploy": ("monitoring", "hub", "node", "local"),
     "gateway": (
         *("schemas", "http", "access", "tools", "text", "parsing", "routing"),
         *("openai", "anthropic", "admin", "ui"),

@@ -101,7 +101,7 @@ def load(path: str) -> Keys:
         file = KeysFile.model_validate(values)
         found = repeated(file)
     except pydantic.ValidationError as error:
-        found = faults(error)
+        found = faults(error, KeysFile)
     if found:
         line = line_of(text, found[0].at)
         raise ValueError(": ".join((f"{path}:{line}" if line else path, found[0].key, found[0].what)))

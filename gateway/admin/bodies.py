@@ -39,6 +39,7 @@ class ModelEntry(pydantic.BaseModel):
     kv_dtype: Literal["", "fp8"] = ""
     unverified: bool = False
     aliases: list[str] = []
+    base: str = ""
 
     def listing(self) -> common_pb2.ModelListing:
         """The entry as placement takes it."""

@@ -120,8 +120,8 @@ class AdminEndpoints:
         """Adds a model to the catalogue, or reads its files afresh."""
         caller = self._admin(request)
         entry = bodies.parse(ModelEntry, await self._bodies.read(request.receive))
-        # Also aliases: keys that list one are answered by the model that has it.
-        for name in (entry.name, *entry.aliases):
+        # Also aliases: keys that list one are answered by the model that has it. An adapter answers much as its base.
+        for name in filter(None, (entry.name, *entry.aliases, entry.base)):
             if not caller.may_use(name, name):
                 raise Denied(f"The key '{caller.name}' is not for models of the name '{name}'.")
 

@@ -19,6 +19,8 @@
     kv_dtype = "fp8"                # KV of one byte a value, on GPUs; left out: the type of the weights
     unverified = true               # also a class that is not in the table of docs/guide/models.md: whether it answers
                                     # rightly nobody has looked
+    base = "org/base"               # it is an adapter (LoRA) of the model of that name; path is its PEFT folder, and
+                                    # of the keys above it has the targets and the parsers only (docs/guide/models.md)
     task = "embed"                  # it makes embeddings, or "generate"; left out: embeddings if sentence-transformers
                                     # can read its folder (docs/guide/openai.md)
 
@@ -69,6 +71,10 @@ def _known(kind: str, *own: str) -> Callable[[str], str]:
     return check
 
 
+def _base(name: str) -> str:
+    return check_name(name) if name else name
+
+
 Name = Annotated[str, pydantic.AfterValidator(check_name)]
 ToolParser = Annotated[str, pydantic.AfterValidator(_known("tools"))]
 ReasoningParser = Annotated[str, pydantic.AfterValidator(_known("reasoning", "none"))]
@@ -79,6 +85,8 @@ KvDtype = Literal["", "fp8"]
 Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9)]
 Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
 """Number of tokens, bounded so that the bytes that they take fit 64 bits."""
+_OF_ADAPTERS = {"name", "aliases", "path", "base", "ttft_ms", "tpot_ms", "tool_parser", "reasoning_parser"}
+"""Settings that an adapter may have; all others are its base's."""
 
 
 class CatalogueEntry(ConfigSection):
@@ -100,6 +108,18 @@ class CatalogueEntry(ConfigSection):
     kv_dtype: KvDtype = ""
     unverified: bool = False
     aliases: tuple[Name, ...] = ()
+    base: Annotated[str, pydantic.AfterValidator(_base)] = ""
+
+    @pydantic.model_validator(mode="after")
+    def _adapter_has_its_bases_settings(self) -> CatalogueEntry:
+        given = {name for name in self.model_fields_set if getattr(self, name) != type(self).model_fields[name].default}
+        if self.base and (other := sorted(given - _OF_ADAPTERS)):
+            raise ValueError(
+                f"an adapter takes {', '.join(other)} from its base: leave {'them' if other[1:] else 'it'} out"
+            )
+        if self.base == self.name:
+            raise ValueError(f"base: {self.name!r} cannot be its own base")
+        return self
 
     @pydantic.model_validator(mode="after")
     def _floor_holds_a_request(self) -> CatalogueEntry:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.checkpoints import embedding, families, generation_defaults, quantisation
+from loader.checkpoints.adapter_folder import is_adapter
 from loader.checkpoints.classes import CLASSES
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
@@ -20,14 +21,13 @@ from loader.checkpoints.generation_defaults import SamplingDefaults
 from loader.checkpoints.quantisation import Quantisation, QuantisedTensor
 from loader.checkpoints.weight_files import (
     FLOATS,
-    INDEX,
-    SINGLE,
     Tensor,
     check_fetched,
     other_weights,
     read_json,
     tensors_of,
 )
+from loader.policy.adapter_pool import MODULES, Linear
 from services.wording.plurals import counted
 
 ALIGN_BYTES = 256
@@ -78,6 +78,10 @@ class Checkpoint:
     embedding: Embedding | None = None
     """What the model makes instead of text; None: it makes text."""
     sampling: SamplingDefaults = SamplingDefaults()
+    linears: tuple[Linear, ...] = ()
+    """Linear layers of each decoder layer that may have an adapter; empty: none may, because of `no_adapters`."""
+    no_adapters: str = ""
+    """Why adapters of the model are not served."""
 
 
 def read(
@@ -133,9 +137,10 @@ def _check_kind(folder: Path) -> None:
             raise PassingFault("its folder does not exist")
         kind = "a GGUF file, which is not supported" if folder.suffix.lower() == ".gguf" else "a file"
         raise BrokenCheckpoint(f"it is {kind}: give a Hugging Face folder with safetensors")
-    whole = (folder / SINGLE).exists() or (folder / INDEX).exists()
-    if (folder / "adapter_config.json").is_file() and not whole:
-        raise BrokenCheckpoint(f"it is an adapter (LoRA){_base(folder)}, not a whole model: merge it into its model")
+    if is_adapter(folder):
+        raise BrokenCheckpoint(
+            f"it is an adapter (LoRA){_base(folder)}, not a whole model: list it with base, the model it is for"
+        )
     if (folder / "config.json").exists():
         return
     if (folder / "model_index.json").is_file():
@@ -222,6 +227,7 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
     }
     experts = [name for name in nbytes if ".experts." in name]
     made = embedding.read(folder, config, shape.hidden) if embedding.embeds(folder, task) else None
+    no_adapters = _no_adapters(shape.architecture, quantised, made, devices)
     return Checkpoint(
         generation=generation,
         architecture=shape.architecture,
@@ -238,7 +244,28 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         quantisation=quantised.name if quantised is not None else "",
         embedding=made,
         sampling=generation_defaults.read(folder),
+        linears=() if no_adapters else _linears(weights),
+        no_adapters=no_adapters,
     )
+
+
+def _no_adapters(architecture: str, quantised: Quantisation | None, made: Embedding | None, devices: int) -> str:
+    """Why adapters of a model are not served; empty: they are."""
+    if architecture not in CLASSES or not CLASSES[architecture].adapters:
+        return f"adapters of {architecture} are not served"
+    if quantised is not None:
+        return f"adapters of quantised weights ({quantised.name}) are not served"
+    if made is not None:
+        return "adapters of a model that makes embeddings are not served"
+    # Each rank would decide by a clock of its own which adapter makes way for one that waits.
+    return f"adapters of a model on {devices} devices are not served" if devices > 1 else ""
+
+
+def _linears(weights: Mapping[str, tuple[int, ...]]) -> tuple[Linear, ...]:
+    """The linear layers of the first decoder layer, of which all others are copies."""
+    first = "model.layers.0."
+    named = {name.split(".")[-2]: size for name, size in weights.items() if name.startswith(first) and len(size) == 2}
+    return tuple(Linear(name, named[name][0], named[name][1]) for name in MODULES)
 
 
 def _check_scales(tensors: Mapping[str, Tensor]) -> None:

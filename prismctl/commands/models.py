@@ -51,7 +51,10 @@ def list_models(context: typer.Context, json_: Json = False) -> None:
     lines = []
     for row in rows:
         cells = (
-            row["model"] + (" (pinned)" if row["pinned"] else "") + (" (unverified)" if row["unverified"] else ""),
+            row["model"]
+            + (" (pinned)" if row["pinned"] else "")
+            + (" (unverified)" if row["unverified"] else "")
+            + (f" (adapter of {row['base']})" if row["base"] else ""),
             row["state"],
             ", ".join(row["places"]),
             size(row["weights_bytes"]),
@@ -90,6 +93,7 @@ def add_model(
     unverified: Annotated[
         bool, typer.Option("--unverified", help="Also a class that nobody has compared with another implementation.")
     ] = False,
+    base: Annotated[str, typer.Option(help="It is an adapter (LoRA) of this model; FOLDER is PEFT's.")] = "",
     alias: Annotated[
         list[str] | None, typer.Option(help="A further name by which clients may ask for it; may be repeated.")
     ] = None,
@@ -118,6 +122,7 @@ def add_model(
         reasoning_parser=reasoning_parser,
         kv_dtype=kv_dtype,
         unverified=unverified,
+        base=base,
         aliases=tuple(alias or ()),
     )
     common = entry.model_dump(exclude={"ttft_ms", "tpot_ms"})
@@ -129,6 +134,11 @@ def add_model(
             return await placement.add_model(listing, check_only=check)
 
     spec = values.spec(run(ask()))
+    if spec["base"]:
+        done = "could be added" if check else "is added"
+        text = f"{name} {done}: an adapter of {spec['base']}, rank {spec['rank']}, {size(spec['weights_bytes'])}"
+        show(spec | {"added": not check}, json_, text)
+        return
     needs = " + ".join(f"{title} {size(spec[key])}" for title, key in _FIELDS)
     total = size(sum(spec[key] for _, key in _FIELDS))
     done = "could be added" if check else "is added"
@@ -224,6 +234,9 @@ def inspect_model(context: typer.Context, name: Name, json_: Json = False) -> No
     seen = run(ask())
     if json_:
         show_json(seen)
+        return
+    if seen["base"]:
+        typer.echo(f"{name}: an adapter of {seen['base']}, rank {seen['rank']}, {size(seen['weights_bytes'])}")
         return
     where = [place for place, there in (("in memory", seen["in_memory"]), ("on disk", seen["on_disk"])) if there]
     none = f"none: {seen['no_image']}" if seen["no_image"] else "none"

@@ -30,7 +30,11 @@ def models(routes: placement_pb2.Routes) -> list[dict[str, Any]]:
             "error": route.error,
             "retry_s": route.retry_s,
             "no_image": route.no_image,
-            "path": route.model.path,
+            "base": route.model.adapter.base,
+            "adapters": sorted(
+                each.model.name for each in routes.routes if each.model.adapter.base == route.model.name
+            ),
+            "path": route.model.adapter.path or route.model.path,
         }
         for route in routes.routes
     ]
@@ -40,7 +44,9 @@ def spec(model: common_pb2.ModelSpec) -> dict[str, Any]:
     return {
         "model": model.name,
         "aliases": list(model.aliases),
-        "path": model.path,
+        "path": model.adapter.path or model.path,
+        "base": model.adapter.base,
+        "rank": model.adapter.rank,
         "architecture": model.architecture,
         "quantisation": model.quantisation,
         "unverified": model.unverified,

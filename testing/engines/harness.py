@@ -335,6 +335,7 @@ class EngineEnd:
         max_new_tokens: int,
         priority: int = 0,
         resumed: Sequence[int] = (),
+        adapter: common_pb2.Adapter | None = None,
         **sampling: object,
     ) -> None:
         """`resumed`: what it has said before, beside `max_new_tokens`."""
@@ -344,6 +345,7 @@ class EngineEnd:
             sampling=common_pb2.Sampling(max_new_tokens=max_new_tokens, **sampling),  # type: ignore[arg-type]
             priority=priority,
             resumed_tokens=len(resumed),
+            adapter=adapter,
         )
         self.send(generate=generate)
 

@@ -69,9 +69,10 @@ def test_listing_of_a_catalogue_entry_says_every_value_of_it():
         "unverified": True,
         "aliases": ("o", "p"),
     }
-    entry = CatalogueEntry(**given)
-    assert given.keys() == CatalogueEntry.model_fields.keys(), "a new key of the catalogue goes through the wire too"
-    assert wire.listed(wire.listing(entry)) == entry
+    entry, adapter = CatalogueEntry(**given), CatalogueEntry(name="a", path="/a", base="n")
+    known = CatalogueEntry.model_fields.keys()
+    assert given.keys() | {"base"} == known, "a new key of the catalogue goes through the wire too"
+    assert wire.listed(wire.listing(entry)) == entry and wire.listed(wire.listing(adapter)) == adapter
 
 
 def test_model_spec_has_only_the_sampling_defaults_of_its_checkpoint():

@@ -108,6 +108,8 @@ class EchoEngine:
             self._stop = True
         elif kind == "ping":
             self._send(pong=engine_pb2.Pong())
+        elif kind == "forget_adapter":
+            pass  # what it says does not depend on adapters
         elif kind == "drain":
             command = message.drain
             self._drain = (command.command_id, time.monotonic() + command.finish_ms / 1e3)

@@ -32,7 +32,7 @@ How a model comes up:
 
 How a request is served:
 1. Where SGLang reads its sockets, `hooks/loop.py` calls `StepLoop.pull`: messages become SGLang's requests
-   (`model/requests.py`).
+   (`model/requests.py`). The first one that names an adapter has its files read (`model/adapters.py`).
 2. Before SGLang admits one, `kv/provisioning.py` makes sure that there is memory: free, grown, or evicted
    (`kv/prefix_eviction.py`).
 3. `kv/allocator.py`, or `kv/paged_allocator.py`, hands out the lowest free KV blocks (`policy/envelopes.py`); their

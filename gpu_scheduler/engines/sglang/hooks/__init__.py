@@ -8,4 +8,5 @@ logprobs        log-probabilities of prompts
 grammar         structured answers
 memory          KV pool, allocator, eviction
 graphs          CUDA graphs
+lora            buffers of adapters
 """

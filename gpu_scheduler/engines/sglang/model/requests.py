@@ -96,9 +96,10 @@ def to_sglang(
     context_tokens: int,
     vocab_size: int,
     fresh_seed: Callable[[], int] = _any_seed,
+    adapter: str | None = None,
 ) -> TokenizedGenerateReqInput:
-    """SGLang's request for text. `rid` is its name there. Raises RejectedRequest for a request that this model can
-    never run."""
+    """SGLang's request for text. `rid` is its name there, `adapter` that of its adapter. Raises RejectedRequest for a
+    request that this model can never run."""
     token_ids = _prompt(generate, vocab_size)
     sampling, prompt_tokens = generate.sampling, len(token_ids)
     return TokenizedGenerateReqInput(
@@ -116,6 +117,7 @@ def to_sglang(
         top_logprobs_num=max(0, sampling.top_logprobs) if sampling.logprobs else 0,
         token_ids_logprob=None,
         stream=True,
+        lora_id=adapter,
         priority=generate.priority,
         time_stats=SchedulerReqTimeStats(),
     )

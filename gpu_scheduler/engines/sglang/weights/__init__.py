@@ -5,5 +5,6 @@ post_processing     what SGLang makes of quantised layers once they are read, mo
 unset               parameters that a checkpoint does not set
 loader              SGLang's model loaders for a checkpoint, an image, or random weights
 read_ahead          safetensors files read by several threads
+adapter_files       the folder of an adapter (LoRA)
 random_weights      weights from a seed, for benchmarks
 """
