@@ -382,8 +382,8 @@ def _think_first(job: AnswerJob, wanted: Wanted, tokenizer: Tokenizer) -> None:
     if job.sampling.WhichOneof("grammar") is None:
         return
     where = reasoning_state(wanted, tokenizer, job.token_ids)
-    if where is not ReasoningState.OVER:
-        begun = where is ReasoningState.BEGUN
+    begun = where is ReasoningState.BEGUN
+    if where is not ReasoningState.OVER and wanted.answer and (begun or wanted.begin):
         structural_tags.after_reasoning(job.sampling, wanted.begin, wanted.answer, begun=begun)
 
 

@@ -372,7 +372,8 @@ class ChatRequest(_Conversation, _Generate):
             show_special=self.skip_special_tokens is False,
             grammar_field=field,
             tools=called,
-            thinks=self._thinks(),
+            # Calls that must be made are looked for at the beginning, where reasoning would be if it is not split off.
+            thinks=self._thinks() and (self.separate_reasoning is not False or called is None or not called.must),
             separates=self.separate_reasoning is not False,
             streams=self.streams,
         )

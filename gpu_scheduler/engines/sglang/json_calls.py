@@ -166,7 +166,7 @@ class JsonCalls:
             if self._quoted:
                 self._tell(str(json.loads(self._quoted)) or "{}", parts)
             self._text = parser._buffer
-        elif self._sent:
+        elif self._sent or self._prefix != "[":
             return False
         else:
             try:

@@ -44,6 +44,7 @@ ANSWERS = [
     ("mistral", f"a[0] is: [TOOL_CALLS] [{BERN}]", "a[0] is: ", [WEATHER]),
     ("mistral", '[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]now[ARGS]{"a": [{}]}', "", [CALLED, ("now", '{"a": [{}]}')]),
     ("mistral", "[TOOL", "[TOOL", []),
+    ("mistral", "[TOOL_CALLS]3d[ARGS]{}", "[TOOL_CALLS]3d[ARGS]{}", []),
     ("mistral", "[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS]rm[ARGS]{}", []),
     ("llama3", f"{BERN}; {NOW}", "", [WEATHER, CALLED]),
     ("llama3", f"\n<|python_tag|>{BERN}", "", [WEATHER]),
