@@ -30,6 +30,7 @@ from gateway.openai.completions import ChatForm, CompletionForm, GenerateEndpoin
 from gateway.openai.embeddings import EmbeddingsEndpoint
 from gateway.openai.endpoint import Endpoint
 from gateway.openai.responses import ResponsesEndpoint
+from gateway.openai.scoring import RerankEndpoint, ScoreEndpoint
 from gateway.request import Prompt
 from gateway.routing.routes import Route as ModelRoute
 from gateway.serving import Serving
@@ -60,11 +61,14 @@ def build(
     browser's preflight (`cors`), which has no key. `waking_comment_s`: seconds (`GatewayConfig`)."""
     cors = cors or Cors()
     other = Endpoints(serving, bodies)
+    rerank = RerankEndpoint(serving, bodies)
     hot: dict[str, Endpoint[Any]] = {
         form.path: GenerateEndpoint(serving, form, bodies, waking_comment_s) for form in (ChatForm(), CompletionForm())
     } | {
         ResponsesEndpoint.path: ResponsesEndpoint(serving, bodies, waking_comment_s),
         EmbeddingsEndpoint.path: EmbeddingsEndpoint(serving, bodies),
+        ScoreEndpoint.path: ScoreEndpoint(serving, bodies),
+        **dict.fromkeys((RerankEndpoint.path, *RerankEndpoint.others), rerank),
         MessagesEndpoint.path: MessagesEndpoint(serving, bodies, waking_comment_s),
     }
     everything = Starlette(
@@ -185,8 +189,8 @@ class Endpoints:
             "kv_bytes_per_token": model.kv_bytes_per_token,
             "measured_weights_bytes": route.measured_weights_bytes or None,
             "measured_private_bytes": route.measured_private_bytes or None,
-            "task": "embed" if model.HasField("embedding") else "generate",
-            "embedding_dimensions": model.embedding.dimensions or None,
+            "task": _task(model),
+            "embedding_dimensions": model.embedding.dimensions or None if _task(model) == "embed" else None,
         }
 
     async def description(self, request: Request) -> Response:
@@ -261,6 +265,12 @@ class Endpoints:
         route = self._serving.route(model, _caller(request))
         messages.count_of(request.scope).model = route.model.name
         return route
+
+
+def _task(model: common_pb2.ModelSpec) -> str:
+    if model.HasField("reranker"):
+        return "rerank"
+    return "embed" if model.HasField("embedding") else "generate"
 
 
 def _caller(request: Request) -> Caller:

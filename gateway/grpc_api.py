@@ -167,6 +167,9 @@ def _check(message: gateway_pb2.GenerateRequest) -> None:
     if sampling.HasField("prompt_logprobs_from"):
         field = "sampling.prompt_logprobs_from"
         raise BadField(f"'{field}': no log-probabilities are returned here.", field, "unsupported_parameter")
+    if sampling.label_token_ids:
+        field = "sampling.label_token_ids"
+        raise BadField(f"'{field}': no log-probabilities are returned here.", field, "unsupported_parameter")
     if message.HasField("chat") and not message.chat.messages:
         raise BadField("'chat.messages' is empty.", "chat.messages", "array_too_short")
     if len(message.stop) > MOST_STOPS or not all(message.stop):

@@ -23,6 +23,7 @@ from gateway.openai.bodies import (
 )
 from gateway.openai.embeddings import MOST_INPUTS, EmbeddingRequest
 from gateway.openai.responses_bodies import ResponsesRequest
+from gateway.openai.scoring import MOST_ITEMS, RerankEndpoint, RerankRequest, ScoreRequest
 
 Json = dict[str, Any]
 _TOKEN: Json = {"type": "integer", "minimum": 0, "exclusiveMaximum": 1 << 63}
@@ -46,13 +47,26 @@ def _prompts(most: int) -> Json:
     }
 
 
+def _object(**properties: Json) -> Json:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
 _STOP: Json = {"type": "string", "minLength": 1}
+_WRITTEN: Json = {"type": "string", "pattern": r"\S"}
 _BY_HAND: dict[str, Json] = {
     # Fields that plain functions check, of which pydantic's schema says nothing.
     "stop": {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MOST_STOPS}, {"type": "null"}]},
     "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]},
     "prompt": _prompts(MOST_PROMPTS),
     "input": _prompts(MOST_INPUTS),
+    "query": {"anyOf": [{"type": "string"}, _TOKENS]},
+    "items": _prompts(MOST_ITEMS),
+    "documents": {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MOST_ITEMS,
+        "items": {"anyOf": [_WRITTEN, _object(text=_WRITTEN)]},
+    },
 }
 _NAME = "#/components/schemas/{model}"
 _HEADERS: list[Json] = [
@@ -93,7 +107,7 @@ _CARD: Json = {
         "aliases": {"type": "array", "items": {"type": "string"}},
         "max_model_len": {"type": "integer"},
         "residency": {"type": "string"},
-        "task": {"enum": ["generate", "embed"]},
+        "task": {"enum": ["generate", "embed", "rerank"]},
         "image_pinned": {"type": "boolean"},
         "groups": {"type": "array", "items": {"type": "string"}},
         "error": {"type": ["string", "null"]},
@@ -127,15 +141,21 @@ def _answer(kind: str, choice: str) -> Json:
     }
 
 
-def _object(**properties: Json) -> Json:
-    return {"type": "object", "required": list(properties), "properties": properties}
-
-
 _VECTOR = _object(
     object={"const": "embedding"},
     index={"type": "integer"},
     embedding={"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "format": "byte"}]},
 )
+_COUNTED = _object(prompt_tokens={"type": "integer"}, total_tokens={"type": "integer"})
+_RANKED: Json = {
+    "type": "object",
+    "required": ["index", "relevance_score"],
+    "properties": {
+        "index": {"type": "integer"},
+        "relevance_score": {"type": "number", "minimum": 0, "maximum": 1},
+        "document": _object(text={"type": "string"}),
+    },
+}
 _ANSWERS: dict[str, Json] = {
     "ChatAnswer": _answer("chat.completion", "message"),
     "CompletionAnswer": _answer("text_completion", "text"),
@@ -152,7 +172,20 @@ _ANSWERS: dict[str, Json] = {
         object={"const": "list"},
         data={"type": "array", "minItems": 1, "items": _VECTOR},
         model={"type": "string"},
-        usage=_object(prompt_tokens={"type": "integer"}, total_tokens={"type": "integer"}),
+        usage=_COUNTED,
+    ),
+    "Scores": _object(
+        object={"const": "scoring"},
+        scores={"type": "array", "minItems": 1, "items": {"type": "array", "items": {"type": "number"}}},
+        model={"type": "string"},
+        usage=_COUNTED,
+    ),
+    "Ranks": _object(
+        id={"type": "string"},
+        object={"const": "list"},
+        model={"type": "string"},
+        results={"type": "array", "minItems": 1, "items": _RANKED},
+        usage=_COUNTED,
     ),
     "Card": _CARD,
     "Cards": _object(object={"const": "list"}, data={"type": "array", "items": _CARD}),
@@ -259,6 +292,8 @@ REQUESTS: tuple[type[pydantic.BaseModel], ...] = (
     CompletionRequest,
     ResponsesRequest,
     EmbeddingRequest,
+    ScoreRequest,
+    RerankRequest,
     TokenizeRequest,
     DetokenizeRequest,
     MessagesRequest,
@@ -288,6 +323,11 @@ def document() -> Json:
             "/v1/completions": _post("Completion", "CompletionRequest", "CompletionAnswer", True, _HEADERS),
             "/v1/responses": _post("Response", "ResponsesRequest", "Response", True, _HEADERS),
             "/v1/embeddings": _post("Embeddings", "EmbeddingRequest", "Embeddings", parameters=_HEADERS),
+            "/v1/score": _post("Probabilities of tokens", "ScoreRequest", "Scores", parameters=_HEADERS),
+            **{
+                path: _post("Documents by relevance", "RerankRequest", "Ranks", parameters=_HEADERS)
+                for path in (RerankEndpoint.path, *RerankEndpoint.others)
+            },
             "/v1/messages": _post("Anthropic's Messages", "MessagesRequest", "Message", True, _HEADERS, "Refusal"),
             "/v1/messages/count_tokens": _post(
                 "Tokens of a message's prompt", "CountRequest", "TokenCount", refusal="Refusal"

@@ -21,7 +21,7 @@ from gateway.request import AnswerJob, Prompt, Request
 from gateway.routing.relay import Relay
 from gateway.routing.routes import Route, RouteTable
 from gateway.served import Choice, Served
-from gateway.text import echo, sampling_defaults
+from gateway.text import echo, reranking, sampling_defaults
 from gateway.text.answer import Answer
 from gateway.text.tokenizers import Tokenizers
 from gateway.tools import formats as calls
@@ -84,7 +84,7 @@ class Serving:
         vectors.check(request, route.model)
         count = len(request.prompts) * request.choices
         structured_outputs.check(request.sampling, count, request.grammar_field)
-        if request.embeds:
+        if request.few_at_once:
             count = min(count, vectors.MOST_AT_ONCE)
         self._take(count, caller)
         tokenizing = span.child("tokenize")
@@ -95,11 +95,19 @@ class Serving:
             if request.tools is not None:
                 _hold_to(request.tools, request.sampling, wanted)
                 structured_outputs.check(request.sampling, count, request.grammar_field or "tools")
+            asked = request.prompts
+            if request.ranks and route.model.HasField("embedding"):  # a cross-encoder, by `vectors.check`
+                request = replace(request, embeds=True)
+                reranking.check_pairs(asked, route.model)
+            elif request.ranks:
+                ranks = reranking.form(tokenizer, route.model)
+                request.sampling.label_token_ids.extend((ranks.yes, ranks.no))
+                asked = [ranks.prompt(prompt.pair) for prompt in asked if prompt.pair is not None]
             # Many short prompts hold up other requests' streams as one long prompt does.
-            together = sum(prompt.characters for prompt in request.prompts)
+            together = sum(prompt.characters for prompt in asked)
             prompts = [
-                await self.encode(tokenizer, prompt, request.prompt_field, together, route.model.context_tokens)
-                for prompt in request.prompts
+                await self.encode(tokenizer, prompt, request.field_of(index), together, route.model.context_tokens)
+                for index, prompt in enumerate(asked)
             ]
             echo.check(request, prompts)
             ends = () if request.embeds else sorted(tokenizer.end_ids)
@@ -241,6 +249,8 @@ class Serving:
         try:
             if prompt.tokens is not None:
                 return prompt.tokens
+            if prompt.pair is not None:
+                return await run(characters, tokenizer.encode_pair, prompt.pair.query, prompt.pair.document)
             if prompt.messages is not None:
                 return await run(characters, tokenizer.chat, prompt.messages, prompt.template_options, most)
             text = prompt.text or ""
@@ -317,11 +327,12 @@ class Serving:
         """The jobs of one prompt, checked against its model. `ends`: further token ids that end an answer, as in
         SGLang's own server, whose scheduler knows the tokenizer; engines here know config.json. Raises BadField."""
         model = route.model
-        room = _room(request, model, ids)
-        unknown = [id for id in request.sampling.stop_token_ids if id < 0 or id >= model.vocab_size > 0]
-        if unknown:
-            # An engine would write to this id's place in a row of logits.
-            raise BadField(f"Token id {unknown[0]} is not in the model's vocabulary.", "stop_token_ids")
+        room = _room(request, model, ids, request.field_of(index))
+        for field in ("stop_token_ids", "label_token_ids"):
+            unknown = [id for id in getattr(request.sampling, field) if id < 0 or id >= model.vocab_size > 0]
+            if unknown:
+                # An engine would use this id's place in a row of logits.
+                raise BadField(f"Token id {unknown[0]} is not in the model's vocabulary.", field)
         asked = request.sampling
         if self._models_defaults:
             asked = sampling_defaults.filled(asked, request.left_open, model)
@@ -387,22 +398,20 @@ def _think_first(job: AnswerJob, wanted: Wanted, tokenizer: Tokenizer) -> None:
         structural_tags.after_reasoning(job.sampling, wanted.begin, wanted.answer, begun=begun)
 
 
-def _room(request: Request, model: common_pb2.ModelSpec, ids: Sequence[int]) -> int:
-    """Number of tokens that the context leaves for an answer to `ids`. Raises BadField if there are none, or `ids` is
-    no prompt."""
+def _room(request: Request, model: common_pb2.ModelSpec, ids: Sequence[int], field: str) -> int:
+    """Number of tokens that the context leaves for an answer to `ids`, which came from `field`. Raises BadField if
+    there are none, or `ids` is no prompt."""
     if not ids:
-        raise BadField("The prompt has no tokens.", request.prompt_field)
+        raise BadField("The prompt has no tokens.", field)
     if model.vocab_size and max(ids) >= model.vocab_size:
-        raise BadField(
-            f"Token id {max(ids)} is not in the model's vocabulary of {model.vocab_size}.", request.prompt_field
-        )
+        raise BadField(f"Token id {max(ids)} is not in the model's vocabulary of {model.vocab_size}.", field)
     room = model.context_tokens - len(ids)
     alone = request.embeds or request.sampling.prompt_only
     if room < (0 if alone else 1):
         answer = "" if alone else ", of which one must be left for the answer"
         raise BadField(
             f"The prompt has {counted(len(ids), 'token')}; the model's context is {model.context_tokens}{answer}.",
-            request.prompt_field,
+            field,
             "context_length_exceeded",
         )
     return room

@@ -154,6 +154,12 @@ def _own_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
             spec.embedding.dimensions = made.dimensions
             spec.embedding.shortens = made.shortens
             spec.embedding.shorter.extend(made.shorter)
+            spec.embedding.pooling = made.pooling
+        if found.reranker is not None:
+            spec.reranker.SetInParent()
+            for name, value in vars(found.reranker).items():
+                if value is not None:
+                    setattr(spec.reranker, name, value)
         for name, value in vars(found.sampling).items():
             if value is not None:
                 setattr(spec.sampling, name, value)

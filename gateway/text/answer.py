@@ -57,6 +57,8 @@ class Answer:
         self.cached_tokens = 0
         self.embedding: Sequence[float] = ()
         """The vector of a request for an embedding, once the request has ended."""
+        self.label_logprobs: Sequence[float] = ()
+        """Log-probabilities of the sampling's label tokens after the prompt, once the request has ended."""
         self.finish_reason: str | None = None
         """OpenAI's finish reason once the answer has ended: "stop" also for a matched stop string, though the engine
         may go on; "tool_calls" if the answer called some."""
@@ -84,7 +86,7 @@ class Answer:
             text = self._push_singly(chunk)
         self.tokens += len(self.latest)
         if finish and self.finish_reason is None:
-            self.embedding = chunk.embedding
+            self.embedding, self.label_logprobs = chunk.embedding, chunk.label_logprobs
             self.finish_reason = _REASONS.get(finish, "stop")
             text += self._end()
         self._given += len(text)

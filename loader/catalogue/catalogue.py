@@ -21,8 +21,8 @@
                                     # rightly nobody has looked
     base = "org/base"               # it is an adapter (LoRA) of the model of that name; path is its PEFT folder, and
                                     # of the keys above it has the targets and the parsers only (docs/guide/models.md)
-    task = "embed"                  # it makes embeddings, or "generate"; left out: embeddings if sentence-transformers
-                                    # can read its folder (docs/guide/openai.md)
+    task = "embed"                  # it makes embeddings, or text ("generate"), or ranks documents as well ("rerank");
+                                    # left out: what sentence-transformers makes of its folder (docs/guide/openai.md)
 
 An unknown key, an impossible value, or a name or alias given twice makes the file unusable, in one line. What a
 checkpoint says is not looked at here: a broken one is an error of its model, not of the file.
@@ -80,7 +80,7 @@ ToolParser = Annotated[str, pydantic.AfterValidator(_known("tools"))]
 ReasoningParser = Annotated[str, pydantic.AfterValidator(_known("reasoning", "none"))]
 Engine = Literal["", "sglang", "echo"]
 Spread = Literal[1, 2, 4]
-Task = Literal["", "generate", "embed"]
+Task = Literal["", "generate", "embed", "rerank"]
 KvDtype = Literal["", "fp8"]
 Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9)]
 Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]

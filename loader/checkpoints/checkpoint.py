@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loader.checkpoints import embedding, families, generation_defaults, quantisation
+from loader.checkpoints import embedding, encoders, families, generation_defaults, quantisation, reranking
 from loader.checkpoints.adapter_folder import is_adapter
 from loader.checkpoints.classes import CLASSES
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
 from loader.checkpoints.generation_defaults import SamplingDefaults
 from loader.checkpoints.quantisation import Quantisation, QuantisedTensor
+from loader.checkpoints.reranking import Reranker
 from loader.checkpoints.weight_files import (
     FLOATS,
     Tensor,
@@ -40,6 +41,8 @@ _GPU_FLOAT_BYTES = 2
 _FIRST_BYTES = 64
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 """Tensors with a row for each token; they are never quantised."""
+_PADDED = (*_VOCABULARY, "_embeddings.weight")
+"""Ends of the names of tensors whose rows engines pad."""
 _SCALES = ("_scale", "_scale_inv")
 """Ends of the names of tensors that engines hold in the type of the file."""
 _BY_COLUMNS = (".o_proj", ".down_proj", ".w2")
@@ -77,6 +80,8 @@ class Checkpoint:
     """How its weights are quantised, for people; empty: they are floats."""
     embedding: Embedding | None = None
     """What the model makes instead of text; None: it makes text."""
+    reranker: Reranker | None = None
+    """How it ranks documents; None: it is no reranker."""
     sampling: SamplingDefaults = SamplingDefaults()
     linears: tuple[Linear, ...] = ()
     """Linear layers of each decoder layer that may have an adapter; empty: none may, because of `no_adapters`."""
@@ -121,7 +126,9 @@ def fingerprint(folder: Path, devices: int = 1, task: str = "") -> int:
     """A number that tells one state of a checkpoint's files from another by name, size, time of change and inode, by
     among how many devices it is divided, and by what it makes."""
     digest = hashlib.blake2b(f"{devices}\0".encode() if devices > 1 else b"", digest_size=8)
-    if embedding.embeds(folder, task):
+    if task == reranking.TASK:
+        digest.update(b"rerank\0")
+    elif embedding.embeds(folder, task):
         digest.update(b"embed\0")
     for path in sorted(folder.iterdir()):
         if path.suffix in _OF_A_GENERATION and path.is_file():
@@ -182,9 +189,15 @@ def _check_config(
 ) -> tuple[families.ModelShape, Quantisation | None]:
     """The shape of a model and how its weights are quantised. Raises BrokenCheckpoint if the model is refused whatever
     its weights are."""
-    refused = families.refusal(config, unverified)
+    refused = encoders.refusal(config)
+    if refused is None and not encoders.is_one(config):
+        refused = families.refusal(config, unverified)
     if refused is not None:
         raise BrokenCheckpoint(refused)
+    if encoders.is_one(config):
+        shape = encoders.read_shape(config)
+        _check_encoder(shape.architecture, dtype_bytes, devices, unverified)
+        return shape, None
     verified = config["architectures"][0] in CLASSES
     shape = families.read_shape(config)
     if shape.heads % devices or max(shape.kv_heads, devices) % min(shape.kv_heads, devices):
@@ -210,6 +223,8 @@ def _check_config(
 def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int, unverified: bool) -> Checkpoint:
     config = _config(folder)
     shape, quantised = _check_config(config, dtype_bytes, devices, unverified)
+    if encoders.is_one(config):
+        return _read_encoder(folder, config, shape, dtype_bytes, task, generation)
     verified = shape.architecture in CLASSES
     if verified:
         tensors = families.text_tensors(tensors_of(folder), shape)
@@ -226,7 +241,9 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         for name, tensor in held.items()
     }
     experts = [name for name in nbytes if ".experts." in name]
-    made = embedding.read(folder, config, shape.hidden) if embedding.embeds(folder, task) else None
+    reranker = reranking.read(folder) if reranking.reranks(folder, task) else None
+    embeds = reranker is None and embedding.embeds(folder, task)
+    made = embedding.read(folder, config, shape.hidden) if embeds else None
     no_adapters = _no_adapters(shape.architecture, quantised, made, devices)
     return Checkpoint(
         generation=generation,
@@ -243,9 +260,49 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         kv_bytes_per_token=2 * shape.layers * -(-shape.kv_heads // devices) * shape.head_dim * dtype_bytes,
         quantisation=quantised.name if quantised is not None else "",
         embedding=made,
+        reranker=reranker,
         sampling=generation_defaults.read(folder),
         linears=() if no_adapters else _linears(weights),
         no_adapters=no_adapters,
+    )
+
+
+def _check_encoder(name: str, dtype_bytes: int, devices: int, unverified: bool) -> None:
+    if devices > 1:
+        raise BrokenCheckpoint(f"{name} is served by one device, not by {devices}")
+    if dtype_bytes <= _GPU_FLOAT_BYTES and not unverified:
+        raise BrokenCheckpoint(
+            f"{name} was compared with another implementation on CPUs only; with unverified = true in the"
+            " catalogue it is served on GPUs all the same"
+        )
+
+
+def _read_encoder(
+    folder: Path, config: Mapping[str, Any], shape: families.ModelShape, dtype_bytes: int, task: str, generation: int
+) -> Checkpoint:
+    ranks = encoders.ranks(shape.architecture)
+    if task not in ("", reranking.TASK if ranks else "embed"):
+        makes = "ranks documents" if ranks else "makes embeddings"
+        raise BrokenCheckpoint(f"{shape.architecture} {makes}: it cannot be listed with task = {task!r}")
+    tensors = tensors_of(folder)
+    expected = _check_tensors(tensors, encoders.expected_tensors(shape, config), None)
+    _check_tokenizer(folder)
+    nbytes = sum(_held_bytes(name, tensors[name], dtype_bytes, 1) for name in expected)
+    return Checkpoint(
+        generation=generation,
+        architecture=shape.architecture,
+        context_tokens=shape.context_tokens,
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocabulary=shape.vocabulary,
+        weights_bytes=nbytes,
+        active_bytes=nbytes,
+        verified=dtype_bytes > _GPU_FLOAT_BYTES,
+        kv_bytes_per_token=2 * shape.layers * shape.hidden * dtype_bytes,
+        embedding=Embedding(1, pooling="pair") if ranks else embedding.read(folder, config, shape.hidden, encodes=True),
+        reranker=Reranker() if ranks else None,
+        no_adapters=_no_adapters(shape.architecture, None, None, 1),
     )
 
 
@@ -383,7 +440,7 @@ def _parts(name: str, size: tuple[int, ...], shape: families.ModelShape, devices
 
 def _held_bytes(name: str, tensor: Tensor, dtype_bytes: int, parts: int) -> int:
     elements = tensor.elements
-    if name in _VOCABULARY and len(tensor.shape) == 2:
+    if name.endswith(_PADDED) and len(tensor.shape) == 2:
         elements = -(-tensor.shape[0] // _VOCABULARY_ROWS) * _VOCABULARY_ROWS * tensor.shape[1]
     as_it_is = tensor.dtype not in FLOATS or name.endswith(_SCALES)
     nbytes = tensor.nbytes if as_it_is else elements * dtype_bytes

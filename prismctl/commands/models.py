@@ -82,7 +82,7 @@ def add_model(
     floor_tokens: Annotated[int, typer.Option(help="KV it always has while active; left out: for one request.")] = 0,
     quota: Annotated[str, typer.Option(help="Private memory of its engine on each device, e.g. 1MiB.")] = "",
     devices: Annotated[int, typer.Option(help="Of one group, that it is spread over: 1, 2 or 4.")] = 1,
-    task: Annotated[str, typer.Option(help="embed or generate; by default what its folder says.")] = "",
+    task: Annotated[str, typer.Option(help="embed, generate or rerank; by default what its folder says.")] = "",
     tool_parser: Annotated[
         str, typer.Option(help="How it calls tools (hermes); by default what its template says.")
     ] = "",

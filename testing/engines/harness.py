@@ -137,6 +137,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
+    label_logprobs: list[float] = field(default_factory=list)
     finish: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
     error: str = ""
     parked: bool = False
@@ -251,6 +252,7 @@ class EngineEnd:
             answer.cached_tokens, answer.prompt_tokens = chunk.cached_tokens, chunk.prompt_tokens
         assert not (chunk.prompt_logprobs and answer.tokens), "the prompt comes before the answer"
         answer.prompt_logprobs += chunk.prompt_logprobs
+        answer.label_logprobs += chunk.label_logprobs
         answer.tokens += chunk.token_ids
         answer.logprobs += chunk.logprobs
         if chunk.embedding:

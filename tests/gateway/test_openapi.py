@@ -23,6 +23,8 @@ ITEMS: list[dict[str, Any]] = [
 ]
 MESSAGES: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
 FORM: dict[str, Any] = {"type": "json_schema", "name": "x", "schema": {}}
+SCORE: dict[str, Any] = {"model": "m", "query": "a", "items": ["b", "c"], "label_token_ids": [1, 2]}
+RERANK: dict[str, Any] = {"model": "m", "query": "a", "documents": ["b", {"text": "c"}]}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -65,6 +67,15 @@ def taken(kind: str, body: Any) -> bool:
         ("EmbeddingRequest", {"model": "m", "input": ["a"] * 2049}, False),
         ("EmbeddingRequest", {"model": "m", "input": [], "encoding_format": "base64"}, False),
         ("EmbeddingRequest", {"model": "m", "input": "a", "encoding_format": "int8"}, False),
+        ("ScoreRequest", {**SCORE, "query": [1], "items": [[1, 2], [3]]}, True),
+        ("ScoreRequest", {**SCORE, "items": []}, False),
+        ("ScoreRequest", {**SCORE, "query": ["a"]}, False),
+        ("ScoreRequest", {**SCORE, "label_token_ids": [-1]}, False),
+        ("RerankRequest", {**RERANK, "top_n": 1, "return_documents": False, "unknown": 1}, True),
+        ("RerankRequest", {**RERANK, "documents": ["a", " "]}, False),
+        ("RerankRequest", {**RERANK, "documents": []}, False),
+        ("RerankRequest", {**RERANK, "query": " "}, False),
+        ("RerankRequest", {**RERANK, "top_n": 0}, False),
         ("TokenizeRequest", {"model": "m", "messages": []}, False),
         ("DetokenizeRequest", {"model": "m", "tokens": [1 << 32]}, False),
         ("MessagesRequest", MESSAGES, True),

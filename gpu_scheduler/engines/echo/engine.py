@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongPattern
 from gpu_scheduler.engines.echo.memory import EchoMemory, open_memory
-from gpu_scheduler.engines.echo.rule import embedding, next_token
+from gpu_scheduler.engines.echo.rule import embedding, label_logprobs, next_token
 from protos import common_pb2, engine_pb2
 from services.ipc.framing import BlockingChannel
 from services.telemetry import log
@@ -297,6 +297,8 @@ class EchoEngine:
             if running.request.sampling.prompt_only:
                 self._free(running.request.request_id)
                 chunks.append(self._last_chunk(running.request.request_id, common_pb2.LENGTH))
+                labels = running.request.sampling.label_token_ids
+                chunks[-1].label_logprobs.extend(label_logprobs(running.context, labels))
                 continue
             self._running[running.request.request_id] = running
             chunk = self._advance(running)

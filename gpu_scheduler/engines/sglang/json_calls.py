@@ -2,7 +2,7 @@
 array that a grammar enforces. SGLang's JsonArrayParser reads each call; here is what stands around the calls.
 
 Why not SGLang's parsers of these formats: in a stream they lose text, calls and numbers of calls
-(docs/design/decisions/029-tool-calls.md).
+(docs/design/decisions/030-tool-calls.md).
 """
 
 from __future__ import annotations

@@ -203,6 +203,8 @@ def server_args(
 def _chunk(model: common_pb2.ModelSpec, device: str, options: Options) -> int:
     """Most tokens of a prefill step. On a GPU no more than the context has: the engine measures its private memory with
     a step of one request (`model/probe.py`), and a step of several would take more."""
+    if model.embedding.pooling:  # an encoder's prompt is computed as a whole, since all its tokens attend to all
+        return -1
     if kind_of(device) != "cuda" or options.chunked_prefill_size <= 0 or not model.context_tokens:
         return options.chunked_prefill_size
     return min(options.chunked_prefill_size, model.context_tokens)

@@ -24,6 +24,7 @@ from gpu_scheduler.engines.sglang.model.probe import PROMPT_TOKENS, Probe
 from gpu_scheduler.engines.sglang.model.requests import EosIds
 from gpu_scheduler.engines.sglang.policy import quota as policy
 from gpu_scheduler.engines.sglang.policy.agreement import RankFacts
+from gpu_scheduler.engines.sglang.weights import encoder
 from gpu_scheduler.engines.sglang.weights.loader import CheckpointLoader, ImageLoader, RandomLoader
 from gpu_scheduler.engines.sharing.step_gate import StepAnswer
 from protos import engine_pb2
@@ -57,6 +58,7 @@ class Lifecycle:
         model.server_args = arguments
         index = int(model.load.device.partition(":")[2] or 0)
         os.environ["SGLANG_LOGPROB_CHUNK_SIZE"] = str(model.options.scored_together)  # read as the model is made
+        os.environ["SGLANG_RADIX_FORCE_MISS"] = str(int(encoder.is_one(model.load.model)))  # read for each request
         scheduler = Scheduler(arguments, options.port_args(), index, model.ranks.rank, 0, 0, 0, 0, None)
         model.scheduler = scheduler
         if model.adapters is not None:
