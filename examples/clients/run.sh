@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs clients that others wrote against a running server, each in a pinned environment of its own under CLIENTS.
 #
-#     sh examples/clients/run.sh                                          all of them
+#     sh examples/clients/run.sh                                          all but open_webui, which is 7 GB
 #     sh examples/clients/run.sh langchain codex                          some
 #
 # URL (http://127.0.0.1:8000), MODEL (smollm2), TOKENIZER (its folder), AGENT_MODEL (long: what long_model.py makes),
@@ -54,6 +54,10 @@ lm_eval() {
 
 smg() {
     pip_install smg smg==1.13.0 httpx && "$CLIENTS/smg/bin/python" "$here/smg_client.py"
+}
+
+open_webui() {
+    pip_install open_webui open-webui==0.12.4 && "$CLIENTS/open_webui/bin/python" "$here/open_webui_client.py"
 }
 
 comply() {
