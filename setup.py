@@ -12,6 +12,9 @@ from setuptools.command.build_py import build_py
 SHIPPED = (
     "requirements/*.txt",
     "deploy/local/catalogue.toml",
+    "deploy/compose/compose*.yaml",
+    "deploy/k8s/*.yaml",
+    "deploy/systemd/prism*",
     "examples/models/*/*.json",
     "examples/models/*/*.safetensors",
 )

@@ -10,6 +10,7 @@ import sys
 _COMMANDS = {
     "serve": "serve models, until Ctrl-C: prism serve Qwen/Qwen3-0.6B ./my-model",
     "fetch": "fetch models from the Hugging Face hub, to be served later or without a network",
+    "config": "a node in one file, prism.toml: check it, render the files of systemd, compose or Kubernetes",
     "install": "install the engine's packages for this machine: prism install cpu, prism install cuda",
 }
 
@@ -38,6 +39,10 @@ def main() -> int:
         from deploy.hub import __main__ as hub
 
         return hub.main(rest, prog)
+    if command == "config":
+        from deploy import config
+
+        return config.main(rest, prog)
     from deploy.local import __main__ as local
 
     return local.run(rest, prog)

@@ -13,6 +13,7 @@ from gateway.access import keys
 from gateway.access.access import Access
 from gateway.access.cors import Cors
 from gateway.access.keys import Keys
+from gateway.access.quota_storage import QuotaStorage
 from gateway.access.usage import UsageLog
 from gateway.config import GatewayConfig
 from gateway.grpc_api import InferenceServicer
@@ -29,6 +30,7 @@ from gateway.ui import access as ui_access
 from gateway.ui.live import Live
 from gateway.ui.look import ANSWER_S, ServiceClients
 from gateway.ui.pages import Pages
+from placement.client import PlacementClient
 from protos import gateway_pb2_grpc, placement_pb2, placement_pb2_grpc
 from services.errors import Invalid, PrismError
 from services.ipc import inherited
@@ -56,7 +58,9 @@ async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, l
     assert isinstance(config, GatewayConfig)
     if config.traces:
         service.on_stop(tracing.start(config.name))
-    access = Access(_keys(service, config.keys_file))
+    storage = QuotaStorage(config.quota_storage)
+    service.on_stop(storage.close)
+    access = Access(_keys(service, config.keys_file), storage)
     service.server.guard = partial(_guard, access)
     placement = placement_pb2_grpc.PlacementStub(rpc.channel(config.placement))
     routes = RouteTable()
@@ -92,12 +96,15 @@ async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, l
         page = pages.routes()
         service.on_drain(pages.close)
         service.on_stop(looker.close)
+    steering = PlacementClient(config.placement)
+    service.on_stop(steering.close)
     bodies = Bodies(config.most_body_bytes, config.most_bodies_bytes)
     application = app.build(
         serving,
         access,
         bodies,
         page=page,
+        placement=steering,
         cors=Cors(config.cors_origins),
         waking_comment_s=config.waking_comment_s,
     )

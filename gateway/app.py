@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import errors, openapi
 from gateway.access.access import Access, Caller
 from gateway.access.cors import Cors
+from gateway.admin.models import AdminEndpoints
 from gateway.anthropic.bodies import CountRequest
 from gateway.anthropic.messages import MessagesEndpoint
 from gateway.errors import BadField
@@ -29,9 +30,11 @@ from gateway.openai.completions import ChatForm, CompletionForm, GenerateEndpoin
 from gateway.openai.embeddings import EmbeddingsEndpoint
 from gateway.openai.endpoint import Endpoint
 from gateway.openai.responses import ResponsesEndpoint
+from gateway.openai.scoring import RerankEndpoint, ScoreEndpoint
 from gateway.request import Prompt
 from gateway.routing.routes import Route as ModelRoute
 from gateway.serving import Serving
+from placement.client import PlacementClient
 from protos import common_pb2
 from services.errors import PrismError
 from services.wording import enums
@@ -49,18 +52,23 @@ def build(
     bodies: messages.Bodies,
     *,
     page: Sequence[Route] = (),
+    placement: PlacementClient | None = None,
     cors: Cors | None = None,
     waking_comment_s: float = 0.0,
 ) -> ASGIApp:
-    """The ASGI application over `serving`, with the paths of its `page`. `access` checks every request first, except a
+    """The ASGI application over `serving`, with the paths of its `page`, and those for admins over `placement` if it is
+    given. `access` checks every request first, except a
     browser's preflight (`cors`), which has no key. `waking_comment_s`: seconds (`GatewayConfig`)."""
     cors = cors or Cors()
     other = Endpoints(serving, bodies)
+    rerank = RerankEndpoint(serving, bodies)
     hot: dict[str, Endpoint[Any]] = {
         form.path: GenerateEndpoint(serving, form, bodies, waking_comment_s) for form in (ChatForm(), CompletionForm())
     } | {
         ResponsesEndpoint.path: ResponsesEndpoint(serving, bodies, waking_comment_s),
         EmbeddingsEndpoint.path: EmbeddingsEndpoint(serving, bodies),
+        ScoreEndpoint.path: ScoreEndpoint(serving, bodies),
+        **dict.fromkeys((RerankEndpoint.path, *RerankEndpoint.others), rerank),
         MessagesEndpoint.path: MessagesEndpoint(serving, bodies, waking_comment_s),
     }
     everything = Starlette(
@@ -74,6 +82,7 @@ def build(
             Route("/tokenize", other.tokenize, methods=["POST"]),
             Route("/detokenize", other.detokenize, methods=["POST"]),
             Route("/v1/messages/count_tokens", other.count_tokens, methods=["POST"]),
+            *(AdminEndpoints(serving, placement, bodies, other.card).routes() if placement is not None else ()),
             *page,
         ],
         exception_handlers={
@@ -139,19 +148,34 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         caller = _caller(request)
-        routes = [route for route in self._serving.routes.all() if caller.may_use(route.model.name)]
-        return _json({"object": "list", "data": [self._card(route) for route in routes]})
+        cards = []
+        for route in self._serving.routes.all():
+            name = route.model.name
+            if caller.may_use(name):
+                cards.append(self.card(route, name, caller))
+            cards += [
+                self.card(route, alias, caller)
+                for alias in self._serving.routes.aliases(name)
+                if caller.may_use(name, alias)
+            ]
+        return _json({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
-        return _json(self._card(self._route(request, request.path_params["model"])))
+        asked = request.path_params["model"]
+        return _json(self.card(self._route(request, asked), asked, _caller(request)))
 
-    def _card(self, route: ModelRoute) -> dict[str, Any]:
+    def card(self, route: ModelRoute, name: str, caller: Caller) -> dict[str, Any]:
+        """The card of a model under its name or one of its aliases, as the caller sees it."""
         model = route.model
+        aliases = self._serving.routes.aliases(model.name)
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "prism",
+            "root": model.name,
+            "parent": model.adapter.base or None,
+            "aliases": [alias for alias in aliases if caller.may_use(model.name, alias)],
             "max_model_len": model.context_tokens,
             "architecture": model.architecture,
             "quantisation": model.quantisation or None,
@@ -160,12 +184,13 @@ class Endpoints:
             "groups": [place.group for place in route.places],
             "error": route.error or self._serving.fault(route) or None,
             "pinned": model.pinned,
+            "image_pinned": route.image_pinned,
             "weights_bytes": model.weights_bytes,
             "kv_bytes_per_token": model.kv_bytes_per_token,
             "measured_weights_bytes": route.measured_weights_bytes or None,
             "measured_private_bytes": route.measured_private_bytes or None,
-            "task": "embed" if model.HasField("embedding") else "generate",
-            "embedding_dimensions": model.embedding.dimensions or None,
+            "task": _task(model),
+            "embedding_dimensions": model.embedding.dimensions or None if _task(model) == "embed" else None,
         }
 
     async def description(self, request: Request) -> Response:
@@ -189,7 +214,7 @@ class Endpoints:
         await _caller(request).take_request()
         tokenizer = await self._serving.tokenizer(route)
         if called is not None:
-            await self._serving.formats(called, False, tokenizer, route)
+            await self._serving.parsers_of(called, False, tokenizer, route)
         ids = await self._encoded(request, tokenizer, prompt, field)
         written = None
         if asked.return_token_strs:
@@ -204,7 +229,7 @@ class Endpoints:
         route = self._route(request, asked.model)
         await _caller(request).take_request()
         tokenizer = await self._serving.tokenizer(route)
-        await self._serving.formats(called, False, tokenizer, route)
+        await self._serving.parsers_of(called, False, tokenizer, route)
         ids = await self._encoded(request, tokenizer, chat.conversation(called), "messages")
         return _json({"input_tokens": len(ids)})
 
@@ -236,11 +261,16 @@ class Endpoints:
         return asked
 
     def _route(self, request: Request, model: str) -> ModelRoute:
-        """The route of a model, for which the request is counted. Raises UnknownModel."""
-        _caller(request).check_model(model)
-        route = self._serving.routes.get(model)
-        messages.count_of(request.scope).model = model
+        """The route of a model by its name or alias, for which the request is counted. Raises UnknownModel."""
+        route = self._serving.route(model, _caller(request))
+        messages.count_of(request.scope).model = route.model.name
         return route
+
+
+def _task(model: common_pb2.ModelSpec) -> str:
+    if model.HasField("reranker"):
+        return "rerank"
+    return "embed" if model.HasField("embedding") else "generate"
 
 
 def _caller(request: Request) -> Caller:

@@ -7,11 +7,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from gateway.access import cors
+from gateway.access import cors, quota_storage
 from services.runtime.config import Config, ServerTls
 from services.wording.addresses import Address, HttpAddress
 
 Origin = Annotated[str, AfterValidator(cors.origin), "origin"]
+QuotaStorageUri = Annotated[str, AfterValidator(quota_storage.check_uri), "address"]
 
 
 class GatewayConfig(Config):
@@ -80,6 +81,11 @@ class GatewayConfig(Config):
     """Path of the file of API keys (docs/operate/security.md); empty: everyone who reaches the gateway may ask for
     anything."""
 
+    quota_storage: QuotaStorageUri = ""
+    """Address of a Redis in which this gateway and others that name the same count what keys use in a minute
+    (docs/operate/security.md): "redis://HOST:PORT/DATABASE", "rediss://" (TLS), "redis+unix:///PATH",
+    "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE", "redis+cluster://HOST:PORT,HOST:PORT"; with ":PASSWORD@" before the
+    host, which may be "${NAME}" of the environment. Empty: each gateway counts for itself."""
     usage_file: str = ""
     """Path of a file to which the gateway appends a JSON line for each request to a model that it took: time, key,
     request id, model, tokens of prompt, cached, output and reasoning, and how it ended (docs/operate/security.md). It

@@ -82,6 +82,10 @@ class NotUp(Unavailable):
         self.retry_s = retry_s
 
 
+class NotPossible(Unmet):
+    """What an admin asked for cannot be done as things are."""
+
+
 class NoKey(Unknown):
     """The request has no key, or an unknown one. `scheme`: authentication scheme in which a key is asked for."""
 
@@ -138,6 +142,7 @@ _SHAPES: dict[type[PrismError], ErrorShape] = {
     Late: ErrorShape(503, "service_unavailable_error", "slo_ttft_missed", 1),
     TimedOut: ErrorShape(504, "service_unavailable_error", "time_out"),
     Unavailable: ErrorShape(503, "service_unavailable_error", "unavailable", 1),
+    NotPossible: ErrorShape(409, "invalid_request_error", "not_possible"),
     Unmet: ErrorShape(503, "service_unavailable_error", "not_now", 5),
     Conflict: ErrorShape(503, "service_unavailable_error", "not_now", 1),
     Exists: ErrorShape(409, "invalid_request_error", "exists"),

@@ -42,7 +42,7 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
         try:
             caller = self._caller(context)
             count.model = self._serving.known(message.model, caller)
-            request = decode(message, arrival_s)
+            request = self._serving.resolve(decode(message, arrival_s))
             traces.asked(span, request, "chat" if message.HasField("chat") else "text_completion", streams=True)
             async for part in self._generate(request, span, caller):
                 yield part
@@ -82,19 +82,20 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
         count = Count(f"{_SERVICE.strip('/')}/ListModels")
         count.answered(200)
         count.end()
-        return gateway_pb2.ListModelsResponse(
-            models=[
-                gateway_pb2.ListModelsResponse.Model(
-                    name=route.model.name,
+        listed = gateway_pb2.ListModelsResponse()
+        for route in self._serving.routes.all():
+            name = route.model.name
+            aliases = [alias for alias in self._serving.routes.aliases(name) if caller.may_use(name, alias)]
+            if caller.may_use(name) or aliases:
+                listed.models.add(
+                    name=name,
                     residency=route.residency,
                     error=route.error or self._serving.fault(route),
                     context_tokens=route.model.context_tokens,
                     weights_bytes=route.measured_weights_bytes or route.model.weights_bytes,
+                    aliases=aliases,
                 )
-                for route in self._serving.routes.all()
-                if caller.may_use(route.model.name)
-            ]
-        )
+        return listed
 
     def _caller(self, context: grpc.aio.ServicerContext) -> Caller:
         """The caller of the gRPC call, whose log lines name its key. Raises NoKey."""
@@ -165,6 +166,9 @@ def _check(message: gateway_pb2.GenerateRequest) -> None:
             raise BadField(f"'{field}' is {value:g}: it must be from {least} to {most}.", field)
     if sampling.HasField("prompt_logprobs_from"):
         field = "sampling.prompt_logprobs_from"
+        raise BadField(f"'{field}': no log-probabilities are returned here.", field, "unsupported_parameter")
+    if sampling.label_token_ids:
+        field = "sampling.label_token_ids"
         raise BadField(f"'{field}': no log-probabilities are returned here.", field, "unsupported_parameter")
     if message.HasField("chat") and not message.chat.messages:
         raise BadField("'chat.messages' is empty.", "chat.messages", "array_too_short")

@@ -1,5 +1,5 @@
-"""The gateway's metrics. "Time to first token" is from the arrival of the request to handing its first token to the
-client's connection."""
+"""The gateway's metrics. "Time to first token" is from the arrival of the request to that of its first token from the
+group, before it becomes text, also for answers that are not streamed."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ UNUSABLE = Gauge(
     "prism_gateway_model_unusable", "1 for a model that this gateway refuses every request for, else 0", ["model"]
 )
 _OF_MODELS = (UNUSABLE, REQUESTS, ANSWERS, TTFT, GAP, SLO, REPLAYS, PROMPT_TOKENS, OUTPUT_TOKENS, KEY_TOKENS)
+QUOTA_STORAGE_AWAY = Gauge(
+    "prism_gateway_quota_storage_away", "1 while quota_storage does not answer and this gateway counts for itself"
+)
 ROUTES_FRESH = Gauge("prism_gateway_routes_fresh", "1 while placement's route stream is open")
 
 

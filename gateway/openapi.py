@@ -11,6 +11,7 @@ from typing import Any
 import pydantic
 from pydantic.json_schema import models_json_schema
 
+from gateway.admin.bodies import ModelEntry, RemovalParameters, SleepParameters, WaitParameters
 from gateway.anthropic.bodies import CountRequest, MessagesRequest
 from gateway.openai.bodies import (
     MOST_PROMPTS,
@@ -22,6 +23,7 @@ from gateway.openai.bodies import (
 )
 from gateway.openai.embeddings import MOST_INPUTS, EmbeddingRequest
 from gateway.openai.responses_bodies import ResponsesRequest
+from gateway.openai.scoring import MOST_ITEMS, RerankEndpoint, RerankRequest, ScoreRequest
 
 Json = dict[str, Any]
 _TOKEN: Json = {"type": "integer", "minimum": 0, "exclusiveMaximum": 1 << 63}
@@ -45,13 +47,26 @@ def _prompts(most: int) -> Json:
     }
 
 
+def _object(**properties: Json) -> Json:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
 _STOP: Json = {"type": "string", "minLength": 1}
+_WRITTEN: Json = {"type": "string", "pattern": r"\S"}
 _BY_HAND: dict[str, Json] = {
     # Fields that plain functions check, of which pydantic's schema says nothing.
     "stop": {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MOST_STOPS}, {"type": "null"}]},
     "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]},
     "prompt": _prompts(MOST_PROMPTS),
     "input": _prompts(MOST_INPUTS),
+    "query": {"anyOf": [{"type": "string"}, _TOKENS]},
+    "items": _prompts(MOST_ITEMS),
+    "documents": {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MOST_ITEMS,
+        "items": {"anyOf": [_WRITTEN, _object(text=_WRITTEN)]},
+    },
 }
 _NAME = "#/components/schemas/{model}"
 _HEADERS: list[Json] = [
@@ -87,9 +102,13 @@ _CARD: Json = {
         "object": {"const": "model"},
         "created": {"type": "integer"},
         "owned_by": {"type": "string"},
+        "root": {"type": "string"},
+        "parent": {"type": ["string", "null"]},
+        "aliases": {"type": "array", "items": {"type": "string"}},
         "max_model_len": {"type": "integer"},
         "residency": {"type": "string"},
-        "task": {"enum": ["generate", "embed"]},
+        "task": {"enum": ["generate", "embed", "rerank"]},
+        "image_pinned": {"type": "boolean"},
         "groups": {"type": "array", "items": {"type": "string"}},
         "error": {"type": ["string", "null"]},
         "quantisation": {"type": ["string", "null"]},
@@ -103,6 +122,8 @@ _USAGE: Json = {
 }
 _BODY_REFUSED = (400, 404, 408, 413, 415, 429, 503, 504)
 _ANY_REFUSED = (401, 403)
+_STEER_REFUSED = (400, 404, 409, 503, 504)
+_MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
 def _answer(kind: str, choice: str) -> Json:
@@ -120,15 +141,21 @@ def _answer(kind: str, choice: str) -> Json:
     }
 
 
-def _object(**properties: Json) -> Json:
-    return {"type": "object", "required": list(properties), "properties": properties}
-
-
 _VECTOR = _object(
     object={"const": "embedding"},
     index={"type": "integer"},
     embedding={"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "format": "byte"}]},
 )
+_COUNTED = _object(prompt_tokens={"type": "integer"}, total_tokens={"type": "integer"})
+_RANKED: Json = {
+    "type": "object",
+    "required": ["index", "relevance_score"],
+    "properties": {
+        "index": {"type": "integer"},
+        "relevance_score": {"type": "number", "minimum": 0, "maximum": 1},
+        "document": _object(text={"type": "string"}),
+    },
+}
 _ANSWERS: dict[str, Json] = {
     "ChatAnswer": _answer("chat.completion", "message"),
     "CompletionAnswer": _answer("text_completion", "text"),
@@ -145,10 +172,25 @@ _ANSWERS: dict[str, Json] = {
         object={"const": "list"},
         data={"type": "array", "minItems": 1, "items": _VECTOR},
         model={"type": "string"},
-        usage=_object(prompt_tokens={"type": "integer"}, total_tokens={"type": "integer"}),
+        usage=_COUNTED,
+    ),
+    "Scores": _object(
+        object={"const": "scoring"},
+        scores={"type": "array", "minItems": 1, "items": {"type": "array", "items": {"type": "number"}}},
+        model={"type": "string"},
+        usage=_COUNTED,
+    ),
+    "Ranks": _object(
+        id={"type": "string"},
+        object={"const": "list"},
+        model={"type": "string"},
+        results={"type": "array", "minItems": 1, "items": _RANKED},
+        usage=_COUNTED,
     ),
     "Card": _CARD,
     "Cards": _object(object={"const": "list"}, data={"type": "array", "items": _CARD}),
+    "Named": _object(id={"type": "string"}, object={"const": "model"}),
+    "Deleted": _object(id={"type": "string"}, object={"const": "model"}, deleted={"const": True}),
     "Tokens": _object(
         tokens={"type": "array", "items": {"type": "integer"}},
         token_strs={"type": ["array", "null"], "items": {"type": "string"}},
@@ -216,15 +258,47 @@ def _get(summary: str, answer: str, *refusals: int, parameters: list[Json] | Non
     }
 
 
+def _steer(summary: str, kind: type[pydantic.BaseModel], answer: str = "Card") -> Json:
+    """What is done to one model with an admin's key; the parameters are those of `kind`."""
+    fields = kind.model_json_schema()["properties"]
+    parameters = [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
+    return {
+        "summary": summary,
+        "tags": ["admin"],
+        "parameters": [_MODEL, *parameters],
+        "responses": {
+            "200": {"description": "done", "content": _json(answer)},
+            "202": {"description": "under way; Location says where its state can be seen", "content": _json("Named")},
+            **_refusals(*_ANY_REFUSED, *_STEER_REFUSED),
+        },
+    }
+
+
+def _adding() -> Json:
+    return {
+        "summary": "Adds a model, or reads the files of one afresh",
+        "tags": ["admin"],
+        "requestBody": {"required": True, "content": _json("ModelEntry")},
+        "responses": {
+            "200": {"description": "added", "content": _json("Card")},
+            "202": {"description": "under way; Location says where its state can be seen", "content": _json("Named")},
+            **_refusals(*_ANY_REFUSED, *_STEER_REFUSED, 408, 413, 415),
+        },
+    }
+
+
 REQUESTS: tuple[type[pydantic.BaseModel], ...] = (
     ChatRequest,
     CompletionRequest,
     ResponsesRequest,
     EmbeddingRequest,
+    ScoreRequest,
+    RerankRequest,
     TokenizeRequest,
     DetokenizeRequest,
     MessagesRequest,
     CountRequest,
+    ModelEntry,
 )
 """Bodies of requests that the document describes, as they are checked."""
 
@@ -237,7 +311,6 @@ def document() -> Json:
         for field, said in schema.get("properties", {}).items():
             if field in _BY_HAND and not said.keys() & {"type", "anyOf", "oneOf"}:
                 said.update(_BY_HAND[field])
-    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     health = _get("Whether it serves", "Health")
     health["get"]["responses"]["503"] = {"description": "not now", "content": _json("Health")}
     return {
@@ -250,12 +323,22 @@ def document() -> Json:
             "/v1/completions": _post("Completion", "CompletionRequest", "CompletionAnswer", True, _HEADERS),
             "/v1/responses": _post("Response", "ResponsesRequest", "Response", True, _HEADERS),
             "/v1/embeddings": _post("Embeddings", "EmbeddingRequest", "Embeddings", parameters=_HEADERS),
+            "/v1/score": _post("Probabilities of tokens", "ScoreRequest", "Scores", parameters=_HEADERS),
+            **{
+                path: _post("Documents by relevance", "RerankRequest", "Ranks", parameters=_HEADERS)
+                for path in (RerankEndpoint.path, *RerankEndpoint.others)
+            },
             "/v1/messages": _post("Anthropic's Messages", "MessagesRequest", "Message", True, _HEADERS, "Refusal"),
             "/v1/messages/count_tokens": _post(
                 "Tokens of a message's prompt", "CountRequest", "TokenCount", refusal="Refusal"
             ),
-            "/v1/models": _get("All models that the key may use", "Cards", *_ANY_REFUSED),
-            "/v1/models/{model}": _get("One of them", "Card", *_ANY_REFUSED, 404, parameters=[name]),
+            "/v1/models": _get("All models that the key may use", "Cards", *_ANY_REFUSED) | {"post": _adding()},
+            "/v1/models/{model}": _get("One of them", "Card", *_ANY_REFUSED, 404, parameters=[_MODEL])
+            | {"delete": _steer("Removes a model", RemovalParameters, "Deleted")},
+            "/v1/models/{model}/wake": {"post": _steer("Brings a model up", WaitParameters)},
+            "/v1/models/{model}/sleep": {"post": _steer("Brings a model down", SleepParameters)},
+            "/v1/models/{model}/pin": {"post": _steer("Keeps a model's image in host memory", WaitParameters)},
+            "/v1/models/{model}/unpin": {"post": _steer("Takes a pin back", WaitParameters)},
             "/tokenize": _post("Tokens of a prompt", "TokenizeRequest", "Tokens"),
             "/detokenize": _post("Text of tokens", "DetokenizeRequest", "Text"),
             "/health": health,

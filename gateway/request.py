@@ -12,8 +12,22 @@ from services.telemetry.spans import UNTRACED, Span
 
 
 @dataclass(frozen=True, slots=True)
+class QueryDocument:
+    """A query, and a document that may answer it."""
+
+    query: str
+    document: str
+    instruction: str = ""
+    """What makes a document an answer; empty: as the model has it."""
+
+    @property
+    def characters(self) -> int:
+        return len(self.query) + len(self.document) + len(self.instruction)
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt; exactly one of the three is given."""
+    """One prompt; exactly one of text, tokens, messages and pair is given."""
 
     text: str | None = None
     special: bool = True
@@ -22,10 +36,13 @@ class Prompt:
     messages: Sequence[Mapping[str, Any]] | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the chat template, by its own names."""
+    pair: QueryDocument | None = None
 
     @property
     def characters(self) -> int:
         """Approximate number of characters to tokenize."""
+        if self.pair is not None:
+            return self.pair.characters
         if self.messages is not None:
             # Templates write out names and arguments of calls too.
             return len(str(self.messages)) + len(str(self.template_options))
@@ -38,6 +55,7 @@ class Request:
 
     request_id: str
     model: str
+    """The model's own name, once `Serving.resolve` has looked for aliases."""
     arrival_s: float
     """Second of time.monotonic, which the loop's clock agrees with but for its steps of a millisecond."""
     prompts: Sequence[Prompt]
@@ -49,6 +67,8 @@ class Request:
     gateway is set to cut it; a default is always cut."""
     slo: common_pb2.Slo
     """Targets as the client gave them; 0 stands for the model's default."""
+    alias: str = ""
+    """Alias by which the client asked for the model; empty: by its name."""
     prompt_field: str = "prompt"
     """Name, in errors, of the field that prompts came from; `limit_field` is that of the limit."""
     limit_field: str = "max_tokens"
@@ -62,14 +82,29 @@ class Request:
     """Name, in errors, of the field that the grammar came from."""
     tools: Tools | None = None
     """Tools that answers may call."""
+    thinks: bool = False
+    """Whether an answer may begin with the model's reasoning, to which the grammar does not apply."""
     separates: bool = False
     """Whether reasoning is split from the rest of an answer, if the model reasons."""
     streams: bool = False
     """Whether parts of an answer are wanted while it is made."""
     embeds: bool = False
     """Whether the prompts' embeddings are wanted instead of answers."""
+    numbered: bool = False
+    """Whether errors name a prompt by its place in the prompts' field."""
+    few_at_once: bool = False
+    """Whether only some of the answers are under way together, so that a request may have more than a gateway takes."""
     dimensions: int | None = None
     """Dimensions of an embedding; None: the model's."""
+
+    @property
+    def ranks(self) -> bool:
+        """Whether its prompts are documents to be ranked."""
+        return bool(self.prompts) and self.prompts[0].pair is not None
+
+    def field_of(self, index: int) -> str:
+        """Name, in errors, of the field that prompt `index` came from."""
+        return f"{self.prompt_field}[{index}]" if self.numbered else self.prompt_field
 
 
 @dataclass(frozen=True, slots=True)

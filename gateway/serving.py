@@ -16,17 +16,17 @@ from gateway.access.quotas import UNSAID_TOKENS, Charge
 from gateway.access.usage import UsageLog
 from gateway.errors import BadField, ModelFaulty, TooMany
 from gateway.openai import vectors
-from gateway.parsing.parsers import NOTHING, Parsers, Splitter, Wanted
+from gateway.parsing.parsers import NOTHING, Parsers, ReasoningState, Splitter, Wanted, reasoning_state
 from gateway.request import AnswerJob, Prompt, Request
 from gateway.routing.relay import Relay
 from gateway.routing.routes import Route, RouteTable
 from gateway.served import Choice, Served
-from gateway.text import echo, sampling_defaults
+from gateway.text import echo, reranking, sampling_defaults
 from gateway.text.answer import Answer
 from gateway.text.tokenizers import Tokenizers
 from gateway.tools import formats as calls
 from gateway.tools import grammar as tools_grammar
-from gateway.tools import structured_outputs
+from gateway.tools import structural_tags, structured_outputs
 from gateway.tools.request import Tools
 from protos import common_pb2
 from services.errors import Invalid, Unavailable, Unmet
@@ -74,7 +74,7 @@ class Serving:
         TooMany, OverLimit, ModelFaulty, Unavailable."""
         if self._draining:
             raise Unavailable("this gateway is stopping")
-        caller.check_model(request.model)
+        caller.check_model(request.model, request.alias)
         route = self.routes.get(request.model)
         if route.faulty:  # before its sizes are looked at: a broken checkpoint has none
             raise route.fault
@@ -84,32 +84,39 @@ class Serving:
         vectors.check(request, route.model)
         count = len(request.prompts) * request.choices
         structured_outputs.check(request.sampling, count, request.grammar_field)
-        if request.embeds:
+        if request.few_at_once:
             count = min(count, vectors.MOST_AT_ONCE)
         self._take(count, caller)
         tokenizing = span.child("tokenize")
         try:
             await caller.take_request()
             tokenizer = await self.tokenizer(route)
-            form, wanted = await self.formats(request.tools, request.separates, tokenizer, route)
-            if request.tools and request.tools.answer is not None:
-                if form is None:
-                    raise BadField(
-                        "'response_format' beside 'tools' is not supported for this model.", "response_format"
-                    )
-                request.sampling.ebnf = tools_grammar.of(request.tools, form)
-                structured_outputs.check(request.sampling, count, request.grammar_field)
+            wanted = await self.parsers_of(request.tools, _reasons(request), tokenizer, route)
+            if request.tools is not None:
+                _hold_to(request.tools, request.sampling, wanted)
+                structured_outputs.check(request.sampling, count, request.grammar_field or "tools")
+            asked = request.prompts
+            if request.ranks and route.model.HasField("embedding"):  # a cross-encoder, by `vectors.check`
+                request = replace(request, embeds=True)
+                reranking.check_pairs(asked, route.model)
+            elif request.ranks:
+                ranks = reranking.form(tokenizer, route.model)
+                request.sampling.label_token_ids.extend((ranks.yes, ranks.no))
+                asked = [ranks.prompt(prompt.pair) for prompt in asked if prompt.pair is not None]
             # Many short prompts hold up other requests' streams as one long prompt does.
-            together = sum(prompt.characters for prompt in request.prompts)
+            together = sum(prompt.characters for prompt in asked)
             prompts = [
-                await self.encode(tokenizer, prompt, request.prompt_field, together, route.model.context_tokens)
-                for prompt in request.prompts
+                await self.encode(tokenizer, prompt, request.field_of(index), together, route.model.context_tokens)
+                for index, prompt in enumerate(asked)
             ]
             echo.check(request, prompts)
             ends = () if request.embeds else sorted(tokenizer.end_ids)
             jobs = [
                 job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, ends, span)
             ]
+            if request.thinks:
+                for job in jobs:
+                    _think_first(job, wanted, tokenizer)
             charge = await self._hold(caller, request, prompts, jobs)
         except BaseException:
             self.ended(count, caller)
@@ -126,41 +133,40 @@ class Serving:
                     before=job.token_ids,
                     stops=request.stops,
                     show_special=request.show_special,
-                    show_marks=wanted != NOTHING,
-                    finder=calls.finder(request.tools, form) if request.tools and form else None,
+                    show_marks=splitter is not None,
                 ),
                 self._relay.open(job),
-                self._splitter(request, wanted, tokenizer, job),
+                splitter,
             )
             for index, job in enumerate(jobs)
+            for splitter in (self._splitter(request, wanted, tokenizer, job),)
         ]
         return Served(
             request, tokenizer, prompts, choices, span, caller, charge, self.usage, lambda: self.ended(count, caller)
         )
 
-    async def formats(
-        self, tools: Tools | None, separates: bool, tokenizer: Tokenizer, route: Route
-    ) -> tuple[calls.Format | None, Wanted]:
-        """How the model's answers are taken apart: the format in which the gateway itself finds calls, if it knows it,
-        and the parsers for all else. Raises BadField for tools that the model cannot be given, Unavailable."""
+    async def parsers_of(self, tools: Tools | None, reasons: bool, tokenizer: Tokenizer, route: Route) -> Wanted:
+        """The parsers for the model's answers. `reasons`: whether it matters that the model reasons. Raises BadField
+        for tools that the model cannot be given, Unavailable."""
+        if tools is None:
+            return await self._parsers.wanted(tokenizer, route.model.reasoning_parser) if reasons else NOTHING
+        if "tools" not in tokenizer.template:
+            raise BadField("The model's chat template takes no tools.", "tools", "unsupported_parameter")
         model = route.model
-        form = calls.form(tools, tokenizer.template, model.tool_parser) if tools else None
-        parses = tools is not None and form is None
-        if not parses and not separates:
-            return form, NOTHING
-        stated = model.tool_parser if parses else ""
-        wanted = await self._parsers.wanted(tokenizer, model.reasoning_parser, stated, calls=parses)
-        if parses and not wanted.tools:
+        wanted = await self._parsers.wanted(tokenizer, model.reasoning_parser, model.tool_parser, calls=True)
+        if not tools.must and not wanted.tools:
             raise calls.unknown()
-        return form, replace(
-            wanted, reasoning=wanted.reasoning if separates else "", tools=wanted.tools if parses else ""
-        )
+        return wanted
 
     def _splitter(self, request: Request, wanted: Wanted, tokenizer: Tokenizer, job: AnswerJob) -> Splitter | None:
-        if not wanted.reasoning and not wanted.tools:
-            return None
-        tools = request.tools.for_template() if request.tools is not None and wanted.tools else ()
-        return self._parsers.splitter(wanted, tokenizer, job.token_ids, tools, whole=not request.streams)
+        return self._parsers.splitter(
+            wanted,
+            tokenizer,
+            job.token_ids,
+            request.tools,
+            separates=request.separates,
+            whole=not request.streams,
+        )
 
     async def _hold(
         self, caller: Caller, request: Request, prompts: Sequence[Sequence[int]], jobs: Sequence[AnswerJob]
@@ -192,11 +198,25 @@ class Serving:
         for route in self.routes.all():
             tokenizer = self._tokenizers.loaded(route.model.path, route.model.generation)
             if tokenizer is not None and not route.model.HasField("embedding"):
-                self._parsers.prepare(tokenizer, route.model.reasoning_parser)
+                self._parsers.prepare(tokenizer, route.model.reasoning_parser, route.model.tool_parser)
 
-    def known(self, model: str, caller: Caller) -> str:
-        """The name of a model that exists and that the caller may use; empty for any other name."""
-        return model if caller.may_use(model) and self.routes.has(model) else ""
+    def resolve(self, request: Request) -> Request:
+        """The request with its model's own name where it has an alias: from here on only that is used, in answers, in
+        counts and by groups."""
+        name = self.routes.name(request.model)
+        return request if name == request.model else replace(request, model=name, alias=request.model)
+
+    def route(self, asked: str, caller: Caller) -> Route:
+        """The route of the model of this name or alias. Raises UnknownModel also if the caller may not use it;
+        Unavailable as long as no routes were received at all."""
+        name = self.routes.name(asked)
+        caller.check_model(name, asked if asked != name else "")
+        return self.routes.get(name)
+
+    def known(self, asked: str, caller: Caller) -> str:
+        """The own name of a model that exists and that the caller may use by this name or alias; else empty."""
+        name = self.routes.name(asked)
+        return name if caller.may_use(name, asked if asked != name else "") and self.routes.has(name) else ""
 
     def wakes(self, model: str) -> bool:
         """Whether a request for the model waits for it to come up: no group has it up, by the last routes."""
@@ -229,6 +249,8 @@ class Serving:
         try:
             if prompt.tokens is not None:
                 return prompt.tokens
+            if prompt.pair is not None:
+                return await run(characters, tokenizer.encode_pair, prompt.pair.query, prompt.pair.document)
             if prompt.messages is not None:
                 return await run(characters, tokenizer.chat, prompt.messages, prompt.template_options, most)
             text = prompt.text or ""
@@ -305,11 +327,12 @@ class Serving:
         """The jobs of one prompt, checked against its model. `ends`: further token ids that end an answer, as in
         SGLang's own server, whose scheduler knows the tokenizer; engines here know config.json. Raises BadField."""
         model = route.model
-        room = _room(request, model, ids)
-        unknown = [id for id in request.sampling.stop_token_ids if id < 0 or id >= model.vocab_size > 0]
-        if unknown:
-            # An engine would write to this id's place in a row of logits.
-            raise BadField(f"Token id {unknown[0]} is not in the model's vocabulary.", "stop_token_ids")
+        room = _room(request, model, ids, request.field_of(index))
+        for field in ("stop_token_ids", "label_token_ids"):
+            unknown = [id for id in getattr(request.sampling, field) if id < 0 or id >= model.vocab_size > 0]
+            if unknown:
+                # An engine would use this id's place in a row of logits.
+                raise BadField(f"Token id {unknown[0]} is not in the model's vocabulary.", field)
         asked = request.sampling
         if self._models_defaults:
             asked = sampling_defaults.filled(asked, request.left_open, model)
@@ -348,22 +371,47 @@ class Serving:
         return jobs
 
 
-def _room(request: Request, model: common_pb2.ModelSpec, ids: Sequence[int]) -> int:
-    """Number of tokens that the context leaves for an answer to `ids`. Raises BadField if there are none, or `ids` is
-    no prompt."""
+def _reasons(request: Request) -> bool:
+    """Whether it matters for the answers that the model reasons."""
+    return request.separates or (request.thinks and request.sampling.WhichOneof("grammar") is not None)
+
+
+def _hold_to(tools: Tools, sampling: common_pb2.Sampling, wanted: Wanted) -> None:
+    """Sets the grammar of an answer that may call tools, where that depends on how the model writes its calls. Raises
+    BadField."""
+    form = calls.FORMATS.get(wanted.tools)
+    if tools.answer is not None:
+        if form is None:
+            raise BadField("'response_format' beside 'tools' is not supported for this model.", "response_format")
+        sampling.ebnf = tools_grammar.of(tools, form)
+    elif not tools.must and tools.strict and form is not None and form.mark:
+        sampling.structural_tag = tools_grammar.of_strict_calls(tools, form)
+
+
+def _think_first(job: AnswerJob, wanted: Wanted, tokenizer: Tokenizer) -> None:
+    """Lets the model reason before its answer has to follow a grammar."""
+    if job.sampling.WhichOneof("grammar") is None:
+        return
+    where = reasoning_state(wanted, tokenizer, job.token_ids)
+    begun = where is ReasoningState.BEGUN
+    if where is not ReasoningState.OVER and wanted.answer and (begun or wanted.begin):
+        structural_tags.after_reasoning(job.sampling, wanted.begin, wanted.answer, begun=begun)
+
+
+def _room(request: Request, model: common_pb2.ModelSpec, ids: Sequence[int], field: str) -> int:
+    """Number of tokens that the context leaves for an answer to `ids`, which came from `field`. Raises BadField if
+    there are none, or `ids` is no prompt."""
     if not ids:
-        raise BadField("The prompt has no tokens.", request.prompt_field)
+        raise BadField("The prompt has no tokens.", field)
     if model.vocab_size and max(ids) >= model.vocab_size:
-        raise BadField(
-            f"Token id {max(ids)} is not in the model's vocabulary of {model.vocab_size}.", request.prompt_field
-        )
+        raise BadField(f"Token id {max(ids)} is not in the model's vocabulary of {model.vocab_size}.", field)
     room = model.context_tokens - len(ids)
     alone = request.embeds or request.sampling.prompt_only
     if room < (0 if alone else 1):
         answer = "" if alone else ", of which one must be left for the answer"
         raise BadField(
             f"The prompt has {counted(len(ids), 'token')}; the model's context is {model.context_tokens}{answer}.",
-            request.prompt_field,
+            field,
             "context_length_exceeded",
         )
     return room

@@ -102,7 +102,8 @@ async def build(service: Service) -> None:
     leaving = GracefulExit(residents, dispatcher.all_requests, lambda: changes.set(None))
 
     def compiles(model: str) -> bool:
-        resident = residents.get(model)
+        adapter = residents.adapter(model)
+        resident = residents.get(model if adapter is None else adapter.base)
         return resident is not None and bool(kinds.KINDS[activation.kind_of(resident)].grammar_sandbox)
 
     intake = Intake(dispatcher, GrammarSandbox(), compiles)

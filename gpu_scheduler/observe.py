@@ -85,10 +85,8 @@ async def follow_loader(
         if catalogue is None:
             continue
         images.clear()
-        residents.listed.clear()
+        residents.heard_catalogue({entry.model.name: entry.model for entry in catalogue.entries if not entry.error})
         for entry in catalogue.entries:
-            if not entry.error:
-                residents.listed[entry.model.name] = entry.model
             if entry.has_image or entry.on_disk:
                 images[entry.model.name] = [entry.image_checksum, *entry.other_checksums]
         residents.readings = {entry.model.name: entry.reading for entry in catalogue.entries}

@@ -14,9 +14,16 @@ from itertools import pairwise
 from typing import Any
 
 from gpu_scheduler.engines.engine import EngineProcess
+from gpu_scheduler.policy.adapter_room import PoolShape
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.rpc.watch import Watched
 from services.telemetry.spans import UNTRACED, Span
+
+
+def pool_of(spec: common_pb2.ModelSpec) -> PoolShape:
+    """Room for adapters with which a model is loaded."""
+    return PoolShape.of(spec.adapters.slots, spec.adapters.rank, spec.adapters.modules)
+
 
 Images = dict[str, list[str]]
 """By model whose weights the loader holds: the checksums of their parts, by rank."""
@@ -109,6 +116,11 @@ class Resident:
         """Seconds since it became active; 0 while it is not."""
         return time.monotonic() - self.active_at if self.residency == common_pb2.ACTIVE else 0.0
 
+    def takes(self, adapter: common_pb2.Adapter) -> bool:
+        """Whether its engine has, or will have, room for an adapter."""
+        spec = self.spec if self.engine is None or self.loaded is None else self.loaded[0]
+        return pool_of(spec).covers(PoolShape.of(0, adapter.rank, adapter.modules))
+
     def step_seconds(self) -> dict[str, float]:
         """Seconds that each step of the last activation took, by name."""
         seconds: dict[str, float] = {}
@@ -176,10 +188,24 @@ class Residents:
         own.generation = here
         return own
 
+    def adapter(self, name: str) -> common_pb2.Adapter | None:
+        """The adapter of this name in this node's catalogue; None: it is none."""
+        spec = self.listed.get(name)
+        return spec.adapter if spec is not None and spec.HasField("adapter") else None
+
+    def heard_catalogue(self, listed: dict[str, common_pb2.ModelSpec]) -> None:
+        """Takes in the entries without a fault of this node's catalogue. Engines let go of adapters that left it."""
+        before, self.listed = self.listed, listed
+        for name, spec in before.items():
+            if spec.HasField("adapter") and self.adapter(name) != spec.adapter:
+                resident = self._by_name.get(spec.adapter.base)
+                if resident is not None and resident.engine is not None:
+                    resident.engine.forget_adapter(spec.adapter)
+
     def is_outdated(self, resident: Resident) -> bool:
         """Whether the model's engine read something else than this node's catalogue lists now. Nodes may list a model
         with different contexts or types of KV, and placement sends one node's to all: that alone is no reason to load
-        it again."""
+        it again. An engine with more room for adapters than the catalogue's need now may stay."""
         now = self.listed.get(resident.spec.name)
         if resident.engine is None or resident.loaded is None or now is None:
             return False
@@ -188,6 +214,7 @@ class Residents:
             now.generation != told.generation
             or now.context_tokens not in (told.context_tokens, listed.context_tokens)
             or now.kv_dtype not in (told.kv_dtype, listed.kv_dtype)
+            or not (pool_of(told).covers(pool_of(now)) or pool_of(listed).covers(pool_of(now)))
         )
 
     def of_engine(self, engine: EngineProcess) -> Resident | None:

@@ -54,6 +54,7 @@ async def build(service: Service) -> None:
                 models.change(model.listed.name),
                 looking.retry_s(model),
                 capacity.why_none(model),
+                models.by_name,
             )
             for model in models.all()
         ]

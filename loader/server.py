@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from loader import wire
-from loader.catalogue.models import NodeModels
+from loader.catalogue.models import CatalogueModel, NodeModels
 from loader.catalogue.pins import Pins
 from loader.copies.jobs import JobProgress, Jobs, JobTarget
 from loader.copies.kv_copies import KvCopies
@@ -57,7 +57,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
     async def Inspect(self, request: loader_pb2.InspectRequest, context: Any) -> loader_pb2.Inspection:
         told = request.model
         listed = wire.listed(told) if told.path else self._models.get(told.name).listed
-        spec = wire.model_spec(await self._models.inspect(listed))
+        spec = self._spec(await self._models.inspect(listed))
         under_way = map(wire.under_way, self._jobs.of(told.name))
         return loader_pb2.Inspection(model=spec, entry=self._entry(told.name), under_way=under_way)
 
@@ -66,13 +66,13 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         return loader_pb2.LookResponse(entry=self._entry(request.model), changed=looked.changed)
 
     async def Add(self, request: loader_pb2.AddRequest, context: Any) -> common_pb2.ModelSpec:
-        return wire.model_spec(await self._models.add(wire.listed(request.model), wire.change(request.change)))
+        return self._spec(await self._models.add(wire.listed(request.model), wire.change(request.change)))
 
     async def Register(
         self, request: loader_pb2.RegisterRequest, context: Any
     ) -> AsyncIterator[loader_pb2.RegisterProgress]:
         model = await self._models.add(wire.listed(request.model))
-        yield loader_pb2.RegisterProgress(model=wire.model_spec(model))
+        yield loader_pb2.RegisterProgress(model=self._spec(model))
         entry = self._entry(request.model.name)
         if request.prefetch or (entry is not None and entry.image_pinned):
             async with aclosing(self._image_jobs.prefetch(request.model.name)) as steps:
@@ -139,7 +139,10 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
     # --- pins
 
     async def Pin(self, request: loader_pb2.PinRequest, context: Any) -> loader_pb2.PinResponse:
-        self._capacity.check_pin(self._models.get(request.model))
+        model = self._models.get(request.model)
+        if model.listed.base:
+            raise Unmet(f"{request.model} is an adapter of {model.listed.base}, whose image can be pinned")
+        self._capacity.check_pin(model)
         await self._pins.add(request.model)
         return loader_pb2.PinResponse()
 
@@ -151,6 +154,10 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         if model is not None and model.listed.pinned:
             raise Unmet(f"{request.model} is listed as pinned")
         return loader_pb2.UnpinResponse()
+
+    def _spec(self, model: CatalogueModel) -> common_pb2.ModelSpec:
+        """A model, of the catalogue or not, as it is, or would be, among the catalogue's."""
+        return wire.model_spec(model, {**self._models.by_name, model.listed.name: model})
 
     def _entry(self, name: str) -> loader_pb2.Entry | None:
         """The entry of a model in the catalogue as callers see it now; None if it has none."""

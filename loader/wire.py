@@ -9,7 +9,7 @@ import pydantic
 from google.protobuf.message import DecodeError
 
 from loader.catalogue.catalogue import CatalogueEntry, Name
-from loader.catalogue.models import CatalogueModel
+from loader.catalogue.models import CatalogueModel, Models, adapter_fault, adapter_room
 from loader.copies.jobs import CopyJob, JobProgress, Result
 from loader.images.disk import StoredImage
 from loader.images.image_memory import Image
@@ -42,6 +42,8 @@ def listed(message: common_pb2.ModelListing) -> CatalogueEntry:
             task=message.task,  # type: ignore[arg-type]  # likewise
             unverified=message.unverified,
             kv_dtype=message.kv_dtype,  # type: ignore[arg-type]  # likewise
+            aliases=tuple(message.aliases),
+            base=message.base,
         )
     except pydantic.ValidationError as error:
         wrong = [f"{fault.key}: {fault.what}" if fault.at else fault.what for fault in faults(error)]
@@ -81,10 +83,47 @@ def listing(listed: CatalogueEntry) -> common_pb2.ModelListing:
         task=listed.task,
         unverified=listed.unverified,
         kv_dtype=listed.kv_dtype,
+        aliases=listed.aliases,
+        base=listed.base,
     )
 
 
-def model_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
+def model_spec(model: CatalogueModel, models: Models | None = None) -> common_pb2.ModelSpec:
+    """A model among these `models`: with room for its adapters there. An adapter is as its base, but for what is its
+    own."""
+    models = models or {}
+    if model.listed.base:
+        return _adapter_spec(model, models)
+    spec = _own_spec(model)
+    if (room := adapter_room(model, models)) is not None:
+        spec.weights_bytes += room.nbytes
+        spec.adapters.slots, spec.adapters.rank, spec.adapters.bytes = room.slots, room.rank, room.nbytes
+        spec.adapters.modules.extend(room.modules)
+    return spec
+
+
+def _adapter_spec(model: CatalogueModel, models: Models) -> common_pb2.ModelSpec:
+    listed, found, base = model.listed, model.adapter, models.get(model.listed.base)
+    spec = common_pb2.ModelSpec(name=listed.name, path=listed.path)
+    if found is not None and base is not None and not adapter_fault(model, models):
+        spec = model_spec(base, models)
+        spec.name, spec.weights_bytes = listed.name, found.elements * model.sizes.dtype_bytes
+        for name in ("floor_bytes", "quota_bytes", "pinned", "aliases"):
+            spec.ClearField(name)  # type: ignore[arg-type]
+        spec.tool_parser = listed.tool_parser or spec.tool_parser
+        spec.reasoning_parser = listed.reasoning_parser or spec.reasoning_parser
+    spec.aliases.extend(listed.aliases)
+    if listed.ttft_ms or listed.tpot_ms:
+        spec.default_slo.CopyFrom(common_pb2.Slo(ttft_ms=listed.ttft_ms, tpot_ms=listed.tpot_ms))
+    spec.adapter.CopyFrom(common_pb2.Adapter(name=listed.name, base=listed.base, path=listed.path))
+    if found is not None:
+        spec.adapter.generation, spec.adapter.rank = found.generation, found.rank
+        spec.adapter.modules.extend(each.name for each in found.linears)
+    return spec
+
+
+def _own_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
+    """What a model's own entry and files say."""
     spec = common_pb2.ModelSpec(
         name=model.listed.name,
         path=model.listed.path,
@@ -96,6 +135,7 @@ def model_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
         devices=model.listed.devices,
         tool_parser=model.listed.tool_parser,
         reasoning_parser=model.listed.reasoning_parser,
+        aliases=model.listed.aliases,
         kv_dtype=model.listed.kv_dtype,
     )
     found = model.checkpoint
@@ -114,6 +154,12 @@ def model_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
             spec.embedding.dimensions = made.dimensions
             spec.embedding.shortens = made.shortens
             spec.embedding.shorter.extend(made.shorter)
+            spec.embedding.pooling = made.pooling
+        if found.reranker is not None:
+            spec.reranker.SetInParent()
+            for name, value in vars(found.reranker).items():
+                if value is not None:
+                    setattr(spec.reranker, name, value)
         for name, value in vars(found.sampling).items():
             if value is not None:
                 setattr(spec.sampling, name, value)
@@ -128,13 +174,15 @@ def entry(
     change: int = 0,
     retry_s: float = 0.0,
     no_image: str = "",
+    models: Models | None = None,
 ) -> loader_pb2.Entry:
-    """A model's entry. `parts` and `stored` are the parts of its image in host memory and on disk, by rank. An image
-    that is not whole, or of another generation than the checkpoint's, is not shown: nothing that starts now can use it.
-    `change`: the number of the call that added it. `retry_s`, in seconds, and `no_image`: see protos/loader.proto."""
+    """A model's entry in a catalogue of these `models`. `parts` and `stored` are the parts of its image in host memory
+    and on disk, by rank. An image that is not whole, or of another generation than the checkpoint's, is not shown:
+    nothing that starts now can use it. `change`: the number of the call that added it. `retry_s`, in seconds, and
+    `no_image`: see protos/loader.proto."""
     shown = loader_pb2.Entry(
-        model=model_spec(model),
-        error=model.error,
+        model=model_spec(model, models),
+        error=adapter_fault(model, models or {}) if model.listed.base else model.error,
         image_pinned=image_pinned,
         retry_s=retry_s,
         reading=model.reading,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from typing import TypeVar
 
 import grpc
 
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
+from services.errors import NotFound, Unmet
 from services.rpc import rpc
 from services.rpc.status import from_rpc
 from services.rpc.watch import follow_stream
 
 T = TypeVar("T")
+_AGAIN_S = 0.05
 
 
 class PlacementClient:
@@ -42,6 +45,35 @@ class PlacementClient:
         request = placement_pb2.ActivateRequest(model=model, ttft_left_ms=ttft_left_ms)
         return (await self._ask(self._stub.Activate(request))).place
 
+    async def until_active(self, model: str) -> str:
+        """Name of the group on which a model that was activated is active, once it is. Raises Unmet if its activation
+        has failed, NotFound if the model was removed meanwhile."""
+        was_waking = False
+        async for routes in self.watch_routes():
+            if routes is None:
+                continue
+            route = next((route for route in routes.routes if route.model.name == model), None)
+            if route is None:
+                raise NotFound(f"{model} was removed while it woke")
+            if route.residency == common_pb2.ACTIVE:
+                return route.places[0].group  # type: ignore[no-any-return]
+            if route.residency == common_pb2.ERROR:
+                raise Unmet(f"{model}: {route.error}")
+            if was_waking and route.residency != common_pb2.WAKING:
+                outcome = await self._outcome(model)
+                if not outcome.startswith("done"):
+                    raise Unmet(f"{model} did not come up: {outcome}")
+            was_waking = was_waking or route.residency == common_pb2.WAKING
+        raise AssertionError("routes are followed for ever")
+
+    async def _outcome(self, model: str) -> str:
+        """Outcome of the last decision about the model, once it has one: routes change a moment before."""
+        while True:
+            (last,) = await self.explain(model, 1)
+            if last.outcome != "under way":
+                return last.outcome  # type: ignore[no-any-return]
+            await asyncio.sleep(_AGAIN_S)
+
     async def explain(self, model: str = "", limit: int = 0) -> list[placement_pb2.Decision]:
         return list((await self.explanation(model, limit)).decisions)
 
@@ -61,6 +93,11 @@ class PlacementClient:
         """Removes a model. Returns when its engines have released it. Raises NotFound, Conflict, and without `force`
         Unmet for a model that is pinned or has requests."""
         await self._ask(self._stub.RemoveModel(placement_pb2.RemoveModelRequest(name=name, force=force)))
+
+    async def pin(self, model: str, pinned: bool) -> None:
+        """Pins a model's image in host memory, or takes that back. Idempotent. Raises NotFound, Refused with the
+        arithmetic, and Unmet for a model that is listed as pinned."""
+        await self._ask(self._stub.PinImage(placement_pb2.PinImageRequest(model=model, pinned=pinned)))
 
     async def evict(self, model: str, target: common_pb2.Residency) -> common_pb2.Residency:
         """Brings a model down, and returns the residency that it has then: a model without an image can neither

@@ -15,7 +15,7 @@ from placement.cluster.loaders import Loaders
 from placement.cluster.routes import Routes
 from placement.view import cluster_view, drained_view, prospect_view
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
-from services.errors import Unavailable
+from services.errors import Unavailable, Unmet
 from services.runtime import tasks
 
 NAME = "prism.placement.v1.Placement"
@@ -61,25 +61,44 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
             yield routes
 
     async def Activate(self, request: placement_pb2.ActivateRequest, context: Any) -> placement_pb2.ActivateResponse:
-        group = await self._reconciler.activate(request.model)
+        adapter = self._cluster.adapters.get(request.model)
+        if adapter is not None and adapter.error:
+            raise Unmet(f"{request.model}: {adapter.error}")
+        group = await self._reconciler.activate(request.model if adapter is None else adapter.model.adapter.base)
         return placement_pb2.ActivateResponse(place=placement_pb2.Place(group=group.name, address=group.address))
 
     async def Explain(self, request: placement_pb2.ExplainRequest, context: Any) -> placement_pb2.ExplainResponse:
-        answer = placement_pb2.ExplainResponse(decisions=self._history.last(request.model, request.limit))
-        prospect = self._reconciler.prospect(request.model) if request.model else None
+        adapter = self._cluster.adapters.get(request.model)
+        model = request.model if adapter is None else adapter.model.adapter.base
+        answer = placement_pb2.ExplainResponse(decisions=self._history.last(model, request.limit))
+        prospect = self._reconciler.prospect(model) if model else None
         if prospect is not None:
             answer.prospect.CopyFrom(prospect_view(*prospect))
         return answer
 
     async def AddModel(self, request: placement_pb2.AddModelRequest, context: Any) -> placement_pb2.AddModelResponse:
         seen = await self._loaders.inspect(request.model)
-        self._reconciler.check_fits(seen)
+        self._check_fits(seen)
         if request.check_only:
             return placement_pb2.AddModelResponse(model=seen)
         spec = await self._loaders.add(request.model)
-        await self._cluster.until(lambda: (entry := self._cluster.entry(spec.name)) is not None and entry.model == spec)
+        await self._cluster.until(
+            lambda: (entry := self._cluster.listed(spec.name)) is not None and entry.model == spec
+        )
         await self._without_error(spec.name)
         return placement_pb2.AddModelResponse(model=spec)
+
+    def _check_fits(self, spec: common_pb2.ModelSpec) -> None:
+        """Raises Unmet with the arithmetic if no group could hold the model even alone; of an adapter, its base with
+        the room for it."""
+        base = self._cluster.entry(spec.adapter.base)
+        if base is None:
+            self._reconciler.check_fits(spec)
+            return
+        wanted = common_pb2.ModelSpec()
+        wanted.CopyFrom(base.model)
+        wanted.weights_bytes += spec.adapters.bytes - base.model.adapters.bytes
+        self._reconciler.check_fits(wanted)
 
     async def _without_error(self, model: str) -> None:
         """Returns when no group has the model in error any more: their loaders tell them that its files were read
@@ -93,6 +112,13 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
     async def RemoveModel(
         self, request: placement_pb2.RemoveModelRequest, context: Any
     ) -> placement_pb2.RemoveModelResponse:
+        if request.name in self._cluster.adapters:
+            await _to_its_end(self._remove_adapter(request.name), f"remove {request.name}")
+            return placement_pb2.RemoveModelResponse()
+        adapters = self._cluster.adapters_of(request.name)
+        if adapters and not request.force:
+            raise Unmet(f"{request.name} is the base of {', '.join(adapters)}: it is removed after them, or by force")
+
         async def remove() -> None:
             async with self._reconciler.removing(request.name, request.force):
                 await self._loaders.remove(request.name)
@@ -113,6 +139,19 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
 
         await _to_its_end(remove(), f"remove {request.name}")
         return placement_pb2.RemoveModelResponse()
+
+    async def _remove_adapter(self, name: str) -> None:
+        """Takes an adapter out of all catalogues; groups, which hear of it too, have their engines let go of it."""
+        await self._loaders.remove(name)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._gone_s):
+                await self._cluster.until(lambda: name not in self._cluster.adapters)
+                return
+        raise Unavailable(f"{name} is not gone after {self._gone_s:g} s: a node's catalogue lists it; ask again")
+
+    async def PinImage(self, request: placement_pb2.PinImageRequest, context: Any) -> placement_pb2.PinImageResponse:
+        await self._loaders.pin_image(request.model, request.pinned)
+        return placement_pb2.PinImageResponse()
 
     async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:
         async def evict() -> EvictionOutcome:

@@ -1,5 +1,5 @@
-"""A small random checkpoint of every model class that engines on CPUs serve (`loader/checkpoints/classes.py`): a line
-each."""
+"""A small random checkpoint of every model class that engines on CPUs serve (`loader/checkpoints/classes.py`): an
+entry each."""
 
 from __future__ import annotations
 

@@ -116,8 +116,11 @@ ROOMS = {
     ),
     "placement": ("policy", "cluster", "planning", "actuation"),
     "placement.policy": ("lifecycle", "assignment"),
-    "deploy": ("monitoring", "hub", "local"),
-    "gateway": ("schemas", "http", "access", "tools", "text", "parsing", "routing", "openai", "anthropic", "ui"),
+    "deploy": ("monitoring", "hub", "node", "local"),
+    "gateway": (
+        *("schemas", "http", "access", "tools", "text", "parsing", "routing"),
+        *("openai", "anthropic", "admin", "ui"),
+    ),
 }
 """Rooms of each package, lowest first: a file imports from its own room, and from those before it."""
 

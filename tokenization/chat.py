@@ -41,6 +41,11 @@ _IN_SETTINGS = "chat_template of tokenizer_config.json"
 _HELLO = {"role": "user", "content": "hello"}
 _IN_A_PART = {"role": "user", "content": [{"type": "text", "text": "hello"}]}
 _BRIEFED = {"role": "system", "content": "Be brief."}
+_PAIRS: Sequence[Sequence[Message]] = (
+    [{"role": "query", "content": "hello?"}, {"role": "document", "content": "hello"}],
+    [_HELLO, _HELLO],
+)
+"""The plainest there is for templates of rerankers."""
 _PLAINEST: Sequence[Sequence[Message]] = ([_HELLO], [_BRIEFED, _HELLO], [_IN_A_PART], [_BRIEFED, _IN_A_PART])
 """The plainest chat there is, in the forms that templates may want."""
 _LONGEST_WHY = 300
@@ -98,7 +103,7 @@ class Template:
         if isinstance(self._hf.chat_template, dict) and "default" not in self._hf.chat_template:
             return f"none of its templates ({', '.join(self._hf.chat_template)}) is named default"
         first = None
-        for messages in _PLAINEST:
+        for messages in (*_PLAINEST, *_PAIRS):
             try:
                 self.render(messages, {})
             except Exception as error:  # also what is not the messages' fault

@@ -66,6 +66,13 @@ class Tokenizer:
             return ids
         return list(self._hf.encode(text, add_special_tokens=special))
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts as the tokenizer puts them together for a model that compares them."""
+        if self._rust is not None:
+            ids: list[int] = self._rust.encode_batch_fast([(first, second)], add_special_tokens=True)[0].ids
+            return ids
+        return list(self._hf.encode(first, second))
+
     def _find_longest(self) -> int:
         """Characters of the longest token; 0 where a text may become shorter before it is cut into tokens."""
         strips = any(token.lstrip or token.rstrip for token in self._hf.added_tokens_decoder.values())

@@ -133,8 +133,8 @@ class _Fence:
 
 class CudaMapper:
     """Maps extents of a GPU's memory into this process, one by one. Giving access to an extent is what takes time: 28
-    us, whatever its size, and no less for several in one call. While copies run, it takes as long as half of the bytes
-    take that are under way."""
+    us, whatever its size, and no less for several in one call. While copies run, it takes half of the time
+    that the bytes under way still need."""
 
     page_bytes = PAGE_BYTES
 

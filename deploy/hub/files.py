@@ -14,7 +14,7 @@ _POOLING = re.compile(r"[^/]+/config\.json")
 """Configurations of a sentence-transformers model's modules, each in a folder of its own."""
 _MODULES = "modules.json"
 _OTHERS = {
-    "adapter_config.json": "it is an adapter (LoRA), not a whole model: merge it into its model",
+    "adapter_config.json": "it is an adapter (LoRA), not a whole model: list its folder in a catalogue, with base",
     "model_index.json": "it is a pipeline of diffusers, not a model of text",
     "params.json": "it has its publisher's own format (params.json) only",
 }

@@ -13,19 +13,24 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from deploy import engine_packages, places
 from deploy.hub import names
 from deploy.local import bundled, kernels, sizing
-from deploy.local.devices import groups, host_bytes_for_images, host_bytes_free
+from deploy.local.devices import Group, first, groups, host_bytes_for_images, host_bytes_free
 from deploy.local.hub_models import fetched
 from deploy.local.introduction import introduction
-from deploy.local.models import named, read_all, write_catalogue
+from deploy.local.models import described, named, read_all, write_catalogue
 from deploy.local.processes import LocalSystem, StartFailed
-from deploy.local.topology import GPU_DTYPE_BYTES, Local
+from deploy.local.topology import Local
 from deploy.local.warming import Warming, WatchedGroup
+from deploy.node.description import NodeDescription
+from deploy.node.reading import read
+from deploy.node.services import GPU_DTYPE_BYTES
+from deploy.node.targets import SERVE
 from gateway.access import cors
 from loader.catalogue import catalogue
 from placement.client import PlacementClient
@@ -36,7 +41,6 @@ from services.wording import addresses
 
 _GPU_ENGINES = 16
 """The most engine processes of a GPU, hibernating ones included."""
-_HTTP = "127.0.0.1:8000"
 KERNELS = places.cache() / "kernels"
 """Folder of compiled kernels of engines on GPUs."""
 
@@ -82,15 +86,20 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
         "--catalogue", type=Path, metavar="FILE", help="a TOML file of models instead, with their targets"
     )
     parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="prism.toml, a description of all of this (examples/prism.toml); what is said here goes before it",
+    )
+    parser.add_argument(
         "--device",
-        default="cpu",
         metavar="D",
         help='"cpu" (the default), "cuda" for all GPUs, or '
         '"cuda:0,cuda:1+cuda:2": the last two together serve models with devices = 2',
     )
     parser.add_argument("--host", help="address that the HTTP API listens on (default 127.0.0.1: this machine alone)")
     parser.add_argument("--port", type=int, help="its port (default 8000)")
-    parser.add_argument("--http", default=_HTTP, metavar="HOST:PORT", help="both in one (default %(default)s)")
+    parser.add_argument("--http", metavar="HOST:PORT", help="both in one")
     parser.add_argument(
         "--cors-origin",
         action="append",
@@ -100,12 +109,14 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
         help='pages that may read answers in a browser, as "http://localhost:3000", or "*" for all; may be given again',
     )
     parser.add_argument(
+        "--keys-file", type=Path, metavar="FILE", help="API keys (prismctl keys new); default: none are needed"
+    )
+    parser.add_argument(
         "--state",
         type=Path,
-        default=places.state(),
         metavar="FOLDER",
-        help="sockets, logs and configuration files go here (default %(default)s); logs of the run before stay as "
-        "NAME.log.previous",
+        help=f"sockets, logs and configuration files go here (default {places.state()}); logs of the run before stay "
+        "as NAME.log.previous",
     )
     parser.add_argument(
         "--device-mib",
@@ -117,21 +128,24 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
     parser.add_argument(
         "--idle-s",
         type=float,
-        default=1.0,
-        help="a model idle for longer may be evicted when another needs its memory",
+        help="a model idle for longer may be evicted when another needs its memory (default 1)",
     )
     parser.add_argument(
         "--traces", action="store_true", help="to OTEL_EXPORTER_OTLP_ENDPOINT, http://localhost:4318 if not set"
     )
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
     options = parser.parse_args(given)
     options.models += options.more
     if options.models and options.catalogue is not None:
         parser.error("a model is named, and --catalogue is given: the catalogue has the models")
+    if options.config and options.catalogue is not None:
+        parser.error("--config and --catalogue are given: each has the models")
     if options.name is not None:
         if len(options.models) != 1 or "=" in options.models[0]:
             parser.error("--name is for one model; of several, each is given its own as NAME=MODEL")
         options.models = [f"{options.name}={options.models[0]}"]
+    node = read(options.config, SERVE) if options.config else NodeDescription()
+    options.http = options.http or node.http
     host, port = addresses.host_and_port(options.http) if _is_address(options.http) else ("", 0)
     host, port = options.host or host, port if options.port is None else options.port
     options.http = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -143,7 +157,21 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
         cors.alone(options.cors_origin)
     except (Invalid, ValueError) as error:
         parser.error(f"argument --cors-origin: {error}" if isinstance(error, ValueError) else str(error))
+    options.entries = {} if options.models else {entry["name"]: entry for entry in node.entries()}
+    options.models = options.models or described(node)
+    options.state = options.state or (Path(node.state) if node.state else places.state())
+    options.groups = None if options.device or options.device_mib else _sized(node)
+    options.device = options.device or node.wanted or (first() if options.config else "cpu")
+    common = {"log_level": options.log_level or node.log_level, "traces": options.traces or node.traces}
+    keys_file = str(options.keys_file.resolve()) if options.keys_file is not None else node.keys_file
+    options.node = node.model_copy(update={**common, "keys_file": keys_file})
     return options
+
+
+def _sized(node: NodeDescription) -> list[Group] | None:
+    """The groups of a description, if they are CPU devices, whose sizes it gives; None: the machine has them."""
+    sizes = [{name: settings.get("capacity_bytes") for name, settings in group.items()} for group in node.groups]
+    return sizes if node.wanted and all(name.startswith("cpu:") for group in sizes for name in group) else None
 
 
 def _is_address(text: str) -> bool:
@@ -177,7 +205,7 @@ async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy
     if not catalogue_path.is_file():
         say(f"no catalogue at {catalogue_path}")
         return 1
-    there = groups(options.device, options.device_mib or sizing.SMALL)
+    there = options.groups or groups(options.device, options.device_mib or sizing.SMALL)
     try:
         state.mkdir(parents=True, exist_ok=True)
         lock = open(state / "lock", "w")
@@ -197,17 +225,8 @@ async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy
         return 1
     for old in (state / "logs").glob("*.log"):
         old.replace(old.with_suffix(".log.previous"))
-    local = Local(
-        state=state,
-        catalogue=catalogue_path.resolve(),
-        http=options.http,
-        devices={device: size for group in there for device, size in group.items()},
-        groups=tuple(tuple(group) for group in there),
-        idle_s=options.idle_s,
-        log_level=options.log_level,
-        traces=options.traces,
-        gateway={"cors_origins": options.cors_origin} if options.cors_origin else {},
-    )
+    local = Local(state=state, catalogue=catalogue_path.resolve(), http=options.http, **_settings(options))
+    local = local.with_groups(there)
     local = local.with_(host_capacity_bytes=host_bytes_for_images(on_gpus=local.on_gpus))
     if local.on_gpus:
         local = local.with_(engines=_GPU_ENGINES)
@@ -221,7 +240,8 @@ async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy
         if stop.is_set():
             return 130
         local = local.with_(catalogue=state / "models.toml")
-        faults = write_catalogue(models, local.catalogue, GPU_DTYPE_BYTES if local.on_gpus else 4)
+        dtype_bytes = GPU_DTYPE_BYTES if local.on_gpus else 4
+        faults = write_catalogue(models, local.catalogue, dtype_bytes, options.entries)
         for name, fault in faults.items():
             say(f"{name} cannot be served, the others are: {fault}")
     else:
@@ -230,7 +250,7 @@ async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy
         except ValueError as error:
             say(f"no catalogue that can be used: {error}")
             return 1
-    if not local.on_gpus and options.device_mib is None:
+    if not local.on_gpus and options.device_mib is None and options.groups is None:
         sized = sizing.sized(read_all(local.catalogue), host_bytes_free())
         local = local.with_groups(groups("cpu", sized.mib))
         if sized.needed_mib:
@@ -267,6 +287,26 @@ async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy
         await system.end()
         say("everything has ended")
     return 0
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Fields of a local system, from its description and the command line, which goes before it."""
+    node: NodeDescription = options.node
+    own = {kind: dict(settings) for kind, settings in node.own(node.keys_file).items()}
+    if options.cors_origin:
+        own["gateway"]["cors_origins"] = options.cors_origin
+    if options.idle_s is not None:
+        own["placement"]["idle_s"] = options.idle_s
+    if node.grpc:
+        own["gateway"]["listen"] = node.grpc
+    devices = {name: settings for group in node.groups for name, settings in group.items()}
+    return {
+        "log_level": node.log_level,
+        "traces": node.traces,
+        "metrics_port": node.metrics_port or 0,
+        "device_settings": devices,
+        **own,
+    }
 
 
 async def _warm(local: Local, system: LocalSystem, stopping: asyncio.Task[bool]) -> Mapping[str, str]:

@@ -35,6 +35,15 @@ def groups(wanted: str, cpu_mib: Sequence[Sequence[int]]) -> list[Group]:
     return [dict.fromkeys(group) for group in named]
 
 
+def first() -> str:
+    """The first GPU, or "cpu" where none can be used."""
+    try:
+        _gpus()
+    except Unavailable:
+        return "cpu"
+    return "cuda:0"
+
+
 def _gpus() -> int:
     try:
         from balloond.backends import cuda_hardware

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from deploy.local import bundled
-from deploy.local.topology import GPU_LOADER
+from deploy.node.description import NodeDescription
+from deploy.node.services import GPU_LOADER
 from loader.catalogue import catalogue
 from loader.catalogue.models import CatalogueModel, Sizes, read_model
 from loader.checkpoints import checkpoint
@@ -41,10 +43,23 @@ def named(argument: str) -> tuple[str, Path]:
     return (name if given and name else folder.name), folder
 
 
-def write_catalogue(models: Sequence[str], path: Path, dtype_bytes: int) -> Mapping[str, str]:
-    """Writes a catalogue file at `path` that lists the models ("PATH" or "NAME=PATH"). Returns, by name, the faults of
-    models that cannot be served: the loader finds them too, and the others are served. Raises Invalid with a line for
-    each if none can be served, and with one line for a name that is not allowed or comes twice."""
+def described(node: NodeDescription) -> list[str]:
+    """The models of a description: "NAME=PATH", or "NAME=ORG/NAME" of the hub where there is no such folder."""
+    found = []
+    for model, entry in zip(node.models, node.entries(), strict=True):
+        there = os.path.exists(entry["path"])
+        path = bundled.path_of(model.path) if not there and model.path in bundled.BUNDLED else entry["path"]
+        found.append(f"{model.called}={path if there or model.hub_model is None else model.hub_model}")
+    return found
+
+
+def write_catalogue(
+    models: Sequence[str], path: Path, dtype_bytes: int, more: Mapping[str, Mapping[str, Any]] | None = None
+) -> Mapping[str, str]:
+    """Writes a catalogue file at `path` that lists the models ("PATH" or "NAME=PATH"). `more`: by name, what
+    else it says of a model. Returns, by name, the faults of models that cannot be served: the loader finds them too,
+    and the others are served. Raises Invalid with a line for each if none can be served, and with one line for a name
+    that is not allowed or comes twice."""
     entries = [named(argument) for argument in models]
     _check_names(entries)
     faults = {name: fault for name, folder in entries if (fault := _fault(folder, dtype_bytes))}
@@ -54,14 +69,8 @@ def write_catalogue(models: Sequence[str], path: Path, dtype_bytes: int) -> Mapp
     if len(faults) == len(entries):
         raise Invalid("no model can be served:" + "".join(f"\n  {name}: {fault}" for name, fault in faults.items()))
     try:
-        # JSON's strings are TOML's, unless they have escapes: JSON escapes halves of characters.
-        path.write_text(
-            "".join(
-                f"[[model]]\nname = {json.dumps(name)}\npath = {json.dumps(str(folder), ensure_ascii=False)}\n"
-                for name, folder in entries
-            ),
-            encoding="utf-8",
-        )
+        listed = [{**(more or {}).get(name, {}), "name": name, "path": str(folder)} for name, folder in entries]
+        path.write_text(tomli_w.dumps({"model": listed}), encoding="utf-8")
         catalogue.read(path)
     except ValueError as error:
         raise Invalid(f"the models cannot be listed: {error}") from None

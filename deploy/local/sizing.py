@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from deploy.local.devices import MIB
-from loader.catalogue.models import CatalogueModel
+from loader.catalogue.models import CatalogueModel, Models, adapter_room
 from services.errors import Unavailable
 
 SMALL = ((27,), (13,))
@@ -34,11 +35,13 @@ def sized(models: Sequence[CatalogueModel], free_bytes: int) -> SizedDevices:
     spread over, which holds all of them at once; if that would be more than half of the host's `free_bytes`, the group
     is smaller and holds each of them alone. Models with an error are left out. Raises Unavailable if the host has not
     enough free for one of them."""
+    by_name = {model.listed.name: model for model in models}
     known = [model for model in models if model.checkpoint is not None]
-    if all(model.listed.devices == 1 and needed_mib(model) <= max(SMALL)[0] for model in known):
+    mib = {model.listed.name: needed_mib(model, by_name) for model in known}
+    if all(model.listed.devices == 1 and mib[model.listed.name] <= max(SMALL)[0] for model in known):
         return SizedDevices(SMALL)
-    largest = max(known, key=lambda model: needed_mib(model) * model.listed.devices)
-    most = needed_mib(largest) * largest.listed.devices
+    largest = max(known, key=lambda model: mib[model.listed.name] * model.listed.devices)
+    most = mib[largest.listed.name] * largest.listed.devices
     if most * MIB > free_bytes:
         raise Unavailable(
             f"{largest.listed.name} needs {most:,} MiB on the CPU, where weights and KV are float32, and the host has "
@@ -46,13 +49,16 @@ def sized(models: Sequence[CatalogueModel], free_bytes: int) -> SizedDevices:
             "--device-mib is taken as it is"
         )
     spreads = sorted({model.listed.devices for model in known})
-    each = {spread: [needed_mib(model) for model in known if model.listed.devices == spread] for spread in spreads}
+    each = {spread: [mib[model.listed.name] for model in known if model.listed.devices == spread] for spread in spreads}
     needed = sum(spread * sum(needs) for spread, needs in each.items())
     share = min(1 + _MORE, free_bytes / 2 / (needed * MIB))
     return SizedDevices([[max(int(share * sum(needs)), *needs)] * spread for spread, needs in each.items()], needed)
 
 
-def needed_mib(model: CatalogueModel) -> int:
-    """MiB that a model needs on each of its devices: weights, the KV of its longest request, its engine's quota."""
+def needed_mib(model: CatalogueModel, models: Models = MappingProxyType({})) -> int:
+    """MiB that a model needs on each of its devices: weights, room for its adapters among `models`, the KV of its
+    longest request, its engine's quota."""
     assert model.checkpoint is not None
-    return -(-(model.checkpoint.weights_bytes + model.floor_bytes + model.quota_bytes) // MIB)
+    room = adapter_room(model, models)
+    weights = model.checkpoint.weights_bytes + (0 if room is None else room.nbytes)
+    return -(-(weights + model.floor_bytes + model.quota_bytes) // MIB)

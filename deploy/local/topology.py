@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MIB = 1 << 20
-GPU_DTYPE_BYTES = 2
-GPU_LOADER = {"device_dtype_bytes": GPU_DTYPE_BYTES, "kv_extent_bytes": 8 * MIB, "engine_quota_bytes": 3 << 30}
-"""Settings of a loader for engines on GPUs: 16-bit weights and KV, extents of this size, and so many bytes for context,
-graphs and workspaces."""
+import tomli_w
+
+from deploy.node.services import MIB, Layout, merged, services
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,8 @@ class Local:
     """Device name -> capacity in bytes; None, on a GPU: what is free. The example models need 14.5, 11 and 14 MiB
     (weights, floor, quota): together about as much as there is, and the two large ones never fit at once, so that
     models balloon, leave and return in front of the user."""
+    device_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Device name -> further settings of it, of balloond."""
     groups: tuple[tuple[str, ...], ...] = ()
     """Groups of devices that serve models together, each model spread over all devices of its group; empty: each device
     is a group."""
@@ -63,6 +63,7 @@ class Local:
     """Settings `arbitration` of every gpu_scheduler."""
     gpu_scheduler: dict[str, Any] = field(default_factory=dict)
     """Further settings of every gpu_scheduler."""
+    balloond: dict[str, Any] = field(default_factory=dict)
     loader: dict[str, Any] = field(default_factory=dict)
     gateway: dict[str, Any] = field(default_factory=dict)
     placement: dict[str, Any] = field(default_factory=dict)
@@ -85,91 +86,47 @@ class Local:
 
     def processes(self) -> list[Process]:
         """The processes in the order of their start; writes their configuration files."""
+        layout = Layout(
+            run=str(self.state),
+            catalogue=str(self.catalogue),
+            node="local",
+            scheduler=lambda number, group: self.scheduler(group),
+            metrics=lambda number, name: f"127.0.0.1:{self.metrics_port + number}" if self.metrics_port else "",
+        )
+        sizes = {device: {} if size is None else {"capacity_bytes": size} for device, size in self.devices.items()}
+        groups = [
+            {device: {**self.device_settings.get(device, {}), **sizes[device]} for device in group}
+            for group in self.group_names.values()
+        ]
         keeper = str(self.state / "keeper.sock")
-        handoff = str(self.state / "handoff.sock")
-        common: dict[str, Any] = {"log_level": self.log_level, "log_format": "json"}
-        plan: list[Process] = [Process("keeper", "balloond.keeper", ("--socket", keeper), keeper)]
-        ports = iter(range(self.metrics_port, self.metrics_port + 100))
-
-        def add(name: str, module: str, after: tuple[str, ...], config: dict[str, Any]) -> None:
-            config = {"name": name, "listen": self.unix(name), **common, **config}
-            if self.metrics_port:
-                config["metrics"] = f"127.0.0.1:{next(ports)}"
-            path = self.state / f"{name}.toml"
-            path.write_text(to_toml(config))
-            plan.append(Process(name, module, ("--config", str(path)), config["listen"], after))
-
-        add(
-            "balloond",
-            "balloond",
-            ("keeper",),
-            {
-                "node": "local",
-                "handoff": handoff,
-                "keeper": keeper,
-                "devices": [
-                    {"name": name} | ({} if size is None else {"capacity_bytes": size})
-                    for name, size in self.devices.items()
-                ],
-            },
-        )
-        add(
-            "loader",
-            "loader",
-            ("balloond",),
-            {
-                "catalogue": str(self.catalogue),
-                "keeper": keeper,
-                "handoff": handoff,
-                "host_capacity_bytes": self.host_capacity_bytes,
-                **({**GPU_LOADER, "copy_devices": list(self.devices)} if self.on_gpus else {}),
-                **self.loader,
-            },
-        )
-        for group, devices in self.group_names.items():
-            add(
-                self.scheduler(group),
-                "gpu_scheduler",
-                ("balloond", "loader"),
-                {
-                    "group": group,
-                    "devices": list(devices),
-                    "balloond": self.unix("balloond"),
-                    "balloond_handoff": handoff,
-                    "loader": self.unix("loader"),
-                    "engines": {
-                        "kind": self.engine,
-                        "warm": self.warm,
-                        "limit": self.engines,
-                        "log_level": self.engine_log_level,
-                        "poison_fresh_pages": self.poison,
-                        "options": self.engine_options,
-                    },
-                    "arbitration": self.arbitration,
-                    "traces": self.traces,
-                    **self.gpu_scheduler,
-                },
-            )
-        groups = [self.scheduler(group) for group in self.group_names]
-        add(
-            "placement",
-            "placement",
-            ("loader", *groups),
-            {
-                "groups": [self.unix(group) for group in groups],
-                "loaders": [self.unix("loader")],
-                "balloond": [self.unix("balloond")],
-                "idle_s": self.idle_s,
-                **self.placement,
-            },
-        )
-        add(
-            "gateway",
-            "gateway",
-            ("placement",),
-            {"http": self.http, "placement": self.unix("placement"), "traces": self.traces, **self.gateway},
-        )
+        plan = [Process("keeper", "balloond.keeper", ("--socket", keeper), keeper)]
+        for service in services(groups, layout, self._own()):
+            path = self.state / f"{service.name}.toml"
+            path.write_text(tomli_w.dumps(service.settings))
+            listen = service.settings["listen"]
+            plan.append(Process(service.name, service.kind, ("--config", str(path)), listen, service.after))
         return plan
+
+    def _own(self) -> dict[str, dict[str, Any]]:
+        """Settings of each kind of service, beside how they find each other."""
+        engines = {
+            "kind": self.engine,
+            "warm": self.warm,
+            "limit": self.engines,
+            "log_level": self.engine_log_level,
+            "poison_fresh_pages": self.poison,
+            "options": self.engine_options,
+        }
+        made: dict[str, dict[str, Any]] = {
+            "loader": {"host_capacity_bytes": self.host_capacity_bytes},
+            "gpu_scheduler": {"engines": engines, "arbitration": self.arbitration, "traces": self.traces},
+            "placement": {"idle_s": self.idle_s},
+            "gateway": {"http": self.http, "traces": self.traces},
+        }
+        return {
+            kind: merged({"log_level": self.log_level, "log_format": "json", **made.get(kind, {})}, getattr(self, kind))
+            for kind in ("balloond", "loader", "gpu_scheduler", "placement", "gateway")
+        }
 
     def with_groups(self, groups: Sequence[Mapping[str, int | None]]) -> Local:
         """The same system on other devices: for each group, device name -> capacity in bytes."""
@@ -178,22 +135,3 @@ class Local:
 
     def with_(self, **changes: Any) -> Local:
         return dataclasses.replace(self, **changes)
-
-
-def to_toml(config: dict[str, Any]) -> str:
-    """The configuration as TOML, the little of it that these files need. Raises TypeError."""
-
-    def value(v: Any) -> str:
-        if isinstance(v, bool):
-            return str(v).lower()
-        if isinstance(v, (int, float)):
-            return repr(v)
-        if isinstance(v, str):
-            return '"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        if isinstance(v, dict):
-            return "{" + ", ".join(f'"{k}" = {value(x)}' for k, x in v.items()) + "}"
-        if isinstance(v, (list, tuple)):
-            return "[" + ", ".join(value(x) for x in v) + "]"
-        raise TypeError(f"{v!r} has no place in a configuration")
-
-    return "".join(f'"{key}" = {value(v)}\n' for key, v in config.items())

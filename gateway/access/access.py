@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 
 from gateway import errors
 from gateway.access.keys import Key, Keys
+from gateway.access.quota_storage import QuotaStorage
 from gateway.access.quotas import Charge, Quotas
 from gateway.errors import Denied, NoKey, UnknownModel
 from services.runtime.watched_files import Followed
@@ -46,18 +47,26 @@ class Caller:
         """Fields that the log lines of the request get."""
         return {} if self._key is None else {"key": self._key.name}
 
-    def may_use(self, model: str) -> bool:
-        return self._key is None or self._key.may_use(model)
+    def may_use(self, model: str, alias: str = "") -> bool:
+        """Whether the caller may ask for a model: by its name, or by `alias`."""
+        return self._key is None or self._key.may_use(model, alias)
 
-    def check_model(self, model: str) -> None:
+    def check_model(self, model: str, alias: str = "") -> None:
         """Raises UnknownModel if the key may not use the model: such a client does not learn that the model exists."""
-        if not self.may_use(model):
-            raise UnknownModel(model)
+        if not self.may_use(model, alias):
+            raise UnknownModel(alias or model)
 
     def check_admin(self) -> None:
         """Raises Denied if the key is not an admin's."""
         if self._key is not None and not self._key.admin:
             raise Denied(f"The key '{self._key.name}' is not an admin's.")
+
+    def check_steers(self) -> None:
+        """Raises Denied unless the caller has an admin's key. Without keys nobody has one: of a request that any page
+        in a browser can send, nobody knows that an operator wanted it."""
+        if self._key is None:
+            raise Denied("Models are steered with an admin's key, and this gateway has no keys_file.")
+        self.check_admin()
 
     def take_in_flight(self, count: int) -> None:
         """Counts `count` answers as being made. Raises TooMany."""
@@ -92,9 +101,10 @@ ANYBODY = Caller(None, Quotas())
 class Access:
     """The access rules of the keys that the file has now."""
 
-    def __init__(self, keys: Followed[Keys] | None) -> None:
+    def __init__(self, keys: Followed[Keys] | None, storage: QuotaStorage | None = None) -> None:
+        """`storage`: where what keys use is counted; left out: at this gateway."""
         self._keys = keys
-        self._quotas = Quotas()
+        self._quotas = Quotas(storage)
 
     def of_http(self, path: str, headers: Headers) -> Caller:
         """The caller of an HTTP request. Raises NoKey, Denied."""

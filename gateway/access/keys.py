@@ -35,17 +35,22 @@ class Key(ConfigSection):
     """Name of the bearer, which logs and errors show instead of the key."""
     hash: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
     models: tuple[str, ...] = ("*",)
-    """Names of models, or patterns of names as a shell has them."""
+    """Names of models, or patterns of names as a shell has them; and aliases, which no pattern stands for."""
     requests_per_minute: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)
     """Tokens of prompts and answers together."""
     in_flight: int | None = Field(None, ge=1)
     """The most answers being made or waited for at once, at each gateway."""
     admin: bool = False
-    """Whether the bearer may also see /metrics and /ui."""
+    """Whether the bearer may also see /metrics and /ui, and steer the models that it may use."""
 
-    def may_use(self, model: str) -> bool:
-        return any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
+    def may_use(self, model: str, alias: str = "") -> bool:
+        """Whether the bearer may ask for a model, by its name or by an alias. Who may use a model may do so by all its
+        names. An alias that is listed opens no other name; and a pattern stands for names only, because an alias may
+        have a name that others' patterns were not meant for."""
+        return any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models) or (
+            bool(alias) and alias in self.models
+        )
 
 
 class KeysFile(ConfigSection):
@@ -96,7 +101,7 @@ def load(path: str) -> Keys:
         file = KeysFile.model_validate(values)
         found = repeated(file)
     except pydantic.ValidationError as error:
-        found = faults(error)
+        found = faults(error, KeysFile)
     if found:
         line = line_of(text, found[0].at)
         raise ValueError(": ".join((f"{path}:{line}" if line else path, found[0].key, found[0].what)))

@@ -2,7 +2,9 @@
 
 They are counted with `limits`' sliding window counter: what was used in this minute of the clock, and of the minute
 before as much as still reaches into the last 60 s. That takes two numbers a key, however many tokens; it is exact as
-far as usage within the minute before was even. Each gateway counts for itself, and from nothing when it starts.
+far as usage within the minute before was even. Each gateway counts for itself, and from nothing when it starts, unless
+several share a storage (`gateway/access/quota_storage.py`). What runs counts at its own gateway alone until it has
+ended, so that a gateway that dies leaves nothing behind that somebody would have to take back.
 
 Tokens are those of prompt and answer. While an answer is made, the most that the request allows it counts against the
 limit; once it has ended, what it had. So many requests at once cannot pass a limit, and a client that names a high
@@ -13,81 +15,53 @@ afterwards lets through, at once, whatever the requests of a minute may ask for.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
-
-from limits.aio.storage import MemoryStorage
 
 from gateway.access.keys import Key
+from gateway.access.quota_storage import QuotaStorage, Window
 from gateway.errors import Headers, OverLimit, TooMany
 from services.runtime import tasks
 from services.wording.plurals import agreeing, counted
 
-MINUTE_S = 60
 UNSAID_TOKENS = 512
 """Tokens that an answer counts while it is made if its client set no limit: with the context as the limit one request
 would take a key's whole minute."""
 
 
-class Window(NamedTuple):
-    """What was used, in the fields of `limits`: amounts of the previous and the current minute of the clock."""
-
-    previous: int
-    previous_left_s: float
-    """Seconds for which the previous minute still reaches into the last 60 s; 0 if nothing was used in it."""
-    current: int
-    current_left_s: float
-    """Seconds until nothing of the current minute counts any more."""
-
-    @property
-    def used(self) -> float:
-        return self.previous * self.previous_left_s / MINUTE_S + self.current
-
-    @property
-    def reset_s(self) -> float:
-        """Seconds until nothing that was used counts any more, if nothing is added."""
-        return self.current_left_s if self.current else self.previous_left_s
-
-    def wait_s(self, amount: int, limit: int) -> float:
-        """Seconds until `amount`, which is at most `limit`, fits under `limit`, if nothing is added."""
-        room = limit - amount
-        if self.used <= room:
-            return 0.0
-        if self.current <= room:  # it fits once the previous minute has faded enough
-            return self.previous_left_s - (room - self.current) * MINUTE_S / self.previous
-        return self.current_left_s - room * MINUTE_S / self.current
-
-
 class Meter:
     """What one key has used of one kind: requests or tokens."""
 
-    def __init__(self, storage: MemoryStorage, kind: str, name: str) -> None:
+    def __init__(self, storage: QuotaStorage, kind: str, name: str) -> None:
         self._storage = storage
         self._kind = kind
         self._key = f"{kind}/{name}"
         self.held = 0
         """The most that running requests may still use."""
 
-    async def window(self) -> Window:
-        return Window(*await self._storage.get_sliding_window(self._key, MINUTE_S))
-
     async def use(self, amount: int) -> None:
         """Counts what was used, also above a limit: it has happened."""
         if amount:
-            await self._storage.acquire_sliding_window_entry(self._key, 1 << 62, MINUTE_S, amount)
+            await self._storage.use(self._key, amount)
+
+    async def take(self, amount: int, limit: int) -> None:
+        """Counts `amount` if it fits, also where several gateways ask at once. Raises OverLimit."""
+        if not await self._storage.take(self._key, amount, limit):
+            raise self._over(amount, limit, await self._storage.window(self._key))
 
     async def check(self, amount: int, limit: int) -> None:
         """Raises OverLimit unless `amount` more fits, beside what is held."""
-        window = await self.window()
-        if window.used + self.held + amount <= limit:
-            return
+        window = await self._storage.window(self._key)
+        if window.used + self.held + amount > limit:
+            raise self._over(amount, limit, window)
+
+    def _over(self, amount: int, limit: int, window: Window) -> OverLimit:
         said = f"{self._kind} per min: Limit {limit}, "
         headers = self._headers(limit, window)
         if amount > limit:
-            raise OverLimit(f"Request too large on {said}Requested {amount}.", self._kind, headers, None)
+            return OverLimit(f"Request too large on {said}Requested {amount}.", self._kind, headers, None)
         # When requests in progress will end is not known, so held amounts are left out of this time.
         again_s = max(1, math.ceil(window.wait_s(amount, limit)))
         used = math.ceil(window.used) + self.held
-        raise OverLimit(
+        return OverLimit(
             f"Rate limit reached on {said}Used {used}, Requested {amount}. Please try again in {again_s}s.",
             self._kind,
             headers,
@@ -95,7 +69,7 @@ class Meter:
         )
 
     async def headers(self, limit: int) -> Headers:
-        return self._headers(limit, await self.window())
+        return self._headers(limit, await self._storage.window(self._key))
 
     def _headers(self, limit: int, window: Window) -> Headers:
         left = max(0, limit - math.ceil(window.used) - self.held)
@@ -123,7 +97,7 @@ class Charge:
 class Quota:
     """Usage and limits of one key. What it has used stays when its limits change."""
 
-    def __init__(self, storage: MemoryStorage, name: str) -> None:
+    def __init__(self, storage: QuotaStorage, name: str) -> None:
         self._requests = Meter(storage, "requests", name)
         self._tokens = Meter(storage, "tokens", name)
         self.in_flight = 0
@@ -142,8 +116,7 @@ class Quota:
     async def take_request(self, key: Key) -> None:
         """Counts a request. Raises OverLimit; a refused request does not count."""
         if key.requests_per_minute is not None:
-            await self._requests.check(1, key.requests_per_minute)
-            await self._requests.use(1)
+            await self._requests.take(1, key.requests_per_minute)
 
     async def hold(self, key: Key, prompt: int, answers: int, answers_said: bool) -> Charge:
         """Holds the tokens of a prompt, and the most that its answers may have if the client set that (`answers_said`).
@@ -169,8 +142,8 @@ class Quota:
 class Quotas:
     """Quotas of all keys, by name."""
 
-    def __init__(self) -> None:
-        self._storage = MemoryStorage()
+    def __init__(self, storage: QuotaStorage | None = None) -> None:
+        self._storage = storage or QuotaStorage()
         self._quotas: dict[str, Quota] = {}
 
     def of(self, key: Key) -> Quota:

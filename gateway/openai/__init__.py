@@ -1,1 +1,1 @@
-"""OpenAI's API: bodies that are checked, and the endpoints for text, chats and embeddings."""
+"""OpenAI's API: bodies that are checked, and the endpoints for text, chats, embeddings and scores."""

@@ -35,7 +35,7 @@ MOST_IDS = 1 << 21
 MOST_STOP_TOKENS = 1024
 """The most stop tokens; every choice of a request carries them."""
 MOST_TOP_LOGPROBS = 20
-_INT64 = 1 << 63
+INT64 = 1 << 63
 _TOKENS = 1 << 32
 """Bound of token ids; tokenizers know no larger ones."""
 
@@ -55,8 +55,9 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _is_token(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _INT64
+def is_token(value: Any) -> bool:
+    """Whether the value is an integer that may be a token's id."""
+    return type(value) is int and 0 <= value < INT64
 
 
 def prompts(value: Any, most: int = MOST_PROMPTS) -> list[Prompt]:
@@ -69,11 +70,11 @@ def prompts(value: Any, most: int = MOST_PROMPTS) -> list[Prompt]:
             raise ValueError(f"at most {most} prompts, not {len(value)}")
         if len(value) > MOST_IDS:
             raise ValueError(f"at most {MOST_IDS} token ids, not {len(value)}")
-        if all(map(_is_token, value)):
+        if all(map(is_token, value)):
             return [Prompt(tokens=value)]
         if all(isinstance(prompt, str) for prompt in value):
             return [Prompt(text=prompt) for prompt in value]
-        if all(isinstance(prompt, list) and prompt and all(map(_is_token, prompt)) for prompt in value):
+        if all(isinstance(prompt, list) and prompt and all(map(is_token, prompt)) for prompt in value):
             return [Prompt(tokens=prompt) for prompt in value]
     raise ValueError("must be a string, a list of strings, a list of token ids or a list of lists of token ids")
 
@@ -165,18 +166,18 @@ class _Generate(_Model):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: Annotated[tuple[str, ...], pydantic.PlainValidator(_stops)] = ()
-    max_tokens: int | None = Field(None, ge=1, lt=_INT64)
+    max_tokens: int | None = Field(None, ge=1, lt=INT64)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    seed: int | None = Field(None, ge=-INT64, lt=INT64)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     top_k: int | None = Field(None, ge=-1, lt=1 << 31)
     min_p: float | None = Field(None, ge=0, le=1)
-    min_tokens: int | None = Field(None, ge=0, lt=_INT64)
+    min_tokens: int | None = Field(None, ge=0, lt=INT64)
     ignore_eos: bool | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=_INT64)]] | None = Field(None, max_length=MOST_STOP_TOKENS)
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=INT64)]] | None = Field(None, max_length=MOST_STOP_TOKENS)
     skip_special_tokens: bool | None = None
     service_tier: str | None = None
     response_format: Annotated[str | None, pydantic.PlainValidator(structured_outputs.of_format)] = None
@@ -316,11 +317,18 @@ class _Conversation(_Model):
         return options
 
 
+    def _thinks(self) -> bool:
+        """Whether an answer may begin with reasoning: it was not switched off, and the answer begins a message."""
+        options = self._options()
+        off = any(options.get(name) is False for name in ("enable_thinking", "thinking"))
+        return not off and not self.continue_final_message
+
+
 class ChatRequest(_Conversation, _Generate):
     """The body of /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
-    max_completion_tokens: int | None = Field(None, ge=1, lt=_INT64)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=INT64)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     separate_reasoning: bool | None = None
@@ -365,6 +373,8 @@ class ChatRequest(_Conversation, _Generate):
             show_special=self.skip_special_tokens is False,
             grammar_field=field,
             tools=called,
+            # Calls that must be made are looked for at the beginning, where reasoning would be if it is not split off.
+            thinks=self._thinks() and (self.separate_reasoning is not False or called is None or not called.must),
             separates=self.separate_reasoning is not False,
             streams=self.streams,
         )
@@ -374,7 +384,7 @@ class CompletionRequest(_Generate):
     """The body of /v1/completions."""
 
     prompt: Annotated[list[Prompt], pydantic.PlainValidator(prompts)]
-    max_tokens: int | None = Field(None, ge=0, lt=_INT64)
+    max_tokens: int | None = Field(None, ge=0, lt=INT64)
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     echo: bool | None = None
 

@@ -3,7 +3,6 @@ is put in its place when it comes."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -15,8 +14,8 @@ from pydantic import Field
 from gateway.access.access import Caller
 from gateway.errors import BadField
 from gateway.openai import bodies
-from gateway.openai.endpoint import Endpoint, Reply, each
-from gateway.openai.vectors import MOST_AT_ONCE, as_base64, shortened
+from gateway.openai.endpoint import Endpoint, Reply, gathered
+from gateway.openai.vectors import as_base64, shortened
 from gateway.request import Prompt, Request
 from gateway.served import Choice
 from protos import common_pb2
@@ -62,6 +61,7 @@ class EmbeddingRequest(pydantic.BaseModel):
             slo=slo,
             prompt_field="input",
             embeds=True,
+            few_at_once=True,
             dimensions=self.dimensions,
         )
 
@@ -78,22 +78,17 @@ class EmbeddingsEndpoint(Endpoint[EmbeddingRequest]):
     async def _answer(self, body: EmbeddingRequest, request: Request, reply: Reply, caller: Caller) -> None:
         with await self._serving.begin(request, reply.span, caller) as served:
             reply.add(await caller.headers())
-            vectors: list[Any] = [None] * len(served.choices)
-            at_once = asyncio.Semaphore(MOST_AT_ONCE)
 
-            async def collect(choice: Choice) -> None:
-                async with at_once:
-                    while choice.finish_reason is None:
-                        await choice.next()
+            def written(choice: Choice) -> orjson.Fragment:
                 if not choice.answer.embedding:  # the gpu_scheduler is older than embeddings
                     raise Unavailable("an engine made no embedding")
                 vector = shortened(choice.answer.embedding, request.dimensions)
                 # Encoded as it comes: encoding all vectors of a large request at once would hold up other requests'
                 # streams.
-                written = as_base64(vector) if body.encoding_format == "base64" else list(vector)
-                vectors[choice.index] = orjson.Fragment(orjson.dumps(written))
+                value = as_base64(vector) if body.encoding_format == "base64" else list(vector)
+                return orjson.Fragment(orjson.dumps(value))
 
-            await each(collect, served.choices)
+            vectors = await gathered(written, served.choices)
             data = [
                 {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
             ]

@@ -16,6 +16,7 @@ from gateway.http import dialects, messages, sse
 from gateway.http.dialects import Dialect
 from gateway.metrics import Count
 from gateway.openai import bodies
+from gateway.openai.vectors import MOST_AT_ONCE
 from gateway.request import Request
 from gateway.served import Choice
 from gateway.serving import Serving
@@ -45,6 +46,7 @@ class Body(Protocol):
 
 
 B = TypeVar("B", bound=Body)
+T = TypeVar("T")
 
 
 class Endpoint(Generic[B]):
@@ -83,7 +85,7 @@ class Endpoint(Generic[B]):
                 count.model = self._serving.known(bodies.model_of(data), caller)
                 raise
             count.model = self._serving.known(body.model, caller)
-            request = body.request(request_id, messages.slo(headers), arrival_s)
+            request = self._serving.resolve(body.request(request_id, messages.slo(headers), arrival_s))
             traces.asked(span, request, self.operation, streams=body.streams)
             async with messages.WhileConnected(receive) as client:
                 await self._answer(body, request, reply, caller)
@@ -179,6 +181,22 @@ class Reply:
         if not self._ended:
             self.span.fail(metrics.GONE)
             self._count.gone()
+
+
+async def gathered(made: Callable[[Choice], T], choices: Sequence[Choice]) -> list[T]:
+    """What is made of each choice when it has ended, in their order; MOST_AT_ONCE of them are under way together. The
+    first failure ends the others. Raises that PrismError."""
+    results: dict[int, T] = {}
+    at_once = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def collect(choice: Choice) -> None:
+        async with at_once:
+            while choice.finish_reason is None:
+                await choice.next()
+        results[choice.index] = made(choice)
+
+    await each(collect, choices)
+    return [results[choice.index] for choice in choices]
 
 
 async def each(work: Callable[[Choice], Coroutine[Any, Any, None]], choices: Sequence[Choice]) -> None:

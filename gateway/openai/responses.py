@@ -109,12 +109,13 @@ T = TypeVar("T", bound=_Item)
 class _Response:
     """The response to one request, from its start on."""
 
-    def __init__(self, body: ResponsesRequest, request_id: str, sampling: common_pb2.Sampling) -> None:
-        self.request_id = request_id
+    def __init__(self, body: ResponsesRequest, request: Request, sampling: common_pb2.Sampling) -> None:
+        self.request_id = request.request_id
         self.items: list[_Item] = []
         self._head = {
-            "id": f"resp_{request_id}",
+            "id": f"resp_{request.request_id}",
             "object": "response",
+            "model": request.model,
             "created_at": int(time.time()),
             "completed_at": None,
             **body.echoed(sampling),
@@ -165,8 +166,8 @@ class ResponseEvents:
     text may come before the last piece of its arguments.
     """
 
-    def __init__(self, body: ResponsesRequest, request_id: str, sampling: common_pb2.Sampling) -> None:
-        self._response = _Response(body, request_id, sampling)
+    def __init__(self, body: ResponsesRequest, request: Request, sampling: common_pb2.Sampling) -> None:
+        self._response = _Response(body, request, sampling)
         self._number = 0
         self._said: _Item | None = None
         """Reasoning, or a message, that has not ended."""
@@ -268,12 +269,12 @@ class ResponsesEndpoint(BlocksEndpoint[ResponsesRequest]):
         return responses_bodies.parse(data)
 
     def _events(self, body: ResponsesRequest, request: Request, sampling: common_pb2.Sampling) -> ResponseEvents:
-        return ResponseEvents(body, request.request_id, sampling)
+        return ResponseEvents(body, request, sampling)
 
     def _whole(
         self, body: ResponsesRequest, request: Request, sampling: common_pb2.Sampling, blocks: Blocks, end: End
     ) -> dict[str, Any]:
-        response = _Response(body, request.request_id, sampling)
+        response = _Response(body, request, sampling)
         if blocks.reasoning:
             response.add(_Reasoning(response.next_index, request.request_id)).add(blocks.reasoning)
         # As in a stream: blank text before a call is none, and an answer has at least one item.

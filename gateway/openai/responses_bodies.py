@@ -197,8 +197,8 @@ class ResponsesRequest(Fields):
         return self.tool_choice
 
     def echoed(self, sampling: common_pb2.Sampling) -> dict[str, Any]:
-        """The fields of the request that a response repeats, with those of `sampling` where the request left them
-        open."""
+        """The fields of the request that a response repeats, but for the model's name, with those of `sampling` where
+        the request left them open."""
         asked = self.text.format if self.text is not None else None
         chosen = self.tool_choice
         return {
@@ -207,7 +207,6 @@ class ResponsesRequest(Fields):
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": None,
             "metadata": self.metadata or {},
-            "model": self.model,
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "presence_penalty": self.presence_penalty or 0.0,
             "prompt_cache_key": self.prompt_cache_key,

@@ -19,7 +19,10 @@ a gateway or a shared queue takes."""
 def check(request: Request, model: common_pb2.ModelSpec) -> None:
     """Raises BadField if the request is not for what the model makes, or wants dimensions that the model does not
     have."""
-    if request.embeds != model.HasField("embedding"):
+    if model.HasField("reranker") and model.HasField("embedding"):
+        if not request.ranks:
+            raise BadField(f"The model '{model.name}' ranks documents: ask /v1/rerank.", "model", "wrong_task")
+    elif request.embeds != model.HasField("embedding"):
         instead = "text: ask for completions" if request.embeds else "embeddings: ask /v1/embeddings"
         raise BadField(f"The model '{model.name}' makes {instead}.", "model", "wrong_task")
     if request.dimensions is not None and (problem := _problem(request.dimensions, model.embedding)):

@@ -41,8 +41,8 @@ class RelayPatience:
     """How long a request waits, and for what; durations are in seconds."""
 
     park_s: float
-    """Time for finding a place, and for the model to wake there: from the request's arrival, or from when its place
-    failed."""
+    """Time for finding a place, and for the model to wake there: from when the answer is first waited for, or from when
+    its place failed."""
     total_s: float
     """Time from arrival to the last token; 0: no bound."""
     strikes: int
@@ -147,7 +147,8 @@ class Tokens:
         self._tries = 0
         self._strikes = 0
         self._asked = False
-        self._stranded_at: float | None = job.arrival_s  # second since when no place has given it tokens
+        self._stranded_at: float | None = job.arrival_s
+        """Second from which on no place has given it tokens; None while one does."""
         self._paused_at: float | None = None
         """When its place failed; None once tokens have come again."""
         self._pause_reason = ""
@@ -167,7 +168,11 @@ class Tokens:
             if self._fate is not None:
                 raise self._fate
             if self._attempt is None:
-                await self._start()
+                try:
+                    await self._start()
+                except PrismError:
+                    self._tell_pause("given up")
+                    raise
             else:
                 self._waiter = self._loop.create_future()
                 await self._waiter
@@ -175,6 +180,7 @@ class Tokens:
 
     def close(self) -> None:
         """Ends the request: an unfinished one is cancelled where it runs."""
+        self._tell_pause("its client left")
         if self._timer is not None:
             self._timer.cancel()
         if self._attempt is not None:
@@ -207,8 +213,8 @@ class Tokens:
             if self._stranded_at is not None:
                 self._stranded_at = None
                 attempt.span.event("first token")
-            if self._paused_at is not None:
-                self._tell_pause("resumed")
+        if answers:
+            self._tell_pause("resumed")
         finish = chunk.finish
         if finish in (common_pb2.FINISH_UNSPECIFIED, common_pb2.STOP, common_pb2.LENGTH):
             self._ready.append(chunk)
@@ -257,8 +263,9 @@ class Tokens:
             self._wake()
 
     def _tell_pause(self, outcome: str) -> None:
-        """One line for each pause of a stream: from its place failing until tokens come again, or it is given up."""
-        assert self._paused_at is not None
+        """Logs one line if the stream pauses: from its place failing until tokens come again, or it has ended."""
+        if self._paused_at is None:
+            return
         _log.info(
             "stream paused",
             request_id=self._job.request_id,
@@ -273,8 +280,7 @@ class Tokens:
 
     def _end(self, fate: PrismError) -> None:
         self._fate = fate
-        if self._paused_at is not None:
-            self._tell_pause("given up")
+        self._tell_pause("given up")
         if self._attempt is not None:
             self._attempt.span.fail(type(fate).__name__, str(fate))
         self._abandon()
@@ -294,6 +300,7 @@ class Tokens:
     async def _start(self) -> None:
         left = self._job.sampling.max_new_tokens - len(self._emitted)
         if left <= 0:  # its place failed between the last token and reporting that it was the last
+            self._tell_pause("resumed")
             self._ready.append(common_pb2.TokenChunk(finish=common_pb2.LENGTH))
             return
         place = self._routed() if not self._tries else None
@@ -358,10 +365,10 @@ class Tokens:
         return min(places, key=badness, default=None)
 
     async def _find_place(self) -> RoutePlace:
-        """A place for a request whose routes have none: another place from newer routes; else what placement answers,
-        which may know more than the routes; else, while placement is away, the place that failed, which may have
-        recovered. Tries again with pauses until one is found; raises Unavailable if nothing could be reached for
-        `reach_s` seconds."""
+        """A place for a request for which the routes had none. After a pause the routes may have one; else placement is
+        asked, which may know more; else, if placement is away or busy with the model, it is the place that failed,
+        which may have recovered. Tries again with pauses until one is found; raises Unavailable if nothing could be
+        reached for `reach_s` seconds."""
         relay = self._relay
         while True:
             if self._unreached_at is not None and time.monotonic() - self._unreached_at > relay.patience.reach_s:

@@ -5,6 +5,7 @@ Placement streams it; a request only looks here. While placement is away the las
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -42,6 +43,8 @@ class Route:
     error: str
     measured_weights_bytes: int
     measured_private_bytes: int
+    image_pinned: bool = False
+    """Whether its image gives way to no other's."""
     retry_s: float = 0.0
     """Seconds within which a model with a passing error is tried again."""
 
@@ -68,6 +71,7 @@ def decode(route: placement_pb2.Route) -> Route:
         error=without_folders(route.error),
         measured_weights_bytes=route.measured_weights_bytes,
         measured_private_bytes=route.measured_private_bytes,
+        image_pinned=route.image_pinned,
         retry_s=route.retry_s,
     )
 
@@ -77,7 +81,13 @@ class RouteTable:
 
     def __init__(self) -> None:
         self._routes: dict[str, Route] = {}
+        self._aliases: dict[str, str] = {}
+        """Alias -> name of its model."""
+        self._disputed: set[tuple[str, str, str]] = set()
+        """(alias, model that has it, model that it leads to) where these are two."""
         self._listeners: list[Callable[[Mapping[str, Route]], None]] = []
+        self._changed = asyncio.Event()
+        """Set, and replaced, at each change."""
         self.known = False
         """Whether placement has ever sent the routes."""
         self.fresh = False
@@ -89,9 +99,32 @@ class RouteTable:
 
     def set(self, routes: Iterable[Route]) -> None:
         self._routes = {route.model.name: route for route in routes}
+        self._aliases = self._resolved()
         self.known = self.fresh = True
         for listener in self._listeners:
             listener(self._routes)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        """Returns once `ready` does so with True, which is looked at after each change."""
+        while not ready():
+            await self._changed.wait()
+
+    def _resolved(self) -> dict[str, str]:
+        """Alias -> name of its model. A loader lets no alias be another's name, but two nodes' catalogues may: then
+        names go first, and of several models the one that sorts first, so that all gateways do the same."""
+        found: dict[str, str] = {}
+        disputed = set()
+        for name in sorted(name for name, route in self._routes.items() if route.model.aliases):
+            for alias in self._routes[name].model.aliases:
+                owner = alias if alias in self._routes else found.setdefault(alias, name)
+                if owner != name:
+                    disputed.add((alias, name, owner))
+        for alias, name, owner in sorted(disputed - self._disputed):
+            _log.warning("alias is another model's on another node", alias=alias, model=name, leads_to=owner)
+        self._disputed = disputed
+        return found
 
     def lost(self) -> None:
         """Notes that placement is away."""
@@ -102,8 +135,19 @@ class RouteTable:
     def all(self) -> list[Route]:
         return sorted(self._routes.values(), key=lambda route: route.model.name)
 
+    def aliases(self, model: str) -> list[str]:
+        """Aliases that lead to the model."""
+        route = self._routes.get(model)
+        names = route.model.aliases if route is not None else ()
+        return [alias for alias in names if self._aliases.get(alias) == model]
+
+    def name(self, asked: str) -> str:
+        """Name of the model that has this alias; else `asked` itself."""
+        return self._aliases.get(asked, asked)
+
     def get(self, model: str) -> Route:
-        """The model's route. Raises UnknownModel; Unavailable as long as no routes were received at all."""
+        """The route of the model of this name, no alias. Raises UnknownModel; Unavailable as long as no routes were
+        received at all."""
         route = self._routes.get(model)
         if route is None:
             if not self.known:

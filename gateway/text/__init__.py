@@ -1,1 +1,2 @@
-"""From token ids to the text of an answer: detokenizing, stop strings, echo; sampling defaults; structured outputs."""
+"""From token ids to the text of an answer: detokenizing, stop strings, echo; sampling defaults; prompts of
+rerankers."""

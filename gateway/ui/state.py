@@ -52,6 +52,7 @@ def residency(value: common_pb2.Residency) -> str:
 def _model(route: Route) -> dict[str, Any]:
     return {
         "model": route.model.name,
+        "aliases": list(route.model.aliases),
         "state": residency(route.residency),
         "error": route.error or None,
         "pinned": route.model.pinned,

@@ -261,6 +261,10 @@ class EngineProcess:
     def abort(self, request_id: str) -> None:
         self._channel.send(engine_pb2.ToEngine(abort=engine_pb2.Abort(request_id=request_id)))
 
+    def forget_adapter(self, adapter: common_pb2.Adapter) -> None:
+        forgotten = engine_pb2.ForgetAdapter(name=adapter.name, generation=adapter.generation)
+        self._channel.send(engine_pb2.ToEngine(forget_adapter=forgotten))
+
     def ping(self) -> None:
         """Sends a ping. The engine answers when it next reads its socket, between two steps; the answer counts in
         `heard`."""

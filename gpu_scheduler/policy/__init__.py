@@ -21,6 +21,7 @@ memory/
 throttle/
     interference    share of a model's decode steps that is lost beside a neighbour's prefills
     throttling      which models prefill more slowly to keep their neighbours' TPOT targets
+adapter_room        names of adapters (LoRA) in engines, and what an engine has room for
 hang_detector       when a silent engine is pinged, and when it is given up
 
 core.arrived(request, now)                      # and the other events

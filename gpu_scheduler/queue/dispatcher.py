@@ -83,10 +83,14 @@ class Dispatcher:
         """Takes a request into the queue, or answers at once that it cannot be served here."""
         now = self._now()
         self._numbers += 1
-        request = GroupRequest.of(submit, self._numbers, stream, now)
+        adapter = self._residents.adapter(submit.model)
+        request = GroupRequest.of(submit, self._numbers, stream, now, adapter)
         resident = self._residents.get(request.model)
         if resident is None or resident.residency not in _PRESENCE:
             request.end(common_pb2.FAILED, NOT_HERE)
+            return
+        if adapter is not None and not resident.takes(adapter):  # placement has its base loaded again
+            request.end(common_pb2.FAILED, f"{NOT_HERE}: {adapter.base} was loaded without room for this adapter")
             return
         if (stream, request.gateway_id) in self._by_gateway_id:
             request.end(common_pb2.REJECTED, f"request id {request.gateway_id} is in use on this stream")
@@ -97,7 +101,7 @@ class Dispatcher:
         self._requests[request.id] = request
         self._by_gateway_id[stream, request.gateway_id] = request
         if request.resumed_tokens:
-            request.cached_tokens = self._migrated_prefixes.cached_tokens(request.model, request.token_ids, now)
+            request.cached_tokens = self._migrated_prefixes.cached_tokens(request.prefixes, request.token_ids, now)
         self._core.arrived(request.arrived(), now)
         if self.model(request.model).requests == 1:
             self._on_idle_or_busy()
@@ -201,7 +205,7 @@ class Dispatcher:
             _log.info(  # this line shows why its client waited in the middle of an answer
                 "stream resumed",
                 request_id=request.logged_id,
-                model=request.model,
+                model=request.served_as,
                 tokens=request.prompt_tokens,
                 brought=request.cached_tokens,
                 cached=chunk.cached_tokens,
@@ -217,11 +221,11 @@ class Dispatcher:
             request.paused_at, request.pause_reason = now, reason
 
     def _tell_pause(self, request: GroupRequest, now: float, outcome: str = "resumed") -> None:
-        """Logs one line for each pause of a stream in this group, as the gateway does for pauses between groups."""
+        """Logs one line for each pause of a stream in this group. The gateway logs pauses between groups."""
         _log.info(
             "stream paused",
             request_id=request.logged_id,
-            model=request.model,
+            model=request.served_as,
             reason=request.pause_reason,
             ms=round(1e3 * (now - request.paused_at), 1),
             emitted=len(request.emitted),
@@ -355,6 +359,7 @@ class Dispatcher:
             state.requests.add(
                 request_id=request.gateway_id,
                 model=request.model,
+                adapter="" if request.adapter is None else request.adapter.name,
                 waiting_s=now - request.arrival,
                 slack_s=backlog.slack(request.id, now),
                 cost_s=backlog.prefill_cost(request.id),

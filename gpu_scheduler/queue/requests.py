@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from gpu_scheduler.engines.engine import EngineProcess
+from gpu_scheduler.policy.adapter_room import adapter_key
 from gpu_scheduler.policy.group_facts import ArrivedRequest
 from gpu_scheduler.queue.streams import GatewayStream
 from gpu_scheduler.telemetry.traces import RequestTrace
@@ -25,12 +26,14 @@ class GroupRequest:
     sampling: common_pb2.Sampling
     arrival: float
     deadline: float
-    """When its first token is due; +inf: it has no target. Without meaning where `resumed_tokens` are there."""
+    """Second at which its first token is due; +inf if it has no target. Not used if there are `resumed_tokens`."""
     expires: float
     drop_late: bool
     ttft_ms: int
     tpot_ms: int
     resumed_tokens: int
+    adapter: common_pb2.Adapter | None
+    """The adapter that it is for, of `model`; None: none."""
     embed: bool
     """True if the prompt's embedding is wanted: nothing is decoded."""
     engine: EngineProcess | None = None
@@ -50,7 +53,15 @@ class GroupRequest:
     trace: RequestTrace | None = None
 
     @classmethod
-    def of(cls, submit: gpu_scheduler_pb2.Submit, number: int, stream: GatewayStream, now: float) -> GroupRequest:
+    def of(
+        cls,
+        submit: gpu_scheduler_pb2.Submit,
+        number: int,
+        stream: GatewayStream,
+        now: float,
+        adapter: common_pb2.Adapter | None = None,
+    ) -> GroupRequest:
+        """`adapter`: the one that the request is for, by its name."""
         ttft_s = submit.slo.ttft_ms / 1e3
         left_s = submit.ttft_left_ms / 1e3
         timed = submit.has_target and submit.resumed_tokens == 0
@@ -58,7 +69,7 @@ class GroupRequest:
             id=f"{stream.number}/{number}",
             gateway_id=submit.request_id,
             stream=stream,
-            model=submit.model,
+            model=submit.model if adapter is None else adapter.base,
             token_ids=list(submit.token_ids),
             sampling=submit.sampling,
             # It entered the system when its target began to run, at its gateway.
@@ -70,12 +81,23 @@ class GroupRequest:
             tpot_ms=submit.slo.tpot_ms,
             resumed_tokens=submit.resumed_tokens,
             embed=submit.embed,
+            adapter=adapter,
         )
 
     @property
+    def served_as(self) -> str:
+        """The name that its client asked for: the model's, or the adapter's."""
+        return self.model if self.adapter is None else self.adapter.name
+
+    @property
+    def prefixes(self) -> str:
+        """The name of the prefixes that it shares: those of its model, or of the adapter."""
+        return self.model if self.adapter is None else adapter_key(self.adapter.name, self.adapter.generation)
+
+    @property
     def logged_id(self) -> str:
-        """The request's id in logs of all processes: the gateway's, which numbers its attempts behind a slash."""
-        return self.gateway_id.partition("/")[0]
+        """The request's id in logs of all processes: the gateway's, which numbers its attempts behind a last slash."""
+        return self.gateway_id.rpartition("/")[0] or self.gateway_id
 
     @property
     def prompt_tokens(self) -> int:
@@ -96,7 +118,7 @@ class GroupRequest:
         """Why this model can never answer the request; empty: it can."""
         if self.embed != spec.HasField("embedding"):
             makes = "text and no embeddings" if self.embed else "embeddings and no text"
-            return f"model '{self.model}' makes {makes}"
+            return f"model '{self.served_as}' makes {makes}"
         room = spec.context_tokens - self.decodes  # one token of the answer has to fit too
         if self.prompt_tokens == 0 or (self.prompt_tokens > room and spec.context_tokens > 0):
             return f"{self.prompt_tokens} prompt tokens do not fit a context of {spec.context_tokens}"
@@ -138,6 +160,7 @@ class GroupRequest:
             priority=priority,
             resumed_tokens=self.resumed_tokens + len(self.emitted),
             embed=self.embed,
+            adapter=self.adapter,
         )
 
     def end(self, finish: common_pb2.Finish, error: str = "") -> None:
@@ -148,7 +171,7 @@ class GroupRequest:
         if self.trace is not None:
             self.trace.end(
                 now,
-                model=self.model,
+                model=self.served_as,
                 finish=finish,
                 error=error,
                 prompt_tokens=len(self.token_ids),

@@ -39,8 +39,10 @@ class Bookings:
     def entitlement(self, resident: Resident, awake: bool) -> Entitlement:
         """Bytes to book on each device for a model that has, or gets, an engine."""
         spec, elsewhere, measured = resident.spec, resident.elsewhere, resident.measured
+        # Until an engine has measured them: buffers of adapters begin with an extent of their own.
+        beside = self._config.weights_extent_bytes if spec.HasField("adapters") and not measured.weights_bytes else 0
         model = ModelSizes(
-            weights_bytes=share(spec.weights_bytes, spec),
+            weights_bytes=share(spec.weights_bytes, spec) + beside,
             quota_bytes=share(spec.quota_bytes, spec),
             quota_is_default=spec.quota_is_default,
             floor_bytes=share(spec.floor_bytes, spec),

@@ -116,7 +116,9 @@ class Handover:
     ) -> gpu_scheduler_pb2.TakeKvResponse:
         began = time.monotonic()
         sequences = [
-            engine_pb2.KvPlaces.Sequence(token_ids=one.token_ids, tokens_to_come=one.tokens_to_come)
+            engine_pb2.KvPlaces.Sequence(
+                token_ids=one.token_ids, tokens_to_come=one.tokens_to_come, adapter=one.adapter
+            )
             for one in places.sequences
         ]
         wanted = engine_pb2.ImportKv(sequences=sequences, page_tokens=places.page_tokens, page_bytes=places.page_bytes)
@@ -134,7 +136,8 @@ class Handover:
         await command.done()
         ended = time.monotonic()
         if not gone.is_set():
-            self._migrated_prefixes.came(model, _cached(places, room), ended)
+            for adapter, tokens in _cached(places, room):
+                self._migrated_prefixes.came(adapter or model, [tokens], ended)
         _log.info(
             "KV taken",
             bytes=copied,
@@ -167,8 +170,9 @@ def _tokens_behind(ahead: engine_pb2.KvPlaces, places: engine_pb2.KvPlaces) -> i
     return sum(max(0, len(one.token_ids) - sent.get(one.request_id, 0)) for one in places.sequences)
 
 
-def _cached(places: engine_pb2.KvPlaces, room: engine_pb2.KvPlaces) -> Iterator[Sequence[int]]:
-    """For each sequence, the tokens whose KV this group's engine has now: there may not have been room for all."""
+def _cached(places: engine_pb2.KvPlaces, room: engine_pb2.KvPlaces) -> Iterator[tuple[str, Sequence[int]]]:
+    """For each sequence, (its adapter, the tokens whose KV this group's engine has now): there may not have been room
+    for all."""
     for one, taken in zip(places.sequences, room.sequences, strict=True):
         pages = sum(piece.bytes for piece in taken.pieces) // room.page_bytes
-        yield one.token_ids[: taken.first_token + pages * room.page_tokens]
+        yield one.adapter, one.token_ids[: taken.first_token + pages * room.page_tokens]

@@ -1,9 +1,9 @@
 """Changes of residency: one at a time for each model, joined by callers that want the same, followed by any number of
 callers.
 
-Up is `activation`. Down: no request starts any more, running ones may finish for a while, the rest is handed back; then
-the engine lets go of the device's memory (HIBERNATING) or of the model (COLD, ON_DISK). An engine that died is replaced
-here: its model is brought up again at once, because it was in use.
+Bringing a model up is `activator.py`. Bringing it down: no request starts any more, running ones may finish for a
+while, the rest is handed back; then the engine lets go of the device's memory (HIBERNATING) or of the model (COLD,
+ON_DISK). An engine that died is replaced here: its model is brought up again at once, because it was in use.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
     [[model]]
     name = "org/some-model"         # as clients call it: parts with "/" between them, of letters, digits and ._:@+-
     path = "models/some-model"      # Hugging Face folder, relative to this file
+    aliases = ["some", "default"]   # further names by which clients may ask for it
     ttft_ms = 2000                  # default targets of its requests; a model without one is best effort
     tpot_ms = 100
     pinned = true                   # never evicted, its image never dropped for another's
@@ -18,18 +19,20 @@
     kv_dtype = "fp8"                # KV of one byte a value, on GPUs; left out: the type of the weights
     unverified = true               # also a class that is not in the table of docs/guide/models.md: whether it answers
                                     # rightly nobody has looked
-    task = "embed"                  # it makes embeddings, or "generate"; left out: embeddings if sentence-transformers
-                                    # can read its folder (docs/guide/openai.md)
+    base = "org/base"               # it is an adapter (LoRA) of the model of that name; path is its PEFT folder, and
+                                    # of the keys above it has the targets and the parsers only (docs/guide/models.md)
+    task = "embed"                  # it makes embeddings, or text ("generate"), or ranks documents as well ("rerank");
+                                    # left out: what sentence-transformers makes of its folder (docs/guide/openai.md)
 
-An unknown key, an impossible value or a name given twice makes the file unusable, in one line. What a checkpoint says
-is not looked at here: a broken one is an error of its model, not of the file.
+An unknown key, an impossible value, or a name or alias given twice makes the file unusable, in one line. What a
+checkpoint says is not looked at here: a broken one is an error of its model, not of the file.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -68,16 +71,22 @@ def _known(kind: str, *own: str) -> Callable[[str], str]:
     return check
 
 
+def _base(name: str) -> str:
+    return check_name(name) if name else name
+
+
 Name = Annotated[str, pydantic.AfterValidator(check_name)]
 ToolParser = Annotated[str, pydantic.AfterValidator(_known("tools"))]
 ReasoningParser = Annotated[str, pydantic.AfterValidator(_known("reasoning", "none"))]
 Engine = Literal["", "sglang", "echo"]
 Spread = Literal[1, 2, 4]
-Task = Literal["", "generate", "embed"]
+Task = Literal["", "generate", "embed", "rerank"]
 KvDtype = Literal["", "fp8"]
 Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9)]
 Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
 """Number of tokens, bounded so that the bytes that they take fit 64 bits."""
+_OF_ADAPTERS = {"name", "aliases", "path", "base", "ttft_ms", "tpot_ms", "tool_parser", "reasoning_parser"}
+"""Settings that an adapter may have; all others are its base's."""
 
 
 class CatalogueEntry(ConfigSection):
@@ -98,6 +107,19 @@ class CatalogueEntry(ConfigSection):
     task: Task = ""
     kv_dtype: KvDtype = ""
     unverified: bool = False
+    aliases: tuple[Name, ...] = ()
+    base: Annotated[str, pydantic.AfterValidator(_base)] = ""
+
+    @pydantic.model_validator(mode="after")
+    def _adapter_has_its_bases_settings(self) -> CatalogueEntry:
+        given = {name for name in self.model_fields_set if getattr(self, name) != type(self).model_fields[name].default}
+        if self.base and (other := sorted(given - _OF_ADAPTERS)):
+            raise ValueError(
+                f"an adapter takes {', '.join(other)} from its base: leave {'them' if other[1:] else 'it'} out"
+            )
+        if self.base == self.name:
+            raise ValueError(f"base: {self.name!r} cannot be its own base")
+        return self
 
     @pydantic.model_validator(mode="after")
     def _floor_holds_a_request(self) -> CatalogueEntry:
@@ -108,6 +130,24 @@ class CatalogueEntry(ConfigSection):
         return self
 
 
+def check_names(models: Iterable[CatalogueEntry]) -> None:
+    """Raises ValueError if a name or an alias is another's, or its own model's, too."""
+    models = list(models)
+    names: set[str] = set()
+    for listed in models:
+        if listed.name in names:
+            raise ValueError(f"the name {listed.name!r} is given twice")
+        names.add(listed.name)
+    owners: dict[str, str] = {}
+    for listed in models:
+        for alias in listed.aliases:
+            if alias in names:
+                raise ValueError(f"the alias {alias!r} of {listed.name!r} is the name of a model")
+            if alias in owners:
+                raise ValueError(f"the alias {alias!r} of {listed.name!r} is given twice: {owners[alias]!r} has it")
+            owners[alias] = listed.name
+
+
 class CatalogueFile(ConfigSection):
     """The catalogue file."""
 
@@ -116,11 +156,7 @@ class CatalogueFile(ConfigSection):
     @pydantic.field_validator("model")
     @classmethod
     def _names_once(cls, models: Sequence[CatalogueEntry]) -> Sequence[CatalogueEntry]:
-        seen: set[str] = set()
-        for listed in models:
-            if listed.name in seen:
-                raise ValueError(f"the name {listed.name!r} is given twice")
-            seen.add(listed.name)
+        check_names(models)
         return models
 
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,10 +15,12 @@ from balloond.keeper.client import KeeperClient, Kept
 from loader.catalogue import added, catalogue
 from loader.catalogue.added import AddedModel
 from loader.catalogue.catalogue import CatalogueEntry
-from loader.checkpoints import checkpoint
+from loader.checkpoints import adapter_folder, checkpoint
+from loader.checkpoints.adapter_folder import AdapterCheckpoint
 from loader.checkpoints.checkpoint import Checkpoint
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
 from loader.checkpoints.text_trials import TextFault
+from loader.policy.adapter_pool import Pool, pool
 from loader.policy.floor import floor_bytes
 from protos import keeper_pb2
 from services.errors import Exists, NotFound, Unavailable, Unmet
@@ -49,7 +51,9 @@ class CatalogueModel:
     listed: CatalogueEntry
     sizes: Sizes
     checkpoint: Checkpoint | None
+    """None also of an adapter."""
     error: str = ""
+    """Why its own files cannot be served; what is wrong with an adapter's base is no part of it (`adapter_fault`)."""
     added: bool = False
     """Whether a call added it, not the file."""
     may_pass: bool = False
@@ -58,10 +62,13 @@ class CatalogueModel:
     """Generation of the files that have the error; 0: it could not be read."""
     reading: int = field(default=0, compare=False)
     """A number that is another one each time that its files were read afresh."""
+    adapter: AdapterCheckpoint | None = None
+    """What an adapter's files say; None: it is none, or they could not be read."""
 
     @property
     def generation(self) -> int:
-        return self.checkpoint.generation if self.checkpoint is not None else 0
+        found = self.checkpoint or self.adapter
+        return found.generation if found is not None else 0
 
     @property
     def context_tokens(self) -> int:
@@ -82,10 +89,44 @@ class CatalogueModel:
         return self.sizes.quota_bytes if self.listed.quota_bytes is None else self.listed.quota_bytes
 
 
+Models = Mapping[str, CatalogueModel]
+"""Models by name."""
+
+
+def adapter_fault(adapter: CatalogueModel, models: Models) -> str:
+    """Why an adapter among these models cannot be served, in one line; empty: it can."""
+    if adapter.error or adapter.adapter is None:
+        return adapter.error
+    base = models.get(adapter.listed.base)
+    if base is None:
+        return f"its base {adapter.listed.base!r} is not in the catalogue"
+    if base.listed.base:
+        return f"its base {base.listed.name!r} is an adapter itself, of {base.listed.base!r}"
+    if base.checkpoint is None:
+        return f"its base {base.listed.name!r} cannot be served: {base.error}"
+    if base.checkpoint.no_adapters:
+        return base.checkpoint.no_adapters
+    return adapter_folder.unfit(adapter.adapter, base.checkpoint.layers, base.checkpoint.linears)
+
+
+def adapter_room(base: CatalogueModel, models: Models) -> Pool | None:
+    """The room that an engine of the model needs for those adapters among these models that can be served; None: it has
+    none."""
+    of_it = [each for each in models.values() if each.listed.base == base.listed.name]
+    found = [each.adapter for each in of_it if each.adapter is not None and not adapter_fault(each, models)]
+    if not found or base.checkpoint is None:
+        return None
+    ranks = [each.rank for each in found]
+    changed = {linear.name for each in found for linear in each.linears}
+    return pool(ranks, changed, base.checkpoint.linears, base.checkpoint.layers, base.sizes.dtype_bytes)
+
+
 def read_model(listed: CatalogueEntry, sizes: Sizes, added: bool = False) -> CatalogueModel:
     """Reads a model's checkpoint. Blocks on the file system and never fails: what is wrong is the model's error."""
     seen = _generation(listed)
     try:
+        if listed.base:
+            return CatalogueModel(listed, sizes, None, "", added, adapter=adapter_folder.read(listed.path, seen))
         found = checkpoint.read(
             listed.path,
             sizes.dtype_bytes,
@@ -142,7 +183,7 @@ def look_again(model: CatalogueModel, thorough: bool) -> FolderReport:
     if not found.error:
         return FolderReport(found) if model.error else FolderReport(model, found.generation != model.generation)
     if found.may_pass:  # its image, if there is one, stays its image
-        found = replace(found, checkpoint=model.checkpoint)
+        found = replace(found, checkpoint=model.checkpoint, adapter=model.adapter)
     return FolderReport(replace(found, reading=model.reading))
 
 
@@ -169,6 +210,20 @@ def _check_lengths(listed: CatalogueEntry, found: Checkpoint) -> None:
             f"the catalogue gives it floor_tokens {listed.floor_tokens}, less than one request of {context} tokens;"
             " give it context_tokens to serve shorter ones"
         )
+
+
+def _without_taken_aliases(called: Sequence[CatalogueEntry], file: Sequence[CatalogueEntry]) -> list[CatalogueEntry]:
+    """The entries that calls added, without aliases that the operator's file has come to use meanwhile."""
+    names = {one.name for one in (*called, *file)}
+    taken = names.union(*(one.aliases for one in file))
+    found = []
+    for one in called:
+        kept = tuple(alias for alias in one.aliases if alias not in taken)
+        if kept != one.aliases:
+            lost = sorted(set(one.aliases).difference(kept))
+            _log.warning("aliases of an added model are others' now, dropped", model=one.name, aliases=lost)
+        found.append(one.model_copy(update={"aliases": kept}))
+    return found
 
 
 class NodeModels:
@@ -206,6 +261,10 @@ class NodeModels:
 
     def find(self, name: str) -> CatalogueModel | None:
         return self._models.get(name)
+
+    @property
+    def by_name(self) -> Models:
+        return self._models
 
     def change(self, name: str) -> int:
         """Number of the call that changed the name last; 0: none did."""
@@ -265,7 +324,7 @@ class NodeModels:
     async def _tried(self, model: CatalogueModel) -> CatalogueModel:
         """The model, in error where its files are whole but its tokenizer, chat template or configuration cannot be
         used."""
-        if model.error or self._text_fault is None:
+        if model.error or model.listed.base or self._text_fault is None:
             return model
         fault = await self._text_fault(model.listed.path, model.generation)
         if fault is None:
@@ -284,22 +343,30 @@ class NodeModels:
                 self._on_change()
 
     async def inspect(self, listed: CatalogueEntry) -> CatalogueModel:
-        """The model that adding `listed` would give; nothing changes. Raises BrokenCheckpoint."""
+        """The model that adding `listed` would give; nothing changes. Raises BrokenCheckpoint, also of an
+        adapter whose base is not there, or another model."""
         model = await self._tried(await asyncio.to_thread(read_model, listed, self._sizes))
         if model.error:
             raise (PassingFault if model.may_pass else BrokenCheckpoint)(model.error)
+        if listed.base and (why := adapter_fault(model, self._models)):
+            raise BrokenCheckpoint(why)
         return model
 
     async def add(self, listed: CatalogueEntry, change: int = 0) -> CatalogueModel:
         """Adds a model, for the successors of this process too: returns once the keeper knows. If a model of the same
         path is there, its files are read afresh; the settings of one that the file lists stay the operator's. `change`:
-        see protos/loader.proto. Raises Exists for another path, BrokenCheckpoint."""
+        see protos/loader.proto. Raises Exists for another path, or a name or alias that another model has,
+        BrokenCheckpoint."""
         async with self._changing:
             present = self._models.get(listed.name)
             if present is not None:
                 if os.path.realpath(present.listed.path) != os.path.realpath(listed.path):
                     raise Exists(f"the name {listed.name!r} is taken by the model at {present.listed.path}")
                 listed = listed if present.added else present.listed
+            try:
+                catalogue.check_names([*self._listed(but=listed.name), listed])
+            except ValueError as error:
+                raise Exists(str(error)) from None
             model = await self.inspect(listed)
             model = replace(model, added=present is None or present.added, reading=next(self._readings))
             self._models[listed.name] = model
@@ -310,6 +377,10 @@ class NodeModels:
             if model.added:
                 await self._keeper.keep([self._kept(listed.name)])
         return model
+
+    def _listed(self, *, but: str = "") -> list[CatalogueEntry]:
+        """The entries of all models, but for the one of that name."""
+        return [model.listed for name, model in self._models.items() if name != but]
 
     async def remove(self, name: str, change: int = 0) -> None:
         """Removes a model. One that the file lists is back at the next start or reload. For any other name a `change`
@@ -348,7 +419,12 @@ class NodeModels:
         async with self._changing:
             listed = await asyncio.to_thread(catalogue.read, path)
             called = [model.listed for model in self._models.values() if model.added]
-            self._models = await self._read(listed, self._unlisted(called, {one.name for one in listed}))
+            names = {one.name for one in listed}
+            try:
+                catalogue.check_names([*listed, *(one for one in called if one.name not in names)])
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}, beside the models that were added by calls") from None
+            self._models = await self._read(listed, self._unlisted(called, names))
         _log.info("catalogue read", path=path, models=len(self._models), broken=sum(bool(m.error) for m in self.all()))
         self._on_change()
 
@@ -365,7 +441,8 @@ class NodeModels:
         async with self._changing:
             self._changes |= {one.name: one.change for one in called}
             listed = [one.listed for one in called if one.listed is not None]
-            self._models |= await self._read((), self._unlisted(listed, set(self._models)))
+            unlisted = self._unlisted(listed, set(self._models))
+            self._models |= await self._read((), _without_taken_aliases(unlisted, self._listed()))
         self._on_change()
 
     def _unlisted(self, called: Sequence[CatalogueEntry], names: Container[str]) -> Sequence[CatalogueEntry]:

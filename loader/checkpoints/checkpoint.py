@@ -12,22 +12,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loader.checkpoints import embedding, families, generation_defaults, quantisation
+from loader.checkpoints import embedding, encoders, families, generation_defaults, quantisation, reranking
+from loader.checkpoints.adapter_folder import is_adapter
 from loader.checkpoints.classes import CLASSES
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
 from loader.checkpoints.generation_defaults import SamplingDefaults
 from loader.checkpoints.quantisation import Quantisation, QuantisedTensor
+from loader.checkpoints.reranking import Reranker
 from loader.checkpoints.weight_files import (
     FLOATS,
-    INDEX,
-    SINGLE,
     Tensor,
     check_fetched,
     other_weights,
     read_json,
     tensors_of,
 )
+from loader.policy.adapter_pool import MODULES, Linear
 from services.wording.plurals import counted
 
 ALIGN_BYTES = 256
@@ -40,6 +41,8 @@ _GPU_FLOAT_BYTES = 2
 _FIRST_BYTES = 64
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 """Tensors with a row for each token; they are never quantised."""
+_PADDED = (*_VOCABULARY, "_embeddings.weight")
+"""Ends of the names of tensors whose rows engines pad."""
 _SCALES = ("_scale", "_scale_inv")
 """Ends of the names of tensors that engines hold in the type of the file."""
 _BY_COLUMNS = (".o_proj", ".down_proj", ".w2")
@@ -58,8 +61,8 @@ class Checkpoint:
     """A model by its config.json and the headers of its weights. Sizes are in bytes of one device's part."""
 
     generation: int
-    """A number that is another one whenever a file of the folder was changed or replaced, and for each number of
-    devices; never 0."""
+    """A number made of the folder's files, their times and the number of devices, so that a changed file changes it;
+    never 0."""
     architecture: str
     context_tokens: int
     layers: int
@@ -77,7 +80,13 @@ class Checkpoint:
     """How its weights are quantised, for people; empty: they are floats."""
     embedding: Embedding | None = None
     """What the model makes instead of text; None: it makes text."""
+    reranker: Reranker | None = None
+    """How it ranks documents; None: it is no reranker."""
     sampling: SamplingDefaults = SamplingDefaults()
+    linears: tuple[Linear, ...] = ()
+    """Linear layers of each decoder layer that may have an adapter; empty: none may, because of `no_adapters`."""
+    no_adapters: str = ""
+    """Why adapters of the model are not served."""
 
 
 def read(
@@ -117,7 +126,9 @@ def fingerprint(folder: Path, devices: int = 1, task: str = "") -> int:
     """A number that tells one state of a checkpoint's files from another by name, size, time of change and inode, by
     among how many devices it is divided, and by what it makes."""
     digest = hashlib.blake2b(f"{devices}\0".encode() if devices > 1 else b"", digest_size=8)
-    if embedding.embeds(folder, task):
+    if task == reranking.TASK:
+        digest.update(b"rerank\0")
+    elif embedding.embeds(folder, task):
         digest.update(b"embed\0")
     for path in sorted(folder.iterdir()):
         if path.suffix in _OF_A_GENERATION and path.is_file():
@@ -133,9 +144,10 @@ def _check_kind(folder: Path) -> None:
             raise PassingFault("its folder does not exist")
         kind = "a GGUF file, which is not supported" if folder.suffix.lower() == ".gguf" else "a file"
         raise BrokenCheckpoint(f"it is {kind}: give a Hugging Face folder with safetensors")
-    whole = (folder / SINGLE).exists() or (folder / INDEX).exists()
-    if (folder / "adapter_config.json").is_file() and not whole:
-        raise BrokenCheckpoint(f"it is an adapter (LoRA){_base(folder)}, not a whole model: merge it into its model")
+    if is_adapter(folder):
+        raise BrokenCheckpoint(
+            f"it is an adapter (LoRA){_base(folder)}, not a whole model: list it with base, the model it is for"
+        )
     if (folder / "config.json").exists():
         return
     if (folder / "model_index.json").is_file():
@@ -177,9 +189,15 @@ def _check_config(
 ) -> tuple[families.ModelShape, Quantisation | None]:
     """The shape of a model and how its weights are quantised. Raises BrokenCheckpoint if the model is refused whatever
     its weights are."""
-    refused = families.refusal(config, unverified)
+    refused = encoders.refusal(config)
+    if refused is None and not encoders.is_one(config):
+        refused = families.refusal(config, unverified)
     if refused is not None:
         raise BrokenCheckpoint(refused)
+    if encoders.is_one(config):
+        shape = encoders.read_shape(config)
+        _check_encoder(shape.architecture, dtype_bytes, devices, unverified)
+        return shape, None
     verified = config["architectures"][0] in CLASSES
     shape = families.read_shape(config)
     if shape.heads % devices or max(shape.kv_heads, devices) % min(shape.kv_heads, devices):
@@ -205,6 +223,8 @@ def _check_config(
 def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int, unverified: bool) -> Checkpoint:
     config = _config(folder)
     shape, quantised = _check_config(config, dtype_bytes, devices, unverified)
+    if encoders.is_one(config):
+        return _read_encoder(folder, config, shape, dtype_bytes, task, generation)
     verified = shape.architecture in CLASSES
     if verified:
         tensors = families.text_tensors(tensors_of(folder), shape)
@@ -221,7 +241,10 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         for name, tensor in held.items()
     }
     experts = [name for name in nbytes if ".experts." in name]
-    made = embedding.read(folder, config, shape.hidden) if embedding.embeds(folder, task) else None
+    reranker = reranking.read(folder) if reranking.reranks(folder, task) else None
+    embeds = reranker is None and embedding.embeds(folder, task)
+    made = embedding.read(folder, config, shape.hidden) if embeds else None
+    no_adapters = _no_adapters(shape.architecture, quantised, made, devices)
     return Checkpoint(
         generation=generation,
         architecture=shape.architecture,
@@ -237,8 +260,69 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         kv_bytes_per_token=2 * shape.layers * -(-shape.kv_heads // devices) * shape.head_dim * dtype_bytes,
         quantisation=quantised.name if quantised is not None else "",
         embedding=made,
+        reranker=reranker,
         sampling=generation_defaults.read(folder),
+        linears=() if no_adapters else _linears(weights),
+        no_adapters=no_adapters,
     )
+
+
+def _check_encoder(name: str, dtype_bytes: int, devices: int, unverified: bool) -> None:
+    if devices > 1:
+        raise BrokenCheckpoint(f"{name} is served by one device, not by {devices}")
+    if dtype_bytes <= _GPU_FLOAT_BYTES and not unverified:
+        raise BrokenCheckpoint(
+            f"{name} was compared with another implementation on CPUs only; with unverified = true in the"
+            " catalogue it is served on GPUs all the same"
+        )
+
+
+def _read_encoder(
+    folder: Path, config: Mapping[str, Any], shape: families.ModelShape, dtype_bytes: int, task: str, generation: int
+) -> Checkpoint:
+    ranks = encoders.ranks(shape.architecture)
+    if task not in ("", reranking.TASK if ranks else "embed"):
+        makes = "ranks documents" if ranks else "makes embeddings"
+        raise BrokenCheckpoint(f"{shape.architecture} {makes}: it cannot be listed with task = {task!r}")
+    tensors = tensors_of(folder)
+    expected = _check_tensors(tensors, encoders.expected_tensors(shape, config), None)
+    _check_tokenizer(folder)
+    nbytes = sum(_held_bytes(name, tensors[name], dtype_bytes, 1) for name in expected)
+    return Checkpoint(
+        generation=generation,
+        architecture=shape.architecture,
+        context_tokens=shape.context_tokens,
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocabulary=shape.vocabulary,
+        weights_bytes=nbytes,
+        active_bytes=nbytes,
+        verified=dtype_bytes > _GPU_FLOAT_BYTES,
+        kv_bytes_per_token=2 * shape.layers * shape.hidden * dtype_bytes,
+        embedding=Embedding(1, pooling="pair") if ranks else embedding.read(folder, config, shape.hidden, encodes=True),
+        reranker=Reranker() if ranks else None,
+        no_adapters=_no_adapters(shape.architecture, None, None, 1),
+    )
+
+
+def _no_adapters(architecture: str, quantised: Quantisation | None, made: Embedding | None, devices: int) -> str:
+    """Why adapters of a model are not served; empty: they are."""
+    if architecture not in CLASSES or not CLASSES[architecture].adapters:
+        return f"adapters of {architecture} are not served"
+    if quantised is not None:
+        return f"adapters of quantised weights ({quantised.name}) are not served"
+    if made is not None:
+        return "adapters of a model that makes embeddings are not served"
+    # Each rank would decide by a clock of its own which adapter makes way for one that waits.
+    return f"adapters of a model on {devices} devices are not served" if devices > 1 else ""
+
+
+def _linears(weights: Mapping[str, tuple[int, ...]]) -> tuple[Linear, ...]:
+    """The linear layers of the first decoder layer, of which all others are copies."""
+    first = "model.layers.0."
+    named = {name.split(".")[-2]: size for name, size in weights.items() if name.startswith(first) and len(size) == 2}
+    return tuple(Linear(name, named[name][0], named[name][1]) for name in MODULES)
 
 
 def _check_scales(tensors: Mapping[str, Tensor]) -> None:
@@ -295,7 +379,7 @@ def _expected(
         found = tensors.get(name)
         layer, _, last = name.rpartition(".")
         is_float = found is not None and found.dtype in FLOATS
-        # Of a layer that is not excepted engines would take the floats for quantised numbers.
+        # Engines would take floats for quantised numbers in a layer that the configuration does not except.
         left = is_float and (quantised is None or quantised.may_be_float(name))
         if quantised is None or left or name in _VOCABULARY:
             expected[name] = QuantisedTensor((size,), FLOATS)
@@ -356,7 +440,7 @@ def _parts(name: str, size: tuple[int, ...], shape: families.ModelShape, devices
 
 def _held_bytes(name: str, tensor: Tensor, dtype_bytes: int, parts: int) -> int:
     elements = tensor.elements
-    if name in _VOCABULARY and len(tensor.shape) == 2:
+    if name.endswith(_PADDED) and len(tensor.shape) == 2:
         elements = -(-tensor.shape[0] // _VOCABULARY_ROWS) * _VOCABULARY_ROWS * tensor.shape[1]
     as_it_is = tensor.dtype not in FLOATS or name.endswith(_SCALES)
     nbytes = tensor.nbytes if as_it_is else elements * dtype_bytes

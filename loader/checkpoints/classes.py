@@ -1,8 +1,8 @@
 """The model classes that engines serve: one entry for each, with what its checkpoints have beside what all have.
 
 All are decoders whose KV is a number of bytes per token: keys and values of one size in every layer. A class that is
-not here is refused by name, before any memory is booked; `docs/guide/models.md` has this table for users, and
-CONTRIBUTING.md the steps to add a class.
+not here is refused by name, before any memory is booked, unless the catalogue says `unverified = true`;
+`docs/guide/models.md` has this table for users, and CONTRIBUTING.md the steps to add a class.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class ModelClass:
     """Whether queries and keys are normalised over all heads together; else each head is."""
     sinks: bool = False
     """Whether attention has a sink for each head."""
+    adapters: bool = False
+    """Whether adapters (LoRA) of such models are served: their answers were compared with those of merged weights."""
     fused: bool = False
     """Whether queries, keys and values are one tensor in checkpoints, and so are gate and up projection."""
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
@@ -117,9 +119,10 @@ CLASSES = {
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         mlp_bias="mlp_bias",
+        adapters=True,
     ),
-    "MistralForCausalLM": ModelClass("Mistral, without a sliding window"),
-    "Qwen2ForCausalLM": ModelClass("Qwen 2 and 2.5, distilled R1", qkv_bias=True),
+    "MistralForCausalLM": ModelClass("Mistral, without a sliding window", adapters=True),
+    "Qwen2ForCausalLM": ModelClass("Qwen 2 and 2.5, distilled R1", qkv_bias=True, adapters=True),
     "Qwen3ForCausalLM": ModelClass(
         "Qwen 3",
         ("CPU", "GPU"),
@@ -127,6 +130,7 @@ CLASSES = {
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         qk_norm=True,
+        adapters=True,
         bare_names=True,
     ),
     "Phi3ForCausalLM": ModelClass("Phi 3 and 4, without a sliding window", fused=True),
@@ -134,11 +138,12 @@ CLASSES = {
         "Gemma 2",
         norms=_GEMMA_NORMS,
         activation=_GELU,
+        adapters=True,
         needs=("hidden_act",),
         defaults={"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True},
         windows=True,
     ),
-    "Gemma3ForCausalLM": ModelClass("Gemma 3 1B and other text models", **_GEMMA_3),
+    "Gemma3ForCausalLM": ModelClass("Gemma 3 1B and other text models", adapters=True, **_GEMMA_3),
     "Gemma3ForConditionalGeneration": ModelClass("Gemma 3 4B to 27B, text", wrapper=True, **_GEMMA_3),
     "Mistral3ForConditionalGeneration": ModelClass("Mistral Small 3.1 and 3.2, Devstral, text", wrapper=True),
     "Qwen3VLForConditionalGeneration": ModelClass("Qwen 3 VL, text", qk_norm=True, wrapper=True, needs=("head_dim",)),
@@ -244,5 +249,6 @@ def _notes(known: ModelClass) -> str:
         "windows in one pool" if known.windows else "",
         "text in, text out" if known.wrapper else "",
         "on GPUs only" if known.gpu_only else "",
+        "adapters" if known.adapters else "",
     ]
     return ", ".join(filter(None, notes)) or _NONE

@@ -1,7 +1,8 @@
 """Whether a folder's model makes embeddings, and of what kind: by the files that sentence-transformers puts beside a
 checkpoint, and by config.json.
 
-Engines take the last token's hidden state and bring it to length 1; a model that wants another one is refused.
+Engines take the last token's hidden state of a decoder, the first one's or the mean of all of an encoder, and bring it
+to length 1; a model that wants another one is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from loader.checkpoints.errors import BrokenCheckpoint
 from loader.checkpoints.weight_files import read_json
 
 MODULES = "modules.json"
-_LAST = "lasttoken"
+_POOLINGS = {
+    # Names that a pooling has in the files, as it is said to engines.
+    False: {"lasttoken": ""},
+    True: {"mean_tokens": "mean", "mean": "mean", "cls_token": "cls", "cls": "cls"},
+}
+"""The poolings of decoders, and of encoders."""
 _UNDERSTOOD = ("Transformer", "Pooling", "Normalize")
 
 
@@ -29,6 +35,9 @@ class Embedding:
     `matryoshka_dimensions`."""
     shorter: tuple[int, ...] = ()
     """How many numbers a shortened vector may have; empty: any."""
+    pooling: str = ""
+    """How an encoder's states become one: "mean" or "cls"; "pair" for a cross-encoder's one number, which is no
+    embedding; empty: a decoder's last one."""
 
 
 def embeds(folder: Path, task: str) -> bool:
@@ -37,33 +46,45 @@ def embeds(folder: Path, task: str) -> bool:
     return task == "embed" or (not task and (folder / MODULES).is_file())
 
 
-def read(folder: Path, config: Mapping[str, Any], hidden: int) -> Embedding:
-    """The embedding of a model that makes embeddings, with `hidden` values in a hidden state. Raises
-    BrokenCheckpoint."""
+def read(folder: Path, config: Mapping[str, Any], hidden: int, encodes: bool = False) -> Embedding:
+    """The embedding of a model that makes embeddings, with `hidden` values in a hidden state. `encodes`: it is an
+    encoder. Raises BrokenCheckpoint."""
+    pooling = None
     if (folder / MODULES).is_file():
-        _check_modules(folder, read_json(folder / MODULES))
+        pooling = _pooling_of(folder, read_json(folder / MODULES), encodes)
+    if encodes and pooling is None:
+        raise BrokenCheckpoint(f"neither {MODULES} nor a module in it says how an encoder's states become one")
     shorter = config.get("matryoshka_dimensions") or []
     if not isinstance(shorter, list) or not all(type(one) is int and 0 < one <= hidden for one in shorter):
         raise BrokenCheckpoint(
             f"config.json: matryoshka_dimensions = {shorter!r} is not a list of numbers from 1 to {hidden}"
         )
-    return Embedding(hidden, bool(shorter) or config.get("is_matryoshka") is True, tuple(sorted(shorter)))
+    shortens = bool(shorter) or config.get("is_matryoshka") is True
+    return Embedding(hidden, shortens, tuple(sorted(shorter)), pooling or "")
 
 
-def _check_modules(folder: Path, modules: Any) -> None:
+def _pooling_of(folder: Path, modules: Any, encodes: bool) -> str | None:
+    """The pooling that the modules state; None if none of them does. Raises BrokenCheckpoint."""
+    pooling = None
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise BrokenCheckpoint(f"{MODULES} is not a list of modules")
     for module in modules:
-        kind = str(module.get("type", "")).rpartition(".")[2]
+        kind = kind_of(module)
         if kind not in _UNDERSTOOD:
             raise BrokenCheckpoint(
                 f"{MODULES}: a module of type {kind or '?'} is not supported; these are: {', '.join(_UNDERSTOOD)}"
             )
         if kind == "Pooling":
-            _check_pooling(folder / str(module.get("path", "")) / "config.json")
+            pooling = _read_pooling(folder / str(module.get("path", "")) / "config.json", _POOLINGS[encodes])
+    return pooling
 
 
-def _check_pooling(path: Path) -> None:
+def kind_of(module: Mapping[str, Any]) -> str:
+    """The class of a module of sentence-transformers, without its package."""
+    return str(module.get("type", "")).rpartition(".")[2]
+
+
+def _read_pooling(path: Path, known: Mapping[str, str]) -> str:
     name = f"{path.parent.name}/{path.name}"
     pooling = read_json(path)
     if not isinstance(pooling, dict):
@@ -72,5 +93,7 @@ def _check_pooling(path: Path) -> None:
     modes = [key.removeprefix(before) for key, value in pooling.items() if key.startswith(before) and value is True]
     if isinstance(pooling.get("pooling_mode"), str):
         modes.append(pooling["pooling_mode"])
-    if modes != [_LAST]:
-        raise BrokenCheckpoint(f"{name}: pooling by {', '.join(modes) or 'nothing'} is not supported, only {_LAST}")
+    if len(modes) != 1 or modes[0] not in known:
+        only = " or ".join(mode for mode in known if mode not in ("mean", "cls"))
+        raise BrokenCheckpoint(f"{name}: pooling by {', '.join(modes) or 'nothing'} is not supported, only {only}")
+    return known[modes[0]]

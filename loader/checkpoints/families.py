@@ -53,7 +53,8 @@ _KINDS = {
     "pad_token_id": TOKEN,
     "is_matryoshka": FLAG,
 }
-"""Kinds of values of a config.json, by the keys that are read here or by engines; shape and rotary embedding aside."""
+"""Kinds of values of a config.json, by the keys that are read here or by engines, beside those that the shape and the
+scaling of rotary embeddings have (`rope.py`)."""
 _OBJECT = ValueKind("an object", lambda value: isinstance(value, dict))
 _STATE_SPACE_KEYS = ("mamba_", "ssm_", "linear_")
 _MOST_BEYOND = 16

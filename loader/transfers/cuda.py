@@ -206,7 +206,7 @@ class CudaTransfer:
 
             def opened(carrying: Carrying) -> None:
                 def map(address: int, fd: int, nbytes: int) -> None:
-                    # A link that gets a chunk of the extent later carries the copy already: none ever comes back.
+                    # A link that gets a chunk of the extent later carries the copy already: links only leave a copy.
                     indices = {self._index, *(_index(link) for link in carrying())}
                     mapper.map(address, fd, nbytes, [access(index) for index in sorted(indices)])
 

@@ -1,9 +1,9 @@
 """Extents under addresses of this process for the time of a copy.
 
-Giving access to an extent takes as long as about half of the bytes take that the links have under way, and a tenth of
-that before anything is copied (docs/lab/measurements.md). So a thread maps all of them ahead, in order: some before any
-is reported, the others while those are copied. To unmap them would hold up either, as the driver does one such thing at
-a time: it is left to the caller that closes this, when the bytes are not waited for any more.
+Giving access to an extent takes about half of the time that the bytes under way on the links still need, and a tenth
+of that before anything is copied (docs/lab/measurements.md). So a thread maps all of them ahead, in order: some before
+any is reported, the others while those are copied. The driver maps or unmaps one extent at a time, so that unmapping
+would hold up mapping and copies: it is left to the caller that closes this, when nothing waits for the bytes any more.
 """
 
 from __future__ import annotations

@@ -63,6 +63,8 @@ class Actuator:
 
     def spec(self, model: str) -> common_pb2.ModelSpec:
         entry = self._cluster.entry(model)
+        if (adapter := self._cluster.adapters.get(model)) is not None:
+            raise Unmet(f"{model} is an adapter of {adapter.model.adapter.base}, and is where that is")
         if entry is None or model in self.removing:
             raise NotFound(f"no model {model!r} in the catalogue")
         if entry.error:

@@ -109,6 +109,9 @@ class Cluster:
         self.searching = False
         """Whether there may be groups whose addresses are not known yet, because names are still being looked up."""
         self.catalogue: dict[str, loader_pb2.Entry] = {}
+        """Entries of models by name; those of their adapters are apart, as groups know nothing of them."""
+        self.adapters: dict[str, loader_pb2.Entry] = {}
+        """Entries of adapters by name."""
         self.catalogue_known = False
         self._read: dict[str, common_pb2.ModelSpec] = {}
         """Models as their files were read last; the entry of one whose files cannot be read now has no sizes."""
@@ -178,8 +181,10 @@ class Cluster:
         self._news.models.add(model)
 
     def news(self) -> ClusterNews:
-        """What was heard or decided since the last call; a second call right away returns nothing."""
+        """What was heard or decided since the last call; a second call right away returns nothing. An adapter's route
+        changes with its base's."""
         news, self._news = self._news, ClusterNews()
+        news.models |= {name for name, entry in self.adapters.items() if entry.model.adapter.base in news.models}
         return news
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -189,6 +194,14 @@ class Cluster:
 
     def entry(self, model: str) -> loader_pb2.Entry | None:
         return self.catalogue.get(model)
+
+    def listed(self, name: str) -> loader_pb2.Entry | None:
+        """The entry of a model or of an adapter."""
+        return self.catalogue.get(name) or self.adapters.get(name)
+
+    def adapters_of(self, model: str) -> list[str]:
+        """Names of the model's adapters."""
+        return sorted(name for name, entry in self.adapters.items() if entry.model.adapter.base == model)
 
     def read_spec(self, model: common_pb2.ModelSpec) -> common_pb2.ModelSpec:
         """The model with its sizes, also while the loader cannot read its files: an engine that has the model serves it
@@ -303,7 +316,11 @@ class Cluster:
     def heard_catalogue(self, entries: Iterable[loader_pb2.Entry], removed: Iterable[str] = ()) -> None:
         """Takes in the loaders' catalogue, which has exactly these entries, and the names that calls have removed."""
         self.removed = frozenset(removed)
-        before, self.catalogue = self.catalogue, {entry.model.name: entry for entry in entries}
+        listed = {entry.model.name: entry for entry in entries}
+        adapters = {name: entry for name, entry in listed.items() if entry.model.HasField("adapter")}
+        self._news.models |= adapters.keys() | self.adapters.keys()
+        self.adapters = adapters
+        before, self.catalogue = self.catalogue, {n: entry for n, entry in listed.items() if n not in adapters}
         self.catalogue_known = True
         read = {name: entry.model for name, entry in self.catalogue.items() if entry.model.context_tokens}
         self._read = {name: spec for name, spec in {**self._read, **read}.items() if name in self.catalogue}

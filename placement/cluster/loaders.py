@@ -8,6 +8,7 @@ What a node's catalogue file lists is its operator's own, and is never sent to a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -239,6 +240,18 @@ class Loaders:
         """Drops a model's image from the host memory of all nodes whose loaders are reachable."""
         for address in [each for each in self.clients if each in self._there]:
             await self.clients[address].drop_image(name)
+
+    async def pin_image(self, name: str, pinned: bool) -> None:
+        """Pins a model's image, or takes that back, at all loaders that are reachable and have the model. Raises
+        NotFound if none has it, and as LoaderClient does."""
+        first, known = self._first(), False
+        for address in {first: None, **dict.fromkeys(each for each in self.clients if each in self._there)}:
+            client = self.clients[address]
+            with contextlib.suppress(NotFound):
+                await (client.pin(name) if pinned else client.unpin(name))
+                known = True
+        if not known:
+            raise NotFound(f"no model {name!r} in the catalogue")
 
     async def remove(self, name: str) -> None:
         """Removes a model at all loaders that are reachable, and at others once they are. Raises Unavailable if a

@@ -12,6 +12,7 @@ from services.rpc.watch import Watched
 _REST_S, _LONGEST_REST_S = 5e-5, 0.1
 """Seconds between two messages of all routes: for each route, a tenth of which a gateway needs to read it, and at
 most in all."""
+_LEAVES = "its base is being removed"
 
 
 class Routes:
@@ -44,7 +45,7 @@ class Routes:
         if premises != self._premises:
             self._premises = premises
             self._refusals.clear()
-            models = self._routes.keys() | self._cluster.catalogue.keys()
+            models = self._routes.keys() | self._cluster.catalogue.keys() | self._cluster.adapters.keys()
         changed = False
         for name in models:
             fresh = self._route(name)
@@ -75,10 +76,27 @@ class Routes:
             await self._changes.changed(message.revision)
 
     def _route(self, name: str) -> placement_pb2.Route | None:
+        adapter = self._cluster.adapters.get(name)
+        if adapter is not None:
+            return self._adapter_route(adapter)
         entry = self._cluster.entry(name)
         if entry is None or name in self._removed:
             return None
         return route(self._cluster, entry, self._refused, self._leaving.get(name))
+
+    def _adapter_route(self, entry: loader_pb2.Entry) -> placement_pb2.Route:
+        """The route of an adapter: that of its base, as far as it can be served."""
+        error = placement_pb2.Route(
+            model=entry.model, residency=common_pb2.ERROR, error=entry.error or _LEAVES, retry_s=entry.retry_s
+        )
+        if entry.error:  # its base may be an adapter, even its own
+            return error
+        base = self._route(entry.model.adapter.base)
+        if base is None:
+            return error
+        return placement_pb2.Route(
+            model=entry.model, residency=base.residency, places=base.places, error=base.error, retry_s=base.retry_s
+        )
 
     def _refused(self, entry: loader_pb2.Entry) -> str:
         name, measured = entry.model.name, self._cluster.measured(entry.model.name)
@@ -96,7 +114,7 @@ def route(
     them: its group was found again with a model that has come up elsewhere meanwhile."""
     model = entry.model
     away = common_pb2.COLD if entry.has_image else common_pb2.ON_DISK
-    found = placement_pb2.Route(model=model, residency=away, no_image=entry.no_image)
+    found = placement_pb2.Route(model=model, residency=away, no_image=entry.no_image, image_pinned=entry.image_pinned)
     places, reason, retries = [], "", []
     residents = cluster.residents(model.name)
     sure = [pair for pair in residents if (pair[0].client.address, model.name) not in cluster.doubtful]

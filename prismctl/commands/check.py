@@ -10,6 +10,7 @@ import typer
 from deploy.local.models import sizes
 from loader.catalogue.catalogue import CatalogueEntry
 from loader.catalogue.models import CatalogueModel, read_model
+from loader.checkpoints.adapter_folder import is_adapter
 from loader.checkpoints.classes import CLASSES
 from prismctl.commands.models import absolute, listed
 from prismctl.system.system import SystemAddresses
@@ -17,7 +18,7 @@ from prismctl.views.sizes import size
 from prismctl.views.terminal import Json, show_json
 from services.errors import PrismError, Unavailable
 
-_NAME = "checked"
+_NAME, _BASE = "checked", "its-base"
 
 
 def check(
@@ -43,10 +44,11 @@ def check(
         context_tokens=context_tokens,
         kv_dtype=kv_dtype,
         unverified=unverified,
+        base=_BASE if is_adapter(path) else "",
     )
     model = read_model(entry, sizes(on_gpus=not on_cpu))
     found = _facts(path, model)
-    if not model.error:
+    if model.checkpoint is not None:
         found["groups"], found["groups_unknown"] = _groups(context.obj, entry, found["device_bytes"])
     if json_:
         show_json(found)
@@ -57,7 +59,16 @@ def check(
 
 
 def _facts(path: str, model: CatalogueModel) -> dict[str, Any]:
-    checkpoint = model.checkpoint
+    checkpoint, adapter = model.checkpoint, model.adapter
+    if adapter is not None:
+        return {
+            "path": path,
+            "served": True,
+            "rank": adapter.rank,
+            "layers": len(adapter.layers),
+            "changes": [each.name for each in adapter.linears],
+            "weights_bytes": adapter.elements * model.sizes.dtype_bytes,
+        }
     if checkpoint is None:
         return {"path": path, "served": False, "why": model.error}
     known = CLASSES.get(checkpoint.architecture)
@@ -107,6 +118,12 @@ def _groups(system: SystemAddresses, entry: CatalogueEntry, device_bytes: int) -
 def _lines(found: dict[str, Any]) -> list[str]:
     if not found["served"]:
         return [f"{found['path']}: refused: {found['why']}"]
+    if "rank" in found:
+        return [
+            f"{found['path']}: an adapter (LoRA): list it with base, the model that it is for",
+            f"  changes    {', '.join(found['changes'])} of {found['layers']} layers, by rank {found['rank']}",
+            f"  weights    {size(found['weights_bytes'])}",
+        ]
     compared = ", ".join(found["compared_on"])
     if found["unverified"]:
         kind = f"{found['quantisation']}, " if found["quantisation"] else ""

@@ -17,7 +17,7 @@ from gateway.access.keys import KeysFile, repeated
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader.catalogue.catalogue import CatalogueFile
-from loader.catalogue.models import Sizes, read_model
+from loader.catalogue.models import CatalogueModel, Sizes, adapter_fault, read_model
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
 from prismctl import cli
@@ -130,7 +130,7 @@ def _check(file: _File, as_: str) -> None:
         values, file.warnings = without_removed(_KINDS[file.kind][0], values)
         file.parsed = _KINDS[file.kind][0].model_validate(values)
     except pydantic.ValidationError as error:
-        file.faults += faults(error)
+        file.faults += faults(error, _KINDS[file.kind][0])
     if isinstance(file.parsed, KeysFile):
         file.faults += repeated(file.parsed)
 
@@ -166,10 +166,13 @@ def _sizes(loaders: list[LoaderConfig]) -> Sizes:
 def _models(file: _File, sizes: Sizes) -> list[Fault]:
     """Faults that the loader would find in the models' folders."""
     assert isinstance(file.parsed, CatalogueFile)
-    found = []
-    for number, listed in enumerate(file.parsed.model):
+    models: dict[str, CatalogueModel] = {}
+    for listed in file.parsed.model:
         folder = Path(os.path.abspath(file.path)).parent / os.path.expanduser(listed.path)
-        model = read_model(listed.model_copy(update={"path": os.path.normpath(folder)}), sizes)
-        if model.error:
-            found.append(Fault(("model", number, "path"), f"{listed.name}: {model.error}"))
-    return found
+        models[listed.name] = read_model(listed.model_copy(update={"path": os.path.normpath(folder)}), sizes)
+    faults = [adapter_fault(each, models) if each.listed.base else each.error for each in models.values()]
+    return [
+        Fault(("model", number, "path"), f"{name}: {fault}")
+        for number, (name, fault) in enumerate(zip(models, faults, strict=True))
+        if fault
+    ]

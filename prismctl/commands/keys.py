@@ -25,11 +25,11 @@ def _keys() -> None:
 @cli.command(app, "prismctl keys new ann --models 'org/*' --requests-per-minute 60", "new")
 def make(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is: for logs and errors.")],
-    models: Annotated[list[str] | None, typer.Option(help="Models it may use, or patterns; several times.")] = None,
+    models: Annotated[list[str] | None, typer.Option(help="Names, patterns, or aliases; several times.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Of prompts and answers.")] = None,
     in_flight: Annotated[int | None, typer.Option(min=1, help="Answers at once, at each gateway.")] = None,
-    admin: Annotated[bool, typer.Option(help="Also /metrics and /ui.")] = False,
+    admin: Annotated[bool, typer.Option(help="Also /metrics and /ui, and to steer models.")] = False,
     json_: Json = False,
 ) -> None:
     """Make a key and print it, once: what is printed beside it, for the gateway's keys_file, has only its hash."""

@@ -46,11 +46,15 @@ def list_models(context: typer.Context, json_: Json = False) -> None:
         Column("KV/token", 4, right=True),
         Column("quota", 5, right=True),
         Column("path", 6),
+        Column("aliases", 2),
     )
     lines = []
     for row in rows:
         cells = (
-            row["model"] + (" (pinned)" if row["pinned"] else "") + (" (unverified)" if row["unverified"] else ""),
+            row["model"]
+            + (" (pinned)" if row["pinned"] else "")
+            + (" (unverified)" if row["unverified"] else "")
+            + (f" (adapter of {row['base']})" if row["base"] else ""),
             row["state"],
             ", ".join(row["places"]),
             size(row["weights_bytes"]),
@@ -59,6 +63,7 @@ def list_models(context: typer.Context, json_: Json = False) -> None:
             size(row["kv_bytes_per_token"]),
             size(row["quota_bytes"]),
             row["path"],
+            ", ".join(row["aliases"]),
         )
         lines.append(Row(cells, fault(row)))
     show_table(rows, json_, columns, lines)
@@ -77,7 +82,7 @@ def add_model(
     floor_tokens: Annotated[int, typer.Option(help="KV it always has while active; left out: for one request.")] = 0,
     quota: Annotated[str, typer.Option(help="Private memory of its engine on each device, e.g. 1MiB.")] = "",
     devices: Annotated[int, typer.Option(help="Of one group, that it is spread over: 1, 2 or 4.")] = 1,
-    task: Annotated[str, typer.Option(help="embed or generate; by default what its folder says.")] = "",
+    task: Annotated[str, typer.Option(help="embed, generate or rerank; by default what its folder says.")] = "",
     tool_parser: Annotated[
         str, typer.Option(help="How it calls tools (hermes); by default what its template says.")
     ] = "",
@@ -88,13 +93,18 @@ def add_model(
     unverified: Annotated[
         bool, typer.Option("--unverified", help="Also a class that nobody has compared with another implementation.")
     ] = False,
+    base: Annotated[str, typer.Option(help="It is an adapter (LoRA) of this model; FOLDER is PEFT's.")] = "",
+    alias: Annotated[
+        list[str] | None, typer.Option(help="A further name by which clients may ask for it; may be repeated.")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Report what it needs and whether it fits; add nothing.")
     ] = False,
     json_: Json = False,
 ) -> None:
     """Add a model to the running system. Its folder is checked first; its first request loads it. It stays until it is
-    removed, beside those of the catalogue file. The same name and path again: its files are read afresh."""
+    removed, beside those of the catalogue file. The same name and path again: its files are read afresh, and it has
+    the settings and aliases that are given then."""
     system: SystemAddresses = context.obj
     entry = listed(
         name=name,
@@ -112,6 +122,8 @@ def add_model(
         reasoning_parser=reasoning_parser,
         kv_dtype=kv_dtype,
         unverified=unverified,
+        base=base,
+        aliases=tuple(alias or ()),
     )
     common = entry.model_dump(exclude={"ttft_ms", "tpot_ms"})
     slo = common_pb2.Slo(ttft_ms=entry.ttft_ms, tpot_ms=entry.tpot_ms)
@@ -122,6 +134,11 @@ def add_model(
             return await placement.add_model(listing, check_only=check)
 
     spec = values.spec(run(ask()))
+    if spec["base"]:
+        done = "could be added" if check else "is added"
+        text = f"{name} {done}: an adapter of {spec['base']}, rank {spec['rank']}, {size(spec['weights_bytes'])}"
+        show(spec | {"added": not check}, json_, text)
+        return
     needs = " + ".join(f"{title} {size(spec[key])}" for title, key in _FIELDS)
     total = size(sum(spec[key] for _, key in _FIELDS))
     done = "could be added" if check else "is added"
@@ -156,7 +173,8 @@ def listed(**given: Any) -> CatalogueEntry:
         fault = faults(error)[0]
         if fault.key == "name":
             raise typer.BadParameter(fault.what) from None
-        option = {"path": "FOLDER", "quota_bytes": "--quota"}.get(fault.key, "--" + fault.key.replace("_", "-"))
+        key = "alias" if fault.at[:1] == ("aliases",) else fault.key
+        option = {"path": "FOLDER", "quota_bytes": "--quota"}.get(key, "--" + key.replace("_", "-"))
         raise typer.BadParameter(f"{option}: {fault.what}" if fault.at else fault.what) from None
 
 
@@ -216,6 +234,9 @@ def inspect_model(context: typer.Context, name: Name, json_: Json = False) -> No
     seen = run(ask())
     if json_:
         show_json(seen)
+        return
+    if seen["base"]:
+        typer.echo(f"{name}: an adapter of {seen['base']}, rank {seen['rank']}, {size(seen['weights_bytes'])}")
         return
     where = [place for place, there in (("in memory", seen["in_memory"]), ("on disk", seen["on_disk"])) if there]
     none = f"none: {seen['no_image']}" if seen["no_image"] else "none"

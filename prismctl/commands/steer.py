@@ -7,17 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from placement.client import PlacementClient
 from prismctl.system.system import SystemAddresses, run
 from prismctl.views import values
 from prismctl.views.sizes import parse_size, size
 from prismctl.views.tables import Column, Row
 from prismctl.views.terminal import Json, show, show_table, told_meanwhile
 from protos import common_pb2, placement_pb2
-from services.errors import NotFound, TimedOut, Unmet
+from services.errors import NotFound, TimedOut
 
 Name = Annotated[str, typer.Argument(metavar="MODEL")]
-_AGAIN_S = 0.05
 _DOWN = {"hibernating": common_pb2.HIBERNATING, "cold": common_pb2.COLD, "disk": common_pb2.ON_DISK}
 
 
@@ -42,43 +40,12 @@ def wake(
             try:
                 attending = system.attending([*system.node(), system.asked(place.group, place.address)])
                 async with asyncio.timeout(patience_s), attending:
-                    return await _until_active(placement, name), "active"
+                    return await placement.until_active(name), "active"
             except TimeoutError:
                 raise TimedOut(f"{name} is not active after {patience_s:g} s; it is still waking") from None
 
     group, state = run(ask())
     show({"model": name, "group": group, "state": state}, json_, f"{name} is {state} on {group}")
-
-
-async def _until_active(placement: PlacementClient, name: str) -> str:
-    """Name of the group on which the model is active, once it is. Raises Unmet if its activation has failed, NotFound
-    if the model was removed meanwhile."""
-    was_waking = False
-    async for routes in placement.watch_routes():
-        if routes is None:
-            continue
-        route = next((route for route in routes.routes if route.model.name == name), None)
-        if route is None:
-            raise NotFound(f"{name} was removed while it woke")
-        if route.residency == common_pb2.ACTIVE:
-            return route.places[0].group
-        if route.residency == common_pb2.ERROR:
-            raise Unmet(f"{name}: {route.error}")
-        if was_waking and route.residency != common_pb2.WAKING:
-            outcome = await _outcome(placement, name)
-            if not outcome.startswith("done"):
-                raise Unmet(f"{name} did not come up: {outcome}")
-        was_waking = was_waking or route.residency == common_pb2.WAKING
-    raise AssertionError("routes are followed for ever")
-
-
-async def _outcome(placement: PlacementClient, name: str) -> str:
-    """Outcome of the last decision about the model, once it has one: routes change a moment before."""
-    while True:
-        (last,) = await placement.explain(name, 1)
-        if last.outcome != "under way":
-            return last.outcome
-        await asyncio.sleep(_AGAIN_S)
 
 
 def sleep(

@@ -33,9 +33,15 @@ when it is not. `prismctl config settings gateway` prints one service's in a ter
 
 Every service reads one TOML file, which its command line names: `python -m gateway --config /etc/prism/gateway.toml`.
 
+Where a node is described by `prism.toml` (docs/operate/deploy.md), the files of its services are made of that, and its
+tables `[balloond]`, `[loader]`, `[scheduler]` (every gpu_scheduler), `[placement]` and `[gateway]` have the settings
+below under the same names: `a.b` of the gateway is `b` in `[gateway.a]`. They go before what is made, and are checked
+like a file. Refused there are those that follow from the rest of the description: `name`, `listen`, devices, and the
+addresses by which services find each other.
+
 | as shipped | where the files are |
 |---|---|
-| `make serve` | `.run/NAME.toml`, written anew at each start |
+| `prism serve`, `make serve` | NAME.toml in the state folder (`.run` in a checkout), written anew at each start |
 | systemd | `/etc/prism/NAME.toml`, from `deploy/systemd/config`; of group N `gpu-scheduler-N.toml` |
 | compose | `deploy/compose/config`, in containers `/etc/prism`; `cpu` and `cuda` of them by the device |
 | Kubernetes | `deploy/k8s/20-configuration.yaml`, in containers `/etc/prism` |

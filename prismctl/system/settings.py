@@ -66,13 +66,13 @@ class _Field(NamedTuple):
 
 
 def _rows(kind: type[Any], within: str) -> Iterator[SettingRow]:
-    docs = _docs(kind)
+    found = docs(kind)
     for field in _fields(kind):
         key = within + field.name
         section, listed = _section(field.annotation)
         if not getattr(section, "IN_REFERENCE", True):
             continue
-        description = docs.get(field.name, "") or (_own_doc(section) if section is not None else "")
+        description = found.get(field.name, "") or (_own_doc(section) if section is not None else "")
         yield SettingRow(key, _type(field), _default(field.default), _aside(field), description)
         if section is not None:
             yield from _rows(section, f"{key}[]." if listed else f"{key}.")
@@ -97,7 +97,7 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 # Descriptions, from the source.
 
 
-def _docs(kind: type) -> dict[str, str]:
+def docs(kind: type) -> dict[str, str]:
     """Field -> the docstring below it, in the class or in those that it extends."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):

@@ -17,6 +17,7 @@ def models(routes: placement_pb2.Routes) -> list[dict[str, Any]]:
     return [
         {
             "model": route.model.name,
+            "aliases": list(route.model.aliases),
             "state": residency(route.residency),
             "places": [place.group for place in route.places],
             "weights_bytes": route.measured_weights_bytes or route.model.weights_bytes,
@@ -29,7 +30,11 @@ def models(routes: placement_pb2.Routes) -> list[dict[str, Any]]:
             "error": route.error,
             "retry_s": route.retry_s,
             "no_image": route.no_image,
-            "path": route.model.path,
+            "base": route.model.adapter.base,
+            "adapters": sorted(
+                each.model.name for each in routes.routes if each.model.adapter.base == route.model.name
+            ),
+            "path": route.model.adapter.path or route.model.path,
         }
         for route in routes.routes
     ]
@@ -38,7 +43,10 @@ def models(routes: placement_pb2.Routes) -> list[dict[str, Any]]:
 def spec(model: common_pb2.ModelSpec) -> dict[str, Any]:
     return {
         "model": model.name,
-        "path": model.path,
+        "aliases": list(model.aliases),
+        "path": model.adapter.path or model.path,
+        "base": model.adapter.base,
+        "rank": model.adapter.rank,
         "architecture": model.architecture,
         "quantisation": model.quantisation,
         "unverified": model.unverified,

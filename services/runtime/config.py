@@ -7,13 +7,14 @@ the same file.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import pydantic
 
@@ -106,7 +107,8 @@ def parse(
     try:
         return kind.model_validate(values)
     except pydantic.ValidationError as error:
-        raise ValueError(f"{source}: " + "; ".join(f"{fault.key}: {fault.what}" for fault in faults(error))) from None
+        found = "; ".join(f"{fault.key}: {fault.what}" for fault in faults(error, kind))
+        raise ValueError(f"{source}: {found}") from None
 
 
 def _filled(value: Any, environment: Mapping[str, str]) -> Any:
@@ -131,15 +133,34 @@ class Fault(NamedTuple):
         return ".".join(str(part) for part in self.at) or "(file)"
 
 
-def faults(error: pydantic.ValidationError) -> list[Fault]:
-    """All faults of a failed validation."""
+def faults(error: pydantic.ValidationError, kind: type[pydantic.BaseModel] | None = None) -> list[Fault]:
+    """All faults of a failed validation. With the class that was validated, those of unknown keys name the nearest
+    known one."""
     return [
         Fault(
             problem["loc"],
-            "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, "),
+            _unknown(kind, problem["loc"])
+            if problem["type"] == "extra_forbidden"
+            else problem["msg"].removeprefix("Value error, "),
         )
         for problem in error.errors()
     ]
+
+
+def _unknown(kind: type[pydantic.BaseModel] | None, at: tuple[str | int, ...]) -> str:
+    """What is said of the unknown key at this place: it names the nearest known one, if any is near."""
+    for step in at[:-1]:
+        if isinstance(step, str) and kind is not None:
+            kind = section(kind.model_fields[step].annotation) if step in kind.model_fields else None
+    near = difflib.get_close_matches(str(at[-1]), kind.model_fields if kind is not None else (), 1)
+    return f"unknown key; the nearest one is {near[0]}" if near else "unknown key"
+
+
+def section(annotation: Any) -> type[pydantic.BaseModel] | None:
+    """The class that checks the tables of a field; None if it has no tables."""
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return annotation
+    return next(filter(None, map(section, get_args(annotation))), None)
 
 
 def without_removed(

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import tomli_w
 
 from balloond.client import BalloondClient
 from deploy.healthy import healthy
 from deploy.local.processes import LocalSystem
-from deploy.local.topology import Local, Process, to_toml
+from deploy.local.topology import Local, Process
 from gateway.access import keys as gateway_keys
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
@@ -260,7 +261,7 @@ def _second_gateway(local: Local, bases: dict[str, str]) -> Process:
     config = {"name": name, "listen": local.unix(name), "http": http, "placement": local.unix("placement")}
     config.update(local.gateway)
     path = local.state / f"{name}.toml"
-    path.write_text(to_toml({**config, "log_format": "json"}))
+    path.write_text(tomli_w.dumps({**config, "log_format": "json"}))
     bases[name] = f"http://{http}"
     return Process(name, "gateway", ("--config", str(path)), config["listen"], ("placement",))
 

@@ -137,6 +137,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
+    label_logprobs: list[float] = field(default_factory=list)
     finish: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
     error: str = ""
     parked: bool = False
@@ -251,6 +252,7 @@ class EngineEnd:
             answer.cached_tokens, answer.prompt_tokens = chunk.cached_tokens, chunk.prompt_tokens
         assert not (chunk.prompt_logprobs and answer.tokens), "the prompt comes before the answer"
         answer.prompt_logprobs += chunk.prompt_logprobs
+        answer.label_logprobs += chunk.label_logprobs
         answer.tokens += chunk.token_ids
         answer.logprobs += chunk.logprobs
         if chunk.embedding:
@@ -335,6 +337,7 @@ class EngineEnd:
         max_new_tokens: int,
         priority: int = 0,
         resumed: Sequence[int] = (),
+        adapter: common_pb2.Adapter | None = None,
         **sampling: object,
     ) -> None:
         """`resumed`: what it has said before, beside `max_new_tokens`."""
@@ -344,6 +347,7 @@ class EngineEnd:
             sampling=common_pb2.Sampling(max_new_tokens=max_new_tokens, **sampling),  # type: ignore[arg-type]
             priority=priority,
             resumed_tokens=len(resumed),
+            adapter=adapter,
         )
         self.send(generate=generate)
 

@@ -24,9 +24,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import tomli_w
 
 from deploy.local.processes import LocalSystem
-from deploy.local.topology import Process, to_toml
+from deploy.local.topology import Process
 from placement.client import PlacementClient
 from protos import common_pb2
 from services.errors import PrismError
@@ -91,7 +92,7 @@ class Node:
         def add(name: str, module: str, after: tuple[str, ...], probe: str, config: dict[str, Any]) -> None:
             path = self.state / f"{name}.toml"
             listen = f"0.0.0.0:{probe.rpartition(':')[2]}"
-            path.write_text(to_toml({"name": name, "listen": listen, "log_format": "json", **config}))
+            path.write_text(tomli_w.dumps({"name": name, "listen": listen, "log_format": "json", **config}))
             arguments: tuple[str, ...] = ("--config", str(path))
             if version:
                 module, arguments = "testing.fleet.as_version", (version, module, *arguments)
@@ -166,7 +167,7 @@ class Fleet(World):
         """Placement's file has these from now on."""
         path = self.state / "placement.toml"
         fresh = path.with_suffix(".new")  # it is never seen half written
-        fresh.write_text(to_toml(tomllib.loads(path.read_text()) | settings))
+        fresh.write_text(tomli_w.dumps(tomllib.loads(path.read_text()) | settings))
         fresh.rename(path)
 
     def _control(self) -> list[Process]:
@@ -194,7 +195,7 @@ class Fleet(World):
             if module == "gateway":
                 config |= {"listen": f"unix:{self.state}/{name}.sock", "placement": placement}
             path = self.state / f"{name}.toml"
-            path.write_text(to_toml({"name": name, "log_format": "json", **config}))
+            path.write_text(tomli_w.dumps({"name": name, "log_format": "json", **config}))
             under = self._resolving() if name == "placement" else ()
             plan.append(Process(name, module, ("--config", str(path)), str(config["listen"]), after, under))
         self.local = SimpleNamespace(http=http)  # type: ignore[assignment]

@@ -41,6 +41,8 @@ class Requests:
             "/v1/chat/completions": {**chat, "temperature": 0, "n": 1, "stop": "x", "logprobs": True, "seed": 1},
             "/v1/completions": {"model": model, "prompt": "hi", "max_tokens": 2, "stop_token_ids": [1], "echo": True},
             "/v1/embeddings": {"model": model, "input": ["hi", "there"], "dimensions": 2, "encoding_format": "float"},
+            "/v1/score": {"model": model, "query": "hi", "items": ["there", "you"], "label_token_ids": [1, 2]},
+            "/v1/rerank": {"model": model, "query": "hi", "documents": ["there", {"text": "you"}], "top_n": 1},
             "/tokenize": {"model": model, "prompt": "hi"},
             "/detokenize": {"model": model, "tokens": [5, 6]},
         }

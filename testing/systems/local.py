@@ -36,7 +36,8 @@ def catalogue(folder: Path, engine: str, models: dict[str, dict[str, Any]] | Non
     """A catalogue file of the example models, or of others; the entry of each may add keys."""
     lines = []
     for name, keys in (models or {name: {} for name in MODELS}).items():
-        entry = {"name": name, "path": str(FOLDER / name), "engine": engine, **keys}
+        own = {} if "base" in keys else {"engine": engine}  # an adapter has its base's
+        entry = {"name": name, "path": str(FOLDER / name), **own, **keys}
         lines.append("[[model]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in entry.items()))
     path = folder / "catalogue.toml"
     path.write_text("\n".join(lines))

@@ -105,11 +105,12 @@ def test_generator_of_a_build_is_the_one_of_the_development_requirements():
     assert generator in (ROOT / "requirements" / "dev.txt").read_text().splitlines()
 
 
-def test_installed_commands_answer_from_a_folder_elsewhere(scripts, elsewhere):
+def test_installed_commands_answer_from_a_folder_elsewhere(scripts, elsewhere, tmp_path):
     def said(*command):
         return subprocess.run([*command], cwd=elsewhere, capture_output=True, text=True, check=True).stdout
 
-    assert all(f"  {command} " in said(scripts / "prism", "--help") for command in ("serve", "fetch", "install"))
+    commands = ("serve", "fetch", "config", "install")
+    assert all(f"  {command} " in said(scripts / "prism", "--help") for command in commands)
     assert said(scripts / "prism", "--version").strip() == importlib.metadata.version("prism-serve")
     assert "--port PORT" in said(scripts / "prism", "serve", "--help")
     assert "prismctl top" in said(scripts / "prismctl", "top", "--help")
@@ -117,6 +118,10 @@ def test_installed_commands_answer_from_a_folder_elsewhere(scripts, elsewhere):
     assert "torch==2.13.0+cpu" in steps[0] and "download.pytorch.org/whl/cpu" in steps[0] and "--no-deps" in steps[2]
     for name in re.findall(r"\S+\.txt", "\n".join(steps)):
         assert Path(name).read_bytes() == (ROOT / "requirements" / Path(name).name).read_bytes()
+    (tmp_path / "prism.toml").write_text("")
+    for to, name in (("systemd", "units/prism.target"), ("compose", "compose.yaml"), ("kubernetes", "30-node.yaml")):
+        said(scripts / "prism", "config", "render", tmp_path / "prism.toml", "--to", to, "--out", tmp_path / to)
+        assert (tmp_path / to / name).exists()
     code = (
         "import importlib.metadata as m; (p,) = m.entry_points(group='sglang.srt.plugins'); "
         "print(p.value, m.requires('prism-serve'))"

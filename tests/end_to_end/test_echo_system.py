@@ -12,17 +12,24 @@ import pytest_asyncio
 from typer.testing import CliRunner
 
 from balloond.client import WARM_ENGINES, BalloondClient
+from gateway.__main__ import build
+from gateway.access import keys
+from gateway.config import GatewayConfig
 from gpu_scheduler.engines.echo.rule import embedding
 from loader.client import LoaderClient
 from loader.copies.handoff_client import HandoffClient
 from prismctl.__main__ import app
 from protos import common_pb2
 from services.runtime import tasks
+from services.service import Service
 from testing.patience import PATIENCE_S
+from testing.ports import free_port
 from testing.systems.local import FOLDER, MODELS, world
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT = list(range(20, 60))
+ADMIN = {"authorization": "Bearer ops"}
+KEYS = {"ops": "admin = true\n", "ann": ""}
 DEVICES = {"cpu:0": 32 << 20, "cpu:1": 32 << 20}
 
 
@@ -65,6 +72,30 @@ async def ten_streams(it, model, tokens=60):
 
 async def undisturbed(it, model, tokens=60):
     return await asyncio.gather(*(it.stream(model, [7 + i, *PROMPT], tokens) for i in range(10)))
+
+
+@contextlib.asynccontextmanager
+async def gateway_with_keys(it):
+    """A gateway in this process, in front of a running system, with an admin's key and another's; its address."""
+    folder = it.local.state / "keyed"
+    folder.mkdir()
+    entries = (f'[[key]]\nname = "{name}"\nhash = "{keys.digest(name)}"\n{more}' for name, more in KEYS.items())
+    (folder / "keys.toml").write_text("".join(entries))
+    http = f"127.0.0.1:{free_port()}"
+    config = GatewayConfig(
+        name="keyed",
+        listen=f"unix:{folder}/gateway.sock",
+        http=http,
+        placement=it.local.unix("placement"),
+        keys_file=str(folder / "keys.toml"),
+    )
+    service = Service(config)
+    await build(service)
+    try:
+        yield f"http://{http}"
+    finally:
+        await service._end()
+        shutil.rmtree(folder)
 
 
 async def test_requests_are_answered_streamed_and_whole_for_all_models(slow):
@@ -359,3 +390,37 @@ async def test_models_more_than_engines_are_served_one_after_another():
             assert await it.complete(model, PROMPT, 8)
         reasons = [decision.reason for decision in await it.placement.explain() if decision.action == "go cold"]
         assert reasons and all("an engine for" in reason for reason in reasons)
+
+
+async def test_admin_adds_wakes_pins_puts_to_sleep_and_removes_a_model_over_http(slow):
+    entry = {"name": "extra", "path": str(FOLDER / MODELS[0]), "engine": "echo", "aliases": ["gpt-4o", "default"]}
+    async with gateway_with_keys(slow) as base:
+
+        async def ask(method, path, body=None, status=200, **headers):
+            headers = headers or ADMIN
+            async with slow.http.request(method, f"{base}/v1/models{path}", json=body, headers=headers) as answer:
+                told = await answer.json()
+                assert answer.status == status, told
+                return told
+
+        added = await ask("POST", "", entry)
+        assert (added["id"], added["aliases"], added["residency"]) == ("extra", ["gpt-4o", "default"], "on_disk")
+        assert (await ask("POST", "", entry))["id"] == "extra"
+        taken = await ask("POST", "", entry | {"name": "other"}, 409)
+        assert "the alias 'gpt-4o' of 'other' is given twice: 'extra' has it" in taken["error"]["message"]
+        for _ in range(2):
+            assert (await ask("POST", "/default/wake"))["residency"] == "active"
+        body = {"model": "gpt-4o", "prompt": PROMPT, "max_tokens": 4}
+        async with slow.http.post(f"{base}/v1/completions", json=body, headers=ADMIN) as answer:
+            assert (await answer.json())["model"] == "extra"
+        assert (await ask("POST", "/extra/pin"))["image_pinned"]
+        for to in ("hibernating", "hibernating", "disk"):
+            down = await ask("POST", f"/extra/sleep?to={to}")
+            assert down["residency"] == {"disk": "on_disk"}.get(to, to), down["reason"]
+        assert "is pinned" in (await ask("DELETE", "/extra", status=409))["error"]["message"]
+        assert not (await ask("POST", "/extra/unpin"))["image_pinned"]
+        assert "remove 'extra' by its name" in (await ask("DELETE", "/gpt-4o", status=400))["error"]["message"]
+        assert await ask("DELETE", "/extra") == {"id": "extra", "object": "model", "deleted": True}
+        for name in ("extra", "gpt-4o"):
+            await ask("DELETE", f"/{name}", status=404)
+            await ask("GET", f"/{name}", status=404)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import signal
@@ -121,8 +122,8 @@ async def structured(client, model):
         assert not chunk.choices[0].delta.content
         calls += chunk.choices[0].delta.tool_calls or []
         reasons.append(chunk.choices[0].finish_reason)
-    assert [call.function.name for call in calls] == ["count"] and reasons[-1] == "tool_calls"
-    jsonschema.validate(json.loads(calls[0].function.arguments), schema)
+    assert calls[0].function.name == "count" and {call.index for call in calls} == {0} and reasons[-1] == "tool_calls"
+    jsonschema.validate(json.loads("".join(call.function.arguments for call in calls)), schema)
 
 
 async def test_models_that_do_not_fit_together_answer_as_transformers_does_through_every_fault(tmp_path):
@@ -222,6 +223,11 @@ async def likelihoods(it, model, ids, likely):
         added = len(told["tokens"]) - 1 - len(right)  # where the tokenizer adds none it is the same prompt
         assert added or check(told, right, 0) is None
         assert "".join(told["tokens"][added:]) == text and told["text_offset"][added] == 0
+
+    for prompt, right in zip(ids, likely, strict=True):
+        asked_of = {"query": prompt[:-2], "items": [prompt[-2:-1]], "label_token_ids": [prompt[-1]]}
+        status, answer = await it.post("/v1/score", {"model": model, **asked_of})
+        assert status == 200 and math.log(answer["scores"][0][0]) == pytest.approx(right[-1][0], abs=1e-3)
 
     async def streamed(i, started):
         told = {"token_logprobs": [], "top_logprobs": []}

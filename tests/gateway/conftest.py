@@ -66,7 +66,8 @@ class World:
         wanted = sorted((route.model.name, self.published) for route in routes)
         while True:
             cards = (await self.http.get("/v1/models", headers=self.bearer(key))).json()["data"]
-            if sorted((card["id"], card["measured_private_bytes"]) for card in cards) == wanted:
+            models = [card for card in cards if card["id"] == card["root"]]  # no aliases
+            if sorted((card["id"], card["measured_private_bytes"]) for card in models) == wanted:
                 return
             await asyncio.sleep(0.005)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -224,6 +224,7 @@ def route(
     default_slo: common_pb2.Slo | None = None,
     embedding: common_pb2.Embedding | None = None,
     sampling: common_pb2.SamplingDefaults | None = None,
+    aliases: Sequence[str] = (),
 ) -> placement_pb2.Route:
     if residency is None:
         residency = places[0].residency if places else common_pb2.COLD
@@ -237,6 +238,7 @@ def route(
         generation=1,
         embedding=embedding,
         sampling=sampling,
+        aliases=aliases,
     )
     return placement_pb2.Route(
         model=model, residency=residency, places=places, error=error, measured_weights_bytes=1234

@@ -113,6 +113,11 @@ async def test_grpc_call_that_is_cancelled_frees_the_engine(world: World) -> Non
         (ask(sampling=common_pb2.Sampling(temperature=3)), grpc.StatusCode.INVALID_ARGUMENT, "sampling.temperature"),
         (ask(sampling=common_pb2.Sampling(max_new_tokens=-1)), grpc.StatusCode.INVALID_ARGUMENT, "max_new_tokens"),
         (ask(sampling=common_pb2.Sampling(max_new_tokens=9999)), grpc.StatusCode.INVALID_ARGUMENT, "max_new_tokens"),
+        (
+            ask(sampling=common_pb2.Sampling(label_token_ids=[5])),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "sampling.label_token_ids",
+        ),
         (ask(text="z" * 600), grpc.StatusCode.INVALID_ARGUMENT, "512"),
         (ask(stop=[""]), grpc.StatusCode.INVALID_ARGUMENT, "stop"),
         (ask(chat=gateway_pb2.Chat()), grpc.StatusCode.INVALID_ARGUMENT, "chat.messages"),

@@ -140,6 +140,63 @@ async def test_model_out_of_scope_of_a_key_looks_like_an_unknown_one(world: Worl
     assert said[0] == said[1]
 
 
+async def test_alias_of_a_model_is_its_name_on_every_path_and_opens_no_other(world: World, file: Path) -> None:
+    """`ann` may use the model, `default` one of its aliases alone, and the pattern of `globs` matches only an alias."""
+    only = entry("default", models=["default"]) + entry("globs", models=["gpt-*"])
+    await take(world, file, USERS + only)
+    aliased = world.route(fakes.place(world.groups[0]), aliases=["default", "gpt-4o"])
+    await world.publish(aliased, key="ops")
+    world.say("one two")
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/responses", {"input": "hello"}),
+        ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hello"}]}),
+        ("/tokenize", {"prompt": "hello"}),
+        ("/detokenize", {"tokens": [1]}),
+    ]
+
+    async def statuses(key: str, name: str) -> set[int]:
+        asks = [world.http.post(path, json=body | {"model": name}, headers=bearer(key)) for path, body in bodies]
+        asks.append(world.http.get(f"/v1/models/{name}", headers=bearer(key)))
+        answers = [await ask for ask in asks]
+        told = {body["model"] for answer in answers if "model" in (body := answer.json())}
+        assert told <= {MODEL}, "answers name the model itself"
+        return {answer.status_code for answer in answers}
+
+    for name in (MODEL, "default", "gpt-4o"):
+        assert await statuses("ann", name) == {200}
+        assert await statuses("globs", name) == await statuses("stranger", name) == {404}
+        assert await statuses("default", name) == ({200} if name == "default" else {404})
+    assert {one.submit.model for one in world.groups[0].requests} == {MODEL}
+
+    async def listed(key: str) -> list[tuple[str, str, list[str]]]:
+        cards = (await world.http.get("/v1/models", headers=bearer(key))).json()["data"]
+        return [(card["id"], card["root"], card["aliases"]) for card in cards]
+
+    client = world.openai.with_options(api_key="default")
+    assert [card.id async for card in client.models.list()] == ["default"]
+    assert (
+        await client.chat.completions.create(model="default", messages=[{"role": "user", "content": "a"}])
+    ).model == MODEL
+    both = ["default", "gpt-4o"]
+    assert await listed("ann") == [(name, MODEL, both) for name in (MODEL, *both)]
+    assert await listed("default") == [("default", MODEL, ["default"])]
+    assert await listed("globs") == []
+    counted = (await world.http.get("/metrics", headers=bearer("ops"))).text
+    assert 'key="default",kind="prompt",model="org/tiny"' in counted
+    assert 'model="default"' not in counted and "gpt-4o" not in counted
+
+    async with rpc.channel(world.grpc_address) as channel:
+        stub = gateway_pb2_grpc.InferenceStub(channel)
+        metadata = [("authorization", "Bearer default")]
+        models = (await stub.ListModels(gateway_pb2.ListModelsRequest(), metadata=metadata)).models
+        assert [(model.name, list(model.aliases)) for model in models] == [(MODEL, ["default"])]
+        asked = gateway_pb2.GenerateRequest(model="default", text="hello")
+        assert "".join([part.text async for part in stub.Generate(asked, metadata=metadata)]) == "one two"
+
+
 async def test_metrics_and_ui_need_an_admin_key(world: World) -> None:
     for path in ("/metrics", "/metrics%0A", "/ui", "/ui%0A", "/ui/", "/ui/state.json", "/ui/app.js"):
         assert refusal(await world.http.get(path, headers=bearer("ann")), 403)["code"] == "denied"

@@ -71,7 +71,8 @@ async def test_gateway_with_an_unknown_setting_does_not_start_and_says_so_in_one
     process = await start(tmp_path, config(tmp_path, htpp="127.0.0.1:1"))
     _, errors = await process.communicate()
     assert process.returncode != 0
-    assert errors.decode().strip().splitlines() == [f"{tmp_path}/gateway.toml: htpp: unknown key"]
+    said = f"{tmp_path}/gateway.toml: htpp: unknown key; the nearest one is http"
+    assert errors.decode().strip().splitlines() == [said]
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ async def test_metrics_count_internal_errors_with_a_code(
 
     monkeypatch.setattr("gateway.http.sse.ChatEvents.finish", broken)
     monkeypatch.setattr("gateway.openai.completions.ChatForm.choice", broken)
-    monkeypatch.setattr("gateway.app.Endpoints._card", broken)
+    monkeypatch.setattr("gateway.app.Endpoints.card", broken)
     world.say("one")
     since = Since()
     assert (await world.chat(stream=stream)).status_code == (200 if stream else 500)

@@ -90,10 +90,9 @@ def test_ui_state_writes_infinite_pressure_as_a_word() -> None:
 
 
 def test_ui_state_has_the_models_of_the_routes() -> None:
-    broken = decode(fakes.route("x", "/x", residency=common_pb2.ERROR, error="no config.json"))
-    assert document(None, "", 0.0, [broken], [])["models"] == [
-        {"model": "x", "state": "error", "error": "no config.json", "pinned": False, "unverified": False}
-    ]
+    broken = decode(fakes.route("x", "/x", residency=common_pb2.ERROR, error="no config.json", aliases=["y"]))
+    said = {"model": "x", "aliases": ["y"], "state": "error", "error": "no config.json"}
+    assert document(None, "", 0.0, [broken], [])["models"] == [said | {"pinned": False, "unverified": False}]
 
 
 def test_ui_state_counts_targets_by_model() -> None:

@@ -10,6 +10,7 @@ from loader.catalogue.models import CatalogueModel, Sizes
 from loader.checkpoints.checkpoint import Checkpoint
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.generation_defaults import SamplingDefaults
+from loader.checkpoints.reranking import Reranker
 from loader.copies.jobs import Result
 from loader.images import image_memory
 from protos import common_pb2, engine_pb2
@@ -67,10 +68,12 @@ def test_listing_of_a_catalogue_entry_says_every_value_of_it():
         "task": "embed",
         "kv_dtype": "fp8",
         "unverified": True,
+        "aliases": ("o", "p"),
     }
-    entry = CatalogueEntry(**given)
-    assert given.keys() == CatalogueEntry.model_fields.keys(), "a new key of the catalogue goes through the wire too"
-    assert wire.listed(wire.listing(entry)) == entry
+    entry, adapter = CatalogueEntry(**given), CatalogueEntry(name="a", path="/a", base="n")
+    known = CatalogueEntry.model_fields.keys()
+    assert given.keys() | {"base"} == known, "a new key of the catalogue goes through the wire too"
+    assert wire.listed(wire.listing(entry)) == entry and wire.listed(wire.listing(adapter)) == adapter
 
 
 def test_model_spec_has_only_the_sampling_defaults_of_its_checkpoint():
@@ -78,6 +81,15 @@ def test_model_spec_has_only_the_sampling_defaults_of_its_checkpoint():
     says = replace(FOUND, sampling=SamplingDefaults(temperature=0.0, top_k=20))
     told = wire.model_spec(CatalogueModel(LISTED, SIZES, says)).sampling
     assert {field.name: value for field, value in told.ListFields()} == {"temperature": 0.0, "top_k": 20}
+
+
+def test_model_spec_has_the_reranker_of_its_checkpoint():
+    assert not wire.model_spec(CatalogueModel(LISTED, SIZES, FOUND)).HasField("reranker")
+    for reranker in (Reranker(), Reranker(5, 6)):
+        told = wire.model_spec(CatalogueModel(LISTED, SIZES, replace(FOUND, reranker=reranker)))
+        assert told.HasField("reranker")
+        found = [told.reranker.HasField(name) and getattr(told.reranker, name) for name in vars(reranker)]
+        assert found == [value or False for value in vars(reranker).values()]
 
 
 def test_model_spec_has_the_embedding_of_its_checkpoint():

@@ -424,6 +424,7 @@ class FakeLoader:
         self.calls = []
         self.told = asyncio.Queue()
         self.refuses = None
+        self.pinned = set()
         self.tell()
 
     @property
@@ -451,6 +452,14 @@ class FakeLoader:
             self.removed.pop(listing.name, None)
         self.tell()
         return common_pb2.ModelSpec(name=listing.name)
+
+    async def pin(self, name):
+        if name not in self.all:
+            raise NotFound(name)
+        self.pinned.add(name)
+
+    async def unpin(self, name):
+        self.pinned.discard(name)
 
     async def remove(self, name, change):
         self.calls.append(("remove", name, change))
@@ -489,6 +498,17 @@ async def test_a_model_is_added_and_removed_at_all_nodes(nodes):
     assert [client.all for client in clients] == [["m"]] * 2
     with pytest.raises(NotFound):
         await loaders.remove("new")
+
+
+async def test_an_image_is_pinned_at_all_nodes_that_have_its_model(nodes):
+    loaders, clients, _ = nodes
+    clients[0].models.remove("m")
+    await loaders.pin_image("m", True)
+    assert [client.pinned for client in clients] == [set(), {"m"}]
+    await loaders.pin_image("m", False)
+    assert [client.pinned for client in clients] == [set(), set()]
+    with pytest.raises(NotFound, match="no model 'new' in the catalogue"):
+        await loaders.pin_image("new", True)
 
 
 async def test_a_node_that_cannot_add_a_model_is_logged_and_a_refusal_of_the_first_node_raises(nodes):

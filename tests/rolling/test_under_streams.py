@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import tomli_w
 
-from deploy.local.topology import to_toml
 from protos import common_pb2
 from services.rpc import rpc
 from services.runtime import tasks
@@ -164,7 +164,7 @@ class OnASocket:
         self._socket = socket
         self._config = it.local.state / f"{name}.toml"
         keys = {"name": name, "listen": self.address, "http": "127.0.0.1:1", "placement": it.local.unix("placement")}
-        self._config.write_text(to_toml(keys))
+        self._config.write_text(tomli_w.dumps(keys))
 
     async def start(self) -> None:
         handed_over = f'exec 3<&{self._socket}; LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" -m gateway --config "$1"'

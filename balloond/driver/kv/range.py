@@ -45,7 +45,7 @@ _CLOSE_S = 30.0
 
 class ElasticRange:
     """The KV addresses of one engine, as the module describes them. `low` and `high` are the marks of the reserve, in
-    extents. The engine calls the methods from one thread; those of the lease's thread begin with an underscore."""
+    extents. The engine calls the methods from one thread; the lease's thread those that `__init__` gives it."""
 
     def __init__(
         self,

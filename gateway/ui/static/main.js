@@ -13,7 +13,9 @@ let cameAt = 0;
 let gateway = false; // whether it answers
 let paused = false;
 
-const matches = (model) => model.toLowerCase().includes(at("filter").value.trim().toLowerCase());
+const names = (model) => [model, ...(state?.models.find((each) => each.model === model)?.aliases ?? [])];
+const sought = () => at("filter").value.trim().toLowerCase();
+const matches = (model) => names(model).some((name) => name.toLowerCase().includes(sought()));
 const fresh = () => gateway && state.placement.away === null;
 
 // The age moves every second: it is not in the status, which is read out whenever it changes.

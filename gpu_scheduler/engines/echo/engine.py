@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongPattern
 from gpu_scheduler.engines.echo.memory import EchoMemory, open_memory
-from gpu_scheduler.engines.echo.rule import embedding, next_token
+from gpu_scheduler.engines.echo.rule import embedding, label_logprobs, next_token
 from protos import common_pb2, engine_pb2
 from services.ipc.framing import BlockingChannel
 from services.telemetry import log
@@ -108,6 +108,8 @@ class EchoEngine:
             self._stop = True
         elif kind == "ping":
             self._send(pong=engine_pb2.Pong())
+        elif kind == "forget_adapter":
+            pass  # what it says does not depend on adapters
         elif kind == "drain":
             command = message.drain
             self._drain = (command.command_id, time.monotonic() + command.finish_ms / 1e3)
@@ -295,6 +297,8 @@ class EchoEngine:
             if running.request.sampling.prompt_only:
                 self._free(running.request.request_id)
                 chunks.append(self._last_chunk(running.request.request_id, common_pb2.LENGTH))
+                labels = running.request.sampling.label_token_ids
+                chunks[-1].label_logprobs.extend(label_logprobs(running.context, labels))
                 continue
             self._running[running.request.request_id] = running
             chunk = self._advance(running)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import hypot
+from math import hypot, inf
 
 PERIOD = 8
 """The next token is the one this many tokens before; with a shorter context, its first."""
@@ -12,6 +12,11 @@ PERIOD = 8
 def next_token(context: Sequence[int]) -> int:
     """The token that follows `context` (not empty)."""
     return context[-PERIOD] if len(context) >= PERIOD else context[0]
+
+
+def label_logprobs(context: Sequence[int], labels: Sequence[int]) -> list[float]:
+    """Log-probabilities of `labels` after `context`: the token that follows is certain."""
+    return [0.0 if label == next_token(context) else -inf for label in labels]
 
 
 def embedding(token_ids: Sequence[int], dimensions: int) -> list[float]:

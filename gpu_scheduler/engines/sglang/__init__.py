@@ -32,7 +32,7 @@ How a model comes up:
 
 How a request is served:
 1. Where SGLang reads its sockets, `hooks/loop.py` calls `StepLoop.pull`: messages become SGLang's requests
-   (`model/requests.py`).
+   (`model/requests.py`). The first one that names an adapter has its files read (`model/adapters.py`).
 2. Before SGLang admits one, `kv/provisioning.py` makes sure that there is memory: free, grown, or evicted
    (`kv/prefix_eviction.py`).
 3. `kv/allocator.py`, or `kv/paged_allocator.py`, hands out the lowest free KV blocks (`policy/envelopes.py`); their
@@ -47,4 +47,7 @@ On a GPU, `base/options.py` has other arguments for SGLang and `kv/pool.py` anot
 storing). `base/device.py` and `model/quota.py` account for the GPU memory that the process itself keeps, and
 `memory/graph_memory.py` for the part of it that leaves while the model sleeps. `base/kernels.py` reports kernels that
 are compiled; `precompile.py`, a process beside the engines, compiles the longest ones before they are needed.
+
+`answer_parsers.py`, a process beside a gateway, takes answers apart with SGLang's parsers, with `json_calls.py` for
+calls that are JSON.
 """

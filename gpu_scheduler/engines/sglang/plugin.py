@@ -25,9 +25,9 @@ MADE_FOR = "0.5.16"
 def all_hooks() -> list[Hook]:
     """All hooks, in the order in which SGLang's registry gets them."""
     # Hooks import SGLang, which only an engine process may; SGLang imports this file in every process of its own.
-    from gpu_scheduler.engines.sglang.hooks import grammar, graphs, logprobs, loop, memory, process, sampling
+    from gpu_scheduler.engines.sglang.hooks import grammar, graphs, logprobs, loop, lora, memory, process, sampling
 
-    modules = (process, loop, sampling, logprobs, grammar, memory, graphs)
+    modules = (process, loop, sampling, logprobs, grammar, memory, graphs, lora)
     return [hook for module in modules for hook in module.HOOKS]
 
 

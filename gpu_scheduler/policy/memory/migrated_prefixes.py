@@ -14,7 +14,7 @@ KEPT_S = 5.0
 
 
 class MigratedPrefixes:
-    """Prefixes that came lately, by model."""
+    """Prefixes that came lately, by model; those of an adapter by its name in engines (`policy/adapter_room.py`)."""
 
     def __init__(self) -> None:
         self._came: dict[str, list[tuple[float, list[int]]]] = {}

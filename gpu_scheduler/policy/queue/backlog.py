@@ -1,10 +1,11 @@
 """The shared queue: every request of every model of a group, those that wait for their prefill and those under way.
 
-A request is in exactly one state, from `add` until `finish`, `cancel`, or a decision that throws it away. Of those that
-wait, `state` says LATE for one that can no longer be on time or that the last plan left out of S:
+A request is in exactly one state, from `add` until `finish`, `cancel`, or a decision that throws it away. S is the set
+of requests that the last plan expects to be on time. A request that waits is LATE if it can no longer be on time or is
+not in S:
 
-    WAITING      not sent to an engine: in S, in the second queue, or not planned yet
-    LATE         the same, and late
+    WAITING      not sent to an engine: in S, without a deadline, or not planned yet
+    LATE         not sent to an engine, and late
     DISPATCHED   sent to an engine, prefill not finished
     RUNNING      prefill finished, decoding; kept so that a retraction can put it back
 
@@ -13,7 +14,7 @@ wait, `state` says LATE for one that can no longer be on time or that the last p
     finish, cancel: any -> gone                   Drop, Expire: WAITING | LATE -> gone
 
 `plan(now)` throws away expired requests, runs Moore-Hodgson over all waiting requests that have a deadline, and returns
-an `QueuePlan` with the set S that can be on time; `admission.admit` turns that into starts. Run both when a request
+a `QueuePlan` with S; `admission.admit` turns that into starts. Run both when a request
 arrives or is cancelled, a prefill makes progress or ends, memory or a residency changes, or at `next_deadline()`;
 nothing else changes the answer.
 

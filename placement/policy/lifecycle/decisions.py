@@ -26,9 +26,9 @@ class LifecycleRules:
     stay: float = 4.0
     """Multiple of the time that bringing a model back would take; a model awake for less than that is not evicted."""
     tau: float = 0.2
-    """Gain in pressure for which others make room for a model although there is room elsewhere."""
+    """Fall in pressure for which others make room for a model although there is room elsewhere."""
     home: float = 0.75
-    """Gain in pressure for which a model leaves its hibernating engine, to start cold elsewhere while requests wait."""
+    """Fall in pressure for which a model leaves its hibernating engine, to start cold elsewhere while requests wait."""
     explain: int = 3
     """How many groups a reason names."""
     hibernate: bool = True

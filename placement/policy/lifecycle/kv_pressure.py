@@ -1,11 +1,11 @@
 """Idle models make way for KV.
 
 A device lacks KV memory when requests wait for some (`gpu_scheduler/policy/memory/kv_shortage.py`), or when running
-ones leave less than a share of it free: the next ones would then stop running decodes. Either is enough.
-The second alone is not: what idle models hold up to their floors is not in use, and yet no other model may have it. By
-that condition alone a model had its requests wait for half an hour beside six idle ones (24 hours of servegen48,
-simulated). The bytes that are lacking come from weights of models that are idle there. These hibernate, those whose
-wake-up costs least for what they free first, and not more than is wanted; no model goes cold for KV.
+ones leave less than a share of it free: the next ones would then stop running decodes. Each condition is needed. By
+the second alone a model's requests waited for half an hour beside six idle models (24 hours of servegen48, simulated):
+what idle models hold up to their floors is not in use, and yet no other model may have it. The bytes that are lacking
+come from weights of models that are idle there. They hibernate in the order of what their wake-up costs for each byte
+that they free, the cheapest first, and not more than is wanted; no model goes cold for KV.
 """
 
 from __future__ import annotations

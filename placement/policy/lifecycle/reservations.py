@@ -9,8 +9,8 @@ So with k models that always have requests, on a group that is reserved for one 
 
     patience + (k - 1) (quantum + change)
 
-where `change` is the time that a drain, a wake-up and the next look at the group take together: the group is reserved
-for each of the other models at most once before it, since those that come back wait behind it, and the model that it is
+where `change` is the time that a drain, a wake-up and the next look at the group take together. The group is reserved
+for each of the other models at most once before it, since those that come back wait behind it. The model that it is
 reserved for waits until the youngest one there has had its quantum. (Pinned models never give up their place; what is
 left must hold the model. For a model that no group could hold beside them there is no bound, and those behind it do not
 wait for it.)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -106,14 +107,19 @@ async def test_models_that_the_host_cannot_hold_are_refused_in_one_line(tmp_path
     assert re.fullmatch(r"prism: huge needs [0-9,]+ MiB on the CPU.* --device-mib is taken as it is\n", out)
 
 
-async def test_system_with_dying_engines_and_a_bad_folder_says_so_and_serves_the_rest(tmp_path):
+async def test_described_system_with_dying_engines_and_a_bad_folder_says_so_and_serves_the_rest(tmp_path):
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "__init__.py").write_text("raise ImportError('libcudart.so.12 is nowhere')")
     good = ROOT / "examples" / "models" / "llama-debian"
     with tempfile.TemporaryDirectory(prefix="prism-") as state:  # short, for sockets
+        description = tmp_path / "prism.toml"
+        description.write_text(
+            f'models = ["{good}", {{ path = "/nowhere/v=3", name = "bad" }}]\nhttp = "127.0.0.1:{free_port()}"\n'
+            f'state = "{state}"\ndevices = [{{ name = "cpu:0", capacity_bytes = {27 << 20} }}]\n'
+            "targets.ttft_ms = 7\nplacement.idle_s = 3.0\nscheduler.engines.stall_timeout_s = 40.0\n"
+        )
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "deploy.local", "--state", state, "--http", f"127.0.0.1:{free_port()}",
-            "--device-mib", "27", "--models", str(good), "bad=/nowhere/v=3",
+            sys.executable, "-m", "deploy", "serve", "--config", str(description),
             cwd=ROOT, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)},
         )  # fmt: skip
         lines = []
@@ -126,6 +132,7 @@ async def test_system_with_dying_engines_and_a_bad_folder_says_so_and_serves_the
                 process.send_signal(signal.SIGINT)
                 lines.append((await process.stdout.read()).decode())
                 assert await process.wait() == 0
+                settings = {path.stem: tomllib.loads(path.read_text()) for path in Path(state).glob("*.toml")}
         finally:
             if process.returncode is None:
                 process.kill()
@@ -138,3 +145,7 @@ async def test_system_with_dying_engines_and_a_bad_folder_says_so_and_serves_the
     assert "engines do not start" in rows["cpu:0"]
     assert rows["bad"].endswith("error: /nowhere/v=3: its folder does not exist\n")
     assert "on disk" in rows["llama-debian"]
+    assert [model["ttft_ms"] for model in settings["models"]["model"]] == [7, 7]
+    assert settings["placement"]["idle_s"] == 3.0 and settings["balloond"]["devices"][0]["capacity_bytes"] == 27 << 20
+    engines = settings["gpu_scheduler-cpu-0"]["engines"]
+    assert engines["stall_timeout_s"] == 40.0 and engines["kind"] == "sglang"

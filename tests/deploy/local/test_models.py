@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from deploy.local.bundled import BUNDLED
-from deploy.local.models import named, read_all, write_catalogue
+from deploy.local.models import described, named, read_all, write_catalogue
+from deploy.node.description import NodeDescription
 from loader.catalogue import catalogue
 from loader.checkpoints import checkpoint
 from services.errors import Invalid
@@ -55,6 +56,20 @@ def test_bundled_model_is_named_by_its_word_and_never_by_a_path(monkeypatch, tmp
     assert named("smollm2") == ("smollm2", BUNDLED["smollm2"])
     assert named("chat=smollm2") == ("chat", BUNDLED["smollm2"])
     assert named("./smollm2") == ("smollm2", tmp_path / "smollm2")
+
+
+def test_described_model_is_its_folder_or_else_what_its_name_stands_for(tmp_path):
+    (tmp_path / "org" / "here").mkdir(parents=True)
+    paths = ["org/here", "org/away@v1", "smollm2", "gone"]
+    node = NodeDescription(models=paths).placed(tmp_path)
+    assert described(node) == [
+        f"org/here={tmp_path}/org/here",
+        "org/away=org/away@v1",
+        f"smollm2={BUNDLED['smollm2']}",
+        f"gone={tmp_path}/gone",
+    ]
+    (tmp_path / "smollm2").mkdir()
+    assert described(node)[2] == f"smollm2={tmp_path}/smollm2"
 
 
 def test_models_of_a_catalogue_are_read_as_a_loader_on_the_cpu_reads_them(tmp_path):

@@ -1,12 +1,4 @@
-import tomllib
-
-from deploy.local.topology import Local, to_toml
-
-
-def test_configuration_written_as_toml_is_read_back_unchanged():
-    config = {"name": "x", "n": 3, "f": 0.5, "on": True, "list": ["a", "b"], "devices": [{"name": "cpu:0", "size": 1}]}
-    config |= {"engines": {"kind": "echo", "options": {"step_ms": "5"}}, "quoted": 'a "b" \\ c'}
-    assert tomllib.loads(to_toml(config)) == config
+from deploy.local.topology import Local
 
 
 def test_local_system_with_groups_has_only_their_devices(tmp_path):

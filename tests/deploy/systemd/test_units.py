@@ -9,9 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from balloond.config import BalloondConfig
-from deploy.local.topology import to_toml
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader.catalogue import catalogue
@@ -112,7 +112,7 @@ def on_the_cpu(http):
     files["gateway"] |= {"http": http, "listen": f"127.0.0.1:{free_port()}"}
     for config in files.values():
         config.pop("metrics", None)
-    texts = {f"{name}.toml": to_toml(config) for name, config in files.items() if name != "catalogue"}
+    texts = {f"{name}.toml": tomli_w.dumps(config) for name, config in files.items() if name != "catalogue"}
     return texts | {"catalogue.toml": (FOLDER / "config" / "catalogue.toml").read_text()}
 
 

@@ -131,7 +131,7 @@ async def test_cors_headers_are_on_internal_errors(world: World, monkeypatch: py
         raise RuntimeError("broken")
 
     monkeypatch.setattr("gateway.openapi.document", broken)
-    monkeypatch.setattr("gateway.app.Endpoints._card", broken)
+    monkeypatch.setattr("gateway.app.Endpoints.card", broken)
     answer = await world.http.get("/v1/models", headers=from_page())
     assert (answer.status_code, readable(answer)) == (500, True)
     monkeypatch.setattr("gateway.openai.completions.ChatForm.parse", broken)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from limits.aio.storage import MemoryStorage
 
 from gateway.access.keys import Key
-from gateway.access.quotas import MINUTE_S, Quota, Window
+from gateway.access.quota_storage import MINUTE_S, QuotaStorage, Window
+from gateway.access.quotas import Quota
 from gateway.errors import OverLimit
 
 
@@ -31,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def quota(clock: Clock) -> Quota:
-    return Quota(MemoryStorage(), "ann")
+    return Quota(QuotaStorage(), "ann")
 
 
 async def test_quota_requests_above_the_limit_are_refused_until_a_minute_has_passed(quota: Quota, clock: Clock) -> None:

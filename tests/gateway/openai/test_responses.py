@@ -15,6 +15,7 @@ from gateway.errors import BadField
 from gateway.openai.blocks import End
 from gateway.openai.responses import ResponseEvents
 from gateway.openai.responses_bodies import parse
+from gateway.request import Request
 from gateway.tools.formats import CallPart
 from protos import common_pb2
 from tests.gateway import fakes, tokenizers
@@ -509,7 +510,8 @@ END = End("tool_calls", None, prompt_tokens=3, cached_tokens=1, tokens=9, reason
 
 def test_call_whose_last_piece_comes_after_text_is_one_item() -> None:
     """Parsers give the text that follows a call together with the end of the call."""
-    events = ResponseEvents(parse(b'{"model": "m", "input": "x"}'), "1", common_pb2.Sampling())
+    asked = Request("1", "m", 0.0, [], common_pb2.Sampling(), False, common_pb2.Slo())
+    events = ResponseEvents(parse(b'{"model": "m", "input": "x"}'), asked, asked.sampling)
     sent = events.opening(3)
     assert events.sent == 0, "an error now would be the first event"
     sent += events.reasoning("why") + events.text("\n\n")

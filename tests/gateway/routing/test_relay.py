@@ -11,11 +11,13 @@ from typing import Any
 import grpc
 import pytest
 from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from gateway.routing import relay
 from gateway.routing.relay import RelayPatience
 from gateway.routing.routes import Route, RoutePlace, RouteTable
 from protos import common_pb2, placement_pb2
+from services.runtime import tasks
 from testing.patience import PATIENCE_S
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
@@ -45,6 +47,12 @@ def fails_after(world: World, count: int, error: str = "its engine died") -> fak
         running.finish(common_pb2.FAILED, error)
 
     return script
+
+
+def paused(lines: list[EventDict]) -> EventDict:
+    """The one line about a pause."""
+    (line,) = (line for line in lines if line["event"] == "stream paused")
+    return line
 
 
 async def both_places(world: World) -> None:
@@ -151,7 +159,7 @@ async def test_tokens_in_the_message_of_a_failure_count(world: World) -> None:
     assert answer["choices"][0]["message"]["content"] == TEXT
     submitted = world.groups[1].requests[0].submit
     assert submitted.resumed_tokens == 4
-    (line,) = (line for line in lines if line["event"] == "stream paused")
+    line = paused(lines)
     assert submitted.request_id.startswith(line["request_id"] + "/")
     assert (line["model"], line["reason"]) == (submitted.model, "handed back")
     assert (line["emitted"], line["outcome"], line["log_level"]) == (4, "resumed", "info") and line["ms"] >= 0
@@ -160,9 +168,39 @@ async def test_tokens_in_the_message_of_a_failure_count(world: World) -> None:
 async def test_a_place_that_dies_after_the_last_token_ends_the_answer(world: World) -> None:
     world.groups[0].script = fails_after(world, 3)
     await both_places(world)
-    answer = (await world.chat(max_tokens=3)).json()
+    with capture_logs() as lines:
+        answer = (await world.chat(max_tokens=3)).json()
     assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 3)
     assert not world.groups[1].requests
+    assert (paused(lines)["emitted"], paused(lines)["outcome"]) == (3, "resumed")
+
+
+async def test_relay_pause_that_only_the_end_follows_is_told_as_resumed(world: World) -> None:
+    async def ends(running: Running) -> None:
+        running.finish(common_pb2.STOP)
+
+    world.groups[0].script, world.groups[1].script = fails_after(world, 3), ends
+    await both_places(world)
+    with capture_logs() as lines:
+        await world.chat()
+    assert (paused(lines)["emitted"], paused(lines)["outcome"]) == (3, "resumed")
+
+
+async def test_relay_pause_that_its_client_does_not_wait_out_is_told(world: World) -> None:
+    again = asyncio.Event()
+
+    async def stands_still(running: Running) -> None:
+        again.set()
+        await running.cancelled.wait()
+
+    world.groups[0].script, world.groups[1].script = fails_after(world, 3), stands_still
+    await both_places(world)
+    with capture_logs() as lines:
+        client = tasks.spawn(world.chat(stream=True), "client")
+        await asyncio.wait_for(again.wait(), PATIENCE_S)
+        await tasks.cancel(client)
+        await asyncio.wait_for((await world.groups[1].arrived(1)).cancelled.wait(), PATIENCE_S)
+    assert (paused(lines)["emitted"], paused(lines)["outcome"]) == (3, "its client left")
 
 
 async def test_relay_chunks_of_an_abandoned_attempt_are_ignored(world: World) -> None:
@@ -371,6 +409,14 @@ class TestNotParkedForLong:
         assert refusal(response, 503)["code"] == "model_not_ready"
         assert "retry-after" in response.headers
         await asyncio.wait_for((await world.groups[0].arrived(1)).cancelled.wait(), PATIENCE_S)
+
+    async def test_relay_pause_without_another_place_in_time_is_told_as_given_up(self, world: World) -> None:
+        world.groups[0].script = fails_after(world, 3)
+        await world.publish(world.route(fakes.place(world.groups[0])))
+        world.placement.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "needs 5, free 3")
+        with capture_logs() as lines:
+            assert refusal(await world.chat(), 503)["code"] == "model_not_ready"
+        assert (paused(lines)["emitted"], paused(lines)["outcome"]) == (3, "given up")
 
     async def test_relay_model_whose_group_and_placement_are_away_is_a_503(self, world: World) -> None:
         await world.groups[0].die()

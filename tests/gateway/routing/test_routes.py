@@ -37,6 +37,17 @@ def test_route_table_is_replaced_as_a_whole_and_listeners_are_called() -> None:
         table.get("a")
 
 
+def test_alias_leads_to_its_model_and_never_hides_a_name() -> None:
+    table, a, b, c = RouteTable(), route("a"), route("b"), route("c")
+    a.model.aliases.extend(["x", "b"])
+    c.model.aliases.extend(["x", "y"])
+    table.set(map(decode, [c, b, a]))  # as two nodes' catalogues may have them
+    assert [table.name(asked) for asked in ("x", "y", "a", "b", "z")] == ["a", "c", "a", "b", "z"]
+    assert (table.aliases("a"), table.aliases("c"), table.aliases("none")) == (["x"], ["y"], [])
+    table.set(map(decode, [b, c]))
+    assert (table.name("x"), table.name("b")) == ("c", "b")
+
+
 def test_route_in_error_is_faulty_only_without_places() -> None:
     assert decode(route("a", residency=common_pb2.ERROR)).faulty
     broken: Route = decode(route("a", "x", residency=common_pb2.ERROR))

@@ -34,12 +34,16 @@ class FakeEngine:
         self.index = index
         self.started = []
         self.aborted = []
+        self.forgotten = []
 
     def generate(self, message):
         self.started.append(message)
 
     def abort(self, request_id):
         self.aborted.append(request_id)
+
+    def forget_adapter(self, adapter):
+        self.forgotten.append((adapter.name, adapter.generation))
 
 
 class Desk:
@@ -128,6 +132,34 @@ async def test_request_for_a_model_that_is_not_here_fails_at_once(desk):
     desk.submit("r1")
     await desk.settle()
     assert (desk.last("r1").finish, desk.last("r1").error) == (common_pb2.FAILED, "not here")
+
+
+async def test_request_for_an_adapter_goes_to_its_bases_engine_once_that_has_room_for_it(desk):
+    adapter = common_pb2.Adapter(name="x", base="a", generation=7, rank=8, modules=["q_proj"])
+    listed = {"x": common_pb2.ModelSpec(name="x", context_tokens=1000, adapter=adapter)}
+    desk.residents.heard_catalogue(listed)
+    engine = desk.model("a")
+    desk.submit("r1", "x")
+    await desk.settle()
+    assert desk.last("r1").error == "not here: a was loaded without room for this adapter"
+    resident = desk.residents.get("a")
+    for rank, room in ((4, False), (8, True)):
+        roomy = common_pb2.ModelSpec(name="a", context_tokens=1000, kv_bytes_per_token=10)
+        roomy.adapters.CopyFrom(common_pb2.AdapterPool(slots=2, rank=rank, modules=["q_proj"]))
+        assert desk.residents.is_outdated(resident) == (resident.loaded is not None)
+        desk.residents.listed["a"] = common_pb2.ModelSpec(name="a", context_tokens=1000, adapters=roomy.adapters)
+        desk.residents.listed["a"].adapters.rank = 8
+        resident.loaded = roomy, roomy
+        assert desk.residents.is_outdated(resident) == (not room) and resident.takes(adapter) == room
+    desk.submit("r2", "x")
+    desk.submit("r3", "a")
+    await desk.settle()
+    assert [message.adapter.name for message in engine.started] == ["x", ""]
+    told = desk.dispatcher.queue_state().requests
+    assert {(each.model, each.adapter) for each in told} == {("a", ""), ("a", "x")}
+    assert desk.dispatcher.count("a") == (0, 2, 0)
+    desk.residents.heard_catalogue({"a": desk.residents.listed["a"]})
+    assert engine.forgotten == [("x", 7)]
 
 
 async def test_prompt_only_request_takes_memory_for_its_prompt_and_is_on_time_when_it_ends(desk):

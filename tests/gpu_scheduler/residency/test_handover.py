@@ -84,4 +84,4 @@ def test_migrated_pages_count_as_cached_only_if_they_are_whole_and_had_room() ->
         pieces = [engine_pb2.KvPlaces.Piece(bytes=100 * count) for count in pages]
         room.sequences.add(first_token=first, pieces=pieces)
     came = list(module._cached(places(a=64, b=64, c=48), room))
-    assert [len(tokens) for tokens in came] == [48, 48, 48]
+    assert [len(tokens) for _, tokens in came] == [48, 48, 48]

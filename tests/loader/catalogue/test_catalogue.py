@@ -66,6 +66,17 @@ def test_empty_catalogue_file_lists_no_models(tmp_path):
             "floor_tokens 8 is less than one request of context_tokens 9",
             id="a floor that holds no request",
         ),
+        pytest.param('[[model]]\nname = "a"\npath = "x"\naliases = ["b c"]', "model.0.aliases.0: 'b c'", id="alias"),
+        pytest.param(
+            '[[model]]\nname = "a"\npath = "x"\naliases = ["b"]\n[[model]]\nname = "b"\npath = "x"',
+            "the alias 'b' of 'a' is the name of a model",
+            id="an alias that is a name",
+        ),
+        pytest.param(
+            '[[model]]\nname = "a"\npath = "x"\naliases = ["c"]\n[[model]]\nname = "b"\npath = "x"\naliases = ["c"]',
+            "the alias 'c' of 'b' is given twice: 'a' has it",
+            id="an alias of two models",
+        ),
         pytest.param(
             '[[model]]\nname = "a"\npath = "x"\n[[model]]\nname = "a"\npath = "y"',
             "'a' is given twice",

@@ -97,6 +97,30 @@ async def test_model_added_with_another_path_under_a_taken_name_is_refused(tmp_p
     await models.add(listed(link))  # the same folder by another name
 
 
+async def test_model_added_with_a_name_or_alias_of_another_is_refused_and_its_own_may_change(tmp_path, folder, models):
+    other = checkpoint_files.write(tmp_path / "other")
+    await models.add(listed(folder, aliases=("x", "y")))
+    for name, aliases in (("x", ()), ("other", ("m",)), ("other", ("y",))):
+        with pytest.raises(Exists, match="alias '[xym]' of"):
+            await models.add(listed(other, name, aliases=aliases))
+    assert (await models.add(listed(folder, aliases=("y", "z")))).listed.aliases == ("y", "z")
+    await models.add(listed(other, "x"))
+    await models.remove("m")
+    await models.add(listed(other, "x", aliases=("m", "z")))
+
+
+async def test_names_of_the_file_go_before_aliases_of_added_models(tmp_path, folder, models):
+    one = checkpoint_files.write(tmp_path / "one")
+    await models.add(listed(folder, aliases=("one", "x")))
+    with pytest.raises(ValueError, match="catalogue.toml: the alias 'one' of 'm' is the name of a model, beside"):
+        await models.reload(write_catalogue(tmp_path, one))
+    assert [model.listed.name for model in models.all()] == ["m"]
+    again = successor(models)
+    await again.reload(write_catalogue(tmp_path, one))
+    await again.restore(models.keeper.records.values())
+    assert {model.listed.name: model.listed.aliases for model in again.all()} == {"one": (), "m": ("x",)}
+
+
 async def test_a_broken_checkpoint_is_not_added(folder, models):
     os.unlink(folder / "tokenizer.json")
     with pytest.raises(BrokenCheckpoint, match="no tokenizer"):

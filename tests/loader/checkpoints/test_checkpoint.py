@@ -223,7 +223,7 @@ def only(**files):
         ),
         pytest.param(
             only(adapter_config__json='{"base_model_name_or_path": "org/base"}', adapter_model__safetensors=""),
-            "it is an adapter (LoRA) for org/base, not a whole model: merge it",
+            "it is an adapter (LoRA) for org/base, not a whole model: list it with base",
             id="LoRA",
         ),
         pytest.param(

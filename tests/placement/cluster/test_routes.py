@@ -45,7 +45,10 @@ def happens(world, what, *how):
     elif what == "away":
         cluster.heard_group(addresses[how[0]], None)
     elif what == "catalogue":
-        cluster.heard_catalogue([entry(name, has_image=image) for name, image in how[0].items()])
+        entries = [entry(name, has_image=image) for name, image in how[0].items()]
+        adapter = common_pb2.Adapter(name="of a", base="a")
+        of_a = [loader_pb2.Entry(model=common_pb2.ModelSpec(name="of a", adapter=adapter))] if "b" in how[0] else []
+        cluster.heard_catalogue(entries + of_a)
     elif what == "removing":
         world.actuator.removing ^= set(how)
         cluster.changed(how[0])
@@ -68,6 +71,28 @@ def test_routes_updated_message_by_message_equal_those_made_afresh(story):
     for event in story:
         happens(world, *event)
         assert list(world.table.message().routes) == world.routes(world.actuator.leaving)
+
+
+def test_route_of_an_adapter_leads_to_its_base_and_says_what_is_wrong_with_either():
+    world = FakeCluster()
+    world.model("base")
+    world.groups[0].put("base")
+    spec = common_pb2.ModelSpec(name="x", adapter=common_pb2.Adapter(name="x", base="base"))
+    adapter = loader_pb2.Entry(model=spec)
+
+    def route_of_x():
+        world.cluster.heard_catalogue([*world.cluster.catalogue.values(), adapter])
+        world.tell()
+        return next(each for each in world.routes() if each.model.name == "x")
+
+    found = route_of_x()
+    assert [place.group for place in found.places] == ["g0"] and found.residency == common_pb2.ACTIVE
+    assert found.model.adapter.base == "base" and world.cluster.entry("x") is None
+    world.groups[0].put("base", common_pb2.ERROR, reason="it broke", retry_s=2.0)
+    found = route_of_x()
+    assert (found.error, found.retry_s, list(found.places)) == ("it broke", 2.0, [])
+    adapter.error, adapter.model.adapter.base = "its base 'x' is an adapter itself", "x"
+    assert route_of_x().error == "its base 'x' is an adapter itself"
 
 
 def test_routes_made_after_a_report_are_those_of_the_models_of_its_group(monkeypatch):

@@ -27,6 +27,7 @@ def test_config_file_is_read_with_its_defaults():
     ("text", "names"),
     [
         (GOOD.replace("size = 3", "size = 3\ncolour = 1"), ["f.toml", "inner.colour", "unknown key"]),
+        (GOOD.replace("size = 3", "sizes = 3"), ["inner.sizes: unknown key; the nearest one is size"]),
         (GOOD.replace("size = 3", "size = 0"), ["f.toml", "inner.size", "greater than 0"]),
         (GOOD.replace("size = 3", ""), ["f.toml", "inner.size"]),
         ("name = ", ["f.toml", "not TOML"]),

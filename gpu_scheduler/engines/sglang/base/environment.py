@@ -9,7 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from balloond.driver import torch_allocator
+from balloond.driver import torch_settings
 
 ENGINE_VARIABLE = "PRISM_ENGINE"
 """Set in engine processes only: anywhere else the plugin, which SGLang finds in every process, does nothing."""
@@ -63,7 +63,7 @@ def prepare(ranks: int = 1, rendezvous_fd: int | None = None) -> None:
     """
     if "torch" in sys.modules:
         raise RuntimeError("torch was imported before the engine's environment was prepared")
-    if why := torch_allocator.conflict(os.environ):
+    if why := torch_settings.conflict(os.environ):
         raise SystemExit(why)
     os.environ.update(_ALWAYS)
     # SGLang's warnings at import concern GPUs and models that are not used here.

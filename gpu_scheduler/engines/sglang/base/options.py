@@ -131,6 +131,9 @@ would need a private quota of their own."""
 _LEAST_PREFILL_GRAPH, _PREFILL_HALVES = 16, 128
 """Sizes of prefill graphs, in tokens. Steps shorter than `_LEAST_PREFILL_GRAPH` are padded to it if they have half of
 it; from `_PREFILL_HALVES` on, sizes are half an octave apart."""
+_ADAPTER_WAITS_S = 0.25
+"""Seconds after which requests for an adapter that finds no place in the batch have one of the others make way: no
+request for that one starts until the waiting adapter has its place."""
 MAX_PAGE_SIZE = 64
 """Most tokens per page of KV: FlashAttention 3 reads the unused tail of larger pages (docs/lab/measurements.md)."""
 
@@ -182,6 +185,7 @@ def arguments(
         # that `graphs_leave` would return, are private quota that a sleeping engine keeps. Without peers the all-reduce
         # is NCCL's, and slower.
         "disable_custom_all_reduce": not peers,
+        **_adapters(model, device),
         **(_for_gpu(model, options, ranks) if kind_of(device) == "cuda" else _FOR_CPU),
     }
 
@@ -199,9 +203,25 @@ def server_args(
 def _chunk(model: common_pb2.ModelSpec, device: str, options: Options) -> int:
     """Most tokens of a prefill step. On a GPU no more than the context has: the engine measures its private memory with
     a step of one request (`model/probe.py`), and a step of several would take more."""
+    if model.embedding.pooling:  # an encoder's prompt is computed as a whole, since all its tokens attend to all
+        return -1
     if kind_of(device) != "cuda" or options.chunked_prefill_size <= 0 or not model.context_tokens:
         return options.chunked_prefill_size
     return min(options.chunked_prefill_size, model.context_tokens)
+
+
+def _adapters(model: common_pb2.ModelSpec, device: str) -> dict[str, Any]:
+    """SGLang's arguments for a model with adapters: none are read before a request names them."""
+    if not model.HasField("adapters"):
+        return {}
+    return {
+        "enable_lora": True,
+        "max_loras_per_batch": model.adapters.slots,
+        "max_lora_rank": model.adapters.rank,
+        "lora_target_modules": list(model.adapters.modules),
+        "lora_drain_wait_threshold": _ADAPTER_WAITS_S,
+        "lora_backend": "csgmv" if kind_of(device) == "cuda" else "torch_native",
+    }
 
 
 _FOR_CPU: dict[str, Any] = {
@@ -233,7 +253,7 @@ def _prefill_graph_tokens(model: common_pb2.ModelSpec, options: Options, ranks: 
     """Prompt tokens of the largest prefill step of a catalogue's model that may run as a CUDA graph; 0: none. Such a
     step is never longer than the model's context: attention would read beyond the request's row in the table of
     pages."""
-    if model.HasField("embedding"):
+    if model.HasField("embedding") or model.HasField("adapters"):
         return 0
     most = prefill_graph_tokens(model.path, options, ranks)
     return min(most, model.context_tokens) if model.context_tokens else most

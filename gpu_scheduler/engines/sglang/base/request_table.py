@@ -22,6 +22,8 @@ class LiveRequest:
     """Tokens of the prompt, resumed ones included."""
     resumed_tokens: int = 0
     """Last tokens of the prompt that are the request's own output from where it ran before."""
+    adapter: str = ""
+    """Key of its adapter (`policy/adapter_room.py`); empty: none."""
     told: bool = False
     """True once its first chunk was sent."""
     first_at: float | None = None
@@ -48,13 +50,18 @@ class RequestTable:
     def __iter__(self) -> Iterator[LiveRequest]:
         return iter(list(self._by_rid.values()))
 
-    def add(self, request_id: str, prompt_tokens: int, resumed_tokens: int = 0) -> LiveRequest:
+    def add(self, request_id: str, prompt_tokens: int, resumed_tokens: int = 0, adapter: str = "") -> LiveRequest:
         """Adds a request and gives it a rid. Raises ValueError if `request_id` is in the table already."""
         if request_id in self._by_id:
             raise ValueError(f"request {request_id} is here already")
-        entry = LiveRequest(request_id, f"{next(self._numbers)}:{request_id}", prompt_tokens, resumed_tokens)
+        entry = LiveRequest(request_id, f"{next(self._numbers)}:{request_id}", prompt_tokens, resumed_tokens, adapter)
         self._by_rid[entry.rid] = self._by_id[request_id] = entry
         return entry
+
+    @property
+    def adapters(self) -> set[str]:
+        """Keys of the adapters that requests have."""
+        return {entry.adapter for entry in self._by_rid.values()} - {""}
 
     def by_rid(self, rid: str) -> LiveRequest | None:
         """The request with SGLang's name `rid`; None: not in the table."""

@@ -1,5 +1,6 @@
-"""Hooks on how SGLang gathers the log-probabilities of prompts. Here they are sent step by step, as prompts are
-computed: SGLang would keep those of a whole prompt, and after a retraction make and send all of them again.
+"""Hooks on how SGLang gathers log-probabilities: of prompts, and of given tokens after them. Those of prompts are sent
+step by step, as prompts are computed: SGLang would keep those of a whole prompt, and after a retraction make and send
+all of them again.
 
 SGLang speaks of rows: the row of a token says how likely every token is to come after it. `Req.logprob_start_len` is
 the first row that is wanted, and prefixes are taken from the cache only up to it. Here it moves on with the rows that
@@ -15,6 +16,8 @@ SchedulerBatchResultProcessor         The first row of a request counts the     
 ._apply_prefill_logprobs              rows of all requests before it             log-probabilities of others
 SchedulerBatchResultProcessor         The same count, for a prompt that takes    requests behind a retracted one get the
 ._apply_chunked_prefill_logprobs      several steps                              log-probabilities of others
+logprob_processor                     Requests of a step without label tokens    a step of requests with label tokens
+.get_token_ids_logprobs               have an empty tensor, as SGLang expects    and others ends the engine
 """
 
 from __future__ import annotations
@@ -66,6 +69,15 @@ def own_rows(
     )
 
 
+def tensors_for_all(original: Callable[..., Any], logprobs: Any, *arguments: Any, **keys: Any) -> Any:
+    """The log-probabilities of each request's label tokens, and the tokens. SGLang gives a request that has none a
+    list, of which it expects what tensors have."""
+    values, tokens = original(logprobs, *arguments, **keys)
+    if any(hasattr(value, "tolist") for value in values):
+        values = [value if hasattr(value, "tolist") else logprobs.new_empty(0) for value in values]
+    return values, tokens
+
+
 _PARTS = "sglang.srt.managers.scheduler_components"
 _PROCESSOR = f"{_PARTS}.logprob_result_processor.SchedulerLogprobResultProcessor"
 _RESULTS = f"{_PARTS}.batch_result_processor.SchedulerBatchResultProcessor"
@@ -73,4 +85,5 @@ HOOKS = [
     Hook(f"{_PROCESSOR}.add_input_logprob_return_values", tell_rows, "REPLACE"),
     Hook(f"{_RESULTS}._apply_prefill_logprobs", own_rows, "AROUND"),
     Hook(f"{_RESULTS}._apply_chunked_prefill_logprobs", own_rows, "AROUND"),
+    Hook("sglang.srt.layers.logprob_processor.get_token_ids_logprobs", tensors_for_all, "AROUND"),
 ]

@@ -82,7 +82,8 @@ def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any
     if not loop.may_prefill(running_batch):
         return _nothing(running_batch)
     whole = scheduler.chunked_prefill_size
-    scheduler.chunked_prefill_size = loop.chunk_tokens()
+    if whole is not None:  # an encoder's prompts cannot be computed in parts
+        scheduler.chunked_prefill_size = loop.chunk_tokens()
     try:
         if not provisioning.asked:
             _ask_ahead(scheduler, running_batch.reqs)

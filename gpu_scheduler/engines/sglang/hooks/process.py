@@ -34,6 +34,7 @@ from typing import Any
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
 from gpu_scheduler.engines.sglang.policy.rope import for_sglang
 from gpu_scheduler.engines.sglang.step import current
+from gpu_scheduler.engines.sglang.weights import encoder
 from gpu_scheduler.engines.sglang.weights.read_ahead import Tensors, or_as_ever
 
 _made: list[tuple[int, int]] = []
@@ -113,8 +114,10 @@ def read_again(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def configuration(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Reads a configuration again and adapts its rotary embedding so that SGLang understands it as Transformers
-    does."""
+    does. An encoder's gets what newer Transformers leave out, since it is always so."""
     config = read_again(original, *args, **kwargs)
+    if encoder.is_one(current.model().load.model) and not hasattr(config, "position_embedding_type"):
+        config.position_embedding_type = "absolute"
     told, positions = getattr(config, "rope_parameters", None), getattr(config, "max_position_embeddings", None)
     if told and positions and not any(isinstance(value, dict) for value in told.values()):
         beside = getattr(config, "original_max_position_embeddings", None)

@@ -109,19 +109,25 @@ class KvTransfer:
         finally:
             request.extend_range = prefilled
 
-    def export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int], int]]) -> engine_pb2.KvPlaces:
-        """Places of the KV of these requests (request id, tokens, tokens to come), as far as it is cached. It stays
-        there until `let_go`."""
+    def export(self, command_id: int, requests: Sequence[tuple[str, str, Sequence[int], int]]) -> engine_pb2.KvPlaces:
+        """Places of the KV of these requests (request id, adapter, tokens, tokens to come), as far as it is cached. It
+        stays there until `let_go`."""
         self._finish_device()
-        matches = [self._match(tokens) for _, tokens, _ in requests]
+        matches = [self._match(tokens, adapter) for _, adapter, tokens, _ in requests]
         values = [match.device_indices for match in matches]
         for match in matches:
             self._tree.inc_lock_ref(match.last_device_node)
             self._locked.append(match.last_device_node)
         places = envelopes_of(values, self._kv.page_size)
         sequences = [
-            self._sequence(some, request_id=request_id, token_ids=tokens[: len(value)], tokens_to_come=to_come)
-            for (request_id, tokens, to_come), value, some in zip(requests, values, places, strict=True)
+            self._sequence(
+                some,
+                request_id=request_id,
+                adapter=adapter,
+                token_ids=tokens[: len(value)],
+                tokens_to_come=to_come,
+            )
+            for (request_id, adapter, tokens, to_come), value, some in zip(requests, values, places, strict=True)
             if len(value)
         ]
         return self._places(command_id, sequences)
@@ -144,7 +150,7 @@ class KvTransfer:
                 f"pages of {theirs[0]} tokens and {theirs[1]} bytes do not fit those of {ours[0]} and {ours[1]}"
             )
         self._finish_device()
-        keys = [self._key(wanted.token_ids) for wanted in command.sequences]
+        keys = [self._key(wanted.token_ids, wanted.adapter) for wanted in command.sequences]
         matches = [self._tree.match_prefix(MatchPrefixParams(key=key)) for key in keys]
         for match in matches:
             self._tree.inc_lock_ref(match.last_device_node)
@@ -201,11 +207,12 @@ class KvTransfer:
     def _tree(self) -> Any:
         return self._scheduler.tree_cache
 
-    def _key(self, tokens: Sequence[int]) -> Any:
-        return RadixKey(array("q", tokens)).page_aligned(self._kv.page_size)
+    def _key(self, tokens: Sequence[int], adapter: str) -> Any:
+        # SGLang keeps prefixes of different adapters apart by this second part of a key.
+        return RadixKey(array("q", tokens), adapter or None).page_aligned(self._kv.page_size)
 
-    def _match(self, tokens: Sequence[int]) -> Any:
-        return self._tree.match_prefix(MatchPrefixParams(key=self._key(tokens)))
+    def _match(self, tokens: Sequence[int], adapter: str) -> Any:
+        return self._tree.match_prefix(MatchPrefixParams(key=self._key(tokens, adapter)))
 
     def _sequence(self, envelopes: Places, **facts: Any) -> engine_pb2.KvPlaces.Sequence:
         """Message that says where these envelopes lie, in order, by extent."""

@@ -1,5 +1,5 @@
-"""The memory that one model holds on its device: the lease, the KV range, the weights range, and the range for CUDA
-graphs."""
+"""The memory that one model holds on its device: the lease, the KV range, the weights range, and the ranges for CUDA
+graphs and for buffers of adapters."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ class ModelMemory:
         self._kv_span = 0
         self._weights: WeightsRangeDriver | None = None
         self._pieces: PieceRangeDriver | None = None
+        self._adapters: WeightsRangeDriver | None = None
+        self._adapters_span = 0
+        self.adapters_bytes = 0
+        """Bytes of the buffers of adapters, in whole pages."""
         self.weights_bytes = 0
         """Bytes of weights, in whole extents."""
 
@@ -84,14 +88,26 @@ class ModelMemory:
             self.weights_bytes = total
 
     def map_weights(self) -> None:
-        """Maps new, zero extents at the same addresses as before. Raises NoMemory."""
+        """Maps new, zero extents at the same addresses as before, for the weights and the buffers of adapters. Raises
+        NoMemory."""
         assert self._weights is not None
         self._weights.grow(self.weights_bytes)
+        if self._adapters is not None:
+            self._adapters.grow(self._adapters_span)
 
     def unmap_weights(self) -> None:
-        """Unmaps the weights; touching them faults until `map_weights`."""
-        if self._weights is not None:
-            self._weights.leave()
+        """Unmaps the weights and the buffers of adapters; touching them faults until `map_weights`."""
+        for part in (self._weights, self._adapters):
+            if part is not None:
+                part.leave()
+
+    def open_adapters(self, nbytes: int) -> torch.Tensor:
+        """Maps memory for buffers of adapters, zero, and returns a tensor of bytes over it. Raises NoMemory."""
+        assert self._adapters is None
+        self._adapters, self._adapters_span = self._driver.adapters_range(nbytes), nbytes
+        self._adapters.grow(nbytes)
+        self.adapters_bytes = self._adapters.mapped_bytes
+        return self._driver.tensor(self._adapters.address, nbytes)
 
     def open_pieces(self, span_bytes: int) -> tuple[PieceRangeDriver, torch.Tensor]:
         """Reserves addresses for memory of CUDA graphs, and returns the range and a tensor of bytes over it; nothing is
@@ -102,10 +118,10 @@ class ModelMemory:
 
     def close(self) -> None:
         """Returns all memory and ends the lease. Tensors over the ranges must not be touched any more."""
-        for part in (self.kv, self._weights, self._pieces):
+        for part in (self.kv, self._weights, self._adapters, self._pieces):
             if part is not None:
                 part.close()
-        self.kv = self._weights = self._pieces = None
+        self.kv = self._weights = self._adapters = self._pieces = None
         self._driver.close()
 
 

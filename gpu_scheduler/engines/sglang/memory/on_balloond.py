@@ -8,7 +8,7 @@ import torch
 
 from balloond.backends import mapper
 from balloond.backends.base import Mapper
-from balloond.driver.connection.lease import GrowRefused, Lease, LeaseRefused
+from balloond.driver.connection.lease import GRAPHS, WEIGHTS, GrowRefused, Kind, Lease, LeaseRefused
 from balloond.driver.kv.range import ElasticRange
 from balloond.driver.pieces import PieceRange
 from balloond.driver.tensor import tensor_over
@@ -32,9 +32,13 @@ _GRAPHS_S = 10.0
 class _Weights:
     """A weights range that raises NoMemory where balloond refuses."""
 
-    def __init__(self, lease: Lease, mapper: Mapper, span_bytes: int, extent_bytes: int) -> None:
-        self._range = WeightsRange(lease, mapper, span_bytes=span_bytes, extent_bytes=extent_bytes)
+    def __init__(self, lease: Lease, mapper: Mapper, span_bytes: int, extent_bytes: int, kind: Kind = WEIGHTS) -> None:
+        self._range = WeightsRange(lease, mapper, span_bytes=span_bytes, extent_bytes=extent_bytes, kind=kind)
         self.address = self._range.address
+
+    @property
+    def mapped_bytes(self) -> int:
+        return self._range.mapped_bytes
 
     def grow(self, total_bytes: int) -> None:
         try:
@@ -114,6 +118,10 @@ class LeaseDriver:
 
     def weights_range(self, span_bytes: int) -> _Weights:
         return _Weights(self._lease, self._mapper, span_bytes, self.weights_extent_bytes)
+
+    def adapters_range(self, span_bytes: int) -> _Weights:
+        # Booked like the weights, and like CUDA graphs never lent to a loader.
+        return _Weights(self._lease, self._mapper, span_bytes, self.weights_extent_bytes, GRAPHS)
 
     def piece_range(self, span_bytes: int) -> _Pieces:
         return _Pieces(

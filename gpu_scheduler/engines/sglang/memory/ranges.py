@@ -113,6 +113,11 @@ class WeightsRangeDriver(Protocol):
 
     address: int
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes mapped, in whole pages."""
+        ...
+
     def grow(self, total_bytes: int) -> None:
         """Maps the range up to `total_bytes`. Raises NoMemory."""
         ...
@@ -204,6 +209,10 @@ class Driver(Protocol):
 
     def piece_range(self, span_bytes: int) -> PieceRangeDriver:
         """Makes the range for CUDA graphs, of `span_bytes` of addresses."""
+        ...
+
+    def adapters_range(self, span_bytes: int) -> WeightsRangeDriver:
+        """Makes the range for buffers of adapters, of `span_bytes` of addresses."""
         ...
 
     def tensor(self, address: int, nbytes: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 loaded_model    the model from Load to Unload: its memory, parts and requests
 lifecycle       what happens to it: built, proven, put to sleep, woken, taken apart
+adapters        the model's adapters (LoRA), over SGLang's own manager
 probe           the engine's own requests that prove and measure it
 quota           device memory of the process beside its leases
 teardown        what SGLang must not keep for the next model

@@ -24,6 +24,7 @@ from gpu_scheduler.engines.sglang.model.probe import PROMPT_TOKENS, Probe
 from gpu_scheduler.engines.sglang.model.requests import EosIds
 from gpu_scheduler.engines.sglang.policy import quota as policy
 from gpu_scheduler.engines.sglang.policy.agreement import RankFacts
+from gpu_scheduler.engines.sglang.weights import encoder
 from gpu_scheduler.engines.sglang.weights.loader import CheckpointLoader, ImageLoader, RandomLoader
 from gpu_scheduler.engines.sharing.step_gate import StepAnswer
 from protos import engine_pb2
@@ -57,8 +58,11 @@ class Lifecycle:
         model.server_args = arguments
         index = int(model.load.device.partition(":")[2] or 0)
         os.environ["SGLANG_LOGPROB_CHUNK_SIZE"] = str(model.options.scored_together)  # read as the model is made
+        os.environ["SGLANG_RADIX_FORCE_MISS"] = str(int(encoder.is_one(model.load.model)))  # read for each request
         scheduler = Scheduler(arguments, options.port_args(), index, model.ranks.rank, 0, 0, 0, 0, None)
         model.scheduler = scheduler
+        if model.adapters is not None:
+            model.adapters.managed_by(scheduler.tp_worker.model_runner.lora_manager)
         model.kv = scheduler.token_to_kv_pool_allocator.kv
         model.check_kv()
         assert model.memory.kv is not None
@@ -124,7 +128,9 @@ class Lifecycle:
         collector.settle_model()
         model.state = EngineState.ACTIVE
         own = engine_pb2.Measured.Rank(
-            lease_id=model.memory.lease_id, weights_bytes=model.memory.weights_bytes, private_bytes=private_bytes
+            lease_id=model.memory.lease_id,
+            weights_bytes=model.memory.weights_bytes + model.memory.adapters_bytes,
+            private_bytes=private_bytes,
         )
         ranks = model.ranks.gather(own)
         model.measured = engine_pb2.Measured(
@@ -147,7 +153,7 @@ class Lifecycle:
         nothing is enforced. Raises NoMemory, with everything unmapped again, when the catalogue's quota is less
         than was taken."""
         model = self.model
-        elastic = model.memory.weights_bytes + model.kv.memory.mapped_bytes
+        elastic = model.memory.weights_bytes + model.memory.adapters_bytes + model.kv.memory.mapped_bytes
         if model.device.type != "cuda":
             return device.private_bytes(model.device, elastic), 0
         spec, failure, peak, booked = model.load.model, None, 0, 0
@@ -233,6 +239,8 @@ class Lifecycle:
         if model.graphs is not None:
             model.graphs.leave()
         model.kv.give_up_everything()
+        if model.adapters is not None:
+            model.adapters.empty()
         model.memory.unmap_weights()
 
     def _lower_stack(self) -> None:

@@ -17,7 +17,7 @@ import torch
 from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 
 from gpu_scheduler.engines.sglang.base import device, options, stalls
-from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NoMemory, RejectedRequest
+from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NoMemory, NotNow, RejectedRequest
 from gpu_scheduler.engines.sglang.base.request_table import RequestTable
 from gpu_scheduler.engines.sglang.base.states import EngineState
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
@@ -26,6 +26,7 @@ from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
 from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemory
 from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
 from gpu_scheduler.engines.sglang.memory.shared_range import SharedRange
+from gpu_scheduler.engines.sglang.model.adapters import Adapters
 from gpu_scheduler.engines.sglang.model.outputs import Outputs
 from gpu_scheduler.engines.sglang.model.probe import Probe
 from gpu_scheduler.engines.sglang.model.requests import to_embed, to_sglang
@@ -97,6 +98,7 @@ class LoadedModel:
         """Widths by which SGLang may pad tensors of the checkpoint (`never_make_up` in `hooks/process.py`)."""
         self.reader: ReadAhead | None = None
         """The reader of the checkpoint's files, while they are read."""
+        self.adapters = Adapters(memory) if load.model.HasField("adapters") else None
         self.checksum = load.expected_checksum
         self._weights: weights_range.MappedWeights | None = None
         self._manifest = b""
@@ -136,14 +138,16 @@ class LoadedModel:
             tuple((request.rid, len(request.output_ids)) for request in running),
         )
 
-    def running(self) -> list[tuple[str, list[int], int]]:
-        """(request id, all tokens so far, tokens that may follow) of each request whose prompt is computed."""
+    def running(self) -> list[tuple[str, str, list[int], int]]:
+        """(request id, adapter, all tokens so far, tokens that may follow) of each request whose prompt is
+        computed."""
         found = []
         for request in self.scheduler.running_batch.reqs:
             entry = self.request_table.by_rid(request.rid)
             if entry is not None and not request.finished():
                 left = request.sampling_params.max_new_tokens - len(request.output_ids)
-                found.append((entry.request_id, [*request.origin_input_ids, *request.output_ids], max(0, left)))
+                tokens = [*request.origin_input_ids, *request.output_ids]
+                found.append((entry.request_id, entry.adapter, tokens, max(0, left)))
         return found
 
     # --- reports
@@ -283,12 +287,22 @@ class LoadedModel:
         self, generate: engine_pb2.Generate, rid: str
     ) -> TokenizedGenerateReqInput | TokenizedEmbeddingReqInput:
         """SGLang's request for a Generate message. Raises RejectedRequest for a request that this model can never
-        run."""
+        run, CommandError if its adapter cannot be used."""
         if generate.embed != self.embeds:
             raise RejectedRequest(f"the model makes {'embeddings' if self.embeds else 'text'}")
         if generate.embed:
             return to_embed(generate, rid, self.context_tokens, self.vocab_size)
-        return to_sglang(generate, rid, self.context_tokens, self.vocab_size, self.ranks.seed)
+        adapter = self._adapter_of(generate)
+        return to_sglang(generate, rid, self.context_tokens, self.vocab_size, self.ranks.seed, adapter)
+
+    def _adapter_of(self, generate: engine_pb2.Generate) -> str | None:
+        """SGLang's id of the request's adapter, which is read if it is not here; None: it has none. Raises
+        CommandError."""
+        if not generate.HasField("adapter"):
+            return None
+        if self.adapters is None:
+            raise NotNow(f"the model was loaded without room for adapter {generate.adapter.name}")
+        return self.adapters.need(generate.adapter, self.request_table.adapters)
 
     @property
     def decode_step_s(self) -> float:

@@ -66,6 +66,7 @@ class Outputs:
                 reason.to_json() if reason is not None else None,
                 request.cached_tokens,
                 _logprobs(request, begin, end) if request.return_logprob else None,
+                _of_labels(request) if reason is not None and request.return_logprob else (),
             )
         self.send(message)
 
@@ -78,7 +79,8 @@ class Outputs:
                 continue
             request.finished_output = True
             aborted, entry = isinstance(reason, FINISH_ABORT), self._request_table.by_rid(request.rid)
-            vector: Sequence[float] = () if aborted else request.embedding
+            made = () if aborted else request.embedding
+            vector: Sequence[float] = [made] if isinstance(made, float) else made  # a cross-encoder makes one number
             if entry is None:
                 self._on_probe(request.rid, [], list(vector), True)
                 continue
@@ -99,9 +101,10 @@ class Outputs:
         reason: dict[str, Any] | None,
         cached_tokens: int,
         logprobs: Logprobs | None,
+        of_labels: Sequence[float] = (),
     ) -> None:
         """Adds one request's tokens of this step to `message`. `reason` is SGLang's finish reason, if the request has
-        ended."""
+        ended; `of_labels` then has the log-probabilities of its label tokens."""
         entry = self._request_table.by_rid(rid)
         if entry is None:
             values = [float(value) for value in logprobs[0]] if logprobs is not None else []
@@ -113,7 +116,7 @@ class Outputs:
         if reason is not None and _impossible(reason):
             # SGLang has drawn a token for a prompt that was none: a request that waits for its grammar ends so too,
             # however it ends.
-            token_ids, logprobs = (), None
+            token_ids, logprobs, of_labels = (), None, ()
         if not token_ids and reason is None:
             return
         chunk = message.tokens.chunks.add()
@@ -129,6 +132,7 @@ class Outputs:
             own, *best = logprobs
             _add_logprobs(chunk.logprobs, own[: len(chunk.token_ids)], *best)
         if reason is not None:
+            chunk.label_logprobs.extend(of_labels)
             finish(chunk, entry, reason)
             self._request_table.close(entry)
 
@@ -196,6 +200,12 @@ def _logprobs(request: Any, begin: int, end: int) -> Logprobs:
         said.output_top_logprobs_val[begin:end],
         said.output_top_logprobs_idx[begin:end],
     )
+
+
+def _of_labels(request: Any) -> Sequence[float]:
+    """Log-probabilities of a request's label tokens after its prompt; empty if it has none, or was not computed."""
+    rows: Sequence[Sequence[float]] = request.logprob.output_token_ids_logprobs_val
+    return rows[0] if request.logprob.token_ids_logprob and rows else ()
 
 
 def _add_logprobs(told: Any, own: Sequence[float], best_values: Sequence[Any], best_ids: Sequence[Any]) -> None:

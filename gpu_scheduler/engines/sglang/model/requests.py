@@ -49,6 +49,10 @@ def sampling_params(
         raise RejectedRequest(f"stop token {outside[0]} is outside the vocabulary of {vocab_size}")
     if sampling.logprobs and sampling.top_logprobs > vocab_size:
         raise RejectedRequest(f"{sampling.top_logprobs} top_logprobs of a vocabulary of {vocab_size}")
+    if outside := [token for token in sampling.label_token_ids if not 0 <= token < vocab_size]:
+        raise RejectedRequest(f"label token {outside[0]} is outside the vocabulary of {vocab_size}")
+    if sampling.label_token_ids and not sampling.prompt_only:
+        raise RejectedRequest("label tokens are scored after a prompt without an answer only")
     if sampling.prompt_only:
         max_new, kind = 0, None  # SGLang would ask the grammar for a token that is never drawn
     params = SamplingParams(
@@ -96,9 +100,10 @@ def to_sglang(
     context_tokens: int,
     vocab_size: int,
     fresh_seed: Callable[[], int] = _any_seed,
+    adapter: str | None = None,
 ) -> TokenizedGenerateReqInput:
-    """SGLang's request for text. `rid` is its name there. Raises RejectedRequest for a request that this model can
-    never run."""
+    """SGLang's request for text. `rid` is its name there, `adapter` that of its adapter. Raises RejectedRequest for a
+    request that this model can never run."""
     token_ids = _prompt(generate, vocab_size)
     sampling, prompt_tokens = generate.sampling, len(token_ids)
     return TokenizedGenerateReqInput(
@@ -111,11 +116,12 @@ def to_sglang(
         sampling_params=sampling_params(
             sampling, prompt_tokens, generate.resumed_tokens, context_tokens, vocab_size, fresh_seed
         ),
-        return_logprob=sampling.logprobs,
+        return_logprob=sampling.logprobs or bool(sampling.label_token_ids),
         logprob_start_len=_first_row(sampling, prompt_tokens),
         top_logprobs_num=max(0, sampling.top_logprobs) if sampling.logprobs else 0,
-        token_ids_logprob=None,
+        token_ids_logprob=list(sampling.label_token_ids) or None,
         stream=True,
+        lora_id=adapter,
         priority=generate.priority,
         time_stats=SchedulerReqTimeStats(),
     )

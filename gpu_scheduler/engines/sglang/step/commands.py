@@ -14,6 +14,7 @@ from gpu_scheduler.engines.sglang.base import states
 from gpu_scheduler.engines.sglang.base.errors import CommandError, LeaveLoop, NotNow, RejectedRequest
 from gpu_scheduler.engines.sglang.base.request_table import LiveRequest
 from gpu_scheduler.engines.sglang.base.states import EngineState
+from gpu_scheduler.policy.adapter_room import adapter_key
 from protos import common_pb2, engine_pb2
 from services.wording.paths import without_folders
 from services.wording.plurals import agreeing, counted
@@ -80,6 +81,9 @@ class Commands:
         kind = message.WhichOneof("message")
         if kind == "generate":
             return self._generate(message.generate)
+        if kind == "forget_adapter":
+            self._forget_adapter(message.forget_adapter)
+            return []
         if kind == "abort":
             return self._abort(message.abort.request_id)
         if kind == "shutdown":
@@ -129,7 +133,10 @@ class Commands:
             self._refuse(generate.request_id, common_pb2.FAILED, _NOT_SERVING)
             return []
         try:
-            entry = model.request_table.add(generate.request_id, len(generate.token_ids), generate.resumed_tokens)
+            adapter = adapter_key(generate.adapter.name, generate.adapter.generation)
+            entry = model.request_table.add(
+                generate.request_id, len(generate.token_ids), generate.resumed_tokens, adapter
+            )
         except ValueError as error:
             self._refuse(generate.request_id, common_pb2.REJECTED, str(error))
             return []
@@ -137,7 +144,15 @@ class Commands:
             return [model.to_sglang(generate, entry.rid)]
         except RejectedRequest as error:
             self._end(entry, common_pb2.REJECTED, str(error))
-            return []
+        except CommandError as error:
+            finish = common_pb2.REJECTED if error.model_at_fault else common_pb2.FAILED
+            self._end(entry, finish, without_folders(str(error)))
+        return []
+
+    def _forget_adapter(self, forgotten: engine_pb2.ForgetAdapter) -> None:
+        model = self._model
+        if model.adapters is not None:
+            model.adapters.forget(adapter_key(forgotten.name, forgotten.generation), model.request_table.adapters)
 
     def _refuse(self, request_id: str, finish: common_pb2.Finish, error: str) -> None:
         """Sends the end of a request."""
@@ -234,9 +249,10 @@ class Commands:
         # A request that ended by itself, or had no output yet, has had its end reported.
         self._withheld = [entry for entry in self._withheld if entry.rid in stopped]
         # The number of tokens to come was reported with the live export before.
-        self._export(command_id, [(entry.request_id, stopped[entry.rid], 0) for entry in self._withheld])
+        withheld = [(entry.request_id, entry.adapter, stopped[entry.rid], 0) for entry in self._withheld]
+        self._export(command_id, withheld)
 
-    def _export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int], int]]) -> None:
+    def _export(self, command_id: int, requests: Sequence[tuple[str, str, Sequence[int], int]]) -> None:
         model = self._model
         model.channel.send(kv_places=model.kv_transfer.export(command_id, requests))
         self._done(command_id)
@@ -323,6 +339,8 @@ class Commands:
     def when_idle(self) -> bool:
         """Does the work that waits for SGLang to be idle, which it is. True if something was done."""
         model = self._model
+        if model.adapters is not None:
+            model.adapters.tidy(model.request_table.adapters)
         if self._hibernate_id is not None:
             command_id, self._hibernate_id = self._hibernate_id, None
             self._attempt(command_id, self._lifecycle.hibernate)

@@ -28,7 +28,7 @@ from gpu_scheduler.engines.sglang.base.faults import fault
 from gpu_scheduler.engines.sglang.base.options import Options, one_line
 from gpu_scheduler.engines.sglang.memory.host_buffer import HostBuffer
 from gpu_scheduler.engines.sglang.ranks.ranks import Ranks
-from gpu_scheduler.engines.sglang.weights import unset
+from gpu_scheduler.engines.sglang.weights import encoder, unset
 from gpu_scheduler.engines.sglang.weights.random_weights import checkpoint
 from gpu_scheduler.engines.sglang.weights.read_ahead import ReadAhead
 from protos import engine_pb2
@@ -140,6 +140,7 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
         instance: Target = current.model()
         expected = unset.mark(model)
         model.load_weights(weights)  # type: ignore[operator]
+        encoder.fill_unused(model)
         missing = [name for name, parameter in expected.items() if unset.is_marked(parameter)]
         if missing:
             shown = ", ".join(missing[:_NAMES_SHOWN]) + (", ..." if len(missing) > _NAMES_SHOWN else "")
@@ -219,6 +220,7 @@ def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> N
     if made < context:
         # The rows that SGLang adds to tables are of another kind.
         raise BrokenModel(f"its context is {context} tokens by the catalogue, its rotary embedding is made for {made}")
+    encoder.set_pooling(model, instance.load.model)
     reserve_rope_cache_for_long_sequences(model, instance.server_args, model_config)
     instance.bind_weights(model, copy=copy)
 
@@ -244,7 +246,8 @@ def _paddings(config: Any, rank: int, ranks: int) -> set[int]:
         if name.startswith(original) and hasattr(config, name[len(original) :])
     ]
     if hasattr(config, "original_total_num_kv_heads"):
-        widened.append((config.original_total_num_kv_heads, config.num_key_value_heads, head_dim))
+        kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)  # encoders have as many
+        widened.append((config.original_total_num_kv_heads, kv_heads, head_dim))
     parts = ((before, after // ranks, unit) for before, after, unit in widened)
     return {unit * min(part, max(0, (rank + 1) * part - before)) for before, part, unit in parts} - {0}
 

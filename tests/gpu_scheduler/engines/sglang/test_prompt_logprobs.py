@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 NEAR = 1e-3
 SCORED: dict[str, Any] = {"logprobs": True, "prompt_logprobs_from": 1, "ignore_eos": True}
 ALONE: dict[str, Any] = {**SCORED, "prompt_only": True}
+LABELS = [7, 900, 7, 5]
+LABELLED: dict[str, Any] = {"prompt_only": True, "label_token_ids": LABELS}
 
 
 class Right:
@@ -60,6 +62,12 @@ class Right:
             assert torch.allclose(values, rows.topk(top, dim=1).values, atol=NEAR)
             assert torch.allclose(values, rows.gather(1, ids), atol=NEAR)
 
+    def check_labels(self, i: int, answer: Answer, cut: int = 0) -> None:
+        """An answer to the `i`th prompt without its last `cut` tokens, of which only the labels were asked for."""
+        assert (answer.finish, answer.error, answer.tokens) == (common_pb2.LENGTH, "", [])
+        row = self._rows[i][len(self.prompts[i]) - 1 - cut]
+        assert torch.allclose(torch.tensor(answer.label_logprobs), row[LABELS], atol=NEAR)
+
 
 @pytest.fixture(scope="module")
 def right(models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]) -> Right:
@@ -68,7 +76,7 @@ def right(models: dict[str, Path], prompts: list[list[int]], said: dict[str, lis
 
 
 async def together(end: EngineEnd, tag: str, right: Right, times: int, new_tokens: int = 5) -> None:
-    """All prompts that have answers in five ways, beside one another in the same steps."""
+    """All prompts that have answers in six ways, beside one another in the same steps."""
     ways: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
         "scored": (new_tokens, SCORED, {"new_tokens": new_tokens}),
         "best": (new_tokens, {**SCORED, "top_logprobs": 3}, {"new_tokens": new_tokens, "top": 3}),
@@ -79,11 +87,13 @@ async def together(end: EngineEnd, tag: str, right: Right, times: int, new_token
         for i in right.answered:
             for way, (new, asked, _) in ways.items():
                 end.ask(f"{tag}-{time}-{i}-{way}", right.prompts[i], new, **asked)
+            end.ask(f"{tag}-{time}-{i}-labels", right.prompts[i], 1, **LABELLED)
             end.ask(f"{tag}-{time}-{i}-plain", right.prompts[i], new_tokens, ignore_eos=True)
     for time in range(times):
         for i in right.answered:
             for way, (_, _, checked) in ways.items():
                 right.check(i, await end.answer(f"{tag}-{time}-{i}-{way}"), **checked)
+            right.check_labels(i, await end.answer(f"{tag}-{time}-{i}-labels"))
             plain = await end.answer(f"{tag}-{time}-{i}-plain")
             assert plain.tokens == right.said[i][:new_tokens] and not plain.prompt_logprobs
 
@@ -121,6 +131,8 @@ async def _one_by_one(end: EngineEnd, right: Right) -> None:
         end.ask(f"rest-{i}", prompt, 1, **{**ALONE, "prompt_logprobs_from": 401}, top_logprobs=2)
         right.check(i, await end.answer(f"rest-{i}"), top=2, first=401)
         assert end.answers[f"rest-{i}"].cached_tokens == 400
+        end.ask(f"labels-{i}", prompt[:-1], 1, **LABELLED)
+        right.check_labels(i, await end.answer(f"labels-{i}"), cut=1)
         end.ask(f"last-{i}", prompt, 1, **{**ALONE, "prompt_logprobs_from": whole - 1})
         right.check(i, await end.answer(f"last-{i}"), first=whole - 1)
     end.ask("one", [7], 1, logprobs=True, prompt_only=True)
@@ -139,6 +151,11 @@ async def _refused(end: EngineEnd) -> None:
     for name in ("zeroth", "behind", "unasked"):
         answer = await end.answer(name)
         assert answer.finish == common_pb2.REJECTED and "no log-probabilities of token" in answer.error
+    end.ask("unknown", [5, 6], 1, prompt_only=True, label_token_ids=[1 << 20])
+    end.ask("sampled", [5, 6], 1, label_token_ids=[5])
+    for name in ("unknown", "sampled"):
+        answer = await end.answer(name)
+        assert answer.finish == common_pb2.REJECTED and "label token" in answer.error
 
 
 async def test_prompt_logprobs_of_a_request_skip_the_rows_of_one_retracted_before_it() -> None:

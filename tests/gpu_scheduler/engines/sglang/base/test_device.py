@@ -76,7 +76,7 @@ model.device, model.ranks = torch.device("cuda:0"), Alone()
 model.options = SimpleNamespace(small_stack=1)
 model.memory = SimpleNamespace(map_weights=lambda: has.update(mapped=1), unmap_weights=lambda: has.update(mapped=0))
 graphs = SimpleNamespace(come_back=refuse, save=lambda: None, leave=lambda: None)
-model.graphs, model.state = graphs, EngineState.HIBERNATING
+model.graphs, model.adapters, model.state = graphs, None, EngineState.HIBERNATING
 model.kv = SimpleNamespace(give_up_everything=lambda: None)
 model.tell_weights_mapped = told.append
 device.finish = lambda of: None

@@ -15,6 +15,7 @@ import pytest
 from loader.copies.handoff_client import HandoffClient
 from protos import common_pb2, engine_pb2
 from services.runtime import tasks
+from testing import small_adapters
 from testing.engines.harness import KV_EXTENT, STEP_S, EngineEnd, Node, load, node, taken_bytes
 from testing.patience import PATIENCE_S
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
@@ -75,21 +76,26 @@ class Pair:
 
 def wanted(places: engine_pb2.KvPlaces) -> engine_pb2.ImportKv:
     sequences = [
-        engine_pb2.KvPlaces.Sequence(token_ids=one.token_ids, tokens_to_come=one.tokens_to_come)
+        engine_pb2.KvPlaces.Sequence(token_ids=one.token_ids, tokens_to_come=one.tokens_to_come, adapter=one.adapter)
         for one in places.sequences
     ]
     return engine_pb2.ImportKv(sequences=sequences, page_tokens=places.page_tokens, page_bytes=places.page_bytes)
 
 
 @contextlib.asynccontextmanager
-async def pair(folder: Path, engines: Engines, path: Path, **others: int) -> AsyncIterator[Pair]:
+async def pair(
+    folder: Path, engines: Engines, path: Path, adapters: common_pb2.AdapterPool | None = None, **others: int
+) -> AsyncIterator[Pair]:
     async with node(folder, others={OTHER: CAPACITY}) as at, engines.one() as source, engines.one() as target:
         await at.book("qwen", floor_bytes=FLOOR)
         for end, device, page_size in ((source, at.device, PAGE), (target, OTHER, others.get("page_size", PAGE))):
             one = Node(at.client, at.handoff, device)
             reserve = RESERVE + 8  # the rest of a large extent that is in use does not count
             options = {"reserve_low": reserve, "reserve_high": reserve} if end is target else {}
-            await end.hold(load(one, "qwen", path, context_tokens=CONTEXT, page_size=page_size, **options))
+            wanted_load = load(one, "qwen", path, context_tokens=CONTEXT, page_size=page_size, **options)
+            if adapters is not None:
+                wanted_load.model.adapters.CopyFrom(adapters)
+            await end.hold(wanted_load)
         await at.until(lambda: has_reserve(at))
         handoff = HandoffClient(at.handoff, answer_timeout_s=STEP_S)
         running = tasks.spawn(handoff.run(), "handoff")
@@ -142,6 +148,29 @@ async def test_running_requests_moved_with_their_kv_go_on_and_compute_only_the_l
         assert both.target.stats.prefill_tokens - before <= len(prompts) * (PAGE + 1)
         # The source serves nobody any more and can go.
         await both.source.do(unload=engine_pb2.Unload())
+
+
+async def test_moved_kv_of_an_adapter_is_found_by_requests_of_that_adapter_alone(
+    tmp_path: Path, engines: Engines, models: dict[str, Path], prompts: list[list[int]], motion: Motion
+) -> None:
+    path = small_adapters.write(models["qwen"], tmp_path / "a", modules=("v_proj", "up_proj"))
+    adapter = common_pb2.Adapter(name="a", path=str(path), generation=3)
+    room = common_pb2.AdapterPool(slots=2, rank=4, modules=small_adapters.ALL)
+    prompt = next(each for each in prompts if len(each) > 2 * PAGE)
+    async with pair(tmp_path, engines, models["qwen"], room) as both:
+        motion.slow()  # so that it has something to say yet
+        both.source.ask("r0", prompt, NEW_TOKENS, adapter=adapter, ignore_eos=True)
+        await both.source.until(lambda: len(both.source.answers["r0"].tokens) >= 3)
+        moved = await both.move(live=True)
+        motion.free()
+        whole = (await both.source.answer("r0")).tokens
+        assert moved.sequences
+        for name, of in (("base", None), ("other", common_pb2.Adapter(name="a", path=str(path), generation=4))):
+            both.target.ask(name, prompt, 1, adapter=of, ignore_eos=True)
+            assert (await both.target.answer(name)).cached_tokens == 0, name
+        both.target.ask("same", prompt, NEW_TOKENS, adapter=adapter, ignore_eos=True)
+        answer = await both.target.answer("same")
+        assert answer.tokens == whole and answer.cached_tokens >= len(prompt) // PAGE * PAGE - PAGE
 
 
 async def test_kv_copied_while_requests_ran_need_not_be_copied_again(

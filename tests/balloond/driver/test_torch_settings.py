@@ -1,6 +1,6 @@
 import pytest
 
-from balloond.driver.torch_allocator import conflict
+from balloond.driver.torch_settings import conflict
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
