@@ -40,7 +40,8 @@ async def main() -> None:
         model = kind(MODEL, openai_client=client)
 
         def agent(force: str | None = None, **more: object) -> Agent:
-            settings = ModelSettings(max_tokens=256, temperature=0, tool_choice=force)
+            one = False if force else None  # a small model would call until its tokens run out
+            settings = ModelSettings(max_tokens=256, temperature=0, tool_choice=force, parallel_tool_calls=one)
             return Agent(name="a", model=model, model_settings=settings, **more)  # noqa: B023
 
         assert (await Runner.run(agent(), "Say hello.")).final_output

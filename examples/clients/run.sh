@@ -77,8 +77,8 @@ model = "$AGENT_MODEL"
 model_provider = "prism"
 model_context_window = 49152
 web_search = "disabled"
-[features]
-multi_agent = false
+[agents]
+enabled = false
 [model_providers.prism]
 name = "Prism"
 base_url = "$URL/v1"
