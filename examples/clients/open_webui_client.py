@@ -26,8 +26,10 @@ with tempfile.TemporaryDirectory() as folder:
         "RAG_EMBEDDING_ENGINE": "openai",
     }
     command = [str(Path(sys.executable).with_name("open-webui")), "serve", "--host", "127.0.0.1", "--port", str(PORT)]
+    work = Path(folder, "work")  # it imports modules from the folder above
+    work.mkdir()
     with open(Path(folder, "log"), "w") as log:
-        server = subprocess.Popen(command, cwd=folder, env={**os.environ, **settings}, stdout=log, stderr=log)
+        server = subprocess.Popen(command, cwd=work, env={**os.environ, **settings}, stdout=log, stderr=log)
     try:
         at = httpx.Client(base_url=f"http://127.0.0.1:{PORT}/api", timeout=300)
         while server.poll() is None:
@@ -36,6 +38,8 @@ with tempfile.TemporaryDirectory() as folder:
                 break
             except httpx.TransportError:
                 time.sleep(1)
+        else:
+            raise SystemExit(Path(folder, "log").read_text())
         at.headers["authorization"] = f"Bearer {signed_in.raise_for_status().json()['token']}"
         assert MODEL in [card["id"] for card in at.get("/models").raise_for_status().json()["data"]]
         chat = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16}
