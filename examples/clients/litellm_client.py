@@ -37,7 +37,7 @@ for provider, base in (("openai", f"{URL}/v1"), ("hosted_vllm", f"{URL}/v1"), ("
     forced = litellm.completion(model, api_base=base, tools=[TOOL], tool_choice="required", **shared)
     assert forced.choices[0].message.tool_calls[0].function.name == "weather"
     print(f"{provider}: text, stream, tool")
-assert litellm.responses(f"openai/{MODEL}", input="Say hello.", api_base=f"{URL}/v1", api_key="none").output
+assert litellm.responses(model=f"openai/{MODEL}", input="Say hello.", api_base=f"{URL}/v1", api_key="none").output
 print("responses: text")
 
 with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs clients that others wrote against a running server, each in a pinned environment of its own under CLIENTS.
 #
-#     sh examples/clients/run.sh                                          all of them
+#     sh examples/clients/run.sh                                          all but open_webui, which is 7 GB
 #     sh examples/clients/run.sh langchain codex                          some
 #
 # URL (http://127.0.0.1:8000), MODEL (smollm2), TOKENIZER (its folder), AGENT_MODEL (long: what long_model.py makes),
@@ -56,6 +56,10 @@ smg() {
     pip_install smg smg==1.13.0 httpx && "$CLIENTS/smg/bin/python" "$here/smg_client.py"
 }
 
+open_webui() {
+    pip_install open_webui open-webui==0.12.4 && "$CLIENTS/open_webui/bin/python" "$here/open_webui_client.py"
+}
+
 comply() {
     pip_install comply llm-comply==0.5.0 &&
         for form in open-responses openai-chat anthropic; do
@@ -73,8 +77,8 @@ model = "$AGENT_MODEL"
 model_provider = "prism"
 model_context_window = 49152
 web_search = "disabled"
-[features]
-multi_agent = false
+[agents]
+enabled = false
 [model_providers.prism]
 name = "Prism"
 base_url = "$URL/v1"

@@ -197,14 +197,6 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
         async for routes in self.routes.follow():
             yield placement_pb2.Routes(revision=self.routes.revision, routes=routes)
 
-    async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:
-        assert self.evict is not None
-        try:
-            return await self.evict(request)
-        except Conflict as error:
-            await context.abort(grpc.StatusCode.ABORTED, str(error))
-            raise AssertionError from error
-
     async def Activate(self, request: placement_pb2.ActivateRequest, context: Any) -> placement_pb2.ActivateResponse:
         async with self._activated:
             self.activations.append(request)
@@ -218,6 +210,11 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
         self.steered.append(request)
         if self.refusal is not None:
             await context.abort(*self.refusal)
+        if self.evict is not None:
+            try:
+                return await self.evict(request)
+            except Conflict as error:
+                await context.abort(grpc.StatusCode.ABORTED, str(error))
         return placement_pb2.EvictResponse(residency=request.target)
 
     async def Migrate(self, request: placement_pb2.MigrateRequest, context: Any) -> placement_pb2.MigrateResponse:

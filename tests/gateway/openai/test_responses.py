@@ -519,7 +519,7 @@ END = End("tool_calls", None, prompt_tokens=3, cached_tokens=1, tokens=9, reason
 def test_call_whose_last_piece_comes_after_text_is_one_item() -> None:
     """Parsers give the text that follows a call together with the end of the call."""
     asked = Request("1", "m", 0.0, [], common_pb2.Sampling(), False, common_pb2.Slo())
-    events = ResponseEvents(parse(b'{"model": "m", "input": "x"}'), asked, common_pb2.Sampling())
+    events = ResponseEvents(parse(b'{"model": "m", "input": "x"}'), asked, asked.sampling)
     sent = events.opening(3, 0)
     assert events.sent == 0, "an error now would be the first event"
     sent += events.reasoning("why") + events.text("\n\n")
