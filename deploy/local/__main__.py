@@ -20,16 +20,16 @@ import grpc
 from deploy import engine_packages, places
 from deploy.hub import names
 from deploy.local import bundled, kernels, sizing
+from deploy.local import models as local_models
 from deploy.local.devices import Group, first, groups, host_bytes_for_images, host_bytes_free
 from deploy.local.hub_models import fetched
 from deploy.local.introduction import introduction
-from deploy.local.models import described, named, read_all, write_catalogue
+from deploy.local.models import check_names, described, named, read_all, write_catalogue
 from deploy.local.processes import LocalSystem, StartFailed
 from deploy.local.topology import Local
 from deploy.local.warming import Warming, WatchedGroup
 from deploy.node.description import NodeDescription
 from deploy.node.reading import read
-from deploy.node.services import GPU_DTYPE_BYTES
 from deploy.node.targets import SERVE
 from gateway.access import cors
 from loader.catalogue import catalogue
@@ -235,13 +235,15 @@ async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     stopping = asyncio.get_running_loop().create_task(stop.wait())
     if options.models:
+        check_names(options.models)
         await bundled.make({named(argument)[1] for argument in options.models}, stopping)
-        models = await fetched(options.models, "cuda" if local.on_gpus else "cpu", stopping)
+        unverified = [name for name, entry in options.entries.items() if entry.get("unverified")]
+        models = await fetched(options.models, "cuda" if local.on_gpus else "cpu", stopping, unverified)
         if stop.is_set():
             return 130
         local = local.with_(catalogue=state / "models.toml")
-        dtype_bytes = GPU_DTYPE_BYTES if local.on_gpus else 4
-        faults = write_catalogue(models, local.catalogue, dtype_bytes, options.entries)
+        sizes = local_models.sizes(on_gpus=local.on_gpus)
+        faults = write_catalogue(models, local.catalogue, sizes, options.entries)
         for name, fault in faults.items():
             say(f"{name} cannot be served, the others are: {fault}")
     else:

@@ -80,6 +80,8 @@ class DescribedModel(CatalogueEntry):
             _NAME.validate_python(self.called)
         except ValidationError:
             raise ValueError(f"{self.path!r} gives no name that a model can have: write name and path") from None
+        if self.base == self.called:
+            raise ValueError(f"base: {self.base!r} cannot be its own base")
         return self
 
     @property

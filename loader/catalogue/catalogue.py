@@ -117,7 +117,7 @@ class CatalogueEntry(ConfigSection):
             raise ValueError(
                 f"an adapter takes {', '.join(other)} from its base: leave {'them' if other[1:] else 'it'} out"
             )
-        if self.base == self.name:
+        if self.base and self.base == self.name:
             raise ValueError(f"base: {self.name!r} cannot be its own base")
         return self
 
