@@ -14,6 +14,8 @@ _COMMANDS = {
     "install": "install the engine's packages for this machine: prism install cpu, prism install cuda",
 }
 
+_INTERRUPTED = 130
+
 
 def main() -> int:
     # What is started from here imports this package, not files in the folder where the user happens to be.
@@ -29,8 +31,16 @@ def main() -> int:
     parser.add_argument("--version", action="version", version=importlib.metadata.version("prism-serve"))
     parser.add_argument("command", choices=tuple(_COMMANDS), metavar="COMMAND")
     command = parser.parse_args(sys.argv[1:2]).command
-    rest, prog = sys.argv[2:], f"prism {command}"
-    # Each is imported when it is needed: the help of all takes no second.
+    try:
+        return _run(command, sys.argv[2:], f"prism {command}")
+    except KeyboardInterrupt:  # while a command is imported, for instance
+        print("prism: stopped", file=sys.stderr, flush=True)
+        return _INTERRUPTED
+
+
+def _run(command: str, rest: list[str], prog: str) -> int:
+    """Runs a command, and returns its status."""
+    # Each is imported when it is needed, so that `prism --help` answers at once.
     if command == "install":
         from deploy import engine_packages
 

@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m deploy.hub")
     )
     parser.add_argument("models", nargs="+", metavar="ORG/NAME[@REVISION]")
     parser.add_argument(
-        "--device", choices=tuple(_FLOAT_BYTES), default="cuda", help="where it will be served (default %(default)s)"
+        "--device", choices=tuple(_FLOAT_BYTES), default="cpu", help="where it will be served (default %(default)s)"
     )
     parser.add_argument(
         "--unverified", action="store_true", help="also of a class that nobody has compared with another implementation"
