@@ -92,7 +92,7 @@ async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, l
     may_see = ui_access.by_setting(config.ui, config.http, keys=bool(config.keys_file))
     if may_see is not None:
         looker = ServiceClients(config.placement, answer_s=look_s)
-        pages = Pages(Live(looker.look), routes, may_see)
+        pages = Pages(Live(looker.look), routes, may_see, keys=bool(config.keys_file))
         page = pages.routes()
         service.on_drain(pages.close)
         service.on_stop(looker.close)

@@ -214,7 +214,7 @@ class Endpoints:
         await _caller(request).take_request()
         tokenizer = await self._serving.tokenizer(route)
         if called is not None:
-            await self._serving.formats(called, False, tokenizer, route)
+            await self._serving.parsers_of(called, False, tokenizer, route)
         ids = await self._encoded(request, tokenizer, prompt, field)
         written = None
         if asked.return_token_strs:
@@ -229,7 +229,7 @@ class Endpoints:
         route = self._route(request, asked.model)
         await _caller(request).take_request()
         tokenizer = await self._serving.tokenizer(route)
-        await self._serving.formats(called, False, tokenizer, route)
+        await self._serving.parsers_of(called, False, tokenizer, route)
         ids = await self._encoded(request, tokenizer, chat.conversation(called), "messages")
         return _json({"input_tokens": len(ids)})
 

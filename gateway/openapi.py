@@ -11,7 +11,7 @@ from typing import Any
 import pydantic
 from pydantic.json_schema import models_json_schema
 
-from gateway.admin.bodies import ModelEntry, RemovalParameters, SleepParameters, WaitParameters
+from gateway.admin.bodies import ModelEntry, MoveParameters, RemovalParameters, SleepParameters, WaitParameters
 from gateway.anthropic.bodies import CountRequest, MessagesRequest
 from gateway.openai.bodies import (
     MOST_PROMPTS,
@@ -260,8 +260,12 @@ def _get(summary: str, answer: str, *refusals: int, parameters: list[Json] | Non
 
 def _steer(summary: str, kind: type[pydantic.BaseModel], answer: str = "Card") -> Json:
     """What is done to one model with an admin's key; the parameters are those of `kind`."""
-    fields = kind.model_json_schema()["properties"]
-    parameters = [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
+    described = kind.model_json_schema()
+    needed = described.get("required", ())
+    parameters = [
+        {"name": name, "in": "query", "required": name in needed, "schema": schema}
+        for name, schema in described["properties"].items()
+    ]
     return {
         "summary": summary,
         "tags": ["admin"],
@@ -337,6 +341,7 @@ def document() -> Json:
             | {"delete": _steer("Removes a model", RemovalParameters, "Deleted")},
             "/v1/models/{model}/wake": {"post": _steer("Brings a model up", WaitParameters)},
             "/v1/models/{model}/sleep": {"post": _steer("Brings a model down", SleepParameters)},
+            "/v1/models/{model}/move": {"post": _steer("Moves a model to another group", MoveParameters)},
             "/v1/models/{model}/pin": {"post": _steer("Keeps a model's image in host memory", WaitParameters)},
             "/v1/models/{model}/unpin": {"post": _steer("Takes a pin back", WaitParameters)},
             "/tokenize": _post("Tokens of a prompt", "TokenizeRequest", "Tokens"),

@@ -82,6 +82,8 @@ class Request:
     """Name, in errors, of the field that the grammar came from."""
     tools: Tools | None = None
     """Tools that answers may call."""
+    thinks: bool = False
+    """Whether an answer may begin with the model's reasoning, to which the grammar does not apply."""
     separates: bool = False
     """Whether reasoning is split from the rest of an answer, if the model reasons."""
     streams: bool = False

@@ -38,7 +38,7 @@ class Choice:
         self._splitter = splitter
         self._reasoning: list[str] = []
         self._calls: list[CallPart] = []
-        self._called = 0
+        self._called = False
         self.reasoning_tokens = 0
         """Number of output tokens of the reasoning. A chunk that has the end of the reasoning and more is divided by
         characters."""
@@ -64,11 +64,7 @@ class Choice:
         if chunk.token_ids or chunk.embedding or (chunk.finish and not self.first_s):
             self._time()
         text = self.answer.push(chunk)
-        if self._splitter is None:
-            for call in self.answer.take_calls():
-                self._calls.append(call.part(self._called))
-                self._called += 1
-        else:
+        if self._splitter is not None:
             text = await self._split(text, self._splitter)
         if self.answer.finish_reason is not None:
             self._tokens.close()
@@ -80,7 +76,7 @@ class Choice:
         end = self.answer.finish_reason is not None
         parts = await splitter.push(text, end)
         self._calls += parts.calls
-        self._called += sum(bool(part.name) for part in parts.calls)
+        self._called |= bool(parts.calls)
         if parts.reasoning:
             self._reasoning.append(parts.reasoning)
             tokens = self.answer.tokens if splitter.whole else len(self.answer.latest)

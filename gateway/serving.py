@@ -16,7 +16,7 @@ from gateway.access.quotas import UNSAID_TOKENS, Charge
 from gateway.access.usage import UsageLog
 from gateway.errors import BadField, ModelFaulty, TooMany
 from gateway.openai import vectors
-from gateway.parsing.parsers import NOTHING, Parsers, Splitter, Wanted
+from gateway.parsing.parsers import NOTHING, Parsers, ReasoningState, Splitter, Wanted, reasoning_state
 from gateway.request import AnswerJob, Prompt, Request
 from gateway.routing.relay import Relay
 from gateway.routing.routes import Route, RouteTable
@@ -26,7 +26,7 @@ from gateway.text.answer import Answer
 from gateway.text.tokenizers import Tokenizers
 from gateway.tools import formats as calls
 from gateway.tools import grammar as tools_grammar
-from gateway.tools import structured_outputs
+from gateway.tools import structural_tags, structured_outputs
 from gateway.tools.request import Tools
 from protos import common_pb2
 from services.errors import Invalid, Unavailable, Unmet
@@ -91,14 +91,10 @@ class Serving:
         try:
             await caller.take_request()
             tokenizer = await self.tokenizer(route)
-            form, wanted = await self.formats(request.tools, request.separates, tokenizer, route)
-            if request.tools and request.tools.answer is not None:
-                if form is None:
-                    raise BadField(
-                        "'response_format' beside 'tools' is not supported for this model.", "response_format"
-                    )
-                request.sampling.ebnf = tools_grammar.of(request.tools, form)
-                structured_outputs.check(request.sampling, count, request.grammar_field)
+            wanted = await self.parsers_of(request.tools, _reasons(request), tokenizer, route)
+            if request.tools is not None:
+                _hold_to(request.tools, request.sampling, wanted)
+                structured_outputs.check(request.sampling, count, request.grammar_field or "tools")
             asked = request.prompts
             if request.ranks and route.model.HasField("embedding"):  # a cross-encoder, by `vectors.check`
                 request = replace(request, embeds=True)
@@ -118,6 +114,9 @@ class Serving:
             jobs = [
                 job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, ends, span)
             ]
+            if request.thinks:
+                for job in jobs:
+                    _think_first(job, wanted, tokenizer)
             charge = await self._hold(caller, request, prompts, jobs)
         except BaseException:
             self.ended(count, caller)
@@ -134,41 +133,40 @@ class Serving:
                     before=job.token_ids,
                     stops=request.stops,
                     show_special=request.show_special,
-                    show_marks=wanted != NOTHING,
-                    finder=calls.finder(request.tools, form) if request.tools and form else None,
+                    show_marks=splitter is not None,
                 ),
                 self._relay.open(job),
-                self._splitter(request, wanted, tokenizer, job),
+                splitter,
             )
             for index, job in enumerate(jobs)
+            for splitter in (self._splitter(request, wanted, tokenizer, job),)
         ]
         return Served(
             request, tokenizer, prompts, choices, span, caller, charge, self.usage, lambda: self.ended(count, caller)
         )
 
-    async def formats(
-        self, tools: Tools | None, separates: bool, tokenizer: Tokenizer, route: Route
-    ) -> tuple[calls.Format | None, Wanted]:
-        """How the model's answers are taken apart: the format in which the gateway itself finds calls, if it knows it,
-        and the parsers for all else. Raises BadField for tools that the model cannot be given, Unavailable."""
+    async def parsers_of(self, tools: Tools | None, reasons: bool, tokenizer: Tokenizer, route: Route) -> Wanted:
+        """The parsers for the model's answers. `reasons`: whether it matters that the model reasons. Raises BadField
+        for tools that the model cannot be given, Unavailable."""
+        if tools is None:
+            return await self._parsers.wanted(tokenizer, route.model.reasoning_parser) if reasons else NOTHING
+        if "tools" not in tokenizer.template:
+            raise BadField("The model's chat template takes no tools.", "tools", "unsupported_parameter")
         model = route.model
-        form = calls.form(tools, tokenizer.template, model.tool_parser) if tools else None
-        parses = tools is not None and form is None
-        if not parses and not separates:
-            return form, NOTHING
-        stated = model.tool_parser if parses else ""
-        wanted = await self._parsers.wanted(tokenizer, model.reasoning_parser, stated, calls=parses)
-        if parses and not wanted.tools:
+        wanted = await self._parsers.wanted(tokenizer, model.reasoning_parser, model.tool_parser, calls=True)
+        if not tools.must and not wanted.tools:
             raise calls.unknown()
-        return form, replace(
-            wanted, reasoning=wanted.reasoning if separates else "", tools=wanted.tools if parses else ""
-        )
+        return wanted
 
     def _splitter(self, request: Request, wanted: Wanted, tokenizer: Tokenizer, job: AnswerJob) -> Splitter | None:
-        if not wanted.reasoning and not wanted.tools:
-            return None
-        tools = request.tools.for_template() if request.tools is not None and wanted.tools else ()
-        return self._parsers.splitter(wanted, tokenizer, job.token_ids, tools, whole=not request.streams)
+        return self._parsers.splitter(
+            wanted,
+            tokenizer,
+            job.token_ids,
+            request.tools,
+            separates=request.separates,
+            whole=not request.streams,
+        )
 
     async def _hold(
         self, caller: Caller, request: Request, prompts: Sequence[Sequence[int]], jobs: Sequence[AnswerJob]
@@ -200,7 +198,7 @@ class Serving:
         for route in self.routes.all():
             tokenizer = self._tokenizers.loaded(route.model.path, route.model.generation)
             if tokenizer is not None and not route.model.HasField("embedding"):
-                self._parsers.prepare(tokenizer, route.model.reasoning_parser)
+                self._parsers.prepare(tokenizer, route.model.reasoning_parser, route.model.tool_parser)
 
     def resolve(self, request: Request) -> Request:
         """The request with its model's own name where it has an alias: from here on only that is used, in answers, in
@@ -371,6 +369,33 @@ class Serving:
             name = f"{request.request_id}.{index * request.choices + number}" if several else request.request_id
             jobs.append(AnswerJob(name, request.model, ids, sampling, slo, request.arrival_s, request.embeds, span))
         return jobs
+
+
+def _reasons(request: Request) -> bool:
+    """Whether it matters for the answers that the model reasons."""
+    return request.separates or (request.thinks and request.sampling.WhichOneof("grammar") is not None)
+
+
+def _hold_to(tools: Tools, sampling: common_pb2.Sampling, wanted: Wanted) -> None:
+    """Sets the grammar of an answer that may call tools, where that depends on how the model writes its calls. Raises
+    BadField."""
+    form = calls.FORMATS.get(wanted.tools)
+    if tools.answer is not None:
+        if form is None:
+            raise BadField("'response_format' beside 'tools' is not supported for this model.", "response_format")
+        sampling.ebnf = tools_grammar.of(tools, form)
+    elif not tools.must and tools.strict and form is not None and form.mark:
+        sampling.structural_tag = tools_grammar.of_strict_calls(tools, form)
+
+
+def _think_first(job: AnswerJob, wanted: Wanted, tokenizer: Tokenizer) -> None:
+    """Lets the model reason before its answer has to follow a grammar."""
+    if job.sampling.WhichOneof("grammar") is None:
+        return
+    where = reasoning_state(wanted, tokenizer, job.token_ids)
+    begun = where is ReasoningState.BEGUN
+    if where is not ReasoningState.OVER and wanted.answer and (begun or wanted.begin):
+        structural_tags.after_reasoning(job.sampling, wanted.begin, wanted.answer, begun=begun)
 
 
 def _room(request: Request, model: common_pb2.ModelSpec, ids: Sequence[int], field: str) -> int:

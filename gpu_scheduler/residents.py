@@ -81,6 +81,8 @@ class Resident:
     steps: list[tuple[str, float]] = field(default_factory=list)
     """Steps of the activation under way, or the last: each with its begin (monotonic seconds), and an empty name behind
     the last one. A step that was interrupted by another appears again."""
+    progress: common_pb2.Progress = field(default_factory=common_pb2.Progress)
+    """What was last told of the activation under way, or the last."""
     weights_from: list[str] = field(default_factory=list)
     """Source of the weights, by rank, at the activation under way, or the last: "checkpoint", "image", or a device."""
     activation: Span = UNTRACED
@@ -115,6 +117,12 @@ class Resident:
     def active_s(self) -> float:
         """Seconds since it became active; 0 while it is not."""
         return time.monotonic() - self.active_at if self.residency == common_pb2.ACTIVE else 0.0
+
+    @property
+    def waking_s(self) -> float:
+        """Seconds since the activation under way began; 0 if none is under way, or it has not come to a step yet."""
+        waking = self.residency == common_pb2.WAKING and self.steps
+        return time.monotonic() - self.steps[0][1] if waking else 0.0
 
     def takes(self, adapter: common_pb2.Adapter) -> bool:
         """Whether its engine has, or will have, room for an adapter."""
@@ -244,7 +252,9 @@ class Residents:
             self.tell(resident)
 
     def tell(self, resident: Resident, progress: common_pb2.Progress | None = None) -> None:
-        """Reports progress to the followers of the change under way."""
+        """Reports progress to the followers of the change under way, and keeps it for reports of the group."""
+        if progress is not None:
+            resident.progress = progress
         change = resident.change
         if change is None:
             return

@@ -63,6 +63,9 @@ def _group(
             kv_limit_bytes=resident.kv_limit_bytes,
             weights_bytes=resident.weights_bytes,
             tokens_per_s=rates.get(resident.model, 0.0),
+            progress=resident.progress if resident.HasField("progress") else None,
+            waking_s=resident.waking_s,
+            kernels_compiled=resident.kernels_compiled,
         )
     load = kvpr.load(load_weight, group.capacity_bytes)
     view.pressure = kvpr.pressure(demand, group.capacity_bytes, fixed, load) if demand else 0.0

@@ -20,11 +20,12 @@ from huggingface_hub.utils.tqdm import silent_tqdm
 
 from deploy.hub import faults, files
 from deploy.hub.names import HubModel
-from deploy.hub.progress import Progress, size
+from deploy.hub.progress import Progress
 from loader.checkpoints import checkpoint
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.checkpoints.weight_files import INDEX
 from services.errors import Unmet
+from services.runtime.progress import size
 from services.wording.plurals import counted
 
 _HINTS = 3

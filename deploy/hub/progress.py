@@ -1,27 +1,18 @@
-"""Progress of a download: the library's bar on a terminal, elsewhere a line every ten seconds."""
+"""Progress of a download, as the hub's library tells it."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from huggingface_hub.utils.tqdm import tqdm
 
+from services.runtime.progress import BAR, Far, ProgressLines, drawn
+
 _BYTES_WRITTEN = "huggingface_hub.snapshot_download"
 """The library's name of the one bar that counts bytes on disk."""
-_FORMAT = "prism: {percentage:3.0f}% |{bar:32}| {n_fmt}B of {total_fmt}B, {rate_fmt}, {remaining} left"
-_EVERY_S = 10.0
-_UNITS = ("B", "kB", "MB", "GB", "TB")
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people, in powers of 1000 as the hub shows them: "1.5 GB"."""
-    number, unit = float(nbytes), 0
-    while number >= 999.5 and unit < len(_UNITS) - 1:
-        number, unit = number / 1000, unit + 1
-    return f"{number:.0f} {_UNITS[unit]}" if unit == 0 or number >= 99.95 else f"{number:.1f} {_UNITS[unit]}"
+_STEP = "fetching"
 
 
 class Progress:
@@ -39,15 +30,22 @@ class Progress:
                 counts = kwargs.get("name") == _BYTES_WRITTEN
                 if not counts:
                     kwargs["disable"] = True
-                kwargs |= {"position": 0, "leave": False, "bar_format": _FORMAT}
+                kwargs |= {"position": 0, "leave": False, "bar_format": BAR}
                 super().__init__(*args, **kwargs)
-                self._lines = _Lines(total_bytes, say) if counts and self.disable else None
+                self._lines = ProgressLines(say) if counts and self.disable else None
+                self._began, self._done = time.monotonic(), 0
                 if counts:
                     shown.append(self)
 
+            @property
+            def format_dict(self) -> dict[str, Any]:
+                return drawn(super().format_dict, "prism", Far(_STEP, self.n, total_bytes))
+
             def update(self, n: float | None = 1) -> Any:
                 if self._lines is not None:
-                    self._lines.add(int(n or 0))
+                    self._done += int(n or 0)
+                    rate = self._done / max(time.monotonic() - self._began, 1e-3)
+                    self._lines.show(Far(_STEP, self._done, total_bytes, per_s=rate))
                 return super().update(n)
 
         self.bars: type[tqdm] = Bar
@@ -59,24 +57,3 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         for bar in self._shown:
             bar.close()
-
-
-class _Lines:
-    """Tells how far a download is where there is no terminal. Threads may share it."""
-
-    def __init__(self, total_bytes: int, say: Callable[[str], None]) -> None:
-        self._total = total_bytes
-        self._say = say
-        self._lock = threading.Lock()
-        self._done = 0
-        self._began = self._told = time.monotonic()
-
-    def add(self, nbytes: int) -> None:
-        with self._lock:
-            self._done += nbytes
-            now = time.monotonic()
-            if now - self._told < _EVERY_S:
-                return
-            self._told = now
-            rate = self._done / (now - self._began)
-            self._say(f"{size(self._done)} of {size(self._total)}, {size(rate)}/s")

@@ -36,6 +36,7 @@ from loader.catalogue import catalogue
 from placement.client import PlacementClient
 from services.errors import Invalid, PrismError
 from services.runtime import tasks
+from services.runtime.progress import aside
 from services.telemetry import log
 from services.wording import addresses
 
@@ -52,7 +53,8 @@ def _shown(path: Path) -> str:
 
 
 def say(text: str) -> None:
-    print(f"prism: {text}", flush=True)
+    with aside():
+        print(f"prism: {text}", flush=True)
 
 
 def sizes(text: str) -> list[list[int]]:

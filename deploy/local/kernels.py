@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.local.processes import die_with_parent
+from services.runtime.progress import Far, ProgressMeter
 
 CACHES = {
     "TRITON_CACHE_DIR": "triton",
@@ -28,6 +29,8 @@ CACHES = {
 """Variable that a compiler or library goes by -> name of its folder in the launcher's folder of kernels."""
 EVERY_S = 10.0
 """Seconds between two lines about what is being compiled."""
+_DRAWN_S = 0.5
+"""Seconds between two drawings on a terminal."""
 LONGEST_S = 300.0
 """The most seconds that a start waits for compiling, which goes on afterwards."""
 MODULE = "gpu_scheduler.engines.sglang.precompile"
@@ -83,19 +86,24 @@ class Precompiled:
         self._reading = asyncio.get_running_loop().create_task(self._read(), name="what is compiled")
 
     async def wait(self, longest_s: float = LONGEST_S, every_s: float = EVERY_S) -> None:
-        """Waits until compiling has ended, or `longest_s` seconds, and says every `every_s` seconds how far it is.
+        """Waits until compiling has ended, or `longest_s` seconds, and shows how far it is: on a terminal
+        all the time, elsewhere every `every_s` seconds.
         Returns at once if it was not started."""
         if self._child is None:
             return
         until = time.monotonic() + longest_s
-        while not self._reading.done():
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                self._say(f"{self}; it goes on, and requests wait for what they need of it")
-                return
-            await asyncio.wait([self._reading], timeout=min(every_s, left_s))
-            if self._of and not self._reading.done():
-                self._say(str(self))
+        with ProgressMeter("prism", self._say) as meter:
+            while not self._reading.done():
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    self._say(f"{self}; it goes on, and requests wait for what they need of it")
+                    return
+                await asyncio.wait([self._reading], timeout=min(_DRAWN_S if meter.draws else every_s, left_s))
+                if self._of and not self._reading.done():
+                    if meter.draws:
+                        meter.show(Far("compiling kernels, once", self._compiled, self._of, "kernels"))
+                    else:
+                        self._say(str(self))
         if self._compiled:
             self._say(f"{self._compiled} of {self._of} kernels compiled ({time.monotonic() - self._began:.0f} s)")
         for kernel, why in self._failed.items():

@@ -13,9 +13,12 @@ from pathlib import Path
 from gpu_scheduler.client import GpuSchedulerClient
 from protos import gpu_scheduler_pb2
 from services.runtime import tasks
+from services.runtime.progress import Far, ProgressMeter
 
 EVERY_S = 10.0
 """Seconds between two lines about a group of which nothing new is known."""
+_DRAWN_S = 0.5
+"""Seconds between two drawings on a terminal."""
 LONGEST_S = 300.0
 """The most seconds of waiting, longer than a gpu_scheduler waits for an engine's imports: by then it is known what went
 wrong."""
@@ -101,17 +104,22 @@ class Warming:
         self._say("\n".join([f"{group.name}: {self.problems[group.name]}", *last_lines(group.log)]))
 
     async def _tell(self, began: float) -> None:
-        """Says every EVERY_S seconds what engines are doing, with one line for all groups that do the same; for
-        ever."""
+        """Tells what engines are doing, for ever: on a terminal all the time, elsewhere every EVERY_S seconds, with one
+        line for all groups that do the same."""
         now = asyncio.get_running_loop().time
-        while True:
-            await asyncio.sleep(EVERY_S)
-            at: dict[str, list[str]] = {}
-            for group in self._groups:
-                if group.name in self._waiting:
-                    at.setdefault(self._at(group.name), []).append(group.name)
-            for what, names in at.items():
-                self._say(f"{', '.join(names)}: {what}, {now() - began:.0f} s")
+        with ProgressMeter("prism", self._say) as meter:
+            while True:
+                await asyncio.sleep(_DRAWN_S if meter.draws else EVERY_S)
+                at: dict[str, list[str]] = {}
+                for group in self._groups:
+                    if group.name in self._waiting:
+                        at.setdefault(self._at(group.name), []).append(group.name)
+                lines = [f"{', '.join(names)}: {what}" for what, names in at.items()]
+                if meter.draws and lines:
+                    meter.show(Far("; ".join(lines)))
+                elif not meter.draws:
+                    for line in lines:
+                        self._say(f"{line}, {now() - began:.0f} s")
 
     def _at(self, name: str) -> str:
         silent_s = asyncio.get_running_loop().time() - self._heard_at.get(name, -inf)

@@ -73,6 +73,13 @@ class SleepParameters(WaitParameters):
         return _DOWN[self.to]
 
 
+class MoveParameters(WaitParameters):
+    """Where a model goes."""
+
+    to: str = Field(min_length=1)
+    """A group."""
+
+
 class RemovalParameters(WaitParameters):
     """What is removed."""
 

@@ -1,4 +1,4 @@
-"""Models woken, put to sleep, pinned, added and removed over HTTP.
+"""Models woken, put to sleep, moved, pinned, added and removed over HTTP.
 
 Placement does all of it, as for prismctl. What takes long goes on if the client leaves or has waited long enough: then
 the answer is 202, and `Location` says where the model's state can be seen.
@@ -20,7 +20,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.access.access import Caller
-from gateway.admin.bodies import LONGEST_WAIT_S, ModelEntry, RemovalParameters, SleepParameters, WaitParameters, query
+from gateway.admin.bodies import (
+    LONGEST_WAIT_S,
+    ModelEntry,
+    MoveParameters,
+    RemovalParameters,
+    SleepParameters,
+    WaitParameters,
+    query,
+)
 from gateway.errors import BadField, Denied, NotPossible, UnknownModel
 from gateway.http import messages
 from gateway.openai import bodies
@@ -56,6 +64,7 @@ class AdminEndpoints:
             Route("/v1/models", self.add, methods=["POST"]),
             Route(f"{one}/wake", self.wake, methods=["POST"]),
             Route(f"{one}/sleep", self.sleep, methods=["POST"]),
+            Route(f"{one}/move", self.move, methods=["POST"]),
             Route(f"{one}/pin", self.pin, methods=["POST"]),
             Route(f"{one}/unpin", self.unpin, methods=["POST"]),
             Route(one, self.remove, methods=["DELETE"]),
@@ -96,6 +105,25 @@ class AdminEndpoints:
             return reached.reason
 
         return await self._answer(request, caller, "sleep", name, sleep(), asked.wait_s)
+
+    async def move(self, request: Request) -> Response:
+        """Moves a model that is up to another group, and it serves all the while; nothing is done if it is there."""
+        caller, route = self._model(request)
+        asked = query(MoveParameters, request.query_params)
+        name = route.model.name
+
+        def there() -> bool:
+            groups = [place.group for place in self._serving.routes.get(name).places]
+            return groups == [asked.to] and self._is(name, common_pb2.ACTIVE)
+
+        if there():
+            return self._state(name, caller)
+
+        async def move() -> None:
+            await self._placement.migrate(name, asked.to)
+            await self._heard(there)
+
+        return await self._answer(request, caller, "move", name, move(), asked.wait_s)
 
     async def pin(self, request: Request) -> Response:
         """Keeps a model's image in host memory, whatever others need."""

@@ -317,6 +317,13 @@ class _Conversation(_Model):
         return options
 
 
+    def _thinks(self) -> bool:
+        """Whether an answer may begin with reasoning: it was not switched off, and the answer begins a message."""
+        options = self._options()
+        off = any(options.get(name) is False for name in ("enable_thinking", "thinking"))
+        return not off and not self.continue_final_message
+
+
 class ChatRequest(_Conversation, _Generate):
     """The body of /v1/chat/completions."""
 
@@ -366,6 +373,8 @@ class ChatRequest(_Conversation, _Generate):
             show_special=self.skip_special_tokens is False,
             grammar_field=field,
             tools=called,
+            # Calls that must be made are looked for at the beginning, where reasoning would be if it is not split off.
+            thinks=self._thinks() and (self.separate_reasoning is not False or called is None or not called.must),
             separates=self.separate_reasoning is not False,
             streams=self.streams,
         )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from gateway.parsing.process import COMMAND, ParserProcess, ProcessLost, RunningParsers
 from gateway.tools.formats import CallPart
+from gateway.tools.request import Tools
 from services.errors import Unavailable
 from services.runtime import tasks
 from services.telemetry import log
@@ -36,6 +38,10 @@ class Wanted:
     """Text before the reasoning."""
     end: str = ""
     """Text after it."""
+    answer: str = ""
+    """Text after which the answer itself begins: that after the reasoning, or one that follows later."""
+    forced: bool = False
+    """Whether answers begin within their reasoning, with or without the text before it."""
 
 
 NOTHING = Wanted()
@@ -51,6 +57,28 @@ class Parts:
     calls: list[CallPart] = field(default_factory=list)
 
 
+class ReasoningState(enum.Enum):
+    """Where an answer's reasoning is when the answer begins."""
+
+    OVER = enum.auto()
+    """It has ended, or the model does not reason."""
+    OPEN = enum.auto()
+    """The answer may begin with it."""
+    BEGUN = enum.auto()
+    """The answer begins within it."""
+
+
+def reasoning_state(wanted: Wanted, tokenizer: Tokenizer, prompt: Sequence[int]) -> ReasoningState:
+    """Where the reasoning of an answer to `prompt` is when it begins."""
+    if not wanted.reasoning:
+        return ReasoningState.OVER
+    tail = tokenizer.decode(prompt[-_TAIL:]).rstrip()
+    if wanted.end and tail.endswith(wanted.end):
+        return ReasoningState.OVER
+    begun = wanted.forced or (wanted.begin and tail.endswith(wanted.begin))
+    return ReasoningState.BEGUN if begun else ReasoningState.OPEN
+
+
 class Parsers:
     """The parsers of a gateway."""
 
@@ -62,9 +90,9 @@ class Parsers:
     async def wanted(
         self, tokenizer: Tokenizer, reasoning: str = "", tools: str = "", *, calls: bool = False
     ) -> Wanted:
-        """The parsers for a model. `reasoning`, `tools`: names that the catalogue gives; empty: as SGLang's rules find
-        them in the chat template. `calls`: that of calls is needed. Raises Unavailable, also for a name that this
-        SGLang does not have."""
+        """The parsers for a model. `reasoning`, `tools`: names that the catalogue gives; empty: as the chat template
+        shows them. `calls`: that of calls is needed. Raises Unavailable, also for a name that this SGLang does not
+        have."""
         if not calls and not self._reasons(tokenizer, reasoning):
             return NOTHING
         found = self._wanted.get((tokenizer.template, reasoning, tools))
@@ -75,14 +103,16 @@ class Parsers:
                 self._wanted.popitem(last=False)
         return found
 
-    def prepare(self, tokenizer: Tokenizer, reasoning: str) -> None:
-        """Begins to look up the parser of a model's reasoning; a failure is told to the requests that need it."""
+    def prepare(self, tokenizer: Tokenizer, reasoning: str, tools: str) -> None:
+        """Begins to look up the parsers of a model that reasons or takes tools; a failure is told to the requests that
+        need them."""
 
         async def look() -> None:
             with contextlib.suppress(Unavailable):
-                await self.wanted(tokenizer, reasoning)
+                await self.wanted(tokenizer, reasoning, tools, calls=True)
 
-        if self._reasons(tokenizer, reasoning) and (tokenizer.template, reasoning, "") not in self._wanted:
+        needed = "tools" in tokenizer.template or self._reasons(tokenizer, reasoning)
+        if needed and (tokenizer.template, reasoning, tools) not in self._wanted:
             tasks.spawn(look(), "look up parsers")
 
     def _reasons(self, tokenizer: Tokenizer, reasoning: str) -> bool:
@@ -91,16 +121,16 @@ class Parsers:
     async def _describe(self, tokenizer: Tokenizer, reasoning: str, tools: str) -> Wanted:
         template, stated = tokenizer.template, "" if reasoning == NONE else reasoning
         try:
-            told = await self.process.ask("describe", template, tokenizer.added_tokens(), stated)
+            told = await self.process.ask("describe", template, tokenizer.added_tokens(), stated, tools)
         except ProcessLost:
-            told = await self._again("describe", template, tokenizer.added_tokens(), stated)
+            told = await self._again("describe", template, tokenizer.added_tokens(), stated, tools)
         for kind, name in (("reasoning", stated), ("tools", tools)):
             if name and name not in self.process.names.get(kind, ()):
                 others = ", ".join(self.process.names.get(kind, ()))
                 raise Unavailable(f"the engine has no parser '{name}' for {kind}; it has: {others}")
         if reasoning == NONE:
-            return Wanted(tools=tools or told["tools"])
-        return Wanted(told["reasoning"], tools or told["tools"], told["begin"], told["end"])
+            return Wanted(tools=told["tools"])
+        return Wanted(told["reasoning"], told["tools"], told["begin"], told["end"], told["answer"], told["forced"])
 
     async def _again(self, *what: Any) -> dict[str, Any]:
         try:
@@ -113,17 +143,23 @@ class Parsers:
         wanted: Wanted,
         tokenizer: Tokenizer,
         prompt: Sequence[int],
-        tools: Sequence[Mapping[str, Any]],
-        whole: bool,
-    ) -> Splitter:
-        """A splitter for one answer to `prompt`. `tools`: those that it may call, in OpenAI's form. `whole`: all parts
-        come at the end, and are read from the whole text."""
-        tail = tokenizer.decode(prompt[-_TAIL:]).rstrip() if wanted.reasoning else ""
-        reasoning = "" if wanted.end and tail.endswith(wanted.end) else wanted.reasoning  # it was over in the prompt
-        forced = True if wanted.begin and tail.endswith(wanted.begin) else None
-        opening = (reasoning, forced, list(tools), wanted.tools if tools else "")
+        tools: Tools | None,
+        *,
+        separates: bool = True,
+        whole: bool = False,
+    ) -> Splitter | None:
+        """A splitter for one answer to `prompt`, which may call `tools`; None: the answer is text and nothing else.
+        `separates`: reasoning is split off. `whole`: all parts come at the end, and are read from the whole text."""
+        state = reasoning_state(wanted, tokenizer, prompt) if separates else ReasoningState.OVER
+        reasoning = "" if state is ReasoningState.OVER else wanted.reasoning
+        if not reasoning and tools is None:
+            return None
+        known = [tool for tool in tools.for_template() if tool["function"]["name"] in tools.names] if tools else []
+        forced = True if state is ReasoningState.BEGUN else None
+        opening = (reasoning, forced, known, wanted.tools if tools else "", bool(tools and tools.must))
         marks = (wanted.begin, wanted.end) if reasoning else ()
-        return Splitter(self.process, next(self._keys), opening, marks, whole)
+        most = 1 if tools and not tools.parallel else None
+        return Splitter(self.process, next(self._keys), opening, marks, whole, most)
 
     async def close(self) -> None:
         await self.process.close()
@@ -134,14 +170,21 @@ class Splitter:
     leaves the rest of the answer as text."""
 
     def __init__(
-        self, process: ParserProcess, key: int, opening: Sequence[Any], marks: Sequence[str], whole: bool
+        self,
+        process: ParserProcess,
+        key: int,
+        opening: Sequence[Any],
+        marks: Sequence[str],
+        whole: bool,
+        most: int | None = None,
     ) -> None:
         """`opening`: what "open" has after the key. `marks`: texts that parsers want whole, where a model writes them
-        in several tokens."""
+        in several tokens. `most`: calls beyond that number are left out."""
         self._process = process
         self._key = key
         self._opening = opening
         self._marks = marks
+        self._most = most
         self.whole = whole
         """Whether all parts come at the end."""
         self._running: RunningParsers | None = None
@@ -195,7 +238,8 @@ class Splitter:
             self._failed = True
             _log.warning("an answer cannot be taken apart", why=told["error"])
             return Parts(text)
-        return Parts(told["text"], told["reasoning"], [CallPart(*call) for call in told["calls"]])
+        calls = [CallPart(*call) for call in told["calls"] if self._most is None or call[0] < self._most]
+        return Parts(told["text"], told["reasoning"], calls)
 
     def close(self) -> None:
         """Forgets the answer."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gateway.text.detokenizer import detokenizer
 from gateway.text.stops import StopMatcher
-from gateway.tools.formats import Call, CallFinder
 from protos import common_pb2
 from tokenization.tokenizer import Tokenizer
 
@@ -42,16 +41,10 @@ class Answer:
         stops: Sequence[str] = (),
         show_special: bool = False,
         show_marks: bool = False,
-        finder: CallFinder | None = None,
     ) -> None:
         """`before`: the prompt's token ids. `show_marks`: special tokens that do not end the answer have a text, for
-        parsers. `finder`: finds calls of tools, for an answer that may have some."""
-        shown = finder.marks if finder is not None else ()
-        self._detokenizer = detokenizer(
-            tokenizer, before=before, show_special=show_special, show_marks=show_marks, shown=shown
-        )
-        self._finder = finder
-        self._calls: list[Call] = []
+        parsers."""
+        self._detokenizer = detokenizer(tokenizer, before=before, show_special=show_special, show_marks=show_marks)
         self._stops = StopMatcher(stops) if stops else None
         self._scored: list[Scored] = []
         self._prompt_scores: list[common_pb2.TokenLogprob] = []
@@ -97,21 +90,7 @@ class Answer:
             self.finish_reason = _REASONS.get(finish, "stop")
             text += self._end()
         self._given += len(text)
-        return text if self._finder is None else self._without_calls(text, self._finder)
-
-    def _without_calls(self, text: str, finder: CallFinder) -> str:
-        text, calls = finder.push(text)
-        self._calls += calls
-        if self.finish_reason is not None:
-            text += finder.finish()
-            if finder.found and self.finish_reason == "stop":
-                self.finish_reason = "tool_calls"
         return text
-
-    def take_calls(self) -> list[Call]:
-        """The calls that were completed since the last call of this."""
-        calls, self._calls = self._calls, []
-        return calls
 
     def _push_singly(self, chunk: common_pb2.TokenChunk) -> str:
         """The text of a chunk, taken token by token: a stop string in the middle ends the answer there, and each token

@@ -9,7 +9,7 @@ token's text depends on its neighbours, and a window of recent tokens is decoded
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from tokenization.tokenizer import Tokenizer
@@ -109,13 +109,10 @@ def detokenizer(
     before: Sequence[int] = (),
     show_special: bool = False,
     show_marks: bool = False,
-    shown: Collection[str] = (),
 ) -> Detokenizer:
     """A detokenizer for one answer to the prompt `before`. Special tokens, and those that end an answer, have no text
-    unless `show_special` is set, or they are in `shown`. `show_marks`: only those that end an answer have none."""
+    unless `show_special` is set. `show_marks`: only those that end an answer have none."""
     hidden = frozenset() if show_special else tokenizer.end_ids
     if not show_special and not show_marks:
         hidden |= tokenizer.special_ids
-    if shown:
-        hidden = frozenset(token for token in hidden if tokenizer.piece(token) not in shown)
     return ByteDetokenizer(tokenizer, hidden) if tokenizer.byte_level else WindowDetokenizer(tokenizer, hidden, before)

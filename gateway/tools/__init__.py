@@ -1,2 +1,2 @@
-"""Tools that a model may call: what a request says of them, the grammar that makes a model call one, and finding calls
-in an answer. No I/O."""
+"""Tools that a model may call: what a request says of them, and the grammars that hold an answer to them, or to a form,
+from its beginning or from some place on. No I/O."""

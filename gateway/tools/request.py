@@ -25,6 +25,7 @@ class Function(pydantic.BaseModel):
     name: str = Field(pattern=NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(pydantic.BaseModel):
@@ -47,6 +48,11 @@ class Tools:
     """Whether there may be several calls."""
     answer: str | None = None
     """The schema, as text, of an answer without calls; None: such an answer is free, or there must be calls."""
+
+    @property
+    def strict(self) -> bool:
+        """Whether arguments of some function have to fit its parameters."""
+        return any(tool.function.strict for tool in self.functions)
 
     @property
     def names(self) -> frozenset[str]:

@@ -57,11 +57,19 @@ class Pages:
     """All paths of the page; each calls `access` first."""
 
     def __init__(
-        self, live: Live, models: RouteTable, access: Access, now: Callable[[], float] = time.monotonic
+        self,
+        live: Live,
+        models: RouteTable,
+        access: Access,
+        now: Callable[[], float] = time.monotonic,
+        *,
+        keys: bool = False,
     ) -> None:
+        """`keys`: whether the gateway has API keys. Without them nobody may steer models over HTTP."""
         self._live = live
         self._models = models
         self._access = access
+        self._keys = keys
         self._now = now
         self._files = _files()
         self._last: tuple[View, dict[str, Any]] | None = None
@@ -130,7 +138,7 @@ class Pages:
     def _document(self, view: View) -> dict[str, Any]:
         if self._last is None or self._last[0] is not view:
             made = document(view.told, view.away, self._now(), self._models.all(), metrics.SLO.collect())
-            self._last = (view, made)
+            self._last = (view, {**made, "keys": self._keys})
         return self._last[1]
 
 

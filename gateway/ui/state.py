@@ -56,6 +56,8 @@ def _model(route: Route) -> dict[str, Any]:
         "state": residency(route.residency),
         "error": route.error or None,
         "pinned": route.model.pinned,
+        "image_pinned": route.image_pinned,
+        "generates": not (route.model.HasField("embedding") or route.model.HasField("reranker")),
         "unverified": route.model.unverified,
     }
 
@@ -99,6 +101,24 @@ def _resident(
         "kv_bytes": model.kv_held_bytes,
         "kv_limit_bytes": model.kv_limit_bytes,
         "weights_bytes": model.weights_bytes,
+        "waking": _waking(model),
+    }
+
+
+def _waking(model: placement_pb2.GroupModel) -> dict[str, Any] | None:
+    """The step under way of a model that comes up. A total of 0 is not known."""
+    if not model.waking_s:
+        return None
+    at = model.progress
+    return {
+        "step": at.step,
+        "done": at.done,
+        "total": at.total,
+        "unit": at.unit,
+        "per_s": at.per_s if at.HasField("per_s") else None,
+        "left_s": at.left_s if at.HasField("left_s") else None,
+        "seconds": round(model.waking_s, 1),
+        "kernels": model.kernels_compiled,
     }
 
 

@@ -56,6 +56,15 @@ class GroupReport:
             engines_given_up=any(pool.given_up for pool in self._pools.values()),
         )
 
+    def _progress(self, resident: Resident) -> common_pb2.Progress | None:
+        """Progress of the activation under way; while it waits for an engine that starts, also what that one does."""
+        if not resident.waking_s:
+            return None
+        starting = [step for pool in self._pools.values() for step in pool.starting]
+        if resident.engine is not None or not starting:
+            return resident.progress
+        return common_pb2.Progress(step=f"{resident.progress.step}: {starting[0]}", total=1, unit="steps")
+
     def _lacking(self, model: str) -> int:
         """KV bytes that the model's requests lack on each device; 0 if limits are fixed, because then no other model's
         memory helps."""
@@ -107,6 +116,8 @@ class GroupReport:
             weights_from=resident.weights_from,
             compiling=resident.compiling,
             kernels_compiled=resident.kernels_compiled,
+            progress=self._progress(resident),
+            waking_s=resident.waking_s,
             retry_s=resident.retry_s if resident.residency == common_pb2.ERROR else 0.0,
             no_image=self._why_no_image(resident) if resident.engine is not None else "",
             outdated=self._residents.is_outdated(resident),

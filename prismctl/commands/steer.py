@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from prismctl.system.coming_up import meanwhile
 from prismctl.system.system import SystemAddresses, run
 from prismctl.views import values
 from prismctl.views.sizes import parse_size, size
 from prismctl.views.tables import Column, Row
-from prismctl.views.terminal import Json, show, show_table, told_meanwhile
+from prismctl.views.terminal import Json, show, show_table, tell, told_meanwhile
 from protos import common_pb2, placement_pb2
 from services.errors import NotFound, TimedOut
 
@@ -28,7 +29,8 @@ def wake(
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as a group is chosen.")] = False,
     json_: Json = False,
 ) -> None:
-    """Bring a model up now. As for a request: where, and who makes way, is placement's choice."""
+    """Bring a model up now. As for a request: where, and who makes way, is placement's choice. How far it is is shown
+    meanwhile: a bar on a terminal, elsewhere a line every ten seconds."""
     system: SystemAddresses = context.obj
 
     async def ask() -> tuple[str, str]:
@@ -40,7 +42,7 @@ def wake(
             try:
                 attending = system.attending([*system.node(), system.asked(place.group, place.address)])
                 async with asyncio.timeout(patience_s), attending:
-                    return await placement.until_active(name), "active"
+                    return await meanwhile(placement, name, placement.until_active(name), tell), "active"
             except TimeoutError:
                 raise TimedOut(f"{name} is not active after {patience_s:g} s; it is still waking") from None
 
@@ -80,7 +82,8 @@ def move(
     async def ask() -> float:
         async with system.open_placement() as placement:
             async with system.attending([*system.node(), *await system.groups(placement, name, group)]):
-                return await told_meanwhile(placement.migrate(name, group), f"{name} is on its way to {group}")
+                moving = told_meanwhile(placement.migrate(name, group), f"{name} is on its way to {group}")
+                return await meanwhile(placement, name, moving, tell)
 
     seconds = run(ask())
     show({"model": name, "group": group, "seconds": seconds}, json_, f"{name} is on {group} after {seconds:.2f} s")

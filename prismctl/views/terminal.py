@@ -8,12 +8,12 @@ import os
 import shutil
 import sys
 from collections.abc import Awaitable, Iterable, Sequence
-from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from prismctl.views.tables import Column, Row, TableSection, render
+from services.runtime.progress import aside
 
 T = TypeVar("T")
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -31,10 +31,15 @@ def show(value: Any, as_json: bool, text: str) -> None:
         typer.echo(text)
 
 
+def tell(line: str) -> None:
+    """Prints a line that is no answer, on stderr."""
+    with aside():
+        typer.echo(f"prismctl: {line}", err=True)
+
+
 async def told_meanwhile(work: Awaitable[T], line: str, after_s: float = 1.0) -> T:
     """The result of `work`; if that takes longer than `after_s` seconds, prints `line` on stderr meanwhile."""
-    say = partial(typer.echo, f"prismctl: {line}", err=True)
-    telling = asyncio.get_running_loop().call_later(after_s, say)
+    telling = asyncio.get_running_loop().call_later(after_s, tell, line)
     try:
         return await work
     finally:

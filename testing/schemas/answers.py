@@ -21,13 +21,13 @@ _ENDS = b'"}],'
 class Compiled:
     """A grammar in xgrammar, for the vocabulary that a gpu_scheduler tries grammars with."""
 
-    def __init__(self, ebnf: str) -> None:
+    def __init__(self, text: str, kind: str = "ebnf") -> None:
         from gpu_scheduler.engines.sglang.grammar import compiling
 
         compiler, self._vocabulary = _compiler()
         self._size = len(self._vocabulary)
         self._ends = {token for token, said in enumerate(self._vocabulary) if token == 0 or said in _ENDS}
-        _, self._start = compiling.matcher(compiler, self._size, "ebnf", ebnf)
+        _, self._start = compiling.matcher(compiler, self._size, kind, text)
 
     def takes(self, answer: str) -> bool:
         """Whether that is a whole answer."""

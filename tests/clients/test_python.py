@@ -85,7 +85,7 @@ async def test_python_client_gets_tool_calls_and_sends_the_turns_after_them(
     after = await client.chat.completions.create(model=MODEL, messages=turns, tools=TOOLS)
     assert (after.choices[0].message.content, after.choices[0].finish_reason) == ("rain", "stop")
     sent = parrot.groups[0].requests[-1].submit
-    assert not sent.sampling.WhichOneof("grammar")
+    assert sent.sampling.WhichOneof("grammar") == "structural_tag", "the function is strict"
     written = (
         await parrot.http.post(
             "/detokenize", json={"model": MODEL, "tokens": list(sent.token_ids)}, headers=parrot.bearer(KEY)
@@ -94,7 +94,7 @@ async def test_python_client_gets_tool_calls_and_sends_the_turns_after_them(
     assert written.startswith("<tool_call>[{") and "[Bern]" in written
 
 
-async def test_tool_calls_are_streamed_whole_to_the_python_client(client: openai.AsyncOpenAI) -> None:
+async def test_tool_calls_are_streamed_to_the_python_client(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(**ask(SAID), tools=TOOLS, stream=True)
     text, calls, reasons = "", [], []
     async for chunk in stream:

@@ -409,7 +409,11 @@ async def test_admin_adds_wakes_pins_puts_to_sleep_and_removes_a_model_over_http
         taken = await ask("POST", "", entry | {"name": "other"}, 409)
         assert "the alias 'gpt-4o' of 'other' is given twice: 'extra' has it" in taken["error"]["message"]
         for _ in range(2):
-            assert (await ask("POST", "/default/wake"))["residency"] == "active"
+            woken = await ask("POST", "/default/wake")
+            assert woken["residency"] == "active"
+        (other,) = DEVICES.keys() - set(woken["groups"])
+        for _ in range(2):
+            assert (await ask("POST", f"/extra/move?to={other}"))["groups"] == [other]
         body = {"model": "gpt-4o", "prompt": PROMPT, "max_tokens": 4}
         async with slow.http.post(f"{base}/v1/completions", json=body, headers=ADMIN) as answer:
             assert (await answer.json())["model"] == "extra"

@@ -191,7 +191,10 @@ async def test_smollm2_tool_call_made_by_choice_is_found(system, stream):
     body = {"model": MODEL, "messages": ASKED, "tools": [WEATHER], "max_tokens": 60, "temperature": 0}
     if stream:
         chunks = [chunk.choices[0] async for chunk in await client.chat.completions.create(**body, stream=True)]
-        reason, calls = chunks[-1].finish_reason, [call for one in chunks for call in one.delta.tool_calls or []]
+        reason, parts = chunks[-1].finish_reason, [part for one in chunks for part in one.delta.tool_calls or []]
+        calls = [part for part in parts if part.function.name]
+        assert len(calls) == 1 < len(parts), "arguments come in pieces"
+        calls[0].function.arguments = "".join(part.function.arguments for part in parts)
         content = "".join(one.delta.content or "" for one in chunks)
     else:
         (choice,) = (await client.chat.completions.create(**body)).choices

@@ -111,8 +111,8 @@ class Tab:
         raise AssertionError(expression)
 
     async def press(self, key: str) -> None:
-        """A key that has no character, "Tab", or Enter."""
-        code, more = {"Tab": (9, {}), "Enter": (13, {"text": "\r"})}[key]
+        """A key that has no character, "Tab" or "Escape", or Enter."""
+        code, more = {"Tab": (9, {}), "Escape": (27, {}), "Enter": (13, {"text": "\r"})}[key]
         for kind in ("keyDown", "keyUp"):
             await self.send(
                 "Input.dispatchKeyEvent",
@@ -122,6 +122,10 @@ class Tab:
                 windowsVirtualKeyCode=code,
                 **(more if kind == "keyDown" else {}),
             )
+
+    async def write(self, words: str) -> None:
+        """Into what has the focus."""
+        await self.send("Input.insertText", text=words)
 
     async def colours(self, scheme: str) -> None:
         """ "dark" or "light"."""

@@ -170,6 +170,8 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.cluster = placement_pb2.Cluster()
         self.decisions: list[placement_pb2.Decision] = []
+        self.steered: list[placement_pb2.EvictRequest | placement_pb2.MigrateRequest] = []
+        """What operators asked for."""
         self.looks = 0
         """How often the cluster was asked for."""
         self._server: grpc.aio.Server | None = None
@@ -201,6 +203,16 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
             await context.abort(*self.refusal)
         assert self.activate is not None, "the test expects no activation"
         return placement_pb2.ActivateResponse(place=await self.activate(request))
+
+    async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:
+        self.steered.append(request)
+        if self.refusal is not None:
+            await context.abort(*self.refusal)
+        return placement_pb2.EvictResponse(residency=request.target)
+
+    async def Migrate(self, request: placement_pb2.MigrateRequest, context: Any) -> placement_pb2.MigrateResponse:
+        self.steered.append(request)
+        return placement_pb2.MigrateResponse(seconds=0.5)
 
     async def GetCluster(self, request: placement_pb2.GetClusterRequest, context: Any) -> placement_pb2.Cluster:
         self.looks += 1

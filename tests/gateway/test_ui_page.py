@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from protos import balloond_pb2, common_pb2, placement_pb2
+from tests.gateway import fakes
 from tests.gateway.browser import Tab, browser, empty_tab
 from tests.gateway.conftest import MODEL, World
 
@@ -119,11 +120,12 @@ async def test_ui_page_counts_met_targets_by_model(world: World, page: Tab) -> N
 
 async def test_ui_page_controls_are_all_reached_by_keyboard(page: Tab) -> None:
     await page.value("document.addEventListener('focusin', (event) => (window.focused ??= []).push(event.target))")
-    for _ in range(13):
+    for _ in range(22):
         await page.press("Tab")
     reached = await page.value("window.focused.map((each) => each.id || each.textContent.trim())")
     assert reached == [
-        *["To the devices", "Memory", "Queues", "Moves", "Targets", "filter", "pause"],
+        *["To the models", "Models", "Try", "Memory", "Queues", "Moves", "Targets", "filter", "pause", "model-list"],
+        *["chat-model", "chat-clear", "System prompt", "chat-message", "chat-send"],
         *["Models as a table", "Models as a table", "queue-table", "span", "Placement's decisions as a table"],
         "target-table",
     ]
@@ -133,6 +135,50 @@ async def test_ui_page_controls_are_all_reached_by_keyboard(page: Tab) -> None:
     await page.value("document.querySelector('.device summary').focus()")
     await page.press("Enter")
     assert await page.value("document.querySelector('.device details').open") is True
+
+
+async def test_ui_page_has_a_bar_for_a_model_that_comes_up_until_it_is_up(world: World, page: Tab) -> None:
+    (model, _) = world.placement.cluster.groups[0].models
+    at = common_pb2.Progress(step="copying weights", done=3 * GIB, total=12 * GIB, unit="bytes", per_s=2 * GIB)
+    model.MergeFrom(placement_pb2.GroupModel(residency=common_pb2.WAKING, progress=at, waking_s=2.0))
+    await page.until("document.querySelector('progress')?.value === 3 * 2 ** 30")
+    (words,) = await shown(page, ".waking-on span")
+    assert words == "copying weights, 3 GiB of 12 GiB, 2 GiB/s, 5 s left (cuda:0, 2 s)"
+    model.progress.CopyFrom(common_pb2.Progress(step="compiling kernels", done=7, unit="kernels"))
+    await page.until("document.querySelector('progress').position === -1")
+    assert await shown(page, ".waking-on span") == ["compiling kernels, 7 kernels so far (cuda:0, 2 s)"]
+    assert await shown(page, "#announced") == [f"{MODEL}: compiling kernels"]
+    model.waking_s = 0.0
+    await page.until("!document.querySelector('progress')")
+
+
+async def test_ui_page_tries_a_model_and_says_how_fast_or_why_not(world: World, page: Tab) -> None:
+    thinking = world.route(fakes.place(world.groups[0]))
+    thinking.model.reasoning_parser = "qwen3"
+    await world.publish(thinking)
+    world.say("<think>they greet</think>hello there")
+    await page.until(f"document.getElementById('chat-model').value === '{MODEL}'")
+    await page.value("document.getElementById('chat-message').focus()")
+    await page.write("hello")
+    await page.press("Enter")
+    await page.until("document.getElementById('chat-status').textContent === 'answered'")
+    assert await shown(page, ".turn .content") == ["hello", "they greet", "hello there"]
+    assert await page.value("document.querySelector('.turn details').open") is False
+    (figures,) = await shown(page, ".figures")
+    assert figures.startswith("first token after ") and " tokens/s, " in figures
+    world.say("on and on", end=False)
+    await page.write("again")
+    await page.press("Enter")
+    await page.until("document.getElementById('chat-status').textContent === 'answering'")
+    assert await page.value("document.activeElement.id") == "chat-message"
+    await page.press("Escape")
+    await page.until("document.getElementById('chat-status').textContent === 'stopped'")
+    assert page.complaints == []
+    await world.publish(world.route(error="its weights are damaged", residency=common_pb2.ERROR))
+    await page.write("and again")
+    await page.press("Enter")
+    await page.until("document.getElementById('chat-status').textContent.includes('its weights are damaged')")
+    assert await page.value("document.getElementById('chat-message').value") == "and again"
 
 
 async def test_ui_page_focus_stays_while_devices_change(world: World, page: Tab) -> None:

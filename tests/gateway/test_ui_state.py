@@ -92,7 +92,19 @@ def test_ui_state_writes_infinite_pressure_as_a_word() -> None:
 def test_ui_state_has_the_models_of_the_routes() -> None:
     broken = decode(fakes.route("x", "/x", residency=common_pb2.ERROR, error="no config.json", aliases=["y"]))
     said = {"model": "x", "aliases": ["y"], "state": "error", "error": "no config.json"}
-    assert document(None, "", 0.0, [broken], [])["models"] == [said | {"pinned": False, "unverified": False}]
+    flags = {**dict.fromkeys(("pinned", "image_pinned", "unverified"), False), "generates": True}
+    assert document(None, "", 0.0, [broken], [])["models"] == [said | flags]
+
+
+def test_ui_state_has_the_step_of_a_model_that_comes_up_and_none_of_others() -> None:
+    state = told()
+    assert document(state, "", 10.0, [], [])["groups"][0]["models"][0]["waking"] is None
+    progress = common_pb2.Progress(step="copying weights", done=3, total=12, unit="bytes", per_s=1.5)
+    (group,) = state.cluster.groups
+    group.models[0].MergeFrom(placement_pb2.GroupModel(progress=progress, waking_s=2.04, kernels_compiled=1))
+    said = {"step": "copying weights", "done": 3, "total": 12, "unit": "bytes", "per_s": 1.5, "left_s": None}
+    (model,) = document(state, "", 10.0, [], [])["groups"][0]["models"]
+    assert model["waking"] == said | {"seconds": 2.0, "kernels": 1}
 
 
 def test_ui_state_counts_targets_by_model() -> None:

@@ -83,7 +83,11 @@ async def test_model_whose_kernels_are_compiled_is_reported_as_compiling_until_i
             before = report(group)
             says(engine, told)
             state = report(group)
-            seen.append((state.residents[0].kernels_compiled, place_of(before).compiling, place_of(state).compiling))
+            resident = state.residents[0]
+            seen.append((resident.kernels_compiled, place_of(before).compiling, place_of(state).compiling))
+            done, unit = resident.kernels_compiled, "kernels"
+            assert resident.progress == common_pb2.Progress(step="compiling kernels", done=done, unit=unit)
+            assert resident.waking_s > 0
             if not before.residents[0].compiling:
                 assert facts(before) != facts(state), "placement is told at once"
 
@@ -96,6 +100,7 @@ async def test_model_whose_kernels_are_compiled_is_reported_as_compiling_until_i
     assert ("compiling kernels", 2, 0, "kernels") in [(p.step, p.done, p.total, p.unit) for p in told]
     resident = report(group).residents[0]
     assert (resident.compiling, resident.kernels_compiled) == (False, 2)
+    assert (resident.HasField("progress"), resident.waking_s) == (False, 0.0)
     assert set(resident.step_s) == {"taking an engine", "reading the checkpoint", "compiling kernels"}
     assert counters.COMPILED.labels("nvcc")._value.get() == counts["nvcc"] + 1
     assert counters.COMPILED.labels("triton")._value.get() == counts["triton"] + 1

@@ -3,7 +3,9 @@ from math import inf
 import pytest
 
 from placement.view import cluster_view, prospect_view
+from prismctl.system.coming_up import far
 from protos import common_pb2
+from services.runtime.progress import Far
 from tests.placement.fakes import MIB, FakeCluster
 
 
@@ -25,6 +27,17 @@ def test_a_group_shows_its_pressure_and_the_load_of_each_model():
     assert [(device.device, device.free_bytes) for device in group.memory] == [("g0-device", 100 * MIB)]
     (model,) = group.models
     assert (model.model, model.running, model.demand, model.tokens_per_s) == ("busy", 2, 80.0, 120.0)
+
+
+def test_a_model_that_comes_up_shows_the_step_that_its_group_reports():
+    world = FakeCluster(groups=1)
+    world.model("m", floor=0)
+    at = common_pb2.Progress(step="copying weights", done=1, total=4, unit="bytes")
+    world.groups[0].put("m", residency=common_pb2.WAKING, progress=at, waking_s=2.5, kernels_compiled=3)
+    world.tell()
+    (model,) = cluster_view(world.cluster, {}).groups[0].models
+    assert (model.progress, model.waking_s, model.kernels_compiled) == (at, 2.5, 3)
+    assert far(model) == Far("m: copying weights (3 kernels compiled)", 1, 4)
 
 
 async def test_a_prospect_shows_the_group_and_the_models_that_would_leave():

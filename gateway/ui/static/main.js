@@ -1,8 +1,11 @@
 // The stream, what it says of itself, and the parts of the page. A page that nobody sees closes its stream.
 import { attribute, hues, seconds, text } from "./dom.js";
+import * as chat from "./chat.js";
+import * as keys from "./keys.js";
 import * as memory from "./memory.js";
 import * as moves from "./moves.js";
 import * as queues from "./queues.js";
+import * as steering from "./steering.js";
 import * as targets from "./targets.js";
 
 const at = (id) => document.getElementById(id);
@@ -38,6 +41,8 @@ function tell() {
 function show() {
   tell();
   if (!state) return;
+  steering.show(at("model-list"), state, matches);
+  chat.show(state);
   memory.show(at("devices"), state, hues(state.models), matches, fresh());
   queues.show(at("queue-table"), at("elsewhere"), state, matches);
   moves.show(at("line"), at("decision-table"), Number(at("span").value), matches);
@@ -51,6 +56,7 @@ function open() {
     state = JSON.parse(event.data);
     cameAt = performance.now();
     gateway = true;
+    keys.heard(state.keys);
     moves.heard(state, fresh());
     targets.heard(state);
     show();
@@ -85,5 +91,8 @@ at("span").addEventListener("change", show);
 at("decision-table").parentElement.addEventListener("toggle", show);
 addEventListener("resize", show);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+steering.open(() => state && show());
+keys.open(() => state && show());
+chat.open();
 setInterval(tell, 1000);
 open();

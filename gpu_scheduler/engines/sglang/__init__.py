@@ -47,4 +47,7 @@ On a GPU, `base/options.py` has other arguments for SGLang and `kv/pool.py` anot
 storing). `base/device.py` and `model/quota.py` account for the GPU memory that the process itself keeps, and
 `memory/graph_memory.py` for the part of it that leaves while the model sleeps. `base/kernels.py` reports kernels that
 are compiled; `precompile.py`, a process beside the engines, compiles the longest ones before they are needed.
+
+`answer_parsers.py`, a process beside a gateway, takes answers apart with SGLang's parsers, with `json_calls.py` for
+calls that are JSON.
 """

@@ -3,8 +3,8 @@ it (`gateway/parsing`), because importing SGLang takes seconds and 400 MB, and n
 
 It reads one JSON array a line and answers each with one JSON object a line, in order; "close" alone has no answer.
 
-    ["describe", TEMPLATE, [TOKEN, ...], REASONING]         the parsers of a chat template; REASONING: one that is given
-    ["open", KEY, REASONING, FORCED, TOOLS, TOOL_PARSER]    begins an answer; empty names: no such parser
+    ["describe", TEMPLATE, [TOKEN, ...], REASONING, TOOLS]  the parsers of a chat template, or those that are given
+    ["open", KEY, REASONING, FORCED, TOOLS, TOOL_PARSER, ENFORCED]   begins an answer; empty names: no such parser
     ["push", KEY, TEXT, END]                                more of its text, or with END the last of it
     ["whole", KEY, TEXT]                                    all of its text at once
     ["close", KEY]                                          forgets an answer
@@ -15,6 +15,7 @@ Its first line names the parsers that this SGLang has. An answer that cannot be 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import uuid
@@ -24,6 +25,14 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 from gpu_scheduler.engines.sglang.base import environment
+from gpu_scheduler.engines.sglang.json_calls import ENFORCED, MARKS, JsonCalls, unsent
+
+_FAMILIES = {"<tool_call>": "hermes", "[TOOL_CALLS]": "mistral", "<|python_tag|>": "llama3"}
+"""Text in chat templates -> parser, for templates that SGLang's rules do not know: they know models that reason."""
+_HARMONY_ANSWER = "<|channel|>final<|message|>"
+"""Text before an answer of gpt-oss: more messages may stand between its reasoning and its answer."""
+_LLAMA32 = '{"name": function name, "parameters":'
+"""Text in templates of Llama 3.2, which have the form of a call and no tag."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,8 @@ class Sglang:
 
     reasoning: Any
     calls: Any
+    array: Any
+    mistral: Any
     detection: Any
     tool: Any
 
@@ -39,46 +50,68 @@ class Sglang:
     def imported(cls) -> Sglang:
         from sglang.srt.entrypoints.openai.protocol import Tool
         from sglang.srt.function_call.function_call_parser import FunctionCallParser
+        from sglang.srt.function_call.json_array_parser import JsonArrayParser
+        from sglang.srt.function_call.mistral_detector import MistralDetector
         from sglang.srt.parser import template_detection
         from sglang.srt.parser.reasoning_parser import ReasoningParser
 
-        return cls(ReasoningParser, FunctionCallParser, template_detection, Tool)
+        # It logs what it cannot read, which is the clients'.
+        logging.getLogger("sglang.srt.function_call").setLevel(logging.CRITICAL)
+        return cls(ReasoningParser, FunctionCallParser, JsonArrayParser, MistralDetector, template_detection, Tool)
 
     def names(self) -> dict[str, list[str]]:
         """Names of the parsers, by kind."""
         return {"reasoning": sorted(self.reasoning.DetectorMap), "tools": sorted(self.calls.ToolCallParserEnum)}
 
-    def describe(self, template: str, tokens: Sequence[str], given: str) -> dict[str, Any]:
-        """The parsers that SGLang would choose for a chat template and a vocabulary with these added tokens, but that
-        of the reasoning if its name is `given`."""
+    def describe(self, template: str, tokens: Sequence[str], reasoning: str, tools: str) -> dict[str, Any]:
+        """The parsers that SGLang would choose for a chat template and a vocabulary with these added tokens, but those
+        whose name is given."""
         vocabulary = SimpleNamespace(get_vocab=lambda: dict.fromkeys(tokens, 0))
         forced, mode = self.detection.detect_reasoning_pattern(template)
-        reasoning = given or self.detection.detect_reasoning_parser(template, vocabulary, mode, forced)
-        tools = self.detection.detect_tool_call_parser(template, vocabulary, mode, forced)
-        return {"reasoning": reasoning or "", "tools": tools or "", **self.marks(reasoning or "")}
+        reasoning = reasoning or self.detection.detect_reasoning_parser(template, vocabulary, mode, forced) or ""
+        if not tools:
+            found = self.detection.detect_tool_call_parser(template, vocabulary, mode, forced) or ""
+            tools = found if self._shown(found, template) else _family(template) or found
+        return {"reasoning": reasoning, "tools": tools, **self.marks(reasoning)}
 
-    def marks(self, reasoning: str) -> dict[str, str]:
-        """The texts between which a parser's reasoning stands."""
+    def _shown(self, tools: str, template: str) -> bool:
+        """Whether a chat template has the mark of a parser that was chosen by how the model reasons."""
+        return bool(tools) and self.calls([], tools).detector.bot_token.strip() in template
+
+    def marks(self, reasoning: str) -> dict[str, Any]:
+        """The texts between which a parser's reasoning stands, the text after which the answer itself begins, and
+        whether answers begin within their reasoning ("forced")."""
         if reasoning not in self.reasoning.DetectorMap:
-            return {"begin": "", "end": ""}
+            return {"begin": "", "end": "", "answer": "", "forced": False}
         detector = self.reasoning(reasoning).detector
-        return {"begin": detector.think_start_token or "", "end": detector.think_end_token or ""}
+        begin, end = detector.think_start_token or "", detector.think_end_token or ""
+        answer = _HARMONY_ANSWER if reasoning == "gpt-oss" else end
+        return {"begin": begin, "end": end, "answer": answer, "forced": bool(detector._in_reasoning)}
 
 
 class Splitting:
     """One answer that is taken apart."""
 
     def __init__(
-        self, sglang: Sglang, reasoning: str, forced: bool | None, tools: Sequence[Mapping[str, Any]], tool_parser: str
+        self,
+        sglang: Sglang,
+        reasoning: str,
+        forced: bool | None,
+        tools: Sequence[Mapping[str, Any]],
+        tool_parser: str,
+        enforced: bool,
     ) -> None:
-        """`forced`: whether the answer begins within its reasoning; None: as the parser thinks. Raises ValueError for a
-        parser that this SGLang does not have."""
-        self._sglang = sglang
-        self._tools = [sglang.tool(**tool) for tool in tools]
+        """`forced`: whether the answer begins within its reasoning; None: as the parser thinks. `enforced`: the answer
+        is the array of calls that a grammar makes; `tool_parser` then only decides what ids look like. Raises
+        ValueError for a parser that this SGLang does not have."""
+        made = [sglang.tool(**tool) for tool in tools]
         self._tool_parser = tool_parser
         self._reasoning = sglang.reasoning(reasoning, True, forced) if reasoning else None
         self._whole = sglang.reasoning(reasoning, False, forced) if reasoning else None
-        self._calls = sglang.calls(self._tools, tool_parser) if tools and tool_parser else None
+        marks = ENFORCED if enforced else MARKS.get(tool_parser)
+        self._json = JsonCalls(marks, sglang, made) if tools and marks is not None else None
+        self._calls = sglang.calls(made, tool_parser) if tools and tool_parser and marks is None else None
+        self._called = 0
 
     def push(self, text: str, end: bool) -> dict[str, Any]:
         """The parts that more text completes; with `end` also what was held back."""
@@ -89,12 +122,14 @@ class Splitting:
                 more, rest = _parts(self._reasoning.parse_stream_end())
                 thought, text = thought + more, text + rest
         calls: list[list[Any]] = []
-        if self._calls is not None:
+        if self._json is not None:
+            text, calls = self._found(text, end)
+        elif self._calls is not None:
             if text:
                 text, items = self._calls.parse_stream_chunk(text)
                 calls = [self._told(item.tool_index, item.name, item.parameters) for item in items]
-            if end and (unsent := _unsent(self._calls.detector)):
-                calls.append(unsent)
+            if end and (rest := unsent(self._calls.detector)):
+                calls.append([len(self._calls.detector.prev_tool_call_arr) - 1, "", "", rest])
         return {"reasoning": thought, "text": text, "calls": calls}
 
     def whole(self, text: str) -> dict[str, Any]:
@@ -103,34 +138,42 @@ class Splitting:
         if self._whole is not None:
             thought, text = _parts(self._whole.parse_non_stream(text))
         calls: list[list[Any]] = []
-        if self._calls is not None and self._calls.has_tool_call(text):
+        if self._json is not None:
+            text, calls = self._found(text, True)
+        elif self._calls is not None and self._calls.has_tool_call(text):
             text, items = self._calls.parse_non_stream(text)
             calls = [self._told(index, item.name, item.parameters) for index, item in enumerate(items)]
         return {"reasoning": thought, "text": text, "calls": calls}
+
+    def _found(self, text: str, end: bool) -> tuple[str, list[list[Any]]]:
+        assert self._json is not None
+        text, parts = self._json.push(text, end)
+        calls = []
+        for name, arguments in parts:
+            self._called += bool(name)
+            calls.append(self._told(self._called - 1, name, arguments))
+        return text, calls
 
     def _told(self, index: int, name: str | None, arguments: str) -> list[Any]:
         """A call, or more of its arguments: (index, id, name, arguments); id and name are empty after the first."""
         if not name:
             return [index, "", "", arguments or ""]
-        known = f"functions.{name}:{index}" if self._tool_parser == "kimi_k2" else f"call_{uuid.uuid4().hex[:24]}"
+        known = f"call_{uuid.uuid4().hex[:24]}"
+        if self._tool_parser == "kimi_k2":
+            known = f"functions.{name}:{index}"
+        elif self._tool_parser == "mistral":
+            known = uuid.uuid4().hex[:9]  # its templates take no others
         return [index, known, name, arguments or ""]
+
+
+def _family(template: str) -> str:
+    """The parser for a chat template that has the mark of a format; empty: it has none."""
+    found = next((name for mark, name in _FAMILIES.items() if mark in template), "")
+    return found or ("llama3" if _LLAMA32 in template else "")
 
 
 def _parts(found: tuple[str | None, str | None]) -> tuple[str, str]:
     return found[0] or "", found[1] or ""
-
-
-def _unsent(detector: Any) -> list[Any] | None:
-    """Arguments of the last call that its detector has read and not passed on, as a part of that call; None if there
-    are none. SGLang's own server sends them at the end of a stream."""
-    calls, sent = getattr(detector, "prev_tool_call_arr", ()), getattr(detector, "streamed_args_for_tool", ())
-    index = len(calls) - 1
-    if not 0 <= index < len(sent):
-        return None
-    arguments = calls[index].get("arguments", {})
-    whole = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    rest = whole[len(sent[index]) :] if whole.startswith(sent[index]) else ""
-    return [index, "", "", rest] if rest else None
 
 
 class Answers:

@@ -24,7 +24,7 @@ OPS = bearer("ops")
 STEERS = [
     ("POST", "/v1/models"),
     ("DELETE", f"/v1/models/{MODEL}"),
-    *(("POST", f"/v1/models/{MODEL}/{action}") for action in ("wake", "sleep", "pin", "unpin")),
+    *(("POST", f"/v1/models/{MODEL}/{action}") for action in ("wake", "sleep", "move?to=g", "pin", "unpin")),
 ]
 
 
@@ -95,6 +95,7 @@ async def test_wrong_parameter_of_an_admin_is_named(world: World) -> None:
         ("POST", f"/v1/models/{MODEL}/wake?wait_s=601", "wait_s"),
         ("POST", f"/v1/models/{MODEL}/wake?wait_s=nan", "wait_s"),
         ("POST", f"/v1/models/{MODEL}/sleep?to=bed", "to"),
+        ("POST", f"/v1/models/{MODEL}/move", "to"),
         ("DELETE", f"/v1/models/{MODEL}?force=maybe", "force"),
         ("POST", "/v1/models", "path"),
     ):

@@ -347,6 +347,14 @@ def test_body_with_tools_and_response_format_follows_tool_choice() -> None:
     assert refused.value.field == "response_format"
 
 
+def test_answer_may_begin_with_reasoning_unless_that_is_off_or_hides_the_calls_that_must_be_made() -> None:
+    must = {"tools": [tool("f")], "tool_choice": "required"}
+    assert chat().thinks and chat(separate_reasoning=False).thinks and chat(**must).thinks
+    assert not chat(**must, separate_reasoning=False).thinks
+    for off in ({"enable_thinking": False}, {"reasoning_effort": "none"}, {"continue_final_message": True}):
+        assert not chat(**off).thinks
+
+
 def test_tools_reach_the_template_unless_none_may_be_called() -> None:
     assert chat(tools=[tool("f")]).prompts[0].template_options["tools"] == [tool("f")]
     for none in (chat(), chat(tools=[]), chat(tools=[tool("f")], tool_choice="none")):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from protos import common_pb2
 from tests.gateway import fakes, tokenizers
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.parsing.test_parsers import THINKS
@@ -51,6 +54,36 @@ async def test_reasoning_of_a_chat_is_split_off_streamed_and_counted(world: Worl
         assert (answered["content"], answered.get("reasoning_content")) == ("three", None)
         prompt = world.groups[0].requests[-1].submit.token_ids
         assert tokenizers.tiny().decode(list(prompt), skip_special_tokens=False).endswith("<think>\n\n</think>\n\n")
+
+
+async def test_grammar_of_a_chat_applies_after_the_reasoning_unless_thinking_is_off(
+    world: World, tmp_path: Path
+) -> None:
+    folder = tokenizers.write(tokenizers.tiny(), tmp_path / "thinks", THINKS)
+    await world.publish(fakes.route(MODEL, folder, fakes.place(world.groups[0])))
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer", "maximum": 120}}}
+
+    async def sent(**more: Any) -> common_pb2.Sampling:
+        assert (await world.chat(**more)).status_code == 200
+        return world.groups[0].requests[-1].submit.sampling
+
+    world.say("<think>one two</think>120")
+    message = (await world.chat(response_format=form)).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("one two", "120")
+    tagged = json.loads((await sent(response_format=form)).structural_tag)["format"]["elements"]
+    assert tagged[0] == {
+        "type": "optional",
+        "content": {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"},
+    }
+    together = await sent(response_format=form, separate_reasoning=False)
+    assert json.loads(together.structural_tag)["format"]["elements"] == tagged
+    assert (await sent(regex="[ab]")).structural_tag.endswith('{"type": "regex", "pattern": "[ab]"}]}}')
+    assert (await sent()).WhichOneof("grammar") is None
+
+    world.say("120")
+    named = {"chat_template_kwargs": {"thinking": False}}
+    for off in ({"enable_thinking": False}, {"reasoning_effort": "none"}, named):
+        assert (await sent(response_format=form, **off)).ebnf == tagged[1]["grammar"]
 
 
 @pytest.mark.parametrize("parser", ["none", "qwen3"])

@@ -29,8 +29,8 @@ def compiler(tokenizer_info: Any) -> Any:
 
 
 def matcher(compiler: Any, vocab_size: int, kind: str, text: str, rollback_tokens: int = 0) -> tuple[Any, Any]:
-    """(compiled grammar, matcher at its start). `kind` is "json_schema", "regex" or "ebnf". Raises Uncompilable; a
-    grammar of the kind that `sandbox` is there to find ends the process."""
+    """(compiled grammar, matcher at its start). `kind` is that of `permitted_grammars`. Raises Uncompilable; a grammar
+    of the kind that `sandbox` is there to find ends the process."""
     from xgrammar import GrammarMatcher, allocate_token_bitmask
 
     try:
@@ -40,6 +40,8 @@ def matcher(compiler: Any, vocab_size: int, kind: str, text: str, rollback_token
             compiled = compiler.compile_json_schema(text, any_whitespace=False)
         elif kind == "regex":
             compiled = compiler.compile_regex(text)
+        elif kind == "structural_tag":
+            compiled = compiler.compile_structural_tag(text)
         else:
             compiled = compiler.compile_grammar(text)
     except (RuntimeError, ValueError, TypeError) as error:

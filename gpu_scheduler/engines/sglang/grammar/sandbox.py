@@ -51,7 +51,7 @@ class GrammarTrials:
         self._compiler = compiling.compiler(TokenizerInfo(known, VocabType.RAW, stop_token_ids=[_NUL]))
 
     def verdict(self, kind: str, text: str) -> str:
-        """Reason why a grammar cannot be compiled; empty: it can. `kind` is "json_schema", "regex" or "ebnf"."""
+        """Reason why a grammar cannot be compiled; empty: it can. `kind` is that of `permitted_grammars`."""
         reads, writes = os.pipe()
         child = os.fork()
         if child == 0:

@@ -119,10 +119,11 @@ def session(original: Callable[..., Any], backend: Any, stream: Any) -> Any:
 
 
 def capture_one(_backend: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Maps memory ahead of each capture."""
-    graphs = current.model().graphs
-    if graphs is not None:
-        graphs.ahead()
+    """Reports each capture, and maps memory ahead of it."""
+    model = current.model()
+    model.captures()
+    if model.graphs is not None:
+        model.graphs.ahead()
 
 
 _EXECUTOR = "sglang.srt.model_executor"

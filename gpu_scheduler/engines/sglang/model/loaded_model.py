@@ -101,6 +101,8 @@ class LoadedModel:
         self._weights: weights_range.MappedWeights | None = None
         self._manifest = b""
         self._progress_at = 0.0
+        self._captured = 0
+        """CUDA graphs captured so far."""
         self.command_id = load.command_id
         """Id of the command under way that loads or wakes the model."""
 
@@ -160,12 +162,17 @@ class LoadedModel:
         if (entry := self.request_table.by_rid(request.rid)) is not None:
             self.channel.send(retracted=engine_pb2.Retracted(request_id=entry.request_id, reason=reason))
 
-    def progress(self, step: str, done: int, total: int) -> None:
-        """Reports `done` of `total` bytes of a step, at most ten times a second, and at the end."""
+    def captures(self) -> None:
+        """Reports that the next CUDA graph is captured. How many there will be is not known here."""
+        self.progress("capturing CUDA graphs", self._captured, 0, "graphs")
+        self._captured += 1
+
+    def progress(self, step: str, done: int, total: int, unit: str = "bytes") -> None:
+        """Reports `done` of `total` units of a step, at most ten times a second, and at the end; `total` 0: unknown."""
         now = time.monotonic()
         if now - self._progress_at >= _PROGRESS_EVERY_S or done >= total:
             self._progress_at = now
-            progress = common_pb2.Progress(step=step, done=done, total=total, unit="bytes")
+            progress = common_pb2.Progress(step=step, done=done, total=total, unit=unit)
             self.channel.send(progress=engine_pb2.Progressed(command_id=self.command_id, progress=progress))
 
     def tell_weights_mapped(self, checksum: str) -> None:

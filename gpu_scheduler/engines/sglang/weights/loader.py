@@ -99,8 +99,8 @@ class Target(Protocol):
         """Moves the parameters that are elsewhere into the weights range, and reports where each lies. Called once."""
         ...
 
-    def progress(self, step: str, done: int, total: int) -> None:
-        """Reports `done` of `total` bytes of a step."""
+    def progress(self, step: str, done: int, total: int, unit: str = "bytes") -> None:
+        """Reports `done` of `total` units of a step."""
         ...
 
 
@@ -223,6 +223,8 @@ def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> N
     encoder.set_pooling(model, instance.load.model)
     reserve_rope_cache_for_long_sequences(model, instance.server_args, model_config)
     instance.bind_weights(model, copy=copy)
+    if copy:
+        instance.progress("preparing the engine", 0, 0, "steps")
 
 
 def _rope_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:

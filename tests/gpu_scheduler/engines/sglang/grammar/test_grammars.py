@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from gateway.schemas import grammar
+from gateway.tools import structural_tags
 from protos import common_pb2, engine_pb2
 from testing.engines.harness import KV_EXTENT, Answer, EngineEnd, Images, load, node
 from tests.gateway import tokenizers
@@ -34,6 +35,16 @@ SCHEMA = {
 }
 KEPT = {"ebnf": grammar.of(SCHEMA)}
 """As a gateway sends it."""
+
+
+def after_reasoning(grammar: dict[str, str]) -> str:
+    """A grammar that applies after some reasoning, which ends with an "e": the model is no good, and will say one."""
+    sampling = common_pb2.Sampling(**grammar)  # type: ignore[arg-type]
+    structural_tags.after_reasoning(sampling, "", "e", begun=True)
+    return sampling.structural_tag
+
+
+REASONS = {"structural_tag": after_reasoning(KEPT)}
 REGEX = r"[a-z]{3}-(0|1){4}"
 EBNF = 'root ::= "<" ("one" | "two") ">" root?'
 LIMIT = 200 * KV_EXTENT
@@ -91,6 +102,11 @@ async def test_answers_match_their_grammar_and_go_on_where_others_were_interrupt
             assert re.fullmatch("(<(one|two)>)+", text(await said(end, f"{model}-ebnf", ebnf=EBNF)))
             whole = end.answers[f"{model}-3"]
             await goes_on_anywhere(end, f"{model}-known", whole, **KEPT)
+            thought = await said(end, f"{model}-reasons", **REASONS)
+            before, mark, after = text(thought).partition("e")
+            assert thought.finish == common_pb2.STOP and before and mark
+            jsonschema.validate(json.loads(after), SCHEMA)
+            await goes_on_anywhere(end, f"{model}-reasoned", thought, **REASONS)
             if model == "llama":  # of another shape, in a process that had one before
                 images.close()
                 await end.do(unload=engine_pb2.Unload())
