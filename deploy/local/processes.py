@@ -24,6 +24,8 @@ _LONGEST_PAUSE_S = 30.0
 _SETTLED_S = 10.0
 """Seconds after which a process that ends is one that had worked: it is started again soon."""
 _MOST_CRASHES = 3
+_USUAL = '"level": "info"'
+"""Part of the lines of a log that give no reason for an end."""
 _STOP_S = 20.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -125,7 +127,7 @@ class SupervisedProcess:
             self.restarts += 1
             if time.monotonic() - began >= _SETTLED_S:
                 pause_s, told = _RESTART_PAUSE_S, set()
-            last = self._last_lines()
+            last = "\n".join(line for line in self._last_lines().splitlines() if _USUAL not in line)
             reason = re.sub(r"\d+", "", last)
             shown = f":\n{last}" if reason and reason not in told else ""
             told.add(reason)
