@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import sys
 
@@ -18,6 +17,16 @@ _INTERRUPTED = 130
 
 
 def main() -> int:
+    try:
+        return _main()
+    except KeyboardInterrupt:  # while a command is imported, for instance
+        print("prism: stopped", file=sys.stderr, flush=True)
+        return _INTERRUPTED
+
+
+def _main() -> int:
+    import importlib.metadata  # takes longer than all else here, and Ctrl-C may come meanwhile
+
     # What is started from here imports this package, not files in the folder where the user happens to be.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     parser = argparse.ArgumentParser(
@@ -31,15 +40,7 @@ def main() -> int:
     parser.add_argument("--version", action="version", version=importlib.metadata.version("prism-serve"))
     parser.add_argument("command", choices=tuple(_COMMANDS), metavar="COMMAND")
     command = parser.parse_args(sys.argv[1:2]).command
-    try:
-        return _run(command, sys.argv[2:], f"prism {command}")
-    except KeyboardInterrupt:  # while a command is imported, for instance
-        print("prism: stopped", file=sys.stderr, flush=True)
-        return _INTERRUPTED
-
-
-def _run(command: str, rest: list[str], prog: str) -> int:
-    """Runs a command, and returns its status."""
+    rest, prog = sys.argv[2:], f"prism {command}"
     # Each is imported when it is needed, so that `prism --help` answers at once.
     if command == "install":
         from deploy import engine_packages
