@@ -20,6 +20,7 @@ from gateway.request import AnswerJob, Request
 from gateway.routing.relay import Tokens
 from gateway.text.answer import Answer
 from gateway.tools.formats import CallPart
+from protos import common_pb2
 from services.errors import PrismError
 from services.telemetry.spans import Span
 from tokenization.tokenizer import Tokenizer
@@ -49,6 +50,11 @@ class Choice:
     @property
     def finish_reason(self) -> str | None:
         return self.answer.finish_reason
+
+    @property
+    def sampling(self) -> common_pb2.Sampling:
+        """Sampling parameters of the answer, with the model's own for those that the client left open."""
+        return self._job.sampling
 
     async def next(self) -> str:
         """More text of the answer, possibly none. Raises a PrismError if the answer cannot be made or not be

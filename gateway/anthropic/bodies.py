@@ -22,8 +22,12 @@ from protos import common_pb2
 
 Block = dict[str, Any]
 _INT64 = 1 << 63
-_UNSUPPORTED = ("mcp_servers", "container", "context_management", "output_format")
+_UNSUPPORTED = ("mcp_servers", "container")
 """Fields that would change the answer."""
+_EFFORTS = {"xhigh": "high", "max": "high"}
+"""Efforts beyond those that chat templates know."""
+_NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
+"""Names of a chat's fields that are others here."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -53,6 +57,31 @@ class Thinking(_Model):
     type: Literal["enabled", "disabled", "adaptive"]
 
 
+class OutputFormat(_Model):
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(_Model):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class ContextManagement(_Model):
+    edits: list[Block] | None = None
+
+    def check(self) -> None:
+        """Raises BadField for an edit that would change the prompt: all but the one that keeps all thinking."""
+        for index, edit in enumerate(self.edits or ()):
+            field, kind, keep = f"context_management.edits[{index}]", edit.get("type"), edit.get("keep")
+            if kind != "clear_thinking_20251015":
+                what = f"Edits of type '{str(kind)[:40]}' are not supported."
+                raise BadField(what, f"{field}.type", "unsupported_parameter")
+            if keep not in ("all", {"type": "all"}):
+                what = f"'{field}.keep' is only supported as 'all'."
+                raise BadField(what, f"{field}.keep", "unsupported_parameter")
+
+
 class _Prompted(_Model):
     """The fields that make a prompt."""
 
@@ -62,12 +91,17 @@ class _Prompted(_Model):
     tools: list[ToolParam] | None = Field(None, fail_fast=True)
     tool_choice: ToolChoiceParam | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    context_management: ContextManagement | None = None
 
     def _chat(self) -> dict[str, Any]:
         """The body of the same chat request, as far as its prompt goes. Raises BadField."""
         for name in _UNSUPPORTED:
             if (self.model_extra or {}).get(name) is not None:
                 raise BadField(f"'{name}' is not supported.", name, "unsupported_parameter")
+        if self.context_management is not None:
+            self.context_management.check()
         messages = [{"role": "system", "content": _texts(self.system, "system")}] if self.system else []
         for index, message in enumerate(self.messages):
             messages += _converted(message, f"messages[{index}].content")
@@ -85,6 +119,12 @@ class _Prompted(_Model):
                 chat["parallel_tool_calls"] = not chosen.disable_parallel_tool_use
         if self.thinking is not None:
             chat["enable_thinking"] = self.thinking.type != "disabled"
+        configured = self.output_config or OutputConfig()
+        if configured.effort is not None:
+            chat["reasoning_effort"] = _EFFORTS.get(configured.effort, configured.effort)
+        if (asked := configured.format or self.output_format) is not None:
+            schema = {"name": "output", "schema": asked.json_schema}
+            chat["response_format"] = {"type": "json_schema", "json_schema": schema}
         return chat
 
 
@@ -143,7 +183,7 @@ class _Named:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, BadField) and error.field is not None:
             field = re.sub(r"\.function(\.parameters)?", lambda found: ".input_schema" if found[1] else "", error.field)
-            field = "stop_sequences" if field == "stop" else field
+            field = _NAMES.get(field, field)
             if field != error.field:
                 raise BadField(str(error).replace(error.field, field), field, error.code) from None
 

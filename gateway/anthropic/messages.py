@@ -13,6 +13,7 @@ from gateway.http import sse
 from gateway.openai.blocks import BlockEvents, Blocks, BlocksEndpoint, End
 from gateway.request import Request
 from gateway.tools.formats import CallPart
+from protos import common_pb2
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -25,22 +26,43 @@ class MessagesEndpoint(BlocksEndpoint[MessagesRequest]):
     def _parse(self, data: bytes) -> MessagesRequest:
         return bodies.parse_messages(data)
 
-    def _events(self, body: MessagesRequest, request: Request) -> BlockEvents:
+    def _events(self, body: MessagesRequest, request: Request, sampling: common_pb2.Sampling) -> BlockEvents:
         return MessageEvents(_head(request))
 
-    def _whole(self, body: MessagesRequest, request: Request, blocks: Blocks, end: End) -> dict[str, Any]:
+    def _whole(
+        self, body: MessagesRequest, request: Request, sampling: common_pb2.Sampling, blocks: Blocks, end: End
+    ) -> dict[str, Any]:
         content: list[dict[str, Any]] = []
         if blocks.reasoning:
             content.append({"type": "thinking", "thinking": blocks.reasoning, "signature": ""})
         if blocks.text or not (blocks.reasoning or blocks.calls):
-            content.append({"type": "text", "text": blocks.text})
+            content.append(_text(blocks.text))
         for call in blocks.calls:
-            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _object(call.arguments)})
-        return {**_head(request), "content": content, **_stopped(end), "usage": _usage(end)}
+            content.append(_tool_use(call.id, call.name, _object(call.arguments)))
+        usage = {**_TOLD_ONCE, **_usage(end)}
+        return {**_head(request), "content": content, **_stopped(end), "usage": usage}
+
+
+_TOLD_ONCE: dict[str, Any] = {"cache_creation": None, "inference_geo": None, "service_tier": "standard"}
+"""Usage of a message that the counts at the end of a stream do not have."""
 
 
 def _head(request: Request) -> dict[str, Any]:
-    return {"id": f"msg_{request.request_id}", "type": "message", "role": "assistant", "model": request.model}
+    return {
+        "id": f"msg_{request.request_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": request.model,
+        "container": None,
+    }
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "citations": None}
+
+
+def _tool_use(id: str, name: str, arguments: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": name, "input": arguments, "caller": {"type": "direct"}}
 
 
 def _object(arguments: str) -> Any:
@@ -53,16 +75,22 @@ def _object(arguments: str) -> Any:
 
 def _stopped(end: End) -> dict[str, Any]:
     reason = "stop_sequence" if end.stop is not None else _REASONS.get(end.reason, "end_turn")
-    return {"stop_reason": reason, "stop_sequence": end.stop}
+    return {"stop_reason": reason, "stop_sequence": end.stop, "stop_details": None}
 
 
-def _usage(end: End) -> dict[str, int]:
+def _usage(end: End) -> dict[str, Any]:
+    return _counts(end.prompt_tokens, end.cached_tokens, end.tokens, end.reasoning_tokens)
+
+
+def _counts(prompt: int, cached: int, output: int, reasoning: int) -> dict[str, Any]:
     """Anthropic's counts: tokens that were cached are not among the input's."""
     return {
-        "input_tokens": end.prompt_tokens - end.cached_tokens,
+        "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": end.cached_tokens,
-        "output_tokens": end.tokens,
+        "cache_read_input_tokens": cached,
+        "output_tokens": output,
+        "output_tokens_details": {"thinking_tokens": reasoning},
+        "server_tool_use": None,
     }
 
 
@@ -76,8 +104,9 @@ class MessageEvents:
         """Kind of the block that is open: "thinking", "text" or "tool_use"; empty: none is."""
 
     def opening(self, prompt_tokens: int) -> bytes:
-        usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
-        message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        usage = {**_TOLD_ONCE, **_counts(prompt_tokens, 0, 0, 0)}
+        stopped = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
+        message = {**self._head, "content": [], **stopped, "usage": usage}
         return sse.named("message_start", {"type": "message_start", "message": message})
 
     def reasoning(self, text: str) -> bytes:
@@ -85,20 +114,20 @@ class MessageEvents:
         return begun + self._delta({"type": "thinking_delta", "thinking": text})
 
     def text(self, text: str) -> bytes:
-        return self._open("text", {"type": "text", "text": ""}) + self._delta({"type": "text_delta", "text": text})
+        return self._open("text", _text("")) + self._delta({"type": "text_delta", "text": text})
 
     def calls(self, parts: Sequence[CallPart]) -> bytes:
         events = b""
         for part in parts:
             if part.name:
                 events += self._close()
-                events += self._open("tool_use", {"type": "tool_use", "id": part.id, "name": part.name, "input": {}})
+                events += self._open("tool_use", _tool_use(part.id, part.name, {}))
             if part.arguments:
                 events += self._delta({"type": "input_json_delta", "partial_json": part.arguments})
         return events
 
     def ending(self, end: End) -> bytes:
-        events = b"" if self._block >= 0 else self._open("text", {"type": "text", "text": ""})
+        events = b"" if self._block >= 0 else self._open("text", _text(""))
         delta = {"type": "message_delta", "delta": _stopped(end), "usage": _usage(end)}
         return (
             events

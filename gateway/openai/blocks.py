@@ -18,6 +18,7 @@ from gateway.request import Request
 from gateway.served import Choice, Served
 from gateway.serving import Serving
 from gateway.tools.formats import Call, CallPart, joined
+from protos import common_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +83,13 @@ class BlocksEndpoint(Endpoint[B]):
         super().__init__(serving, bodies)
         self._waking_comment_s = waking_comment_s
 
-    def _events(self, body: B, request: Request) -> BlockEvents:
+    def _events(self, body: B, request: Request, sampling: common_pb2.Sampling) -> BlockEvents:
+        """The events of an answer that is sampled so."""
         raise NotImplementedError
 
-    def _whole(self, body: B, request: Request, blocks: Blocks, end: End) -> dict[str, Any]:
+    def _whole(
+        self, body: B, request: Request, sampling: common_pb2.Sampling, blocks: Blocks, end: End
+    ) -> dict[str, Any]:
         """The response to a request that is not streamed."""
         raise NotImplementedError
 
@@ -95,10 +99,11 @@ class BlocksEndpoint(Endpoint[B]):
             (choice,) = served.choices
             if body.streams:
                 with Comments(reply, self._waking_comment_s, lambda: self._serving.wakes(request.model)):
-                    await self._stream(self._events(body, request), served, choice, reply)
+                    await self._stream(self._events(body, request, choice.sampling), served, choice, reply)
             else:
                 blocks = await _collected(choice)
-                await reply.whole(orjson.dumps(self._whole(body, request, blocks, End.of(served, choice))))
+                end = End.of(served, choice)
+                await reply.whole(orjson.dumps(self._whole(body, request, choice.sampling, blocks, end)))
 
     async def _stream(self, events: BlockEvents, served: Served, choice: Choice, reply: Reply) -> None:
         before = events.opening(sum(map(len, served.prompts)))

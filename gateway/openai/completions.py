@@ -91,7 +91,7 @@ class ChatForm:
         return sse.ChatEvents(head, index, with_usage)
 
     def choice(self, index: int, whole: Whole, logprobs: Any, reason: str | None) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": whole.text}
+        message: dict[str, Any] = {"role": "assistant", "content": whole.text, "refusal": None, "annotations": []}
         if whole.reasoning:
             message["reasoning_content"] = whole.reasoning
         if whole.calls:

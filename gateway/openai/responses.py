@@ -19,6 +19,7 @@ from gateway.openai.responses_bodies import ResponsesRequest
 from gateway.request import Request
 from gateway.served import Choice, Served
 from gateway.tools.formats import CallPart
+from protos import common_pb2
 
 
 class _Item:
@@ -108,7 +109,7 @@ T = TypeVar("T", bound=_Item)
 class _Response:
     """The response to one request, from its start on."""
 
-    def __init__(self, body: ResponsesRequest, request: Request) -> None:
+    def __init__(self, body: ResponsesRequest, request: Request, sampling: common_pb2.Sampling) -> None:
         self.request_id = request.request_id
         self.items: list[_Item] = []
         self._head = {
@@ -116,7 +117,8 @@ class _Response:
             "object": "response",
             "model": request.model,
             "created_at": int(time.time()),
-            **body.echoed(),
+            "completed_at": None,
+            **body.echoed(sampling),
             "background": False,
             "error": None,
             "previous_response_id": None,
@@ -143,6 +145,7 @@ class _Response:
         cut = end.reason == "length"
         return {
             **self._head,
+            "completed_at": None if cut else int(time.time()),
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": [item.whole(self.status(item, end)) for item in self.items],
@@ -163,8 +166,8 @@ class ResponseEvents:
     text may come before the last piece of its arguments.
     """
 
-    def __init__(self, body: ResponsesRequest, request: Request) -> None:
-        self._response = _Response(body, request)
+    def __init__(self, body: ResponsesRequest, request: Request, sampling: common_pb2.Sampling) -> None:
+        self._response = _Response(body, request, sampling)
         self._number = 0
         self._said: _Item | None = None
         """Reasoning, or a message, that has not ended."""
@@ -265,11 +268,13 @@ class ResponsesEndpoint(BlocksEndpoint[ResponsesRequest]):
     def _parse(self, data: bytes) -> ResponsesRequest:
         return responses_bodies.parse(data)
 
-    def _events(self, body: ResponsesRequest, request: Request) -> ResponseEvents:
-        return ResponseEvents(body, request)
+    def _events(self, body: ResponsesRequest, request: Request, sampling: common_pb2.Sampling) -> ResponseEvents:
+        return ResponseEvents(body, request, sampling)
 
-    def _whole(self, body: ResponsesRequest, request: Request, blocks: Blocks, end: End) -> dict[str, Any]:
-        response = _Response(body, request)
+    def _whole(
+        self, body: ResponsesRequest, request: Request, sampling: common_pb2.Sampling, blocks: Blocks, end: End
+    ) -> dict[str, Any]:
+        response = _Response(body, request, sampling)
         if blocks.reasoning:
             response.add(_Reasoning(response.next_index, request.request_id)).add(blocks.reasoning)
         # As in a stream: blank text before a call is none, and an answer has at least one item.

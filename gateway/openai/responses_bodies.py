@@ -97,6 +97,8 @@ class ResponsesRequest(Fields):
     max_output_tokens: int | None = Field(None, ge=1, lt=1 << 63)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
     stream: bool | None = None
     tools: list[FunctionTool] | None = Field(None, fail_fast=True)
     tool_choice: (
@@ -113,6 +115,8 @@ class ResponsesRequest(Fields):
     service_tier: str | None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     store: bool | None = None
 
     @property
@@ -129,6 +133,8 @@ class ResponsesRequest(Fields):
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
             "response_format": self._format(),
             "tools": self._tools(),
             "tool_choice": self._choice(),
@@ -190,23 +196,36 @@ class ResponsesRequest(Fields):
             return {"type": "function", "function": {"name": self.tool_choice.name}}
         return self.tool_choice
 
-    def echoed(self) -> dict[str, Any]:
-        """The fields of the request that a response repeats, but for the model's name."""
+    def echoed(self, sampling: common_pb2.Sampling) -> dict[str, Any]:
+        """The fields of the request that a response repeats, but for the model's name, with those of `sampling` where
+        the request left them open."""
         asked = self.text.format if self.text is not None else None
         chosen = self.tool_choice
         return {
             "instructions": self.instructions,
+            "frequency_penalty": self.frequency_penalty or 0.0,
             "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": None,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "presence_penalty": self.presence_penalty or 0.0,
+            "prompt_cache_key": self.prompt_cache_key,
             "reasoning": {"effort": self.reasoning.effort if self.reasoning is not None else None, "summary": None},
-            "temperature": self.temperature,
+            "safety_identifier": self.safety_identifier,
+            "service_tier": "flex" if self.service_tier == "flex" else "default",
+            "temperature": _given(self.temperature, sampling.temperature),
             "text": {"format": {"type": "text"} if asked is None else _encoded(asked.model_dump(by_alias=True))},
             "tool_choice": chosen.model_dump() if isinstance(chosen, ChosenFunction) else chosen or "auto",
             "tools": _encoded([tool.model_dump() for tool in self.tools or ()]),
-            "top_p": self.top_p,
+            "top_logprobs": 0,
+            "top_p": _given(self.top_p, sampling.top_p or 1.0),
             "user": self.user,
         }
+
+
+def _given(asked: float | None, used: float) -> float:
+    """What the request says, or what is used where it says nothing: a float of 32 bits, whose 6 digits hold."""
+    return float(f"{used:.6g}") if asked is None else asked
 
 
 def _encoded(value: Any) -> orjson.Fragment:

@@ -119,6 +119,66 @@ async def test_tool_choice_any_has_the_answer_be_a_call(world: World, claude: an
     assert world.groups[0].requests[-1].submit.sampling.ebnf
 
 
+KEPT: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+"""What Claude Code sends of context_management."""
+
+
+@pytest.mark.parametrize("asked", ["output_config", "output_format"])
+async def test_schema_in_either_field_is_a_grammar_also_beside_what_claude_code_sends(
+    world: World, claude: anthropic.AsyncAnthropic, asked: str
+) -> None:
+    world.say('{"city": "Oslo"}')
+    form = {"type": "json_schema", "schema": TOOL["input_schema"]}
+    said = await claude.messages.create(
+        model=MODEL,
+        max_tokens=200,
+        messages=HELLO,
+        extra_body={"context_management": KEPT, asked: {"format": form} if asked == "output_config" else form},
+    )
+    assert said.content[0].type == "text" and json.loads(said.content[0].text) == {"city": "Oslo"}
+    assert "city" in world.groups[0].requests[-1].submit.sampling.ebnf
+
+
+async def test_effort_is_the_templates_reasoning_effort(
+    world: World, claude: anthropic.AsyncAnthropic, tmp_path: Path
+) -> None:
+    shown = "{{ reasoning_effort }}{{ enable_thinking }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    folder = tokenizers.write(tokenizers.tiny(), tmp_path / "effort", shown)
+    await world.publish(fakes.route(MODEL, folder, fakes.place(world.groups[0])))
+    world.say("one")
+    for effort, thinking, expected in (("low", "adaptive", "lowTrue"), ("max", "disabled", "highFalse")):
+        more: Any = {"output_config": {"effort": effort}, "thinking": {"type": thinking}}
+        await claude.messages.create(model=MODEL, max_tokens=5, messages=HELLO, extra_body=more)
+        assert prompt(world) == f"{expected}hello"
+
+
+SPECIFIED = {
+    "message": ("id type role model content stop_reason stop_sequence stop_details container usage"),
+    "usage": (
+        "input_tokens output_tokens output_tokens_details cache_creation cache_creation_input_tokens "
+        "cache_read_input_tokens server_tool_use inference_geo service_tier"
+    ),
+    "text": "type text citations",
+    "tool_use": "type id name input caller",
+}
+"""Fields that Anthropic's specification requires of a message and its parts."""
+
+
+async def test_message_has_the_fields_that_the_specification_requires(world: World) -> None:
+    world.say(f"Let me see.\n{CALL}")
+    body = {"model": MODEL, "max_tokens": 200, "messages": HELLO, "tools": [TOOL]}
+    whole = (await world.http.post("/v1/messages", json=body)).json()
+    stream = (await world.http.post("/v1/messages", json={**body, "stream": True})).text
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
+    begun = events[0]["message"]
+    blocks = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    for message in (whole, begun):
+        assert set(SPECIFIED["message"].split()) == set(message)
+        assert set(SPECIFIED["usage"].split()) == set(message["usage"])
+    for block in (*whole["content"], *blocks):
+        assert set(SPECIFIED[block["type"]].split()) == set(block)
+
+
 async def test_thinking_is_a_block_of_its_own_and_goes_back_with_the_history(
     world: World, claude: anthropic.AsyncAnthropic, tmp_path: Path
 ) -> None:
@@ -175,6 +235,10 @@ IMAGE: Any = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"
         ({"temperature": 2}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"container": "c"}, "container"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "clear_tool_uses_20250919"),
+        ({"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management.edits[0].keep"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"not": 1}}}}, "output_config.format"),
+        ({"output_config": {"effort": "much"}}, "output_config.effort"),
     ],
 )
 async def test_message_that_cannot_be_served_is_refused_by_name(

@@ -87,7 +87,7 @@ def said_by(item: Any) -> str:
 
 def without_ids(response: Response) -> dict[str, Any]:
     """What two responses to the same request have in common."""
-    told = response.model_dump(exclude={"id", "created_at"})
+    told = response.model_dump(exclude={"id", "created_at", "completed_at"})
     for item in told["output"]:
         assert item.pop("id")
         item.pop("call_id", None)
@@ -142,6 +142,29 @@ async def test_response_is_a_message_with_counts_and_the_fields_of_its_request(w
         "text": {"format": {"type": "text"}, "verbosity": None},
     }
     assert {name: told[name] for name in expected} == expected
+
+
+SPECIFIED = (
+    "id object created_at completed_at status incomplete_details model previous_response_id instructions output error "
+    "tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs "
+    "temperature reasoning usage max_output_tokens max_tool_calls store background service_tier metadata "
+    "safety_identifier prompt_cache_key"
+)
+"""Fields that the specification Open Responses requires of a response."""
+
+
+async def test_response_has_the_fields_that_the_specification_requires_and_says_what_was_sampled(world: World) -> None:
+    world.say("one")
+    route = fakes.route(MODEL, world.folder, fakes.place(world.groups[0]))
+    route.model.sampling.temperature = 0.6
+    await world.publish(route)
+    body = {"model": MODEL, "input": "hello", "frequency_penalty": 0.5, "prompt_cache_key": "k"}
+    told = (await world.http.post("/v1/responses", json=body)).json()
+    assert set(SPECIFIED.split()) <= set(told) and told["completed_at"] >= told["created_at"]
+    assert (told["temperature"], told["top_p"], told["presence_penalty"]) == (0.6, 1, 0)
+    assert (told["frequency_penalty"], told["prompt_cache_key"], told["service_tier"]) == (0.5, "k", "default")
+    sampling = world.groups[0].requests[-1].submit.sampling
+    assert (round(sampling.temperature, 6), sampling.frequency_penalty) == (0.6, 0.5)
 
 
 async def test_instructions_and_the_history_are_the_chat_in_order(world: World) -> None:
@@ -456,7 +479,6 @@ async def test_fields_without_a_meaning_here_change_nothing(world: World) -> Non
         "background": False,
         "truncation": "disabled",
         "store": True,
-        "prompt_cache_key": "x",
         "reasoning": {"summary": "auto"},
         "text": {"verbosity": "low"},
     }
@@ -489,7 +511,7 @@ END = End("tool_calls", None, prompt_tokens=3, cached_tokens=1, tokens=9, reason
 def test_call_whose_last_piece_comes_after_text_is_one_item() -> None:
     """Parsers give the text that follows a call together with the end of the call."""
     asked = Request("1", "m", 0.0, [], common_pb2.Sampling(), False, common_pb2.Slo())
-    events = ResponseEvents(parse(b'{"model": "m", "input": "x"}'), asked)
+    events = ResponseEvents(parse(b'{"model": "m", "input": "x"}'), asked, asked.sampling)
     sent = events.opening(3)
     assert events.sent == 0, "an error now would be the first event"
     sent += events.reasoning("why") + events.text("\n\n")

@@ -50,6 +50,8 @@ _KV_DIFFERENCE = 0.02
 _WEIGHTS_SPAN_BYTES = 256 << 30
 """Bytes of addresses for weights where the size of the checkpoint is not known. Where it is known, twice as many bytes
 are reserved: layers may be widened, and quantised ones are not what their files are."""
+_TABLES_SPAN_BYTES = 1 << 30
+"""Bytes of addresses beside those: tables of rotary embeddings grow with the context, not with the weights."""
 _GRAPHS_SPAN_BYTES = 16 << 30
 """Bytes of addresses for memory of CUDA graphs."""
 
@@ -230,7 +232,8 @@ class LoadedModel:
     def weights_born_here(self, *, copy: bool) -> Iterator[None]:
         """Context for the loaders, in which SGLang builds the model and its parameters go to their final places; with
         the values that SGLang makes them with, if `copy`."""
-        span = 2 * self.load.model.weights_bytes or _WEIGHTS_SPAN_BYTES
+        weights_bytes = self.load.model.weights_bytes
+        span = 2 * weights_bytes + _TABLES_SPAN_BYTES if weights_bytes else _WEIGHTS_SPAN_BYTES
         self._weights = weights_range.MappedWeights(self.memory.open_weights(span), self.memory.need_weights)
         with weights_range.born_in(self._weights, copy=copy):
             yield

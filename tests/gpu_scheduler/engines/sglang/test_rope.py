@@ -137,6 +137,15 @@ async def test_dynamic_rope_is_transformers_at_full_length_and_unstretched_in_a_
         assert [short] == checkpoints.reference(plain, prompts()[:1], NEW_TOKENS)
 
 
+async def test_context_whose_table_is_larger_than_twice_the_weights_is_served(tmp_path: Path, engines: Engines) -> None:
+    folder = write(tmp_path / "long", {"max_position_embeddings": 1 << 17})
+    found = read(folder, 4)
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("m")
+        await end.hold(load(at, "m", folder, context_tokens=found.context_tokens, weights_bytes=found.weights_bytes))
+        assert await says(end, prompts([12])) == checkpoints.reference(folder, prompts([12]), NEW_TOKENS)
+
+
 async def test_a_context_that_the_embedding_is_not_made_for_is_refused_with_both_numbers(
     tmp_path: Path, engines: Engines
 ) -> None:
