@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import sys
 
@@ -14,8 +13,20 @@ _COMMANDS = {
     "install": "install the engine's packages for this machine: prism install cpu, prism install cuda",
 }
 
+_INTERRUPTED = 130
+
 
 def main() -> int:
+    try:
+        return _main()
+    except KeyboardInterrupt:  # while a command is imported, for instance
+        print("prism: stopped", file=sys.stderr, flush=True)
+        return _INTERRUPTED
+
+
+def _main() -> int:
+    import importlib.metadata  # takes longer than all else here, and Ctrl-C may come meanwhile
+
     # What is started from here imports this package, not files in the folder where the user happens to be.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     parser = argparse.ArgumentParser(
@@ -30,7 +41,7 @@ def main() -> int:
     parser.add_argument("command", choices=tuple(_COMMANDS), metavar="COMMAND")
     command = parser.parse_args(sys.argv[1:2]).command
     rest, prog = sys.argv[2:], f"prism {command}"
-    # Each is imported when it is needed: the help of all takes no second.
+    # Each is imported when it is needed, so that `prism --help` answers at once.
     if command == "install":
         from deploy import engine_packages
 

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from deploy import places
-from deploy.node.description import NodeDescription
+from deploy.local.bundled import BUNDLED
+from deploy.local.devices import first
+from deploy.node.description import DeviceGroup, NodeDescription
 from deploy.node.reading import read
 from deploy.node.render import HEAD, SHIPPED, next_steps, render
 from deploy.node.schema import schema
-from deploy.node.targets import SERVE, TARGETS, RenderTarget
+from deploy.node.targets import RUN, SERVE, TARGETS, RenderTarget
 from loader.catalogue.catalogue import CatalogueEntry
 from loader.catalogue.models import Sizes, read_model
 from loader.config import LoaderConfig
@@ -59,24 +61,37 @@ def main(arguments: list[str] | None = None, prog: str = "python -m deploy.confi
 def _check(file: Path, to: str) -> int:
     target = SERVE if to == _SERVE else TARGETS[to]
     node = read(file, target)
+    here = first() if target is SERVE and not node.devices else ""
+    if here:
+        node = node.model_copy(update={"devices": [DeviceGroup(name=here)]})
     models, refused = [], 0
     for entry in node.entries():
-        text, ok = _model(CatalogueEntry(**entry), _sizes(node, target), node)
+        text, ok = _model(CatalogueEntry(**entry), _sizes(node, target), node, target)
         models.append(text)
         refused += not ok
     say(f"{file}: a node for {'prism serve' if target is SERVE else to}")
-    for head, lines in _understood(node, target, models):
+    if target is SERVE and node.keys_file and not Path(node.keys_file).is_file():
+        say(f"  keys      refused: there is no file {node.keys_file}")
+        refused += 1
+    for head, lines in _understood(node, target, models, here):
         for number, line in enumerate(lines):
             say(f"  {'' if number else head:<9} {line}")
     return 1 if refused else 0
 
 
-def _understood(node: NodeDescription, target: RenderTarget, models: list[str]) -> Iterator[tuple[str, list[str]]]:
+def _understood(
+    node: NodeDescription, target: RenderTarget, models: list[str], here: str
+) -> Iterator[tuple[str, list[str]]]:
+    """(what, its lines) of a description. `here`: the device that was found on this machine, if the description has
+    none."""
     settings = {service.name: service.settings for service in target.services(node)}
-    yield "devices", [node.wanted or ("cuda:0, or cpu without a GPU" if target is SERVE else "cuda:0")]
+    yield "devices", [f"{here}: the first GPU, or cpu without one" if here else node.wanted or "cuda:0"]
     yield "models", models or ["none; three tiny ones are served" if target is SERVE else "none: prismctl models add"]
     yield "HTTP", [node.http]
-    yield "gRPC", [node.grpc or settings["gateway"]["listen"]]
+    listen = settings["gateway"]["listen"]
+    if target is SERVE:
+        listen = listen.replace(RUN, node.state or str(places.state()))
+    yield "gRPC", [listen]
     if metrics := [each["metrics"] for each in settings.values() if "metrics" in each]:
         yield "metrics", [", ".join(dict.fromkeys(metrics))]
     yield "keys", [node.keys_file or "none: whoever reaches the gateway may ask (docs/operate/security.md)"]
@@ -84,23 +99,33 @@ def _understood(node: NodeDescription, target: RenderTarget, models: list[str]) 
         yield "nodes", [", ".join(node.nodes)]
 
 
-def _model(entry: CatalogueEntry, sizes: Sizes, node: NodeDescription) -> tuple[str, bool]:
+def _model(entry: CatalogueEntry, sizes: Sizes, node: NodeDescription, target: RenderTarget) -> tuple[str, bool]:
     """(what was found in a model's folder, whether it can be served or cannot be known)."""
     targets = [f"{key} {value}" for key in ("ttft_ms", "tpot_ms") if (value := getattr(entry, key))]
     if not Path(entry.path).exists():
-        hub = next(model.hub_model for model in node.models if model.called == entry.name)
-        where = f"{hub} of the Hugging Face hub" if hub else f"{entry.path}, which is not on this machine"
+        model = next(each for each in node.models if each.called == entry.name)
+        if target is SERVE and model.path in BUNDLED:
+            where = f"{model.path}, which prism serve makes"
+        elif model.hub_model:
+            where = f"{model.hub_model} of the Hugging Face hub"
+        elif target is SERVE:
+            return f"{entry.name}: refused: there is no folder {entry.path}", False
+        else:
+            where = f"{entry.path}, which is not on this machine"
         return ", ".join([f"{entry.name}: {where}", *targets]), True
-    model = read_model(entry, sizes)
-    if model.checkpoint is None:
-        return f"{entry.name}: refused: {model.error}", False
-    needs = model.checkpoint.weights_bytes + model.floor_bytes + model.quota_bytes
+    found = read_model(entry, sizes)
+    if found.error:
+        return f"{entry.name}: refused: {found.error}", False
+    if found.checkpoint is None:
+        return ", ".join([f"{entry.name}: {entry.path}, an adapter of {entry.base}", *targets]), True
+    needs = found.checkpoint.weights_bytes + found.floor_bytes + found.quota_bytes
     each = " on each device" if entry.devices > 1 else ""
-    weights = f"{size(model.checkpoint.weights_bytes)} of weights, {size(needs)} in all{each}"
+    weights = f"{size(found.checkpoint.weights_bytes)} of weights, {size(needs)} in all{each}"
     return ", ".join([f"{entry.name}: {entry.path}, {weights}", *targets]), True
 
 
 def _sizes(node: NodeDescription, target: RenderTarget) -> Sizes:
+    """Sizes that the loader of the described node takes."""
     (loader,) = (each.settings for each in target.services(node) if each.kind == "loader")
     config = LoaderConfig.model_validate(loader)
     return Sizes(config.device_dtype_bytes, config.kv_extent_bytes, config.engine_quota_bytes)
@@ -137,13 +162,23 @@ def _text(path: Path) -> str | None:
 
 
 def _left_over(out: Path, made: Mapping[str, str]) -> list[Path]:
-    """Files of an earlier rendering."""
+    """Files of an earlier rendering, in the folders that a rendering has files in."""
+    folders = {(out / path).parent for path in made}
     return [
         path
-        for path in sorted(out.rglob("*"))
+        for path in sorted(path for folder in folders for path in folder.iterdir())
         if path.suffix in (".toml", ".yaml") and str(path.relative_to(out)) not in made
-        if path.is_file() and path.read_text(errors="replace").startswith(HEAD)
+        if path.is_file() and _begins(path, HEAD.encode())
     ]
+
+
+def _begins(path: Path, head: bytes) -> bool:
+    """Whether a file begins so; False for one that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(head)) == head
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

@@ -33,11 +33,12 @@ def main(arguments: list[str] | None = None, prog: str = "python -m deploy.hub")
     )
     parser.add_argument("models", nargs="+", metavar="ORG/NAME[@REVISION]")
     parser.add_argument(
-        "--device", choices=tuple(_FLOAT_BYTES), default="cuda", help="where it will be served (default %(default)s)"
+        "--device", choices=tuple(_FLOAT_BYTES), default="cpu", help="where it will be served (default %(default)s)"
     )
     parser.add_argument(
         "--unverified", action="store_true", help="also of a class that nobody has compared with another implementation"
     )
+    parser.add_argument("--unverified-model", action="append", default=[], metavar="ORG/NAME", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     models = []
     for text in options.models:
@@ -48,6 +49,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m deploy.hub")
         if model is None:
             parser.error(f"{text!r} is not the name of a model: write ORG/NAME")
         models.append(model)
+    unverified = {model for model in models if options.unverified or str(model) in options.unverified_model}
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stopped)
     # It takes a second, and the help needs none of it.
@@ -57,7 +59,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m deploy.hub")
 
     logging.set_verbosity_error()
     try:
-        for folder in Hub(say).fetch(models, _FLOAT_BYTES[options.device], unverified=options.unverified):
+        for folder in Hub(say).fetch(models, _FLOAT_BYTES[options.device], unverified=unverified):
             print(folder, flush=True)
     except PrismError as error:
         say(str(error))

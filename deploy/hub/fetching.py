@@ -75,19 +75,22 @@ class Hub:
         self._cache = cache
         self._api = HfApi(endpoint=endpoint, library_name="prism-serve", library_version=_version())
 
-    def fetch(self, models: Sequence[HubModel], dtype_bytes: int, *, unverified: bool = False) -> Iterator[Path]:
+    def fetch(
+        self, models: Sequence[HubModel], dtype_bytes: int, *, unverified: Collection[HubModel] = ()
+    ) -> Iterator[Path]:
         """The folders of the models, whose files are fetched if they are not there, each as soon as it is whole. All
         are looked at before anything large is fetched. `dtype_bytes`: bytes of a float on the devices; `unverified`:
-        see `loader/catalogue/catalogue.py`. Blocks. Raises FetchFailed; files that are complete by then stay."""
+        the models that `loader/catalogue/catalogue.py` calls so. Blocks. Raises FetchFailed; files that are complete
+        by then stay."""
         plans = []
         for model in models:
             with self._telling(model):
-                plans.append(self._plan(model, dtype_bytes, unverified))
+                plans.append(self._plan(model, dtype_bytes, model in unverified))
         self._check_space(plans)
         for plan in plans:
             with self._telling(plan.model):
                 self._complete(plan)
-                checkpoint.read(plan.folder, dtype_bytes, unverified=unverified)
+                checkpoint.read(plan.folder, dtype_bytes, unverified=plan.model in unverified)
             yield plan.folder
 
     @contextlib.contextmanager

@@ -20,16 +20,16 @@ import grpc
 from deploy import engine_packages, places
 from deploy.hub import names
 from deploy.local import bundled, kernels, sizing
+from deploy.local import models as local_models
 from deploy.local.devices import Group, first, groups, host_bytes_for_images, host_bytes_free
 from deploy.local.hub_models import fetched
 from deploy.local.introduction import introduction
-from deploy.local.models import described, named, read_all, write_catalogue
+from deploy.local.models import check_names, described, named, read_all, write_catalogue
 from deploy.local.processes import LocalSystem, StartFailed
 from deploy.local.topology import Local
 from deploy.local.warming import Warming, WatchedGroup
 from deploy.node.description import NodeDescription
 from deploy.node.reading import read
-from deploy.node.services import GPU_DTYPE_BYTES
 from deploy.node.targets import SERVE
 from gateway.access import cors
 from loader.catalogue import catalogue
@@ -83,9 +83,9 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
         "folder, or ORG/NAME, or as NAME in NAME=MODEL. Without a model three tiny ones are served",
     )
     parser.add_argument("--models", nargs="+", dest="more", default=[], metavar="MODEL", help="the same")
-    parser.add_argument("--name", help="what clients call the model, if one is served")
+    parser.add_argument("--name", help="what clients call the model, where one is named")
     parser.add_argument(
-        "--catalogue", type=Path, metavar="FILE", help="a TOML file of models instead, with their targets"
+        "--catalogue", type=Path, metavar="FILE", help="a TOML file that lists the models and their targets"
     )
     parser.add_argument(
         "--config",
@@ -97,7 +97,7 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
         "--device",
         metavar="D",
         help='"cpu" (the default), "cuda" for all GPUs, or '
-        '"cuda:0,cuda:1+cuda:2": the last two together serve models with devices = 2',
+        '"cuda:0,cuda:1+cuda:2": the last two together serve models with devices = 2; "cpu:0" with --device-mib',
     )
     parser.add_argument("--host", help="address that the HTTP API listens on (default 127.0.0.1: this machine alone)")
     parser.add_argument("--port", type=int, help="its port (default 8000)")
@@ -124,8 +124,8 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
         "--device-mib",
         type=sizes,
         metavar="A,B",
-        help="memory of the CPU devices (default 27,13, or as much as larger models need; 13+13: two that serve models "
-        "together)",
+        help="memory of the CPU devices (default 27,13, or as much as larger models need); 13+13 are two devices "
+        "over which each model is spread",
     )
     parser.add_argument(
         "--idle-s",
@@ -138,17 +138,22 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
     options = parser.parse_args(given)
     options.models += options.more
+    if "" in options.models:
+        parser.error("a model is an empty text: write its folder, or ORG/NAME")
     if options.models and options.catalogue is not None:
         parser.error("a model is named, and --catalogue is given: the catalogue has the models")
     if options.config and options.catalogue is not None:
         parser.error("--config and --catalogue are given: each has the models")
     if options.name is not None:
+        if not options.models:
+            parser.error("--name is given without a model: write --name NAME MODEL")
         if len(options.models) != 1 or "=" in options.models[0]:
             parser.error("--name is for one model; of several, each is given its own as NAME=MODEL")
         options.models = [f"{options.name}={options.models[0]}"]
     node = read(options.config, SERVE) if options.config else NodeDescription()
-    options.http = options.http or node.http
-    host, port = addresses.host_and_port(options.http) if _is_address(options.http) else ("", 0)
+    if options.http is not None and not _is_address(options.http):
+        parser.error(f"argument --http: {options.http!r} is no address to listen on: write HOST:PORT")
+    host, port = addresses.host_and_port(options.http or node.http)
     host, port = options.host or host, port if options.port is None else options.port
     options.http = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if not _is_address(options.http):
@@ -177,6 +182,8 @@ def _sized(node: NodeDescription) -> list[Group] | None:
 
 
 def _is_address(text: str) -> bool:
+    if "${" in text:
+        return False  # the environment's variables are of files
     try:
         addresses.http(text)
     except ValueError:
@@ -184,14 +191,15 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _is_free(http: str) -> bool:
-    """Whether the address can be listened on; true where only the gateway's own attempt can tell."""
+def _free(http: str) -> str | None:
+    """The address to listen on, with a port that is free now in place of port 0; None if another process has it. Where
+    only the gateway's own attempt can tell, it is the address that was given."""
     host, port = addresses.host_and_port(http)
     try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
-            return True
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as there:
+            return f"{http.rpartition(':')[0]}:{there.getsockname()[1]}"
     except OSError as error:
-        return error.errno != errno.EADDRINUSE
+        return None if error.errno == errno.EADDRINUSE else http
 
 
 async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy.local") -> int:
@@ -207,7 +215,8 @@ async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy
     if not catalogue_path.is_file():
         say(f"no catalogue at {catalogue_path}")
         return 1
-    there = options.groups or groups(options.device, options.device_mib or sizing.SMALL)
+    mib = options.device_mib or (sizing.SMALL if options.device == "cpu" else ())
+    there = options.groups or groups(options.device, mib)
     try:
         state.mkdir(parents=True, exist_ok=True)
         lock = open(state / "lock", "w")
@@ -219,7 +228,7 @@ async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy
     except OSError:
         say(f"a system runs in {_shown(state)} already; stop it, or name another folder with --state")
         return 1
-    if not _is_free(options.http):
+    if (http := _free(options.http)) is None:
         say(f"{options.http} is taken by another process; name another port with --port")
         return 1
     if (missing := engine_packages.missing(options.device)) is not None:
@@ -227,7 +236,7 @@ async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy
         return 1
     for old in (state / "logs").glob("*.log"):
         old.replace(old.with_suffix(".log.previous"))
-    local = Local(state=state, catalogue=catalogue_path.resolve(), http=options.http, **_settings(options))
+    local = Local(state=state, catalogue=catalogue_path.resolve(), http=http, **_settings(options))
     local = local.with_groups(there)
     local = local.with_(host_capacity_bytes=host_bytes_for_images(on_gpus=local.on_gpus))
     if local.on_gpus:
@@ -237,13 +246,15 @@ async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     stopping = asyncio.get_running_loop().create_task(stop.wait())
     if options.models:
+        check_names(options.models)
         await bundled.make({named(argument)[1] for argument in options.models}, stopping)
-        models = await fetched(options.models, "cuda" if local.on_gpus else "cpu", stopping)
+        unverified = [name for name, entry in options.entries.items() if entry.get("unverified")]
+        models = await fetched(options.models, "cuda" if local.on_gpus else "cpu", stopping, unverified)
         if stop.is_set():
             return 130
         local = local.with_(catalogue=state / "models.toml")
-        dtype_bytes = GPU_DTYPE_BYTES if local.on_gpus else 4
-        faults = write_catalogue(models, local.catalogue, dtype_bytes, options.entries)
+        sizes = local_models.sizes(on_gpus=local.on_gpus)
+        faults = write_catalogue(models, local.catalogue, sizes, options.entries)
         for name, fault in faults.items():
             say(f"{name} cannot be served, the others are: {fault}")
     else:
@@ -339,7 +350,8 @@ async def _introduce(local: Local, system: LocalSystem, problems: Mapping[str, s
     script = Path(sys.executable).with_name("prismctl")
     prismctl = _shown(script) if script.exists() else f"{_shown(Path(sys.executable))} -m prismctl"
     prismctl += f" --state {_shown(local.state)}"
-    print(introduction(processes, cluster, routes, problems, local.http, prismctl), flush=True)
+    keys = bool(local.gateway.get("keys_file"))
+    print(introduction(processes, cluster, routes, problems, local.http, prismctl, keys=keys), flush=True)
 
 
 def run(given: Sequence[str] | None = None, prog: str = "python -m deploy.local") -> int:
@@ -349,6 +361,9 @@ def run(given: Sequence[str] | None = None, prog: str = "python -m deploy.local"
     except (PrismError, grpc.aio.AioRpcError) as error:
         say(str(error))
         return 1
+    except KeyboardInterrupt:  # before there is anything to end
+        say("stopped")
+        return 130
 
 
 if __name__ == "__main__":

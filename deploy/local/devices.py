@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,23 +17,45 @@ Group = dict[str, int | None]
 
 
 def groups(wanted: str, cpu_mib: Sequence[Sequence[int]]) -> list[Group]:
-    """Groups of devices that serve models together. `wanted` is "cpu", "cuda" for all GPUs one by one, or GPUs by name,
-    "cuda:0,cuda:1+cuda:2": the last two together. `cpu_mib`: MiB of the CPU devices of each group. Raises Invalid for
-    anything else, Unavailable if there are no GPUs."""
+    """Groups of devices that serve models together. `wanted` is "cpu", "cuda" for all GPUs one by one, or devices by
+    name, "cuda:0,cuda:1+cuda:2": the last two together. `cpu_mib`: MiB of the CPU devices of each group. Raises Invalid
+    for anything else, Unavailable if there are no GPUs."""
     if wanted == "cpu":
         numbers = itertools.count()
         return [{f"cpu:{next(numbers)}": mib * MIB for mib in group} for group in cpu_mib]
+    if wanted.startswith("cpu:"):
+        return _cpus([group.split("+") for group in wanted.split(",")], cpu_mib)
     if not wanted.startswith("cuda"):
-        raise Invalid(f'there is no device {wanted!r}: it is cpu, cuda, or GPUs by name, "cuda:0,cuda:1"')
+        raise Invalid(f'there is no device {wanted!r}: it is cpu, cuda, or devices by name, "cuda:0,cuda:1"')
     there = [f"cuda:{number}" for number in range(_gpus())]
     named = [[name] for name in there] if wanted == "cuda" else [group.split("+") for group in wanted.split(",")]
     names = list(itertools.chain(*named))
     for name in names:
         if name not in there:
             raise Invalid(f"there is no device {name!r}; this machine has {', '.join(there)}")
+    _check_once(names)
+    return [dict.fromkeys(group) for group in named]
+
+
+def _cpus(named: Sequence[Sequence[str]], mib: Sequence[Sequence[int]]) -> list[Group]:
+    """Groups of CPU devices of these names and sizes. Raises Invalid."""
+    names = list(itertools.chain(*named))
+    for name in names:
+        if not re.fullmatch(r"cpu:\d+", name, re.ASCII):
+            raise Invalid(f"there is no device {name!r} beside CPU devices, which are cpu:0, cpu:1 and so on")
+    _check_once(names)
+    if [len(group) for group in named] != [len(group) for group in mib]:
+        example = ",".join("+".join("27" for _ in group) for group in named)
+        raise Invalid(f"{', '.join(names)}: each needs its MiB of memory: --device-mib {example}")
+    return [
+        dict(zip(group, (each * MIB for each in sizes), strict=True)) for group, sizes in zip(named, mib, strict=True)
+    ]
+
+
+def _check_once(names: Sequence[str]) -> None:
+    for name in names:
         if names.count(name) > 1:
             raise Invalid(f"the device {name!r} is given twice: it belongs to one group")
-    return [dict.fromkeys(group) for group in named]
 
 
 def first() -> str:

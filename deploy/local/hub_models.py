@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from deploy.hub import names
@@ -13,14 +13,18 @@ from deploy.local.processes import die_with_parent
 from services.errors import Unmet
 
 
-async def fetched(models: Sequence[str], kind: str, stopping: asyncio.Future[Any]) -> list[str]:
+async def fetched(
+    models: Sequence[str], kind: str, stopping: asyncio.Future[Any], unverified: Collection[str] = ()
+) -> list[str]:
     """The models as "PATH" or "NAME=PATH", those of the hub fetched by a process that prints what it does, and why it
-    cannot. `kind`: "cpu" or "cuda". Raises Invalid for a name that makes no sense, and Unmet if one cannot be fetched;
-    returns early, with those that need no fetching, when `stopping` is done."""
+    cannot. `kind`: "cpu" or "cuda"; `unverified`: names of models that may be of a class that nobody has compared.
+    Raises Invalid for a name that makes no sense, and Unmet if one cannot be fetched; returns early, with those that
+    need no fetching, when `stopping` is done."""
     of_hub = {argument: found for argument in models if (found := names.of_argument(argument)) is not None}
     folders: dict[str, str] = {}
     if of_hub:
-        fetched_folders = await _fetch([str(model) for _, model in of_hub.values()], kind, stopping)
+        unseen = [f"--unverified-model={model}" for name, model in of_hub.values() if name in unverified]
+        fetched_folders = await _fetch([*unseen, *(str(model) for _, model in of_hub.values())], kind, stopping)
         folders = dict(zip(of_hub, fetched_folders, strict=False))  # fewer, if it was stopped
     return [
         f"{of_hub[argument][0]}={folders[argument]}" if argument in folders else argument
@@ -29,9 +33,9 @@ async def fetched(models: Sequence[str], kind: str, stopping: asyncio.Future[Any
     ]
 
 
-async def _fetch(models: Sequence[str], kind: str, stopping: asyncio.Future[Any]) -> list[str]:
+async def _fetch(arguments: Sequence[str], kind: str, stopping: asyncio.Future[Any]) -> list[str]:
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "deploy.hub", "--device", kind, *models),
+        *(sys.executable, "-m", "deploy.hub", "--device", kind, *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the process

@@ -18,9 +18,11 @@ def introduction(
     problems: Mapping[str, str],
     http: str,
     prismctl: str,
+    *,
+    keys: bool = False,
 ) -> str:
     """`processes`: pids by name. `problems`: by group, why it has no warm engine. `http`: address of the API.
-    `prismctl`: its command line for this system."""
+    `prismctl`: its command line for this system. `keys`: whether requests need one of the API keys."""
     lines = ["  process                  pid"]
     lines += [f"  {name:<22} {pid:>6}" for name, pid in processes.items()]
     lines += ["", "  devices                 memory"]
@@ -31,16 +33,17 @@ def introduction(
     lines += ["", f"  {'model':<{width}}   weights   state", *(_model(route, width) for route in routes.routes)]
     names = [route.model.name for route in routes.routes if not route.error] or ["MODEL"]
     first, second = names[0], names[len(names) // 2]
-    address = f"http://{http}"
+    url = f"http://{http}/v1/chat/completions"
+    headers = "-H 'content-type: application/json'" + (' -H "authorization: Bearer $KEY"' if keys else "")
     return "\n".join(lines) + (
         f"""
 
-Try, in another shell:
+Try, in another shell{", with KEY=sk-..., one of the API keys" if keys else ""}:
 
-  curl -s {address}/v1/chat/completions -H 'content-type: application/json' \\
+  curl -s {url} {headers} \\
     -d '{{"model": "{first}", "temperature": 0, "messages": [{{"role": "user", "content": "{question(first)}"}}]}}'
 
-  curl -sN {address}/v1/chat/completions -H 'content-type: application/json' \\
+  curl -sN {url} {headers} \\
     -d '{{"model": "{second}", "temperature": 0, "stream": true,
          "messages": [{{"role": "user", "content": "{question(second)}"}}]}}'
 

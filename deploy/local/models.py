@@ -10,15 +10,15 @@ from typing import Any
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
+from deploy.hub import names
 from deploy.local import bundled
 from deploy.node.description import NodeDescription
 from deploy.node.services import GPU_LOADER
 from loader.catalogue import catalogue
 from loader.catalogue.models import CatalogueModel, Sizes, read_model
-from loader.checkpoints import checkpoint
-from loader.checkpoints.errors import BrokenCheckpoint
 from loader.config import LoaderConfig
 from services.errors import Invalid
+from services.runtime import config
 
 _NAME = TypeAdapter[str](catalogue.Name)
 _HUB = "a model of the Hugging Face hub is ORG/NAME"
@@ -54,22 +54,22 @@ def described(node: NodeDescription) -> list[str]:
 
 
 def write_catalogue(
-    models: Sequence[str], path: Path, dtype_bytes: int, more: Mapping[str, Mapping[str, Any]] | None = None
+    models: Sequence[str], path: Path, sizes: Sizes, more: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Mapping[str, str]:
     """Writes a catalogue file at `path` that lists the models ("PATH" or "NAME=PATH"). `more`: by name, what
-    else it says of a model. Returns, by name, the faults of models that cannot be served: the loader finds them too,
-    and the others are served. Raises Invalid with a line for each if none can be served, and with one line for a name
-    that is not allowed or comes twice."""
+    else it says of a model, which is checked by it. Returns, by name, the faults of models that cannot be served: the
+    loader finds them too, and the others are served. Raises Invalid with a line for each if none can be served, and
+    with one line for a name that is not allowed or comes twice."""
     entries = [named(argument) for argument in models]
     _check_names(entries)
-    faults = {name: fault for name, folder in entries if (fault := _fault(folder, dtype_bytes))}
+    listed = [{**(more or {}).get(name, {}), "name": name, "path": str(folder)} for name, folder in entries]
+    faults = {str(entry["name"]): fault for entry in listed if (fault := _fault(entry, sizes))}
     for argument, (name, folder) in zip(models, entries, strict=True):
-        if "/" not in argument and not folder.exists():
+        if "/" not in argument and name in faults and not folder.exists():
             faults[name] += f"; {_HUB}"
     if len(faults) == len(entries):
         raise Invalid("no model can be served:" + "".join(f"\n  {name}: {fault}" for name, fault in faults.items()))
     try:
-        listed = [{**(more or {}).get(name, {}), "name": name, "path": str(folder)} for name, folder in entries]
         path.write_text(tomli_w.dumps({"model": listed}), encoding="utf-8")
         catalogue.read(path)
     except ValueError as error:
@@ -94,8 +94,14 @@ def read_all(path: Path) -> list[CatalogueModel]:
         raise Invalid(str(error)) from None
 
 
-def _check_names(entries: Sequence[tuple[str, Path]]) -> None:
-    folders: dict[str, Path] = {}
+def check_names(models: Sequence[str]) -> None:
+    """Checks names of models as a user writes them, those of the hub included, before any is fetched. Raises Invalid
+    for one that is not allowed or comes twice."""
+    _check_names([names.of_argument(argument) or named(argument) for argument in models])
+
+
+def _check_names(entries: Sequence[tuple[str, Path | names.HubModel]]) -> None:
+    folders: dict[str, Path | names.HubModel] = {}
     for name, folder in entries:
         if not _can_be_name(name):
             raise Invalid(f"{name!r} cannot be the name of a model, of {folder}: give it another as NAME=PATH")
@@ -113,11 +119,10 @@ def _can_be_name(text: str) -> bool:
     return True
 
 
-def _fault(folder: Path, dtype_bytes: int) -> str:
-    """Why the folder cannot be served, with its path; empty if it can."""
+def _fault(entry: Mapping[str, Any], sizes: Sizes) -> str:
+    """Why a model cannot be served as its entry says, with the path of its folder; empty if it can."""
     try:
-        checkpoint.read(folder, dtype_bytes)
-    except BrokenCheckpoint as error:
-        why = " ".join(str(error).split())
-        return why if str(folder) in why else f"{folder}: {why}"
-    return ""
+        why = read_model(catalogue.CatalogueEntry(**entry), sizes).error
+    except ValidationError as error:
+        raise Invalid("\n".join(f"{entry['name']}: {fault.what}" for fault in config.faults(error))) from None
+    return why if not why or entry["path"] in why else f"{entry['path']}: {why}"

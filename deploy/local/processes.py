@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
@@ -18,7 +20,12 @@ from services.runtime import tasks
 
 _START_TIMEOUT_S = 120.0
 _RESTART_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 30.0
+_SETTLED_S = 10.0
+"""Seconds after which a process that ends is one that had worked: it is started again soon."""
 _MOST_CRASHES = 3
+_USUAL = '"level": "info"'
+"""Part of the lines of a log that give no reason for an end."""
 _STOP_S = 20.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,7 +53,9 @@ class SupervisedProcess:
         self.restarts = 0
         self._say = say
         self._child: asyncio.subprocess.Process | None = None
-        self._ending = False
+        self._log_from = 0
+        """Bytes of the log that were there when the process was started last."""
+        self._ending = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -61,6 +70,7 @@ class SupervisedProcess:
 
     async def _spawn(self) -> None:
         with open(self.log_path, "ab") as log:
+            self._log_from = log.tell()
             self._child = await asyncio.create_subprocess_exec(
                 *self.spec.under,
                 sys.executable,
@@ -94,32 +104,56 @@ class SupervisedProcess:
         raise StartFailed(f"{self.spec.name} was not healthy after {_START_TIMEOUT_S:.0f} s:\n{self._last_lines()}")
 
     def _last_lines(self) -> str:
+        """The last lines that the process wrote since it was started last."""
         try:
-            lines = self.log_path.read_text(errors="replace").splitlines()
+            with open(self.log_path, "rb") as log:
+                log.seek(self._log_from)
+                lines = log.read().decode(errors="replace").splitlines()
         except OSError:
             return "(no log)"
         return "\n".join("    " + line for line in lines[-12:])
 
     async def _keep(self) -> None:
-        while not self._ending:
+        """Starts the process again whenever it ends, after longer and longer pauses if it does so soon. What it wrote
+        last is said once for each reason: lines that differ in their numbers only have one."""
+        pause_s = _RESTART_PAUSE_S
+        told: set[str] = set()
+        while not self._ending.is_set():
             assert self._child is not None
+            began = time.monotonic()
             status = await self._child.wait()
-            if self._ending:
+            if self._ending.is_set():
                 return
             self.restarts += 1
-            self._say(f"{self.spec.name} ended with status {status}; starting it again")
-            await asyncio.sleep(_RESTART_PAUSE_S)
+            if time.monotonic() - began >= _SETTLED_S:
+                pause_s, told = _RESTART_PAUSE_S, set()
+            last = "\n".join(line for line in self._last_lines().splitlines() if _USUAL not in line)
+            reason = re.sub(r"\d+", "", last)
+            shown = f":\n{last}" if reason and reason not in told else ""
+            told.add(reason)
+            self._say(f"{self.spec.name} ended with status {status}; starting it again in {pause_s:g} s{shown}")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._ending.wait()
+                    return
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             await self._spawn()
 
     async def kill(self) -> None:
         """Ends the process with SIGKILL; it is not started again."""
-        self._ending = True
+        await self._start_no_more()
         if self._child is not None and self._child.returncode is None:
             self._child.kill()
             await self._child.wait()
 
+    async def _start_no_more(self) -> None:
+        """Returns when the process that is there is the last one."""
+        self._ending.set()
+        if self._watch is not None and self._child is not None and self._child.returncode is not None:
+            await asyncio.wait([self._watch])  # it may be about to start the next one
+
     async def end(self) -> None:
-        self._ending = True
+        await self._start_no_more()
         child = self._child
         if child is None or child.returncode is not None:
             return

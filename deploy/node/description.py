@@ -8,7 +8,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from balloond.config import DeviceConfig
 from deploy.hub import names
@@ -28,11 +37,16 @@ TABLES = {
 _DEVICES = re.compile(r"cpu|cuda|(cpu|cuda):\d+(\+(cpu|cuda):\d+)*")
 _ALL_OF_A_MACHINE = ("cpu", "cuda")
 _NAME = TypeAdapter[str](Name)
+_FIRST_FREE_PORT = 1024
+_FILES = (("gateway", "usage_file"), ("loader", "disk_folder"))
+"""(table, key) of services' settings that are paths."""
 
 
 class DeviceGroup(DeviceConfig):
     """Devices that serve models together: "cuda:0" alone, or "cuda:0+cuda:1", over both of which each model is spread
     (1, 2 or 4). The other keys are of each device."""
+
+    model_config = ConfigDict(strict=True)
 
     name: str
     """The devices, with "+" between them. `prism serve` also takes "cuda", all GPUs of the machine one by one, and
@@ -43,11 +57,16 @@ class DeviceGroup(DeviceConfig):
     def _has_a_backend(cls, name: str) -> str:
         if not _DEVICES.fullmatch(name):
             raise ValueError(f'{name!r} is no device: write "cuda:0", "cuda:0+cuda:1" for a group of two, or "cpu:0"')
+        devices = name.split("+")
+        if twice := [device for device in devices if devices.count(device) > 1]:
+            raise ValueError(f"{twice[0]} is there twice")
         return name
 
     @model_validator(mode="after")
     def _host_memory_has_a_size(self) -> DeviceGroup:
-        return self  # `prism serve` finds one; balloond's own settings are checked for all others
+        """Takes the place of the same check of a device, since "cpu" has no size: `prism serve` finds one. Others are
+        checked where balloond's own settings are."""
+        return self
 
     @property
     def devices(self) -> dict[str, dict[str, Any]]:
@@ -80,6 +99,8 @@ class DescribedModel(CatalogueEntry):
             _NAME.validate_python(self.called)
         except ValidationError:
             raise ValueError(f"{self.path!r} gives no name that a model can have: write name and path") from None
+        if self.base == self.called:
+            raise ValueError(f"base: {self.base!r} cannot be its own base")
         return self
 
     @property
@@ -114,7 +135,7 @@ class KubernetesSettings(ConfigSection):
 
     image: str = "prism:cuda"
     """Image of all containers."""
-    gateways: int = Field(default=2, ge=1)
+    gateways: int = Field(default=2, ge=1, strict=True)
     """Number of gateways."""
     models_claim: str = "prism-models"
     """Name of the claim of the volume that has the models' folders."""
@@ -168,7 +189,7 @@ class NodeDescription(ConfigSection):
     grpc: AddressOrNone = ""
     """Where clients reach the gRPC API. Left out: 127.0.0.1:8001 with systemd, and a Unix socket with compose and
     `prism serve`. In Kubernetes: port 8001 of a Service."""
-    metrics_port: int | None = Field(default=None, ge=0, le=65_000)
+    metrics_port: int | None = Field(default=None, ge=0, le=65_000, strict=True)
     """Beginning of the ports of 127.0.0.1 that Prometheus asks; 0: none. Left out: 9100 with systemd, none with `prism
     serve`. Containers have addresses of their own, and so fixed ports."""
     keys_file: str = ""
@@ -179,7 +200,7 @@ class NodeDescription(ConfigSection):
     others have theirs."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least that services log."""
-    traces: bool = False
+    traces: StrictBool = False
     """Whether gateway and gpu_schedulers send traces, to OTEL_EXPORTER_OTLP_ENDPOINT."""
     systemd: SystemdSettings = SystemdSettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
@@ -200,6 +221,20 @@ class NodeDescription(ConfigSection):
     def _names_differ(cls, models: list[DescribedModel]) -> list[DescribedModel]:
         check_names(model.model_copy(update={"name": model.called}) for model in models)
         return models
+
+    @field_validator("nodes")
+    @classmethod
+    def _hosts_differ(cls, hosts: list[str]) -> list[str]:
+        if twice := [host for host in hosts if hosts.count(host) > 1]:
+            raise ValueError(f"{twice[0]!r} is there twice")
+        return hosts
+
+    @field_validator("metrics_port")
+    @classmethod
+    def _is_of_anybody(cls, port: int | None) -> int | None:
+        if port and port < _FIRST_FREE_PORT:
+            raise ValueError(f"{port}: ports below {_FIRST_FREE_PORT} are the system's")
+        return port
 
     @property
     def wanted(self) -> str:
@@ -265,5 +300,10 @@ class NodeDescription(ConfigSection):
                 "models_folder": absolute(self.models_folder),
                 "keys_file": self.keys_file and absolute(self.keys_file),
                 "state": self.state and absolute(self.state),
+                **{
+                    table: getattr(self, table) | {key: absolute(path)}
+                    for table, key in _FILES
+                    if isinstance(path := getattr(self, table).get(key), str) and path
+                },
             }
         )

@@ -3,6 +3,7 @@ shipped for one node (`deploy/compose`, `deploy/k8s`) is given as text, and is c
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
@@ -40,9 +41,11 @@ SHIPPED = {
 
 def next_steps(node: NodeDescription, to: str, out: PurePosixPath) -> list[str]:
     """Command lines that follow the writing of the files in a folder (docs/operate/deploy.md)."""
+    out = PurePosixPath(shlex.quote(str(out)))
     fetched = [f"{_download(node, model)}      # unless it is there" for model in node.models if model.hub_model]
     if to == "systemd":
-        units = out / systemd.UNITS
+        units = f"{out}/{systemd.UNITS}"
+        scripts = shlex.quote(str(PurePosixPath(node.systemd.python).parent))
         steps = [
             f"install -m 644 -D -t /etc/prism {out}/*.toml",
             f"install -m 644 {units}/*.service {units}/prism.target /etc/systemd/system/",
@@ -50,7 +53,7 @@ def next_steps(node: NodeDescription, to: str, out: PurePosixPath) -> list[str]:
             f"install -m 644 {units}/prism.tmpfiles.conf /usr/lib/tmpfiles.d/prism.conf && "
             "systemd-tmpfiles --create prism.conf",
             "systemctl daemon-reload && systemctl enable --now prism.target",
-            f"sudo -u prism {PurePosixPath(node.systemd.python).parent}/prismctl --state /run/prism status",
+            f"sudo -u prism {scripts}/prismctl --state /run/prism status",
         ]
     elif to == "compose":
         steps = [
@@ -58,7 +61,7 @@ def next_steps(node: NodeDescription, to: str, out: PurePosixPath) -> list[str]:
             "docker compose exec placement python -m prismctl --state /run/prism status",
         ]
     else:
-        keys = f"{PurePosixPath(node.keys_file).name}={node.keys_file}"
+        keys = shlex.quote(f"{PurePosixPath(node.keys_file).name}={node.keys_file}")
         steps = [
             "kubectl label node NODE prism.node=true",
             f"kubectl apply -f {out}/00-namespace.yaml",
@@ -74,4 +77,4 @@ def _download(node: NodeDescription, model: DescribedModel) -> str:
     hub = model.hub_model
     assert hub is not None
     revision = "" if hub.revision == DEFAULT_REVISION else f"--revision {hub.revision} "
-    return f"hf download {hub.repository} {revision}--local-dir {node.folder(model)}"
+    return f"hf download {hub.repository} {revision}--local-dir {shlex.quote(str(node.folder(model)))}"

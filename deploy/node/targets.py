@@ -10,11 +10,13 @@ from typing import Any
 
 import pydantic
 
-from deploy.node.description import TABLES, NodeDescription
+from deploy.node.description import TABLES, DescribedModel, NodeDescription
 from deploy.node.services import Layout, NetworkLayout, NodeService, port, services
 from prismctl.system.consistency import ConfigFile, disagreements
 from prismctl.system.reference import SERVICES
 from services.runtime.config import Fault, faults, without_removed
+from services.wording import addresses
+from services.wording.plurals import counted
 
 RUN = "/run/prism"
 MODELS = "/models"
@@ -28,6 +30,7 @@ _ANY: Mapping[str, Mapping[str, Any]] = {"cpu": {"cpu:0": {"capacity_bytes": 1 <
 _DRAIN_S = {"gpu_scheduler": {"drain_s": 25}, "gateway": {"drain_s": 60}}
 """What runs may move away when it is stopped, or end; open streams may end. Units and pods allow for it."""
 _DISK_BYTES = {True: 500_000_000_000, False: 1 << 30}
+_ALL_HOSTS = {"0.0.0.0", "[::]"}
 _WIRING = dict.fromkeys(("name", "listen"), "")
 MADE: Mapping[str, Mapping[str, str]] = {
     "balloond": {**_WIRING, "node": "node", "devices": "devices", "keeper": "", "handoff": ""},
@@ -116,7 +119,14 @@ def _kubernetes(node: NodeDescription) -> Layout:
 
 def _serve(node: NodeDescription) -> Layout:
     grpc = {"listen": node.grpc} if node.grpc else {}
-    return Layout(RUN, f"{RUN}/models.toml", node="local", own={"gateway": {"http": node.http, **grpc}})
+    base = node.metrics_port
+    return Layout(
+        RUN,
+        f"{RUN}/models.toml",
+        node="local",
+        metrics=lambda number, name: f"127.0.0.1:{base + number}" if base else "",
+        own={"gateway": {"http": node.http, **grpc}},
+    )
 
 
 TARGETS = {
@@ -141,17 +151,73 @@ def _own_faults(node: NodeDescription, target: RenderTarget) -> Iterator[Fault]:
             if (place := MADE[kind].get(key)) is not None:
                 made_of = f"write {place}, which it is made of" if place else "services find each other by it"
                 yield Fault((table, key), f"has no place here: {made_of}")
-    if not target.on_this_machine:
+    yield from _faults_of_ports(node, target)
+    for number, model in enumerate(node.models):
+        if (why := _without_group(model, node, target)) is not None:
+            yield Fault(("models", number), why)
+    if target.on_this_machine:
+        if (why := _fault_of_state(node)) is not None:
+            yield Fault(("state",), why)
+        for number, name in node.whole_machine():
+            if node.devices[number].model_fields_set - {"name"}:
+                yield Fault(("devices", number), f'"{name}" is whatever there is: settings are for "{name}:0"')
+    else:
         for number, name in node.whole_machine():
             yield Fault(("devices", number), f'"{name}" is whatever a machine has, for prism serve: write "{name}:0"')
     if target.in_containers:
         for number, model in node.outside():
             yield Fault(("models", number), f"{node.folder(model)} is not below models_folder, {node.models_folder}")
+        if node.gateway.get("usage_file"):
+            yield Fault(("gateway", "usage_file"), "a container of the gateway has no folder that it could be kept in")
     devices = [device for group in node.groups for device in group]
     if target is TARGETS["kubernetes"] and {*devices} != {f"cuda:{number}" for number in range(len(devices))}:
         yield Fault(("devices",), "a pod has the GPUs that it claims, and sees them as cuda:0, cuda:1 and so on")
     if node.nodes and target is not TARGETS["systemd"]:
         yield Fault(("nodes",), "is for systemd only: Kubernetes has its own list, and others have one node")
+
+
+def _fault_of_state(node: NodeDescription) -> str | None:
+    """Why the sockets of `prism serve` cannot lie in the folder that the description names; None if they can."""
+    try:
+        for group in node.groups if node.state else ():
+            addresses.socket_path(f"{node.state}/gpu_scheduler-{'+'.join(group).replace(':', '-')}.sock")
+    except ValueError:
+        return "it is too long a path for Unix sockets"
+    return None
+
+
+def _without_group(model: DescribedModel, node: NodeDescription, target: RenderTarget) -> str | None:
+    """Why no group of devices can serve the model; None if one can, or the machine or another model decides."""
+    if model.base or (target.on_this_machine and (not node.devices or node.wanted == "cpu")):
+        return None
+    sizes = {len(group) for group in node.groups}
+    if model.devices in sizes:
+        return None
+    return f"{model.called} is for groups of {counted(model.devices, 'device')} (devices), and there is none"
+
+
+def _faults_of_ports(node: NodeDescription, target: RenderTarget) -> Iterator[Fault]:
+    """Addresses of which two cannot be listened on at once."""
+    if target is TARGETS["kubernetes"]:
+        return
+    taken: list[tuple[str, str, str]] = []
+    there = [("http", "", node.http), ("grpc", "", node.grpc)]
+    if not target.in_containers:
+        services = target.services(node)
+        there += [("", service.name, service.settings["listen"]) for service in services if service.kind != "gateway"]
+        there += [
+            ("metrics_port", f" of {service.name}", service.settings["metrics"])
+            for service in services
+            if "metrics" in service.settings
+        ]
+    for key, of, address in there:
+        host, _, port = address.rpartition(":")
+        if not port.isdecimal() or port == "0" or address.startswith("unix:"):
+            continue
+        for other_key, other_host, other_port in taken:
+            if port == other_port and (host == other_host or {host, other_host} & _ALL_HOSTS):
+                yield Fault((key,) if key else (), f"{address}{of} is the port of {other_key} too")
+        taken.append((key or of, host, port))
 
 
 def _faults_of_services(node: NodeDescription, target: RenderTarget) -> Iterator[Fault]:

@@ -35,7 +35,7 @@ class ModelEntry(pydantic.BaseModel):
     floor_tokens: _Tokens = 0
     tool_parser: str = ""
     reasoning_parser: str = ""
-    task: Literal["", "generate", "embed"] = ""
+    task: Literal["", "generate", "embed", "rerank"] = ""
     kv_dtype: Literal["", "fp8"] = ""
     unverified: bool = False
     aliases: list[str] = []

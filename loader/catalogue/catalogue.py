@@ -82,8 +82,8 @@ Engine = Literal["", "sglang", "echo"]
 Spread = Literal[1, 2, 4]
 Task = Literal["", "generate", "embed", "rerank"]
 KvDtype = Literal["", "fp8"]
-Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9)]
-Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
+Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9, strict=True)]
+Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31, strict=True)]
 """Number of tokens, bounded so that the bytes that they take fit 64 bits."""
 _OF_ADAPTERS = {"name", "aliases", "path", "base", "ttft_ms", "tpot_ms", "tool_parser", "reasoning_parser"}
 """Settings that an adapter may have; all others are its base's."""
@@ -96,17 +96,17 @@ class CatalogueEntry(ConfigSection):
     path: Annotated[str, pydantic.StringConstraints(min_length=1)]
     ttft_ms: Milliseconds = 0
     tpot_ms: Milliseconds = 0
-    pinned: bool = False
+    pinned: pydantic.StrictBool = False
     engine: Engine = ""
     devices: Spread = 1
-    quota_bytes: int | None = pydantic.Field(default=None, ge=0, lt=1 << 48)
+    quota_bytes: int | None = pydantic.Field(default=None, ge=0, lt=1 << 48, strict=True)
     context_tokens: Tokens = 0
     floor_tokens: Tokens = 0
     tool_parser: ToolParser = ""
     reasoning_parser: ReasoningParser = ""
     task: Task = ""
     kv_dtype: KvDtype = ""
-    unverified: bool = False
+    unverified: pydantic.StrictBool = False
     aliases: tuple[Name, ...] = ()
     base: Annotated[str, pydantic.AfterValidator(_base)] = ""
 
@@ -117,7 +117,7 @@ class CatalogueEntry(ConfigSection):
             raise ValueError(
                 f"an adapter takes {', '.join(other)} from its base: leave {'them' if other[1:] else 'it'} out"
             )
-        if self.base == self.name:
+        if self.base and self.base == self.name:
             raise ValueError(f"base: {self.name!r} cannot be its own base")
         return self
 

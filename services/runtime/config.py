@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 import pydantic
 
 from services.wording.addresses import Address, HttpAddressOrNone
+from services.wording.plurals import counted
 
 
 class ConfigSection(pydantic.BaseModel):
@@ -68,7 +69,7 @@ class Config(ConfigSection):
     kernel asks for the right to write. "0660": also the group; root always."""
     tls: NodeTls | None = None
     """For gRPC with other processes over TCP; none: in the clear. Unix sockets need none."""
-    drain_s: float = pydantic.Field(default=10.0, ge=0)
+    drain_s: float = pydantic.Field(default=10.0, ge=0, le=86_400)
     """How long a stop waits for what is under way."""
 
     @property
@@ -94,7 +95,7 @@ def parse(
     try:
         values = tomllib.loads(text)
         if environment is not None:
-            values = _filled(values, environment)
+            values = filled(values, environment)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{source}: not TOML: {error}") from None
     except RecursionError:
@@ -111,14 +112,14 @@ def parse(
         raise ValueError(f"{source}: {found}") from None
 
 
-def _filled(value: Any, environment: Mapping[str, str]) -> Any:
+def filled(value: Any, environment: Mapping[str, str]) -> Any:
     """The value with variables filled in. Raises KeyError with the name of a variable that is not set."""
     if isinstance(value, str):
         return _VARIABLE.sub(lambda found: environment[found[1]], value)
     if isinstance(value, list):
-        return [_filled(each, environment) for each in value]
+        return [filled(each, environment) for each in value]
     if isinstance(value, dict):
-        return {key: _filled(each, environment) for key, each in value.items()}
+        return {key: filled(each, environment) for key, each in value.items()}
     return value
 
 
@@ -141,10 +142,21 @@ def faults(error: pydantic.ValidationError, kind: type[pydantic.BaseModel] | Non
             problem["loc"],
             _unknown(kind, problem["loc"])
             if problem["type"] == "extra_forbidden"
-            else problem["msg"].removeprefix("Value error, "),
+            else _what(problem["type"], problem.get("ctx", {}), problem["msg"]),
         )
         for problem in error.errors()
     ]
+
+
+def _what(kind: str, context: Mapping[str, Any], message: str) -> str:
+    """What is wrong, in words of TOML where the library's are those of Python."""
+    if kind in ("model_type", "model_attributes_type", "dict_type", "dataclass_type"):
+        return "it should be a table"
+    if kind in ("list_type", "tuple_type"):
+        return "it should be a list"
+    if kind == "too_short":
+        return f"it should have at least {counted(context['min_length'], 'entry', 'entries')}"
+    return message.removeprefix("Value error, ")
 
 
 def _unknown(kind: type[pydantic.BaseModel] | None, at: tuple[str | int, ...]) -> str:

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy import config
+from deploy import config, places
+from deploy.node.render import HEAD
 from deploy.node.schema import schema
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "prism.toml"
@@ -59,16 +60,39 @@ def test_check_says_what_was_understood_and_refuses_models_that_cannot_be_served
     assert config.main(["check", str(EXAMPLE)]) == 0
     (tmp_path / "empty").mkdir()
     model = EXAMPLE.parent / "models" / "llama-debian"
-    text = f"models = ['{model}', 'org/away', '/nowhere/m']\ntargets.ttft_ms = 7\ndevices = ['cuda:0+cuda:1']\n"
-    status, said = prism(text, "check")
+    text = f"models = ['{model}', 'org/away', '/nowhere/m', 'smollm2']\ntargets.ttft_ms = 7\ndevices = ['cuda:0']\n"
+    status, said = prism(text, "check", "--to", "systemd")
     assert status == 0
-    assert "devices   cuda:0+cuda:1\n" in said
+    assert "devices   cuda:0\n" in said
     assert f"llama-debian: {model}, " in said and "MiB of weights" in said and "ttft_ms 7" in said
     assert "org/away: org/away of the Hugging Face hub" in said
     assert "m: /nowhere/m, which is not on this machine" in said
     assert "keys      none: whoever reaches the gateway may ask" in said
+    status, said = prism(f"keys_file = 'gone.toml'\n{text}", "check")
+    assert status == 1 and "m: refused: there is no folder /nowhere/m" in said
+    assert f"keys      refused: there is no file {tmp_path}/gone.toml" in said
+    assert "smollm2: smollm2, which prism serve makes" in said
     status, said = prism("models = ['empty']", "check")
     assert status == 1 and "empty: refused: its folder is empty" in said
+
+
+def test_check_without_devices_is_of_this_machine(prism, monkeypatch):
+    monkeypatch.setattr(config, "first", lambda: "cpu")
+    model = EXAMPLE.parent / "models" / "llama-debian"
+    status, said = prism(f"models = ['{model}']\nstate = '/tmp/p'", "check")
+    assert status == 0 and "devices   cpu: the first GPU, or cpu without one" in said and "GiB" not in said
+    assert "gRPC      unix:/tmp/p/gateway.sock" in said
+    _, said = prism("", "check")
+    assert f"gRPC      unix:{places.state()}/gateway.sock" in said
+
+
+def test_render_reads_no_folder_that_it_has_no_files_in_and_quotes_paths(prism, tmp_path):
+    (tmp_path / "an out" / "mine").mkdir(parents=True)
+    for folder in ("an out", "an out/mine"):
+        (tmp_path / folder / "old.toml").write_text(HEAD)
+    status, said = prism("", "render", "--to", "systemd", "--out", "an out")
+    assert status == 0 and "an out/old.toml was made earlier" in said and "mine/old.toml" not in said
+    assert f"-t /etc/prism '{tmp_path}/an out'/*.toml" in said and f"'{tmp_path}/an out'/units/*.service" in said
 
 
 def test_schema_is_printed_as_json(prism):

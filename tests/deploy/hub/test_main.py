@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.local.hub_models import fetched
+from services.errors import Unmet
 from testing.hub import hub
 from testing.patience import PATIENCE_S
 from tests.loader import checkpoint_files
@@ -78,3 +80,16 @@ async def test_disk_that_fills_in_mid_download_is_named_and_nothing_half_made_st
     assert (
         err.decode().splitlines()[-1].startswith(f"prism: org/large: the disk of {tmp_path / 'home' / 'hub'} is full")
     )
+
+
+async def test_model_of_a_class_that_is_not_in_the_table_is_fetched_for_an_entry_that_says_unverified(
+    remote, tmp_path, monkeypatch
+):
+    remote.publish("org/new", checkpoint_files.write(tmp_path / "new", architectures=["OlmoForCausalLM"]))
+    monkeypatch.setenv("HF_ENDPOINT", remote.address)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    stopping = asyncio.get_running_loop().create_future()
+    with pytest.raises(Unmet):
+        await fetched(["a=org/new", "org/model"], "cpu", stopping, ["org/model"])
+    new, model = await fetched(["a=org/new", "org/model"], "cpu", stopping, ["a"])
+    assert new.startswith("a=/") and model.startswith("org/model=/")

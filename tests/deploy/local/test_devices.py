@@ -9,6 +9,16 @@ def test_cpu_devices_are_groups_of_the_given_sizes_of_host_memory():
     assert devices.groups("cpu", [[27], [13, 13]]) == [one, two]
 
 
+def test_cpu_devices_by_name_have_the_given_sizes():
+    assert devices.groups("cpu:1,cpu:0+cpu:2", [[2], [1, 3]]) == [
+        {"cpu:1": 2 << 20},
+        {"cpu:0": 1 << 20, "cpu:2": 3 << 20},
+    ]
+    for wanted, mib in (("cpu:0", ()), ("cpu:0", [[1, 2]]), ("cpu:0+cpu:0", [[1, 2]]), ("cpu:0,cuda:0", [[1], [2]])):
+        with pytest.raises(Invalid, match="cpu:0|cuda:0"):
+            devices.groups(wanted, mib)
+
+
 def test_gpu_groups_are_all_gpus_or_those_named(monkeypatch):
     monkeypatch.setattr(devices, "_gpus", lambda: 3)
     assert devices.groups("cuda", ()) == [{"cuda:0": None}, {"cuda:1": None}, {"cuda:2": None}]
@@ -82,5 +92,5 @@ def test_free_host_memory_is_bounded_by_control_groups(tmp_path, own, files, exp
 
 
 def test_unknown_kind_of_device_is_refused_with_the_known_kinds():
-    with pytest.raises(Invalid, match="there is no device 'gpu': it is cpu, cuda, or GPUs by name"):
+    with pytest.raises(Invalid, match="there is no device 'gpu': it is cpu, cuda, or devices by name"):
         devices.groups("gpu", [[512]])

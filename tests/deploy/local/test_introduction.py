@@ -52,3 +52,8 @@ def test_questions_differ_for_every_model_of_the_demonstration():
     listed = tomllib.loads((ROOT / "deploy" / "local" / "catalogue.toml").read_text())["model"]
     assert len({question(model["name"]) for model in listed}) == len(listed)
     assert question("smollm2") == "What is the capital of France?"
+
+
+def test_commands_to_try_have_a_key_where_one_is_needed():
+    text = introduction({}, CLUSTER, routes(a=""), {}, "127.0.0.1:8000", "prismctl", keys=True)
+    assert text.count('-H "authorization: Bearer $KEY" \\\n') == 2 and "KEY=" in text

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy import __main__ as prism
+from deploy.local import __main__ as local
 from testing.patience import PATIENCE_S
 from testing.ports import free_port
 from tests.loader import checkpoint_files
@@ -80,6 +82,12 @@ def test_make_serve_passes_every_folder_unchanged():
         (("org/m", "--catalogue", "models.toml"), "the catalogue has the models"),
         (("org/m", "./m", "--name", "m"), "--name is for one model"),
         (("--port", "99999"), "'127.0.0.1:99999' is no address"),
+        (("--http", "foo"), "argument --http: 'foo' is no address"),
+        (("--http", "127.0.0.1:${PORT}"), "argument --http: '127.0.0.1:${PORT}' is no address"),
+        (("--name", "x"), "--name is given without a model"),
+        (("",), "a model is an empty text"),
+        (("--device", "cpu:0"), "cpu:0: each needs its MiB of memory: --device-mib 27"),
+        (("org/a", "a=org/b", "a=org/c"), "the name 'a' is given twice, for org/b and org/c"),
     ],
 )
 async def test_impossible_arguments_of_a_local_system_are_refused_in_one_line(arguments, words):
@@ -149,3 +157,21 @@ async def test_described_system_with_dying_engines_and_a_bad_folder_says_so_and_
     assert settings["placement"]["idle_s"] == 3.0 and settings["balloond"]["devices"][0]["capacity_bytes"] == 27 << 20
     engines = settings["gpu_scheduler-cpu-0"]["engines"]
     assert engines["stall_timeout_s"] == 40.0 and engines["kind"] == "sglang"
+
+
+def test_port_zero_becomes_the_port_that_is_served():
+    host, _, port = local._free("127.0.0.1:0").rpartition(":")
+    assert host == "127.0.0.1" and int(port) > 0
+
+
+def test_ctrl_c_before_anything_has_started_is_one_line(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("deploy.config.main", interrupted)
+    monkeypatch.setattr(sys, "argv", ["prism", "config"])
+    assert prism.main() == 130
+    monkeypatch.setattr(local, "arguments", interrupted)
+    assert local.run([]) == 130
+    said = capsys.readouterr()
+    assert said.out + said.err == "prism: stopped\n" * 2

@@ -4,17 +4,19 @@ from pathlib import Path
 import pytest
 
 from deploy.local.bundled import BUNDLED
-from deploy.local.models import described, named, read_all, write_catalogue
+from deploy.local.models import check_names, described, named, read_all, sizes, write_catalogue
 from deploy.node.description import NodeDescription
 from loader.catalogue import catalogue
 from loader.checkpoints import checkpoint
 from services.errors import Invalid
 from tests.loader import checkpoint_files
 
+GPU = sizes(on_gpus=True)
+
 
 def test_model_is_named_as_its_folder_unless_a_name_is_given(tmp_path):
     one, other = checkpoint_files.write(tmp_path / "small-1b"), checkpoint_files.write(tmp_path / "a b")
-    write_catalogue([str(one), f"large={other}"], tmp_path / "c.toml", 2)
+    write_catalogue([str(one), f"large={other}"], tmp_path / "c.toml", GPU)
     listed = catalogue.read(tmp_path / "c.toml")
     assert [(model.name, model.path) for model in listed] == [("small-1b", str(one)), ("large", str(other))]
 
@@ -102,7 +104,7 @@ def test_a_folder_that_is_no_model_is_an_error_of_its_model_with_its_path(tmp_pa
     (cut / "model.safetensors").unlink()
     good = checkpoint_files.write(tmp_path / "v=3")
     models = [f"e={tmp_path}/empty", f"g={good}", str(cut), "/nowhere"]
-    assert write_catalogue(models, tmp_path / "c.toml", 2) == {
+    assert write_catalogue(models, tmp_path / "c.toml", GPU) == {
         "e": f"{tmp_path}/empty: its folder is empty",
         "cut": f"{cut}: no weights: neither model.safetensors nor model.safetensors.index.json",
         "nowhere": "/nowhere: its folder does not exist",
@@ -113,7 +115,7 @@ def test_a_folder_that_is_no_model_is_an_error_of_its_model_with_its_path(tmp_pa
 def test_folders_of_which_none_is_a_model_are_all_named(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(Invalid) as error:
-        write_catalogue([f"m={tmp_path}/empty", "/nowhere"], tmp_path / "c.toml", 2)
+        write_catalogue([f"m={tmp_path}/empty", "/nowhere"], tmp_path / "c.toml", GPU)
     assert str(error.value).splitlines() == [
         "no model can be served:",
         f"  m: {tmp_path}/empty: its folder is empty",
@@ -123,7 +125,7 @@ def test_folders_of_which_none_is_a_model_are_all_named(tmp_path):
 
 def test_model_path_of_any_characters_is_listed_unchanged(tmp_path):
     folder = checkpoint_files.write(tmp_path / 'a "b" \\ é 😀')
-    write_catalogue([f"m={folder}"], tmp_path / "c.toml", 2)
+    write_catalogue([f"m={folder}"], tmp_path / "c.toml", GPU)
     (listed,) = catalogue.read(tmp_path / "c.toml")
     assert listed.path == str(folder)
 
@@ -141,5 +143,21 @@ def test_model_path_of_any_characters_is_listed_unchanged(tmp_path):
 def test_impossible_model_names_are_refused_in_one_line(tmp_path, arguments, says):
     folder = checkpoint_files.write(tmp_path / "m")
     with pytest.raises(Invalid) as error:
-        write_catalogue([argument.format(folder) for argument in arguments], tmp_path / "c.toml", 2)
+        write_catalogue([argument.format(folder) for argument in arguments], tmp_path / "c.toml", GPU)
     assert str(error.value) == says.format(folder)
+
+
+def test_described_model_is_checked_as_its_entry_says(tmp_path):
+    folder = checkpoint_files.write(tmp_path / "new", architectures=["OlmoForCausalLM"])
+    said = [f"a={folder}", f"b={folder}", f"c={checkpoint_files.write(tmp_path / 'c')}"]
+    more = {"a": {"unverified": True}, "c": {"context_tokens": 1 << 30}}
+    faults = write_catalogue(said, tmp_path / "c.toml", GPU, more)
+    assert faults.keys() == {"b", "c"} and "unverified" in faults["b"] and "context_tokens" in faults["c"]
+
+
+@pytest.mark.parametrize(
+    "models", [("a=org/one", "a=org/other"), ("org/one", "org/one@v1"), ("smollm2", "smollm2=org/m")]
+)
+def test_names_of_models_of_the_hub_are_checked_without_fetching_them(models):
+    with pytest.raises(Invalid, match="is given twice"):
+        check_names(models)

@@ -29,6 +29,33 @@ FAULTS = [
     ("[loader]\n\nhost_capacity_bytes = 0", SERVE, ":3: loader.host_capacity_bytes: Input should be greater than 0"),
     ("[scheduler.engines]\nkv_extent_bytes = 4096", SERVE, ": loader: kv_extent_bytes: 8388608 is not the 4096"),
     ("models = ['/a']\nmodels_folder = '/b'", TARGETS["compose"], ":1: models.0: /a is not below models_folder, /b"),
+    ("http = '127.0.0.1:${NOWHERE_SET}'", SERVE, ":1: http: NOWHERE_SET is not set in the environment"),
+    (
+        "[gateway]\ndrain_s = inf",
+        TARGETS["systemd"],
+        ":2: gateway.drain_s: Input should be less than or equal to 86400",
+    ),
+    ("grpc = '127.0.0.1:8000'", SERVE, ":1: grpc: 127.0.0.1:8000 is the port of http too"),
+    ("grpc = '0.0.0.0:8000'", TARGETS["compose"], ":1: grpc: 0.0.0.0:8000 is the port of http too"),
+    (
+        "metrics_port = 7990",
+        TARGETS["systemd"],
+        ":1: metrics_port: 127.0.0.1:8000 of gpu-scheduler-0 is the port of http too",
+    ),
+    ("metrics_port = 7998", SERVE, ":1: metrics_port: 127.0.0.1:8000 of gpu-scheduler-0 is the port of http too"),
+    ("metrics_port = 1", SERVE, ":1: metrics_port: 1: ports below 1024 are the system's"),
+    ("metrics_port = '9100'", SERVE, ":1: metrics_port: Input should be a valid integer"),
+    ("traces = 'yes'", SERVE, ":1: traces: Input should be a valid boolean"),
+    ("targets.ttft_ms = '5'", SERVE, ":1: targets.ttft_ms: Input should be a valid integer"),
+    ("devices = ['cuda:0+cuda:0']", SERVE, ":1: devices.0.name: cuda:0 is there twice"),
+    ("[[models]]\npath = 'a'\ndevices = 2", TARGETS["systemd"], ":1: models.0: a is for groups of 2 devices"),
+    ("devices = ['cuda:0+cuda:1']\nmodels = ['a']", SERVE, ":2: models.0: a is for groups of 1 device (devices)"),
+    ("nodes = ['a', 'a']", TARGETS["systemd"], ":1: nodes: 'a' is there twice"),
+    (f"state = '/tmp/{'x' * 115}'", SERVE, ":1: state: it is too long a path for Unix sockets"),
+    ("[[devices]]\nname = 'cpu'\ncapacity_bytes = 99", SERVE, ':1: devices.0: "cpu" is whatever there is'),
+    ("[gateway]\nusage_file = 'u'", TARGETS["compose"], ":2: gateway.usage_file: a container of the gateway has no"),
+    ("models = [3]", SERVE, ":1: models.0: it should be a table"),
+    ("nodes = 3", SERVE, ":1: nodes: it should be a list"),
     ("nodes = ['a']", TARGETS["kubernetes"], ":1: nodes: is for systemd only"),
     ("devices = ['cuda:1']", TARGETS["kubernetes"], ":1: devices: a pod has the GPUs that it claims, and sees them as"),
 ]
@@ -55,6 +82,27 @@ def test_all_faults_are_said_at_once(tmp_path):
     ]
 
 
+def test_faults_of_all_levels_are_said_at_once(tmp_path):
+    file = tmp_path / "prism.toml"
+    file.write_text("http = '${NOWHERE_SET}'\nmetrics_port = '9'\n[gateway]\nmost_in_flight = 0\n")
+    with pytest.raises(Invalid) as error:
+        read(file, SERVE)
+    assert [line.split(": ")[1] for line in str(error.value).splitlines()] == [
+        "http",
+        "metrics_port",
+        "gateway.most_in_flight",
+    ]
+
+
+def test_variables_are_filled_in_where_the_services_start(tmp_path, monkeypatch):
+    monkeypatch.setenv("PORT", "8123")
+    file = tmp_path / "prism.toml"
+    file.write_text("http = '127.0.0.1:${PORT}'\n[gateway]\nusage_file = 'usage.jsonl'\n")
+    assert read(file, SERVE).http == "127.0.0.1:8123"
+    assert read(file, TARGETS["systemd"]).http == "127.0.0.1:${PORT}"
+    assert read(file, SERVE).gateway == {"usage_file": f"{tmp_path}/usage.jsonl"}
+
+
 @pytest.mark.parametrize("target", [SERVE, *TARGETS.values()])
 def test_empty_file_describes_one_gpu(tmp_path, target):
     (tmp_path / "prism.toml").write_text("")
@@ -79,4 +127,4 @@ def test_models_have_folders_names_and_targets(tmp_path):
     (gateway,) = (each.settings for each in SERVE.services(node) if each.kind == "gateway")
     assert gateway["keys_file"] == node.keys_file
     file.write_text("keys_file = '${KEYS}/keys.toml'")
-    assert read(file, SERVE).keys_file == "${KEYS}/keys.toml"  # filled in by the gateway
+    assert read(file, TARGETS["systemd"]).keys_file == "${KEYS}/keys.toml"  # filled in by the gateway

@@ -141,7 +141,12 @@ async def test_openai_client_deletes_a_model(world: World) -> None:
 
 
 def test_entry_over_http_has_all_keys_of_the_catalogue_and_says_them_to_placement() -> None:
-    assert ModelEntry.model_fields.keys() == CatalogueEntry.model_fields.keys()
+    checks = ("default", "enum", "minimum", "exclusiveMaximum", "anyOf")
+    entry, listed = (
+        {key: {check: of.get(check) for check in checks} for key, of in kind.model_json_schema()["properties"].items()}
+        for kind in (ModelEntry, CatalogueEntry)
+    )
+    assert entry == listed
     given = ModelEntry(name="n", path="/n", ttft_ms=1, tpot_ms=2, aliases=["o"], devices=2, quota_bytes=0)
     slo = common_pb2.Slo(ttft_ms=1, tpot_ms=2)
     listing = common_pb2.ModelListing(name="n", path="/n", aliases=["o"], devices=2, quota_bytes=0, default_slo=slo)

@@ -48,7 +48,7 @@ def test_empty_catalogue_file_lists_no_models(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        pytest.param("model = 3", "model: Input should be a valid", id="no list"),
+        pytest.param("model = 3", "model: it should be a list", id="no list"),
         pytest.param("models = []", "models: unknown key", id="unknown key of the file"),
         pytest.param('[[model]]\nname = "a"', "model.0.path: Field required", id="no path"),
         pytest.param('[[model]]\nname = "a"\npath = ""', "model.0.path", id="empty path"),
