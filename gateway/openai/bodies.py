@@ -355,7 +355,6 @@ class _Conversation(_Model):
             options["add_generation_prompt"] = self.add_generation_prompt
         return options
 
-
     def _thinks(self) -> bool:
         """Whether an answer may begin with reasoning: it was not switched off, and the answer begins a message."""
         options = self._options()

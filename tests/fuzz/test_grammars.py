@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from testing.fuzz import schemas
-from testing.fuzz.outcome import Outcome
+from testing.fuzz.outcome import SurfaceOutcome
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAMMARS = """
@@ -24,7 +24,7 @@ print(json.dumps(grammars.fuzz(cases=200, seed=1).as_json()))
 @pytest.mark.sglang
 def test_grammars_accepted_by_the_check_do_not_end_an_engine() -> None:
     done = subprocess.run([sys.executable, "-c", GRAMMARS], cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    outcome = Outcome.of_json(json.loads(done.stdout))
+    outcome = SurfaceOutcome.of_json(json.loads(done.stdout))
     assert not outcome.faults
     assert outcome.answers["taken"] > 50
 

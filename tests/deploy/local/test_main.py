@@ -170,6 +170,8 @@ def test_ctrl_c_before_anything_has_started_is_one_line(monkeypatch, capsys):
 
     monkeypatch.setattr("deploy.config.main", interrupted)
     monkeypatch.setattr(sys, "argv", ["prism", "config"])
+    monkeypatch.setenv("PYTHONSAFEPATH", "")  # so that what `main` sets is undone: tests start programs of the tree
+    monkeypatch.delenv("PYTHONSAFEPATH")
     assert prism.main() == 130
     monkeypatch.setattr(local, "arguments", interrupted)
     assert local.run([]) == 130

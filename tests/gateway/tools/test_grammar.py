@@ -112,7 +112,7 @@ def test_strict_calls_fit_their_parameters_in_an_answer_that_is_free_otherwise(n
 REASONED = [
     # (text before, whether the answer begins within the reasoning, whether the rest may follow)
     ("", False, True),
-    ("<think>is 121 {\"value\": 7}</think>", False, True),
+    ('<think>is 121 {"value": 7}</think>', False, True),
     ("<think>is", False, False),
     ("hm ", False, False),
     ("is it?</think>", True, True),

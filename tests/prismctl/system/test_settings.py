@@ -206,7 +206,7 @@ def test_settings_of_all_services_are_printed_as_text_or_json():
     (drain,) = (row for row in told[0]["rows"] if row["key"] == "drain_s")
     assert drain == {
         "key": "drain_s",
-        "type": "seconds >= 0",
+        "type": "seconds >= 0 and <= 86400",
         "default": "10",
         "aside": "",
         "description": "How long a stop waits for what is under way.",
