@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import resource
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 
 from deploy.hub import names
@@ -20,6 +20,8 @@ from services.errors import Invalid, PrismError
 _FLOAT_BYTES = {"cpu": 4, "cuda": 2}
 _UNFINISHED = ".incomplete"
 """End of the names that the library gives to files that are not whole yet."""
+_MOST_DESCRIPTORS = 4096
+"""Descriptors that are looked at for unfinished files; a download has some dozens."""
 _INTERRUPTED = 130
 
 
@@ -70,9 +72,12 @@ def main(arguments: list[str] | None = None, prog: str = "python -m deploy.hub")
 def _stopped(number: int, frame: FrameType | None) -> None:
     """Ends the process at once, also while threads wait for the network. Removes what they have begun, which no other
     process can go on with."""
-    for descriptor in Path("/proc/self/fd").iterdir():
+    # No thread opens another file from here on.
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    for descriptor in range(min(most, _MOST_DESCRIPTORS)):
         with contextlib.suppress(OSError):
-            path = os.readlink(descriptor)
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
             if path.endswith(_UNFINISHED):
                 os.unlink(path)
     say("stopped; files that are complete stay for the next time")
