@@ -40,7 +40,8 @@ KINDS = {
 
 
 def steps(kind: str, torch: str = "") -> list[tuple[str, list[str]]]:
-    """What is installed, and pip's arguments, in order. `torch`: another build of it, as a requirement or a file."""
+    """Steps of the installation in order: (what it installs, pip's arguments). `torch`: another build of torch, as
+    a requirement or a file."""
     packages = KINDS[kind]
     index = ["--extra-index-url", packages.index] if packages.index and not torch else []
     base, engine, alone = (
@@ -55,7 +56,7 @@ def steps(kind: str, torch: str = "") -> list[tuple[str, list[str]]]:
 
 
 def missing(device: str) -> str | None:
-    """What to do in an environment without an engine, for a device such as "cuda:0"; None if it has one."""
+    """One line that says how to install the engine for a device such as "cuda:0"; None if the environment has it."""
     absent = [name for name in ("torch", "sglang") if importlib.util.find_spec(name) is None]
     if not absent:
         return None

@@ -1,4 +1,4 @@
-"""What went wrong with a model of the hub, in one line."""
+"""Errors of fetching a model from the hub, each as one line for people."""
 
 from __future__ import annotations
 

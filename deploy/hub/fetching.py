@@ -105,8 +105,8 @@ class Hub:
             raise FetchFailed(faults.line(error, model, self._endpoint, self._cache) + hint) from error
 
     def _plan(self, model: HubModel, dtype_bytes: int, unverified: bool) -> FetchPlan:
-        """What is to be fetched of a model, whose config.json is fetched and checked; nothing if the hub is away and
-        the cache has the model. Raises BrokenCheckpoint, FetchFailed and the library's errors."""
+        """Files of a model that are to be fetched, after its config.json was fetched and checked; none if the hub is
+        away and the cache has the model. Raises BrokenCheckpoint, FetchFailed and the library's errors."""
         try:
             commit, there = self._listed(model, model.revision)
         except faults.EXPECTED as error:

@@ -1,4 +1,4 @@
-"""What `prism.toml` may say: one file that describes a node. `examples/prism.toml` shows it with comments."""
+"""The keys of `prism.toml`, the file that describes a node. `examples/prism.toml` shows them with comments."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class DescribedModel(CatalogueEntry):
     """A model. A catalogue has the same keys."""
 
     name: Name = ""
-    """What clients call it; left out: ORG/NAME, or the last part of the path."""
+    """Name of the model for clients; left out: ORG/NAME for a model of the hub, else the last part of the path."""
     path: Annotated[str, Field(min_length=1)]
     """Hugging Face folder, relative to `models_folder`; or ORG/NAME or ORG/NAME@REVISION of the hub, which is the
     folder of that name once it is there."""
@@ -110,7 +110,7 @@ class DescribedModel(CatalogueEntry):
 
     @property
     def called(self) -> str:
-        """Its name for clients."""
+        """Name of the model for clients, also where the file gives none."""
         return self.name or (self.hub_model.repository if self.hub_model else Path(self.path).name)
 
 
@@ -124,14 +124,14 @@ class TargetDefaults(ConfigSection):
 
 
 class SystemdSettings(ConfigSection):
-    """What only systemd's units have."""
+    """Settings of systemd's units alone."""
 
     python: str = "/opt/prism/.venv/bin/python"
     """Interpreter of the environment that has Prism, not in anybody's home."""
 
 
 class KubernetesSettings(ConfigSection):
-    """What only Kubernetes' manifests have."""
+    """Settings of Kubernetes' manifests alone."""
 
     image: str = "prism:cuda"
     """Image of all containers."""
@@ -142,7 +142,7 @@ class KubernetesSettings(ConfigSection):
 
 
 class ComposeSettings(ConfigSection):
-    """What only compose's file has."""
+    """Settings of compose's file alone."""
 
     image: str = ""
     """Image of all containers; empty: prism:cuda or prism:cpu, by the devices."""
@@ -264,7 +264,7 @@ class NodeDescription(ConfigSection):
         ]
 
     def folder(self, model: DescribedModel) -> Path:
-        """Its folder on the node, or where that would be of a model of the hub."""
+        """Folder of the model on the node, for a model of the hub the one that it would have there."""
         return Path(os.path.normpath(Path(self.models_folder, Path(model.path).expanduser())))
 
     def _below(self, model: DescribedModel) -> Path:
@@ -290,7 +290,7 @@ class NodeDescription(ConfigSection):
         return {kind: {**common, **made.get(kind, {}), **getattr(self, table)} for kind, table in TABLES.items()}
 
     def placed(self, folder: Path) -> NodeDescription:
-        """The same with absolute paths; `folder`: that of the file."""
+        """A copy of this description with absolute paths. `folder`: folder of its file, to which paths are relative."""
 
         def absolute(path: str) -> str:
             return path if path.startswith("${") else os.path.normpath(folder / Path(path).expanduser())

@@ -17,7 +17,7 @@ from pydantic import Field, Tag
 from gateway.errors import BadField
 from gateway.openai import bodies
 from gateway.openai.bodies import FEW_PARTS, MOST_MESSAGES, ChatRequest
-from gateway.openai.responses_items import STRING_OR_LIST, MessagePlace
+from gateway.openai.responses_items import STRING_OR_LIST, MessagePlace, renamed
 from gateway.request import Request
 from gateway.tools import request as calling
 from protos import common_pb2
@@ -147,13 +147,7 @@ class _Prompted(_Model):
 
     def renamed(self, error: BadField) -> BadField:
         """An error of the chat, with its fields as this body names them."""
-        field, text = error.field, str(error)
-        if field is not None:
-            field = self._name(field)
-            text = text.replace(f"'{error.field}'", f"'{field}'")
-        for chats, own in _NAMES.items():
-            text = text.replace(f"'{chats}'", f"'{own}'")
-        return BadField(text, field, error.code)
+        return renamed(error, self._name, _NAMES)
 
     def _name(self, chats: str) -> str:
         """The name of a chat's field in this body."""

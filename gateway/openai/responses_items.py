@@ -6,6 +6,7 @@ which an error names it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -96,6 +97,18 @@ Item = Annotated[
     | Annotated[InputReasoning, Tag("<reasoning>")],
     Discriminator(kind_tag),
 ]
+
+
+def renamed(error: BadField, name: Callable[[str], str], names: Mapping[str, str]) -> BadField:
+    """An error of a chat in the words of another API's body. `name` gives that body's name of a chat's field, `names`
+    those that also stand within the text."""
+    field, text = error.field, str(error)
+    if field is not None:
+        field = name(field)
+        text = text.replace(f"'{error.field}'", f"'{field}'")
+    for chats, own in names.items():
+        text = text.replace(f"'{chats}'", f"'{own}'")
+    return BadField(text, field, error.code)
 
 
 @dataclass(frozen=True, slots=True)
