@@ -31,7 +31,7 @@ SLO = Counter(
     "Answers with a target (ttft or tpot), by whether it was met",
     ["model", "target", "met"],
 )
-REPLAYS = Counter("prism_gateway_replays", "Requests sent again after their place failed", ["model"])
+REPLAYS = Counter("prism_gateway_replays", "Requests sent again after a group failed or gave them back", ["model"])
 PROMPT_TOKENS = Counter("prism_gateway_prompt_tokens", "Tokens of prompts", ["model"])
 OUTPUT_TOKENS = Counter("prism_gateway_output_tokens", "Tokens of answers", ["model"])
 KEY_TOKENS = Counter(

@@ -41,9 +41,9 @@ class PlacementConfig(Config):
     period_s: float = Field(default=1.0, gt=0)
     """Time from one search for models that should move to the next."""
     load_weight: float = Field(default=100.0, ge=0)
-    """Weight of demand by itself in a device's pressure, W / (memory left) + load_weight * W / S, since demand loads
-    the device's compute too. At 100 both terms are equal when a hundredth of S is left. 0: the paper's KVPR, memory
-    alone."""
+    """Weight of demand by itself in a device's pressure, W / (memory left) + load_weight * W / S, where W is the
+    demand of its models and S its memory, since demand loads the device's compute too. At 100 both terms are equal when
+    a hundredth of S is left. 0: the paper's KVPR, memory alone."""
     tau: float = Field(default=0.2, ge=0)
     """A model moves only for a gain in pressure above this share (Algorithm 1's threshold)."""
     home: float = Field(default=0.75, ge=0, le=1)

@@ -133,8 +133,8 @@ class _Fence:
 
 class CudaMapper:
     """Maps extents of a GPU's memory into this process, one by one. Giving access to an extent is what takes time: 28
-    us, whatever its size, and no less for several in one call. While copies run, it takes half of the time
-    that the bytes under way still need."""
+    us, whatever its size, and no less for several in one call. While copies run it takes longer: half of the time that
+    they still need for the bytes under way."""
 
     page_bytes = PAGE_BYTES
 
@@ -145,8 +145,8 @@ class CudaMapper:
         self._streams = streams
         self._access = [access(index)]
         self._mapped: dict[int, tuple[int, Any]] = {}
-        """Bytes and handle of each extent, by address. The mapping would keep the memory without the handle; but to let
-        it go at once costs 12 us when memory is wanted, and spares nothing when it leaves."""
+        """Bytes and handle of each extent, by address. The mapping alone would keep the memory. To release the
+        handle right after mapping would cost 12 us while memory is wanted, and save nothing when it is unmapped."""
         self._events: deque[Any] = deque()
         """Events that are free to be used again."""
         self._poison_stream: Any = None

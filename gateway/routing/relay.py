@@ -180,7 +180,7 @@ class Tokens:
 
     def close(self) -> None:
         """Ends the request: an unfinished one is cancelled where it runs."""
-        self._tell_pause("its client left")
+        self._tell_pause("cancelled")
         if self._timer is not None:
             self._timer.cancel()
         if self._attempt is not None:
@@ -306,7 +306,7 @@ class Tokens:
         place = self._routed() if not self._tries else None
         if place is None:
             place = await self._wait_for_place()
-        if self._tries:
+        if self._attempts:
             metrics.REPLAYS.labels(self._job.model).inc()
         self._submit(place, left)
 
@@ -365,10 +365,10 @@ class Tokens:
         return min(places, key=badness, default=None)
 
     async def _find_place(self) -> RoutePlace:
-        """A place for a request for which the routes had none. After a pause the routes may have one; else placement is
-        asked, which may know more; else, if placement is away or busy with the model, it is the place that failed,
-        which may have recovered. Tries again with pauses until one is found; raises Unavailable if nothing could be
-        reached for `reach_s` seconds."""
+        """A place for a request for which the routes had none. Tries in turn, with pauses, until one is found: the
+        routes without the place that failed; placement, which may know more; and, if placement is away or busy with the
+        model, any place of the routes, since the one that failed may have recovered. Raises Unavailable if nothing
+        could be reached for `reach_s` seconds."""
         relay = self._relay
         while True:
             if self._unreached_at is not None and time.monotonic() - self._unreached_at > relay.patience.reach_s:

@@ -221,7 +221,8 @@ class Dispatcher:
             request.paused_at, request.pause_reason = now, reason
 
     def _tell_pause(self, request: GroupRequest, now: float, outcome: str = "resumed") -> None:
-        """Logs one line for each pause of a stream in this group. The gateway logs pauses between groups."""
+        """Logs one line for each pause of a stream in this group. The gateway logs the pause of a stream that its place
+        gave back or lost."""
         _log.info(
             "stream paused",
             request_id=request.logged_id,

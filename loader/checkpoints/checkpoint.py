@@ -75,7 +75,8 @@ class Checkpoint:
     active_bytes: int = 0
     """Bytes of weights that one token goes through; fewer than all in a mixture of experts."""
     verified: bool = True
-    """Whether the model's class is in the table of classes (`classes.py`)."""
+    """False if answers of such a model were never compared with another implementation's: its class is not in the
+    table of classes (`classes.py`), or it is an encoder whose weights have a GPU's floats."""
     quantisation: str = ""
     """How its weights are quantised, for people; empty: they are floats."""
     embedding: Embedding | None = None

@@ -1,8 +1,9 @@
 """The model classes that engines serve: one entry for each, with what its checkpoints have beside what all have.
 
-All are decoders whose KV is a number of bytes per token: keys and values of one size in every layer. A class that is
-not here is refused by name, before any memory is booked, unless the catalogue says `unverified = true`;
-`docs/guide/models.md` has this table for users, and CONTRIBUTING.md the steps to add a class.
+All are decoders whose KV is a number of bytes per token: keys and values of one size in every layer. Encoders have a
+table of their own (`encoders.py`). A class that is in neither is refused by name, before any memory is booked, unless
+the catalogue says `unverified = true`; `docs/guide/models.md` has this table for users, and CONTRIBUTING.md the steps
+to add a class.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Experts:
     """Whether all experts of a layer are one tensor for gate and up projection together, and one for down, with
     biases."""
     used: str = "num_experts_per_tok"
-    """Key of the number of experts that a token goes through, of those that it may be sent to."""
+    """Key of the number of experts that the router picks for a token; shared experts are not counted."""
     shared: str = ""
     """Key of the number of experts that serve every token; empty: there are none."""
     shared_module: str = "shared_experts"

@@ -116,7 +116,7 @@ def refusal(config: Mapping[str, Any], unverified: bool = False) -> str | None:
         return "config.json has no model_type, by which engines know it"
     known = CLASSES.get(name)
     if config.get("is_encoder_decoder"):
-        return f"{name} is an encoder with a decoder, which is not supported: only decoders are"
+        return f"{name} is an encoder with a decoder, which is not supported: only decoders and encoders are"
     parts = [key for key in ("vision_config", "audio_config", "text_config") if config.get(key) is not None]
     wraps = name.endswith("ForConditionalGeneration") or parts
     if wraps and not (known.wrapper if known else unverified):

@@ -71,7 +71,7 @@ class Gpus:
 
     def keep_reached(self, index: int) -> None:
         """Keeps a page of the GPU's memory mapped for all GPUs that reach it, for as long as this process lives.
-        Without that, the first extents of every copy that others have access to take 1.4 ms more for each of these, in
+        Without that, the first extents of a copy to which other GPUs have access take 1.4 ms more for each such GPU, in
         which nothing moves. Does nothing before something was copied to the GPU itself: a context would have to be
         made."""
         gpu = self.gpu(index)
@@ -206,7 +206,7 @@ class CudaTransfer:
 
             def opened(carrying: Carrying) -> None:
                 def map(address: int, fd: int, nbytes: int) -> None:
-                    # A link that gets a chunk of the extent later carries the copy already: links only leave a copy.
+                    # No link joins a copy later, so these are all that may still write to the extent.
                     indices = {self._index, *(_index(link) for link in carrying())}
                     mapper.map(address, fd, nbytes, [access(index) for index in sorted(indices)])
 

@@ -1,6 +1,6 @@
 """Placement's loop: activations at once, evictions when memory is wanted, moves when the gain is worth it.
 
-The loop asks the planner (which puts the cluster before the policy), records every decision with its reason, and has
+The loop asks the planner (which describes the cluster to the policy), records every decision with its reason, and has
 the actuator carry it out.
 """
 

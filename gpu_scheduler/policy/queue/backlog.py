@@ -237,9 +237,9 @@ class Backlog:
         """Puts a request that was retracted, or whose engine died, back into the queue with the arrival time that it
         had.
 
-        `prompt_tokens` then includes the tokens generated so far. `deadline` may replace the old one: the first token
-        may be out already, and a request whose deadline has passed is late: first in the second queue, being old, but
-        behind S. `drop_late`: whether it is still thrown away if it is late.
+        `prompt_tokens` then includes the tokens generated so far. `deadline` replaces the old one, which has often
+        passed: with it the request would wait behind all that can still be on time although its first token is out.
+        `drop_late`: whether it is still thrown away if it is late.
         """
         entry = self._in_state(request_id, RequestState.DISPATCHED, RequestState.RUNNING)
         self._account(now)

@@ -36,7 +36,7 @@ class QueueEntry:
     state: RequestState = RequestState.WAITING
     done_tokens: int = 0
     missed: bool = False
-    """True if the request waits and its deadline has passed."""
+    """True if the request waits and its deadline had passed at the last plan."""
 
     @property
     def key(self) -> Key:

@@ -76,8 +76,8 @@ def may_leave(resident: PlacedModel, rules: LifecycleRules) -> bool:
 def least_stay_s(resident: PlacedModel, rules: LifecycleRules) -> float:
     """Seconds that a model stays awake at least before it makes way for others, unless its group is reserved for
     another. It is a multiple of what coming back will take, so that coming back is a small part of the model's time.
-    What coming took this time does not count: a model that was read from a slow disk for a minute wakes in a moment
-    from now on."""
+    How long it took to come up this time does not count: a model that was read from a slow disk for a minute wakes in
+    a moment from now on."""
     return rules.stay * (_asleep_costs_s(resident) if rules.hibernate else resident.cold_s)
 
 

@@ -2,18 +2,18 @@
 
 A model that found no room waits. When it has waited for `patience_s` seconds a group is reserved for it: no other model
 comes up there until it has, so that room which comes free is not taken by models that need less. As soon as the models
-there that have been awake for a quantum suffice to make room, they leave: first the idle ones, then those with the
-fewest requests that can still be on time, of these the one that has been awake longest. They then wait like any other.
+there that have been awake for a quantum suffice to make room, they leave (`preemption.py`): as few as suffice, chosen
+by the fewest requests that can still be on time, then by the longest time awake. They then wait like any other.
 
 So with k models that always have requests, on a group that is reserved for one after the other, a model waits at most
 
     patience + (k - 1) (quantum + change)
 
-where `change` is the time that a drain, a wake-up and the next look at the group take together. The group is reserved
-for each of the other models at most once before it, since those that come back wait behind it. The model that it is
-reserved for waits until the youngest one there has had its quantum. (Pinned models never give up their place; what is
-left must hold the model. For a model that no group could hold beside them there is no bound, and those behind it do not
-wait for it.)
+where `change` is the time that a drain, a wake-up and the next look at the group take together. Each of the other
+models has the reservation at most once before this one, since a model that has left and wants to return waits behind
+it. A model that has the reservation waits until the youngest model of the group has had its quantum. (Pinned models
+never give up their place; what is left must hold the model. For a model that no group could hold beside them there is
+no bound, and those behind it do not wait for it.)
 
 Times are seconds on the caller's clock.
 """

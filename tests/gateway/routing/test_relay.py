@@ -200,7 +200,7 @@ async def test_relay_pause_that_its_client_does_not_wait_out_is_told(world: Worl
         await asyncio.wait_for(again.wait(), PATIENCE_S)
         await tasks.cancel(client)
         await asyncio.wait_for((await world.groups[1].arrived(1)).cancelled.wait(), PATIENCE_S)
-    assert (paused(lines)["emitted"], paused(lines)["outcome"]) == (3, "its client left")
+    assert (paused(lines)["emitted"], paused(lines)["outcome"]) == (3, "cancelled")
 
 
 async def test_relay_chunks_of_an_abandoned_attempt_are_ignored(world: World) -> None:
