@@ -9,10 +9,11 @@ TORCH ?=
 BIN := $(VENV)/bin
 PROTOS := $(wildcard protos/*.proto)
 GENERATED := $(PROTOS:.proto=_pb2.py)
-# Two processes, each a file at a time, the long files (engines, whole systems) not last: what waits leaves its core to the other.
+# Three processes for two cores, since a third of a file's time is waiting; each has a file at a time, the long files
+# (engines, whole systems) not last.
 # A process that dies ends the run: with the one that xdist starts in its place the run would never end.
 # Compiled modules are kept even where the environment says otherwise: the tests start a thousand processes that import the tree.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help env protos serve test test-fast test-benchmarks test-gpu check bench fuzz figures dist clean
