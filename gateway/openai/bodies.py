@@ -445,6 +445,7 @@ class CompletionRequest(_Generate):
             limit_given=self._limit()[0] is not None,
             slo=self._targets(slo),
             prompt_field="prompt",
+            numbered=len(self.prompt) > 1,
             choices=self.n or 1,
             left_open=self._left_open(),
             stops=self.stop,
