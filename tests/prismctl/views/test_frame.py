@@ -95,7 +95,7 @@ def test_frame_fits_the_width_of_the_terminal_and_shows_the_whole_system(frame, 
 def test_frame_of_a_wide_terminal_has_bytes_by_owner_and_the_queues():
     lines = top(seen(), 200).splitlines()
     assert lines[0] == (
-        "1 group; 4 models (1 active, 2 cold, 1 error); 2 waiting; 1 running; 12 tokens/s; images 7.0 MiB of 256.0 MiB"
+        "1 group; 4 models (2 cold, 1 active, 1 error); 2 waiting; 1 running; 12 tokens/s; images 7.0 MiB of 256.0 MiB"
     )
     assert "cpu:0: 28.0 MiB of 32.0 MiB, 4.0 MiB free, pressure 0.250" in lines
     (row,) = (line for line in lines if "Llama" in line)
