@@ -103,15 +103,15 @@ async def sleeps_and_wakes(end: EngineEnd, node: Node, mapped: engine_pb2.Weight
     await image.close()
 
 
-async def generates(end: EngineEnd, at: harness.Node) -> None:
+async def generates(end: EngineEnd, at: harness.Node, tag: str) -> None:
     """A decoder in the same process, with CUDA graphs."""
     load = harness.load(at, MODEL, FOLDER / DECODER, context_tokens=CONTEXT, max_running_requests=8, **PATIENT)
     load.kv_extent_bytes = EXTENT
     await end.hold(load)
     for number in range(4):
-        end.ask(f"text-{number}", [5 + number] * 40, 12, ignore_eos=True)
+        end.ask(f"text, {tag}-{number}", [5 + number] * 40, 12, ignore_eos=True)
     for number in range(4):
-        answer = await end.answer(f"text-{number}")
+        answer = await end.answer(f"text, {tag}-{number}")
         assert (answer.finish, answer.error, len(answer.tokens)) == (common_pb2.LENGTH, "", 12)
     await end.do(unload=engine_pb2.Unload())
 
@@ -169,7 +169,7 @@ async def test_encoders_make_transformers_vectors_and_ranks_in_both_types_twice_
                     wrong[what] = " ".join(str(error).split())[:300]
                 end.send(unload=engine_pb2.Unload())
                 await end.hear("done", "failed")
-            await generates(end, at)
+            await generates(end, at, dtype)
         await at.client.close()
     assert not wrong
 
