@@ -26,7 +26,8 @@ def group(number=0, **keys):
 
 
 def placement(*groups):
-    return ConfigFile("placement.toml", PlacementConfig(name="p", listen="unix:/p", groups=groups, loaders=["unix:/l"]))
+    config = PlacementConfig(name="p", listen="unix:/p", groups=[*groups], loaders=["unix:/l"])
+    return ConfigFile("placement.toml", config)
 
 
 def found(*given):
