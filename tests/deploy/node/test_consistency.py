@@ -1,9 +1,9 @@
 from balloond.config import BalloondConfig
+from deploy.node.consistency import ConfigFile, disagreements
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
-from prismctl.system.consistency import ConfigFile, disagreements
 
 MIB = 1 << 20
 
