@@ -49,8 +49,11 @@ export function show(parent, note, state, matches) {
   const here = new Set(rows.map((row) => row.model));
   const away = state.models.filter((model) => matches(model.model) && !here.has(model.model));
   const errors = away.filter((model) => model.error).map((model) => `${model.model} is in error: ${model.error}`);
-  const rest = away.filter((model) => !model.error).map((model) => `${model.model} (${model.state})`);
+  const rest = away.filter((model) => !model.error && !model.base).map((model) => `${model.model} (${model.state})`);
+  const adapters = away.filter((model) => !model.error && model.base).map((model) => `${model.model} (of ${model.base})`);
   const doubted = state.models.filter((model) => matches(model.model) && model.unverified).map((model) => model.model);
   const unverified = doubted.length ? `Unverified (nobody has compared their answers): ${doubted.join(", ")}` : "";
-  text(note, [...errors, unverified, rest.length ? `On no device: ${rest.join(", ")}` : ""].filter(Boolean).join(". "));
+  const lists = { "On no device": rest, Adapters: adapters };
+  const listed = Object.entries(lists).map(([what, names]) => (names.length ? `${what}: ${names.join(", ")}` : ""));
+  text(note, [...errors, unverified, ...listed].filter(Boolean).join(". "));
 }

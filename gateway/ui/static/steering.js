@@ -89,13 +89,15 @@ function update(row, model, up) {
   const [, is, where] = head.children;
   attribute(is, "class", `state ${model.state.replace(" ", "-")}`);
   text(is, model.state);
-  const facts = [on.map((each) => each.group).join(", "), model.pinned ? "pinned" : "", model.error ?? ""];
+  const adapts = model.base ? `an adapter of ${model.base}` : "";
+  const facts = [on.map((each) => each.group).join(", "), adapts, model.pinned ? "pinned" : "", model.error ?? ""];
   text(where, facts.filter(Boolean).join("; "));
   keyed(bars, up.filter((each) => each.model === model.model), (each) => each.group, waking.make, waking.update);
   actions.toggleAttribute("hidden", !steers());
   const [wake, sleepy, pin, moving] = actions.children;
-  const free = !under.has(model.model);
-  able(wake, free && !UP.has(model.state));
+  const known = !under.has(model.model);
+  able(wake, known && !UP.has(model.state));
+  const free = known && !model.base; // an adapter is where its base is
   able(sleepy, free && (model.state === "active" || model.state === "waking"));
   able(pin, free && !model.pinned);
   attribute(pin, "aria-pressed", String(model.image_pinned));
