@@ -116,6 +116,10 @@ class Splitting:
         self._names = {tool.function.name for tool in made}
         self._numbers: dict[int, int | None] = {}
         """Numbers of the calls by those that the parser gives them; None: a call of a tool that there is not."""
+        self._read: list[str] = []
+        """Text that the parser of calls was given, until there is a call."""
+        self._said: list[str] = []
+        """Text of it that the parser has passed on."""
         self._blank = ""
         """Blank text after a call, until it is known whether more than a call follows."""
         self._called = 0
@@ -142,6 +146,7 @@ class Splitting:
         """Text, and calls that SGLang's parser of the format finds in more of the answer."""
         assert self._calls is not None
         calls, detector, called = [], self._calls.detector, self._called
+        self._read.append(text)
         if text:
             text, items = self._calls.parse_stream_chunk(text)
             for item in items:
@@ -155,9 +160,12 @@ class Splitting:
             text = self._blank + text
             self._blank = text[len(text.rstrip()) :]
             text = text.rstrip()
-        if end and not self._numbers:
-            text += detector._buffer  # what might have become a call
-        elif end and (rest := unsent(detector)):
+        self._said.append(text)
+        if self._numbers:
+            self._read, self._said = [], []
+        elif end and (read := "".join(self._read)).startswith(said := "".join(self._said)):
+            text += read[len(said) :]  # what might have become a call
+        if end and (rest := unsent(detector)):
             if (number := self._numbers.get(len(detector.prev_tool_call_arr) - 1)) is not None:
                 calls.append(self._told(number, "", rest))
         return text, calls

@@ -131,6 +131,7 @@ CODER = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
         ("mistral", '[TOOL_CALLS]now[ARGS]{"a": [', "", [("now", '{"a": [')]),
         ("glm45", GLM[:60], "", [("weather", '{"city": "Bern')]),
         ("qwen3_coder", "So <", "So <", []),
+        ("gigachat3", "So <", "So <", []),
         ("enforced", f"[{BERN[:45]}", "", [("weather", WEATHER[1][:12])]),
         ("enforced", f'[{NOW}, {{"name": "we', "", [CALLED]),
         ("enforced", '[{"na', "", []),
