@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
@@ -31,8 +32,9 @@ _FAMILIES = {"<tool_call>": "hermes", "[TOOL_CALLS]": "mistral", "<|python_tag|>
 """Text in chat templates -> parser, for templates that SGLang's rules do not know: they know models that reason."""
 _HARMONY_ANSWER = "<|channel|>final<|message|>"
 """Text before an answer of gpt-oss: more messages may stand between its reasoning and its answer."""
-_PIECES = 256
-"""Pieces in which the text of an answer that was cut is given to a parser for streams."""
+_TAGS = re.compile(r"(<[^<>]*>)")
+"""Texts that may be marks. SGLang's parsers of calls lose arguments if more than one comes with a piece of a stream, as
+they do once several tokens come at once."""
 _LLAMA32 = '{"name": function name, "parameters":'
 """Text in templates of Llama 3.2, which have the form of a call and no tag."""
 
@@ -145,10 +147,10 @@ class Splitting:
     def _streamed(self, text: str, end: bool) -> tuple[str, list[list[Any]]]:
         """Text, and calls that SGLang's parser of the format finds in more of the answer."""
         assert self._calls is not None
-        calls, detector, called = [], self._calls.detector, self._called
-        self._read.append(text)
-        if text:
-            text, items = self._calls.parse_stream_chunk(text)
+        told, calls, detector = "", [], self._calls.detector
+        for piece in filter(None, _TAGS.split(text)):
+            called = self._called
+            more, items = self._calls.parse_stream_chunk(piece)
             for item in items:
                 if item.name and item.tool_index not in self._numbers:
                     known = item.name in self._names
@@ -156,19 +158,21 @@ class Splitting:
                     self._called += known
                 if (number := self._numbers.get(item.tool_index)) is not None:
                     calls.append(self._told(number, item.name, item.parameters))
-        if called:
-            text = self._blank + text
-            self._blank = text[len(text.rstrip()) :]
-            text = text.rstrip()
-        self._said.append(text)
+            if called:
+                more = self._blank + more
+                self._blank = more[len(more.rstrip()) :]
+                more = more.rstrip()
+            told += more
+        self._read.append(text)
+        self._said.append(told)
         if self._numbers:
             self._read, self._said = [], []
         elif end and (read := "".join(self._read)).startswith(said := "".join(self._said)):
-            text += read[len(said) :]  # what might have become a call
+            told += read[len(said) :]  # what might have become a call
         if end and (rest := unsent(detector)):
             if (number := self._numbers.get(len(detector.prev_tool_call_arr) - 1)) is not None:
                 calls.append(self._told(number, "", rest))
-        return text, calls
+        return told, calls
 
     def whole(self, text: str, cut: bool = False) -> dict[str, Any]:
         """The parts of an answer's whole text. `cut`: it did not end by itself."""
@@ -180,19 +184,12 @@ class Splitting:
             text, calls = self._found(text, True, cut)
         elif self._calls is not None and self._calls.has_tool_call(text):
             if cut:  # SGLang's parsers of whole answers leave a call out that is cut, or complete it
-                text, calls = self._pieces(text)
+                text, calls = self._streamed(text, True)
             else:
                 text, items = self._calls.parse_non_stream(text)
                 known = [item for item in items if item.name in self._names]
                 calls = [self._told(index, item.name, item.parameters) for index, item in enumerate(known)]
         return {"reasoning": thought, "text": text, "calls": calls}
-
-    def _pieces(self, text: str) -> tuple[str, list[list[Any]]]:
-        """Text and calls of a whole answer, as a stream would have them."""
-        size = -(-len(text) // _PIECES)
-        found = [self._streamed(text[at : at + size], False) for at in range(0, len(text), size)]
-        found.append(self._streamed("", True))
-        return "".join(text for text, _ in found), [call for _, calls in found for call in calls]
 
     def _found(self, text: str, end: bool, cut: bool) -> tuple[str, list[list[Any]]]:
         assert self._json is not None

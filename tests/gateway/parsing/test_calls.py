@@ -169,9 +169,9 @@ async def test_formats_that_only_sglang_knows_have_no_blanks_between_calls_and_n
         ("qwen3_coder", f"{CODER}\n{CODER}", [CALLED, CALLED]),
         ("qwen3_coder", f"{CODER.replace('now', 'rm')}\n{CODER}", [CALLED]),
     ):
-        for whole in (False, True):
-            heard = await found(parsers, folder, parser, list(answer), whole=whole)
-            assert (heard.text.strip(), heard.calls) == ("", calls), (parser, whole)
+        for whole, pieces in ((False, list(answer)), (False, [answer]), (True, [answer])):
+            heard = await found(parsers, folder, parser, pieces, whole=whole)
+            assert (heard.text.strip(), heard.calls) == ("", calls), (parser, whole, pieces)
             assert heard.text == "" or "rm" in answer
 
 
