@@ -184,6 +184,7 @@ async def test_adapters_answer_as_merged_weights_in_mixed_batches_in_little_memo
         await serving.burst("many", NAMES, copies=10)  # batches of 40 to 80, for which kernels have other blocks
 
         for name in NAMES:  # each finds its own prefixes
+            await serving.burst("computed", (name,))
             assert min(each.cached_tokens for each in await serving.burst("cached", (name,))) > 0
         fresh = Serving(end, folders, references, BOUNDS[torch.float16], seed=6)
         for name in NAMES:  # and nobody else's

@@ -81,7 +81,7 @@ case $1 in
     look)
         until=$(($(date +%s) + $2))
         while [ ! -e "$RESULTS/untried.ended" ] && [ "$(date +%s)" -lt "$until" ]; do sleep 1; done
-        cat "$RESULTS/untried.log"
+        cat "$RESULTS/untried.log" || true
         for each in "$RESULTS"/*/*.json; do
             if [ -e "$each" ]; then cp "$each" "$3"; fi
         done
