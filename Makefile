@@ -38,7 +38,7 @@ $(GENERATED) &: $(PROTOS) | env
 	@$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
 serve: env protos ## the whole system, until Ctrl-C (DEVICE=cuda, MODELS="folders" or MODELS=smollm2, CATALOGUE=file, CONFIG=prism.toml, ARGS=--help)
-	@$(BIN)/python -m deploy.local $(if $(CONFIG),--config $(CONFIG),--device $(DEVICE)) $(if $(CATALOGUE),--catalogue $(CATALOGUE)) $(if $(MODELS),--models $(MODELS)) $(ARGS)
+	@$(BIN)/python -m deploy serve $(if $(CONFIG),--config $(CONFIG),--device $(DEVICE)) $(if $(CATALOGUE),--catalogue $(CATALOGUE)) $(if $(MODELS),--models $(MODELS)) $(ARGS)
 
 test: env protos ## all tests that need no GPU
 	@$(PYTEST)
