@@ -34,9 +34,9 @@ from protos import common_pb2
 from testing.engines import harness
 
 _MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_SLOTS = 8
-"""Room for the base and four adapters, rounded up as the loader does."""
 _ADAPTERS = 4
+_SLOTS = 1 + _ADAPTERS
+"""As the loader makes room for a base and so many adapters."""
 _CONTEXT = 4096
 """Tokens, of the model as it is served: a prefill step is no longer."""
 _ENDS_S = 12.0
