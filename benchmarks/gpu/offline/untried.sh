@@ -51,7 +51,8 @@ case $1 in
         if [ -x "$TOOLS/zstd" ]; then export UNPACK="env LD_LIBRARY_PATH=$TOOLS $TOOLS/zstd -dc"; fi
         # In order of their numbers, whatever those are.
         sh "$(dirname "$0")/setup.sh" "$IN" "$SRC" "$SITE" $(ls -v "$PARTS"/*)
-        (. "$SRC/benchmarks/gpu/offline/run.sh" && python3 -m benchmarks.gpu.first_start --check --folders "$WORK/models")
+        (. "$SRC/benchmarks/gpu/offline/run.sh" && python3 -m benchmarks.gpu.first_start --check --folders "$WORK/models" \
+            ${REHEARSE:+--rehearse})
         shift
         rm -f "$RESULTS/untried.ended"
         setsid nohup sh "$SELF" all "$@" >"$RESULTS/untried.log" 2>&1 </dev/null &
