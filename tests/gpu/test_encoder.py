@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from balloond.client import BalloondClient
-from benchmarks.gpu.images import Image
 from protos import common_pb2, engine_pb2
 from testing.engines import harness
 from testing.engines.harness import EngineEnd
+from testing.engines.images import Image
 from testing.systems.local import FOLDER
 from tests.balloond.conftest import Node
 from tests.gpu.conftest import DEVICE, MIB
