@@ -181,7 +181,7 @@ async def test_adapters_answer_as_merged_weights_in_mixed_batches_in_little_memo
             prompt, name = serving.prompts[number // len(NAMES)], NAMES[number % len(NAMES)]
             for other in set(NAMES) - {name}:
                 assert references[other].differs(prompt, answer)[0] > TELLS, f"{name} says what {other} says"
-        await serving.burst("many", NAMES, copies=10)  # batches of 40 to 80, for which kernels have other blocks
+        await serving.burst("many", NAMES, copies=10)  # as many as may run at once
 
         for name in NAMES:  # each finds its own prefixes
             await serving.burst("computed", (name,))

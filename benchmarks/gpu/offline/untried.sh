@@ -6,8 +6,8 @@
 #                                     what is missing and fails then, and begins the rest in processes that outlive the shell
 #   sh untried.sh look SECONDS OUT    waits until all is done, or so long; logs and results so far come to OUT
 # Words, all of them in this order if nothing is said; each is bounded by what is left of the time:
-#   engines   the tests of engines, moves, private memory, adapters and encoders, two files at once: each has a balloond
-#             with a GiB of its own or a system that takes what it needs, and the device tells the memory of each process
+#   engines   the tests of engines, moves, private memory, adapters and encoders, two at once: each has a balloond with a
+#             GiB of its own or a system that takes what it needs, and the device tells the memory of each process
 #   serve     the test of a whole system, alone: it counts the device's free memory
 #   start     two starts of make serve with 8B and a request at once, nothing compiled before the first (180 s)
 #   adapters  what adapters cost an 8B model, beside SGLang (200 s)
@@ -66,8 +66,9 @@ case $1 in
         for word in "$@"; do
             case $word in
                 engines)
-                    gpu_tests engines 640 -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
-                        tests/gpu/test_engine.py tests/gpu/test_private_memory.py tests/gpu/test_moving.py \
+                    # Each has an engine of its own, so files need not stay together.
+                    gpu_tests engines 640 -n 2 --dist load --maxschedchunk 1 --max-worker-restart 0 \
+                        tests/gpu/test_engine.py tests/gpu/test_moving.py tests/gpu/test_private_memory.py \
                         tests/gpu/test_adapters.py tests/gpu/test_encoder.py ;;
                 serve) gpu_tests serve 120 -p no:xdist tests/gpu/test_serve.py ;;
                 start) bounded 240 120 && TAIL=60 bench first_start "$limit" first_start --limit-s $((limit - 60)) \

@@ -16,10 +16,8 @@ import torch
 from sglang.srt.lora.lora_registry import LoRARef
 from sglang.srt.lora.mem_pool import EMPTY_SLOT
 from sglang.srt.lora.utils import get_normalized_target_modules
-from sglang.srt.utils.common import CachedKernel
 from torch.overrides import TorchFunctionMode
 
-from gpu_scheduler.engines.sglang.base.environment import has_gpu
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NotNow
 from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
 from gpu_scheduler.engines.sglang.weights import adapter_files
@@ -48,7 +46,6 @@ class Adapters:
 
     def build_pool(self, build: Callable[[], None]) -> None:
         """Has SGLang make its buffers, in memory of the lease instead of torch's. Raises NoMemory."""
-        _forget_kernels()
         with _Placed() as counted:
             build()
         with _Placed(self._memory.open_adapters(counted.end)):
@@ -123,20 +120,6 @@ class Adapters:
         del self._kept[key]
         self._manager.unload_lora_adapter(self._manager.lora_refs[key])
         _log.info("adapter forgotten", adapter=key)
-
-
-def _forget_kernels() -> None:
-    """Has SGLang look for its kernels for adapters anew. It keeps them by keys that lack the rank and the type of the
-    values, so that those of another model that this process had would be taken for this one's. Does nothing without a
-    GPU, which they need."""
-    if not has_gpu():
-        return
-    from sglang.kernels.ops.gemm.chunked_sgmv_expand import _chunked_lora_expand_kernel
-    from sglang.kernels.ops.gemm.chunked_sgmv_shrink import _chunked_lora_shrink_kernel
-
-    for kernel in (_chunked_lora_expand_kernel, _chunked_lora_shrink_kernel):
-        if isinstance(kernel, CachedKernel):
-            kernel._clear_cache()
 
 
 class _Placed(TorchFunctionMode):
