@@ -124,7 +124,7 @@ async def test_gateway_that_stops_finishes_its_requests_and_accepts_no_more(worl
         while True:
             try:
                 request = gateway_pb2.GenerateRequest(model=MODEL, text="hello")
-                await gateway_pb2_grpc.InferenceStub(channel).Generate(request, timeout=10).read()
+                await gateway_pb2_grpc.InferenceStub(channel).Generate(request, timeout=PATIENCE_S).read()
             except grpc.aio.AioRpcError as refused:
                 assert refused.code() in (grpc.StatusCode.UNAVAILABLE, *_CAME_AS_GRPC_STOPPED)
                 break
