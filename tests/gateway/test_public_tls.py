@@ -104,7 +104,7 @@ async def test_http_and_grpc_with_tls_refuse_plain_and_untrusting_clients(gatewa
     ) as client:
         with pytest.raises(httpx.ConnectError):
             await client.get("/health")
-    async with httpx.AsyncClient(base_url=f"http://{gateway.http}") as client:
+    async with httpx.AsyncClient(base_url=f"http://{gateway.http}", timeout=PATIENCE_S) as client:
         with pytest.raises(httpx.TransportError):
             await client.get("/health")
     credentials = grpc.ssl_channel_credentials(ca.cert_pem.bytes())

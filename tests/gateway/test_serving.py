@@ -143,7 +143,7 @@ async def test_request_on_a_connection_made_before_the_stop_is_answered(world: W
     stopping = asyncio.get_running_loop().create_task(world.service._end())
     while True:
         try:
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
                 await client.get(f"{world.url}/health")
         except httpx.HTTPError:  # nobody is taken any more
             break
