@@ -340,22 +340,23 @@ def _become(request: _Request, fds: Sequence[int], at: socket.socket) -> Callabl
 def _end_after(program: Callable[[], object]) -> None:
     """Runs the program and ends this process as an interpreter does, but takes no module apart: that would copy all
     that the zygote shares, half a second of an engine's."""
-    status: object = None
+    status = 0
     try:
         program()
     except SystemExit as end:
-        status = end.code
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+            status = 1
+        else:
+            status = end.code or 0
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    if status is not None and not isinstance(status, int):
-        print(status, file=sys.stderr)
-        status = 1
     try:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
         sys.exit(status)
-    os._exit((status or 0) & 0xFF)
+    os._exit(status & 0xFF)
 
 
 def _run(request: _Request) -> None:
