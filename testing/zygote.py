@@ -44,7 +44,7 @@ LOADERS = ("loader", "tests.loader.stopping")
 _SERVICES, _TEXTS, _SGLANG = "services", "texts", "sglang"
 _SERVED = {
     **dict.fromkeys(("balloond", "balloond.keeper", "placement", "prismctl", "tests.balloond.child"), _SERVICES),
-    **dict.fromkeys((GROUP, "gpu_scheduler.engines.echo", "tests.told"), _SERVICES),
+    **dict.fromkeys((GROUP, "gpu_scheduler.engines.echo", "deploy.healthy", "deploy.local", "tests.told"), _SERVICES),
     **dict.fromkeys(("gateway", *LOADERS, "tokenization.trial"), _TEXTS),
     **dict.fromkeys((ENGINE, f"{ENGINE}.answer_parsers", f"{ENGINE}.grammar.sandbox"), _SGLANG),
     **dict.fromkeys(("tests.gpu_scheduler.engines.sglang.forks", "tests.tokenization.ask_sglang"), _SGLANG),
@@ -64,12 +64,12 @@ _READ_LATE = (
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS",
 )
-_FILES = ("tokenization.trial", f"{ENGINE}.answer_parsers", f"{ENGINE}.grammar.sandbox")
+_FILES = ("deploy.healthy", "tokenization.trial", f"{ENGINE}.answer_parsers", f"{ENGINE}.grammar.sandbox")
 """Programs of the tree that are one file."""
 _PROGRAMS = {
     _SERVICES: (
         *("balloond.__main__", "balloond.keeper.keeper", "placement.__main__", "prismctl.__main__"),
-        *("gpu_scheduler.__main__", "gpu_scheduler.engines.echo.__main__"),
+        *("gpu_scheduler.__main__", "gpu_scheduler.engines.echo.__main__", "deploy.healthy", "deploy.local.__main__"),
     ),
     _TEXTS: ("gateway.__main__", "loader.__main__", "tokenization.trial"),
     _SGLANG: ("gpu_scheduler.__main__", f"{ENGINE}.engine", f"{ENGINE}.memory.on_balloond"),
