@@ -11,8 +11,8 @@ from services.wording.plurals import agreeing
 from services.wording.sizes import size
 
 _BROUGHT = {
-    "active": ("activate", "migrate"),
-    "waking": ("activate", "migrate"),
+    "active": ("activate", "migrate", "replicate"),
+    "waking": ("activate", "migrate", "replicate"),
     "hibernating": ("hibernate",),
     "draining": ("hibernate", "go cold", "migrate", "remove"),
     "cold": ("go cold", "migrate"),
