@@ -16,6 +16,7 @@ from gateway.openai.blocks import End
 from gateway.openai.bodies import MOST_PARTS
 from gateway.tools.formats import CallPart
 from protos import common_pb2
+from testing.patience import PATIENCE_S
 from tests.gateway import fakes, tokenizers
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
@@ -43,7 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 async def claude(world: World) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with anthropic.AsyncAnthropic(base_url=world.url, api_key="none", max_retries=0) as client:
+    async with anthropic.AsyncAnthropic(
+        base_url=world.url, api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as client:
         yield client
 
 
@@ -374,7 +377,9 @@ class TestKeys:
             assert response.status_code == status, response.text
             if status == 401:
                 assert json.loads(response.text)["error"]["type"] == "authentication_error"
-        async with anthropic.AsyncAnthropic(base_url=world.url, api_key=key, max_retries=0) as client:
+        async with anthropic.AsyncAnthropic(
+            base_url=world.url, api_key=key, max_retries=0, timeout=PATIENCE_S
+        ) as client:
             assert [model.id async for model in client.models.list()] == [MODEL]
         steered = await world.http.post("/v1/models", json={}, headers={"x-api-key": key})
         assert steered.status_code == 401
