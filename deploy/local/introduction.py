@@ -51,8 +51,8 @@ Try, in another shell{", with KEY=sk-..., one of the API keys" if keys else ""}:
 
   {prismctl} status
 {_page(http, keys) if page else ""}
-A model is loaded at its first request, which waits for it; when memory is short, an idle one leaves. Ctrl-C ends
-everything."""
+A model is loaded at its first request, which waits for it; when memory is short, an idle one leaves.
+Ctrl-C ends everything."""
     )
 
 
