@@ -81,9 +81,8 @@ export function open(onChange) {
     at("key-fault").classList.toggle("bad", !usable);
     attribute(field, "aria-invalid", String(!usable));
     tell();
-    if (!words) dialog.close();
-    else if (usable) at("key-close").focus();
-    else field.select();
+    if (words) field.select();
+    else dialog.close();
   });
   at("key-forget").addEventListener("click", () => {
     key = "";
