@@ -85,6 +85,8 @@ def _stopped(number: int, frame: FrameType | None) -> None:
             path = os.readlink(f"/proc/self/fd/{descriptor}")
             if path.endswith(_UNFINISHED):
                 os.unlink(path)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)  # behind the bar, and what a terminal shows of Ctrl-C
     say("stopped; files that are complete stay for the next time")
     os._exit(_INTERRUPTED)
 
