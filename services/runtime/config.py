@@ -2,12 +2,14 @@
 does not start, and says why in one line.
 
 `${NAME}` in a string is the environment's NAME when a service reads its file: for what differs between nodes that have
-the same file.
+the same file. A string that is nothing else may stand for a number, or for true and false.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import os
 import re
 import sys
@@ -112,15 +114,41 @@ def parse(
     for fault in removed:
         warn(f"{source}: {fault.key}: {fault.what}")
     try:
-        return kind.model_validate(values)
+        try:
+            return kind.model_validate(values)
+        except pydantic.ValidationError as error:
+            if not _give_types(values, error):
+                raise
+            return kind.model_validate(values)
     except pydantic.ValidationError as error:
         found = "; ".join(f"{fault.key}: {fault.what}" for fault in faults(error, kind))
         raise ValueError(f"{source}: {found}") from None
 
 
+class _Text(str):
+    """The value of a variable that is all of a string."""
+
+
+def _give_types(values: Any, error: pydantic.ValidationError) -> bool:
+    """Makes numbers and booleans of the variables of `values` that should be some: the environment has texts alone.
+    Returns whether there were any."""
+    found = False
+    for problem in error.errors():
+        *way, last = problem["loc"]
+        if not isinstance(problem["input"], _Text) or problem["type"] not in ("int_type", "float_type", "bool_type"):
+            continue
+        with contextlib.suppress(tomllib.TOMLDecodeError, LookupError, TypeError):
+            table = functools.reduce(lambda table, key: table[key], way, values)
+            table[last] = tomllib.loads(f"value = {problem['input']}")["value"]
+            found = True
+    return found
+
+
 def filled(value: Any, environment: Mapping[str, str]) -> Any:
     """The value with variables filled in. Raises KeyError with the name of a variable that is not set."""
     if isinstance(value, str):
+        if alone := _VARIABLE.fullmatch(value):
+            return _Text(environment[alone[1]])
         return _VARIABLE.sub(lambda found: environment[found[1]], value)
     if isinstance(value, list):
         return [filled(each, environment) for each in value]

@@ -70,6 +70,22 @@ def test_config_variables_are_taken_from_the_environment_when_a_file_is_read(tmp
     assert parse(Example, path.read_text(), "f.toml").name == "${NODE_NAME}/x", "elsewhere it is not known"
 
 
+def test_config_variable_alone_in_its_string_may_be_a_number_or_a_boolean():
+    class Settings(ConfigSection):
+        port: int
+        share: float
+        on: bool
+        name: str
+
+    text = 'port = "${A}"\nshare = "${B}"\non = "${C}"\nname = "${A}"'
+    values = {"A": "8000", "B": "0.5", "C": "true"}
+    assert parse(Settings, text, "f.toml", values) == Settings(port=8000, share=0.5, on=True, name="8000")
+    with pytest.raises(ValueError, match=r"^f\.toml: port: it should be a whole number$"):
+        parse(Settings, text, "f.toml", values | {"A": "many"})
+    with pytest.raises(ValueError, match=r"^f\.toml: port: it should be a whole number$"):
+        parse(Settings, text.replace('"${A}"', '"8${B}"', 1), "f.toml", values)
+
+
 def test_config_variable_that_is_not_set_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.delenv("NODE_NAME", raising=False)
     path = tmp_path / "f.toml"
