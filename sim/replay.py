@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sim.clock import Clock
@@ -42,6 +42,8 @@ class Replay:
     build: Build
     settings: dict[str, str] = field(default_factory=dict)
     hardware: GpuModel = H200
+    rates: Mapping[str, float] | None = None
+    """Tokens per second of each model that systems planned ahead are told; None: the mean rates of this replay."""
     patience_s: float = 3600.0
     """Virtual seconds after the last arrival in which requests may still end; later they count as failed."""
     progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
@@ -77,7 +79,9 @@ class Replay:
         names = sorted({request.model for request in self.trace.requests})
         return [spec for name in names if (spec := self.catalogue.find(name)) is not None]
 
-    def _rates(self) -> dict[str, float]:
+    def _rates(self) -> Mapping[str, float]:
+        if self.rates is not None:
+            return self.rates
         tokens: dict[str, int] = {}
         for request in self.trace.requests:
             tokens[request.model] = tokens.get(request.model, 0) + request.prompt_tokens + request.output_tokens
