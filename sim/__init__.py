@@ -15,6 +15,7 @@ of placement is written again here, without I/O.
     policies/           the systems that are compared, one file each
     inputs/             traces, catalogues, rates; `python -m sim.synthetic` draws a fleet of any size
     replay, report      one run, and its figures
+    trace_analysis      how the models of a trace share their time, without a replay (`prismctl trace`)
 
 The model has arrivals, arbitration, the prefill turn and pauses, batching, KV by extents, ballooning with limits and
 reclaims, residencies and their durations, eviction, migration, time slices between engines, and the host's part of
