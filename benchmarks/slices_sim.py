@@ -36,6 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import sim_bias
 from benchmarks._pool import pool
 from benchmarks._rivals import Cell, Figures, gap, mean, summary
 from benchmarks._slices import EIGHTEEN, HALVES, Part, dealt, parts
@@ -260,12 +261,14 @@ def compare(systems: Sequence[str], given: argparse.Namespace, settings: dict[st
     kept: dict[str, Cell] = {}
     if given.rivals:
         document = json.loads(given.rivals.read_text())
-        if document["scale"] != given.scale:
-            raise SystemExit(f"{given.rivals} is of scale {document['scale']}, not {given.scale}")
+        for name in ("scale", "corrected"):
+            if document[name] != getattr(given, name):
+                raise SystemExit(f"{given.rivals} has {name} {document[name]}, not {getattr(given, name)}")
         kept = document["cells"]
     contenders = [Contender(system, plan) for system in systems for plan in PLANS.get(system, ("",))]
     halves = HALVES if given.half == "both" else (given.half,)
     every = [part for half in halves for part in parts(half, given.quick) if given.only in part.cell]
+    bias = sim_bias.kept() if given.corrected else {}
     cells: dict[str, dict[str, Figures]] = {}
     columns = [each.label for each in contenders if each.system != "prism"]
     columns += [label for label in next(iter(kept.values()), {}) if label not in (*columns, "prism")]
@@ -286,7 +289,7 @@ def compare(systems: Sequence[str], given: argparse.Namespace, settings: dict[st
             running.append((part, of_part))
         for part, of_part in running:
             systems_of = {name: of for name, of in kept.get(part.cell, {}).items() if name != "prism"}
-            cells[part.cell] = {**systems_of, **_gathered(part, of_part)}
+            cells[part.cell] = {**systems_of, **_gathered(part, of_part, bias)}
             print(_cell_line(part.cell, cells[part.cell], columns), flush=True)
     print()
     for half in halves:
@@ -294,11 +297,17 @@ def compare(systems: Sequence[str], given: argparse.Namespace, settings: dict[st
             print(line)
     if given.out:
         given.out.write_text(
-            json.dumps({"scale": given.scale, "starts": given.starts, "cells": cells}, indent=1) + "\n"
+            json.dumps(
+                {"scale": given.scale, "corrected": given.corrected, "starts": given.starts, "cells": cells}, indent=1
+            )
+            + "\n"
         )
 
 
-def _gathered(part: Part, of_part: Mapping[str, Sequence[Future[Any]]]) -> dict[str, Figures]:
+def _gathered(
+    part: Part, of_part: Mapping[str, Sequence[Future[Any]]], bias: Mapping[str, sim_bias.Row]
+) -> dict[str, Figures]:
+    """By label. `bias`: runs whose bias is taken off, if there are any."""
     found: dict[str, Figures] = {}
     for label, futures in of_part.items():
         results = [future.result() for future in futures]
@@ -306,7 +315,11 @@ def _gathered(part: Part, of_part: Mapping[str, Sequence[Future[Any]]]) -> dict[
         if refused:
             print(f"{part.cell}: {label} refused: {refused[0]}", file=sys.stderr)
         elif results:
-            found[label] = mean(results)
+            found[label] = figures = mean(results)
+            for measure in sim_bias.MEASURES if bias else ():
+                value = figures[measure]
+                assert value is not None
+                figures[measure] = sim_bias.corrected(value, label.split()[0], bias, measure)
     return found
 
 
@@ -342,12 +355,13 @@ def main() -> None:
     add("--starts", type=int, default=1, help="orders in which models come up (default: %(default)s)")
     add("--scale", choices=SCALES, default=next(iter(SCALES)), help="of targets, TTFT/TPOT (default: %(default)s)")
     add("--half", choices=(*HALVES, "both"), help="beside rivals, on the slices of a half")
-    add("--quick", action="store_true", help="some of the half's cells: about two minutes of a core with both")
+    add("--quick", action="store_true", help="some of the half's cells: about a minute of a core with both")
+    add("--corrected", action="store_true", help="with each system's bias taken off (`sim_bias.py`)")
     add("--rivals", type=Path, metavar="FILE", help="what --out wrote: rivals' figures are taken from there")
     add("--out", type=Path, metavar="FILE", help="all figures of a half, as JSON")
     given = parser.parse_args()
-    if not given.half and (given.quick or given.rivals or given.out):
-        parser.error("--quick, --rivals and --out are for --half")
+    if not given.half and (given.quick or given.corrected or given.rivals or given.out):
+        parser.error("--quick, --corrected, --rivals and --out are for --half")
     settings = dict(each.split("=", 1) for each in given.set)
     if given.half:
         rivals = [] if given.rivals else ["static", "muxserve"]

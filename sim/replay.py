@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from sim.clock import Clock
 from sim.engines.cost import H200, GpuModel
@@ -55,6 +56,7 @@ class Replay:
         self._clock = Clock()
         self._ended = 0
         self._last_end = 0.0
+        self._handed = -inf
         specs = self._specs()
         system = self.build(
             World(self._clock, self.hardware, self.sizes, specs, self._rates()), self._count, self.settings
@@ -104,7 +106,9 @@ class Replay:
     def _next_arrival(self) -> None:
         request = next(self._arrivals, None)
         if request is not None:
-            self._clock.at(request.arrival + self.hardware.path_s, self._arrive, request)
+            handed = max(request.arrival + self.hardware.path_s, self._handed + self.hardware.handover_s)
+            self._handed = handed
+            self._clock.at(handed, self._arrive, request)
 
     def _arrive(self, request: SimulatedRequest) -> None:
         self._next_arrival()
