@@ -79,3 +79,11 @@ def test_correction_makes_of_what_was_simulated_what_was_measured_and_leaves_cer
     assert sim_bias.corrected(60.0, "static", ROWS) > 60.0
     with pytest.raises(KeyError, match="no run of muxserve"):
         sim_bias.corrected(95.0, "muxserve", ROWS)
+
+
+def test_host_of_a_run_is_that_of_its_sitting_and_its_half():
+    runs = [
+        {"circumstances": {"date": f"2026-11-{time}:00+00:00"}, "run": {"system": system}}
+        for time, system in (("27T15:20", "prism"), ("27T15:06", "static"), ("27T06:00", "prism"))
+    ]
+    assert [sim_bias.host_of(run) for run in [*runs, {"run": {"system": "static"}}]] == [1.3, 1.12, 1.0, 1.0]
