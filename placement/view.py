@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from placement.actuation.drain import DrainedModel
@@ -14,8 +15,15 @@ from protos import common_pb2, placement_pb2
 def cluster_view(
     cluster: Cluster, demands: Mapping[str, float], rates: Mapping[str, float] | None = None, load_weight: float = 0.0
 ) -> placement_pb2.Cluster:
-    """Every group with its models. `demands`: model -> w; `rates`: model -> tokens per second."""
-    groups = [_group(group, demands, rates or {}, load_weight) for group in cluster.groups.values()]
+    """Every group with its models. `demands`: model -> w; `rates`: model -> tokens per second. Of a model that is
+    active on several groups each has an equal part."""
+    at = [
+        r.model for group in cluster.reachable() for r in group.residents.values() if r.residency == common_pb2.ACTIVE
+    ]
+    places = Counter(at)
+    demands = {model: demand / max(1, places[model]) for model, demand in demands.items()}
+    rates = {model: rate / max(1, places[model]) for model, rate in (rates or {}).items()}
+    groups = [_group(group, demands, rates, load_weight) for group in cluster.groups.values()]
     return placement_pb2.Cluster(groups=groups)
 
 

@@ -132,13 +132,14 @@ class Drain:
         await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
 
     async def _move(self, group: HeardGroup, resident: gpu_scheduler_pb2.Resident, why: str) -> PlacementPlan | None:
-        """Moves an active model to a group that has room, and returns the plan; the plan's group is None if there is no
-        room, or room only where the model is. Returns None for a model that cannot move: it is not active, or its entry
-        is missing or in error. Raises the error of the group that refused."""
+        """Moves an active model to a group that has room, or to another that serves it already, and returns the plan;
+        the plan's group is None if there is no room, or room only where the model is. Returns None for a model that
+        cannot move: it is not active, or its entry is missing or in error. Raises the error of the group that
+        refused."""
         model, entry = resident.model, self._cluster.entry(resident.model)
         if resident.residency != common_pb2.ACTIVE or entry is None or entry.error:
             return None
-        verdict = self._planner.prospect(entry.model)
+        verdict = self._beside(group, model) or self._planner.prospect(entry.model)
         if verdict.group is group:
             return replace(verdict, group=None)
         if verdict.group is not None:
@@ -148,3 +149,11 @@ class Drain:
             await self._actuator.migrate(model, group, verdict.group, record, yields)
             self._planner.moved(model)
         return verdict
+
+    def _beside(self, group: HeardGroup, model: str) -> PlacementPlan | None:
+        """The plan to leave the model to another group that serves it; None if there is none."""
+        for other, there in self._cluster.residents(model):
+            serves = there.residency == common_pb2.ACTIVE and not there.outdated
+            if serves and other is not group and not other.drained and not other.state.stopping:
+                return PlacementPlan(model, other, f"{other.name} serves it already")
+        return None

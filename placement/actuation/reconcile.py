@@ -98,7 +98,10 @@ class Reconciler:
         self._relieving: set[HeardGroup] = set()
         self._moves_after = 0.0
         """Second on the loop's clock before which moves are not searched for again."""
-        self._settler = Deduplicator(cluster, actuator, history, config.drain_ms, self._changed.set)
+        self._replicas_after = 0.0
+        """Second on the loop's clock before which replicas are not looked at again."""
+        most = config.replication.most
+        self._settler = Deduplicator(cluster, actuator, history, config.drain_ms, self._changed.set, most)
 
     def changed(self) -> None:
         """Notes that the cluster has changed, and wakes the loop."""
@@ -317,11 +320,12 @@ class Reconciler:
         Refused."""
         self._actuator.spec(model)
         target = self._cluster.known_group(to_group)
-        source = next((g for g, r in self._cluster.residents(model) if r.residency == common_pb2.ACTIVE), None)
-        if source is None:
+        active = [group for group, there in self._cluster.residents(model) if there.residency == common_pb2.ACTIVE]
+        if not active:
             raise Unmet(f"{model} is not active")
-        if source is target:
+        if active == [target]:
             raise Unmet(f"{model} is on {target.name} already")
+        source = next(group for group in active if group is not target)
         record = self._history.add(model, "migrate", target.name, f"from {source.name}: an operator asked for it")
         return await self._actuator.migrate(model, source, target, record)
 
@@ -345,6 +349,7 @@ class Reconciler:
                 self._settler.settle()
             took = asyncio.get_running_loop().time() - began
             if self._informed.is_set() and self._config.rebalance:
+                self._replicate()
                 self._rebalance()
             # The pause gathers the states of several groups into one look.
             await asyncio.sleep(rest_s(took, look_s=self._look_s))
@@ -377,6 +382,24 @@ class Reconciler:
         record = self._history.add(model, _action(yielding.target), group.name, yielding.reason)
         _log.info("makes way for KV", model=model, group=group.name, why=yielding.reason)
         await self._actuator.bring_down(spec, group, yielding.target, record)
+
+    def _replicate(self) -> None:
+        """Takes a model off a group that it can do without, or brings one that is short of groups up on one more."""
+        loop, actuator = asyncio.get_running_loop(), self._actuator
+        busy = self._planner.waits() or actuator.activating or actuator.moving
+        if self._config.most_replicas < 2 or busy or loop.time() < self._replicas_after:
+            return
+        self._replicas_after = loop.time() + self._config.period_s
+        if (surplus := self._planner.surplus()) is not None:
+            model, group = surplus
+            record = self._history.add(model, "hibernate", group.name, "its other groups can serve its requests")
+            tasks.spawn(self._quietly(actuator.let_go(model, group, record)), f"{model} leaves {group.name}")
+        elif (plan := self._planner.replica()) is not None:
+            assert plan.group is not None
+            record = self._history.add(plan.model, "replicate", plan.group.name, plan.reason, plan.candidates)
+            yields = self.yields(plan, f"part of replicating {plan.model}")
+            work = actuator.activate(plan.model, plan.group, record, yields)
+            tasks.spawn(self._quietly(work), f"{plan.model} comes up on {plan.group.name} too")
 
     def _rebalance(self) -> None:
         if self._planner.waits():  # moves would take room from a model that waits

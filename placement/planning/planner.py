@@ -215,6 +215,38 @@ class Planner:
             self._cluster.group(move.source.group),
         )
 
+    # --- replicas
+
+    def replica(self) -> PlacementPlan | None:
+        """The plan to bring a model that is short of groups up on one more; None if no model is, or there is no room
+        for it. A plan that is returned is taken to be carried out."""
+        self._group_indexes.listen()
+        replication = self._group_indexes.replication
+        for name in replication.short(self._now()):
+            entry = self._cluster.entry(name)
+            there = self._suitable(entry.model) if entry is not None else None
+            if entry is None or there is None:
+                continue
+            here = replication.groups(name)
+            wanted = self._wanted(entry.model)
+            answer = there.activate(wanted.wanted(wanted.demand / (len(here) + 1)), closed=here)
+            plan = self._verdict(entry.model, answer)
+            if plan.group is not None:
+                replication.granted(name, self._group_indexes.rate(name), self._now())
+                where = " and ".join(here)
+                return replace(
+                    plan, reason=f"its requests are late on {where}, where most of the demand is its own: {plan.reason}"
+                )
+        return None
+
+    def surplus(self) -> tuple[str, HeardGroup] | None:
+        """A model, and the group that it can do without; None if no model has more groups than it needs."""
+        self._group_indexes.listen()
+        for name, where in self._group_indexes.replication.surplus(self._now(), self._group_indexes.rate):
+            if (group := self._cluster.group(where)) is not None:
+                return name, group
+        return None
+
     def moved(self, model: str) -> None:
         """Notes that a migration has ended: the model's cool-down begins."""
         self._cool_downs.moved(model, self._now())

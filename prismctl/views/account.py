@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prismctl.views.sizes import size
 from prismctl.views.wording import fault
 from services.wording.plurals import agreeing
+from services.wording.sizes import size
 
 _BROUGHT = {
     "active": ("activate", "migrate"),

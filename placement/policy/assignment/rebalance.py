@@ -74,9 +74,12 @@ def rebalance(
     second at which it last moved. `last`: the round that was wanted the time before."""
     rules = rules or RebalanceRules()
     active: dict[str, PlacedModel] = {}
+    several: set[str] = set()
+    """Models that are active on several groups: none of them moves."""
     for resident in residents:
-        if not resident.hibernating:
-            active.setdefault(resident.model.name, resident)
+        if not resident.hibernating and active.setdefault(resident.model.name, resident) is not resident:
+            several.add(resident.model.name)
+    active = {name: resident for name, resident in active.items() if name not in several}
     booked = [(_counted(r), r.place) for r in residents]
     if len(groups) < 2 or not active:
         return NONE
