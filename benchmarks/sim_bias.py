@@ -55,8 +55,8 @@ FAULTY = {"compare_2gib/prism-quiet-6": "27 moves failed", "compare_2gib/static-
 LEAST_SHARE = 1e-4
 """Shares nearer to 0 or 1 count as so near when odds are taken of them."""
 Row = dict[str, Any]
-"""One run: system, slice, rate, gpu, host (`host_of`), and percents by measure: measured, simulated, and simulated on
-such a host (`on_host`)."""
+"""One run: system, slice, rate, gpu, quotas of its engines, host (`host_of`), and percents by measure: measured,
+simulated, and simulated on such a host (`on_host`)."""
 
 
 def runs(results: Path) -> Iterable[Path]:
@@ -84,6 +84,7 @@ def compared(path: Path, traces: Path, starts: int) -> Row:
     return {
         **{key: found["run"][key] for key in ("system", "slice", "rate")},
         "gpu": "H100" if "h100" in path.parent.name else "H200",
+        "quotas": "2 GiB" if "2gib" in path.parent.name else "what engines need",
         "measured": {name: 100 * system["all"][key] for name, key in MEASURES.items()},
         "simulated": usual,
         "host": host,
@@ -160,12 +161,17 @@ def show(rows: Mapping[str, Row]) -> None:
         print(f"{name:60} {difference(row, 'both'):+6.1f}   {', '.join(shares)}")
     print("\nsimulated - measured, points of requests on time")
     header = ["", "runs", "mean, both", "TTFT", "TPOT", "mean absolute", "worst", "mean on such hosts", "odds"]
-    table = [line(system, of) for system, of in by(rows.values(), lambda row: row["system"]).items()]
+    _report.table(header, table(rows))
+
+
+def table(rows: Mapping[str, Row]) -> list[list[str]]:
+    """A line for each system, and for Prism's slices, rates and GPUs."""
+    lines = [line(system, of) for system, of in by(rows.values(), lambda row: row["system"]).items()]
     prism = [row for row in rows.values() if row["system"] == "prism"]
-    table += [line(f"prism, {name}", of) for name, of in by(prism, lambda row: row["slice"]).items()]
-    table += [line(f"prism, rate {rate:g}", of) for rate, of in by(prism, lambda row: row["rate"]).items()]
-    table += [line(f"prism, {name}", of) for name, of in by(prism, lambda row: row["gpu"]).items()]
-    _report.table(header, table)
+    lines += [line(f"prism, {name}", of) for name, of in by(prism, lambda row: row["slice"]).items()]
+    lines += [line(f"prism, rate {rate:g}", of) for rate, of in by(prism, lambda row: row["rate"]).items()]
+    lines += [line(f"prism, quotas of {name}", of) for name, of in by(prism, lambda row: row["quotas"]).items()]
+    return lines
 
 
 def main() -> None:
