@@ -54,6 +54,10 @@ requests took 2.1 ms on the half of the host that Prism had and 1.8 on the other
 FAULTY = {"compare_2gib/prism-quiet-6": "27 moves failed", "compare_2gib/static-busy-2": "floors a page short"}
 LEAST_SHARE = 1e-4
 """Shares nearer to 0 or 1 count as so near when odds are taken of them."""
+PRESENT = "what engines need"
+"""Quotas of engines since 26 November 2026; before they were 2 GiB."""
+AS_THEN = {"most_replicas": "1"}
+"""Settings of Prism with which it does nothing that it did not do in these runs."""
 Row = dict[str, Any]
 """One run: system, slice, rate, gpu, quotas of its engines, host (`host_of`), and percents by measure: measured,
 simulated, and simulated on such a host (`on_host`)."""
@@ -76,15 +80,17 @@ def compared(path: Path, traces: Path, starts: int) -> Row:
     found = of_start[-1]
     (system,) = found["systems"]
 
+    settings = AS_THEN if sim_check.POLICIES[found["run"]["system"]][0] == "prism" else {}
+
     def simulated(host: float) -> dict[str, float]:
-        modelled = [sim_check.simulated(of_start, {}, start, traces, host) for start in range(starts)]
+        modelled = [sim_check.simulated(of_start, settings, start, traces, host) for start in range(starts)]
         return {name: 100 * fmean(each[key] for each in modelled) for name, key in MEASURES.items()}
 
     usual, host = simulated(1.0), host_of(found)
     return {
         **{key: found["run"][key] for key in ("system", "slice", "rate")},
         "gpu": "H100" if "h100" in path.parent.name else "H200",
-        "quotas": "2 GiB" if "2gib" in path.parent.name else "what engines need",
+        "quotas": "2 GiB" if "2gib" in path.parent.name else PRESENT,
         "measured": {name: 100 * system["all"][key] for name, key in MEASURES.items()},
         "simulated": usual,
         "host": host,
@@ -120,8 +126,9 @@ def _logit(percent: float) -> float:
 
 def corrected(percent: float, system: str, rows: Mapping[str, Row], measure: str = "both") -> float:
     """A simulated percentage of requests on time with the system's mean bias taken off its odds, which leaves less of
-    it near 0 and 100 % than in the middle, as the runs have it. Raises KeyError for a system without runs."""
-    shifts = [odds(row, measure) for row in rows.values() if row["system"] == system]
+    it near 0 and 100 % than in the middle, as the runs have it. Runs of engines with quotas of 2 GiB do not count: they
+    are older, of a fleet that nobody has any more. Raises KeyError for a system without runs."""
+    shifts = [odds(row, measure) for row in rows.values() if row["system"] == system and row["quotas"] == PRESENT]
     if not shifts:
         raise KeyError(f"no run of {system}")
     if not 0 < percent < 100:
@@ -165,12 +172,14 @@ def show(rows: Mapping[str, Row]) -> None:
 
 
 def table(rows: Mapping[str, Row]) -> list[list[str]]:
-    """A line for each system, and for Prism's slices, rates and GPUs."""
-    lines = [line(system, of) for system, of in by(rows.values(), lambda row: row["system"]).items()]
-    prism = [row for row in rows.values() if row["system"] == "prism"]
+    """A line for each system, the same of runs with present quotas, and for Prism's slices and rates of those."""
+    systems = by(rows.values(), lambda row: row["system"])
+    lines = [line(system, of) for system, of in systems.items()]
+    present = {system: [row for row in of if row["quotas"] == PRESENT] for system, of in systems.items()}
+    lines += [line(f"{name}, present quotas", of) for name, of in present.items() if 0 < len(of) < len(systems[name])]
+    prism = present.get("prism", [])
     lines += [line(f"prism, {name}", of) for name, of in by(prism, lambda row: row["slice"]).items()]
     lines += [line(f"prism, rate {rate:g}", of) for rate, of in by(prism, lambda row: row["rate"]).items()]
-    lines += [line(f"prism, quotas of {name}", of) for name, of in by(prism, lambda row: row["quotas"]).items()]
     return lines
 
 

@@ -56,6 +56,7 @@ def row(system, measured, simulated, on_host=None):
     slow = said if on_host is None else dict.fromkeys(sim_bias.MEASURES, on_host)
     return {
         "system": system,
+        "quotas": sim_bias.PRESENT,
         "measured": dict.fromkeys(sim_bias.MEASURES, measured),
         "simulated": said,
         "on_host": slow,
@@ -75,6 +76,8 @@ def test_correction_makes_of_what_was_simulated_what_was_measured_and_leaves_cer
     one = {"1": ROWS["1"]}
     assert sim_bias.corrected(90.0, "prism", one) == pytest.approx(80.0)
     assert 96.0 < sim_bias.corrected(98.5, "prism", one) < 98.0  # less is left of ten points near the top
+    older = {"0": {**row("prism", 90.0, 50.0), "quotas": "2 GiB"}}
+    assert sim_bias.corrected(90.0, "prism", one | older) == pytest.approx(80.0)
     assert sim_bias.corrected(100.0, "prism", one) == 100.0
     assert sim_bias.corrected(60.0, "static", ROWS) > 60.0
     with pytest.raises(KeyError, match="no run of muxserve"):
