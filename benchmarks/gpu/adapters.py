@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,11 @@ from protos import common_pb2
 from testing.engines import harness
 
 _MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_SLOTS = 8
-"""Room for the base and four adapters, rounded up as the loader does."""
 _ADAPTERS = 4
+_SLOTS = 1 + _ADAPTERS
+"""As the loader makes room for a base and so many adapters."""
+_CONTEXT = 4096
+"""Tokens, of the model as it is served: a prefill step is no longer."""
 _ENDS_S = 12.0
 """Seconds kept for stopping the engines and writing the results."""
 _DRAIN_S = 60.0
@@ -202,11 +204,10 @@ async def run(given: argparse.Namespace, folder: Path) -> list[str]:
     pool_tokens = int(given.kv_gib * 2**30 / per_token) // 64 * 64
     most = pool_tokens * per_token
     options = {"random_weights": 1, "max_running_requests": max(batches)}
-    context = given.prompt + given.output + 64
-    model = Model(path, given.device, context, options)
-    room = common_pb2.AdapterPool(slots=_SLOTS, rank=given.rank, modules=_MODULES)
-    with_room = Model(path, given.device, context, options, adapters=room)
     weights = shapes.weights_bytes(config) * (2 if on_host else 1)
+    model = Model(path, given.device, _CONTEXT, options, weights_bytes=weights)
+    room = common_pb2.AdapterPool(slots=_SLOTS, rank=given.rank, modules=_MODULES)
+    with_room = replace(model, adapters=room)
     shape = Shape(given.prompt, given.output, config["vocab_size"])
     names = ("plain", "room")
     # Buffers of adapters and CUDA graphs are beside the weights.

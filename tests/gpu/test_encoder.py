@@ -1,9 +1,12 @@
 """Encoders in a real engine on a real GPU: vectors and ranks are those of Transformers in float32, in both types of 16
-bits, the second time too, in little memory, asleep and awake, and beside a decoder in the same process."""
+bits, the second time too, in little memory, asleep and awake, and beside a decoder in the same process. So are the
+vectors of a decoder, and the probabilities by which one ranks.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +14,16 @@ import pytest
 import torch
 
 from balloond.client import BalloondClient
-from benchmarks.gpu.images import Image
 from protos import common_pb2, engine_pb2
 from testing.engines import harness
 from testing.engines.harness import EngineEnd
+from testing.engines.images import Image
 from testing.systems.local import FOLDER
 from tests.balloond.conftest import Node
 from tests.gpu.conftest import DEVICE, MIB
-from tests.gpu.test_engine import EXTENT
+from tests.gpu.test_engine import EXTENT, make_prompts
 from tests.gpu.test_engine import MODEL as DECODER
+from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.test_encoder import (
     PACKAGE,
     PROMPTS,
@@ -67,14 +71,23 @@ def of_type(folder: Path, dtype: str, copy: Path) -> Path:
     return copy
 
 
-async def right(end: EngineEnd, tag: str, expected: torch.Tensor, least: float) -> None:
-    """All prompts at once, twice: SGLang's own server finds prefixes the second time, and its vectors are wrong."""
+async def right(
+    end: EngineEnd,
+    tag: str,
+    expected: torch.Tensor,
+    least: float,
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    encodes: bool = True,
+) -> None:
+    """All prompts at once, twice: SGLang's own server finds prefixes of an encoder's the second time, and its vectors
+    are wrong."""
     for time in range(2):
-        for number, prompt in enumerate(PROMPTS):
+        for number, prompt in enumerate(prompts):
             end.embed(f"{tag}-{time}-{number}", prompt)
-        for number, _ in enumerate(PROMPTS):
+        for number in range(len(prompts)):
             answer = await end.answer(f"{tag}-{time}-{number}")
-            assert (answer.finish, answer.error, answer.cached_tokens) == (common_pb2.STOP, "", 0)
+            assert (answer.finish, answer.error) == (common_pb2.STOP, ""), (tag, time, number)
+            assert not (encodes and answer.cached_tokens), (tag, time, number)
             vector = torch.tensor(answer.embedding)
             assert float(vector.norm()) == pytest.approx(1.0, abs=1e-2)
             near = float(torch.nn.functional.normalize(vector, dim=0) @ expected[number])
@@ -82,6 +95,7 @@ async def right(end: EngineEnd, tag: str, expected: torch.Tensor, least: float) 
 
 
 def load_of(at: harness.Node, path: Path, pooling: str, dimensions: int) -> engine_pb2.Load:
+    """`pooling`: of an encoder; a decoder has none."""
     load = harness.load(
         at, MODEL, path, context_tokens=CONTEXT, embedding=dimensions, max_running_requests=16, **PATIENT
     )
@@ -104,7 +118,7 @@ async def sleeps_and_wakes(end: EngineEnd, node: Node, mapped: engine_pb2.Weight
 
 
 async def generates(end: EngineEnd, at: harness.Node, tag: str) -> None:
-    """A decoder in the same process, with CUDA graphs."""
+    """A decoder in the same process, with CUDA graphs, whose next token also ranks."""
     load = harness.load(at, MODEL, FOLDER / DECODER, context_tokens=CONTEXT, max_running_requests=8, **PATIENT)
     load.kv_extent_bytes = EXTENT
     await end.hold(load)
@@ -113,6 +127,15 @@ async def generates(end: EngineEnd, at: harness.Node, tag: str) -> None:
     for number in range(4):
         answer = await end.answer(f"text, {tag}-{number}")
         assert (answer.finish, answer.error, len(answer.tokens)) == (common_pb2.LENGTH, "", 12)
+    prompts = make_prompts(4, 200, seed=9)
+    rows = checkpoints.logprobs(FOLDER / DECODER, [[*prompt, 5] for prompt in prompts])
+    likely = [of_text[-1].topk(2) for of_text in rows]
+    for number, prompt in enumerate(prompts):
+        labels = likely[number].indices.tolist()
+        end.ask(f"label, {tag}-{number}", prompt, 1, prompt_only=True, label_token_ids=labels)
+    for number, best in enumerate(likely):
+        told = (await end.answer(f"label, {tag}-{number}")).label_logprobs
+        assert told == pytest.approx(best.values.tolist(), abs=0.5), number  # bfloat16: 0.27 on a CPU
     await end.do(unload=engine_pb2.Unload())
 
 
@@ -123,7 +146,10 @@ async def test_encoders_make_transformers_vectors_and_ranks_in_both_types_twice_
     bert = random_bert(tmp_path / "bert") if PACKAGE is None else minilm()
     roberta = random_roberta(tmp_path / "roberta", **ROBERTA)
     ranker = random_roberta(tmp_path / "ranker", ranks=True, **ROBERTA)
+    decoder = checkpoints.embedder(tmp_path / "decoder")
+    texts = make_prompts(4, 200, seed=8, vocabulary=checkpoints.VOCABULARY)
     vectors = {path: vectors_of(path) for path in (bert, roberta)}
+    vectors[decoder] = {"": torch.tensor(checkpoints.embeddings(decoder, texts))}
     ranks = logits_of(ranker)
     wrong: dict[str, str] = {}
     await node.book(MODEL, weights=WEIGHTS, floor=2 * FLOOR)
@@ -135,8 +161,6 @@ async def test_encoders_make_transformers_vectors_and_ranks_in_both_types_twice_
             folder = of_type(path, dtype, tmp_path / f"{path.name}-{dtype}")
             hidden = config_of(path)["hidden_size"]
             mapped, measured = await end.hold(load_of(at, folder, pooling, 1 if pooling == "pair" else hidden))
-            value_bytes = 2 if DEVICE.startswith("cuda") else 4
-            assert measured.kv_bytes_per_token == 2 * config_of(path)["num_hidden_layers"] * hidden * value_bytes
             assert measured.graph_bytes == 0
             if pooling == "pair":
                 for number, logit in enumerate(ranks):
@@ -145,6 +169,9 @@ async def test_encoders_make_transformers_vectors_and_ranks_in_both_types_twice_
                     assert answer.embedding == pytest.approx([logit], abs=most), (what, number)
                 return
             expected = vectors[path][pooling]
+            if not pooling:
+                await right(end, what, expected, least, texts, encodes=False)
+                return
             await right(end, what, expected, least)
             if what != "bert by mean, float16":
                 return
@@ -161,6 +188,7 @@ async def test_encoders_make_transformers_vectors_and_ranks_in_both_types_twice_
                 ("roberta", roberta, "mean"),
                 ("roberta", roberta, "cls"),
                 ("ranker", ranker, "pair"),
+                ("decoder", decoder, ""),
             ):
                 what = f"{name} by {pooling}, {dtype}"
                 try:

@@ -6,8 +6,8 @@
 #                                     what is missing and fails then, and begins the rest in processes that outlive the shell
 #   sh untried.sh look SECONDS OUT    waits until all is done, or so long; logs and results so far come to OUT
 # Words, all of them in this order if nothing is said; each is bounded by what is left of the time:
-#   engines   the tests of engines, moves, private memory, adapters and encoders, two files at once: each has a balloond
-#             with a GiB of its own or a system that takes what it needs, and the device tells the memory of each process
+#   engines   the tests of engines, moves, private memory, adapters and encoders, two at once: each has a balloond with a
+#             GiB of its own or a system that takes what it needs, and the device tells the memory of each process
 #   serve     the test of a whole system, alone: it counts the device's free memory
 #   start     two starts of make serve with 8B and a request at once, nothing compiled before the first (180 s)
 #   adapters  what adapters cost an 8B model, beside SGLang (200 s)
@@ -51,7 +51,8 @@ case $1 in
         if [ -x "$TOOLS/zstd" ]; then export UNPACK="env LD_LIBRARY_PATH=$TOOLS $TOOLS/zstd -dc"; fi
         # In order of their numbers, whatever those are.
         sh "$(dirname "$0")/setup.sh" "$IN" "$SRC" "$SITE" $(ls -v "$PARTS"/*)
-        (. "$SRC/benchmarks/gpu/offline/run.sh" && python3 -m benchmarks.gpu.first_start --check --folders "$WORK/models")
+        (. "$SRC/benchmarks/gpu/offline/run.sh" && python3 -m benchmarks.gpu.first_start --check --folders "$WORK/models" \
+            ${REHEARSE:+--rehearse})
         shift
         rm -f "$RESULTS/untried.ended"
         setsid nohup sh "$SELF" all "$@" >"$RESULTS/untried.log" 2>&1 </dev/null &
@@ -65,8 +66,9 @@ case $1 in
         for word in "$@"; do
             case $word in
                 engines)
-                    gpu_tests engines 640 -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
-                        tests/gpu/test_engine.py tests/gpu/test_private_memory.py tests/gpu/test_moving.py \
+                    # Each has an engine of its own, so files need not stay together.
+                    gpu_tests engines 640 -n 2 --dist load --maxschedchunk 1 --max-worker-restart 0 \
+                        tests/gpu/test_engine.py tests/gpu/test_moving.py tests/gpu/test_private_memory.py \
                         tests/gpu/test_adapters.py tests/gpu/test_encoder.py ;;
                 serve) gpu_tests serve 120 -p no:xdist tests/gpu/test_serve.py ;;
                 start) bounded 240 120 && TAIL=60 bench first_start "$limit" first_start --limit-s $((limit - 60)) \
@@ -81,7 +83,7 @@ case $1 in
     look)
         until=$(($(date +%s) + $2))
         while [ ! -e "$RESULTS/untried.ended" ] && [ "$(date +%s)" -lt "$until" ]; do sleep 1; done
-        cat "$RESULTS/untried.log"
+        cat "$RESULTS/untried.log" || true
         for each in "$RESULTS"/*/*.json; do
             if [ -e "$each" ]; then cp "$each" "$3"; fi
         done
