@@ -33,7 +33,7 @@ docs/lab/gpu-runs.md.
 An H100 (`cost.py`) differs by its memory alone. Of nine runs of whole systems on two H100s, four of one session are
 within 5 points of requests on time; five of another session, beside two more GPUs at work, are 2 to 13 points below
 what the simulator says. Its bias by system, signed, and what is known of the causes: `benchmarks/sim_bias.py`,
-docs/design/simulator.md. It has none to speak of for systems with fixed places, and is too good for Prism.
+docs/design/simulator.md. It is about two points for systems with fixed places, and five too many for Prism.
 
 A replay of 24 hours with 306,520 requests for 48 models of 8B (TTFT 1 s, TPOT 50 ms) on eight GPUs took 121 to 287 s of
 a core, on shared hosts whose speed varies by two. With models of 32B, 14B and 8B, which overload the GPUs at times so
