@@ -233,7 +233,7 @@ class Model:
     path: Path
     device: str
     context_tokens: int
-    options: Mapping[str, int]
+    options: Mapping[str, Any]
     """Ours; the reference gets the same arguments."""
     others: Sequence[str] = ()
     """Devices of the other ranks."""
