@@ -25,7 +25,8 @@ class SentPrefixes:
 
     def add(self, address: str, model: str, token_ids: Sequence[int]) -> None:
         """Notes that the prompt is sent to the group at `address`."""
-        for prefix in _prefixes(model, token_ids):
+        # The longest first: what is forgotten of a prompt is its end.
+        for prefix in reversed(list(_prefixes(model, token_ids))):
             self._sent[address, prefix] = None
             self._sent.move_to_end((address, prefix))
         while len(self._sent) > self._most_blocks:

@@ -361,8 +361,8 @@ class Tokens:
 
     def _best(self, places: Sequence[RoutePlace]) -> RoutePlace | None:
         """The best of the places: active before waking, connected before not. Of several such the one that has the
-        most of the prompt's prefix, unless it has clearly more of this gateway's requests than another; else the one
-        with the fewest."""
+        most of the prompt's prefix, unless it has clearly more of the model's requests from this gateway than
+        another; else the one with the fewest."""
         if len(places) < 2:
             return places[0] if places else None
         links, job = self._relay.links, self._job
@@ -372,7 +372,7 @@ class Tokens:
 
         least = min(map(badness, places))
         found = [place for place in places if badness(place) == least]
-        busy = {place.address: links.get(place.address).in_flight for place in found}
+        busy = {place.address: links.get(place.address).in_flight_of(job.model) for place in found}
         calm = min(busy.values())
         cached = self._relay.prefixes.longest(list(busy), job.model, job.token_ids)
         ahead = [address for address, count in busy.items() if count - calm > max(_AHEAD, _AHEAD_SHARE * calm)]
@@ -520,4 +520,6 @@ def _fate(finish: common_pb2.Finish, error: str) -> PrismError:
         return Late(f"the first token would have come after its target, and x-slo-drop: late was asked{why}")
     if finish == common_pb2.REJECTED:
         return Invalid(error or "the engine refused the request")
+    if finish == common_pb2.BROKEN:
+        return ModelFaulty(error or "the engine cannot use the model's files")
     return Unavailable(error or "the request was aborted")

@@ -29,8 +29,11 @@ class Actuator:
         self._drain_ms = drain_ms
         self.activating: dict[str, tuple[HeardGroup, asyncio.Task[None]]] = {}
         self.leaving: dict[str, str] = {}
-        """Model -> name of the group that it is leaving; its route prefers its other group."""
+        """Model -> name of the group that it is leaving; its route prefers its other groups."""
         self.moving: set[str] = set()
+        self.overdue: set[tuple[str, str]] = set()
+        """(address of a group's client, model) of models that their group did not release as it was told: those that
+        moved."""
         self.making_way: list[str] = []
         """Names of models that are leaving their group for one that comes up there. A model that makes way for several
         is listed once for each."""
@@ -143,8 +146,10 @@ class Actuator:
         if under_way is not None:
             await asyncio.wait([under_way[1]])
             groups += [group for group in (under_way[0],) if group not in groups]
-        for group in groups:
-            await self.bring_down(spec, group, common_pb2.ON_DISK, record(group), self._drain_ms)
+        down = (self.bring_down(spec, group, common_pb2.ON_DISK, record(group), self._drain_ms) for group in groups)
+        for outcome in await asyncio.gather(*down, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def migrate(
         self,
@@ -161,7 +166,10 @@ class Actuator:
         asked again (`placement/actuation/deduplicate.py`)."""
         if model in self.moving:
             raise Unmet(f"{model} is moving already")
+        if model in self.activating:
+            raise Unmet(f"{model} is coming up on {self.activating[model][0].name}")
         began = time.monotonic()
+        before = {group for group, _ in self._cluster.residents(model)}
         self.moving.add(model)
         try:
             spec = self.spec(model)
@@ -184,10 +192,11 @@ class Actuator:
             record.outcome = f"failed: {error}"
             if model in self.leaving:
                 self._cluster.doubt(source, model)
+                self.overdue.add((source.client.address, model))
             raise
         finally:
             for group, _ in self._cluster.residents(model):
-                if group is not source and group is not target:  # it was brought up there after the source had gone
+                if group is not target and group not in before:  # it was brought up there after the source had gone
                     self._cluster.doubt(group, model)
             self.leaving.pop(model, None)
             self.moving.discard(model)
@@ -216,6 +225,8 @@ class Actuator:
     async def let_go(self, model: str, group: HeardGroup, record: DecisionRecord) -> None:
         """Hibernates a model on one of the groups that serve it. Requests go to the others from now on, and running
         ones may finish within the time of a drain. Raises the group's error if it refuses."""
+        if model in self.moving:
+            raise Unmet(f"{model} is moving already")
         self.moving.add(model)
         self.leaving[model] = group.name
         try:

@@ -100,6 +100,10 @@ class Reconciler:
         """Second on the loop's clock before which moves are not searched for again."""
         self._replicas_after = 0.0
         """Second on the loop's clock before which replicas are not looked at again."""
+        self._replicating: asyncio.Task[None] | None = None
+        """The task by which a model comes up on a further group; there is one at a time."""
+        self._evicting: set[str] = set()
+        """Names of models that an operator brings down."""
         most = config.replication.most
         self._settler = Deduplicator(cluster, actuator, history, config.drain_ms, self._changed.set, most)
 
@@ -246,7 +250,7 @@ class Reconciler:
         entry = self._cluster.entry(model)
         if target == common_pb2.ON_DISK and entry is not None and (entry.model.pinned or entry.image_pinned):
             raise Unmet(f"{model} is pinned: its image stays in host memory until it is unpinned")
-        if not places and self._is_on_its_way(model):
+        if model in self._actuator.activating or (not places and self._is_on_its_way(model)):
             raise Conflict(f"{model} is on its way: it goes down once that has ended")
         if not places and not (target == common_pb2.ON_DISK and self._has_image(model)):
             raise Unmet(f"{model} is {self._state(model)}: there is nothing to bring down")
@@ -254,7 +258,11 @@ class Reconciler:
         for group in places:
             why = group.residents[model].no_image if model in group.residents else ""
             record = self._history.add(model, _action(target), group.name, "an operator asked for it")
-            last = await self._actuator.bring_down(spec, group, target, record)
+            self._evicting.add(model)
+            try:
+                last = await self._actuator.bring_down(spec, group, target, record)
+            finally:
+                self._evicting.discard(model)
             if target == common_pb2.HIBERNATING != last.residency:
                 reached = common_pb2.COLD
             reason = reason or last.reason or why
@@ -323,9 +331,9 @@ class Reconciler:
         active = [group for group, there in self._cluster.residents(model) if there.residency == common_pb2.ACTIVE]
         if not active:
             raise Unmet(f"{model} is not active")
-        if active == [target]:
+        if target in active:
             raise Unmet(f"{model} is on {target.name} already")
-        source = next(group for group in active if group is not target)
+        source = min(active, key=lambda group: group.residents[model].waiting + group.residents[model].running)
         record = self._history.add(model, "migrate", target.name, f"from {source.name}: an operator asked for it")
         return await self._actuator.migrate(model, source, target, record)
 
@@ -349,8 +357,8 @@ class Reconciler:
                 self._settler.settle()
             took = asyncio.get_running_loop().time() - began
             if self._informed.is_set() and self._config.rebalance:
-                self._replicate()
-                self._rebalance()
+                if not self._replicate():
+                    self._rebalance()
             # The pause gathers the states of several groups into one look.
             await asyncio.sleep(rest_s(took, look_s=self._look_s))
 
@@ -383,23 +391,37 @@ class Reconciler:
         _log.info("makes way for KV", model=model, group=group.name, why=yielding.reason)
         await self._actuator.bring_down(spec, group, yielding.target, record)
 
-    def _replicate(self) -> None:
-        """Takes a model off a group that it can do without, or brings one that is short of groups up on one more."""
+    def _replicate(self) -> bool:
+        """Takes models off groups that they can do without, and brings one that is short of groups up on one more.
+        Returns whether anything was begun."""
         loop, actuator = asyncio.get_running_loop(), self._actuator
-        busy = self._planner.waits() or actuator.activating or actuator.moving
-        if self._config.most_replicas < 2 or busy or loop.time() < self._replicas_after:
-            return
+        if self._config.most_replicas < 2 or loop.time() < self._replicas_after:
+            return False
         self._replicas_after = loop.time() + self._config.period_s
-        if (surplus := self._planner.surplus()) is not None:
-            model, group = surplus
+        on_their_way = actuator.moving | actuator.removing | actuator.activating.keys() | self._evicting
+        surplus = [(model, group) for model, group in self._planner.surplus() if model not in on_their_way]
+        for model, group in surplus:
             record = self._history.add(model, "hibernate", group.name, "its other groups can serve its requests")
             tasks.spawn(self._quietly(actuator.let_go(model, group, record)), f"{model} leaves {group.name}")
-        elif (plan := self._planner.replica()) is not None:
-            assert plan.group is not None
-            record = self._history.add(plan.model, "replicate", plan.group.name, plan.reason, plan.candidates)
-            yields = self.yields(plan, f"part of replicating {plan.model}")
-            work = actuator.activate(plan.model, plan.group, record, yields)
-            tasks.spawn(self._quietly(work), f"{plan.model} comes up on {plan.group.name} too")
+        # One at a time, and not while a model waits for the room that it would take.
+        plan = None
+        if not surplus and not self._planner.waits() and self._replicating is None:
+            plan = self._planner.replica(on_their_way)
+        if plan is not None:
+            self._replicating = tasks.spawn(self._quietly(self._bring_replica(plan)), f"replicate {plan.model}")
+            self._replicating.add_done_callback(self._replicated)
+        return bool(surplus) or plan is not None
+
+    async def _bring_replica(self, plan: PlacementPlan) -> None:
+        assert plan.group is not None
+        record = self._history.add(plan.model, "replicate", plan.group.name, plan.reason, plan.candidates)
+        yields = self.yields(plan, f"part of replicating {plan.model}")
+        await self._actuator.activate(plan.model, plan.group, record, yields)
+        if (under_way := self._actuator.activating.get(plan.model)) is not None:
+            await asyncio.wait([under_way[1]])
+
+    def _replicated(self, _: object) -> None:
+        self._replicating = None
 
     def _rebalance(self) -> None:
         if self._planner.waits():  # moves would take room from a model that waits

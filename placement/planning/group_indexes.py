@@ -197,7 +197,7 @@ class GroupIndexes:
             r.model: Replica(demands[r.model] / total, r.late, r.ttft_met, r.ttft_missed, r.waiting + r.running)
             for r in active
         }
-        self.replication.heard(group.name, replicas, now)
+        self.replication.heard(group.client.address, replicas, now)
 
     def _demand_at(self, model: str) -> float:
         """Demand of the model on each group where it is active: gateways divide its requests evenly."""
@@ -277,6 +277,7 @@ class GroupIndexes:
                 PlacedModel(
                     self.model(entry.model, resident).wanted(self._demand_at(resident.model)),
                     place,
+                    elsewhere=len(self.replication.groups(resident.model)) > active,
                     hibernating=asleep,
                     idle_s=resident.idle_s + since_s if idle else 0.0,
                     wake_s=wake_s,

@@ -177,6 +177,7 @@ class SimulatedIndexes:
                 PlacedModel(
                     self.models[name].wanted(self._demand_at(name)),
                     place,
+                    elsewhere=self._places(name) > resident.active,
                     hibernating=resident.residency is SimulatedResidency.HIBERNATING,
                     idle_s=idle,
                     wake_s=wake_s,

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from protos import common_pb2
+from services.errors import Conflict, Unmet
 from services.runtime import tasks
 from testing.patience import PATIENCE_S
 from tests.placement.fakes import MIB, FakeCluster
@@ -24,6 +25,8 @@ async def world() -> AsyncIterator[FakeCluster]:
     world.reconciler.changed()
     loop = tasks.spawn(world.reconciler.run(), "placement's loop")
     async with asyncio.timeout(PATIENCE_S):
+        for _ in range(2):
+            report(world, late=0, tokens=0, seconds=10.0)
         yield world
     await tasks.cancel(loop)
 
@@ -84,8 +87,54 @@ async def test_drained_group_leaves_its_replica_to_the_other_group(world: FakeCl
     assert world.groups[0].calls == [("hot", "COLD", [])] and world.groups[1].calls == []
 
 
-async def test_operators_move_of_a_replica_to_a_group_that_serves_it_takes_it_off_the_other(world: FakeCluster) -> None:
+async def test_operators_move_of_a_model_with_replicas_leaves_one_of_its_groups(world: FakeCluster) -> None:
     world.groups[1].put("hot", weights_bytes=30 * MIB)
     world.tell()
-    await world.reconciler.migrate("hot", "g1")
-    assert places(world) == ["g1"] and world.groups[1].calls == []
+    with pytest.raises(Unmet, match="hot is on g1 already"):
+        await world.reconciler.migrate("hot", "g1")
+    world.groups[0].put("hot", weights_bytes=30 * MIB, running=7)
+    world.tell()
+    await world.reconciler.migrate("hot", "g2")
+    assert sorted(places(world)) == ["g0", "g2"], "the one with the fewest requests is left"
+    assert world.cluster.doubtful == set()
+
+
+async def test_model_that_its_source_did_not_release_leaves_it_though_it_may_have_replicas(world: FakeCluster) -> None:
+    source = world.groups[0]
+    source.fail = Conflict("hot is busy")
+    with pytest.raises(Conflict, match="hot is busy"):
+        await world.reconciler.migrate("hot", "g1")
+    assert sorted(places(world)) == ["g1"], "the source gets no new requests"
+    source.fail = None
+    await world.heard(lambda: places(world) == ["g1"] and not world.cluster.doubtful and not source.state.residents)
+
+
+async def test_eviction_of_a_model_is_refused_while_its_replica_comes_up(world: FakeCluster) -> None:
+    asked, up = world.groups[1].come_up_slowly()
+    world.groups[2].state.drained = True
+    world.tell()
+    while not asked.is_set():
+        report(world, late=5, tokens=1000)
+        await asyncio.sleep(0)
+    with pytest.raises(Conflict, match="hot is on its way"):
+        await world.reconciler.evict("hot", common_pb2.HIBERNATING)
+    up.set()
+    await world.heard(lambda: len(places(world)) == 2)
+    await world.reconciler.evict("hot", common_pb2.HIBERNATING)
+    assert places(world) == []
+
+
+async def test_replica_that_fails_is_not_tried_where_the_model_is_in_error_and_the_model_serves_on(
+    world: FakeCluster,
+) -> None:
+    for group in world.groups[1:]:
+        group.put("hot", common_pb2.ERROR, reason="out of memory")
+    world.tell()
+    for _ in range(5):
+        report(world, late=5, tokens=1000)
+        await asyncio.sleep(0)
+    assert places(world) == ["g0"] and not world.groups[1].calls + world.groups[2].calls
+    world.groups[0].put("hot", common_pb2.HIBERNATING)
+    world.tell()
+    (route,) = world.routes()
+    assert (route.residency, route.error) == (common_pb2.HIBERNATING, ""), "it can wake"
