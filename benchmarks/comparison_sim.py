@@ -3,6 +3,7 @@
     python benchmarks/comparison_sim.py --traces FOLDER              # all that the file does not have yet
     python benchmarks/comparison_sim.py --traces FOLDER --only eighteen
     python benchmarks/comparison_sim.py --show                       # the tables of what it has
+    python benchmarks/comparison_sim.py --show --corrected           # with each system's bias taken off
 
 Every system of `sim/policies` over rates, SLO scales and numbers of GPUs, on the fleets of `_fleets.py`; SWEEPS has all
 of it. Targets are, as in the paper, the P95 of each model alone on devices of its own with the slice as it is (rate 1),
@@ -21,7 +22,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import inf, isnan
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import _report
+from benchmarks import _report, sim_bias
 from benchmarks._fleets import FLEETS, HARDWARE, WARM_GAP_S, Fleet, workload
 from benchmarks._pool import pool, results
 from sim import report
@@ -255,8 +256,9 @@ def measure(out: Path, traces: Path, only: str, workers: int) -> dict[str, Any]:
     return done
 
 
-def show(done: dict[str, Any]) -> None:
-    """A table for each sweep and workload."""
+def show(done: dict[str, Any], bias: Mapping[str, sim_bias.Row]) -> None:
+    """A table for each sweep and workload. `bias`: real runs whose bias is taken off the figures of systems that have
+    some."""
     for sweep in SWEEPS:
         fleet = FLEETS[sweep.fleet]
         for name in fleet.sources:
@@ -264,7 +266,9 @@ def show(done: dict[str, Any]) -> None:
             for point in points(sweep):
                 if point.workload == name and point.key in done:
                     head = f"{point.gpus} GPUs, rate {point.rate:g}, scale {point.scale:g}"
-                    columns.setdefault(head, {})[point.variant] = _cell(done[point.key])
+                    columns.setdefault(head, {})[point.variant] = _cell(
+                        done[point.key], VARIANTS[point.variant][0], bias
+                    )
             if columns:
                 print(f"\n{fleet.name}, {name}: % on time, of both targets (of TTFT, of TPOT)")
                 heads = _what_varies(list(columns))
@@ -272,10 +276,15 @@ def show(done: dict[str, Any]) -> None:
                 _report.table(["", *heads], rows)
 
 
-def _cell(point: dict[str, Any]) -> str:
+def _cell(point: dict[str, Any], system: str, bias: Mapping[str, sim_bias.Row]) -> str:
     if "refused" in point:
         return "refused"
-    both, ttft, tpot = (100 * point[name] for name in ("attainment", "ttft_attainment", "tpot_attainment"))
+    shares = {name: 100 * point[key] for name, key in sim_bias.MEASURES.items()}
+    if any(row["system"] == system for row in bias.values()):
+        shares = {name: sim_bias.corrected(share, system, bias, name) for name, share in shares.items()}
+    elif bias:
+        return "not measured"
+    both, ttft, tpot = shares.values()
     return f"{both:.1f} ({ttft:.1f} {tpot:.1f})"
 
 
@@ -292,13 +301,14 @@ def main() -> None:
     parser.add_argument("--only", default="", choices=["", *FLEETS], help="one fleet")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at a time")
     parser.add_argument("--show", action="store_true", help="runs nothing")
+    parser.add_argument("--corrected", action="store_true", help="what is shown has each system's bias taken off")
     given: argparse.Namespace = parser.parse_args()
     if given.show:
-        show(json.loads(given.out.read_text())["points"])
+        show(json.loads(given.out.read_text())["points"], sim_bias.kept() if given.corrected else {})
         return
     if given.traces is None:
         parser.error("--traces is needed")
-    show(measure(given.out, given.traces, given.only, given.workers))
+    show(measure(given.out, given.traces, given.only, given.workers), {})
 
 
 if __name__ == "__main__":

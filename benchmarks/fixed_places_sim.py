@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _report, slices_sim
 from benchmarks._pool import pool
-from benchmarks.slices_sim import PARTS, SPECS, Part
+from benchmarks._slices import EIGHTEEN, Part
+from benchmarks.slices_sim import SPECS
 
 STARTS = 4
 SHOWN = 5
@@ -61,12 +62,14 @@ def main() -> None:
         "fixed_places_sim", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--traces", type=Path, required=True, help="where the traces' files are")
-    parser.add_argument("--only", action="append", required=True, choices=[part.name for part in PARTS], help="a slice")
+    parser.add_argument(
+        "--only", action="append", required=True, choices=[part.name for part in EIGHTEEN], help="a slice"
+    )
     parser.add_argument("--out", type=Path, default=_report.RESULTS / "fixed_places_sim.json")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     given = parser.parse_args()
     rows, results = [], []
-    for part in (part for part in PARTS if part.name in given.only):
+    for part in (part for part in EIGHTEEN if part.name in given.only):
         found = compared(part, given.traces, given.workers)
         results.append(found)
         fixed = [row["attainment"] for row in found["fixed"]]

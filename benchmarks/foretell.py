@@ -1,6 +1,6 @@
 """What the simulator says of the comparison on GPUs before it is run.
 
-    python benchmarks/foretell.py DIR [--starts 4] [--quota-mib 1664] [--targets SLOS]
+    python benchmarks/foretell.py DIR --traces FOLDER [--starts 4] [--quota-mib 1664] [--targets SLOS]
 
 DIR has results of `benchmarks.gpu.compare run`, a run of each slice and rate, of whatever system: its requests,
 targets, shapes and devices go through every system, as `sim_check.py` has them, with engines' quotas as
@@ -67,6 +67,7 @@ def main() -> None:
         "foretell", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--traces", type=Path, help="where the traces' files are, for results with summaries")
     parser.add_argument("--starts", type=int, default=4, help="orders in which models come up (default: %(default)s)")
     parser.add_argument("--quota-mib", type=int, default=systems.GPU.quota_bytes >> 20, help="(default: %(default)s)")
     parser.add_argument("--systems", type=lambda text: text.split(","), default=list(FORETOLD))
@@ -83,7 +84,7 @@ def main() -> None:
             begins = number if systems.SYSTEMS[system].planned else 0
             before = [as_system(each, system, given.quota_mib << 20) for each in runs[begins : number + 1]]
             try:
-                said = [sim_check.simulated(before, {}, start) for start in range(given.starts)]
+                said = [sim_check.simulated(before, {}, start, given.traces) for start in range(given.starts)]
                 both, ttft, tpot = (100 * fmean(each[key] for each in said) for key in sim_check.SHARES)
                 cells.append(f"{both:.1f} ({ttft:.1f} {tpot:.1f})")
             except FleetError as error:

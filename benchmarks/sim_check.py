@@ -1,14 +1,16 @@
 """The simulator beside runs of real systems: what it says of the same requests, and by how much it is off.
 
-    python benchmarks/sim_check.py DIR [--starts 4] [--all] [--set joint_s=0.1 ...]
+    python benchmarks/sim_check.py DIR --traces FOLDER [--starts 4] [--all] [--set joint_s=0.1 ...]
 
-DIR has results of `benchmarks.gpu.compare run`. Each run's requests, targets, shapes and devices go through the
-simulator's policy of the same name. Before them each model is asked once, and come the requests of the runs that the
-same start had before, if DIR has their results: where they left the models is where this one begins. That may be worth
-ten points, and so may where models came up at first, and in which order. The places are the run's, under Prism and
-where it says them (`began`), the order is taken in several ways: figures are the means, with the least and the most of
-requests on time. When an idle model leaves under ServerlessLLM's rule is the run's. Ablations are left out that the
-simulator has no setting for, and, without `--all`, runs of policies that are no more, or further ones (NAME.WHAT.json).
+DIR has results of `benchmarks.gpu.compare run`, and FOLDER the traces that these replayed: results that are kept for
+good have summaries of their requests, which are made again from the trace. Each run's requests, targets, shapes and
+devices go through the simulator's policy of the same name. Before them each model is asked once, and come the requests
+of the runs that the same start had before, if DIR has their results: where they left the models is where this one
+begins. That may be worth ten points, and so may where models came up at first, and in which order. The places are the
+run's, under Prism and where it says them (`began`), the order is taken in several ways: figures are the means, with the
+least and the most of requests on time. When an idle model leaves under ServerlessLLM's rule is the run's. Ablations are
+left out that the simulator has no setting for, and, without `--all`, runs of policies that are no more, or further ones
+(NAME.WHAT.json). `sim_bias.py` has all runs in one table, by system.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import argparse
 import json
 import random
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -27,8 +31,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import systems
+from benchmarks.gpu.slices import SLICES, deal
 from sim import report
-from sim.engines.cost import GPUS, H200, GpuModel
+from sim.engines.cost import GPUS, H200, GpuModel, on_host
+from sim.inputs import trace
 from sim.inputs.catalogue import SHAPES, ModelSet, Spec
 from sim.inputs.request import SimulatedRequest
 from sim.inputs.trace import Workload
@@ -59,9 +65,12 @@ Found = dict[str, Any]
 """A run's result."""
 
 
-def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) -> dict[str, Any]:
+def simulated(
+    runs: Sequence[Found], settings: Mapping[str, str], start: int, traces: Path | None = None, host: float = 1.0
+) -> dict[str, Any]:
     """What the simulator's report says of all requests of the last of these runs, which one start had in this order.
-    `start`: in which order models come up. Raises FleetError."""
+    `start`: in which order models come up. `traces`: the folder of the traces, for runs whose requests are summaries.
+    `host`: how many times as long as usual its host's cores take. Raises FleetError, ValueError."""
     found = runs[-1]
     policy, own = POLICIES[found["run"]["system"]]
     if policy == "serverlessllm":
@@ -84,19 +93,18 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
     begins_s = WARM_GAP_S * (len(specs) + 1)
     asked: list[SimulatedRequest] = []
     for number, run in enumerate(runs):
-        asked = requests(run, f"{number}-", begins_s)
+        asked = requests(run, f"{number}-", begins_s, traces)
         every += asked
         begins_s += run["seconds"] + BETWEEN_S
     devices = found["system"]["devices"]
-    kind = hardware_of(found)
+    kind = on_host(hardware_of(found), host)
     # Engines may have been given more for themselves than they need.
     quotas = [entry.get("quota_bytes", 0) for entry in found["system"]["catalogue"].values()]
     hardware = replace(
         kind, capacity_bytes=min(devices.values()), quota_bytes=max(quotas, default=0) or kind.quota_bytes
     )
-    trace = Workload(every, begins_s - BETWEEN_S)
     outcome = Replay(
-        trace,
+        Workload(every, begins_s - BETWEEN_S),
         ModelSet(specs),
         (1,) * len(devices),
         SYSTEMS[policy],
@@ -115,14 +123,45 @@ def hardware_of(run: Found) -> GpuModel:
     return next((hardware for name, hardware in GPUS.items() if name in gpu), H200)
 
 
-def requests(run: Found, prefix: str, begins_s: float) -> list[SimulatedRequest]:
-    """Those of a run, with their targets, from `begins_s` on."""
+def requests(run: Found, prefix: str, begins_s: float, traces: Path | None = None) -> list[SimulatedRequest]:
+    """Those of a run, with their targets, from `begins_s` on. Raises ValueError where the result has a summary of them
+    and the trace does not have these requests."""
     (system,) = run["systems"]
     targets = _targets(run)
+    kept = system["samples"]["rows"]
+    rows = kept if isinstance(kept, list) else _replayed(run, traces)
     return [
         SimulatedRequest(f"{prefix}{i}", name, begins_s + at, prompt, output, *targets[name])
-        for i, (at, name, prompt, output, *_) in enumerate(system["samples"]["rows"])
+        for i, (at, name, prompt, output, *_) in enumerate(rows)
     ]
+
+
+Row = tuple[float, str, int, int]
+"""Second of arrival, model, prompt and output tokens."""
+
+
+def _replayed(run: Found, traces: Path | None) -> list[Row]:
+    if traces is None:
+        raise ValueError("this result has a summary of its requests: --traces has to say where the traces are")
+    part, arguments = SLICES[run["run"]["slice"]], run["arguments"]
+    (context,) = {entry["context_tokens"] for entry in run["system"]["catalogue"].values()}
+    cut = trace.Slice(part.from_s, run["seconds"], float(arguments["rate"]), int(arguments["seed"]))
+    names = deal(list({row.model for row in _read(traces / part.trace, context)}), tuple(run["system"]["shapes"]))
+    rows = [
+        (row.arrival, names[row.model], row.prompt_tokens, row.output_tokens)
+        for row in _read(traces / part.trace, context, cut)
+    ]
+    (system,) = run["systems"]
+    counts = system["samples"]["rows"]["columns"][1]
+    if Counter(name for _, name, *_ in rows) != counts:
+        raise ValueError(f"{traces / part.trace} does not have the requests of this run, by model: {counts}")
+    return rows
+
+
+@cache
+def _read(path: Path, context_tokens: int, part: trace.Slice | None = None) -> list[SimulatedRequest]:
+    every = ModelSet([Spec("*", SHAPES["1b"], context_tokens=context_tokens)])
+    return trace.read(path, every, part or trace.Slice()).requests
 
 
 def _began(run: Found) -> dict[str, str]:
@@ -158,10 +197,12 @@ def one_start(path: Path) -> list[Found]:
     return [*(json.loads(each.read_text()) for each in before if each.exists()), found]
 
 
-def lines(name: str, runs: Sequence[Found], settings: Mapping[str, str], starts: int) -> list[list[str]]:
+def lines(
+    name: str, runs: Sequence[Found], settings: Mapping[str, str], starts: int, traces: Path | None = None
+) -> list[list[str]]:
     (system,) = runs[-1]["systems"]
     try:
-        modelled = [simulated(runs, settings, start) for start in range(starts)]
+        modelled = [simulated(runs, settings, start, traces) for start in range(starts)]
     except FleetError as error:
         return [[name, str(error)]]
     both = [100 * each["attainment"] for each in modelled]
@@ -188,6 +229,7 @@ def main() -> None:
         "sim_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--traces", type=Path, help="where the traces' files are")
     parser.add_argument("--starts", type=int, default=4, help="orders in which models come up (default: %(default)s)")
     parser.add_argument("--all", action="store_true", help="also NAME.WHAT.json")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of Prism's policies")
@@ -199,7 +241,7 @@ def main() -> None:
         if found.get("run", {}).get("system") not in POLICIES or ("." in path.stem and not given.all):
             continue
         own = settings if found["run"]["system"] == "prism" else {}
-        for row in lines(path.stem, one_start(path), own, given.starts):
+        for row in lines(path.stem, one_start(path), own, given.starts, given.traces):
             print("".join(f"{cell:<{width}}" for cell, width in zip(row, WIDTHS, strict=False)).rstrip(), flush=True)
 
 

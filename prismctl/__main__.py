@@ -18,6 +18,7 @@ from prismctl.commands.explain import explain
 from prismctl.commands.logs import logs
 from prismctl.commands.plan import plan
 from prismctl.commands.top import status, top
+from prismctl.commands.trace import trace
 from prismctl.system.system import USAGE, SystemAddresses, failed
 from services.errors import PrismError
 from services.rpc import rpc, tls
@@ -33,6 +34,7 @@ _COMMANDS: dict[Callable[..., None], str] = {
     explain: "prismctl explain llama-debian --last 3",
     drain: "prismctl drain cuda:0",
     logs: "prismctl logs gateway placement --level warning --follow",
+    trace: "prismctl trace requests.csv.gz",
     plan: "prismctl plan --catalogue models.toml --rates rates.csv --gpus 8 --fewest",
 }
 for command, example in _COMMANDS.items():

@@ -15,6 +15,7 @@ of placement is written again here, without I/O.
     policies/           the systems that are compared, one file each
     inputs/             traces, catalogues, rates; `python -m sim.synthetic` draws a fleet of any size
     replay, report      one run, and its figures
+    trace_analysis      how the models of a trace share their time, without a replay (`prismctl trace`)
 
 The model has arrivals, arbitration, the prefill turn and pauses, batching, KV by extents, ballooning with limits and
 reclaims, residencies and their durations, eviction, migration, time slices between engines, and the host's part of
@@ -31,9 +32,8 @@ docs/lab/gpu-runs.md.
 
 An H100 (`cost.py`) differs by its memory alone. Of nine runs of whole systems on two H100s, four of one session are
 within 5 points of requests on time; five of another session, beside two more GPUs at work, are 2 to 13 points below
-what the simulator says. For twenty-seven runs on H200s it is 4.3 points off on average, 14.8 at worst, on a host that
-others were using; 3.2 on average with runs on quicker hosts in their place. Under heavy load its results for Prism are
-too good.
+what the simulator says. Its bias by system, signed, and what is known of the causes: `benchmarks/sim_bias.py`,
+docs/design/simulator.md. It is about two points for systems with fixed places, and five too many for Prism.
 
 A replay of 24 hours with 306,520 requests for 48 models of 8B (TTFT 1 s, TPOT 50 ms) on eight GPUs took 121 to 287 s of
 a core, on shared hosts whose speed varies by two. With models of 32B, 14B and 8B, which overload the GPUs at times so

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from sim.clock import Clock
 from sim.engines.cost import H200, GpuModel
@@ -42,6 +43,8 @@ class Replay:
     build: Build
     settings: dict[str, str] = field(default_factory=dict)
     hardware: GpuModel = H200
+    rates: Mapping[str, float] | None = None
+    """Tokens per second of each model that systems planned ahead are told; None: the mean rates of this replay."""
     patience_s: float = 3600.0
     """Virtual seconds after the last arrival in which requests may still end; later they count as failed."""
     progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
@@ -53,6 +56,7 @@ class Replay:
         self._clock = Clock()
         self._ended = 0
         self._last_end = 0.0
+        self._handed = -inf
         specs = self._specs()
         system = self.build(
             World(self._clock, self.hardware, self.sizes, specs, self._rates()), self._count, self.settings
@@ -77,7 +81,9 @@ class Replay:
         names = sorted({request.model for request in self.trace.requests})
         return [spec for name in names if (spec := self.catalogue.find(name)) is not None]
 
-    def _rates(self) -> dict[str, float]:
+    def _rates(self) -> Mapping[str, float]:
+        if self.rates is not None:
+            return self.rates
         tokens: dict[str, int] = {}
         for request in self.trace.requests:
             tokens[request.model] = tokens.get(request.model, 0) + request.prompt_tokens + request.output_tokens
@@ -100,7 +106,9 @@ class Replay:
     def _next_arrival(self) -> None:
         request = next(self._arrivals, None)
         if request is not None:
-            self._clock.at(request.arrival + self.hardware.path_s, self._arrive, request)
+            handed = max(request.arrival + self.hardware.path_s, self._handed + self.hardware.handover_s)
+            self._handed = handed
+            self._clock.at(handed, self._arrive, request)
 
     def _arrive(self, request: SimulatedRequest) -> None:
         self._next_arrival()

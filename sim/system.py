@@ -24,7 +24,7 @@ class World:
     specs: Sequence[Spec]
     """The models of the trace."""
     rates: Mapping[str, float]
-    """Model -> tokens per second over the whole replay, for systems that are planned ahead."""
+    """Model -> tokens per second, for systems that are planned ahead: over the whole replay, or what they are told."""
 
 
 class System(Protocol):

@@ -56,7 +56,7 @@ def test_a_system_that_cannot_hold_the_models_is_a_point_too_with_the_reason(tin
     done = comparison_sim.measure(tiny / "out.json", tiny, "tiny", 1)
     assert "finds no place for" in done["tiny/t/2/muxserve/2/10"]["refused"]
     assert done["tiny/t/2/static/2/10"]["failed"].keys() == {"its model has no place"}
-    comparison_sim.show(done)
+    comparison_sim.show(done, {})
     shown = capsys.readouterr().out
     assert "tiny, t:" in shown and "refused" in shown
 

@@ -92,6 +92,12 @@ class GpuModel:
     """Share of one engine's work that several engines do together while none of them prefills."""
     path_s: float = 0.01001
     """Time from a request's arrival at its gateway to its engine's queue, and of its first token back."""
+    handover_s: float = 0.0008
+    """Time for which a request keeps each process on its way busy: requests of one moment reach their engines so far
+    apart. Bursts of eight and twenty-four on H200s' hosts (docs/lab/gpu-runs.md, "A burst waits for its gateway")."""
+    capture_share: float = 1.0
+    """Share of the devices that an engine which comes up cold wants while it captures its graphs. Whole prefill steps
+    of an 8B model beside it took 70 to 130 ms instead of 50, as beside an engine that always wants them."""
     prefill_chunk: int = 2048
     """The most tokens of an engine's prefill step."""
     most_running: int = 256
@@ -169,6 +175,23 @@ def graph_bytes(shape: Shape, hardware: GpuModel) -> int:
     """Bytes of CUDA graphs on each device."""
     beyond = max(0, largest_graph(shape, hardware) - LEAST_TOKENS)
     return hardware.graph_bytes + beyond * hardware.prefill_graph_bytes
+
+
+_HOST_TIMES = (
+    "decode_host_s",
+    "decode_host_request_s",
+    "prefill_host_s",
+    "prefill_after_s",
+    "prefill_layer_s",
+    "prefill_graph_layer_s",
+    "path_s",
+    "handover_s",
+)
+
+
+def on_host(hardware: GpuModel, factor: float) -> GpuModel:
+    """The GPU on a host whose cores take so many times as long."""
+    return replace(hardware, **{name: factor * getattr(hardware, name) for name in _HOST_TIMES})
 
 
 class Cost:
@@ -298,6 +321,11 @@ class Cost:
     def cold_s(self) -> float:
         """Seconds of starting from an image, in a warm engine: graphs are captured again."""
         return self.hardware.cold_base_s + self.shape.layers * self.hardware.cold_layer_s + self._copy_s
+
+    @property
+    def capture_s(self) -> float:
+        """Seconds of a cold start in which its engine uses the devices: graphs are captured."""
+        return self.shape.layers * self.hardware.cold_layer_s
 
     @property
     def _copy_s(self) -> float:

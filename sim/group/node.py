@@ -17,7 +17,7 @@ from services.errors import Refused
 from sim.clock import Clock, Timer
 from sim.engines.cost import Cost, GpuModel, graph_bytes
 from sim.engines.engine import EngineListener, SimulatedEngine
-from sim.engines.processor import Processor
+from sim.engines.processor import Processor, Task
 from sim.group.memory import SimulatedMemory
 from sim.inputs.catalogue import Spec
 from sim.inputs.request import SimulatedRequest
@@ -222,7 +222,15 @@ class SimulatedGroup:
             self.memory.open(resident.engine)
         self.memory.fill(name, self.own_bytes(resident.spec))
         seconds = resident.cost.wake_s if asleep else resident.cost.cold_s
+        if not asleep and self.hardware.capture_share > 0:
+            self._capture(resident.cost.capture_s)
         self.clock.after(seconds, self._up, resident, done, seconds)
+
+    def _capture(self, seconds: float) -> None:
+        """Has an engine that comes up take its part of the devices for so long."""
+        task = Task(lambda: None)
+        self.processor.work(task, 2 * seconds, devices=self.hardware.capture_share)
+        self.clock.after(seconds, self.processor.rest, task)
 
     def _up(self, resident: SimulatedResident, done: Callable[[bool], None], seconds: float) -> None:
         if resident.asleep:

@@ -58,13 +58,9 @@ def read(path: Path, catalogue: ModelSet, part: Slice) -> Workload:
     draw = random.Random(part.seed)
     trace = Workload([], part.seconds)
     last = 0.0
-    for where, row in _rows(path):
-        arrival = _number(row[0], where, "arrival_s")
-        if arrival < last:
-            raise TraceError(f"{where}: time goes back, from {last:g} to {arrival:g} s")
+    for where, arrival, model, prompt, output in rows(path):
         last = arrival
-        spec = listed(row[1], catalogue, where)
-        prompt, output = _count(row[2], where, COLUMNS[2]), _count(row[3], where, COLUMNS[3])
+        spec = listed(model, catalogue, where)
         if not part.start_s <= arrival < part.start_s + part.seconds:
             continue
         if prompt + output > spec.context_tokens:
@@ -89,6 +85,18 @@ def read(path: Path, catalogue: ModelSet, part: Slice) -> Workload:
     if part.seconds == inf:
         trace.seconds = max(last - part.start_s, 1e-3)
     return trace
+
+
+def rows(path: Path) -> Iterator[tuple[str, float, str, int, int]]:
+    """The rows of a trace file, each as its place in words, its arrival in seconds, model, prompt tokens and output
+    tokens. Raises TraceError, OSError."""
+    last = 0.0
+    for where, row in _rows(path):
+        arrival = _number(row[0], where, "arrival_s")
+        if arrival < last:
+            raise TraceError(f"{where}: time goes back, from {last:g} to {arrival:g} s")
+        last = arrival
+        yield where, arrival, row[1], _count(row[2], where, COLUMNS[2]), _count(row[3], where, COLUMNS[3])
 
 
 def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:

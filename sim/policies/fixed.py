@@ -1,7 +1,9 @@
 """Fixed places: every model stays in its place, awake, from the beginning to the end.
 
-Models are placed once, by the same Algorithm 1 as Prism's (`placement/policy/assignment/partition.py`), with the mean
-token rate of the whole replay as demand: no planner could know more in advance.
+Models are placed once. Planned places come of the same Algorithm 1 as Prism's
+(`placement/policy/assignment/partition.py`), with the rates that the world tells as demand: those of the whole replay,
+unless the replay was given others, such as those of the hour before. Blind ones (the setting `blind=SEED`) are those of
+an operator who knows sizes and no rates (`blind.py`).
 """
 
 from __future__ import annotations
@@ -17,16 +19,22 @@ from sim.engines.engine import SimulatedEngine
 from sim.group.node import Queue, SimulatedGroup, SimulatedResidency, SimulatedResident
 from sim.inputs.catalogue import Spec
 from sim.inputs.request import SimulatedRequest
-from sim.system import World
+from sim.policies.blind import by_size
+from sim.system import FleetError, World
 
 
 class Fixed:
     """The groups, and the place of each model."""
 
     def __init__(
-        self, world: World, finished: Callable[[SimulatedRequest], None], queue: Callable[[SimulatedGroup], Queue]
+        self,
+        world: World,
+        finished: Callable[[SimulatedRequest], None],
+        queue: Callable[[SimulatedGroup], Queue],
+        blind: int | None = None,
     ) -> None:
-        """Raises FleetError if no group can hold a model even alone."""
+        """`blind`: seed of a draw of blind places; None: planned ones. Raises FleetError if no group can hold a model
+        even alone."""
         self.groups = [
             SimulatedGroup(world.clock, f"g{i}", size, world.hardware, queue, _never, finished)
             for i, size in enumerate(world.sizes)
@@ -42,7 +50,9 @@ class Fixed:
             specs = {spec.name: spec for spec in world.specs if spec.parts == size}
             some = next(iter(groups.values()))
             wanted = [model_of(spec, some, _demand(spec, world.rates)) for spec in specs.values()]
-            for name, part in partition([group_of(group) for group in groups.values()], wanted).items():
+            places = [group_of(group) for group in groups.values()]
+            parts = partition(places, wanted) if blind is None else by_size(places, wanted, blind)
+            for name, part in parts.items():
                 self._fill(groups[part.place.group], specs[name])
                 self.shares[name] = part.kv_bytes
         self.homeless = [spec for spec in world.specs if spec.name not in self._home]
@@ -72,6 +82,18 @@ class Fixed:
     @property
     def figures(self) -> Mapping[str, int]:
         return {"models without a place": len(self.homeless)}
+
+
+def seed(system: str, settings: Mapping[str, str]) -> int | None:
+    """The setting `blind`, a whole number; None where it is left out. Raises FleetError, also for any other setting."""
+    if unknown := settings.keys() - {"blind"}:
+        raise FleetError(f"{system} has no setting {', '.join(sorted(unknown))}")
+    text = settings.get("blind")
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise FleetError(f"{system}: blind has to be a whole number, the seed of its draw, not {text!r}")
+    return int(text)
 
 
 def _demand(spec: Spec, rates: Mapping[str, float]) -> float:

@@ -6,7 +6,7 @@ adaptive batch scheduling: prefills go before decodes, one at a time on a group,
 with a batch of its oldest requests; decodes of all models run side by side.
 
 `rounds=false` leaves that scheduler out: each engine has a queue of its own, as in the system that GPUs ran under this
-name (`benchmarks/systems.py`).
+name (`benchmarks/systems.py`). `blind=SEED` places models by size alone, as for `static`.
 
 Given here, and not in its authors' system: placement by Algorithm 1 on mean rates known in advance, instead of their
 search over meshes by estimated throughput; a start waits until the forecast of its output fits into what is free or
@@ -24,7 +24,7 @@ from math import ceil
 
 from sim.group.node import SimulatedGroup
 from sim.inputs.request import SimulatedRequest
-from sim.policies.fixed import Fixed
+from sim.policies.fixed import Fixed, seed
 from sim.policies.lines import EngineQueues
 from sim.system import FleetError, World
 
@@ -66,9 +66,9 @@ class Rounds(EngineQueues):
 def build(world: World, finished: Callable[[SimulatedRequest], None], settings: dict[str, str]) -> Fixed:
     own = dict(settings)
     rounds = own.pop("rounds", "true")
-    if own or rounds not in ("true", "false"):
-        raise FleetError(f"muxserve has rounds=true and rounds=false, and {settings} was given")
-    fleet = Fixed(world, finished, Rounds if rounds == "true" else EngineQueues)
+    if rounds not in ("true", "false"):
+        raise FleetError(f"muxserve: rounds has to be true or false, not {rounds!r}")
+    fleet = Fixed(world, finished, Rounds if rounds == "true" else EngineQueues, seed("muxserve", own))
     if fleet.homeless:
         names = ", ".join(spec.name for spec in fleet.homeless)
         weights = sum(spec.shape.weights_bytes for spec in world.specs)

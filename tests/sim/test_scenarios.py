@@ -1,12 +1,13 @@
 """Scenarios that can be worked out by hand; worlds.ROUND has the numbers."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from sim.group.memory import SimulatedMemory
 from sim.inputs.request import SimulatedRequest
-from tests.sim.worlds import GB, models, replay
+from tests.sim.worlds import GB, ROUND, models, replay
 
 
 def test_a_request_alone_takes_the_time_of_its_path_its_prefill_and_its_steps():
@@ -125,3 +126,22 @@ def test_a_model_that_finds_no_room_tries_again_after_a_pause(monkeypatch):
     replay(requests, models("a"))
     assert request.generated == 1 and request.first_at == pytest.approx(1.55 + 2.0 + 0.2)
     assert [later - sooner for sooner, later in pairwise(tried)] == pytest.approx([0.1] * 4)
+
+
+def test_requests_of_one_moment_reach_their_engines_one_after_the_other():
+    requests = [SimulatedRequest(name, name, 0.0, 100, 1) for name in "ab"] + [SimulatedRequest("c", "a", 50.0, 100, 1)]
+    replay(requests, models("a", "b"), "static", sizes=(1, 1), hardware=replace(ROUND, handover_s=0.3))
+    first, second, later = requests
+    assert second.ttft == pytest.approx(first.ttft + 0.3)
+    assert later.ttft == pytest.approx(first.ttft)  # nobody is before it
+
+
+def test_engine_that_captures_its_graphs_takes_half_of_the_devices_from_one_that_decodes():
+    ends = []
+    for share in (0.0, 1.0):
+        hardware = replace(ROUND, cold_layer_s=1 / 32, capture_share=share)  # 32 layers: it captures for a second
+        known = models("a", "b")
+        requests = [SimulatedRequest("a", "a", 0.0, 100, 1001), SimulatedRequest("b", "b", 5.0, 100, 1)]
+        replay(requests, known, hardware=hardware)
+        ends.append(requests[0].ended_at)
+    assert ends[1] - ends[0] == pytest.approx(0.5, abs=0.05)

@@ -36,13 +36,13 @@ def partition(groups: Sequence[Group], models: Sequence[Model]) -> dict[str, Par
             here = [by_name[name] for name, place in places.items() if device.name in place.devices]
             left = device.capacity - sum(model.fixed for model in here)
             wants = {model.name: (share(model.floor, model.parts), model.part_demand) for model in here}
-            for name, kv_bytes in _divided(left, wants).items():
+            for name, kv_bytes in divided(left, wants).items():
                 # A tensor-parallel model can use no more on one device than it has on every other.
                 shares[name] = min(shares.get(name, kv_bytes), kv_bytes)
     return {name: Part(place, shares[name]) for name, place in places.items()}
 
 
-def _divided(total: int, wants: Mapping[str, tuple[int, float]]) -> dict[str, int]:
+def divided(total: int, wants: Mapping[str, tuple[int, float]]) -> dict[str, int]:
     """Bytes for each model, in proportion to demand where that gives more than the floor. `wants`: name -> (floor,
     demand)."""
     shares: dict[str, int] = {}

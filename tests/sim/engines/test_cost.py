@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engines.cost import H100, H200, Cost, Shape
+from sim.engines.cost import H100, H200, Cost, Shape, on_host
 from sim.inputs.catalogue import SHAPES
 
 ALONE_ON_H100S = Path(__file__).parents[3] / "benchmarks" / "results" / "compare_h100" / "slos.json"
@@ -116,3 +116,10 @@ def test_steps_in_a_time_of_a_mixture_are_those_whose_cost_fits_into_it(steps, b
     mixture = Cost(SHAPES["30b-a3b-fp8"])
     low, high = (mixture.decode(n, batch, context) for n in (steps, steps + 1))
     assert mixture.steps_in(low + part * (high - low), batch, context) == steps
+
+
+def test_slower_host_takes_longer_and_its_devices_do_not():
+    usual, slow = (Cost(SHAPES["1b"], on_host(H200, factor)) for factor in (1.0, 2.0))
+    assert slow.prefill_host(100) == pytest.approx(2 * usual.prefill_host(100))
+    assert slow.decode(1, 1, 1) == pytest.approx(2 * usual.decode(1, 1, 1))  # a 1B model waits for its host
+    assert slow.decode_devices(1, 1, 1) == usual.decode_devices(1, 1, 1)

@@ -1,0 +1,61 @@
+"""`prismctl trace`, as a person and as a script use it."""
+
+import gzip
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from prismctl.__main__ import app
+
+HEADER = "arrival_s,model,prompt_tokens,output_tokens\n"
+ROWS = "".join(f"{60 * i},steady,100,10\n" + ("200,burst,7,1\n" if i == 3 else "") for i in range(11))
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["trace", *map(str, arguments)])
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "log.csv.gz"
+    path.write_bytes(gzip.compress((HEADER + ROWS).encode()))
+    return path
+
+
+def test_trace_is_told_with_the_papers_figures_beside_it_and_by_model(file):
+    result = run(file, "--top", 1)
+    assert result.exit_code == 0
+    assert "12 requests in 0.17 h" in result.stdout
+    assert "models active at once" in result.stdout and "62.5 %" in result.stdout  # (1 + 120 / 480) / 2
+    assert "paper: 23-50 %" in result.stdout and "less than two days" in result.stdout
+    assert "and 1 model with fewer requests: --top 0" in result.stdout and "burst" not in result.stdout
+
+
+def test_trace_for_a_script_has_null_for_what_is_not_known(file):
+    found = json.loads(run(file, "--json").stdout)
+    assert found["active_share"] == pytest.approx(0.625) and found["day_correlation"]["middle"] is None
+    assert list(found["models"]) == ["steady", "burst"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("arrival,model\n", "line 1: the columns are"),
+        (HEADER + "1,a,2,3\n2,a,x,3\n", "line 3: prompt_tokens is 'x', not a whole number"),
+        (HEADER + "5,a,2,3\n4,a,2,3\n", "line 3: time goes back"),
+        (HEADER + "1,a,2\n", "line 2: 3 columns instead of 4"),
+        (HEADER, "no request"),
+        (HEADER + "1,a,2,3\n9,a,2,3\n", "too short"),
+    ],
+)
+def test_fault_in_a_trace_is_told_with_its_line(tmp_path, text, says):
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+    result = run(path)
+    assert result.exit_code == 2 and says in result.stderr and str(path) in result.stderr
+
+
+def test_trace_that_is_not_there_or_a_length_of_nothing_is_refused(tmp_path, file):
+    assert "No such file" in run(tmp_path / "none.csv").stderr
+    assert "--seconds has to be above zero" in run(file, "--seconds", 0).stderr
