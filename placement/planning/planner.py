@@ -229,7 +229,9 @@ class Planner:
                 continue
             residents = self._cluster.residents(name)
             here = [group.name for group, each in residents if each.residency == common_pb2.ACTIVE]
-            closed = [group.name for group, each in residents if each.residency != common_pb2.HIBERNATING]
+            closed = {group.name for group, each in residents if each.residency != common_pb2.HIBERNATING}
+            crowded = replication.crowded(self._now())
+            closed |= {group.name for address, group in self._cluster.groups.items() if address in crowded}
             wanted = self._wanted(entry.model)
             answer = there.activate(wanted.wanted(wanted.demand / (len(here) + 1)), closed=closed)
             plan = self._verdict(entry.model, answer)

@@ -150,6 +150,16 @@ class Replication:
         """The groups where the model is active."""
         return list(self._replicas.get(model, ()))
 
+    def crowded(self, now: float) -> set[str]:
+        """Groups where a model is late: they have nothing to give to another one."""
+        rules = self._rules
+        return {
+            group
+            for there in self._replicas.values()
+            for group, replica in there.items()
+            if replica.is_late(now, rules)
+        }
+
     def short(self, now: float) -> list[str]:
         """Models that are short of groups and may have one more, the longest first."""
         rules = self._rules

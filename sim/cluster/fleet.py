@@ -209,7 +209,9 @@ class Fleet:
         for name in replication.short(now):
             here, model = replication.groups(name), self._group_indexes.models[name]
             there = self._group_indexes.of(self.specs[name].parts)
-            answer = there.activate(model.wanted(model.demand / (len(here) + 1)), closed=here)
+            answer = there.activate(
+                model.wanted(model.demand / (len(here) + 1)), closed={*here, *replication.crowded(now)}
+            )
             if isinstance(answer.outcome, Activate):
                 self._bring_replica(name, self._by_name[answer.outcome.place.group], answer)
                 return
