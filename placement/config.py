@@ -23,6 +23,7 @@ class PlacementConfig(Config):
     `dns:HOST:PORT` stands for PORT at every address of HOST."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {
+        "least_pressure": "models move only where requests miss their targets",
         "least_share": "a model moves only with a tenth of the demand on its devices",
         "yield_drain_ms": "what a model that makes way has running goes on elsewhere at once",
         "migrations_at_once": "placement begins one migration at a time",
@@ -48,9 +49,10 @@ class PlacementConfig(Config):
     """A model moves only for a gain in pressure above this share (Algorithm 1's threshold)."""
     home: float = Field(default=0.75, ge=0, le=1)
     """A model leaves the group where it hibernates, to start cold elsewhere, only for a gain above this share."""
-    least_pressure: float = Field(default=2.0, ge=0)
-    """Least pressure at which models move off a group; below it a move costs more than it brings. A device without
-    weights has this pressure when requests of 10 s, with a TPOT target of 0.1 s, use 2 % of its memory."""
+    first_do_no_harm: bool = True
+    """True: models move only where requests are late, missed a target in the last 20 s, or lack memory, and never where
+    that would put models to sleep that are asked for again more often than targets are missed. False: for a gain in
+    pressure above `tau` alone."""
     cool_down_s: float = Field(default=120.0, ge=0)
     """Least time between two moves of a model."""
     idle_s: float = Field(default=1.0, ge=0)
@@ -112,7 +114,8 @@ class PlacementConfig(Config):
         return RebalanceRules(
             AssignRules(tau=self.tau, cool_down_s=self.cool_down_s),
             MoveRules(cool_down_s=self.cool_down_s),
-            self.least_pressure,
+            self.first_do_no_harm,
+            self.headroom,
         )
 
     def window(self) -> RateWindow:

@@ -223,7 +223,7 @@ async def test_pressure_on_one_group_moves_a_model_to_the_other_once_per_cool_do
 @pytest.mark.parametrize("room", [True, False])
 async def test_round_of_two_moves_is_finished_despite_a_moment_without_room(room, monkeypatch):
     """As in policy/assignment/test_rebalance.py: a and b change places."""
-    world = FakeCluster(capacity=1000 * MIB, load_weight=0, least_pressure=0.0, cool_down_s=60)
+    world = FakeCluster(capacity=1000 * MIB, load_weight=0, cool_down_s=60)
     weights = {"a": 200, "b": 200, "c": 400, "d": 500}
     tokens = {"a": 600, "b": 100, "c": 600, "d": 900}
     on = {"a": 0, "b": 1, "c": 1, "d": 0}
