@@ -191,14 +191,22 @@ async def test_migration_source_that_refused_to_release_a_moved_model_is_retried
     assert [group.name for group, _ in world.cluster.residents("m")] == ["g1"]
 
 
-async def test_moves_are_none_where_memory_is_not_scarce():
-    world = FakeCluster()
+async def test_moves_begin_once_a_request_misses_its_target_and_not_for_pressure_alone():
+    world = FakeCluster(first_do_no_harm=True)
     for name in "ab":
         world.model(name)
-        world.groups[0].put(name, weights_bytes=30 * MIB, decode_tokens=20)
-    world.tell()
-    world.planner.observe()
-    assert world.planner.moves() == []
+
+    def reports(tokens, **facts):
+        for name in "ab":
+            world.groups[0].put(name, weights_bytes=30 * MIB, decode_tokens=tokens, **facts)
+        world.tell()
+        world.time += 1
+        world.planner.observe()
+        return [(move.source.name, move.group.name) for move in world.planner.moves()]
+
+    assert reports(0, ttft_missed=3) == [], "what was missed before the group was found is of any age"
+    assert reports(10_000, ttft_missed=3) == []
+    assert reports(20_000, ttft_missed=3, tpot_missed=1) == [("g0", "g1")]
 
 
 async def test_pressure_on_one_group_moves_a_model_to_the_other_once_per_cool_down():
