@@ -38,7 +38,7 @@ $(GENERATED) &: $(PROTOS) | env
 	@$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
 serve: env protos ## the whole system, until Ctrl-C (DEVICE=cuda, MODELS="folders" or MODELS=smollm2, CATALOGUE=file, CONFIG=prism.toml, ARGS=--help)
-	@$(BIN)/python -m deploy.local $(if $(CONFIG),--config $(CONFIG),--device $(DEVICE)) $(if $(CATALOGUE),--catalogue $(CATALOGUE)) $(if $(MODELS),--models $(MODELS)) $(ARGS)
+	@$(BIN)/python -m deploy serve $(if $(CONFIG),--config $(CONFIG),--device $(DEVICE)) $(if $(CATALOGUE),--catalogue $(CATALOGUE)) $(if $(MODELS),--models $(MODELS)) $(ARGS)
 
 test: env protos ## all tests that need no GPU
 	@$(PYTEST)
@@ -57,7 +57,8 @@ check: env protos ## format, lint, types
 	@$(BIN)/mypy services balloond loader gpu_scheduler placement gateway tokenization prismctl deploy sim
 # What runs for half an hour on GPUs, and then not at all because of a name.
 	@$(BIN)/mypy -m benchmarks.gpu.compare -m benchmarks.gpu.compared -m benchmarks.gpu.stack -m benchmarks.sim_check \
-		-m benchmarks.gpu.http_beside_sglang -m benchmarks.gpu.bench_client -m benchmarks.gpu.first_start
+		-m benchmarks.gpu.http_beside_sglang -m benchmarks.gpu.bench_client -m benchmarks.gpu.first_start \
+		-m benchmarks.gpu.adapters
 
 bench: env protos ## the benchmarks that need no GPU; results in benchmarks/results
 	@$(BIN)/python -m benchmarks.policy

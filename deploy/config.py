@@ -19,9 +19,9 @@ from deploy.node.targets import RUN, SERVE, TARGETS, RenderTarget
 from loader.catalogue.catalogue import CatalogueEntry
 from loader.catalogue.models import Sizes, read_model
 from loader.config import LoaderConfig
-from prismctl.views.sizes import size
 from services.errors import Invalid, PrismError
 from services.wording.plurals import counted
+from services.wording.sizes import size
 
 _FILE = "prism.toml"
 _SERVE = "serve"

@@ -60,6 +60,8 @@ async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, l
         service.on_stop(tracing.start(config.name))
     storage = QuotaStorage(config.quota_storage)
     service.on_stop(storage.close)
+    usage = UsageLog(config.usage_file)
+    service.on_stop(usage.close)
     access = Access(_keys(service, config.keys_file), storage)
     service.server.guard = partial(_guard, access)
     placement = placement_pb2_grpc.PlacementStub(rpc.channel(config.placement))
@@ -83,7 +85,7 @@ async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, l
         tokenizers,
         relay,
         parsers=parsers,
-        usage=UsageLog(config.usage_file),
+        usage=usage,
         most_in_flight=config.most_in_flight,
         models_defaults=config.sampling_defaults == "model",
         cut_to_context=config.max_tokens_beyond_context == "cut",

@@ -12,6 +12,7 @@ from placement.policy.assignment.assign import AssignRules
 from placement.policy.assignment.moves import MoveRules
 from placement.policy.assignment.rebalance import RebalanceRules
 from placement.policy.lifecycle.decisions import LifecycleRules
+from placement.policy.replication import ReplicationRules
 from placement.policy.window import RateWindow
 from services.runtime.config import Config
 from services.wording.addresses import Address
@@ -100,6 +101,9 @@ class PlacementConfig(Config):
     """True: a model that moves between groups of one node takes the KV of its running requests along."""
     rebalance: bool = True
     """False: placement begins no migration by itself; activation and eviction go on."""
+    most_replicas: int = Field(default=4, ge=1)
+    """Most groups that serve a model at once: one whose requests are late although most of the demand on its group is
+    its own comes up on a further group. 1: no replicas. Only with `rebalance`."""
     places: dict[str, str] = {}
     """Groups by model, for models that come up on that group and no other. Only without `rebalance`."""
     hibernate: bool = True
@@ -133,6 +137,11 @@ class PlacementConfig(Config):
             self.first_do_no_harm,
             self.headroom,
         )
+
+    @property
+    def replication(self) -> ReplicationRules:
+        """Rules of the groups of one model."""
+        return ReplicationRules(most=self.most_replicas if self.rebalance else 1)
 
     def window(self) -> RateWindow:
         """A new window of one model's tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from placement.actuation.drain import DrainedModel
@@ -14,8 +15,15 @@ from protos import common_pb2, placement_pb2
 def cluster_view(
     cluster: Cluster, demands: Mapping[str, float], rates: Mapping[str, float] | None = None, load_weight: float = 0.0
 ) -> placement_pb2.Cluster:
-    """Every group with its models. `demands`: model -> w; `rates`: model -> tokens per second."""
-    groups = [_group(group, demands, rates or {}, load_weight) for group in cluster.groups.values()]
+    """Every group with its models. `demands`: model -> w; `rates`: model -> tokens per second. Of a model that is
+    active on several groups each has an equal part."""
+    at = [
+        r.model for group in cluster.reachable() for r in group.residents.values() if r.residency == common_pb2.ACTIVE
+    ]
+    places = Counter(at)
+    demands = {model: demand / max(1, places[model]) for model, demand in demands.items()}
+    rates = {model: rate / max(1, places[model]) for model, rate in (rates or {}).items()}
+    groups = [_group(group, demands, rates, places, load_weight) for group in cluster.groups.values()]
     return placement_pb2.Cluster(groups=groups)
 
 
@@ -35,7 +43,11 @@ def drained_view(left: DrainedModel) -> placement_pb2.Drained:
 
 
 def _group(
-    group: HeardGroup, demands: Mapping[str, float], rates: Mapping[str, float], load_weight: float
+    group: HeardGroup,
+    demands: Mapping[str, float],
+    rates: Mapping[str, float],
+    places: Mapping[str, int],
+    load_weight: float,
 ) -> placement_pb2.Group:
     view = placement_pb2.Group(
         group=group.name,
@@ -48,7 +60,8 @@ def _group(
     )
     demand, fixed = 0.0, sum(device.booked_bytes for device in group.memory)
     for resident in group.state.residents:
-        w = demands.get(resident.model, 0.0)
+        serves = resident.residency == common_pb2.ACTIVE or not places[resident.model]
+        w = demands.get(resident.model, 0.0) if serves else 0.0
         if resident.residency in PRESENT and resident.residency != common_pb2.HIBERNATING:
             demand += w
             fixed += resident.weights_bytes
@@ -62,7 +75,7 @@ def _group(
             kv_held_bytes=resident.kv_held_bytes,
             kv_limit_bytes=resident.kv_limit_bytes,
             weights_bytes=resident.weights_bytes,
-            tokens_per_s=rates.get(resident.model, 0.0),
+            tokens_per_s=rates.get(resident.model, 0.0) if serves else 0.0,
             progress=resident.progress if resident.HasField("progress") else None,
             waking_s=resident.waking_s,
             kernels_compiled=resident.kernels_compiled,

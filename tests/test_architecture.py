@@ -87,6 +87,12 @@ def test_the_shared_services_package_imports_no_message_of_the_services():
             assert "protos" not in {name.split(".")[0] for name in imports(path)}, path
 
 
+def test_what_starts_a_system_imports_nothing_of_the_command_that_looks_at_one():
+    for path in FILES:
+        if path.relative_to(ROOT).parts[0] == "deploy":
+            assert "prismctl" not in {name.split(".")[0] for name in imports(path)}, path
+
+
 def test_modules_do_not_import_each_other_in_a_circle_even_inside_functions_or_for_types():
     """A circle is read as one file, wherever it is imported."""
     arrows = {module(path): imported_modules(path) for path in FILES}

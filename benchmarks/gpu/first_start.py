@@ -7,8 +7,8 @@ then the same again, with what the first start has compiled.
 empty at first. The request is sent as soon as /health answers, long before the system introduces itself, and again
 where it is refused. In DIR/first_start.json, for each of the two starts: seconds from the start of the process until
 /health, the introduction and the first answer; every answer's status; what was printed and when; what the group said of
-the model and when; kernels that engines compiled, and how long that took; the steps of the activation. The file is
-written after each start; the logs lie beside it.
+the model and when, with the step that it was at, and the CUDA graphs of which it told; kernels that engines compiled,
+and how long that took; the steps of the activation. The file is written after each start; the logs lie beside it.
 
     --check      says within seconds whether all that is needed is there, and starts nothing
     --rehearse   all of it on the CPU, where nothing is compiled, with an example model
@@ -149,7 +149,10 @@ class Start:
                         "residency": common_pb2.Residency.Name(each.residency).lower(),
                         "compiling": each.compiling,
                         "kernels_compiled": each.kernels_compiled,
+                        "step": each.progress.step,
                     }
+                    if each.progress.unit == "graphs":
+                        self.found["graphs_told"] = each.progress.done
                     if row != before:
                         self.found["model"].append({"at_s": self._at(), **row})
                         before = row
@@ -198,7 +201,7 @@ async def run(given: argparse.Namespace, model: Model, work: Path) -> list[str]:
             faults.append(f"{name} start: {start.found['error']}")
         refused = [each for each in start.found["answers"] if each["status"] != 200]
         faults += [f"{name} start: an answer was {each['status']} after {each['at_s']} s" for each in refused]
-        figures = ("health_s", "introduced_s", "answer_s", "kernels_compiled", "compile_s")
+        figures = ("health_s", "introduced_s", "answer_s", "kernels_compiled", "compile_s", "graphs_told")
         say(f"{name}: " + ", ".join(f"{figure} {start.found.get(figure)}" for figure in figures))
     if "second" in found and (again := found["second"]["kernels_compiled"]):
         faults.append(f"the second start compiled {again} kernels")

@@ -71,7 +71,7 @@ class Client:
         self.received = 0
         """Tokens of all requests so far."""
         self.open: dict[str, Reply] = {}
-        self._asked: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._asked: dict[str, tuple[int, common_pb2.Adapter | None, dict[str, Any]]] = {}
         self._number = 0
         self._gone = False
         self._asleep = False
@@ -85,14 +85,22 @@ class Client:
     def lease_id(self) -> str:
         return self.lease_ids[0]
 
-    def ask(self, prompt: Sequence[int], new_tokens: int, *, asked_s: float | None = None, **sampling: Any) -> Reply:
+    def ask(
+        self,
+        prompt: Sequence[int],
+        new_tokens: int,
+        *,
+        asked_s: float | None = None,
+        adapter: common_pb2.Adapter | None = None,
+        **sampling: Any,
+    ) -> Reply:
         """A greedy request; `asked_s` is when it was due, if not now."""
         if self._gone:
             raise RuntimeError(f"{self.name} is gone")
         self._number += 1
         name = str(self._number)
         reply = self.open[name] = Reply(prompt, time.monotonic() if asked_s is None else asked_s)
-        self._asked[name] = new_tokens, sampling
+        self._asked[name] = new_tokens, adapter, sampling
         if self._asleep:
             self._held.append(name)
         else:
@@ -100,7 +108,7 @@ class Client:
         return reply
 
     def _send(self, name: str) -> None:
-        reply, (new_tokens, sampling) = self.open[name], self._asked[name]
+        reply, (new_tokens, adapter, sampling) = self.open[name], self._asked[name]
         left = new_tokens - len(reply.tokens)
         if left <= 0:  # handed back between its last token and hearing that it was the last
             reply.finish = common_pb2.LENGTH
@@ -114,6 +122,7 @@ class Client:
                 sampling=asked,
                 priority=int(name),
                 resumed_tokens=len(reply.tokens),
+                adapter=adapter,
             )
         )
         self.prefills_changed()
@@ -224,7 +233,7 @@ class Model:
     path: Path
     device: str
     context_tokens: int
-    options: Mapping[str, int]
+    options: Mapping[str, Any]
     """Ours; the reference gets the same arguments."""
     others: Sequence[str] = ()
     """Devices of the other ranks."""
@@ -232,6 +241,14 @@ class Model:
     """What a catalogue would say of it, by which our engine chooses its prefill steps; the reference does not."""
     kv_dtype: str = ""
     """"fp8", or empty for that of the weights."""
+    adapters: common_pb2.AdapterPool | None = None
+    """Room for adapters; None: there is none."""
+
+    def tell(self, spec: common_pb2.ModelSpec) -> None:
+        """What both sides are told beside path, context and size."""
+        spec.kv_dtype = self.kv_dtype
+        if self.adapters is not None:
+            spec.adapters.CopyFrom(self.adapters)
 
 
 def parser(description: str, *, shape: str = "8b") -> argparse.ArgumentParser:
@@ -277,7 +294,8 @@ async def elastic(
         weights_bytes=model.weights_bytes,
         **model.options,
     )
-    load.device, load.model.kv_dtype = model.device, model.kv_dtype
+    load.device = model.device
+    model.tell(load.model)
     del load.others[:]
     load.others.extend(_parts(model))
     load.poison_fresh_pages = poison
@@ -309,7 +327,7 @@ async def reference(
     client = Client(name, await warm("stock", {stock.FRONT_VARIABLE: front, **(environment or {})}))
     options = {key: str(value) for key, value in model.options.items()}
     spec = common_pb2.ModelSpec(name=name, path=str(model.path), context_tokens=model.context_tokens)
-    spec.kv_dtype = model.kv_dtype
+    model.tell(spec)
     options |= {"pool_tokens": str(pool_tokens), "most_bytes": str(most_bytes)}
     load = engine_pb2.Load(model=spec, device=model.device, options=options, others=_parts(model))
     begun = time.monotonic()

@@ -35,7 +35,6 @@ from typing import Any
 from benchmarks.gpu import fleet, report
 from benchmarks.gpu.answers import Answer, partings, widest
 from benchmarks.gpu.fleet import Client, Model, say
-from benchmarks.gpu.images import Image
 from benchmarks.gpu.model_configs import CONFIGS
 from benchmarks.gpu.same_answers import make_prompts
 from loader.checkpoints.checkpoint import read
@@ -43,6 +42,7 @@ from protos import engine_pb2
 from services.runtime import tasks
 from testing import format_checkpoints, small_checkpoints
 from testing.engines import harness
+from testing.engines.images import Image
 
 CASES = (
     "qwen3-moe:bf16", "gemma3:bf16", "gpt-oss:mxfp4", "qwen3:fp8-blocks", "qwen3:fp8", "qwen3-moe:fp8-blocks",

@@ -30,9 +30,9 @@ from typing import Any
 from benchmarks.gpu import fleet, report, shapes
 from benchmarks.gpu.answers import Answer, Parting, partings, widest
 from benchmarks.gpu.fleet import Client, Model, Reply, say
-from benchmarks.gpu.images import Image
 from services.runtime import tasks
 from testing.engines import harness
+from testing.engines.images import Image
 
 LEAST = 0.2
 """Of what the run needs: the lowest limit, and the memory of the reference that has little."""

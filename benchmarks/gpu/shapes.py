@@ -115,6 +115,31 @@ def write_headers(folder: Path, name: str) -> Path:
     return folder
 
 
+def write_adapter(folder: Path, name: str, rank: int, seed: int) -> Path:
+    """An adapter (LoRA) of all linear layers of a model of that shape, in PEFT's format, with random bf16 values that
+    change its answers; returns the folder."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    modules: set[str] = set()
+    for tensor, shape in (item for file in _tensors(_COMMON | _SHAPES[name]) for item in file.items()):
+        layer = tensor.removesuffix(".weight")
+        if layer.endswith("_proj"):
+            modules.add(layer.rpartition(".")[2])
+            for part, size in (("A", (rank, shape[1])), ("B", (shape[0], rank))):
+                scale = size[1] ** -0.5
+                values = scale * torch.randn(size, generator=drawn)
+                tensors[f"base_model.model.{layer}.lora_{part}.weight"] = values.to(torch.bfloat16)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    told = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank // 2, "bias": "none"}
+    told |= {"target_modules": sorted(modules), "base_model_name_or_path": name}
+    (folder / "adapter_config.json").write_text(json.dumps(told))
+    return folder
+
+
 def write_tokenizer(folder: Path) -> None:
     """One in which every token of the vocabulary is text, so that every token shows in a stream. Apart from single
     bytes, tokens are words of four letters with a space before them: a text of such words is as many tokens as

@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import socket
+from typing import Any
 
 import sglang
 
@@ -74,7 +75,7 @@ class Front:
             self._channel.send(engine_pb2.FromEngine(tokens=engine_pb2.Tokens(chunks=[chunk])))
 
 
-def _add_logprobs(chunk: common_pb2.TokenChunk, about: dict[str, list]) -> None:
+def _add_logprobs(chunk: common_pb2.TokenChunk, about: dict[str, list[Any]]) -> None:
     best = about.get("output_top_logprobs") or [()] * len(chunk.token_ids)
     for (value, *_), top in zip(about["output_token_logprobs"], best, strict=True):
         one = chunk.logprobs.add(logprob=value)

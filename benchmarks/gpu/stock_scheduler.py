@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 import sglang
-from sglang.srt.managers.io_struct import AbortReq, BatchTokenIDOutput
+from sglang.srt.managers.io_struct import AbortReq, BatchTokenIDOutput, LoadLoRAAdapterReqInput
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.models import registry as _models  # noqa: F401  (imports what a model needs, before Hello)
 from sglang.srt.plugins import load_plugins
@@ -25,6 +25,7 @@ from gpu_scheduler.engines.sglang.base import current, options
 from gpu_scheduler.engines.sglang.base.errors import LeaveLoop, RejectedRequest
 from gpu_scheduler.engines.sglang.base.request_table import RequestTable
 from gpu_scheduler.engines.sglang.hooks import loop as hooks_loop
+from gpu_scheduler.engines.sglang.hooks import lora as hooks_lora
 from gpu_scheduler.engines.sglang.hooks import memory as hooks_memory
 from gpu_scheduler.engines.sglang.hooks import process as hooks_process
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
@@ -43,6 +44,7 @@ _FRONT = (
     hooks_loop.pull_requests,
     hooks_loop.before_step,
     hooks_memory.count_evicted,
+    hooks_lora.unpinned,  # on a CPU alone
 )
 
 
@@ -82,6 +84,8 @@ class Front:
         self.counters = stats.EngineCounters()
         self.outputs = StockOutputs(self.request_table, channel.send_message, lambda *_: None)
         self._told_at = 0.0
+        self._adapters: set[str] = set()
+        """Those that SGLang has read."""
 
     def build(self, load: engine_pb2.Load) -> None:
         named = stock_model.sglang_arguments(load)
@@ -133,12 +137,27 @@ class Front:
         entry = self.request_table.add(generate.request_id, len(generate.token_ids), generate.resumed_tokens)
         try:
             vocabulary = int(self.scheduler.model_config.vocab_size)
-            return [to_sglang(generate, entry.rid, self._context_tokens, vocabulary)]
+            adapter = self._adapter_of(generate)
+            return [to_sglang(generate, entry.rid, self._context_tokens, vocabulary, adapter=adapter)]
         except RejectedRequest as error:
             self.request_table.close(entry)
             rejected = common_pb2.TokenChunk(request_id=entry.request_id, finish=common_pb2.REJECTED, error=str(error))
             self._send_chunks([rejected])
             return []
+
+    def _adapter_of(self, generate: engine_pb2.Generate) -> str | None:
+        """SGLang's id of the request's adapter, which it reads if it has not yet. Raises RejectedRequest if it
+        cannot."""
+        if not generate.HasField("adapter"):
+            return None
+        name, path = generate.adapter.name, generate.adapter.path
+        if name not in self._adapters:
+            asked = LoadLoRAAdapterReqInput(lora_name=name, lora_path=path, lora_id=name)
+            result = self.scheduler.load_lora_adapter(asked)
+            if not result.success:
+                raise RejectedRequest(f"SGLang cannot read adapter {name}: {result.error_message}")
+            self._adapters.add(name)
+        return name
 
     def _abort(self, request_id: str) -> list[Any]:
         entry = self.request_table.by_id(request_id)

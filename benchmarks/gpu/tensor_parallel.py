@@ -30,8 +30,8 @@ from typing import Any
 
 from benchmarks.gpu import fleet, report, shapes
 from benchmarks.gpu.fleet import Client, Model, say
-from benchmarks.gpu.images import Image
 from testing.engines import harness
+from testing.engines.images import Image
 
 MARGIN = 1.25
 """Ours may be so many times as wide as stock's: the widest of some thousands is not the same in every run."""

@@ -10,9 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Field,
-    StrictBool,
     TypeAdapter,
     ValidationError,
     field_validator,
@@ -45,8 +43,6 @@ _FILES = (("gateway", "usage_file"), ("loader", "disk_folder"))
 class DeviceGroup(DeviceConfig):
     """Devices that serve models together: "cuda:0" alone, or "cuda:0+cuda:1", over both of which each model is spread
     (1, 2 or 4). The other keys are of each device."""
-
-    model_config = ConfigDict(strict=True)
 
     name: str
     """The devices, with "+" between them. `prism serve` also takes "cuda", all GPUs of the machine one by one, and
@@ -135,7 +131,7 @@ class KubernetesSettings(ConfigSection):
 
     image: str = "prism:cuda"
     """Image of all containers."""
-    gateways: int = Field(default=2, ge=1, strict=True)
+    gateways: int = Field(default=2, ge=1)
     """Number of gateways."""
     models_claim: str = "prism-models"
     """Name of the claim of the volume that has the models' folders."""
@@ -189,7 +185,7 @@ class NodeDescription(ConfigSection):
     grpc: AddressOrNone = ""
     """Where clients reach the gRPC API. Left out: 127.0.0.1:8001 with systemd, and a Unix socket with compose and
     `prism serve`. In Kubernetes: port 8001 of a Service."""
-    metrics_port: int | None = Field(default=None, ge=0, le=65_000, strict=True)
+    metrics_port: int | None = Field(default=None, ge=0, le=65_000)
     """Beginning of the ports of 127.0.0.1 that Prometheus asks; 0: none. Left out: 9100 with systemd, none with `prism
     serve`. Containers have addresses of their own, and so fixed ports."""
     keys_file: str = ""
@@ -200,7 +196,7 @@ class NodeDescription(ConfigSection):
     others have theirs."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least that services log."""
-    traces: StrictBool = False
+    traces: bool = False
     """Whether gateway and gpu_schedulers send traces, to OTEL_EXPORTER_OTLP_ENDPOINT."""
     systemd: SystemdSettings = SystemdSettings()
     kubernetes: KubernetesSettings = KubernetesSettings()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pydantic
 
+from deploy.node.consistency import SERVICES
 from deploy.node.description import TABLES, NodeDescription
 from deploy.node.targets import MADE
 from loader.catalogue import catalogue
-from prismctl.system.reference import SERVICES
-from prismctl.system.settings import docs
+from services.runtime import docstrings
 from services.runtime.config import section
 
 _ENTRY = re.compile(r"^    (\w+) = .*?# (.+(?:\n {6,}# .+)*)", re.MULTILINE)
@@ -43,7 +43,7 @@ def _described(kind: type[pydantic.BaseModel]) -> dict[str, Any]:
     made = kind.model_json_schema()
     for each in _classes(kind):
         part = made if each is kind else made.get(_DEFS, {}).get(each.__name__)
-        for name, text in docs(each).items() if part is not None else ():
+        for name, text in docstrings.of_fields(each).items() if part is not None else ():
             if name in part["properties"]:
                 part["properties"][name]["description"] = text
     return made

@@ -10,10 +10,9 @@ from typing import Any
 
 import pydantic
 
+from deploy.node.consistency import SERVICES, ConfigFile, disagreements
 from deploy.node.description import TABLES, DescribedModel, NodeDescription
 from deploy.node.services import Layout, NetworkLayout, NodeService, port, services
-from prismctl.system.consistency import ConfigFile, disagreements
-from prismctl.system.reference import SERVICES
 from services.runtime.config import Fault, faults, without_removed
 from services.wording import addresses
 from services.wording.plurals import counted

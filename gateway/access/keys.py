@@ -18,7 +18,7 @@ from pathlib import Path
 import pydantic
 from pydantic import Field
 
-from services.runtime.config import ConfigSection, Fault, faults
+from services.runtime.config import ConfigSection, Fault, Listed, faults
 from services.wording.toml_lines import line_of
 
 _PREFIX = "sk-prism-"
@@ -34,7 +34,7 @@ class Key(ConfigSection):
     name: str = Field(min_length=1, max_length=64, pattern=r"^[\w.@-]+$")
     """Name of the bearer, which logs and errors show instead of the key."""
     hash: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
-    models: tuple[str, ...] = ("*",)
+    models: Listed[str] = ("*",)
     """Names of models, or patterns of names as a shell has them; and aliases, which no pattern stands for."""
     requests_per_minute: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)
@@ -56,7 +56,7 @@ class Key(ConfigSection):
 class KeysFile(ConfigSection):
     """The file of keys, with one `[[key]]` for each."""
 
-    key: tuple[Key, ...] = ()
+    key: Listed[Key] = ()
 
 
 class Keys:

@@ -107,14 +107,15 @@ class AdminEndpoints:
         return await self._answer(request, caller, "sleep", name, sleep(), asked.wait_s)
 
     async def move(self, request: Request) -> Response:
-        """Moves a model that is up to another group, and it serves all the while; nothing is done if it is there."""
+        """Moves a model that is up to another group, and it serves all the while; nothing is done if it is there. Of a
+        model that several groups serve, the one with the fewest of its requests is left."""
         caller, route = self._model(request)
         asked = query(MoveParameters, request.query_params)
         name = route.model.name
 
         def there() -> bool:
             groups = [place.group for place in self._serving.routes.get(name).places]
-            return groups == [asked.to] and self._is(name, common_pb2.ACTIVE)
+            return asked.to in groups and self._is(name, common_pb2.ACTIVE)
 
         if there():
             return self._state(name, caller)

@@ -7,6 +7,7 @@ the other side has cancelled them.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -39,7 +40,10 @@ class GroupLink:
         self.address = address
         self._connect_s = connect_s
         self._transport = transport(address)
-        self._open: dict[str, Receiver] = {}
+        self._open: dict[str, tuple[Receiver, str]] = {}
+        """Receiver and model of each request in flight, by the request's name."""
+        self._of_model: Counter[str] = Counter()
+        """Requests in flight by model."""
         self._waiting: list[gpu_scheduler_pb2.FromGateway] = []
         """Messages submitted while there is no stream."""
         self.connected = False
@@ -49,14 +53,20 @@ class GroupLink:
     def in_flight(self) -> int:
         return len(self._open)
 
+    def in_flight_of(self, model: str) -> int:
+        """Number of the model's requests in flight."""
+        return self._of_model[model]
+
     def submit(self, submit: gpu_scheduler_pb2.Submit, receiver: Receiver) -> None:
         """Sends a request; `receiver` gets its tokens until it has finished, was lost, or is cancelled."""
-        self._open[submit.request_id] = receiver
+        self._open[submit.request_id] = receiver, submit.model
+        self._of_model[submit.model] += 1
         self._send(gpu_scheduler_pb2.FromGateway(submit=submit))
 
     def cancel(self, request_id: str) -> None:
         """Ends a request; its receiver gets nothing more."""
-        if self._open.pop(request_id, None) is not None:
+        if request_id in self._open:
+            self._closed(request_id)
             self._send(gpu_scheduler_pb2.FromGateway(cancel=gpu_scheduler_pb2.Cancel(request_id=request_id)))
 
     def _send(self, message: gpu_scheduler_pb2.FromGateway) -> None:
@@ -88,20 +98,26 @@ class GroupLink:
             await self._transport.close()
 
     def _take(self, message: gpu_scheduler_pb2.ToGateway) -> None:
-        receivers = self._open
         for chunk in message.chunks:
-            receiver = receivers.get(chunk.request_id)
-            if receiver is None:
+            known = self._open.get(chunk.request_id)
+            if known is None:
                 continue  # it was cancelled meanwhile
             if chunk.finish:
-                del receivers[chunk.request_id]
-            receiver.deliver(chunk)
+                self._closed(chunk.request_id)
+            known[0].deliver(chunk)
+
+    def _closed(self, request_id: str) -> None:
+        _, model = self._open.pop(request_id)
+        self._of_model[model] -= 1
+        if not self._of_model[model]:
+            del self._of_model[model]
 
     def _lose_all(self, reason: str) -> None:
         was_sent, self.connected = self.connected, False
         lost, self._open = self._open, {}
         self._waiting.clear()
-        for receiver in lost.values():
+        self._of_model.clear()
+        for receiver, _ in lost.values():
             receiver.lost(reason, was_sent)
 
 

@@ -21,6 +21,7 @@ from gateway.errors import Late, ModelFaulty, NotUp
 from gateway.request import AnswerJob
 from gateway.routing.activation_calls import ActivationCalls
 from gateway.routing.groups import GroupLink, GroupLinks
+from gateway.routing.prefixes import SentPrefixes
 from gateway.routing.routes import RoutePlace, RouteTable
 from protos import common_pb2, gpu_scheduler_pb2
 from services.errors import Conflict, Invalid, PrismError, Refused, TimedOut, Unavailable, Unmet
@@ -32,6 +33,9 @@ from services.wording.plurals import counted
 _log = log.get(__name__)
 _NOT_HERE = "not here"
 """Beginning of a group's error that it does not serve the model: the gateway's routes were old, and nothing failed."""
+_AHEAD, _AHEAD_SHARE = 4, 0.25
+"""Requests in flight, and their share, that a group may have more than the least busy one and still get a request whose
+prefix it has."""
 _COMPILED_IN_S = 30.0
 """Seconds after which a request may come again whose model's kernels are still being compiled."""
 
@@ -77,6 +81,8 @@ class Relay:
         self.links = links
         self.activations = activations
         self.patience = patience
+        self.prefixes = SentPrefixes()
+        """Prefixes of what was sent for models that several groups serve."""
         self._serial = itertools.count(1)
         self._open: set[Tokens] = set()
 
@@ -354,15 +360,25 @@ class Tokens:
         return self._best([place for place in route.places if place.address != self._failed_address])
 
     def _best(self, places: Sequence[RoutePlace]) -> RoutePlace | None:
-        """The best of the places: active before waking, connected before not, then the one with the fewest of this
-        gateway's requests."""
-        links = self._relay.links
+        """The best of the places: active before waking, connected before not. Of several such the one that has the
+        most of the prompt's prefix, unless it has clearly more of the model's requests from this gateway than
+        another; else the one with the fewest."""
+        if len(places) < 2:
+            return places[0] if places else None
+        links, job = self._relay.links, self._job
 
-        def badness(place: RoutePlace) -> tuple[bool, bool, int]:
-            link = links.get(place.address)
-            return not place.active, not link.connected, link.in_flight
+        def badness(place: RoutePlace) -> tuple[bool, bool]:
+            return not place.active, not links.get(place.address).connected
 
-        return min(places, key=badness, default=None)
+        least = min(map(badness, places))
+        found = [place for place in places if badness(place) == least]
+        busy = {place.address: links.get(place.address).in_flight_of(job.model) for place in found}
+        calm = min(busy.values())
+        cached = self._relay.prefixes.longest(list(busy), job.model, job.token_ids)
+        ahead = [address for address, count in busy.items() if count - calm > max(_AHEAD, _AHEAD_SHARE * calm)]
+        best = min(found, key=lambda place: (place.address in ahead, -cached[place.address], busy[place.address]))
+        self._relay.prefixes.add(best.address, job.model, job.token_ids)
+        return best
 
     async def _find_place(self) -> RoutePlace:
         """A place for a request for which the routes had none. Tries in turn, with pauses, until one is found: the

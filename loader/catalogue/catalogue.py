@@ -39,7 +39,7 @@ from typing import Annotated, Literal
 import pydantic
 
 from loader.checkpoints import engine_source
-from services.runtime.config import ConfigSection, parse
+from services.runtime.config import ConfigSection, Listed, parse
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 _LONGEST_NAME = 200
@@ -82,8 +82,8 @@ Engine = Literal["", "sglang", "echo"]
 Spread = Literal[1, 2, 4]
 Task = Literal["", "generate", "embed", "rerank"]
 KvDtype = Literal["", "fp8"]
-Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9, strict=True)]
-Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31, strict=True)]
+Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9)]
+Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
 """Number of tokens, bounded so that the bytes that they take fit 64 bits."""
 _OF_ADAPTERS = {"name", "aliases", "path", "base", "ttft_ms", "tpot_ms", "tool_parser", "reasoning_parser"}
 """Settings that an adapter may have; all others are its base's."""
@@ -96,18 +96,18 @@ class CatalogueEntry(ConfigSection):
     path: Annotated[str, pydantic.StringConstraints(min_length=1)]
     ttft_ms: Milliseconds = 0
     tpot_ms: Milliseconds = 0
-    pinned: pydantic.StrictBool = False
+    pinned: bool = False
     engine: Engine = ""
     devices: Spread = 1
-    quota_bytes: int | None = pydantic.Field(default=None, ge=0, lt=1 << 48, strict=True)
+    quota_bytes: int | None = pydantic.Field(default=None, ge=0, lt=1 << 48)
     context_tokens: Tokens = 0
     floor_tokens: Tokens = 0
     tool_parser: ToolParser = ""
     reasoning_parser: ReasoningParser = ""
     task: Task = ""
     kv_dtype: KvDtype = ""
-    unverified: pydantic.StrictBool = False
-    aliases: tuple[Name, ...] = ()
+    unverified: bool = False
+    aliases: Listed[Name] = ()
     base: Annotated[str, pydantic.AfterValidator(_base)] = ""
 
     @pydantic.model_validator(mode="after")
@@ -151,7 +151,7 @@ def check_names(models: Iterable[CatalogueEntry]) -> None:
 class CatalogueFile(ConfigSection):
     """The catalogue file."""
 
-    model: tuple[CatalogueEntry, ...] = ()
+    model: Listed[CatalogueEntry] = ()
 
     @pydantic.field_validator("model")
     @classmethod

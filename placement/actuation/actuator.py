@@ -29,8 +29,11 @@ class Actuator:
         self._drain_ms = drain_ms
         self.activating: dict[str, tuple[HeardGroup, asyncio.Task[None]]] = {}
         self.leaving: dict[str, str] = {}
-        """Model -> name of the group that it is leaving; its route prefers its other group."""
+        """Model -> name of the group that it is leaving; its route prefers its other groups."""
         self.moving: set[str] = set()
+        self.overdue: set[tuple[str, str]] = set()
+        """(address of a group's client, model) of models that their group did not release as it was told: those that
+        moved."""
         self.making_way: list[str] = []
         """Names of models that are leaving their group for one that comes up there. A model that makes way for several
         is listed once for each."""
@@ -143,8 +146,10 @@ class Actuator:
         if under_way is not None:
             await asyncio.wait([under_way[1]])
             groups += [group for group in (under_way[0],) if group not in groups]
-        for group in groups:
-            await self.bring_down(spec, group, common_pb2.ON_DISK, record(group), self._drain_ms)
+        down = (self.bring_down(spec, group, common_pb2.ON_DISK, record(group), self._drain_ms) for group in groups)
+        for outcome in await asyncio.gather(*down, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def migrate(
         self,
@@ -161,21 +166,15 @@ class Actuator:
         asked again (`placement/actuation/deduplicate.py`)."""
         if model in self.moving:
             raise Unmet(f"{model} is moving already")
+        if model in self.activating:
+            raise Unmet(f"{model} is coming up on {self.activating[model][0].name}")
         began = time.monotonic()
+        before = {group for group, _ in self._cluster.residents(model)}
         self.moving.add(model)
         try:
             spec = self.spec(model)
-            self._targets[model] = target
-            try:
-                with self._making_way(yields):
-                    last = await target.client.set_residency(
-                        spec, common_pb2.ACTIVE, record.reason, yields=yields, elsewhere=self._measured(model)
-                    )
-            finally:
-                del self._targets[model]
-            if last.residency != common_pb2.ACTIVE:
-                raise Unmet(f"{model} did not come up on {target.name}: {last.reason}")
-            self._came[model] = target, time.monotonic() + self._silent_s
+            if not _is_active(target, model):
+                await self._prepare(spec, target, record, yields)
             self.leaving[model] = source.name
             self._cluster.changed(model)
             same_node = self._move_kv and source.state.node and source.state.node == target.state.node
@@ -193,11 +192,47 @@ class Actuator:
             record.outcome = f"failed: {error}"
             if model in self.leaving:
                 self._cluster.doubt(source, model)
+                self.overdue.add((source.client.address, model))
             raise
         finally:
             for group, _ in self._cluster.residents(model):
-                if group is not source and group is not target:  # it was brought up there after the source had gone
+                if group is not target and group not in before:  # it was brought up there after the source had gone
                     self._cluster.doubt(group, model)
+            self.leaving.pop(model, None)
+            self.moving.discard(model)
+            self._cluster.changed(model)
+
+    async def _prepare(
+        self,
+        spec: common_pb2.ModelSpec,
+        target: HeardGroup,
+        record: DecisionRecord,
+        yields: Sequence[gpu_scheduler_pb2.Yield],
+    ) -> None:
+        """Brings a model up on the target of its move. Raises Unmet, and the group's error if it refuses."""
+        self._targets[spec.name] = target
+        try:
+            with self._making_way(yields):
+                last = await target.client.set_residency(
+                    spec, common_pb2.ACTIVE, record.reason, yields=yields, elsewhere=self._measured(spec.name)
+                )
+        finally:
+            del self._targets[spec.name]
+        if last.residency != common_pb2.ACTIVE:
+            raise Unmet(f"{spec.name} did not come up on {target.name}: {last.reason}")
+        self._came[spec.name] = target, time.monotonic() + self._silent_s
+
+    async def let_go(self, model: str, group: HeardGroup, record: DecisionRecord) -> None:
+        """Hibernates a model on one of the groups that serve it. Requests go to the others from now on, and running
+        ones may finish within the time of a drain. Raises the group's error if it refuses."""
+        if model in self.moving:
+            raise Unmet(f"{model} is moving already")
+        self.moving.add(model)
+        self.leaving[model] = group.name
+        try:
+            self._cluster.changed(model)
+            await self.bring_down(self.spec(model), group, common_pb2.HIBERNATING, record, self._drain_ms)
+        finally:
             self.leaving.pop(model, None)
             self.moving.discard(model)
             self._cluster.changed(model)
@@ -233,6 +268,11 @@ class Actuator:
         else:
             record.done(time.monotonic() - began)
         return last
+
+
+def _is_active(group: HeardGroup, model: str) -> bool:
+    resident = group.residents.get(model)
+    return resident is not None and resident.residency == common_pb2.ACTIVE
 
 
 def _takes_requests(group: HeardGroup, model: str) -> bool:

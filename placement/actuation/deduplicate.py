@@ -1,6 +1,6 @@
-"""Keeps a model on one group, and a removed model on none. While a group was away its models may have come up on
-another group, or may have been removed: when it is found again, such a model leaves one of the two groups, or its only
-one."""
+"""Keeps a model on no more groups than it may have, and a removed model on none. While a group was away its models may
+have come up on another group, or may have been removed: when it is found again, such a model leaves a group that is one
+too many, or its only one."""
 
 from __future__ import annotations
 
@@ -30,35 +30,45 @@ class Deduplicator:
         history: DecisionHistory,
         drain_ms: int,
         on_change: Callable[[], None],
+        most_replicas: int = 1,
     ) -> None:
         """`drain_ms`: milliseconds that running requests may take to finish on the group that is left. `on_change` is
-        called when a model has left, or could not."""
+        called when a model has left, or could not. `most_replicas`: the most groups that serve a model at once."""
         self._cluster = cluster
         self._actuator = actuator
         self._history = history
         self._drain_ms = drain_ms
         self._on_change = on_change
+        self._most_replicas = most_replicas
         self._leaving: set[tuple[str, str]] = set()
 
     def settle(self) -> None:
-        """Takes models off groups where they are a second time, or where they are although they were removed. A model
-        on two groups stays where it takes requests, and of two such groups on the one that was not away."""
+        """Takes models off groups where they are one time too many, or where they are although they were removed. A
+        model stays where it takes requests, and of such groups on those that were not away."""
+        self._actuator.overdue &= self._cluster.doubtful
         for model in sorted({model for _, model in self._cluster.doubtful}):
             if model in self._actuator.moving | self._actuator.removing or model in self._actuator.activating:
-                continue  # the operation under way leaves it on one group
+                continue  # the operation under way settles its places
             places = [each for each in self._cluster.residents(model) if each[1].residency in PRESENT]
             places.sort(key=lambda each: self._rank(model, *each))
             if not any((group.client.address, model) in self._cluster.doubtful for group, _ in places):
                 continue  # the group is away again, or the model is in error there
             was_removed = model in self._cluster.removed and self._cluster.entry(model) is None
+            serving = [group for group, resident in places if resident.residency in TAKES_REQUESTS]
+            lasting = [group for group in serving if not self._has_to_leave(group, model)]
+            kept = (lasting or [group for group, _ in places[:1]])[: self._most_replicas]
             for group, _ in places:
-                place, best = (group.client.address, model), places[0][0]
+                place, best = (group.client.address, model), kept[0]
                 if was_removed and place in self._cluster.doubtful:
                     self._let_go(place, group, f"{group.name} is back, and it was removed")
-                elif not was_removed and group is not best:
+                elif not was_removed and group not in kept:
                     self._let_go(place, group, f"{best.name} has it as well")
-                elif len(places) == 1:
+                elif len(places) == len(kept):
                     self._cluster.trust(group, model)
+
+    def _has_to_leave(self, group: HeardGroup, model: str) -> bool:
+        overdue = (group.client.address, model) in self._actuator.overdue
+        return overdue or group.drained or group.state.stopping
 
     def _let_go(self, place: tuple[str, str], group: HeardGroup, why: str) -> None:
         if place not in self._leaving:
@@ -78,8 +88,9 @@ class Deduplicator:
             await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
             # Until the group itself reports that the model has left, routes would lead there.
             await self._cluster.until(lambda: model not in group.residents or not group.reachable)
+            self._actuator.overdue.discard(place)
         except PrismError as error:
-            _log.warning("a model stays on two groups", model=model, group=group.name, why=str(error))
+            _log.warning("a model stays on a group that it should leave", model=model, group=group.name, why=str(error))
             await asyncio.sleep(_AGAIN_S)
         finally:
             self._leaving.discard(place)

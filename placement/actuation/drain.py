@@ -132,13 +132,19 @@ class Drain:
         await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
 
     async def _move(self, group: HeardGroup, resident: gpu_scheduler_pb2.Resident, why: str) -> PlacementPlan | None:
-        """Moves an active model to a group that has room, and returns the plan; the plan's group is None if there is no
-        room, or room only where the model is. Returns None for a model that cannot move: it is not active, or its entry
-        is missing or in error. Raises the error of the group that refused."""
+        """Moves an active model to a group that has room, or to another that serves it already, and returns the plan;
+        the plan's group is None if there is no room, or room only where the model is. Returns None for a model that
+        cannot move: it is not active, or its entry is missing or in error. Raises the error of the group that
+        refused."""
         model, entry = resident.model, self._cluster.entry(resident.model)
         if resident.residency != common_pb2.ACTIVE or entry is None or entry.error:
             return None
-        verdict = self._planner.prospect(entry.model)
+        verdict = self._beside(group, model)
+        if verdict is None and any(
+            self._serves_it(other, model) for other in self._cluster.reachable() if other is not group
+        ):
+            return None  # the others are to be left as well
+        verdict = verdict or self._planner.prospect(entry.model)
         if verdict.group is group:
             return replace(verdict, group=None)
         if verdict.group is not None:
@@ -148,3 +154,22 @@ class Drain:
             await self._actuator.migrate(model, group, verdict.group, record, yields)
             self._planner.moved(model)
         return verdict
+
+    def _beside(self, group: HeardGroup, model: str) -> PlacementPlan | None:
+        """The plan to leave the model to another group that serves it, of the same node if there is one, since running
+        requests take their KV along there; None if there is none."""
+        found = [
+            (other.node != group.node, there.waiting + there.running, other.name, other)
+            for other, there in self._cluster.residents(model)
+            if other is not group and there.residency == common_pb2.ACTIVE and not there.outdated
+            if not other.drained and not other.state.stopping
+        ]
+        if not found:
+            return None
+        other = min(found)[-1]
+        return PlacementPlan(model, other, f"{other.name} serves it already")
+
+    @staticmethod
+    def _serves_it(group: HeardGroup, model: str) -> bool:
+        resident = group.residents.get(model)
+        return resident is not None and resident.residency == common_pb2.ACTIVE

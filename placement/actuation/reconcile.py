@@ -98,7 +98,14 @@ class Reconciler:
         self._relieving: set[HeardGroup] = set()
         self._moves_after = 0.0
         """Second on the loop's clock before which moves are not searched for again."""
-        self._settler = Deduplicator(cluster, actuator, history, config.drain_ms, self._changed.set)
+        self._replicas_after = 0.0
+        """Second on the loop's clock before which replicas are not looked at again."""
+        self._replicating: asyncio.Task[None] | None = None
+        """The task by which a model comes up on a further group; there is one at a time."""
+        self._evicting: set[str] = set()
+        """Names of models that an operator brings down."""
+        most = config.replication.most
+        self._settler = Deduplicator(cluster, actuator, history, config.drain_ms, self._changed.set, most)
 
     def changed(self) -> None:
         """Notes that the cluster has changed, and wakes the loop."""
@@ -243,7 +250,7 @@ class Reconciler:
         entry = self._cluster.entry(model)
         if target == common_pb2.ON_DISK and entry is not None and (entry.model.pinned or entry.image_pinned):
             raise Unmet(f"{model} is pinned: its image stays in host memory until it is unpinned")
-        if not places and self._is_on_its_way(model):
+        if model in self._actuator.activating or (not places and self._is_on_its_way(model)):
             raise Conflict(f"{model} is on its way: it goes down once that has ended")
         if not places and not (target == common_pb2.ON_DISK and self._has_image(model)):
             raise Unmet(f"{model} is {self._state(model)}: there is nothing to bring down")
@@ -251,7 +258,11 @@ class Reconciler:
         for group in places:
             why = group.residents[model].no_image if model in group.residents else ""
             record = self._history.add(model, _action(target), group.name, "an operator asked for it")
-            last = await self._actuator.bring_down(spec, group, target, record)
+            self._evicting.add(model)
+            try:
+                last = await self._actuator.bring_down(spec, group, target, record)
+            finally:
+                self._evicting.discard(model)
             if target == common_pb2.HIBERNATING != last.residency:
                 reached = common_pb2.COLD
             reason = reason or last.reason or why
@@ -317,11 +328,12 @@ class Reconciler:
         Refused."""
         self._actuator.spec(model)
         target = self._cluster.known_group(to_group)
-        source = next((g for g, r in self._cluster.residents(model) if r.residency == common_pb2.ACTIVE), None)
-        if source is None:
+        active = [group for group, there in self._cluster.residents(model) if there.residency == common_pb2.ACTIVE]
+        if not active:
             raise Unmet(f"{model} is not active")
-        if source is target:
+        if target in active:
             raise Unmet(f"{model} is on {target.name} already")
+        source = min(active, key=lambda group: group.residents[model].waiting + group.residents[model].running)
         record = self._history.add(model, "migrate", target.name, f"from {source.name}: an operator asked for it")
         return await self._actuator.migrate(model, source, target, record)
 
@@ -345,7 +357,8 @@ class Reconciler:
                 self._settler.settle()
             took = asyncio.get_running_loop().time() - began
             if self._informed.is_set() and self._config.rebalance:
-                self._rebalance()
+                if not self._replicate():
+                    self._rebalance()
             # The pause gathers the states of several groups into one look.
             await asyncio.sleep(rest_s(took, look_s=self._look_s))
 
@@ -377,6 +390,38 @@ class Reconciler:
         record = self._history.add(model, _action(yielding.target), group.name, yielding.reason)
         _log.info("makes way for KV", model=model, group=group.name, why=yielding.reason)
         await self._actuator.bring_down(spec, group, yielding.target, record)
+
+    def _replicate(self) -> bool:
+        """Takes models off groups that they can do without, and brings one that is short of groups up on one more.
+        Returns whether anything was begun."""
+        loop, actuator = asyncio.get_running_loop(), self._actuator
+        if self._config.most_replicas < 2 or loop.time() < self._replicas_after:
+            return False
+        self._replicas_after = loop.time() + self._config.period_s
+        on_their_way = actuator.moving | actuator.removing | actuator.activating.keys() | self._evicting
+        surplus = [(model, group) for model, group in self._planner.surplus() if model not in on_their_way]
+        for model, group in surplus:
+            record = self._history.add(model, "hibernate", group.name, "its other groups can serve its requests")
+            tasks.spawn(self._quietly(actuator.let_go(model, group, record)), f"{model} leaves {group.name}")
+        # One at a time, and not while a model waits for the room that it would take.
+        plan = None
+        if not surplus and not self._planner.waits() and self._replicating is None:
+            plan = self._planner.replica(on_their_way)
+        if plan is not None:
+            self._replicating = tasks.spawn(self._quietly(self._bring_replica(plan)), f"replicate {plan.model}")
+            self._replicating.add_done_callback(self._replicated)
+        return bool(surplus) or plan is not None
+
+    async def _bring_replica(self, plan: PlacementPlan) -> None:
+        assert plan.group is not None
+        record = self._history.add(plan.model, "replicate", plan.group.name, plan.reason, plan.candidates)
+        yields = self.yields(plan, f"part of replicating {plan.model}")
+        await self._actuator.activate(plan.model, plan.group, record, yields)
+        if (under_way := self._actuator.activating.get(plan.model)) is not None:
+            await asyncio.wait([under_way[1]])
+
+    def _replicated(self, _: object) -> None:
+        self._replicating = None
 
     def _rebalance(self) -> None:
         if self._planner.waits():  # moves would take room from a model that waits

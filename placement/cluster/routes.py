@@ -118,7 +118,7 @@ def route(
     places, reason, retries = [], "", []
     residents = cluster.residents(model.name)
     sure = [pair for pair in residents if (pair[0].client.address, model.name) not in cluster.doubtful]
-    if any(resident.residency in TAKES_REQUESTS for _, resident in sure):
+    if any(resident.residency == common_pb2.ACTIVE for _, resident in sure):
         residents = sure
     for group, resident in residents:
         found.measured_weights_bytes = max(found.measured_weights_bytes, resident.weights_bytes)
@@ -148,7 +148,7 @@ def route(
         found.model.CopyFrom(cluster.read_spec(model))
     elif entry.error:
         found.residency, found.error, found.retry_s = common_pb2.ERROR, entry.error, entry.retry_s
-    elif error := refusal(entry) or reason:
+    elif error := refusal(entry) or ("" if found.residency == common_pb2.HIBERNATING else reason):
         found.residency, found.error = common_pb2.ERROR, error
         # It is in error for as long as it is on any group.
         found.retry_s = max(retries) if error == reason and all(retries) else 0.0

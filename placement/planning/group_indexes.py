@@ -18,6 +18,7 @@ from placement.policy.lifecycle.decisions import PlacedModel, durations
 from placement.policy.lifecycle.eligibility import eligibility_fingerprint, holds_s
 from placement.policy.lifecycle.group_index import GroupIndex
 from placement.policy.outcomes import Outcomes
+from placement.policy.replication import Replica, Replication
 from placement.policy.window import RateWindow
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
 
@@ -64,6 +65,7 @@ class GroupIndexes:
         self.outcomes = Outcomes()
         self._counted: dict[str, dict[str, tuple[int, int]]] = {}
         """Address of a group's client -> its residents' missed targets and returns at the last report."""
+        self.replication = Replication(config.replication)
 
     # --- groups
 
@@ -118,6 +120,7 @@ class GroupIndexes:
         for group in fresh:
             if group.reachable:
                 self._count(group, now)
+            self._hear_replicas(group, now)
         return list(dict.fromkeys([*fresh, *others, *self._ripe(now)]))
 
     def _ripe(self, now: float) -> list[HeardGroup]:
@@ -210,6 +213,27 @@ class GroupIndexes:
                 returns=max(0, returns - returns_before),
             )
 
+    def _hear_replicas(self, group: HeardGroup, now: float) -> None:
+        """Takes in which models are active on a group, and how late they are there."""
+        there = group.residents.values() if group.reachable else ()
+        active = [resident for resident in there if resident.residency == common_pb2.ACTIVE]
+        demands = {resident.model: self._demand_at(resident.model) for resident in active}
+        total = sum(demands.values())
+        replicas = {
+            r.model: Replica(demands[r.model] / total, r.late, r.ttft_met, r.ttft_missed, r.waiting + r.running)
+            for r in active
+        }
+        self.replication.heard(group.client.address, replicas, now)
+
+    def _demand_at(self, model: str) -> float:
+        """Demand of the model on each group where it is active: gateways divide its requests evenly."""
+        return self._demands.get(model, kvpr.LEAST_DEMAND) / max(1, len(self.replication.groups(model)))
+
+    def rate(self, model: str) -> float:
+        """Tokens per second of the model on all its groups."""
+        window = self._windows.get(model)
+        return window.rate(self._now()) if window is not None else 0.0
+
     def _window(self, model: str) -> RateWindow:
         if model not in self._windows:
             self._windows[model] = self._config.window()
@@ -277,8 +301,9 @@ class GroupIndexes:
             idle = resident.idle_s > 0.0 and (active or asleep)
             found.append(
                 PlacedModel(
-                    self.model(entry.model, resident),
+                    self.model(entry.model, resident).wanted(self._demand_at(resident.model)),
                     place,
+                    elsewhere=len(self.replication.groups(resident.model)) > active,
                     hibernating=asleep,
                     idle_s=resident.idle_s + since_s if idle else 0.0,
                     wake_s=wake_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from placement.cluster.cluster import Cluster, HeardGroup
@@ -220,6 +220,40 @@ class Planner:
             _yielding(answer),
             self._cluster.group(move.source.group),
         )
+
+    # --- replicas
+
+    def replica(self, on_their_way: Container[str]) -> PlacementPlan | None:
+        """The plan to bring a model that is short of groups up on one more; None if no model is, or there is no room
+        for it. A plan that is returned is taken to be carried out. `on_their_way`: models that are not looked at."""
+        self._group_indexes.listen()
+        replication = self._group_indexes.replication
+        for name in replication.short(self._now()):
+            entry = self._cluster.entry(name)
+            there = self._suitable(entry.model) if entry is not None else None
+            if entry is None or there is None or name in on_their_way:
+                continue
+            residents = self._cluster.residents(name)
+            here = [group.name for group, each in residents if each.residency == common_pb2.ACTIVE]
+            closed = [group.name for group, each in residents if each.residency != common_pb2.HIBERNATING]
+            wanted = self._wanted(entry.model)
+            answer = there.activate(wanted.wanted(wanted.demand / (len(here) + 1)), closed=closed)
+            plan = self._verdict(entry.model, answer)
+            if plan.group is not None:
+                replication.granted(name, self._group_indexes.rate(name), self._now())
+                where = " and ".join(here)
+                return replace(
+                    plan, reason=f"its requests are late on {where}, where most of the demand is its own: {plan.reason}"
+                )
+        return None
+
+    def surplus(self) -> list[tuple[str, HeardGroup]]:
+        """Models that have more groups than they need, each with the group that it can do without."""
+        self._group_indexes.listen()
+        groups = self._cluster.groups
+        going = {address for address, group in groups.items() if group.drained or group.state.stopping}
+        found = self._group_indexes.replication.surplus(self._now(), self._group_indexes.rate, going)
+        return [(name, groups[where]) for name, where in found if where in groups]
 
     def moved(self, model: str) -> None:
         """Notes that a migration has ended: the model's cool-down begins."""

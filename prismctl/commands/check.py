@@ -14,9 +14,9 @@ from loader.checkpoints.adapter_folder import is_adapter
 from loader.checkpoints.classes import CLASSES
 from prismctl.commands.models import absolute, listed
 from prismctl.system.system import SystemAddresses
-from prismctl.views.sizes import size
 from prismctl.views.terminal import Json, show_json
 from services.errors import PrismError, Unavailable
+from services.wording.sizes import size
 
 _NAME, _BASE = "checked", "its-base"
 

@@ -13,6 +13,7 @@ import pydantic
 import typer
 
 from balloond.config import BalloondConfig
+from deploy.node.consistency import SERVICES, ConfigFile, disagreements
 from gateway.access.keys import KeysFile, repeated
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
@@ -22,7 +23,6 @@ from loader.config import LoaderConfig
 from placement.config import PlacementConfig
 from prismctl import cli
 from prismctl.system import reference
-from prismctl.system.consistency import ConfigFile, disagreements
 from prismctl.system.system import NO, USAGE, failed
 from prismctl.views.terminal import Json, show_json, width
 from services.runtime.config import Config, ConfigSection, Fault, faults, without_removed
@@ -95,14 +95,14 @@ def validate(
 
 @cli.command(app, "prismctl config settings gateway", "settings")
 def settings(
-    service: Annotated[str, typer.Argument(metavar="SERVICE", help=", ".join(reference.SERVICES))] = "",
+    service: Annotated[str, typer.Argument(metavar="SERVICE", help=", ".join(SERVICES))] = "",
     markdown: Annotated[bool, typer.Option("--markdown", help="All of docs/operate/settings.md.")] = False,
     json_: Json = False,
 ) -> None:
     """What may be in the configuration of a service, or of all: each key with its type, its default and what it is
     for."""
-    if service and service not in reference.SERVICES:
-        raise typer.BadParameter(f"SERVICE is one of {', '.join(reference.SERVICES)}, not {service!r}")
+    if service and service not in SERVICES:
+        raise typer.BadParameter(f"SERVICE is one of {', '.join(SERVICES)}, not {service!r}")
     if markdown and (service or json_):
         raise typer.BadParameter("--markdown is all of it, and stands alone")
     sections = reference.of_service(service) if service else reference.of_all()

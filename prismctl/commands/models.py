@@ -13,13 +13,14 @@ from loader.catalogue.catalogue import CatalogueEntry
 from prismctl import cli
 from prismctl.system.system import SystemAddresses, run
 from prismctl.views import values
-from prismctl.views.sizes import parse_size, size
+from prismctl.views.sizes import parse_size
 from prismctl.views.tables import Column, Row, render
 from prismctl.views.terminal import Json, show, show_json, show_table, width
 from prismctl.views.wording import fault
 from protos import common_pb2, placement_pb2
 from services.errors import Invalid
 from services.runtime.config import faults
+from services.wording.sizes import size
 
 app = cli.app("The catalogue, and what is done to one of its models.")
 Name = Annotated[str, typer.Argument(metavar="MODEL")]

@@ -10,11 +10,12 @@ import typer
 from prismctl.system.coming_up import meanwhile
 from prismctl.system.system import SystemAddresses, run
 from prismctl.views import values
-from prismctl.views.sizes import parse_size, size
+from prismctl.views.sizes import parse_size
 from prismctl.views.tables import Column, Row
 from prismctl.views.terminal import Json, show, show_table, tell, told_meanwhile
 from protos import common_pb2, placement_pb2
 from services.errors import NotFound, TimedOut
+from services.wording.sizes import size
 
 Name = Annotated[str, typer.Argument(metavar="MODEL")]
 _DOWN = {"hibernating": common_pb2.HIBERNATING, "cold": common_pb2.COLD, "disk": common_pb2.ON_DISK}

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from placement.client import PlacementClient
-from prismctl.views.sizes import size
 from protos import placement_pb2
 from services.errors import PrismError
 from services.runtime import tasks
 from services.runtime.progress import Far, ProgressMeter
+from services.wording.sizes import size
 
 T = TypeVar("T")
 _EVERY_S = 0.3

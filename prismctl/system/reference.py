@@ -1,4 +1,4 @@
-"""The reference of all services' settings: which class each service has, and how the reference is written. Pure."""
+"""The reference of all services' settings, and how it is written. Pure."""
 
 from __future__ import annotations
 
@@ -7,23 +7,12 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
-from balloond.config import BalloondConfig
-from gateway.config import GatewayConfig
-from gpu_scheduler.config import GpuSchedulerConfig
+from deploy.node.consistency import SERVICES
 from gpu_scheduler.engines.sglang.base.options import Options
-from loader.config import LoaderConfig
-from placement.config import PlacementConfig
 from prismctl.system.settings import NONE, REQUIRED, SettingRow, binary, rows
 from protos import common_pb2
 from services.runtime.config import Config
 
-SERVICES: dict[str, type[Config]] = {
-    "balloond": BalloondConfig,
-    "loader": LoaderConfig,
-    "gpu_scheduler": GpuSchedulerConfig,
-    "placement": PlacementConfig,
-    "gateway": GatewayConfig,
-}
 _LARGEST_MODEL = 1 << 50
 _HEAD = """\
 # Settings

@@ -3,13 +3,8 @@ source alone, so they cannot be older than it."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import functools
-import inspect
-import itertools
 import json
-import textwrap
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +14,8 @@ import annotated_types
 import pydantic
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+
+from services.runtime import docstrings
 
 REQUIRED = "required"
 NONE = "none"
@@ -66,13 +63,13 @@ class _Field(NamedTuple):
 
 
 def _rows(kind: type[Any], within: str) -> Iterator[SettingRow]:
-    found = docs(kind)
+    found = docstrings.of_fields(kind)
     for field in _fields(kind):
         key = within + field.name
         section, listed = _section(field.annotation)
         if not getattr(section, "IN_REFERENCE", True):
             continue
-        description = found.get(field.name, "") or (_own_doc(section) if section is not None else "")
+        description = found.get(field.name, "") or (docstrings.of_class(section) if section is not None else "")
         yield SettingRow(key, _type(field), _default(field.default), _aside(field), description)
         if section is not None:
             yield from _rows(section, f"{key}[]." if listed else f"{key}.")
@@ -92,43 +89,6 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return PydanticUndefined if field.default is dataclasses.MISSING else field.default
-
-
-# Descriptions, from the source.
-
-
-def docs(kind: type) -> dict[str, str]:
-    """Field -> the docstring below it, in the class or in those that it extends."""
-    found: dict[str, str] = {}
-    for each in reversed(kind.__mro__):
-        if each not in (object, pydantic.BaseModel):
-            found |= _docs_of_class(each)
-    return found
-
-
-@functools.cache
-def _docs_of_class(kind: type) -> dict[str, str]:
-    """Field -> docstring, for the class without its bases."""
-    return {
-        field.target.id: _collapsed(below.value.value)
-        for field, below in itertools.pairwise(_source(kind).body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
-    }
-
-
-def _own_doc(kind: type) -> str:
-    return _collapsed(ast.get_docstring(_source(kind)) or "")
-
-
-def _source(kind: type) -> ast.ClassDef:
-    (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(node, ast.ClassDef)
-    return node
-
-
-def _collapsed(text: str) -> str:
-    return " ".join(text.split())
 
 
 # Types, in words.

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prismctl.views.sizes import size
 from prismctl.views.wording import fault
 from services.wording.plurals import agreeing
+from services.wording.sizes import size
 
 _BROUGHT = {
-    "active": ("activate", "migrate"),
-    "waking": ("activate", "migrate"),
+    "active": ("activate", "migrate", "replicate"),
+    "waking": ("activate", "migrate", "replicate"),
     "hibernating": ("hibernate",),
     "draining": ("hibernate", "go cold", "migrate", "remove"),
     "cold": ("go cold", "migrate"),

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from prismctl.views.sizes import size
 from prismctl.views.tables import Column, Row, TableSection, render
 from prismctl.views.wording import fault
 from services.wording.plurals import counted
+from services.wording.sizes import size
 
 _BAR = 50
 """Width in characters of the bar for a device's memory."""

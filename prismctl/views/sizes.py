@@ -1,4 +1,4 @@
-"""Bytes as people write and read them."""
+"""Bytes as people write them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,3 @@ def parse_size(text: str, none: bool = False) -> int:
     if count >= _MOST:
         raise typer.BadParameter(f"{text!r} is more than any machine has")
     return int(count)
-
-
-def size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"

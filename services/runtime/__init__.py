@@ -2,6 +2,7 @@
 
 service     build, ready, drain, stop
 config      one TOML file a service, checked by a schema
+docstrings  what classes of settings say of their fields
 notify      reports to a service manager how the process is
 tasks       background tasks that are named, kept and whose failure is seen
 files       what is read from files, and follows them while the process runs

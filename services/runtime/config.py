@@ -14,7 +14,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import pydantic
 
@@ -23,13 +23,19 @@ from services.wording.plurals import counted
 
 
 class ConfigSection(pydantic.BaseModel):
-    """A part of a configuration: immutable, and unknown keys are errors."""
+    """A part of a configuration: immutable; unknown keys are errors, and so are values of another type ("yes" for true,
+    "5" for 5), except whole numbers for others."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
 
     REMOVED: ClassVar[Mapping[str, str]] = {}
     """Names that were settings until the last minor version -> what holds in their place. A file that has them can be
     used; they have no effect, and a warning says so."""
+
+
+_T = TypeVar("_T")
+Listed = Annotated[tuple[_T, ...], pydantic.Strict(False)]
+"""A list of TOML as an immutable field. Its entries are checked as all values are."""
 
 
 class ServerTls(ConfigSection):
@@ -148,15 +154,44 @@ def faults(error: pydantic.ValidationError, kind: type[pydantic.BaseModel] | Non
     ]
 
 
+_BOUNDS = {
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "multiple_of": "a multiple of {multiple_of}",
+    "literal_error": "{expected}",
+}
+"""Kind of fault of the library -> what a value should be, with the names of the fault's context."""
+_TYPES = {
+    "model": "a table",
+    "dict": "a table",
+    "dataclass": "a table",
+    "list": "a list",
+    "tuple": "a list",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "string": "a text",
+}
+"""Type, as the library's kinds of faults begin -> its name in TOML."""
+
+
 def _what(kind: str, context: Mapping[str, Any], message: str) -> str:
     """What is wrong, in words of TOML where the library's are those of Python."""
-    if kind in ("model_type", "model_attributes_type", "dict_type", "dataclass_type"):
-        return "it should be a table"
-    if kind in ("list_type", "tuple_type"):
-        return "it should be a list"
-    if kind == "too_short":
-        return f"it should have at least {counted(context['min_length'], 'entry', 'entries')}"
-    return message.removeprefix("Value error, ")
+    if kind == "missing":
+        return "it is required, and is not there"
+    if kind in ("too_short", "string_too_short"):
+        what = ("entry", "entries") if kind == "too_short" else ("character", "characters")
+        return f"it should have at least {counted(context['min_length'], *what)}"
+    if kind in _BOUNDS:
+        return f"it should be {_BOUNDS[kind].format_map(context)}"
+    if kind == "finite_number":
+        return "it should be a finite number"
+    about, _, rest = kind.partition("_")
+    if about in _TYPES and rest in ("type", "attributes_type", "parsing", "from_float"):
+        return f"it should be {_TYPES[about]}"
+    return message.removeprefix("Value error, ").replace("Input should", "it should", 1)
 
 
 def _unknown(kind: type[pydantic.BaseModel] | None, at: tuple[str | int, ...]) -> str:

@@ -64,10 +64,11 @@ class Fleet:
             assert isinstance(group.queue, SimulatedQueue)
             self.groups.append(group)
             arbiters[group.name] = group, group.queue
+        self._queues = {name: queue for name, (_, queue) in arbiters.items()}
         self._by_name = {group.name: group for group in self.groups}
         self._group_indexes = SimulatedIndexes(clock, specs, arbiters, config)
-        self._home: dict[str, SimulatedGroup] = {}
-        """Model -> group to which its requests go."""
+        self._home: dict[str, list[SimulatedGroup]] = {}
+        """Model -> groups to which its requests go; there is one at least."""
         self._cool_downs = CoolDowns(config.cool_down_s)
         self._rounds: dict[int, Round] = {}
         """Number of devices of a group -> the last round of moves that was wanted among groups of that size."""
@@ -81,6 +82,9 @@ class Fleet:
         self._reservations = {size: Reservations(config.patience_s) for size in self._group_indexes.sizes}
         self.migrations = 0
         self.reliefs = 0
+        self.replicas = 0
+        """Times that a model came up on a further group."""
+        self.replicas_let_go = 0
         self.refused_for_now = 0
         clock.after(config.period_s, self._period)
         if config.relieve:
@@ -89,9 +93,9 @@ class Fleet:
     # --- requests
 
     def submit(self, request: SimulatedRequest) -> None:
-        home = self._home.get(request.model)
-        if home is not None:
-            home.queue.submit(request)
+        homes = self._home.get(request.model)
+        if homes is not None:
+            self._least_busy(request.model, homes).queue.submit(request)
             return
         waiting = self._parked.get(request.model)
         if waiting is not None:
@@ -99,6 +103,25 @@ class Fleet:
             return
         self._parked[request.model] = deque([request])
         self._activate(request.model)
+
+    def _least_busy(self, name: str, homes: Sequence[SimulatedGroup]) -> SimulatedGroup:
+        """Of the groups of a model, those before others where it is active, the one with the fewest of its requests."""
+        if len(homes) == 1:
+            return homes[0]
+
+        def badness(group: SimulatedGroup) -> tuple[bool, int]:
+            waiting, running, _ = self._queues[group.name].count(name)
+            return name not in group.active, waiting + running
+
+        return min(homes, key=badness)
+
+    def _leave(self, name: str, group: SimulatedGroup) -> None:
+        """Has no further requests of the model go to the group."""
+        homes = self._home.get(name, [])
+        if group in homes:
+            homes.remove(group)
+            if not homes:
+                del self._home[name]
 
     def _again(self, requests: Sequence[SimulatedRequest]) -> None:
         """Takes back requests that a group has returned."""
@@ -127,7 +150,7 @@ class Fleet:
             return
         self._reservations[spec.parts].served(name)
         yields = self._yields(group, answer)
-        self._home[name] = group
+        self._home[name] = [group]
         self._began.add(name)
         self._activating.add(name)
         group.activate(spec, lambda up: self._activated(name, group, up), yields)
@@ -142,16 +165,15 @@ class Fleet:
     def _yields(self, group: SimulatedGroup, answer: ActivationPlan) -> list[tuple[str, bool]]:
         """(model, whether it goes cold) of the models that make way on the group; their requests go there no more."""
         for eviction in answer.evictions:
-            if self._home.get(eviction.model) is group:
-                del self._home[eviction.model]
+            self._leave(eviction.model, group)
         return [(eviction.model, isinstance(eviction, GoCold)) for eviction in answer.evictions]
 
     def _activated(self, name: str, group: SimulatedGroup, up: bool) -> None:
         self._activating.discard(name)
         if not up:
             self._rests_until[name] = self._clock.now + _REST_S
-        if not up and self._home.get(name) is group:
-            del self._home[name]
+        if not up:
+            self._leave(name, group)
 
     # --- the loop
 
@@ -162,14 +184,57 @@ class Fleet:
                 continue
             for eviction in self._group_indexes.heard_now(group.name).relieve(group.name).decisions:
                 self.reliefs += 1
-                if self._home.get(eviction.model) is group:
-                    del self._home[eviction.model]
+                self._leave(eviction.model, group)
                 group.bring_down(eviction.model, False, lambda: None)
 
     def _period(self) -> None:
         self._clock.after(self._config.period_s, self._period)
-        if self._group_indexes.observe() and self._config.rebalance:
+        news = self._group_indexes.observe()
+        if self._config.rebalance and self._config.most_replicas > 1:
+            self._replicate()
+        if news and self._config.rebalance:
             self._move()
+
+    def _replicate(self) -> None:
+        """Takes a model off a group that it can do without, or brings one that is short of groups up on one more."""
+        self._group_indexes.hear_replicas()
+        if self._activating or self._moving or self._wait():
+            return
+        replication, now = self._group_indexes.replication, self._clock.now
+        if surplus := replication.surplus(now, self._group_indexes.rate):
+            name, where = surplus[0]
+            self._leave(name, self._by_name[where])
+            self._moving.add(name)
+            self._by_name[where].bring_down(name, False, lambda: self._let_go(name), self._config.drain_ms / 1e3)
+            return
+        for name in replication.short(now):
+            here, model = replication.groups(name), self._group_indexes.models[name]
+            there = self._group_indexes.of(self.specs[name].parts)
+            answer = there.activate(model.wanted(model.demand / (len(here) + 1)), closed=here)
+            if isinstance(answer.outcome, Activate):
+                self._bring_replica(name, self._by_name[answer.outcome.place.group], answer)
+                return
+
+    def _bring_replica(self, name: str, group: SimulatedGroup, answer: ActivationPlan) -> None:
+        present = group.residents.get(name)
+        if present is not None and present.residency is SimulatedResidency.DRAINING:
+            return
+        rate = self._group_indexes.rate(name)
+        self._group_indexes.replication.granted(name, rate, self._clock.now)
+        self._activating.add(name)
+        yields = self._yields(group, answer)
+
+        def done(up: bool) -> None:
+            self._activating.discard(name)
+            if up:
+                self.replicas += 1
+                self._home.setdefault(name, []).append(group)
+
+        group.activate(self.specs[name], done, yields)
+
+    def _let_go(self, name: str) -> None:
+        self._moving.discard(name)
+        self.replicas_let_go += 1
 
     def _move(self) -> None:
         if self._activating or self._moving or self._wait():
@@ -210,7 +275,7 @@ class Fleet:
                 self._moving.discard(name)
                 self._cool_downs.not_moved(name, self._clock.now)
                 return
-            self._home[name] = target
+            self._home[name] = [target]
             if here is None or not here.active:  # it has left meanwhile
                 self._moving.discard(name)
                 return
@@ -229,4 +294,6 @@ class Fleet:
             "migrations": self.migrations,
             "no room for now": self.refused_for_now,
             "reliefs": self.reliefs,
+            "replicas": self.replicas,
+            "replicas let go": self.replicas_let_go,
         }

@@ -16,6 +16,7 @@ from placement.policy.lifecycle.decisions import PlacedModel, durations
 from placement.policy.lifecycle.eligibility import holds_s
 from placement.policy.lifecycle.group_index import GroupIndex
 from placement.policy.outcomes import Outcomes
+from placement.policy.replication import Replica, Replication
 from placement.policy.window import RateWindow
 from sim.clock import Clock
 from sim.cluster.terms import group_of, model_of, suitable
@@ -59,6 +60,37 @@ class SimulatedIndexes:
         self._plain = {group.name: group_of(group, config.load_weight) for group in everywhere}
         self._heard: dict[str, tuple[int, float]] = {}
         """Group -> (its arbiter's count of changes when it was last read, second until which that reading holds)."""
+        self.replication = Replication(config.replication)
+
+    def rate(self, name: str) -> float:
+        """Tokens per second of a model on all its groups."""
+        window = self._windows.get(name)
+        return window.rate(self._clock.now) if window is not None else 0.0
+
+    def hear_replicas(self) -> None:
+        """Takes in which models are active where, and how late they are."""
+        for group, arbiter in self._groups.values():
+            demands = {name: self._demand_at(name) for name in group.active}
+            total = sum(demands.values())
+            counts = {name: arbiter.count(name) for name in group.active}
+            there = {
+                name: Replica(
+                    demands[name] / total if total else 0.0,
+                    late,
+                    arbiter.targets[name, True],
+                    arbiter.targets[name, False],
+                    waiting + running,
+                )
+                for name, (waiting, running, late) in counts.items()
+            }
+            self.replication.heard(group.name, there, self._clock.now)
+
+    def _demand_at(self, name: str) -> float:
+        """Demand of a model on each of its groups."""
+        return self.models[name].demand / max(1, self._places(name))
+
+    def _places(self, name: str) -> int:
+        return sum(name in group.active for group, _ in self._groups.values())
 
     @property
     def sizes(self) -> list[int]:
@@ -161,8 +193,9 @@ class SimulatedIndexes:
             engine = resident.engine
             residents.append(
                 PlacedModel(
-                    self.models[name],
+                    self.models[name].wanted(self._demand_at(name)),
                     place,
+                    elsewhere=self._places(name) > resident.active,
                     hibernating=resident.residency is SimulatedResidency.HIBERNATING,
                     idle_s=idle,
                     wake_s=wake_s,

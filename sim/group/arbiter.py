@@ -41,6 +41,8 @@ class SimulatedQueue:
         """Whether a plan was already scheduled for this moment."""
         self._timer: Timer | None = None
         self.shortages = self._core.shortages
+        self.targets: Counter[tuple[str, bool]] = Counter()
+        """(model, whether its target was met) -> number of first tokens with a target."""
         self.changes = 0
         """Rises when requests come or go, and when residencies change."""
 
@@ -94,6 +96,10 @@ class SimulatedQueue:
         """Model -> number of its waiting requests that can still be on time."""
         return Counter(self._requests[request_id].model for request_id in self._core.queue_plan.on_time)
 
+    def count(self, name: str) -> tuple[int, int, int]:
+        """(waiting, running, late among the waiting) requests of a model."""
+        return self._core.count(name)
+
     @property
     def empty(self) -> bool:
         return not self._requests
@@ -109,7 +115,9 @@ class SimulatedQueue:
 
     def first_token(self, engine: SimulatedEngine, request: SimulatedRequest) -> None:
         now = self._clock.now
-        self._core.first_token(request.id, now)
+        met = self._core.first_token(request.id, now)
+        if met is not None:
+            self.targets[request.model, met] += 1
         self._core.tokens(request.model, 1, now)
         if isnan(request.first_at):
             request.first_at = now

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from gpu_scheduler.config import Arbitration, Experiments
 from placement.config import PlacementConfig
-from services.runtime.config import Config
+from services.runtime.config import Config, faults
 from sim.cluster.fleet import Fleet
 from sim.inputs.request import SimulatedRequest
 from sim.system import FleetError, World
@@ -39,5 +39,5 @@ def build(world: World, finished: Callable[[SimulatedRequest], None], settings: 
         )
         rules = Arbitration.model_validate(arbitration, strict=False)
     except ValidationError as error:
-        raise FleetError("; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors())) from None
+        raise FleetError("; ".join(f"{fault.key}: {fault.what}" for fault in faults(error))) from None
     return Fleet(world.clock, world.specs, world.sizes, world.hardware, config, rules, finished)

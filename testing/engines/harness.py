@@ -182,6 +182,8 @@ class EngineEnd:
         """Of the device by a sleeping engine, once it has told it."""
         self.step = ""
         """Of the command under way, as it told it last."""
+        self.progress: list[common_pb2.Progress] = []
+        """All that it told of commands."""
         self.told = 0
         """Messages with tokens: one for each step that made some."""
         self.order: list[str] = []
@@ -217,6 +219,7 @@ class EngineEnd:
                 self.kept_bytes = message.kept.bytes
             elif kind == "progress":
                 self.step = message.progress.progress.step
+                self.progress.append(message.progress.progress)
             elif kind != "compiling":  # kernels that this machine has not compiled before: tests wait, whatever it is
                 self._heard.put_nowait(message)
             async with self._changed:
@@ -241,6 +244,7 @@ class EngineEnd:
         assert self._heard.empty(), "there is more to hear"
         self.answers.clear()
         self.order.clear()
+        self.progress.clear()
         self.stats, self._counted = engine_pb2.EngineStats(), None
         self.most_taken_bytes, self.kept_bytes, self.step = 0, 0, ""
 

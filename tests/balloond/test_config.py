@@ -24,14 +24,14 @@ def test_config_timeouts_become_the_patience_of_claims():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (("keeper =", "kepper ="), "b.toml: keeper: Field required; kepper: unknown key"),
+        (("keeper =", "kepper ="), "b.toml: keeper: it is required, and is not there; kepper: unknown key"),
         (("capacity_bytes = 1024", ""), "devices.0: cpu:0 needs capacity_bytes"),
         (("cpu:0", "gpu:0"), 'devices.0.name: device \'gpu:0\': there is a backend for "cpu:N" and "cuda:N" only'),
         (("unix:/b.sock", "nonsense"), 'listen: "nonsense" is neither "unix:PATH" nor "HOST:PORT"'),
         (('"/h.sock"', '"unix:/h.sock"'), 'handoff: "unix:/h.sock" is not the path of a socket'),
-        (("1024", "0"), "b.toml: devices.0.capacity_bytes: Input should be greater than 0"),
+        (("1024", "0"), "b.toml: devices.0.capacity_bytes: it should be greater than 0"),
         (("[[devices]]", '[[devices]]\nname="cpu:0"\ncapacity_bytes=1\n[[devices]]'), "no name twice"),
-        (("3.0", "-1"), "reclaim_timeout_s: Input should be greater than 0"),
+        (("3.0", "-1"), "reclaim_timeout_s: it should be greater than 0"),
     ],
 )
 def test_config_error_names_the_file_the_key_and_the_problem(change, complaint):

@@ -31,12 +31,12 @@ NEW_TOKENS = 48
 OPTIONS = {"deterministic": 1, "max_running_requests": 16, "reserve_low": 1, "reserve_high": 2}
 
 
-def make_prompts(count: int, longest: int, seed: int) -> list[list[int]]:
+def make_prompts(count: int, longest: int, seed: int, vocabulary: int = 2000) -> list[list[int]]:
     """Every third begins like the one before it."""
     chance = random.Random(seed)
     made: list[list[int]] = []
     for number in range(count):
-        own = [chance.randrange(3, 2000) for _ in range(chance.randrange(5, longest))]
+        own = [chance.randrange(3, vocabulary) for _ in range(chance.randrange(5, longest))]
         made.append((made[-1][: len(made[-1]) // 2] + own)[:longest] if number % 3 == 2 else own)
     return made
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from balloond.client import BalloondClient
+from gpu_scheduler.engines.sglang.base.options import graph_sizes
 from protos import common_pb2, engine_pb2
 from testing.engines import harness
 from testing.engines.harness import EngineEnd
@@ -157,9 +158,12 @@ async def test_quota_not_stated_is_measured_and_a_full_batch_stays_within_it(nod
         assert await one_by_one(end, "after", PROMPTS) == before
 
 
-async def test_graphs_are_counted_with_the_weights_and_gone_when_the_model_leaves(node):
+async def test_graphs_are_told_one_by_one_counted_with_the_weights_and_gone_when_the_model_leaves(node):
     async with warm(node) as (end, at):
         mapped, measured = await end.hold(load_of(at, 0))
+        told = [each for each in end.progress if each.step == "capturing CUDA graphs"]
+        assert [(each.done, each.unit) for each in told] == [(number, "graphs") for number in range(len(told))]
+        assert len(told) >= len(graph_sizes(OPTIONS["max_running_requests"]))
         assert measured.graph_bytes > 0
         (lease,) = (await node.device()).leases
         assert lease.weights_bytes == mapped.weights_bytes + measured.graph_bytes

@@ -70,7 +70,7 @@ def test_a_bad_line_of_a_trace_is_named(say, lines, said):
         (("--seconds", "0"), "no slice"),
         (("--from-s", "100"), "no request in this slice; the last of the file is at 7.25 s"),
         (("--set", "speed=9"), "prism has no setting speed; it has"),
-        (("--set", "tau=-1"), "tau: Input should be greater than or equal to 0"),
+        (("--set", "tau=-1"), "tau: it should be at least 0"),
         (("--policy", "static", "--set", "tau=1"), "static has no setting tau"),
         (("--groups", "3x2"), "chat-1 is for a group of 1 devices: g0 has 2, g1 has 2, g2 has 2"),
     ],

@@ -4,7 +4,7 @@ import { attribute, counted, el, keyed, seconds, table, text } from "./dom.js";
 const SVG = "http://www.w3.org/2000/svg";
 const ROW = 22;
 const MOST_ROWS = 40;
-const SIGNS = { activate: "▲", migrate: "⇄", hibernate: "▽", "go cold": "▼", refuse: "✕" };
+const SIGNS = { activate: "▲", migrate: "⇄", replicate: "⧉", hibernate: "▽", "go cold": "▼", refuse: "✕" };
 const LASTING = new Set(["cold", "on disk"]);
 const KEPT_S = 3600;
 

@@ -86,9 +86,12 @@ def rebalance(
     requests; None: unknown, so that pressure decides alone."""
     rules = rules or RebalanceRules()
     active: dict[str, PlacedModel] = {}
+    several: set[str] = set()
+    """Models that are active on several groups: none of them moves."""
     for resident in residents:
-        if not resident.hibernating:
-            active.setdefault(resident.model.name, resident)
+        if not resident.hibernating and active.setdefault(resident.model.name, resident) is not resident:
+            several.add(resident.model.name)
+    active = {name: resident for name, resident in active.items() if name not in several}
     booked = [(_counted(r), r.place) for r in residents]
     if len(groups) < 2 or not active:
         return NONE
@@ -103,7 +106,7 @@ def rebalance(
             return Round(last.moves, there.beginning(left))
     if outcomes is None or not rules.first_do_no_harm:
         return _search(there, residents, active, {group.name for group in groups})
-    troubled = {r.place.group for r in active.values() if outcomes.missed(r.model.name, now)}
+    troubled = {r.place.group for r in residents if not r.hibernating and outcomes.missed(r.model.name, now)}
     troubled |= _overcommitted(groups, booked)
     found = _search(there, residents, active, troubled)
     if found.begin:

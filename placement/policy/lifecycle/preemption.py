@@ -31,7 +31,7 @@ def preempt(
     would make no room."""
     others = [r for r in here if r.model.name != model.name]
     busy = [r for r in others if not r.hibernating and not r.model.pinned and r.stay_s >= rules.quantum_s]
-    busy.sort(key=lambda r: (r.claims, -r.stay_s, r.model.name))
+    busy.sort(key=lambda r: (not r.elsewhere, r.claims, -r.stay_s, r.model.name))
     for count in range(1, len(busy) + 1):
         yielding = {r.model.name: r for r in busy[:count]}
         pretended = [_as_if_idle(r, rules) if r.model.name in yielding else r for r in here]

@@ -3,7 +3,8 @@
 A model that found no room waits. When it has waited for `patience_s` seconds a group is reserved for it: no other model
 comes up there until it has, so that room which comes free is not taken by models that need less. As soon as the models
 there that have been awake for a quantum suffice to make room, they leave (`preemption.py`): as few as suffice, chosen
-by the fewest requests that can still be on time, then by the longest time awake. They then wait like any other.
+models that another group serves too first, then by the fewest requests that can still be on time, then by the
+longest time awake. They then wait like any other.
 
 So with k models that always have requests, on a group that is reserved for one after the other, a model waits at most
 

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from deploy.node.consistency import SERVICES
 from deploy.node.description import NodeDescription
 from deploy.node.render import HEAD, SHIPPED, render
 from deploy.node.targets import TARGETS, described_faults
 from loader.catalogue.catalogue import CatalogueFile
 from prismctl.__main__ import app
-from prismctl.system.reference import SERVICES
 from services.runtime.config import parse
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"

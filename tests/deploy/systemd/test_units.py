@@ -12,12 +12,12 @@ import pytest
 import tomli_w
 
 from balloond.config import BalloondConfig
+from deploy.node.consistency import ConfigFile, disagreements
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader.catalogue import catalogue
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
-from prismctl.system.consistency import ConfigFile, disagreements
 from services.runtime.config import parse
 from testing.ports import free_port
 from tests.deploy.system import complete, ledger

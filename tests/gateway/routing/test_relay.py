@@ -311,6 +311,39 @@ async def test_active_places_come_before_waking_ones(world: World) -> None:
     assert (len(world.groups[0].requests), len(world.groups[1].requests)) == (0, 1)
 
 
+async def test_relay_of_two_active_places_takes_the_one_with_the_prefix_unless_it_is_far_busier(world: World) -> None:
+    world.say(TEXT)
+    await both_places(world)
+    first, second = world.groups
+    shared = {"messages": [{"role": "user", "content": "one and the same beginning " * 12}]}
+    hanging, reached = 0, asyncio.Condition()
+
+    async def hangs(running: Running) -> None:
+        nonlocal hanging
+        async with reached:
+            hanging += 1
+            reached.notify_all()
+
+    async def hang(group: FakeGroup, count: int, **body: Any) -> list[asyncio.Task[Any]]:
+        speaks, group.script = group.script, hangs
+        tasks_ = [tasks.spawn(world.chat(**body), "a request that hangs") for _ in range(count)]
+        async with reached, asyncio.timeout(PATIENCE_S):
+            await reached.wait_for(lambda: hanging == count)
+        group.script = speaks
+        return tasks_
+
+    (busy,) = await hang(first, 1)
+    await world.chat(**shared)
+    await tasks.cancel(busy)
+    await world.chat(**shared)
+    assert (len(first.requests), len(second.requests)) == (1, 2), "to the one that has it, though the other was idle"
+    hanging = 0
+    stuck = await hang(second, 5, **shared)
+    await world.chat(**shared)
+    assert (len(first.requests), len(second.requests)) == (2, 7), "five more are too many"
+    await tasks.cancel(*stuck)
+
+
 async def test_relay_unreachable_time_starts_anew_after_a_group_took_the_request(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ def test_empty_catalogue_file_lists_no_models(tmp_path):
     [
         pytest.param("model = 3", "model: it should be a list", id="no list"),
         pytest.param("models = []", "models: unknown key", id="unknown key of the file"),
-        pytest.param('[[model]]\nname = "a"', "model.0.path: Field required", id="no path"),
+        pytest.param('[[model]]\nname = "a"', "model.0.path: it is required, and is not there", id="no path"),
         pytest.param('[[model]]\nname = "a"\npath = ""', "model.0.path", id="empty path"),
         pytest.param('[[model]]\nname = "a b"\npath = "x"', "model.0.name", id="a name that no URL can carry"),
         pytest.param('[[model]]\nname = "a"\npath = "x"\nttft = 3', "model.0.ttft: unknown key", id="unknown key"),

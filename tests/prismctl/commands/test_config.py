@@ -43,7 +43,7 @@ def test_invalid_setting_is_printed_with_file_line_and_key(write):
     result = run(name)
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
-        "gateway.toml:6: most_in_flight: Input should be greater than or equal to 1",
+        "gateway.toml:6: most_in_flight: it should be at least 1",
         "gateway.toml:5: colour: unknown key",
     ]
 
@@ -60,13 +60,13 @@ def test_removed_setting_is_a_warning_and_the_file_can_be_used(write):
 
 def test_missing_key_is_printed_without_a_line_number(write):
     result = run(write("gateway.toml", GATEWAY.replace("placement", "# placement")))
-    assert result.stdout == "gateway.toml: placement: Field required\n"
+    assert result.stdout == "gateway.toml: placement: it is required, and is not there\n"
 
 
 def test_kind_of_a_configuration_file_is_found_by_its_keys_or_given_by_an_option(write):
     name = write("prod.toml", GATEWAY)
     assert run(name).stdout == "prod.toml: a gateway that can be used\n"
-    assert "group: Field required" in run(name, "--as", "gpu_scheduler").stdout
+    assert "group: it is required, and is not there" in run(name, "--as", "gpu_scheduler").stdout
     result = run(write("empty.toml", ""))
     assert result.exit_code == 1 and "neither its name nor its keys say what it is" in result.stdout
 

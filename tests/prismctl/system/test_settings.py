@@ -9,6 +9,7 @@ import pytest
 from pydantic import AfterValidator, BaseModel, Field
 from typer.testing import CliRunner
 
+from deploy.node.consistency import SERVICES
 from gpu_scheduler.engines.sglang.base.options import Options
 from prismctl.__main__ import app
 from prismctl.system import reference
@@ -160,7 +161,7 @@ def test_settings_reference_has_every_setting_of_a_service_and_common_ones_once(
     sections = reference.of_all()
     told = [(section.title, row.key) for section in sections for row in section.rows]
     assert len(told) == len(set(told))
-    for name, kind in reference.SERVICES.items():
+    for name, kind in SERVICES.items():
         here = {key for title, key in told if title in (name, "Every service")}
         assert here >= set(kind.model_fields)
         assert not set(Config.model_fields) & {key for title, key in told if title == name}

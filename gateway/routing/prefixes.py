@@ -1,0 +1,53 @@
+"""Which groups have computed the beginning of a prompt, as far as this gateway sent it there.
+
+Where a model is served by several groups, a request does best at the one that has its prefix in its cache. Groups do
+not say what they cache; what was sent there of late stands for it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+BLOCK_TOKENS = 128
+"""Tokens of a prefix are counted in whole blocks of so many."""
+MOST_BLOCKS = 65_536
+"""Blocks that are remembered, about 10 MB; those that were sent longest ago are forgotten first."""
+
+
+class SentPrefixes:
+    """Prefixes of the prompts that were sent to groups."""
+
+    def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
+        self._most_blocks = most_blocks
+        self._sent: OrderedDict[tuple[str, int], None] = OrderedDict()
+        """(address of the group, hash of the prefix), the one that was sent longest ago first."""
+
+    def add(self, address: str, model: str, token_ids: Sequence[int]) -> None:
+        """Notes that the prompt is sent to the group at `address`."""
+        # The longest first: what is forgotten of a prompt is its end.
+        for prefix in reversed(list(_prefixes(model, token_ids))):
+            self._sent[address, prefix] = None
+            self._sent.move_to_end((address, prefix))
+        while len(self._sent) > self._most_blocks:
+            self._sent.popitem(last=False)
+
+    def longest(self, addresses: Sequence[str], model: str, token_ids: Sequence[int]) -> dict[str, int]:
+        """Tokens at the beginning of the prompt that were sent to each of the groups before; 0 for one that got
+        none."""
+        found = dict.fromkeys(addresses, 0)
+        left = list(addresses)
+        for number, prefix in enumerate(_prefixes(model, token_ids), start=1):
+            left = [address for address in left if (address, prefix) in self._sent]
+            if not left:
+                break
+            found.update(dict.fromkeys(left, number * BLOCK_TOKENS))
+        return found
+
+
+def _prefixes(model: str, token_ids: Sequence[int]) -> Iterator[int]:
+    """Hashes of the prompt's prefixes of one block, of two, and so on."""
+    prefix = hash(model)
+    for end in range(BLOCK_TOKENS, len(token_ids) + 1, BLOCK_TOKENS):
+        prefix = hash((prefix, tuple(token_ids[end - BLOCK_TOKENS : end])))
+        yield prefix

@@ -1,0 +1,140 @@
+"""A model on several groups: it comes up on a further one where its load exceeds one, and leaves once that is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from protos import common_pb2
+from services.errors import Conflict, Unmet
+from services.runtime import tasks
+from testing.patience import PATIENCE_S
+from tests.placement.fakes import MIB, FakeCluster
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[FakeCluster]:
+    """Three groups, of which the first serves "hot", with placement's loop."""
+    world = FakeCluster(groups=3, period_s=0.01)
+    world.model("hot")
+    world.tokens = 0
+    world.groups[0].put("hot", weights_bytes=30 * MIB)
+    world.tell()
+    world.reconciler.changed()
+    loop = tasks.spawn(world.reconciler.run(), "placement's loop")
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in range(2):
+            report(world, late=0, tokens=0, seconds=10.0)
+        yield world
+    await tasks.cancel(loop)
+
+
+def report(world: FakeCluster, late: int, tokens: int, seconds: float = 1.0) -> None:
+    """All groups that serve the model say how it is after so many seconds, with so many tokens more on each."""
+    world.time += seconds
+    world.tokens += tokens
+    for group in world.groups:
+        if any(r.model == "hot" and r.residency == common_pb2.ACTIVE for r in group.state.residents):
+            group.put("hot", weights_bytes=30 * MIB, decode_tokens=world.tokens, late=late, waiting=late)
+    world.tell()
+    world.reconciler.changed()
+
+
+def places(world: FakeCluster) -> list[str]:
+    (route,) = world.routes()
+    return [place.group for place in route.places]
+
+
+async def overloaded(world: FakeCluster) -> None:
+    """Returns once the model is on two groups."""
+    while len(places(world)) < 2:
+        report(world, late=5, tokens=1000)
+        await asyncio.sleep(0)
+
+
+async def test_replica_comes_up_where_a_model_is_late_on_a_group_of_its_own(world: FakeCluster) -> None:
+    await overloaded(world)
+    (decision,) = [each for each in world.history.last("hot", 10) if each.action == "replicate"]
+    assert decision.reason.startswith("its requests are late on g0, where most of the demand is its own")
+    assert world.groups[0].calls == [], "the first group serves on"
+
+
+async def test_replica_is_let_go_to_sleep_once_the_rate_has_fallen(world: FakeCluster) -> None:
+    await overloaded(world)
+    while len(places(world)) == 2:
+        report(world, late=0, tokens=1, seconds=10.0)
+        await asyncio.sleep(0)
+    (slept,) = [group for group in world.groups if ("hot", "HIBERNATING", []) in group.calls]
+    assert slept.drained[-1] == 30_000, "what runs there may finish"
+    assert world.cluster.doubtful == set()
+
+
+async def test_replicas_that_placement_finds_after_its_start_all_stay(world: FakeCluster) -> None:
+    world.groups[1].put("hot", weights_bytes=30 * MIB)
+    world.cluster.heard_group(world.groups[1].address, None)
+    world.tell()
+    await world.heard(lambda: not world.cluster.doubtful)
+    assert sorted(places(world)) == ["g0", "g1"] and not world.groups[0].calls + world.groups[1].calls
+
+
+async def test_drained_group_leaves_its_replica_to_the_other_group(world: FakeCluster) -> None:
+    world.groups[1].put("hot", weights_bytes=30 * MIB, running=1)
+    world.tell()
+    (left,) = await world.drain.begin("g0")
+    assert (left.to_group, left.error) == ("g1", "")
+    assert world.groups[0].calls == [("hot", "COLD", [])] and world.groups[1].calls == []
+
+
+async def test_operators_move_of_a_model_with_replicas_leaves_one_of_its_groups(world: FakeCluster) -> None:
+    world.groups[1].put("hot", weights_bytes=30 * MIB)
+    world.tell()
+    with pytest.raises(Unmet, match="hot is on g1 already"):
+        await world.reconciler.migrate("hot", "g1")
+    world.groups[0].put("hot", weights_bytes=30 * MIB, running=7)
+    world.tell()
+    await world.reconciler.migrate("hot", "g2")
+    assert sorted(places(world)) == ["g0", "g2"], "the one with the fewest requests is left"
+    assert world.cluster.doubtful == set()
+
+
+async def test_model_that_its_source_did_not_release_leaves_it_though_it_may_have_replicas(world: FakeCluster) -> None:
+    source = world.groups[0]
+    source.fail = Conflict("hot is busy")
+    with pytest.raises(Conflict, match="hot is busy"):
+        await world.reconciler.migrate("hot", "g1")
+    assert sorted(places(world)) == ["g1"], "the source gets no new requests"
+    source.fail = None
+    await world.heard(lambda: places(world) == ["g1"] and not world.cluster.doubtful and not source.state.residents)
+
+
+async def test_eviction_of_a_model_is_refused_while_its_replica_comes_up(world: FakeCluster) -> None:
+    asked, up = world.groups[1].come_up_slowly()
+    world.groups[2].state.drained = True
+    world.tell()
+    while not asked.is_set():
+        report(world, late=5, tokens=1000)
+        await asyncio.sleep(0)
+    with pytest.raises(Conflict, match="hot is on its way"):
+        await world.reconciler.evict("hot", common_pb2.HIBERNATING)
+    up.set()
+    await world.heard(lambda: len(places(world)) == 2)
+    await world.reconciler.evict("hot", common_pb2.HIBERNATING)
+    assert places(world) == []
+
+
+async def test_replica_that_fails_is_not_tried_where_the_model_is_in_error_and_the_model_serves_on(
+    world: FakeCluster,
+) -> None:
+    for group in world.groups[1:]:
+        group.put("hot", common_pb2.ERROR, reason="out of memory")
+    world.tell()
+    for _ in range(5):
+        report(world, late=5, tokens=1000)
+        await asyncio.sleep(0)
+    assert places(world) == ["g0"] and not world.groups[1].calls + world.groups[2].calls
+    world.groups[0].put("hot", common_pb2.HIBERNATING)
+    world.tell()
+    (route,) = world.routes()
+    assert (route.residency, route.error) == (common_pb2.HIBERNATING, ""), "it can wake"
