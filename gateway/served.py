@@ -80,7 +80,8 @@ class Choice:
     async def _split(self, text: str, splitter: Splitter) -> str:
         """The text that is neither reasoning nor calls."""
         end = self.answer.finish_reason is not None
-        parts = await splitter.push(text, end)
+        cut = self.answer.finish_reason == "length" or self.answer.matched_stop is not None
+        parts = await splitter.push(text, end, cut=end and cut)
         self._calls += parts.calls
         self._called |= bool(parts.calls)
         if parts.reasoning:

@@ -5,7 +5,8 @@ seconds of a core.
 `_SERVED` becomes a fork of a zygote, which is a process of this file that has imported the libraries; all else is
 executed. The fork is a child of the process that asked (CLONE_PARENT), as an executed program would be: it is waited
 for, killed, and dies with its parent in the same way. It gets the arguments, environment, descriptors, folder, session
-and command line that `subprocess` would have given it. It imports every module of the tree itself: zygotes keep none.
+and command line that `subprocess` would have given it. The tree's modules that its program imports are there too; the
+program's own file is run anew.
 
 A gpu_scheduler and a loader, which start processes themselves, get a zygote of their own, forked before their first
 line has run.
@@ -14,6 +15,7 @@ line has run.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -42,7 +44,7 @@ LOADERS = ("loader", "tests.loader.stopping")
 _SERVICES, _TEXTS, _SGLANG = "services", "texts", "sglang"
 _SERVED = {
     **dict.fromkeys(("balloond", "balloond.keeper", "placement", "prismctl", "tests.balloond.child"), _SERVICES),
-    **dict.fromkeys((GROUP, "gpu_scheduler.engines.echo", "tests.told"), _SERVICES),
+    **dict.fromkeys((GROUP, "gpu_scheduler.engines.echo", "deploy.healthy", "deploy.local", "tests.told"), _SERVICES),
     **dict.fromkeys(("gateway", *LOADERS, "tokenization.trial"), _TEXTS),
     **dict.fromkeys((ENGINE, f"{ENGINE}.answer_parsers", f"{ENGINE}.grammar.sandbox"), _SGLANG),
     **dict.fromkeys(("tests.gpu_scheduler.engines.sglang.forks", "tests.tokenization.ask_sglang"), _SGLANG),
@@ -62,7 +64,17 @@ _READ_LATE = (
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS",
 )
-_OWN = {"balloond", "deploy", "gateway", "gpu_scheduler", "loader", "placement", "prismctl", "services", "tokenization"}
+_FILES = ("deploy.healthy", "tokenization.trial", f"{ENGINE}.answer_parsers", f"{ENGINE}.grammar.sandbox")
+"""Programs of the tree that are one file."""
+_PROGRAMS = {
+    _SERVICES: (
+        *("balloond.__main__", "balloond.keeper.keeper", "placement.__main__", "prismctl.__main__"),
+        *("gpu_scheduler.__main__", "gpu_scheduler.engines.echo.__main__", "deploy.healthy", "deploy.local.__main__"),
+    ),
+    _TEXTS: ("gateway.__main__", "loader.__main__", "tokenization.trial"),
+    _SGLANG: ("gpu_scheduler.__main__", f"{ENGINE}.engine", f"{ENGINE}.memory.on_balloond"),
+}
+"""What each zygote imports of the tree."""
 _CLONE_PARENT, _CLONE_NEWNET, _PR_SET_PDEATHSIG = 0x8000, 0x40000000, 1
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 _DIES_WITH_PARENT = "deploy.local.processes.die_with_parent"
@@ -236,11 +248,13 @@ def main() -> None:
         _import_transformers()
     if name == _SGLANG:
         _import_sglang()
-    for module in [each for each in sys.modules if each.partition(".")[0] in _OWN]:
-        del sys.modules[module]
+    for module in _PROGRAMS[name]:
+        importlib.import_module(module)
+    for module in [each for each in sys.modules if each.endswith(".__main__") or each in _FILES]:
+        del sys.modules[module]  # it is run as a program
     assert len(os.listdir("/proc/self/task")) == 1, "a library has started threads"
     gc.freeze()
-    _serve(socket.socket(fileno=fd))()
+    _end_after(_serve(socket.socket(fileno=fd)))
 
 
 def _import_transformers() -> None:
@@ -254,7 +268,12 @@ def _import_sglang() -> None:
     from gpu_scheduler.engines.sglang.base import environment
 
     environment.prepare()
-    importlib.import_module("gpu_scheduler.engines.sglang.engine")
+    importlib.import_module(f"{ENGINE}.engine")
+    from gpu_scheduler.engines.sglang import plugin
+
+    plugin.all_hooks()
+    for module in ("constrained.xgrammar_backend", "lora.backend.torch_backend"):
+        importlib.import_module(f"sglang.srt.{module}")
 
 
 def _serve(at: socket.socket) -> Callable[[], object]:
@@ -318,6 +337,28 @@ def _become(request: _Request, fds: Sequence[int], at: socket.socket) -> Callabl
     return lambda: _run(request)
 
 
+def _end_after(program: Callable[[], object]) -> None:
+    """Runs the program and ends this process as an interpreter does, but takes no module apart: that would copy all
+    that the zygote shares, half a second of an engine's."""
+    status = 0
+    try:
+        program()
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+            status = 1
+        else:
+            status = end.code or 0
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        sys.exit(status)
+    os._exit(status & 0xFF)
+
+
 def _run(request: _Request) -> None:
     runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
@@ -370,7 +411,7 @@ def _run_beside_zygote(request: _Request) -> None:
         at = theirs.detach()
         _place([*(os.open(os.devnull, os.O_RDWR) for _ in range(3)), at], [0, 1, 2, 3])
         _show([sys.executable, "-m", __name__])
-        _serve(socket.socket(fileno=3))()
+        _end_after(_serve(socket.socket(fileno=3)))
         return
     theirs.close()
     _zygotes.update({_SERVICES: None, _TEXTS: None, _SGLANG: None, request.zygote: _Zygote(ours, environment)})

@@ -16,6 +16,9 @@ from hypothesis import settings  # isort: skip
 
 from testing import zygote  # isort: skip
 
+# Libraries and tests stay: looking at them again and again is a quarter of what collecting tests takes.
+gc.disable()
+
 # Tests start a thousand processes; importing their libraries would be most of what they do.
 zygote.install()
 
@@ -29,8 +32,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_finish() -> None:
-    """The collector need not look at libraries and at thousands of tests again whenever one of them makes garbage."""
+    """From now on there is garbage, for which libraries and thousands of tests need not be looked at."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module")

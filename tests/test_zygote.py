@@ -1,4 +1,4 @@
-"""A fork in place of a new interpreter cannot be told from it, but by the libraries that it has."""
+"""A fork in place of a new interpreter cannot be told from it, but by the modules that it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`prism fetch`: fetches models of the Hugging Face hub ahead of serving, checks them, and prints their folders.
+"""`prism fetch`: fetches models and adapters (LoRA) of the Hugging Face hub ahead of serving, checks them, and prints
+their folders.
 
 HF_HOME names the place, HF_TOKEN opens models that are gated, HF_ENDPOINT names another hub, HF_HUB_OFFLINE=1 keeps to
 what is there.
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m deploy.hub")
         "--unverified", action="store_true", help="also of a class that nobody has compared with another implementation"
     )
     parser.add_argument("--unverified-model", action="append", default=[], metavar="ORG/NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     models = []
     for text in options.models:
@@ -61,7 +63,10 @@ def main(arguments: list[str] | None = None, prog: str = "python -m deploy.hub")
 
     logging.set_verbosity_error()
     try:
-        for folder in Hub(say).fetch(models, _FLOAT_BYTES[options.device], unverified=unverified):
+        # `prism serve` has no base for an adapter.
+        for folder in Hub(say, adapters=not options.whole).fetch(
+            models, _FLOAT_BYTES[options.device], unverified=unverified
+        ):
             print(folder, flush=True)
     except PrismError as error:
         say(str(error))
@@ -80,6 +85,8 @@ def _stopped(number: int, frame: FrameType | None) -> None:
             path = os.readlink(f"/proc/self/fd/{descriptor}")
             if path.endswith(_UNFINISHED):
                 os.unlink(path)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)  # behind the bar, and what a terminal shows of Ctrl-C
     say("stopped; files that are complete stay for the next time")
     os._exit(_INTERRUPTED)
 

@@ -21,7 +21,7 @@ from huggingface_hub.utils.tqdm import silent_tqdm
 from deploy.hub import faults, files
 from deploy.hub.names import HubModel
 from deploy.hub.progress import Progress
-from loader.checkpoints import checkpoint
+from loader.checkpoints import adapter_folder, checkpoint
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.checkpoints.weight_files import INDEX
 from services.errors import Unmet
@@ -69,10 +69,14 @@ class Hub:
         say: Callable[[str], None],
         endpoint: str = constants.ENDPOINT,
         cache: Path = Path(constants.HF_HUB_CACHE),
+        *,
+        adapters: bool = False,
     ) -> None:
+        """`adapters`: what is fetched may be an adapter (LoRA)."""
         self._say = say
         self._endpoint = endpoint
         self._cache = cache
+        self._adapters = adapters
         self._api = HfApi(endpoint=endpoint, library_name="prism-serve", library_version=_version())
 
     def fetch(
@@ -90,7 +94,10 @@ class Hub:
         for plan in plans:
             with self._telling(plan.model):
                 self._complete(plan)
-                checkpoint.read(plan.folder, dtype_bytes, unverified=plan.model in unverified)
+                if self._adapters and adapter_folder.is_adapter(plan.folder):
+                    adapter_folder.read(plan.folder, 0)
+                else:
+                    checkpoint.read(plan.folder, dtype_bytes, unverified=plan.model in unverified)
             yield plan.folder
 
     @contextlib.contextmanager
@@ -116,13 +123,15 @@ class Hub:
             away = faults.unreachable(error, self._endpoint)
             self._say(f"{model}: {away}; the cache has it: commit {folder.name[:_SHOWN]}, {folder}")
             return FetchPlan(model, folder)
-        if (why := files.fault([each.path for each in there])) is not None:
+        if (why := files.fault([each.path for each in there], adapters=self._adapters)) is not None:
             raise BrokenCheckpoint(why)
+        adapter = files.is_adapter([each.path for each in there])
         # Asked for by the revision's name, which the cache then knows for when the hub is away.
-        folder = self._one(model, files.CONFIG, model.revision).parent
+        folder = self._one(model, files.ADAPTER[0] if adapter else files.CONFIG, model.revision).parent
         if folder.name != commit:  # somebody has published meanwhile
             commit, there = self._listed(model, folder.name)
-        checkpoint.check_config(folder, dtype_bytes, unverified=unverified)
+        if not adapter:
+            checkpoint.check_config(folder, dtype_bytes, unverified=unverified)
         names = [each.path for each in there]
         if INDEX in names:
             self._one(model, INDEX, commit)

@@ -32,6 +32,7 @@ from deploy.node.description import NodeDescription
 from deploy.node.reading import read
 from deploy.node.targets import SERVE
 from gateway.access import cors
+from gateway.ui import access as ui_access
 from loader.catalogue import catalogue
 from placement.client import PlacementClient
 from services.errors import Invalid, PrismError
@@ -351,7 +352,8 @@ async def _introduce(local: Local, system: LocalSystem, problems: Mapping[str, s
     prismctl = _shown(script) if script.exists() else f"{_shown(Path(sys.executable))} -m prismctl"
     prismctl += f" --state {_shown(local.state)}"
     keys = bool(local.gateway.get("keys_file"))
-    print(introduction(processes, cluster, routes, problems, local.http, prismctl, keys=keys), flush=True)
+    page = ui_access.by_setting(local.gateway.get("ui"), local.http, keys) is not None
+    print(introduction(processes, cluster, routes, problems, local.http, prismctl, keys=keys, page=page), flush=True)
 
 
 def run(given: Sequence[str] | None = None, prog: str = "python -m deploy.local") -> int:

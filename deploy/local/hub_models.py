@@ -35,7 +35,7 @@ async def fetched(
 
 async def _fetch(arguments: Sequence[str], kind: str, stopping: asyncio.Future[Any]) -> list[str]:
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "deploy.hub", "--device", kind, *arguments),
+        *(sys.executable, "-m", "deploy.hub", "--whole", "--device", kind, *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the process

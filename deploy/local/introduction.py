@@ -20,9 +20,11 @@ def introduction(
     prismctl: str,
     *,
     keys: bool = False,
+    page: bool = True,
 ) -> str:
     """`processes`: pids by name. `problems`: by group, why it has no warm engine. `http`: address of the API.
-    `prismctl`: its command line for this system. `keys`: whether requests need one of the API keys."""
+    `prismctl`: its command line for this system. `keys`: whether requests need one of the API keys. `page`: whether the
+    gateway shows its page."""
     lines = ["  process                  pid"]
     lines += [f"  {name:<22} {pid:>6}" for name, pid in processes.items()]
     lines += ["", "  devices                 memory"]
@@ -48,9 +50,15 @@ Try, in another shell{", with KEY=sk-..., one of the API keys" if keys else ""}:
          "messages": [{{"role": "user", "content": "{question(second)}"}}]}}'
 
   {prismctl} status
-
-A model is loaded at its first request; when memory is short, an idle one leaves. Ctrl-C ends everything."""
+{_page(http, keys) if page else ""}
+A model is loaded at its first request, which waits for it; when memory is short, an idle one leaves.
+Ctrl-C ends everything."""
     )
+
+
+def _page(http: str, keys: bool) -> str:
+    login = " (any user, and an admin's key as password)" if keys else ""
+    return f"\nIn a browser, to watch it and to try models: http://{http}/ui{login}\n"
 
 
 def question(model: str) -> str:

@@ -6,6 +6,7 @@
 #
 # URL (http://127.0.0.1:8000), MODEL (smollm2), TOKENIZER (its folder), AGENT_MODEL (long: what long_model.py makes),
 # CLIENTS (a new folder).
+# Such a server:  .venv/bin/python examples/clients/long_model.py long && make serve MODELS="smollm2 long"
 # The output says which client failed, and the exit status is 1 if one did.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
@@ -15,6 +16,8 @@ TOKENIZER=${TOKENIZER:-$here/../../.cache/models/smollm2}
 AGENT_MODEL=${AGENT_MODEL:-long}
 CLIENTS=${CLIENTS:-$(mktemp -d)}
 export URL MODEL AGENT_MODEL
+# A broken environment installs nothing into the system's Python.
+export PIP_REQUIRE_VIRTUALENV=1
 # What is read and written of a home folder is the clients' own.
 export HOME="$CLIENTS/home" HF_HUB_OFFLINE=1 HF_HOME="$CLIENTS/home/hf"
 mkdir -p "$HOME" "$CLIENTS/work"
@@ -22,7 +25,7 @@ mkdir -p "$HOME" "$CLIENTS/work"
 pip_install() {  # NAME PACKAGE...
     venv="$CLIENTS/$1"
     shift
-    [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+    [ -f "$venv/pyvenv.cfg" ] || python3 -m venv "$venv" || return 1
     "$venv/bin/pip" install -q --disable-pip-version-check "$@"
 }
 
@@ -91,7 +94,7 @@ claude() {
     npm_install claude @anthropic-ai/claude-code@2.1.328 || return 1
     node "$CLIENTS/claude/node_modules/@anthropic-ai/claude-code/install.cjs" || return 1
     (cd "$CLIENTS/work" && ANTHROPIC_BASE_URL="$URL" ANTHROPIC_AUTH_TOKEN=none ANTHROPIC_MODEL="$AGENT_MODEL" \
-        ANTHROPIC_SMALL_FAST_MODEL="$AGENT_MODEL" CLAUDE_CODE_MAX_OUTPUT_TOKENS=64 \
+        ANTHROPIC_SMALL_FAST_MODEL="$AGENT_MODEL" CLAUDE_CODE_MAX_OUTPUT_TOKENS=8192 \
         CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 \
         "$CLIENTS/claude/node_modules/.bin/claude" -p 'Say hello.' --tools Bash </dev/null)
 }

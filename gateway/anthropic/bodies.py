@@ -113,7 +113,8 @@ class _Prompted(_Model):
         if self.context_management is not None:
             self.context_management.check()
         chat: dict[str, Any] = {"model": self.model, "messages": [message for message, _ in self._told]}
-        if self._told and self._told[-1][0]["role"] == "assistant":  # the answer goes on with it
+        last = self._told[-1][0] if self._told else {}
+        if last.get("role") == "assistant" and "tool_calls" not in last:  # the answer goes on with it
             chat["continue_final_message"] = True
         if self.tools:
             chat["tools"] = [_tool(tool, index) for index, tool in enumerate(self.tools)]

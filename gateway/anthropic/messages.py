@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
+import pydantic_core
 
 from gateway.anthropic import bodies
 from gateway.anthropic.bodies import MessagesRequest
@@ -66,9 +67,10 @@ def _tool_use(id: str, name: str, arguments: Any) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """Arguments of a call as JSON; an object that has them as text where they are none."""
+    """Arguments of a call as JSON: what is whole of those that were cut, as Anthropic's clients make of a stream; an
+    object that has them as text where they are none."""
     try:
-        return orjson.loads(arguments or "{}")
+        return pydantic_core.from_json(arguments or "{}", allow_partial=True)
     except ValueError:
         return {"arguments": arguments}
 

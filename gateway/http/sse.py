@@ -7,6 +7,7 @@ and the bytes after it.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -14,6 +15,13 @@ import orjson
 DONE = b"data: [DONE]\n\n"
 WAKING = b": waking\n\n"
 """A comment, which clients ignore."""
+_BREAKS = re.compile(rb"\xe2\x80[\xa8\xa9]|\xc2\x85")
+
+
+def _json(value: Any) -> bytes:
+    """JSON without the characters at which clients end a line that part text as `str.splitlines` does (httpx)."""
+    found = orjson.dumps(value)
+    return found if found.isascii() else _BREAKS.sub(lambda end: b"\\u%04x" % ord(end[0].decode()), found)
 
 
 class Events:
@@ -26,7 +34,7 @@ class Events:
     def __init__(self, head: dict[str, Any], index: int, with_usage: bool) -> None:
         """`head`: id, object, created and model. `with_usage`: the stream ends with the usage, so that all other events
         have a null usage."""
-        self._start = b"data: " + orjson.dumps(head)[:-1] + b',"choices":[{"index":%d,' % index
+        self._start = b"data: " + _json(head)[:-1] + b',"choices":[{"index":%d,' % index
         self._usage = b',"usage":null' if with_usage else b""
         self._lay_out()
         self._after = self._text_end + b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
@@ -40,26 +48,26 @@ class Events:
 
     def text(self, text: str) -> bytes:
         """An event with more text."""
-        return self._before + orjson.dumps(text) + self._after
+        return self._before + _json(text) + self._after
 
     def scored(self, text: str, logprobs: Any) -> bytes:
         """An event with more text and log-probabilities."""
-        scores = b',"logprobs":' + orjson.dumps(logprobs) + b',"finish_reason":null}]'
-        return self._before + orjson.dumps(text) + self._text_end + scores + self._usage + b"}\n\n"
+        scores = b',"logprobs":' + _json(logprobs) + b',"finish_reason":null}]'
+        return self._before + _json(text) + self._text_end + scores + self._usage + b"}\n\n"
 
     def reasoning(self, text: str) -> bytes:
         """An event with more of the reasoning."""
-        delta = b'"delta":' + orjson.dumps({"reasoning_content": text})
+        delta = b'"delta":' + _json({"reasoning_content": text})
         return self._start + delta + b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
 
     def calls(self, deltas: list[dict[str, Any]]) -> bytes:
         """An event with calls of tools, or parts of them."""
-        delta = b'"delta":' + orjson.dumps({"tool_calls": deltas})
+        delta = b'"delta":' + _json({"tool_calls": deltas})
         return self._start + delta + b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
 
     def finish(self, reason: str) -> bytes:
         """The last event of the choice."""
-        ending = b',"logprobs":null,"finish_reason":' + orjson.dumps(reason) + b"}]"
+        ending = b',"logprobs":null,"finish_reason":' + _json(reason) + b"}]"
         return self._start + self._nothing() + ending + self._usage + b"}\n\n"
 
     def _nothing(self) -> bytes:
@@ -89,12 +97,12 @@ class CompletionEvents(Events):
 
 def usage(head: dict[str, Any], counts: dict[str, Any]) -> bytes:
     """The event with the usage, after all choices have ended."""
-    return b"data: " + orjson.dumps({**head, "choices": [], "usage": counts}) + b"\n\n"
+    return b"data: " + _json({**head, "choices": [], "usage": counts}) + b"\n\n"
 
 
 def named(event: str, data: dict[str, Any]) -> bytes:
     """An event with a name, as Anthropic's API and OpenAI's Responses have them."""
-    return b"event: " + event.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+    return b"event: " + event.encode() + b"\ndata: " + _json(data) + b"\n\n"
 
 
 def error(encoded: bytes) -> bytes:

@@ -7,6 +7,7 @@ would change the answer, is refused by name. Values are taken as JSON has them: 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
@@ -445,6 +446,7 @@ class CompletionRequest(_Generate):
             limit_given=self._limit()[0] is not None,
             slo=self._targets(slo),
             prompt_field="prompt",
+            numbered=len(self.prompt) > 1,
             choices=self.n or 1,
             left_open=self._left_open(),
             stops=self.stop,
@@ -500,6 +502,10 @@ _CODES = {
 }
 
 
+_LIBRARY_WORDS = re.compile(r"^(Input|List|String|Dictionary|Tuple|Set) should")
+"""Beginning of the library's messages, which are of its own objects: here they follow the name of a field."""
+
+
 def parse(kind: type[M], body: bytes) -> M:
     """The checked body. Raises BadField that names the first wrong field; for a body that is not JSON it names none."""
     try:
@@ -531,7 +537,8 @@ def _first(error: pydantic.ValidationError, kind: type[pydantic.BaseModel]) -> p
 
 def _refusal(problem: pydantic_core.ErrorDetails) -> BadField:
     """The error for what is wrong with a field. Names in `<>` are those of a union's kinds, and no fields."""
-    what, kind = problem["msg"].removeprefix("Value error, "), problem["type"]
+    what, kind = _LIBRARY_WORDS.sub("it should", problem["msg"].removeprefix("Value error, ")), problem["type"]
+    what = what.partition(" after validation")[0]
     field = ""
     for part in problem["loc"]:
         if isinstance(part, int):

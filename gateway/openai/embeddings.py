@@ -60,6 +60,7 @@ class EmbeddingRequest(pydantic.BaseModel):
             limit_given=False,
             slo=slo,
             prompt_field="input",
+            numbered=len(self.input) > 1,
             embeds=True,
             few_at_once=True,
             dimensions=self.dimensions,

@@ -194,8 +194,9 @@ class Splitter:
         """Text that may be the beginning of a mark."""
         self._failed = False
 
-    async def push(self, text: str, end: bool) -> Parts:
-        """The parts that more text completes; `end`: it is the last. Raises Unavailable."""
+    async def push(self, text: str, end: bool, *, cut: bool = False) -> Parts:
+        """The parts that more text completes; `end`: it is the last; `cut`: the answer did not end by itself, so that
+        the call in which it ends is one. Raises Unavailable."""
         if self._failed:
             return Parts(text)
         if self.whole:
@@ -203,7 +204,7 @@ class Splitter:
             if not end:
                 return Parts()
             answer = "".join(self._texts)
-            return await self._tried(["whole", self._key, answer], "", answer)
+            return await self._tried(["whole", self._key, answer, cut], "", answer)
         text = self._held + text
         begun = 0 if end else max((_begun(text, mark) for mark in self._marks), default=0)
         text, self._held = text[: len(text) - begun], text[len(text) - begun :]
@@ -211,7 +212,7 @@ class Splitter:
             return Parts()
         before = "".join(self._texts)
         self._texts = [before, text]
-        return await self._tried(["push", self._key, text, end], before, text)
+        return await self._tried(["push", self._key, text, end, cut], before, text)
 
     async def _tried(self, what: list[Any], before: str, text: str) -> Parts:
         for attempt in range(2):

@@ -520,4 +520,6 @@ def _fate(finish: common_pb2.Finish, error: str) -> PrismError:
         return Late(f"the first token would have come after its target, and x-slo-drop: late was asked{why}")
     if finish == common_pb2.REJECTED:
         return Invalid(error or "the engine refused the request")
+    if finish == common_pb2.BROKEN:
+        return ModelFaulty(error or "the engine cannot use the model's files")
     return Unavailable(error or "the request was aborted")

@@ -59,6 +59,7 @@ def _model(route: Route) -> dict[str, Any]:
         "image_pinned": route.image_pinned,
         "generates": not (route.model.HasField("embedding") or route.model.HasField("reranker")),
         "unverified": route.model.unverified,
+        "base": route.model.adapter.base or None,
     }
 
 

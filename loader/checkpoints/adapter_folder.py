@@ -40,9 +40,14 @@ _REFUSED = {
     "target_parameters": "it changes parameters that are no linear layers (target_parameters)",
     "megatron_config": "it is for Megatron's layers (megatron_config)",
     "use_qalora": "it is QALoRA",
+    "alora_invocation_tokens": "it holds from certain tokens on only (alora_invocation_tokens)",
+    "arrow_config": "it chooses among other adapters (arrow_config)",
+    "use_bdlora": "it is BD-LoRA",
+    "kasa_config": "it is KaSA",
+    "monteclora_config": "it is MonteCLoRA",
 }
 """Settings of PEFT that are refused where they are given and not false, and what they make of an adapter."""
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of `init_lora_weights` with which PEFT changes the base's weights too."""
 
 

@@ -149,6 +149,9 @@ class DiskImages:
             try:
                 await self._write_file(image, header, path)
                 stored = await asyncio.to_thread(_stored, path, header)
+                if not self._is_there(image):  # dropped since its last block was written
+                    await asyncio.to_thread(path.unlink, missing_ok=True)
+                    raise Stopped
             except OSError as error:
                 _log.warning("image not written to disk", model=image.model, why=error.strerror or str(error))
                 self._write_later(image, header)

@@ -68,9 +68,9 @@ async def _one(system: SystemAddresses, model: str, last: int) -> dict[str, Any]
     route = next((each for each in values.models(routes) if each["model"] == model), None)
     if route is None:
         raise NotFound(f"no model {model!r} in the catalogue")
-    places, requests = [], []
+    places, requests, resident = [], [], route["base"] or model
     for group in cluster.groups:
-        if not any(each.model == model for each in group.models):
+        if not any(each.model == resident for each in group.models):
             continue
         if not group.reachable:
             places.append({"group": group.group, "answers": False, "problem": None})
@@ -81,7 +81,7 @@ async def _one(system: SystemAddresses, model: str, last: int) -> dict[str, Any]
         except Unavailable as error:
             places.append({"group": group.group, "answers": False, "problem": str(error)})
             continue
-        places += [values.place(group.group, each) for each in state.residents if each.model == model]
+        places += [values.place(group.group, each) for each in state.residents if each.model == resident]
         requests += [values.request(each, group.group) for each in queue.requests if each.model == model]
     return {
         "model": model,
@@ -89,6 +89,7 @@ async def _one(system: SystemAddresses, model: str, last: int) -> dict[str, Any]
         "error": route["error"] or None,
         "retry_s": route["retry_s"],
         "path": route["path"],
+        "base": route["base"],
         "no_image": route["no_image"],
         "places": places,
         "requests": requests,

@@ -35,18 +35,22 @@ def account(known: Mapping[str, Any]) -> list[str]:
 
 def _where(known: Mapping[str, Any]) -> Iterator[str]:
     model, state = known["model"], known["state"]
+    if base := known["base"]:
+        yield f"{model} is an adapter of {base}, and is where that is"
     if known["error"]:
         yield f"{model} cannot be served: {fault(known)}"
     elif not known["places"]:
         means = f": {_MEANS[state]}" if state in _MEANS else ""
-        yield f"{model} is on no group, {state}{means}"
+        yield f"{base or model} is on no group, {state}{means}"
     for place in known["places"]:
         if not place["answers"]:
-            yield f"{model} was last seen on {place['group']}, which does not answer"
+            yield f"{base or model} was last seen on {place['group']}, which does not answer"
             if place["problem"]:
                 yield place["problem"]
             continue
-        yield f"{model} is {place['state']} on {place['group']}" + "".join(f"; {each}" for each in _facts(place))
+        yield f"{base or model} is {place['state']} on {place['group']}" + "".join(
+            f"; {each}" for each in _facts(place)
+        )
     yield from _without_image(known)
 
 

@@ -147,7 +147,11 @@ def _nowhere(seen: Mapping[str, Any], width: int) -> list[str]:
     """Lines for models of the catalogue that are on no group, and for errors of any model."""
     here = {model["model"] for group in seen["groups"] for model in group["models"]}
     lines = []
-    away = [model for model in seen["models"] or () if model["model"] not in here and not model["error"]]
+    nowhere = [model for model in seen["models"] or () if model["model"] not in here and not model["error"]]
+    away = [model for model in nowhere if not model["base"]]
+    for base in sorted({model["base"] for model in nowhere if model["base"]}):
+        adapters = [model["model"] for model in nowhere if model["base"] == base]
+        lines += _wrapped(f"adapters of {base}: {', '.join(adapters)}", width)
     if away:
         lines += _wrapped("on no group: " + ", ".join(f"{each['model']} ({each['state']})" for each in away), width)
     for model in seen["models"] or ():

@@ -20,6 +20,8 @@ EVERY_S = 10.0
 """Seconds between two lines where there is no terminal."""
 BAR = "{name}: {step} {percentage:3.0f}% |{bar:24}| {far}"
 """tqdm's format of a bar whose `format_dict` is that of `drawn`."""
+_LEAST_BAR = 4
+"""Columns below which a bar tells less than the room for it is worth."""
 _NO_BAR = "{name}: {step}{far}, {elapsed}"
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -62,10 +64,14 @@ class Far:
 
 def drawn(shown: dict[str, Any], name: str, far: Far, size: Callable[[float], str] = size) -> dict[str, Any]:
     """tqdm's `format_dict` with what `BAR` has beside it. `shown`: that of tqdm, by which a rate is known that nobody
-    told."""
+    told. On a narrow terminal the bar gets what its words leave."""
     if far.per_s is None and (since := shown["n"] - shown["initial"]) > 0 and shown["elapsed"] > 0:
         far = Far(far.step, far.done, far.total, far.unit, shown["rate"] or since / shown["elapsed"], far.left_s)
     amount = far.amount(size)
+    if shown.get("bar_format") == BAR and shown.get("ncols"):
+        room = shown["ncols"] - len(f"{name}: {far.step} 100% || {amount}") - 1
+        width = f"|{{bar:{min(room, 24)}}}| " if room >= _LEAST_BAR else ""
+        shown = {**shown, "bar_format": BAR.replace("|{bar:24}| ", width)}
     return {**shown, "name": name, "step": far.step, "far": amount if far.total or not amount else f", {amount}"}
 
 

@@ -24,14 +24,15 @@ from protos import common_pb2, engine_pb2
 from services.errors import PrismError
 from services.ipc import children
 from services.ipc.framing import FramedChannel, frame
+from testing.patience import PATIENCE_S
 
 DEVICE = "cpu:0"
 KV_EXTENT = 64 << 10
 WEIGHTS_EXTENT = 1 << 20
 MODEL_BYTES = 40 << 20
-START_S = float(os.environ.get("PRISM_TEST_START_S", "150"))
+START_S = float(os.environ.get("PRISM_TEST_START_S", PATIENCE_S))
 """Imports take long on a busy machine; a GPU's kernels are compiled when a machine first sees them."""
-STEP_S = 150.0
+STEP_S = PATIENCE_S
 """Several ranks on busy cores wait for each other at every step."""
 
 OPTIONS: dict[str, int] = {}

@@ -14,10 +14,11 @@ from services.rpc import rpc
 from testing.fuzz.mutate import Mutator
 from testing.fuzz.outcome import SurfaceOutcome
 from testing.fuzz.system import ADDED
+from testing.patience import PATIENCE_S
 
 CALL_S = 0.4
 """A call's deadline."""
-HANGS_S = 15.0
+HANGS_S = PATIENCE_S
 """A call that has not ended so long after its deadline hangs."""
 _AT_ONCE = 12
 _BIG = 65 << 20

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from testing.fuzz.outcome import SurfaceOutcome
+from testing.patience import PATIENCE_S
 
-_ANSWER_S = 30.0
 _AT_ONCE = 8
 _HANGING = 30
 _NOT_OURS = frozenset((503, 504, 505))
@@ -250,7 +250,7 @@ async def _work(
             outcome.answers["left half sent"] += 1
             continue
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(PATIENCE_S):
                 writer.write(sent)
                 # Whoever waits for more of a request than there is hears that there is none.
                 writer.write_eof()

@@ -17,8 +17,8 @@ from protos import handoff_pb2, keeper_pb2
 from services.ipc import seqpacket
 from testing.fuzz.mutate import Mutator
 from testing.fuzz.outcome import SurfaceOutcome
+from testing.patience import PATIENCE_S
 
-_ANSWER_S = 20.0
 _HANGING = 40
 """Connections that are left open in mid-conversation."""
 _ROUND = 100
@@ -125,16 +125,16 @@ async def _look(path: str, proper: Talk, outcome: SurfaceOutcome) -> None:
 
 
 def _connect(path: str) -> socket.socket:
-    until = time.monotonic() + _ANSWER_S
+    until = time.monotonic() + PATIENCE_S
     while True:
         try:
-            sock = seqpacket.connect(path, _ANSWER_S)
+            sock = seqpacket.connect(path, PATIENCE_S)
             break
         except BlockingIOError:  # more connections wait than its queue holds
             if time.monotonic() > until:
                 raise
             time.sleep(0.01)
-    sock.settimeout(_ANSWER_S)
+    sock.settimeout(PATIENCE_S)
     return sock
 
 
@@ -229,7 +229,7 @@ async def _streams(
             outcome.cases += 1
             writer.write(piece)
         with contextlib.suppress(OSError):
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await writer.drain()
         if len(hanging) < _HANGING and mutator.draw.random() < 0.05:
             hanging.append(writer)

@@ -26,7 +26,6 @@ DEVICES = {"cpu:0": 64 << 20, "cpu:1": 64 << 20}
 ADDED = "added-by-a-call"
 """A name for models that are added."""
 MOST_BODY_BYTES = 1 << 20
-_SETTLE_S = 20.0
 _MORE_DESCRIPTORS = 24
 """What connections that are kept for later, and files that are opened at the first need, may take."""
 _MORE_MIB = 96.0
@@ -101,7 +100,7 @@ class Fuzzed:
     async def settle(self) -> None:
         """Every process is healthy and answers for a model: what was asked for before has had its time."""
         for running in self.world.system.running.values():
-            async with asyncio.timeout(_SETTLE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while not await healthy(running.spec.probe, timeout_s=1.0):
                     await asyncio.sleep(0.05)
 
@@ -193,7 +192,7 @@ def _use(it: Fuzzed) -> dict[str, tuple[float, int]]:
 
 async def _compare(it: Fuzzed, outcome: SurfaceOutcome, surface: str, before: dict[str, tuple[float, int]]) -> None:
     gc.collect()
-    until = time.monotonic() + _SETTLE_S
+    until = time.monotonic() + PATIENCE_S
     while True:
         after = _use(it)
         more = {name: after[name][1] - before[name][1] for name in before}

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from balloond.backends.cpu import PAGE_BYTES
+from testing.patience import PATIENCE_S
 from tests.balloond.conftest import MIB, ROOT, Child, Node
 
 pytestmark = pytest.mark.usefixtures("executed")
@@ -20,7 +21,7 @@ def start_another(node, config=None):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 
@@ -94,7 +95,7 @@ async def test_balloond_stopped_by_a_signal_frees_no_memory(node, child, number)
     one.ask("acquire", 4)
     one.ask("write", "x")
     node.balloond.send_signal(number)
-    assert node.balloond.wait(20) == 0
+    assert node.balloond.wait(PATIENCE_S) == 0
     assert one.ask("read", "x") == "same"
     await node.start_balloond()
     device = await node.until(lambda device: not any(lease.suspended for lease in device.leases))

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from testing.patience import PATIENCE_S
 from tests.clients.conftest import EMBEDDER, KEY, SLEEPER
 from tests.gateway.conftest import MODEL, World
 
 HERE = Path(__file__).parent / "js"
 NODE, NPM = shutil.which("node"), shutil.which("npm")
 pytestmark = pytest.mark.skipif(not (NODE and NPM), reason="no node here")
-RUN_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,8 @@ def installed() -> Path:
             making.rename(folder)
         except OSError:  # another run was first
             shutil.rmtree(making)
-    shutil.copy(HERE / "client.mjs", folder)
+    mine = shutil.copy(HERE / "client.mjs", folder / f"{os.getpid()}.mjs")
+    os.replace(mine, folder / "client.mjs")  # another run may be reading the one that is there
     return folder
 
 
@@ -66,10 +67,11 @@ async def test_javascript_client_gets_the_answers_it_expects(installed: Path, pa
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    async with asyncio.timeout(RUN_S):
+    async with asyncio.timeout(PATIENCE_S):
         out, _ = await node.communicate()
         assert node.returncode == 0, out.decode()
-        # Those it gave up, by time-out and in mid-stream, do not run on.
-        given_up = [request for group in parrot.groups for request in group.requests][-2:]
-        for request in given_up:
-            await request.cancelled.wait()
+        # Those it gave up, by time-out and in mid-stream, do not run on. The first may never have come.
+        requests = [request for group in parrot.groups for request in group.requests]
+        for request in requests:
+            if request.submit.token_ids == requests[-1].submit.token_ids:
+                await request.cancelled.wait()

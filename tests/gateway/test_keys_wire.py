@@ -21,6 +21,7 @@ from gateway.access import keys
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.rpc import rpc
 from services.telemetry.log import PLAIN
+from testing.patience import PATIENCE_S
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
@@ -405,7 +406,9 @@ async def test_a_key_is_never_logged_but_its_name_is(
 
 
 async def test_connection_stays_usable_after_a_refused_key(world: World) -> None:
-    async with httpx.AsyncClient(base_url=world.url, limits=httpx.Limits(max_connections=1)) as client:
+    async with httpx.AsyncClient(
+        base_url=world.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=1)
+    ) as client:
         body = {"model": MODEL, "prompt": "x" * 100_000}
         assert (await client.post("/v1/completions", json=body)).status_code == 401
         assert (await client.get("/v1/models", headers=bearer("ann"))).status_code == 200

@@ -100,11 +100,11 @@ async def test_http_and_grpc_with_tls_refuse_plain_and_untrusting_clients(gatewa
         answer = await client.post("/v1/completions", json={"model": MODEL, "prompt": "hello"})
         assert answer.json()["choices"][0]["text"] == "one two"
     async with httpx.AsyncClient(
-        base_url=f"https://{gateway.http}", verify=trusting(trustme.CA()), timeout=30
+        base_url=f"https://{gateway.http}", verify=trusting(trustme.CA()), timeout=PATIENCE_S
     ) as client:
         with pytest.raises(httpx.ConnectError):
             await client.get("/health")
-    async with httpx.AsyncClient(base_url=f"http://{gateway.http}") as client:
+    async with httpx.AsyncClient(base_url=f"http://{gateway.http}", timeout=PATIENCE_S) as client:
         with pytest.raises(httpx.TransportError):
             await client.get("/health")
     credentials = grpc.ssl_channel_credentials(ca.cert_pem.bytes())

@@ -124,7 +124,7 @@ async def test_gateway_that_stops_finishes_its_requests_and_accepts_no_more(worl
         while True:
             try:
                 request = gateway_pb2.GenerateRequest(model=MODEL, text="hello")
-                await gateway_pb2_grpc.InferenceStub(channel).Generate(request, timeout=10).read()
+                await gateway_pb2_grpc.InferenceStub(channel).Generate(request, timeout=PATIENCE_S).read()
             except grpc.aio.AioRpcError as refused:
                 assert refused.code() in (grpc.StatusCode.UNAVAILABLE, *_CAME_AS_GRPC_STOPPED)
                 break
@@ -143,7 +143,7 @@ async def test_request_on_a_connection_made_before_the_stop_is_answered(world: W
     stopping = asyncio.get_running_loop().create_task(world.service._end())
     while True:
         try:
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
                 await client.get(f"{world.url}/health")
         except httpx.HTTPError:  # nobody is taken any more
             break

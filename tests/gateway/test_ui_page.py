@@ -118,6 +118,31 @@ async def test_ui_page_counts_met_targets_by_model(world: World, page: Tab) -> N
     assert await page.value(f"{row}.children[3].textContent") == "–"
 
 
+async def test_ui_page_conversation_stays_where_its_reader_has_scrolled_to(world: World, page: Tab) -> None:
+    words, log = "one two " * 100, "document.getElementById('chat-log')"
+    await world.publish(world.route(fakes.place(world.groups[0])))
+    ids = world.say(words, end=False)
+    await page.until(f"document.getElementById('chat-model').value === '{MODEL}'")
+    await page.value("document.getElementById('chat-message').focus()")
+    await page.write("hello")
+    await page.press("Enter")
+    await page.value("document.getElementById('chat-form').style.setProperty('width', '12rem')")
+    await page.until(f"document.querySelector('.assistant')?.textContent.length > {len(words)}")
+    assert await page.value(f"{log}.scrollTop > 0 && {log}.scrollHeight - {log}.scrollTop - {log}.clientHeight < 24")
+    (running,) = [running for group in world.groups for running in group.requests]
+    for place in ("0", f"{log}.scrollHeight"):
+        told = await page.value(f"({log}.scrollTop = {place}, document.querySelector('.assistant').textContent.length)")
+        running.tokens(ids)
+        await page.until(f"document.querySelector('.assistant').textContent.length > {told} + 500")
+        left = await page.value(f"[{log}.scrollTop, {log}.scrollHeight - {log}.scrollTop - {log}.clientHeight]")
+        assert left[0] == 0 if place == "0" else left[1] < 24
+
+
+async def test_ui_page_says_of_many_models_away_how_many_there_are(world: World, page: Tab) -> None:
+    await world.publish(*(world.route(name=f"{'long-' * 20}{i}") for i in range(9)))
+    await page.until("document.getElementById('elsewhere').textContent === 'On no device: 9 models cold'")
+
+
 async def test_ui_page_controls_are_all_reached_by_keyboard(page: Tab) -> None:
     await page.value("document.addEventListener('focusin', (event) => (window.focused ??= []).push(event.target))")
     for _ in range(22):

@@ -92,7 +92,7 @@ def test_ui_state_writes_infinite_pressure_as_a_word() -> None:
 def test_ui_state_has_the_models_of_the_routes() -> None:
     broken = decode(fakes.route("x", "/x", residency=common_pb2.ERROR, error="no config.json", aliases=["y"]))
     said = {"model": "x", "aliases": ["y"], "state": "error", "error": "no config.json"}
-    flags = {**dict.fromkeys(("pinned", "image_pinned", "unverified"), False), "generates": True}
+    flags = {**dict.fromkeys(("pinned", "image_pinned", "unverified"), False), "generates": True, "base": None}
     assert document(None, "", 0.0, [broken], [])["models"] == [said | flags]
 
 

@@ -61,8 +61,12 @@ async def test_ui_page_steers_with_an_admin_key_and_says_what_is_refused(world: 
     assert await shown(page, BUTTONS) == []
     await give(page, "nobody")
     await page.until("document.getElementById('key-fault').textContent === 'Incorrect API key provided.'")
+    await give(page, "sk-…")
+    await page.until("document.getElementById('key-fault').textContent.includes('of ASCII only')")
+    assert await page.value("document.getElementById('key-fault').className") == "bad"
     await give(page, "ann")
     await page.until("document.getElementById('key-fault').textContent.includes(\"is not an admin's\")")
+    assert await page.value("document.getElementById('key-fault').className") == ""
     assert await shown(page, BUTTONS) == []
     await give(page, "ops")
     await page.until(f"document.querySelectorAll('{BUTTONS}').length === 4")

@@ -129,16 +129,17 @@ class Node:
     async def begin(self) -> None:
         """Everything runs, the catalogue has the models "a" and "b" as written just now, and no image anywhere."""
         self.client, self.balloond = LoaderClient(self.address), BalloondClient(self.balloond_address)
+        self.list_models("a", "b")
+        self.start(*(name for name in ("keeper", "balloond", "loader") if name not in self.processes))
+        await self.healthy()
+        # Before the checkpoints change: a file on disk goes with the model that it is of.
+        for entry in (await self.until(lambda catalogue: True)).entries:
+            await self.client.drop_image(entry.model.name, from_disk=True)
+            await self.client.remove(entry.model.name)
         generations = {
             name: fingerprint(self.checkpoint(name, max_position_embeddings=context))
             for name, context in (("a", 64), ("b", 128))
         }
-        self.list_models("a", "b")
-        self.start(*(name for name in ("keeper", "balloond", "loader") if name not in self.processes))
-        await self.healthy()
-        for entry in (await self.until(lambda catalogue: True)).entries:
-            await self.client.drop_image(entry.model.name, from_disk=True)
-            await self.client.remove(entry.model.name)
         for name in generations:
             await self.client.drop_image(name)
         self.reload()

@@ -104,7 +104,7 @@ class GatedTransfer(CpuTransfer):
     def _tidy(self, tidy):  # type: ignore[no-untyped-def]
         def gated() -> None:
             self.tidying.release()
-            assert self.may_tidy.wait(30), "the test never let it tidy up"
+            assert self.may_tidy.wait(PATIENCE_S), "the test never let it tidy up"
             tidy()
             self.tidied += 1
             if self.tidy_error is not None:
@@ -121,7 +121,7 @@ class GatedTransfer(CpuTransfer):
             if first:
                 first = False
                 self.arrived.release()
-                assert self.gate.wait(30), "the test never opened the gate"
+                assert self.gate.wait(PATIENCE_S), "the test never opened the gate"
 
         return step
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from testing.patience import PATIENCE_S
+
 pytestmark = pytest.mark.usefixtures("executed")
 GOOD = {
     "name": "'loader'",
@@ -38,7 +40,7 @@ def test_a_loader_that_cannot_start_says_why_in_one_line(tmp_path, keys, catalog
         [sys.executable, "-m", "loader", "--config", str(tmp_path / "loader.toml")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert ended.returncode == 1
     said = [line for line in ended.stderr.splitlines() if not line.startswith("{")]  # the log is JSON

@@ -81,6 +81,16 @@ function status(words, bad = false) {
   at("chat-status").classList.toggle("bad", bad);
 }
 
+// Whoever has scrolled up to read is left there.
+function atEnd() {
+  const log = at("chat-log");
+  return log.scrollHeight - log.scrollTop - log.clientHeight < 24;
+}
+
+function toEnd() {
+  at("chat-log").scrollTop = at("chat-log").scrollHeight;
+}
+
 function busy(is) {
   attribute(at("chat-log"), "aria-busy", String(is));
   at("chat-stop").toggleAttribute("hidden", !is);
@@ -98,6 +108,7 @@ async function send() {
   own.push({ role: "user", content: asked });
   at("chat-message").value = "";
   const answer = new Answer(model);
+  toEnd();
   running = { abort: new AbortController(), answer };
   busy(true);
   status("waiting for the first token");
@@ -112,9 +123,10 @@ async function send() {
     const headers = { "content-type": "application/json" };
     const told = await ask("../v1/chat/completions", { method: "POST", headers, body, signal: running.abort.signal });
     for await (const event of events(told)) {
+      const follows = atEnd();
       answer.take(event);
       if (answer.first) status("answering");
-      at("chat-log").scrollTop = at("chat-log").scrollHeight;
+      if (follows) toEnd();
     }
     if (!answer.finish) throw new Error("the answer ended before its end");
     ended = "answered";
@@ -167,6 +179,11 @@ export function open() {
   at("chat-clear").addEventListener("click", clear);
 }
 
+// Another key may put right what was wrong.
+export function keyChanged() {
+  if (!running && at("chat-status").classList.contains("bad")) status("");
+}
+
 // Models that answer in words; while the first token is waited for, how far the model is that comes up for it.
 export function show(state) {
   const models = state.models.filter((each) => each.generates);
@@ -174,7 +191,8 @@ export function show(state) {
   const chosen = list.value;
   keyed(list, models, ({ model }) => model, ({ model }) => el("option", { value: model }, model), () => {});
   if (unchosen && models.length) {
-    list.value = (models.find((each) => each.state === "active") ?? models[0]).model;
+    const first = models.find((each) => each.state === "active") ?? models.find((each) => !each.error) ?? models[0];
+    list.value = first.model;
     unchosen = false;
   } else if (models.some(({ model }) => model === chosen)) list.value = chosen;
   if (!running || running.answer.first) return;

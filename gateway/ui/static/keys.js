@@ -35,6 +35,7 @@ export const steers = () => admin;
 async function check() {
   admin = false;
   if (!key) return { usable: false, words: "No key was entered." };
+  if (/[^\x21-\x7e]/.test(key)) return { usable: false, words: "A key has letters, digits and signs of ASCII only." };
   try {
     await (await ask("state.json")).body.cancel();
     admin = true;
@@ -77,7 +78,8 @@ export function open(onChange) {
     if (usable) sessionStorage.setItem(KEPT, key);
     else if ((key = before)) await check();
     text(at("key-fault"), words);
-    attribute(field, "aria-invalid", String(Boolean(words)));
+    at("key-fault").classList.toggle("bad", !usable);
+    attribute(field, "aria-invalid", String(!usable));
     tell();
     if (words) field.select();
     else dialog.close();

@@ -10,6 +10,7 @@ import * as targets from "./targets.js";
 
 const at = (id) => document.getElementById(id);
 const status = at("status");
+const AWAY = "placement is away";
 let stream = null;
 let state = null; // the last that came
 let cameAt = 0;
@@ -28,7 +29,7 @@ function tell() {
     : !gateway
       ? ["away", state ? "the gateway does not answer" : "waiting for the gateway"]
       : state.placement.away !== null
-        ? ["away", `placement is away (${state.placement.away})`]
+        ? ["away", AWAY.includes(state.placement.away) ? AWAY : `${AWAY} (${state.placement.away})`]
         : ["live", "live"];
   const told = state?.placement.age_s ?? null;
   const age = told === null ? 0 : told + (performance.now() - cameAt) / 1000;
@@ -92,7 +93,10 @@ at("decision-table").parentElement.addEventListener("toggle", show);
 addEventListener("resize", show);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 steering.open(() => state && show());
-keys.open(() => state && show());
+keys.open(() => {
+  chat.keyChanged();
+  if (state) show();
+});
 chat.open();
 setInterval(tell, 1000);
 open();

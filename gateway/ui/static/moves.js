@@ -3,6 +3,7 @@ import { attribute, counted, el, keyed, seconds, table, text } from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const ROW = 22;
+const LETTER = 7; // width of most letters in the drawing
 const MOST_ROWS = 40;
 const SIGNS = { activate: "▲", migrate: "⇄", replicate: "⧉", hibernate: "▽", "go cold": "▼", refuse: "✕" };
 const LASTING = new Set(["cold", "on disk"]);
@@ -66,11 +67,21 @@ function rows(since, matches) {
 function makeRow(model) {
   const row = svg("g");
   row.append(svg("text", { class: "name", x: 4, y: 15 }), svg("g"), svg("g"));
-  row.children[0].textContent = model;
+  const whole = svg("title");
+  whole.textContent = model;
+  row.append(whole);
   return row;
 }
 
+// The name, without its middle where that would run into the drawing: names of models often differ at their ends.
+function short(model, width) {
+  const most = Math.max(5, Math.floor((width - 12) / LETTER));
+  const kept = Math.floor((most - 1) / 2);
+  return model.length <= most ? model : `${model.slice(0, kept)}…${model.slice(-kept)}`;
+}
+
 function draw(row, model, index, x, since, end) {
+  text(row.children[0], short(model, x(since)));
   attribute(row, "transform", `translate(0 ${index * ROW})`);
   const strip = (strips.get(model) ?? []).filter((each) => each.to > since && !LASTING.has(each.state));
   const makeStrip = ({ state }) => svg("rect", { class: `strip ${state}`, y: 4, height: ROW - 8 });

@@ -1,6 +1,7 @@
 // Who waits where, and how much time the most urgent has.
-import { attribute, bytes, el, seconds, table, text } from "./dom.js";
+import { attribute, bytes, counted, el, seconds, table, text } from "./dom.js";
 
+const MOST_NAMES = 8;
 const LASTING = new Set(["cold", "on disk"]);
 let longest = 1;
 
@@ -38,6 +39,14 @@ const COLUMNS = [
 ];
 const queues = table("Models on groups, with their queues", COLUMNS);
 
+// The models by name with their states; many of them by number, since the list of all has their names.
+function few(models) {
+  if (models.length <= MOST_NAMES) return models.map(({ model, state }) => `${model} (${state})`).join(", ");
+  const counts = new Map();
+  for (const { state } of models) counts.set(state, (counts.get(state) ?? 0) + 1);
+  return [...counts].map(([state, count]) => `${counted(count, "model")} ${state}`).join(", ");
+}
+
 export function show(parent, note, state, matches) {
   if (!queues.isConnected) parent.append(queues);
   const rows = state.groups
@@ -49,8 +58,11 @@ export function show(parent, note, state, matches) {
   const here = new Set(rows.map((row) => row.model));
   const away = state.models.filter((model) => matches(model.model) && !here.has(model.model));
   const errors = away.filter((model) => model.error).map((model) => `${model.model} is in error: ${model.error}`);
-  const rest = away.filter((model) => !model.error).map((model) => `${model.model} (${model.state})`);
+  const rest = away.filter((model) => !model.error && !model.base);
+  const adapters = away.filter((model) => !model.error && model.base).map((model) => `${model.model} (of ${model.base})`);
   const doubted = state.models.filter((model) => matches(model.model) && model.unverified).map((model) => model.model);
   const unverified = doubted.length ? `Unverified (nobody has compared their answers): ${doubted.join(", ")}` : "";
-  text(note, [...errors, unverified, rest.length ? `On no device: ${rest.join(", ")}` : ""].filter(Boolean).join(". "));
+  const onNoDevice = rest.length ? `On no device: ${few(rest)}` : "";
+  const ofBases = adapters.length ? `Adapters: ${adapters.slice(0, MOST_NAMES).join(", ")}${adapters.length > MOST_NAMES ? ", …" : ""}` : "";
+  text(note, [...errors, unverified, onNoDevice, ofBases].filter(Boolean).join(". "));
 }

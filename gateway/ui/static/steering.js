@@ -4,6 +4,7 @@ import { ask, steers } from "./keys.js";
 import * as waking from "./waking.js";
 
 const WAIT_S = 600; // the longest that the gateway lets an answer wait
+const SAID_MS = 60_000; // how long an outcome stays
 const UP = new Set(["active", "waking"]);
 const DOWN = new Set(["cold", "on disk", "hibernating"]);
 const at = (id) => document.getElementById(id);
@@ -30,9 +31,9 @@ async function steer(model, action, doing, parameters = {}) {
     const answer = await ask(`${path(model, action)}?${query}`, { method: "POST" });
     const told = await answer.json();
     const words = answer.status === 202 ? `${doing}; it goes on` : (told.reason ?? "");
-    if (words) said.set(model, { words, bad: false });
+    if (words) said.set(model, { words, bad: false, at: performance.now() });
   } catch (error) {
-    said.set(model, { words: error.message, bad: true });
+    said.set(model, { words: error.message, bad: true, at: performance.now() });
   }
   under.delete(model);
   again();
@@ -89,17 +90,20 @@ function update(row, model, up) {
   const [, is, where] = head.children;
   attribute(is, "class", `state ${model.state.replace(" ", "-")}`);
   text(is, model.state);
-  const facts = [on.map((each) => each.group).join(", "), model.pinned ? "pinned" : "", model.error ?? ""];
+  const adapts = model.base ? `an adapter of ${model.base}` : "";
+  const facts = [on.map((each) => each.group).join(", "), adapts, model.pinned ? "pinned" : "", model.error ?? ""];
   text(where, facts.filter(Boolean).join("; "));
   keyed(bars, up.filter((each) => each.model === model.model), (each) => each.group, waking.make, waking.update);
   actions.toggleAttribute("hidden", !steers());
   const [wake, sleepy, pin, moving] = actions.children;
-  const free = !under.has(model.model);
-  able(wake, free && !UP.has(model.state));
+  const known = !under.has(model.model);
+  able(wake, known && !UP.has(model.state));
+  const free = known && !model.base; // an adapter is where its base is
   able(sleepy, free && (model.state === "active" || model.state === "waking"));
   able(pin, free && !model.pinned);
   attribute(pin, "aria-pressed", String(model.image_pinned));
   able(moving, free && model.state === "active" && state.groups.length > 1);
+  if (performance.now() - said.get(model.model)?.at > SAID_MS) said.delete(model.model);
   const last = under.has(model.model) ? { words: `${under.get(model.model)}…`, bad: false } : said.get(model.model);
   text(outcome, last?.words ?? "");
   outcome.classList.toggle("bad", last?.bad ?? false);

@@ -5,8 +5,8 @@ It reads one JSON array a line and answers each with one JSON object a line, in 
 
     ["describe", TEMPLATE, [TOKEN, ...], REASONING, TOOLS]  the parsers of a chat template, or those that are given
     ["open", KEY, REASONING, FORCED, TOOLS, TOOL_PARSER, ENFORCED]   begins an answer; empty names: no such parser
-    ["push", KEY, TEXT, END]                                more of its text, or with END the last of it
-    ["whole", KEY, TEXT]                                    all of its text at once
+    ["push", KEY, TEXT, END, CUT]                           more of its text, or with END the last of it
+    ["whole", KEY, TEXT, CUT]                               all of its text at once; CUT: it did not end by itself
     ["close", KEY]                                          forgets an answer
 
 Its first line names the parsers that this SGLang has. An answer that cannot be given is {"error": REASON}.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,9 @@ _FAMILIES = {"<tool_call>": "hermes", "[TOOL_CALLS]": "mistral", "<|python_tag|>
 """Text in chat templates -> parser, for templates that SGLang's rules do not know: they know models that reason."""
 _HARMONY_ANSWER = "<|channel|>final<|message|>"
 """Text before an answer of gpt-oss: more messages may stand between its reasoning and its answer."""
+_TAGS = re.compile(r"(<[^<>]*>)")
+"""Texts that may be marks. SGLang's parsers of calls lose arguments if more than one comes with a piece of a stream, as
+they do once several tokens come at once."""
 _LLAMA32 = '{"name": function name, "parameters":'
 """Text in templates of Llama 3.2, which have the form of a call and no tag."""
 
@@ -111,43 +115,85 @@ class Splitting:
         marks = ENFORCED if enforced else MARKS.get(tool_parser)
         self._json = JsonCalls(marks, sglang, made) if tools and marks is not None else None
         self._calls = sglang.calls(made, tool_parser) if tools and tool_parser and marks is None else None
+        self._names = {tool.function.name for tool in made}
+        self._numbers: dict[int, int | None] = {}
+        """Numbers of the calls by those that the parser gives them; None: a call of a tool that there is not."""
+        self._read: list[str] = []
+        """Text that the parser of calls was given, until there is a call."""
+        self._said: list[str] = []
+        """Text of it that the parser has passed on."""
+        self._blank = ""
+        """Blank text after a call, until it is known whether more than a call follows."""
         self._called = 0
 
-    def push(self, text: str, end: bool) -> dict[str, Any]:
-        """The parts that more text completes; with `end` also what was held back."""
+    def push(self, text: str, end: bool, cut: bool = False) -> dict[str, Any]:
+        """The parts that more text completes; with `end` also what was held back. `cut`: the answer did not end by
+        itself."""
         thought = ""
         if self._reasoning is not None:
             thought, text = _parts(self._reasoning.parse_stream_chunk(text))
             if end:
                 more, rest = _parts(self._reasoning.parse_stream_end())
                 thought, text = thought + more, text + rest
+                held, reasons = _held(self._reasoning.detector)
+                thought, text = (thought + held, text) if reasons else (thought, text + held)
         calls: list[list[Any]] = []
         if self._json is not None:
-            text, calls = self._found(text, end)
+            text, calls = self._found(text, end, cut)
         elif self._calls is not None:
-            if text:
-                text, items = self._calls.parse_stream_chunk(text)
-                calls = [self._told(item.tool_index, item.name, item.parameters) for item in items]
-            if end and (rest := unsent(self._calls.detector)):
-                calls.append([len(self._calls.detector.prev_tool_call_arr) - 1, "", "", rest])
+            text, calls = self._streamed(text, end)
         return {"reasoning": thought, "text": text, "calls": calls}
 
-    def whole(self, text: str) -> dict[str, Any]:
-        """The parts of an answer's whole text."""
+    def _streamed(self, text: str, end: bool) -> tuple[str, list[list[Any]]]:
+        """Text, and calls that SGLang's parser of the format finds in more of the answer."""
+        assert self._calls is not None
+        told, calls, detector = "", [], self._calls.detector
+        for piece in filter(None, _TAGS.split(text)):
+            called = self._called
+            more, items = self._calls.parse_stream_chunk(piece)
+            for item in items:
+                if item.name and item.tool_index not in self._numbers:
+                    known = item.name in self._names
+                    self._numbers[item.tool_index] = self._called if known else None
+                    self._called += known
+                if (number := self._numbers.get(item.tool_index)) is not None:
+                    calls.append(self._told(number, item.name, item.parameters))
+            if called:
+                more = self._blank + more
+                self._blank = more[len(more.rstrip()) :]
+                more = more.rstrip()
+            told += more
+        self._read.append(text)
+        self._said.append(told)
+        if self._numbers:
+            self._read, self._said = [], []
+        elif end and (read := "".join(self._read)).startswith(said := "".join(self._said)):
+            told += read[len(said) :]  # what might have become a call
+        if end and (rest := unsent(detector)):
+            if (number := self._numbers.get(len(detector.prev_tool_call_arr) - 1)) is not None:
+                calls.append(self._told(number, "", rest))
+        return told, calls
+
+    def whole(self, text: str, cut: bool = False) -> dict[str, Any]:
+        """The parts of an answer's whole text. `cut`: it did not end by itself."""
         thought = ""
         if self._whole is not None:
             thought, text = _parts(self._whole.parse_non_stream(text))
         calls: list[list[Any]] = []
         if self._json is not None:
-            text, calls = self._found(text, True)
+            text, calls = self._found(text, True, cut)
         elif self._calls is not None and self._calls.has_tool_call(text):
-            text, items = self._calls.parse_non_stream(text)
-            calls = [self._told(index, item.name, item.parameters) for index, item in enumerate(items)]
+            if cut:  # SGLang's parsers of whole answers leave a call out that is cut, or complete it
+                text, calls = self._streamed(text, True)
+            else:
+                text, items = self._calls.parse_non_stream(text)
+                known = [item for item in items if item.name in self._names]
+                calls = [self._told(index, item.name, item.parameters) for index, item in enumerate(known)]
         return {"reasoning": thought, "text": text, "calls": calls}
 
-    def _found(self, text: str, end: bool) -> tuple[str, list[list[Any]]]:
+    def _found(self, text: str, end: bool, cut: bool) -> tuple[str, list[list[Any]]]:
         assert self._json is not None
-        text, parts = self._json.push(text, end)
+        text, parts = self._json.push(text, end, cut)
         calls = []
         for name, arguments in parts:
             self._called += bool(name)
@@ -170,6 +216,14 @@ def _family(template: str) -> str:
     """The parser for a chat template that has the mark of a format; empty: it has none."""
     found = next((name for mark, name in _FAMILIES.items() if mark in template), "")
     return found or ("llama3" if _LLAMA32 in template else "")
+
+
+def _held(detector: Any) -> tuple[str, bool]:
+    """(the beginning of a mark that a parser of reasoning holds back at the answer's end, whether it is reasoning).
+    SGLang's own server loses it."""
+    marks = (detector.think_start_token, detector.think_end_token, detector.tool_start_token)
+    held = any(mark and mark != detector._buffer and mark.startswith(detector._buffer) for mark in marks)
+    return detector._buffer if held else "", detector._in_reasoning
 
 
 def _parts(found: tuple[str | None, str | None]) -> tuple[str, str]:

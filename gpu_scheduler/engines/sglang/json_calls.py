@@ -8,6 +8,7 @@ Why not SGLang's parsers of these formats: in a stream they lose text, calls and
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -41,6 +42,11 @@ MARKS: Mapping[str, Marks] = {
 """Marks by SGLang's names of its parsers."""
 _READ_AGAIN = 32
 """SGLang's parser reads all of a call again with each piece: it gets no piece that is shorter than this part of it."""
+_CUT = re.compile(
+    r"""\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*(?:,\s*"(?:arguments|parameters)"\s*:\s*(?!")(.*))?""", re.DOTALL
+)
+_CUT_NAMED = re.compile(r"\s*([\w.-]+)\s*\[ARGS\](.*)", re.DOTALL)
+"""The name and the arguments of a call of which the end is missing."""
 _DECODER = json.JSONDecoder()
 Part = tuple[str, str]
 """Name and arguments, or more arguments with an empty name."""
@@ -76,8 +82,9 @@ class JsonCalls:
         """Whether there was text, and a call."""
         self._begin("")
 
-    def push(self, text: str, end: bool) -> tuple[str, list[Part]]:
-        """(text that is no call, parts of calls) which more of the answer completes; `end`: it is the last."""
+    def push(self, text: str, end: bool, cut: bool = False) -> tuple[str, list[Part]]:
+        """(text that is no call, parts of calls) which more of the answer completes; `end`: it is the last; `cut`: the
+        answer did not end by itself, so that an unfinished call is one all the same."""
         self._text += text
         told: list[str] = []
         parts: list[Part] = []
@@ -85,7 +92,7 @@ class JsonCalls:
             while self._step(told, parts):
                 pass
         if end:
-            self._finish(told, parts)
+            self._finish(told, parts, cut)
         return "".join(told), parts
 
     def _step(self, told: list[str], parts: list[Part]) -> bool:
@@ -148,8 +155,8 @@ class JsonCalls:
         """The call's name, until its arguments begin."""
         self._quoted = ""
         """Arguments, read so far, of a call that has them as a string."""
-        self._sent = False
-        """Whether some of its arguments were told."""
+        self._sent = ""
+        """Its arguments, as far as they were told."""
 
     def _read(self, told: list[str], parts: list[Part]) -> bool:
         """Reads more of a call. Returns whether it has ended."""
@@ -193,17 +200,40 @@ class JsonCalls:
 
     def _tell(self, arguments: str, parts: list[Part]) -> None:
         parts.append((self._name, _encodable(arguments)))
-        self._sent = self._called = True
+        self._sent += arguments
+        self._called = True
         self._name = self._opened = self._blank = ""
 
-    def _finish(self, told: list[str], parts: list[Part]) -> None:
+    def _finish(self, told: list[str], parts: list[Part], cut: bool) -> None:
         held = self._opened + self._object + self._text
+        if cut and self._tell_cut(parts):
+            return
         if self._parser is not None and self._sent:
             # Not of a call that was cut: its arguments would seem to be whole.
             if _is_json(self._object.rstrip(self._marks.between)) and (rest := unsent(self._parser)):
                 self._tell(rest, parts)
         elif self._parser is not None or not self._called or held.strip(self._marks.between):
             self._say(told, held)
+
+    def _tell_cut(self, parts: list[Part]) -> bool:
+        """Tells what there is of a call that was cut. Returns whether the rest of the answer is of a call."""
+        named = self._prefix not in ("", "[")
+        found = (_CUT_NAMED if named else _CUT).match(self._object) if self._parser is not None else None
+        if found is not None:
+            name = found[1] if named else str(json.loads(found[1], strict=False))
+            if name in {tool.function.name for tool in self._tools}:
+                arguments = found[2] or ""
+                if not self._sent:
+                    self._name = name
+                    self._tell(arguments, parts)
+                elif arguments.startswith(self._sent) and arguments != self._sent:
+                    self._tell(arguments[len(self._sent) :], parts)
+                return True
+        if self._marks is not ENFORCED:
+            return False
+        if not self._called and len(self._tools) == 1:
+            parts.append((self._tools[0].function.name, ""))
+        return True
 
     def _say(self, told: list[str], text: str) -> None:
         """Appends text to `told`, without blanks between calls and after the last one."""

@@ -7,6 +7,7 @@ from huggingface_hub import constants
 
 from deploy.hub.fetching import FetchFailed, Hub
 from deploy.hub.names import parse
+from testing import small_adapters
 from testing.hub import hub
 from tests.loader import checkpoint_files
 
@@ -31,8 +32,8 @@ def remote(folder):
 def fetch(remote, tmp_path, monkeypatch):
     """Fetches a model into a cache of the test's own; `fetch.said` has what it tells."""
 
-    def fetch(*texts, endpoint=None):
-        hub = Hub(fetch.said.append, endpoint or remote.address, tmp_path / "hub")
+    def fetch(*texts, endpoint=None, adapters=False):
+        hub = Hub(fetch.said.append, endpoint or remote.address, tmp_path / "hub", adapters=adapters)
         folders = list(hub.fetch([parse(text) for text in texts or (MODEL,)], CPU))
         return folders[0] if len(folders) == 1 else folders
 
@@ -60,6 +61,16 @@ def test_model_is_fetched_once_and_is_the_published_one(remote, fetch, folder):
     remote.asked.clear()
     assert fetch() == got
     assert remote.fetched() == [] and fetch.said[-1].endswith(f"is in {got.parents[2]}")
+
+
+def test_adapter_is_fetched_where_one_will_do_and_is_checked(remote, fetch, folder, tmp_path):
+    adapter = contents(small_adapters.write(folder, tmp_path / "adapter"))
+    remote.publish("org/adapter", adapter | {"README.md": b"-"})
+    assert "it is an adapter (LoRA)" in refused(fetch, "org/adapter")
+    assert contents(fetch("org/adapter", adapters=True)) == adapter
+    assert contents(fetch("org/adapter", adapters=True, endpoint=NOWHERE)) == adapter
+    remote.publish("org/broken", adapter | {"adapter_config.json": b'{"peft_type": "IA3"}'})
+    assert "only 'LORA' is served" in refused(fetch, "org/broken", adapters=True)
 
 
 def test_a_new_commit_of_a_branch_is_fetched_and_only_what_is_new(remote, fetch, folder):

@@ -43,3 +43,10 @@ def test_configurations_of_modules_belong_to_a_model_of_sentence_transformers_on
 def test_repository_without_a_model_is_refused_by_what_it_has(names, words):
     assert words in files.fault(names)
     assert files.fault(WHOLE) is None
+
+
+def test_adapter_is_its_own_two_files_where_one_will_do():
+    assert files.fault(["adapter_config.json", "adapter_model.bin"], adapters=True).startswith("it is an adapter")
+    names = [*files.ADAPTER, "tokenizer.json", "config.json", "optimizer.safetensors"]
+    assert files.fault(names, adapters=True) is None and files.of_model(names, ()) == list(files.ADAPTER)
+    assert files.of_model([*WHOLE, *files.ADAPTER], ()) == [*WHOLE, files.ADAPTER[0]], "a whole model is one"

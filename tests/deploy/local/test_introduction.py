@@ -33,6 +33,7 @@ def test_introduction_lists_processes_devices_models_and_commands_to_try():
     assert "  a                          3.0 MiB   on disk" in said
     assert any("curl -s http://127.0.0.1:8000/v1/chat/completions" in line for line in said)
     assert "  prismctl --state .run status" in said
+    assert any(line.endswith(" http://127.0.0.1:8000/ui") for line in said)
 
 
 def test_introduction_names_the_folder_of_a_broken_model_once_and_tries_others():

@@ -16,6 +16,7 @@ from gateway.openai.blocks import End
 from gateway.openai.bodies import MOST_PARTS
 from gateway.tools.formats import CallPart
 from protos import common_pb2
+from testing.patience import PATIENCE_S
 from tests.gateway import fakes, tokenizers
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
@@ -43,7 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 async def claude(world: World) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with anthropic.AsyncAnthropic(base_url=world.url, api_key="none", max_retries=0) as client:
+    async with anthropic.AsyncAnthropic(
+        base_url=world.url, api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as client:
         yield client
 
 
@@ -121,6 +124,27 @@ async def test_tool_choice_any_has_the_answer_be_a_call(world: World, claude: an
     )
     assert [block.type for block in said.content] == ["tool_use"]
     assert world.groups[0].requests[-1].submit.sampling.ebnf
+
+
+async def test_call_that_is_cut_has_what_is_whole_of_its_input_as_in_a_stream(
+    world: World, claude: anthropic.AsyncAnthropic
+) -> None:
+    ids = world.say('[{"name": "weather", "parameters": {"days": 2, "city": "Oslo"}}]')
+    short = len(world.ids('[{"name": "weather", "parameters": {"days": 2, "city": "Os'))
+    assert short < len(ids)
+    asked: Any = {
+        "model": MODEL,
+        "max_tokens": short,
+        "messages": HELLO,
+        "tools": [TOOL],
+        "tool_choice": {"type": "any"},
+    }
+    async with claude.messages.stream(**asked) as stream:
+        streamed = await stream.get_final_message()
+    for said in (streamed, await claude.messages.create(**asked)):
+        (call,) = said.content
+        assert call.type == "tool_use" and (call.name, call.input) == ("weather", {"days": 2})
+        assert said.stop_reason == "max_tokens"
 
 
 KEPT: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
@@ -222,6 +246,15 @@ async def test_answer_goes_on_with_a_last_message_of_the_assistant(
     said = await claude.messages.create(model=MODEL, max_tokens=5, messages=begun)
     assert said.content[0].type == "text" and said.content[0].text == " two"
     assert prompt(world) == "<|user|>hello<|assistant|>one"
+
+
+async def test_answer_to_a_last_message_that_calls_a_tool_begins_a_message(
+    world: World, claude: anthropic.AsyncAnthropic
+) -> None:
+    world.say("two")
+    call: Any = {"type": "tool_use", "id": "c", "name": "weather", "input": {"city": "Oslo"}}
+    await claude.messages.create(model=MODEL, max_tokens=5, messages=[*HELLO, {"role": "assistant", "content": [call]}])
+    assert prompt(world) == "<|user|>hello<|assistant|>[weather Oslo]<|assistant|>"
 
 
 @pytest.mark.parametrize(
@@ -344,7 +377,9 @@ class TestKeys:
             assert response.status_code == status, response.text
             if status == 401:
                 assert json.loads(response.text)["error"]["type"] == "authentication_error"
-        async with anthropic.AsyncAnthropic(base_url=world.url, api_key=key, max_retries=0) as client:
+        async with anthropic.AsyncAnthropic(
+            base_url=world.url, api_key=key, max_retries=0, timeout=PATIENCE_S
+        ) as client:
             assert [model.id async for model in client.models.list()] == [MODEL]
         steered = await world.http.post("/v1/models", json={}, headers={"x-api-key": key})
         assert steered.status_code == 401

@@ -23,7 +23,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 async def test_http_server_serves_until_it_is_stopped() -> None:
     server = HttpServer(hello, "127.0.0.1:0")
     await server.start()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as client:
         assert (await client.get("/")).json() == "hello"
         await server.stop()
         with pytest.raises(httpx.ConnectError):
@@ -48,7 +48,7 @@ async def test_http_address_of_another_host_is_refused_in_one_line() -> None:
 async def test_http_server_that_withdraws_answers_and_closes_each_connection() -> None:
     server = HttpServer(hello, "127.0.0.1:0")
     await server.start()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S) as client:
         assert "connection" not in (await client.get("/")).headers
         server.withdraw()
         for _ in range(2):
@@ -67,7 +67,7 @@ async def test_a_connection_made_before_the_stop_is_answered_after_it() -> None:
     stopping = tasks.spawn(server.stop(), "stop")
     while True:
         try:
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
                 await client.get(f"http://127.0.0.1:{server.port}/")
         except httpx.HTTPError:
             break
@@ -84,7 +84,7 @@ async def test_http_listening_socket_passed_in_outlives_its_server() -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         first, second = HttpServer(hello, "127.0.0.1:1"), HttpServer(hello, "127.0.0.1:1")
         await first.start(listener.dup())
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             assert (await client.get(url)).json() == "hello"
         await first.stop()
         reader, writer = await asyncio.open_connection(*listener.getsockname())  # nobody serves it: it waits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.http import sse
@@ -16,10 +16,11 @@ HEAD = {"id": "x-1", "object": "chunk", "created": 1, "model": 'org/"m"'}
 def data(event: bytes) -> dict[str, Any]:
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")
-    assert event.count(b"\n") == 2, "an event is one line"
+    assert len(event.decode().splitlines()) == 2, "an event is one line, also for clients that part text by Unicode"
     return dict(json.loads(event.removeprefix(b"data: ")))
 
 
+@example(text="\x85 \u2028 \u2029", with_usage=False, index=0)
 @given(text=st.text(), with_usage=st.booleans(), index=st.integers(0, 200))
 def test_sse_events_of_chats_and_completions_carry_any_text_unchanged(text: str, with_usage: bool, index: int) -> None:
     usage = {"usage": None} if with_usage else {}

@@ -468,6 +468,15 @@ async def test_request_rejected_by_an_engine_is_a_400(world: World) -> None:
     assert refusal(await world.chat(stream=True), 400)["message"] == "impossible"
 
 
+async def test_request_whose_adapter_an_engine_cannot_use_is_a_503_of_the_model(world: World) -> None:
+    async def breaks(running: Running) -> None:
+        running.finish(common_pb2.BROKEN, "adapter a: it has values that are no numbers")
+
+    world.groups[0].script = breaks
+    error = refusal(await world.chat(), 503)
+    assert error["code"] == "model_error" and "no numbers" in error["message"]
+
+
 def outcomes() -> Counter[str]:
     """Of answers, so far."""
     samples = (sample for metric in metrics.ANSWERS.collect() for sample in metric.samples)

@@ -63,15 +63,23 @@ class Found:
 
 
 async def found(
-    parsers: Parsers, folder: Path, parser: str, pieces: Sequence[str], *, whole: bool = False, parallel: bool = True
+    parsers: Parsers,
+    folder: Path,
+    parser: str,
+    pieces: Sequence[str],
+    *,
+    whole: bool = False,
+    parallel: bool = True,
+    cut: bool = False,
+    known: Sequence[Tool] = TOOLS,
 ) -> Found:
     """What is found in an answer that comes in these pieces."""
-    tools = Tools(TOOLS, must=parser == "enforced", parallel=parallel)
+    tools = Tools(list(known), must=parser == "enforced", parallel=parallel)
     wanted = Wanted(tools="" if parser == "enforced" else parser)
     splitter = parsers.splitter(wanted, load(str(folder)), [], tools, whole=whole)
     assert splitter is not None
     parts = [await splitter.push(piece, end=False) for piece in pieces]
-    parts.append(await splitter.push("", end=True))
+    parts.append(await splitter.push("", end=True, cut=cut))
     splitter.close()
     calls = joined(call for part in parts for call in part.calls)
     return Found("".join(part.text for part in parts), [(call.name, call.arguments) for call in calls], parts)
@@ -109,16 +117,62 @@ async def test_text_without_calls_loses_only_marks_and_blanks(parsers: Parsers, 
             assert (text, streamed.calls) == (left, []), (parser, pieces)
 
 
+GLM = "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n</tool_call>"
+CODER = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("parser", "answer", "text", "calls"),
+    [
+        ("hermes", f"So <tool_call>{BERN[:-9]}", "So ", [("weather", WEATHER[1][:-8])]),
+        ("hermes", f"<tool_call>{NOW}</tool_call><tool_call>{BERN[:23]}", "", [CALLED, ("weather", "")]),
+        ("hermes", '<tool_call>{"na', '<tool_call>{"na', []),
+        ("llama3", BERN[:45], "", [("weather", WEATHER[1][:12])]),
+        ("mistral", '[TOOL_CALLS]now[ARGS]{"a": [', "", [("now", '{"a": [')]),
+        ("glm45", GLM[:60], "", [("weather", '{"city": "Bern')]),
+        ("qwen3_coder", "So <", "So <", []),
+        ("gigachat3", "So <", "So <", []),
+        ("enforced", f"[{BERN[:45]}", "", [("weather", WEATHER[1][:12])]),
+        ("enforced", f'[{NOW}, {{"name": "we', "", [CALLED]),
+        ("enforced", '[{"na', "", []),
+    ],
+)
 @package
-async def test_call_that_is_cut_is_text_in_a_whole_answer_and_in_a_stream_has_no_whole_arguments(
+async def test_call_that_is_cut_has_the_arguments_so_far_whole_and_in_a_stream(
+    parsers: Parsers, folder: Path, parser: str, answer: str, text: str, calls: list[tuple[str, str]]
+) -> None:
+    for whole in (False, True):
+        cut = await found(parsers, folder, parser, list(answer), whole=whole, cut=True)
+        assert (cut.text, cut.calls) == (text, calls), whole
+
+
+@package
+async def test_forced_call_of_the_only_tool_that_is_cut_before_its_name_has_it(parsers: Parsers, folder: Path) -> None:
+    for whole in (False, True):
+        cut = await found(parsers, folder, "enforced", ['[{"na'], whole=whole, cut=True, known=TOOLS[:1])
+        assert (cut.text, cut.calls) == ("", [("weather", "")])
+
+
+@package
+async def test_answer_that_ends_in_a_broken_call_is_text_when_it_is_whole(parsers: Parsers, folder: Path) -> None:
+    broken = f"<tool_call>{BERN[:-9]}"
+    assert (await found(parsers, folder, "hermes", [broken], whole=True)).text == broken
+
+
+@package
+async def test_formats_that_only_sglang_knows_have_no_blanks_between_calls_and_no_unknown_tools(
     parsers: Parsers, folder: Path
 ) -> None:
-    cut = f"<tool_call>{BERN[:-9]}"
-    assert (await found(parsers, folder, "hermes", [cut], whole=True)).text == cut
-    ((name, arguments),) = (await found(parsers, folder, "hermes", list(cut))).calls
-    assert name == "weather" and len(arguments) > 5 and WEATHER[1].startswith(arguments)
-    with pytest.raises(ValueError):
-        json.loads(arguments)
+    city = ("weather", '{"city": "Bern"}')
+    for parser, answer, calls in (
+        ("glm45", f"{GLM}\n{GLM}", [city, city]),
+        ("qwen3_coder", f"{CODER}\n{CODER}", [CALLED, CALLED]),
+        ("qwen3_coder", f"{CODER.replace('now', 'rm')}\n{CODER}", [CALLED]),
+    ):
+        for whole, pieces in ((False, list(answer)), (False, [answer]), (True, [answer])):
+            heard = await found(parsers, folder, parser, pieces, whole=whole)
+            assert (heard.text.strip(), heard.calls) == ("", calls), (parser, whole, pieces)
+            assert heard.text == "" or "rm" in answer
 
 
 @package

@@ -78,6 +78,8 @@ async def test_parser_that_sglang_does_not_have_is_refused_with_those_that_it_ha
         ("qwen3", "Two <b>.", ("", "Two <b>.")),
         ("deepseek-r1", "is it two?</think>Two.", ("is it two?", "Two.")),
         ("qwen3", "<think>cut", ("cut", "")),
+        ("qwen3", "<think>cut</thi", ("cut</thi", "")),
+        ("deepseek-r1", "so</think>a <", ("so", "a <")),
     ],
 )
 @package

@@ -13,6 +13,7 @@ from gateway.text import tokenizers as tokenizers_module
 from gateway.text.tokenizers import Tokenizers
 from services.errors import Unmet
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 from tokenization.loading import load
 from tokenization.tokenizer import Tokenizer
 
@@ -28,7 +29,7 @@ async def test_tokenizers_folder_is_loaded_once_for_concurrent_callers(tokenizer
 
     def slow(path: str) -> Tokenizer:
         loads.append(path)
-        go.wait(10)
+        go.wait(PATIENCE_S)
         return tokenizer
 
     kept = Tokenizers(threads=2, kept=8, inline_characters=10, loader=slow)

@@ -11,9 +11,8 @@ from gpu_scheduler.engines.engine import CommandFailed, EngineDied, EngineProces
 from gpu_scheduler.engines.kinds import KINDS
 from protos import common_pb2, engine_pb2
 from services.ipc.framing import FramedChannel
+from testing.patience import PATIENCE_S
 
-START_S = 120.0
-"""For an engine to start: on a busy machine imports take long."""
 SPEC = common_pb2.ModelSpec(name="m", context_tokens=100, kv_bytes_per_token=1, engine="echo")
 
 
@@ -48,7 +47,7 @@ class Ear:
 async def engine():
     engine = await EngineProcess.start(Spawn("echo"), 1, None)
     engine.listener = Ear()
-    hello = await engine.hello(START_S)
+    hello = await engine.hello(PATIENCE_S)
     assert (hello.pid, hello.engine) == (engine.pid, "echo")
     yield engine
     await engine.stop()

@@ -69,6 +69,7 @@ def test_an_adapter_of_some_layers_is_read_if_it_says_so(base: Path, folder: Pat
         (lambda f: told(f, r=8), r"has \[4, 48\] and \[32, 4\], and adapter_config.json the rank 8"),
         (lambda f: told(f, lora_alpha="big"), "lora_alpha"),
         (lambda f: told(f, use_dora=True), "it is DoRA"),
+        (lambda f: told(f, alora_invocation_tokens=[5, 6]), "from certain tokens on only"),
         (lambda f: told(f, bias="lora_only"), "it has biases"),
         (lambda f: told(f, modules_to_save=["lm_head"]), "modules_to_save"),
         (lambda f: told(f, rank_pattern={"q_proj": 2}), "rank_pattern"),

@@ -382,14 +382,19 @@ async def test_image_file_unreadable_through_no_fault_of_its_own_stays(world, mo
 async def test_image_dropped_before_or_during_its_write_leaves_no_file(world, monkeypatch):
     write = disk_file.write
 
-    def dropped_meanwhile(*arguments):
+    def dropped_first(*arguments):
         world.images._images.clear()  # as `drop` does, from the loop
         write(*arguments)
 
-    monkeypatch.setattr(disk_file, "write", dropped_meanwhile)
-    await world.save("a")
-    await world.quiet()
-    assert world.find("a") is None and os.listdir(world.folder) == []
+    def dropped_last(*arguments):
+        write(*arguments)
+        world.images._images.clear()
+
+    for dropped in (dropped_first, dropped_last):
+        monkeypatch.setattr(disk_file, "write", dropped)
+        await world.save("a")
+        await world.quiet()
+        assert world.find("a") is None and os.listdir(world.folder) == []
     monkeypatch.undo()
     await world.save("b")
     world.images.drop("b")

@@ -13,6 +13,7 @@ from loader.copies.threads import Stopped
 from loader.images import disk_file, image_memory
 from loader.images.disk_file import ALIGN_BYTES, BLOCK_BYTES, Damaged, Header
 from services.runtime.checksum import checksum
+from testing.patience import PATIENCE_S
 
 TOTAL = BLOCK_BYTES + 12_345
 CONTENT = os.urandom(TOTAL)
@@ -180,7 +181,7 @@ def test_a_disk_that_is_full_leaves_no_part_of_a_file(path, ahead):
         "except OSError as error:",
         "    print(error.errno)",
     )
-    ended = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(limited, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert ended.stdout.split() == [str(errno.EFBIG)] and os.listdir(path.parent) == []
 
 

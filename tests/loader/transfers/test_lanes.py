@@ -7,9 +7,9 @@ import pytest
 
 from loader.copies.threads import Stopped
 from loader.transfers.lanes import Lanes
+from testing.patience import PATIENCE_S
 
 A, B, C = "cpu:0", "cpu:1", "cpu:2"
-WAIT_S = 30
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class StandIn:
         self.begun.release()
 
     def finish(self):
-        assert self.gate.wait(WAIT_S)
+        assert self.gate.wait(PATIENCE_S)
         self.under_way -= 1
         if self.fails_to_finish:
             raise OSError(5, "the device failed")
@@ -101,7 +101,7 @@ def test_links_work_at_the_same_time_each_with_a_full_window(stand_ins):
             enough.set()
 
     def move(part, stream):
-        assert enough.wait(WAIT_S)
+        assert enough.wait(PATIENCE_S)
 
     copy = threading.Thread(
         target=lanes(stand_ins, window=3).carry,
@@ -111,12 +111,12 @@ def test_links_work_at_the_same_time_each_with_a_full_window(stand_ins):
     copy.start()
     for name in (A, B):
         for _ in range(3):
-            assert stand_ins[name].begun.acquire(timeout=WAIT_S)
+            assert stand_ins[name].begun.acquire(timeout=PATIENCE_S)
         assert not stand_ins[name].begun.acquire(blocking=False)
     assert not told
     for name in (A, B):
         stand_ins[name].gate.set()
-    copy.join(WAIT_S)
+    copy.join(PATIENCE_S)
     assert len(told) == len(PLAN)
 
 
@@ -158,7 +158,7 @@ def test_a_cancelled_copy_ends_when_no_link_moves_any_of_it(stand_ins):
     def move(part, stream):
         if threading.current_thread().name == f"link {B}":
             slow_has_some.set()
-        assert slow_has_some.wait(WAIT_S)
+        assert slow_has_some.wait(PATIENCE_S)
 
     def done(part):
         raise Stopped
@@ -170,10 +170,10 @@ def test_a_cancelled_copy_ends_when_no_link_moves_any_of_it(stand_ins):
 
     thread = threading.Thread(target=copy)
     thread.start()
-    assert stand_ins[A].closed.wait(WAIT_S)  # the copy was cancelled: the link has nobody to work for
+    assert stand_ins[A].closed.wait(PATIENCE_S)  # the copy was cancelled: the link has nobody to work for
     assert not ended.is_set() and slow.under_way
     slow.gate.set()
-    assert ended.wait(WAIT_S) and not slow.under_way
+    assert ended.wait(PATIENCE_S) and not slow.under_way
     thread.join()
 
 
@@ -194,16 +194,16 @@ def test_copies_sharing_a_link_both_progress(stand_ins):
     arrived = threading.Barrier(2)
 
     def copy(name):
-        arrived.wait(WAIT_S)
+        arrived.wait(PATIENCE_S)
         carrying.carry([A], PLAN, move=lambda part, stream: order.append(name), done=lambda part: None)
 
     threads = [threading.Thread(target=copy, args=(name,)) for name in "xy"]
     for thread in threads:
         thread.start()
-    assert stand_ins[A].begun.acquire(timeout=WAIT_S)
+    assert stand_ins[A].begun.acquire(timeout=PATIENCE_S)
     stand_ins[A].gate.set()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
     assert order.count("x") == order.count("y") == len(PLAN)
 
 
@@ -221,7 +221,7 @@ def test_copies_to_different_devices_at_once_keep_to_their_own_links(stand_ins):
         def opened(links_now):
             carries.append(links_now)
             assert links[0] in links_now()
-            both.wait(WAIT_S)  # the other has begun as well
+            both.wait(PATIENCE_S)  # the other has begun as well
 
         def prepare(part):
             allowed[name][part] = carries[0]()
@@ -241,7 +241,7 @@ def test_copies_to_different_devices_at_once_keep_to_their_own_links(stand_ins):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
     assert sorted(ended) == ["x", "y"]
     assert moved_by == {"x": {A}, "y": {B}}
 
@@ -257,10 +257,10 @@ def test_a_copy_that_began_alone_leaves_another_its_own_link(stand_ins):
     def prepare(part):
         if part.number == 10:
             second_began.set()
-            assert second_ended.wait(WAIT_S)
+            assert second_ended.wait(PATIENCE_S)
 
     def second():
-        assert second_began.wait(WAIT_S)
+        assert second_began.wait(PATIENCE_S)
         carrying.carry([B, A], PLAN, move=lambda part, stream: None, done=lambda part: None)
         second_ended.set()
 
@@ -274,7 +274,7 @@ def test_a_copy_that_began_alone_leaves_another_its_own_link(stand_ins):
         done=lambda part: None,
         opened=lambda links: links_then.append(links()),
     )
-    thread.join(WAIT_S)
+    thread.join(PATIENCE_S)
     assert links_then == [(A, B)]
     assert {name for number, name in by if number >= 10} == {f"link {A}"}
 
@@ -285,7 +285,7 @@ def test_links_go_on_while_the_caller_handles_arrived_parts(stand_ins):
     def done(part):
         if not told:
             for _ in range(9):  # the window when the first were told, as much again, and one that waits
-                assert stand_ins[A].begun.acquire(timeout=WAIT_S)
+                assert stand_ins[A].begun.acquire(timeout=PATIENCE_S)
         told.append(part)
 
     lanes(stand_ins, window=4).carry([A], PLAN, move=lambda part, stream: None, done=done)
@@ -321,6 +321,6 @@ def test_a_links_thread_lives_while_copies_go_over_it(stand_ins):
     for _ in range(2):
         carrying.carry([A, B], PLAN, move=lambda part, stream: None, done=lambda part: None)
         for name in (A, B):
-            assert stand_ins[name].closed.wait(WAIT_S)
+            assert stand_ins[name].closed.wait(PATIENCE_S)
             stand_ins[name].closed.clear()
     assert not stand_ins[C].closed.is_set()

@@ -130,27 +130,27 @@ def test_parts_of_a_model_never_share_a_device():
 # --- the paper's bound ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["before", "after"])
-def test_the_bound_of_the_paper_holds_at_tau_0_for_models_of_one_part(rule):
+def test_the_bound_of_the_paper_holds_at_tau_0_for_models_of_one_part():
     """`before` is the paper's rule: the device with the least pressure before the model comes. Its bound is
     OPT * (1 + C / S) with S what is left on the worst device. `after` is the rule here. Its result is no higher than on
     the device that the paper's rule would have taken, so the bound holds with what would be left *there*."""
-    draw, seen = random.Random(SEED), 0
+    draw, seen = random.Random(SEED), {"before": 0, "after": 0}
     rules = AssignRules(tau=0.0, improve_steps=0)
     for _ in range(150):
         instance = draw_instance(LOOSE, draw)
-        found = bound(instance, rule)
-        if found is None:
+        bounds = {rule: found for rule in seen if (found := bound(instance, rule)) is not None}
+        if not bounds:
             continue
-        seen += 1
-        reached, factor = found
-        if rule == "after":  # the same as the policy's own
+        best = optimum(instance, min(reached for reached, _ in bounds.values()))
+        for rule, (reached, factor) in bounds.items():
+            seen[rule] += 1
+            assert reached <= best * factor
+        if "after" in bounds:  # the same as the policy's own
+            reached, _ = bounds["after"]
             assert largest_pressure(instance, placed(instance, rules).places) == reached
             improved = largest_pressure(instance, placed(instance, AssignRules(tau=0.0)).places)
             assert improved <= reached
-        best = optimum(instance, reached)
-        assert reached <= best * factor
-    assert seen >= 60
+    assert min(seen.values()) >= 60
 
 
 # --- constant load ----------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_a_constant_load_comes_to_rest_and_every_round_of_moves_lowers_the_press
     assert moved
 
 
-def loaded(family, number=12):
+def loaded(family, number=8):
     """Instances of several groups, with places that suited other demands."""
     draw = random.Random(SEED + 1)
     for _ in range(number):

@@ -16,8 +16,13 @@ def decision(action, reason, age_s=9.0, group="g0", outcome="done in 0.50 s"):
 
 def told(state, places=(), **keys):
     known = {"model": "m", "state": state, "error": None, "places": places, "requests": [], "prospect": None}
-    known |= {"retry_s": 0.0, "path": "", "no_image": "", "decisions": [], "silent": []}
+    known |= {"retry_s": 0.0, "path": "", "base": "", "no_image": "", "decisions": [], "silent": []}
     return account(known | keys)
+
+
+def test_account_of_an_adapter_is_that_of_its_base():
+    first, second = told("active", [place()], base="b")
+    assert first == "m is an adapter of b, and is where that is" and second.startswith("b is active on g0; it came up")
 
 
 def test_account_of_an_active_model_has_its_source_and_the_decision():

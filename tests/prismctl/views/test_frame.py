@@ -61,10 +61,12 @@ BUSY = owner(
 def seen(**keys):
     there = group("cpu:0", [device("cpu:0", BUSY)], [model(BUSY["model"], waiting=2, running=1)])
     catalogue = [
-        {"model": BUSY["model"], "state": "active", "error": ""},
-        {"model": "away", "state": "cold", "error": ""},
+        {"model": BUSY["model"], "state": "active", "error": "", "base": ""},
+        {"model": "away", "state": "cold", "error": "", "base": ""},
+        {"model": "tuned", "state": "cold", "error": "", "base": "away"},
         {
             "model": "bad",
+            "base": "",
             "state": "error",
             "error": "the weights lack lm_head.weight",
             "retry_s": 0.0,
@@ -86,13 +88,14 @@ def test_frame_fits_the_width_of_the_terminal_and_shows_the_whole_system(frame, 
     text = frame(seen(), width)
     assert max(map(len, text.splitlines())) <= width
     assert "meta-llama/Llama-3.1-8B-Instruct  active" in text and "cpu:0: " in text and ", pressure 0.250" in text
-    assert "on no group: away (cold)" in text and "error: bad: the weights lack lm_head.weight" in text
+    assert "on no group: away (cold)\n" in text and "adapters of away: tuned" in text
+    assert "error: bad: the weights lack lm_head.weight" in text
 
 
 def test_frame_of_a_wide_terminal_has_bytes_by_owner_and_the_queues():
     lines = top(seen(), 200).splitlines()
     assert lines[0] == (
-        "1 group; 3 models (1 active, 1 cold, 1 error); 2 waiting; 1 running; 12 tokens/s; images 7.0 MiB of 256.0 MiB"
+        "1 group; 4 models (2 cold, 1 active, 1 error); 2 waiting; 1 running; 12 tokens/s; images 7.0 MiB of 256.0 MiB"
     )
     assert "cpu:0: 28.0 MiB of 32.0 MiB, 4.0 MiB free, pressure 0.250" in lines
     (row,) = (line for line in lines if "Llama" in line)

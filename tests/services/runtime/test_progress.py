@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import termios
 
 import pytest
@@ -52,6 +53,19 @@ def test_meter_draws_a_bar_on_a_terminal_and_a_new_one_for_each_step(monkeypatch
     assert "prism: reading   0% |" in drawn and "prism: reading  25% |" in drawn
     assert "1.0 GB of 4.0 GB, 1.0 GB/s, 3 s left" in drawn and "prism: verifying, 00:00" in drawn
     assert drawn.rpartition("verifying")[2].rstrip("\r").endswith(" "), "nothing of it is left"
+
+
+@pytest.mark.parametrize(("columns", "bar"), [(99, 24), (75, 14), (60, 0)])
+def test_bar_leaves_a_narrow_terminal_to_its_words(monkeypatch: pytest.MonkeyPatch, columns: int, bar: int) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        with ProgressMeter("prism", lambda line: pytest.fail(line)) as meter:
+            meter.show(Far("reading", 1e9, 4e9, per_s=1e9))
+    drawn = _read_all(ours)
+    assert "1.0 GB of 4.0 GB, 1.0 GB/s, 3 s left" in drawn
+    assert [len(each) for each in re.findall(r"\|(.*)\|", drawn)] == ([bar] if bar else [])
 
 
 def test_meter_says_lines_where_there_is_no_terminal() -> None:

@@ -1,5 +1,5 @@
-"""The adapters (LoRA) of one model, over SGLang's own manager: read with the first request that names one, kept in host
-memory, and copied into buffers on the device as batches need them.
+"""The adapters (LoRA) of one model, over SGLang's own manager: read by a thread with the first request that names one,
+kept in host memory, and copied into buffers on the device as batches need them.
 
 The buffers lie in a range of the model's lease and leave while it sleeps; batches after it has woken fill them again.
 
@@ -8,6 +8,7 @@ Imports SGLang: only the engine process may import this.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Container
 from typing import Any
@@ -18,7 +19,8 @@ from sglang.srt.lora.mem_pool import EMPTY_SLOT
 from sglang.srt.lora.utils import get_normalized_target_modules
 from torch.overrides import TorchFunctionMode
 
-from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NotNow
+from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, HostFault, NotNow
+from gpu_scheduler.engines.sglang.base.options import one_line
 from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
 from gpu_scheduler.engines.sglang.weights import adapter_files
 from gpu_scheduler.policy.adapter_room import adapter_key
@@ -31,6 +33,35 @@ _KEPT = 2
 """Adapters in host memory for each that a batch may have. Others are read again when a request names them."""
 
 
+class _Read:
+    """The files of one adapter, read and checked by a thread."""
+
+    def __init__(self, read: Callable[[], adapter_files.AdapterFiles]) -> None:
+        self._files: adapter_files.AdapterFiles | None = None
+        self._error: CommandError = HostFault("its files were not read")
+        self._thread = threading.Thread(target=self._run, args=(read,), name="read an adapter", daemon=True)
+        self._thread.start()
+
+    def _run(self, read: Callable[[], adapter_files.AdapterFiles]) -> None:
+        try:
+            self._files = read()
+        except CommandError as error:
+            self._error = error
+        except Exception as error:  # also of files that no one has thought of
+            self._error = HostFault(f"its files cannot be read: {one_line(error)}")
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def files(self) -> adapter_files.AdapterFiles:
+        """The files, once they are read. Raises CommandError."""
+        self._thread.join()
+        if self._files is None:
+            raise self._error
+        return self._files
+
+
 class Adapters:
     """The adapters of a model that was loaded with room for some."""
 
@@ -39,6 +70,8 @@ class Adapters:
         self._manager: Any = None
         self._kept: dict[str, None] = {}
         """Adapters in host memory, the one used longest ago first."""
+        self._reads: dict[str, _Read] = {}
+        """Adapters that are being read, or were read for requests that wait for them."""
         self._leaving: set[str] = set()
         """Adapters that the catalogue does not have any more, while requests use them."""
 
@@ -65,6 +98,22 @@ class Adapters:
 
     # --- adapters
 
+    def ready(self, adapter: common_pb2.Adapter) -> bool:
+        """Whether `need` does not wait for files. If it would, a thread begins to read them."""
+        key = adapter_key(adapter.name, adapter.generation)
+        if key in self._kept:
+            return True
+        if key not in self._reads:
+            manager = self._manager
+            config = manager.base_hf_config
+            layers, dtype, path = config.num_hidden_layers, manager.dtype, adapter.path
+            self._reads[key] = _Read(lambda: adapter_files.read(path, dtype, layers, adapter_files.shapes(config)))
+        return self._reads[key].ended
+
+    def settle(self) -> None:
+        """Forgets what was read for requests, of which none waits any more."""
+        self._reads = {key: read for key, read in self._reads.items() if not read.ended}
+
     def need(self, adapter: common_pb2.Adapter, used: Container[str]) -> str:
         """SGLang's id of an adapter, which is read if it is not here; then others may have to leave host memory, but
         none of those in `used`. Raises HostFault if its files cannot be read, BrokenModel if they do not fit the model,
@@ -82,10 +131,9 @@ class Adapters:
 
     def _read(self, key: str, adapter: common_pb2.Adapter) -> None:
         manager, pool, began = self._manager, self._manager.memory_pool, time.monotonic()
-        config = manager.base_hf_config
+        self.ready(adapter)
         try:
-            shapes = adapter_files.shapes(config)
-            files = adapter_files.read(adapter.path, manager.dtype, config.num_hidden_layers, shapes)
+            files = self._reads.pop(key).files()
         except CommandError as error:
             raise type(error)(f"adapter {adapter.name}: {error}") from None
         if files.rank > pool.max_lora_rank or not get_normalized_target_modules(files.modules) <= pool.target_modules:

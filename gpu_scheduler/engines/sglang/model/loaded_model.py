@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.weights.read_ahead import ReadAhead
 
 _log = log.get(__name__)
-_STRICT = os.environ.get("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY") == "1"
 _PROGRESS_EVERY_S = 0.1
 _KV_DIFFERENCE = 0.02
 """Share by which a token's KV may differ from what config.json makes it: pools round pages."""
@@ -102,6 +101,7 @@ class LoadedModel:
         self.checksum = load.expected_checksum
         self._weights: weights_range.MappedWeights | None = None
         self._manifest = b""
+        self._strict = os.environ.get("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY") == "1"
         self._progress_at = 0.0
         self._captured = 0
         """CUDA graphs captured so far."""
@@ -126,7 +126,7 @@ class LoadedModel:
         shared = self.memory.kv
         assert isinstance(shared, SharedRange)
         slow = slow_of(self.scheduler.running_batch)
-        mark = self._mark() if _STRICT else None
+        mark = self._mark() if self._strict else None
         return replace(shared.facts(), arrived=self.kv.ids.arrived(), slow=slow, mark=mark)
 
     def _mark(self) -> Hashable:

@@ -22,6 +22,8 @@ from services.wording.plurals import agreeing, counted
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.model.lifecycle import Lifecycle
 
+_LOOK_S = 0.005
+"""Seconds between two looks whether an adapter was read."""
 _HANDED_BACK = "handed back"
 _NOT_SERVING = "not serving"
 
@@ -72,6 +74,8 @@ class Commands:
         self._export_id: int | None = None
         self._withheld: list[LiveRequest] = []
         """Requests that end with the drain that follows an export."""
+        self._unread: list[engine_pb2.Generate] = []
+        """Requests whose adapters are being read, in their order. SGLang does not have them yet."""
 
     # --- dispatch
 
@@ -127,10 +131,14 @@ class Commands:
     # --- requests
 
     def _generate(self, generate: engine_pb2.Generate) -> list[Any]:
-        """Starts a request, or refuses it: REJECTED if it can never run here, FAILED if the engine is not serving."""
+        """Starts a request, or refuses it: REJECTED if it can never run here, BROKEN if its adapter cannot be used,
+        FAILED if the engine is not serving. It starts later if its adapter has to be read."""
         model = self._model
-        if model.state is not EngineState.ACTIVE or self._draining or self._hibernate_id is not None:
+        if not self._serves():
             self._refuse(generate.request_id, common_pb2.FAILED, _NOT_SERVING)
+            return []
+        if generate.HasField("adapter") and model.adapters is not None and not model.adapters.ready(generate.adapter):
+            self._unread.append(generate)
             return []
         try:
             adapter = adapter_key(generate.adapter.name, generate.adapter.generation)
@@ -145,9 +153,25 @@ class Commands:
         except RejectedRequest as error:
             self._end(entry, common_pb2.REJECTED, str(error))
         except CommandError as error:
-            finish = common_pb2.REJECTED if error.model_at_fault else common_pb2.FAILED
+            finish = common_pb2.BROKEN if error.model_at_fault else common_pb2.FAILED
             self._end(entry, finish, without_folders(str(error)))
         return []
+
+    def _serves(self) -> bool:
+        return self._model.state is EngineState.ACTIVE and not self._draining and self._hibernate_id is None
+
+    def _generate_read(self) -> list[Any]:
+        """Starts the requests whose adapters were read; ends all that wait if the engine stops serving."""
+        adapters = self._model.adapters
+        if not self._unread or adapters is None:
+            return []
+        held, self._unread = self._unread, []
+        inputs: list[Any] = []
+        for generate in held:
+            inputs += self._generate(generate)
+        if not self._unread:
+            adapters.settle()
+        return inputs
 
     def _forget_adapter(self, forgotten: engine_pb2.ForgetAdapter) -> None:
         model = self._model
@@ -165,6 +189,10 @@ class Commands:
 
     def _abort(self, request_id: str) -> list[Any]:
         """Aborts a request; one that is not here is ignored."""
+        if unread := [each for each in self._unread if each.request_id == request_id]:
+            self._unread = [each for each in self._unread if each not in unread]
+            self._refuse(request_id, common_pb2.ABORTED, "")
+            return []
         entry = self._model.request_table.by_id(request_id)
         if entry is None:
             return []
@@ -206,7 +234,12 @@ class Commands:
         return self._hand_back_waiting() if command.finish_ms > 0 else self._hand_back_all()
 
     def tick(self, now: float) -> list[Any]:
-        """Does the work that is due by the clock or because requests have ended; returns inputs for SGLang."""
+        """Does the work that is due by the clock, because requests have ended or because adapters were read; returns
+        inputs for SGLang."""
+        read = self._generate_read()
+        return read + self._tick(now)
+
+    def _tick(self, now: float) -> list[Any]:
         if self._export_id is not None and not len(self._model.request_table):
             self._exported()
         if self._drain_until is None:
@@ -292,7 +325,10 @@ class Commands:
 
     def next_deadline_s(self, now: float) -> float | None:
         """Seconds until `tick` has something to do without an event; None: it waits for events only."""
-        return None if self._drain_until is None else max(0.0, self._drain_until[1] - now)
+        drained_s = None if self._drain_until is None else max(0.0, self._drain_until[1] - now)
+        if not self._unread:
+            return drained_s
+        return _LOOK_S if drained_s is None else min(_LOOK_S, drained_s)
 
     def _load(self, command: engine_pb2.Load) -> None:
         raise NotNow("the engine holds a model already")
@@ -323,6 +359,9 @@ class Commands:
     def _unload(self, command: engine_pb2.Unload) -> None:
         """Ends all requests and commands under way, and leaves the loop. Raises Unload."""
         self._end_withheld()
+        for generate in self._unread:
+            self._refuse(generate.request_id, common_pb2.FAILED, _HANDED_BACK)
+        self._unread.clear()
         for entry in self._model.request_table:
             self._end(entry, entry.ending or common_pb2.FAILED, entry.error or _HANDED_BACK)
         # Commands that this one overtakes are reported as failed.

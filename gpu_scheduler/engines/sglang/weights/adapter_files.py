@@ -74,7 +74,10 @@ def read(folder: str, dtype: torch.dtype, layers: int, wanted: Mapping[str, Line
         with safe_open(path / WEIGHTS, framework="pt") as file:
             tensors = {name: file.get_tensor(name).to(dtype) for name in file.keys()}
     except (OSError, ValueError, SafetensorError) as error:
-        raise HostFault(f"its files cannot be read: {one_line(error)}") from None
+        why = one_line(error)
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            why = f"{Path(error.filename).name}: {error.strerror}"
+        raise HostFault(f"its files cannot be read: {why}") from None
     try:
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
         scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

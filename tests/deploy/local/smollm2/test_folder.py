@@ -8,6 +8,7 @@ import pytest
 
 from deploy.local.smollm2 import folder, hf_folder
 from services.errors import Conflict, Unmet
+from testing.patience import PATIENCE_S
 
 REQUIREMENTS = Path(__file__).resolve().parents[4] / "requirements" / "models.txt"
 
@@ -70,10 +71,10 @@ def test_smollm2_folder_wanted_while_it_is_made_is_waited_for_and_written_once(w
 
     first = threading.Thread(target=folder.make, args=(place, silent))
     first.start()
-    assert writer.begun.wait(60)
+    assert writer.begun.wait(PATIENCE_S)
     second = threading.Thread(target=folder.make, args=(place, hear))
     second.start()
-    assert waits.wait(60) and not place.exists()
+    assert waits.wait(PATIENCE_S) and not place.exists()
     writer.may_end.set()
     first.join()
     second.join()

@@ -4,6 +4,8 @@ arithmetic, whatever runs in the same batch and whatever was cached before."""
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -190,14 +192,36 @@ async def test_an_adapter_is_read_anew_in_another_generation_and_one_that_cannot
     finish, error, _ = await ask("large", large)
     assert finish == common_pb2.FAILED and "loaded without room for adapter large" in error
     finish, error, _ = await ask("gone", tmp_path / "gone")
-    assert finish == common_pb2.FAILED and "cannot be read" in error
+    assert finish == common_pb2.FAILED and "cannot be read: adapter_config.json: No such file" in error
     other = small_adapters.write(models["qwen"], tmp_path / "other")
     finish, error, _ = await ask("other", other)
-    assert finish == common_pb2.REJECTED and "adapter other" in error
+    assert finish == common_pb2.BROKEN and "adapter other" in error
     broken = small_adapters.write(models["llama"], tmp_path / "broken")
     tensors = load_file(broken / small_adapters.WEIGHTS)
     next(iter(tensors.values()))[0, 0] = float("nan")
     save_file(tensors, broken / small_adapters.WEIGHTS)
     finish, error, _ = await ask("broken", broken)
-    assert finish == common_pb2.REJECTED and "values that are no numbers" in error
+    assert finish == common_pb2.BROKEN and "values that are no numbers" in error
     assert await ask("b", folders["b"]) == (common_pb2.LENGTH, "", merged["b"][0])
+
+
+async def test_other_requests_go_on_while_the_files_of_an_adapter_are_read(
+    base: tuple[Node, EngineEnd, engine_pb2.WeightsMapped],
+    folders: dict[str, Path],
+    merged: dict[str, list[list[int]]],
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    _, end, _ = base
+    slow = shutil.copytree(folders["a"], tmp_path / "slow")
+    config = (slow / small_adapters.CONFIG).read_text()
+    (slow / small_adapters.CONFIG).unlink()
+    os.mkfifo(slow / small_adapters.CONFIG)  # whoever opens it waits for a writer
+    for name in ("slow", "left"):
+        end.ask(name, prompts[0], NEW, adapter=adapter("slow", slow), ignore_eos=True)
+    end.ask("base", prompts[0], NEW, ignore_eos=True)
+    assert (await end.answer("base")).tokens == merged[""][0]
+    end.send(abort=engine_pb2.Abort(request_id="left"))
+    assert (await end.answer("left")).finish == common_pb2.ABORTED
+    (slow / small_adapters.CONFIG).write_text(config)
+    assert (await end.answer("slow")).tokens == merged["a"][0]

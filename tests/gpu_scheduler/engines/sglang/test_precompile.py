@@ -14,6 +14,7 @@ import pytest
 from gpu_scheduler.engines.sglang import precompile
 from gpu_scheduler.engines.sglang.policy import jit
 from gpu_scheduler.engines.sglang.precompile import Done
+from testing.patience import PATIENCE_S
 
 MODULES = [jit.clamp_position("int64"), jit.activation("bfloat16"), jit.kvcache(2048)]
 
@@ -47,7 +48,7 @@ def test_kernels_are_compiled_side_by_side_and_recorded_as_done(tmp_path, monkey
     together = threading.Barrier(len(MODULES))
     said = []
     done = Done(tmp_path / "cache", "sglang 1, 9.0")
-    assert precompile.compile_all(done.missing(MODULES), lambda _: together.wait(60), done, said.append) == 0
+    assert precompile.compile_all(done.missing(MODULES), lambda _: together.wait(PATIENCE_S), done, said.append) == 0
     assert sorted(each["kernel"] for each in said) == sorted(map(str, MODULES))
     assert Done(tmp_path / "cache", "sglang 1, 9.0").missing(MODULES) == []
     assert len(Done(tmp_path / "cache", "sglang 2, 9.0").missing(MODULES)) == len(MODULES)

@@ -19,8 +19,7 @@ from gpu_scheduler.engines.sharing.step_gate import StepAnswer, StepWait, WaitRe
 from gpu_scheduler.engines.sharing.throttle import PrefillThrottle
 from protos import engine_pb2
 from services.ipc.framing import frame
-
-WAIT_S = 60.0
+from testing.patience import PATIENCE_S
 
 
 class Three:
@@ -43,7 +42,7 @@ class Three:
         return [self._threads.submit(work, rank) for rank in range(3)]
 
     def all(self, work: Callable[[int], Any]) -> list[Any]:
-        return [future.result(WAIT_S) for future in self.start(work)]
+        return [future.result(PATIENCE_S) for future in self.start(work)]
 
     def hang_up(self) -> None:
         """As the death of the first does."""
@@ -104,7 +103,7 @@ def test_an_idle_engine_goes_on_when_any_rank_has_news() -> None:
     steps = three.start(lambda rank: three.channels[rank].wait(None) and three.channels[rank].receive())
     assert not any(step.done() for step in steps)
     os.eventfd_write(doorbell, 1)
-    assert [step.result(WAIT_S) for step in steps] == [[], [], []]
+    assert [step.result(PATIENCE_S) for step in steps] == [[], [], []]
 
 
 def test_messages_that_ranks_put_back_come_again_to_all_of_them() -> None:
@@ -163,9 +162,9 @@ def test_a_rank_that_fails_in_the_middle_of_a_step_ends_the_engine() -> None:
         lambda rank: three.ranks[rank].settle(NoMemory("no more")) if rank == 1 else three.channels[rank].receive()
     )
     with pytest.raises(SystemExit, match="rank 1 of this engine failed in the middle of a step"):
-        steps[0].result(WAIT_S)
+        steps[0].result(PATIENCE_S)
     three.hang_up()
-    assert all(isinstance(step.exception(WAIT_S), SystemExit) for step in steps[1:])
+    assert all(isinstance(step.exception(PATIENCE_S), SystemExit) for step in steps[1:])
 
 
 def test_seeds_not_given_by_a_request_are_the_same_on_all_ranks() -> None:
@@ -190,6 +189,6 @@ def test_ranks_whose_decisions_differ_end_at_the_next_step() -> None:
         rank.listen(lambda number=number: RankFacts(mark=number))
     steps = three.start(lambda rank: three.channels[rank].receive() if rank else three.leader.step([], False))
     with pytest.raises(SystemExit, match="parted"):
-        steps[0].result(WAIT_S)
+        steps[0].result(PATIENCE_S)
     three.hang_up()
-    assert all(isinstance(step.exception(WAIT_S), SystemExit) for step in steps[1:])
+    assert all(isinstance(step.exception(PATIENCE_S), SystemExit) for step in steps[1:])
