@@ -43,7 +43,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "home": ("0.2", "0.5", "0.75", "1"),
     "rebalance": ("false", "true"),
     "tau": ("0", "0.1", "0.2", "0.3", "0.5"),
-    "least_pressure": ("0", "0.5", "1", "2", "4"),
+    "first_do_no_harm": ("false", "true"),
     "cool_down_s": ("0", "30", "60", "120", "240"),
     "window_s": ("20", "30", "60", "120"),
     "short_window_s": ("1", "5", "10", "20", "60"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,6 +18,16 @@ from services.runtime.config import Config
 from services.wording.addresses import Address
 
 MEMBERS = ("groups", "loaders", "balloond")
+PAPER: Mapping[str, Any] = {
+    "load_weight": 0.0,
+    "tau": 0.3,
+    "idle_s": 45.0,
+    "kv_idle_s": 45.0,
+    "relieve": False,
+    "first_do_no_harm": False,
+}
+"""Settings with the rules of the Prism paper. Besides, rates are those of the whole window, and Algorithm 1 is not
+followed by local search."""
 
 
 class PlacementConfig(Config):
@@ -24,6 +35,7 @@ class PlacementConfig(Config):
     `dns:HOST:PORT` stands for PORT at every address of HOST."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {
+        "least_pressure": "models move only where requests miss their targets",
         "least_share": "a model moves only with a tenth of the demand on its devices",
         "yield_drain_ms": "what a model that makes way has running goes on elsewhere at once",
         "migrations_at_once": "placement begins one migration at a time",
@@ -41,6 +53,10 @@ class PlacementConfig(Config):
     """Time from one DNS lookup of the members' names to the next."""
     period_s: float = Field(default=1.0, gt=0)
     """Time from one search for models that should move to the next."""
+    rules: Literal["prism", "paper"] = "prism"
+    """Which rules the settings begin with: Prism's, or those of the Prism paper (KVPR alone with a `tau` of 0.3, models
+    leave after 45 s without requests and never for others' KV, moves need nobody late, no local search). Settings that
+    are given go before either."""
     load_weight: float = Field(default=100.0, ge=0)
     """Weight of demand by itself in a device's pressure, W / (memory left) + load_weight * W / S, where W is the
     demand of its models and S its memory, since demand loads the device's compute too. At 100 both terms are equal when
@@ -49,9 +65,10 @@ class PlacementConfig(Config):
     """A model moves only for a gain in pressure above this share (Algorithm 1's threshold)."""
     home: float = Field(default=0.75, ge=0, le=1)
     """A model leaves the group where it hibernates, to start cold elsewhere, only for a gain above this share."""
-    least_pressure: float = Field(default=2.0, ge=0)
-    """Least pressure at which models move off a group; below it a move costs more than it brings. A device without
-    weights has this pressure when requests of 10 s, with a TPOT target of 0.1 s, use 2 % of its memory."""
+    first_do_no_harm: bool = True
+    """True: models move only where requests are late, missed a target in the last 20 s, or lack memory, and never where
+    that would put models to sleep that are asked for again more often than targets are missed. False: for a gain in
+    pressure above `tau` alone."""
     cool_down_s: float = Field(default=120.0, ge=0)
     """Least time between two moves of a model."""
     idle_s: float = Field(default=1.0, ge=0)
@@ -113,10 +130,12 @@ class PlacementConfig(Config):
     @property
     def moves(self) -> RebalanceRules:
         """Rules of the moves that placement begins by itself."""
+        assign = AssignRules(tau=self.tau, cool_down_s=self.cool_down_s)
         return RebalanceRules(
-            AssignRules(tau=self.tau, cool_down_s=self.cool_down_s),
+            replace(assign, improve_steps=0) if self.rules == "paper" else assign,
             MoveRules(cool_down_s=self.cool_down_s),
-            self.least_pressure,
+            self.first_do_no_harm,
+            self.headroom,
         )
 
     @property
@@ -132,6 +151,13 @@ class PlacementConfig(Config):
     def members(self) -> dict[str, list[str]]:
         """Addresses by kind of member (`MEMBERS`)."""
         return {kind: getattr(self, kind) for kind in MEMBERS}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_the_rules(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or given.get("rules") != "paper":
+            return given
+        return {**PAPER, "short_window_s": given.get("window_s", 60.0), **given}
 
     @model_validator(mode="after")
     def _the_short_window_is_the_shorter_one(self) -> PlacementConfig:

@@ -60,7 +60,7 @@ def still_moves(instance, places, tau, *, finish=True, cool_down=60.0, period=10
     whether there are any in the second half of the time, and where things are at the end. `finish`: what was begun."""
     moved_at: dict[str, float] = {}
     moves, last, wanted = 0, 0.0, NONE
-    rules = RebalanceRules(AssignRules(tau=tau, cool_down_s=cool_down), MoveRules(1, cool_down), 0.0, 0.0)
+    rules = RebalanceRules(AssignRules(tau=tau, cool_down_s=cool_down), MoveRules(1, cool_down), least_share=0.0)
     for tick in range(ticks):
         now = tick * period
         if now - last > cool_down + period:

@@ -19,9 +19,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import inf
+from math import inf, nan
 
-from gpu_scheduler.policy.group_facts import ArrivedRequest, GroupRules, ModelFacts, Presence, ServedModel
+from gpu_scheduler.policy.group_facts import (
+    RETURN_S,
+    ArrivedRequest,
+    GroupRules,
+    ModelFacts,
+    Presence,
+    ServedModel,
+)
 from gpu_scheduler.policy.memory import holdings
 from gpu_scheduler.policy.memory.demand import weight
 from gpu_scheduler.policy.memory.forecast import OutputForecast
@@ -64,6 +71,10 @@ class _Request:
     """True while an engine has it."""
     kv_bytes: int = 0
     """KV bytes on each device that it was admitted with; 0 while no engine has it."""
+    named_tpot_s: float = 0.0
+    """TPOT target that the request named; 0: none."""
+    first_at: float = nan
+    """When its first token came; NaN: not yet, or on another group."""
 
 
 class GroupCore:
@@ -158,8 +169,10 @@ class GroupCore:
             request.drop_late and not request.resumed,
         )
         self.backlog.add(waiting, now)
+        model.returns += not model.requests and now - model.last_event >= RETURN_S
         model.last_event = now
         model.tpot_s = request.tpot_s or model.tpot_s
+        model.ttft_s = request.deadline - request.arrival if timed else model.ttft_s
         model.requests += 1
         self._requests[request.id] = _Request(
             name,
@@ -168,6 +181,7 @@ class GroupCore:
             request.deadline,
             request.tpot_s or self._rules.tpot_s,
             request.resumed,
+            named_tpot_s=request.tpot_s,
         )
         if request.cached_tokens:
             self._together_at = min(self._together_at, now + TOGETHER_S)
@@ -184,6 +198,8 @@ class GroupCore:
         model.requests -= 1
         if output_tokens:
             model.forecast.observe(output_tokens)
+        if request.named_tpot_s and output_tokens > 1:
+            model.tpot_missed += now - request.first_at > request.named_tpot_s * (output_tokens - 1)
 
     def retracted(self, request_id: str, now: float, prompt_tokens: int, most_new_tokens: int) -> None:
         """The engine had no memory for the request's next token, and gave it back. `prompt_tokens`: tokens to prefill
@@ -232,6 +248,7 @@ class GroupCore:
         if request.shown:
             return None
         request.shown = True
+        request.first_at = now
         if request.deadline == inf:
             return None
         met = now <= request.deadline

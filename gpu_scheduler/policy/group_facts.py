@@ -92,6 +92,11 @@ class ModelFacts:
     """Seconds that the last start in an engine without the model took."""
 
 
+RETURN_S = 1.0
+"""Seconds without requests after which the next one counts as a return of the model. It may have been put to sleep
+by then."""
+
+
 @dataclass(slots=True)
 class ServedModel:
     """The group's record of a model and of its requests. Times are seconds on the caller's clock."""
@@ -118,3 +123,9 @@ class ServedModel:
     ttft_met: int = 0
     ttft_missed: int = 0
     """First tokens that came in time, and too late, of requests with a TTFT target."""
+    tpot_missed: int = 0
+    """Requests that ended here with more time for each token after the first than their TPOT target."""
+    ttft_s: float = 0.0
+    """TTFT target, in seconds, of the last request that had one; 0: none had."""
+    returns: int = 0
+    """Requests that found the model without any for RETURN_S or longer."""

@@ -17,6 +17,7 @@ from placement.policy import kvpr
 from placement.policy.lifecycle.decisions import PlacedModel, durations
 from placement.policy.lifecycle.eligibility import eligibility_fingerprint, holds_s
 from placement.policy.lifecycle.group_index import GroupIndex
+from placement.policy.outcomes import Outcomes
 from placement.policy.replication import Replica, Replication
 from placement.policy.window import RateWindow
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
@@ -61,6 +62,9 @@ class GroupIndexes:
         self._seen: dict[str, dict[str, int]] = {}
         """Address of a group's client -> its residents' token counters at the last report."""
         self._tpot_ms: dict[str, float] = {}
+        self.outcomes = Outcomes()
+        self._counted: dict[str, dict[str, tuple[int, int]]] = {}
+        """Address of a group's client -> its residents' missed targets and returns at the last report."""
         self.replication = Replication(config.replication)
 
     # --- groups
@@ -96,6 +100,7 @@ class GroupIndexes:
             del self._windows[name]
         for name in self._tpot_ms.keys() - self._cluster.catalogue.keys():
             del self._tpot_ms[name]
+        self.outcomes.keep(self._cluster.catalogue)
         self._stand([*heard, *(group for name in changed for group, _ in self._cluster.residents(name))])
 
     def listen(self) -> None:
@@ -170,6 +175,7 @@ class GroupIndexes:
         if address not in self._cluster.groups:
             self._footings.pop(address, None)
             self._seen.pop(address, None)
+            self._counted.pop(address, None)
 
     # --- demand
 
@@ -186,6 +192,26 @@ class GroupIndexes:
                 self._window(name).counted(total, before, now)
             if resident.tpot_target_ms:
                 self._tpot_ms[name] = resident.tpot_target_ms
+        self._count_outcomes(group, now)
+
+    def _count_outcomes(self, group: HeardGroup, now: float) -> None:
+        """Takes in what became of the requests of a group's models since its last report."""
+        address = group.client.address
+        before_of = self._counted.get(address)
+        self._counted[address] = {
+            name: (resident.ttft_missed + resident.tpot_missed, resident.returns)
+            for name, resident in group.residents.items()
+        }
+        for name, (missed, returns) in self._counted[address].items():
+            # What a group had counted before it was found is of any age.
+            missed_before, returns_before = (missed, returns) if before_of is None else before_of.get(name, (0, 0))
+            self.outcomes.observe(
+                name,
+                now,
+                late=group.residents[name].late > 0,
+                missed=max(0, missed - missed_before),
+                returns=max(0, returns - returns_before),
+            )
 
     def _hear_replicas(self, group: HeardGroup, now: float) -> None:
         """Takes in which models are active on a group, and how late they are there."""
@@ -288,6 +314,7 @@ class GroupIndexes:
                     claims=resident.waiting - resident.late,
                     kv_used=kvpr.share(resident.kv_used_bytes, parts),
                     kv_lacking=kvpr.share(resident.kv_lacking_bytes, parts),
+                    ttft_s=resident.ttft_target_ms / 1e3,
                 )
             )
         present = {resident.model.name for resident in found}

@@ -10,6 +10,7 @@ from placement.config import PlacementConfig
 from placement.planning.group_indexes import GroupIndexes
 from placement.policy.assignment.cool_down import CoolDowns
 from placement.policy.assignment.rebalance import NONE, Round, WantedMove, rebalance
+from placement.policy.assignment.worth import is_worth
 from placement.policy.kvpr import Model
 from placement.policy.lifecycle.activation_plan import ActivationPlan
 from placement.policy.lifecycle.decisions import Activate, Hibernate
@@ -193,18 +194,23 @@ class Planner:
             self._now(),
             self._config.moves,
             self._rounds.get(size, NONE),
+            self._group_indexes.outcomes,
         )
         moves = [verdict for each in wanted.begin if (verdict := self._move(there, each)) is not None]
         return moves
 
     def _move(self, there: GroupIndex, wanted: WantedMove) -> PlacementPlan | None:
-        """The plan of a move, with the models that make way at the target; None if there is no room after all."""
+        """The plan of a move, with the models that make way at the target; None if there is no room after all, or what
+        leaves is worth more."""
         move, reason = wanted.move, wanted.reason
         entry = self._cluster.entry(move.model)
         if entry is None:
             return None
         answer = there.activate(self._group_indexes.model(entry.model), move.target.group)
         if not isinstance(answer.outcome, Activate):
+            return None
+        leaving, outcomes = [each.model for each in answer.evictions], self._group_indexes.outcomes
+        if self._config.first_do_no_harm and not is_worth(move, leaving, there.residents, outcomes, self._now()):
             return None
         return PlacementPlan(
             move.model,

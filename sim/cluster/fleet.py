@@ -18,6 +18,7 @@ from placement.config import PlacementConfig
 from placement.policy.assignment.cool_down import CoolDowns
 from placement.policy.assignment.moves import Move
 from placement.policy.assignment.rebalance import NONE, Round, rebalance
+from placement.policy.assignment.worth import is_worth
 from placement.policy.lifecycle.activation_plan import ActivationPlan
 from placement.policy.lifecycle.decisions import Activate, GoCold
 from placement.policy.lifecycle.reservations import Reservations
@@ -244,22 +245,28 @@ class Fleet:
         moved_at, now = self._cool_downs.moved_at(), self._clock.now
         for size in self._group_indexes.sizes:
             there, last = self._group_indexes.of(size), self._rounds.get(size, NONE)
-            wanted = rebalance(there.groups, there.residents, moved_at, now, self._config.moves, last)
+            rules, outcomes = self._config.moves, self._group_indexes.outcomes
+            wanted = rebalance(there.groups, there.residents, moved_at, now, rules, last, outcomes)
             self._rounds[size] = wanted
             moves += [each.move for each in wanted.begin]
         for move in moves[:1]:
-            self._migrate(move.model, self._by_name[move.source.group], self._by_name[move.target.group])
+            self._migrate(move)
 
     def _wait(self) -> bool:
         """Whether a model waits for a place: moves would be in its way then."""
         return any(reservations.any(self._clock.now) for reservations in self._reservations.values())
 
-    def _migrate(self, name: str, source: SimulatedGroup, target: SimulatedGroup) -> None:
+    def _migrate(self, move: Move) -> None:
+        name, source, target = move.model, self._by_name[move.source.group], self._by_name[move.target.group]
         if name in self._moving:
             return
         spec = self.specs[name]
-        answer = self._group_indexes.of(spec.parts).activate(self._group_indexes.models[name], target.name)
+        there = self._group_indexes.of(spec.parts)
+        answer = there.activate(self._group_indexes.models[name], target.name)
         if not isinstance(answer.outcome, Activate):
+            return
+        leaving, outcomes = [each.model for each in answer.evictions], self._group_indexes.outcomes
+        if self._config.first_do_no_harm and not is_worth(move, leaving, there.residents, outcomes, self._clock.now):
             return
         self._moving.add(name)
         yields = self._yields(target, answer)

@@ -15,6 +15,7 @@ from placement.policy import kvpr
 from placement.policy.lifecycle.decisions import PlacedModel, durations
 from placement.policy.lifecycle.eligibility import holds_s
 from placement.policy.lifecycle.group_index import GroupIndex
+from placement.policy.outcomes import Outcomes
 from placement.policy.replication import Replica, Replication
 from placement.policy.window import RateWindow
 from sim.clock import Clock
@@ -52,6 +53,9 @@ class SimulatedIndexes:
         """Models by name, with their present demand."""
         self._windows: dict[str, RateWindow] = {}
         self._seen: dict[tuple[str, str], int] = {}
+        self.outcomes = Outcomes()
+        self._counted: dict[tuple[str, str], tuple[int, int]] = {}
+        """(group, model) -> targets missed there and returns of the model, as last counted."""
         self._by_size = {group.devices: GroupIndex(config.lifecycle) for group in everywhere}
         self._plain = {group.name: group_of(group, config.load_weight) for group in everywhere}
         self._heard: dict[str, tuple[int, float]] = {}
@@ -125,8 +129,9 @@ class SimulatedIndexes:
         had changed."""
         now = self._clock.now
         news = False
-        for group, _ in self._groups.values():
+        for group, arbiter in self._groups.values():
             for name, resident in group.residents.items():
+                self._count(group, arbiter, name)
                 total = resident.tokens
                 before = self._seen.get((group.name, name), 0)
                 if total != before:
@@ -145,6 +150,19 @@ class SimulatedIndexes:
             if not changed.isdisjoint(group.residents):
                 self._hear(group, arbiter)
         return news
+
+    def _count(self, group: SimulatedGroup, arbiter: SimulatedQueue, name: str) -> None:
+        """Takes in what became of the model's requests on the group since the last call."""
+        late, missed, returns = arbiter.outcomes(name)
+        before = self._counted.get((group.name, name), (0, 0))
+        self._counted[group.name, name] = missed, returns
+        self.outcomes.observe(
+            name,
+            self._clock.now,
+            late=late > 0,
+            missed=max(0, missed - before[0]),
+            returns=max(0, returns - before[1]),
+        )
 
     def _demands(self, name: str, rate: float) -> bool:
         """Computes the model's demand anew. Returns whether it changed."""
@@ -186,6 +204,7 @@ class SimulatedIndexes:
                     claims=claims[name],
                     kv_used=engine.used_bytes if engine is not None else 0,
                     kv_lacking=arbiter.shortages.of(name, now),
+                    ttft_s=self._specs[name].ttft_s if self._specs[name].ttft_s < inf else 0.0,
                 )
             )
         self._by_size[group.devices].hear(plain, residents)

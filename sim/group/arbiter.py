@@ -87,6 +87,11 @@ class SimulatedQueue:
         """Seconds since the model's last request arrived or ended; 0 while one is here."""
         return self._core.idle_s(name, self._clock.now)
 
+    def outcomes(self, name: str) -> tuple[int, int, int]:
+        """(waiting requests of the model that are late, targets that its requests missed, returns of the model)."""
+        model = self._core.model(name, self._clock.now)
+        return self._core.count(name)[2], model.ttft_missed + model.tpot_missed, model.returns
+
     def claims(self) -> Counter[str]:
         """Model -> number of its waiting requests that can still be on time."""
         return Counter(self._requests[request_id].model for request_id in self._core.queue_plan.on_time)

@@ -96,7 +96,7 @@ class FakeCluster:
     def __init__(self, groups=2, capacity=100 * MIB, silent_s=0.5, most_vanished=1000, pauses=None, **config):
         self.groups = [FakeGroup(f"g{i}", capacity) for i in range(groups)]
         self.time = 1000.0
-        config = {"hold_s": 0.0} | config
+        config = {"hold_s": 0.0, "first_do_no_harm": False} | config
         settings = PlacementConfig(name="p", listen="unix:p", groups=[], loaders=["unix:l"], **config)
         self.cluster = Cluster(self.groups, self.changed, lambda: self.time, most_vanished)
         self.follower = StreamFollower(self.cluster)

@@ -58,8 +58,6 @@ class AssignRules:
     """How many steps local search may take; 0: Algorithm 1 alone."""
     divide: bool = True
     """Whether it may divide the models of two places anew; False: moves and exchanges of two alone."""
-    least_pressure: float = 0.0
-    """Pressure below which local search leaves a device alone."""
 
 
 class ModelKind(Enum):
@@ -250,7 +248,7 @@ def _improved(
     kept = _kept(field, free, proposed, rules)
     if _unplaced(proposal) != _unplaced(kept):
         return min(proposal, kept, key=_unplaced)
-    if clearly_lower(ours, _booked(field, free, kept), rules.tau, rules.least_pressure):
+    if clearly_lower(ours, _booked(field, free, kept), rules.tau):
         return proposal
     return _search(field, free, kept, rules)[0]
 
@@ -272,7 +270,7 @@ def _search(
     after = _booked(field, free, reasons)
     found = dict(reasons)
     placed = _placed(free, reasons)
-    changes = improve(after, placed, rules.improve_steps, rules.tau, rules.least_pressure, divides=rules.divide)
+    changes = improve(after, placed, rules.improve_steps, rules.tau, divides=rules.divide)
     for name, change in changes.items():
         old = found[name]
         found[name] = replace(

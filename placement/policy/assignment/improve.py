@@ -61,23 +61,22 @@ class AssignmentChange:
 
 
 def improve(
-    field: Field, placed: Sequence[Placed], steps: int, tau: float, least: float = 0.0, *, divides: bool = True
+    field: Field, placed: Sequence[Placed], steps: int, tau: float, *, divides: bool = True
 ) -> dict[str, AssignmentChange]:
     """Lowers the largest pressures of `field`, in which all of `placed` are booked beside models that cannot move.
-    Changes `field`. Takes at most `steps` steps; a device with a pressure below `least` is not relieved. Returns the
-    models that end elsewhere."""
+    Changes `field`. Takes at most `steps` steps. Returns the models that end elsewhere."""
     search = _Search(field, placed, tau)
     search.divides = divides
-    search.run(steps, least)
+    search.run(steps)
     return search.changes()
 
 
-def clearly_lower(one: Field, other: Field, tau: float, least: float = 0.0) -> bool:
+def clearly_lower(one: Field, other: Field, tau: float) -> bool:
     """Whether the pressures of `one`, in descending order, fall below those of `other` by more than the share tau
-    somewhere, at a pressure of `least` or more, and are nowhere higher before that. Repeating such a change never leads
-    in a circle: each time the pressures become lexicographically less."""
+    somewhere, and are nowhere higher before that. Repeating such a change never leads in a circle: each time the
+    pressures become lexicographically less."""
     ours, theirs = -np.sort(-one.pressures()), -np.sort(-other.pressures())
-    lower = np.flatnonzero((ours < theirs * (1 - tau)) & (theirs >= least))
+    lower = np.flatnonzero(ours < theirs * (1 - tau))
     higher = np.flatnonzero(ours > theirs * (1 + STRICTLY))
     return bool(len(lower)) and (not len(higher) or int(lower[0]) < int(higher[0]))
 
@@ -138,13 +137,13 @@ class _Search:
         use."""
         self._row = {int(i): row for alike in self._alike.values() for row, i in enumerate(alike)}
 
-    def run(self, steps: int, least: float) -> None:
+    def run(self, steps: int) -> None:
         pressures = self._field.pressures()
         looked_at = np.zeros(len(pressures), dtype=np.bool_)
         changed = False
         for _ in range(steps):
             device = int(np.where(looked_at, -1.0, pressures).argmax()) if len(pressures) else 0
-            if not len(pressures) or looked_at[device] or pressures[device] <= 0 or pressures[device] < least:
+            if not len(pressures) or looked_at[device] or pressures[device] <= 0:
                 if not changed:
                     return
                 changed = False

@@ -2,6 +2,11 @@
 many moves it takes until the cluster is better off. For half a minute after each move of a round only the rest of that
 round is considered, as long as it still makes the cluster better off.
 
+Nothing moves while nobody is late: a move is begun only off a group, or in exchange with one, where a request missed a
+target lately, and never where it would put models to sleep that return more often than targets are missed (`worth.py`).
+Where no such move lowers the pressure, models that sleep and will be asked for again soon get room to be awake, if no
+device where requests are late has a pressure that rises by more than tau for it.
+
 A model without recent requests neither moves nor is in the way: it hibernates where its memory is wanted. So it counts
 as asleep, and a model that moves to its group has it make way (`GroupIndex.activate`).
 """
@@ -9,6 +14,7 @@ as asleep, and a model that moves to its group has it make way (`GroupIndex.acti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -19,6 +25,7 @@ from placement.policy.assignment.rounds import Outlook
 from placement.policy.field import Field, pressures_of
 from placement.policy.kvpr import Books, Group, Model, Place
 from placement.policy.lifecycle.decisions import PlacedModel
+from placement.policy.outcomes import Outcomes, will_return
 
 _MOST_WAVES = 64
 """The most waves that are looked at for a round. Nearly all searches end with the first or the second."""
@@ -35,8 +42,11 @@ class RebalanceRules:
 
     assign: AssignRules = AssignRules()
     moves: MoveRules = MoveRules()
-    least_pressure: float = 0.05
-    """Pressure below which no model moves off a group: a move would cost more than it brings."""
+    first_do_no_harm: bool = True
+    """Whether models move only where requests miss their targets. False: for a gain in pressure alone, as in the
+    paper."""
+    headroom: float = 0.4
+    """Share of a device's KV memory that stays free of running requests when models that sleep get room."""
     least_share: float = 0.1
     """Share of the demand on its devices below which a model does not move. From 0 to 0.5 it makes no difference of
     half a point (docs/lab/tuning.md)."""
@@ -69,9 +79,11 @@ def rebalance(
     now: float,
     rules: RebalanceRules | None = None,
     last: Round = NONE,
+    outcomes: Outcomes | None = None,
 ) -> Round:
     """Migrations among `groups` that are wanted now. `residents`: all that holds memory there. `moved_at`: model ->
-    second at which it last moved. `last`: the round that was wanted the time before."""
+    second at which it last moved. `last`: the round that was wanted the time before. `outcomes`: what became of
+    requests; None: unknown, so that pressure decides alone."""
     rules = rules or RebalanceRules()
     active: dict[str, PlacedModel] = {}
     several: set[str] = set()
@@ -90,30 +102,54 @@ def rebalance(
         lingers = {(each.move.model, each.move.source) for each in last.moves if each.move.model in came}
         outlook = Outlook(groups, [(m, place) for m, place in booked if (m.name, place) not in lingers])
         outlook.make(each.move for each in left)
-        if outlook.better(0.0, rules.least_pressure):
+        if outlook.better(0.0):
             return Round(last.moves, there.beginning(left))
-    if not _relievable(groups, booked, rules):
+    if outcomes is None or not rules.first_do_no_harm:
+        return _search(there, residents, active, {group.name for group in groups})
+    troubled = {r.place.group for r in residents if not r.hibernating and outcomes.missed(r.model.name, now)}
+    troubled |= _overcommitted(groups, booked)
+    found = _search(there, residents, active, troubled)
+    if found.begin:
+        return found
+    roomy = _with_returning(groups, residents, outcomes, now, rules)
+    if not troubled or roomy == booked:
+        return NONE
+    found = _search(replace(there, booked=roomy), residents, active, troubled)
+    outlook = Outlook(groups, booked)
+    outlook.make(each.move for each in found.moves)
+    late = {device.name for group in groups if group.name in troubled for device in group.devices}
+    return NONE if outlook.harms(rules.assign.tau, late) else found
+
+
+def _search(
+    there: _There, residents: Sequence[PlacedModel], active: Mapping[str, PlacedModel], troubled: AbstractSet[str]
+) -> Round:
+    """The round that Algorithm 1 wants, of moves off the groups `troubled` and of what changes places with those."""
+    groups, booked, rules, now = there.groups, there.booked, there.rules, there.now
+    if not troubled or not _relievable(groups, booked, rules):
         return NONE
     moving = _worth_moving(groups, booked, active, rules)
     assignment = assign(
         groups,
-        [Candidate(r.model, r.place, moved_at.get(name, -inf)) for name, r in moving.items()],
+        [Candidate(r.model, r.place, there.moved_at.get(name, -inf)) for name, r in moving.items()],
         now,
-        replace(rules.assign, least_pressure=rules.least_pressure),
+        rules.assign,
         [each for r, each in zip(residents, booked, strict=True) if r is not moving.get(r.model.name)],
     )
     target = {
         name: assignment.places[name]
         for name, r in active.items()
-        if assignment.places.get(name, r.place) != r.place
-        and not assignment.reasons[name].stay_pressure < rules.least_pressure
+        if (place := assignment.places.get(name, r.place)) != r.place
+        and not troubled.isdisjoint((r.place.group, place.group))
     }
     moves = there.first_round(target) if target else []
+    if all(move.source.group not in troubled for move in moves):
+        moves = []
     wanted = tuple(WantedMove(move, assignment.reasons[move.model]) for move in moves)
     if begin := there.beginning(wanted):
         return Round(wanted, begin)
     # Where a whole round finds no room there may still be room for one of its moves.
-    one = there.single(moving.values())
+    one = there.single(r for r in moving.values() if r.place.group in troubled)
     return NONE if one is None else Round((one,), (one,))
 
 
@@ -149,7 +185,7 @@ class _There:
             nonlocal looked_at
             outlook.make(wave)
             for move in wave:
-                if outlook.better(self.rules.assign.tau, self.rules.least_pressure, move):
+                if outlook.better(self.rules.assign.tau, move):
                     found.extend(outlook.with_it(move))
                     return True
             looked_at += 1
@@ -170,7 +206,7 @@ class _There:
         for r in moving:
             worst = max((pressed.get(number, 0.0) for number in field.numbers(r.place)), default=0.0)
             candidate = Candidate(r.model, r.place, self.moved_at.get(r.model.name, -inf))
-            if worst <= 0 or worst < self.rules.least_pressure or held(candidate, self.now, self.rules.assign):
+            if worst <= 0 or held(candidate, self.now, self.rules.assign):
                 continue
             behind = _left_behind(field, r)
             for option in field.best(r.model, 2):
@@ -219,6 +255,31 @@ def _counted(resident: PlacedModel) -> Model:
     return resident.model.asleep() if _idle(resident) else resident.booked
 
 
+def _overcommitted(groups: Sequence[Group], booked: Iterable[tuple[Model, Place]]) -> set[str]:
+    """Names of the groups with a device that lacks memory for what is booked there."""
+    books = Books(groups)
+    for model, place in booked:
+        books.book(model, place.devices)
+    return {group.name for group in groups if any(books.free(device.name) < 0 for device in group.devices)}
+
+
+def _with_returning(
+    groups: Sequence[Group], residents: Sequence[PlacedModel], outcomes: Outcomes, now: float, rules: RebalanceRules
+) -> list[tuple[Model, Place]]:
+    """What is booked if the models that sleep and will be asked for again soon are awake where they are, but for those
+    whose memory the KV of running requests needs."""
+    returning = {r.model.name for r in residents if r.hibernating and will_return(outcomes, r.model.name, now)}
+    for group in groups if returning else ():
+        here = [r for r in residents if r.place.group == group.name]
+        for device in group.devices:
+            on = [r for r in here if device.name in r.place.devices]
+            fixed = sum((r.model if r.model.name in returning else r.booked).fixed for r in on)
+            wanted = sum(r.kv_used + r.kv_lacking for r in on)
+            if wanted > (1 - rules.headroom) * max(0, device.capacity - fixed):
+                returning -= {r.model.name for r in on}
+    return [(r.model if r.hibernating and r.model.name in returning else _counted(r), r.place) for r in residents]
+
+
 def _worth_moving(
     groups: Sequence[Group],
     booked: Iterable[tuple[Model, Place]],
@@ -245,7 +306,7 @@ def _worth_moving(
 
 
 def _relievable(groups: Sequence[Group], booked: Iterable[tuple[Model, Place]], rules: RebalanceRules) -> bool:
-    """Whether a move could lower the pressure of any device by more than tau, where that pressure is worth a move. It
+    """Whether a move could lower the pressure of any device by more than tau. It
     could not if one model brings so much of the demand that it would bring as much pressure along to the largest device
     of all, alone there.
 
@@ -268,8 +329,6 @@ def _relievable(groups: Sequence[Group], booked: Iterable[tuple[Model, Place]], 
             demand += model.part_demand
             heaviest = max(heaviest, model.part_demand)
         pressure = kvpr.pressure(demand, left, 0, at.load)
-        if pressure < rules.least_pressure:
-            continue
         if sum(model.needed for model in models) > at.capacity:
             return True
         fixed = next(model.fixed for model in models if model.part_demand == heaviest)

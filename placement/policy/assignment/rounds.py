@@ -15,7 +15,7 @@ do not, and are judged by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from placement.policy.assignment.improve import STRICTLY
@@ -69,19 +69,29 @@ class Outlook:
             self._books.release(model, move.source.devices)
             self._books.book(model, move.target.devices)
 
-    def better(self, tau: float, least: float, of: Move | None = None) -> bool:
+    def better(self, tau: float, of: Move | None = None) -> bool:
         """Whether the devices are better off than before. `of`: look only at the moves that depend on this one or that
-        it depends on. A pressure below `least` is no reason for a move."""
+        it depends on."""
         devices = self._before.keys() if of is None else self._joined[of.source.devices[0]].devices
         before = sorted((self._before[device] for device in devices), reverse=True)
         after = sorted(map(self._strain, devices), reverse=True)
         for (lacked, was), (lacks, becomes) in zip(before, after, strict=True):
             if lacks != lacked:
                 return lacks < lacked
-            if becomes < was * (1 - max(tau, STRICTLY)) and (was >= least or lacked):
+            if becomes < was * (1 - max(tau, STRICTLY)):
                 return True
             if becomes > was * (1 + STRICTLY):
                 return False
+        return False
+
+    def harms(self, tau: float, troubled: Container[str]) -> bool:
+        """Whether a device lacks more memory than before, or has a pressure that rose too far: by more than tau on
+        the devices `troubled`, above the highest that there was before on others."""
+        highest = max((was for _, was in self._before.values()), default=0.0)
+        for device, (lacked, was) in self._before.items():
+            lacks, becomes = self._strain(device)
+            if lacks > lacked or becomes > (was * (1 + tau) if device in troubled else max(was, highest)):
+                return True
         return False
 
     def with_it(self, move: Move) -> list[Move]:

@@ -71,6 +71,8 @@ class PlacedModel:
     """Bytes of KV of the model's running requests, on each device."""
     kv_lacking: int = 0
     """Bytes of KV that the model's waiting requests lack to start, on each device."""
+    ttft_s: float = 0.0
+    """TTFT target of its requests, in seconds; 0: they have none."""
     elsewhere: bool = False
     """Whether another group serves the model too."""
     has_engine: bool = True

@@ -570,3 +570,18 @@ class Conservation(RuleBasedStateMachine):
 
 TestConservation = Conservation.TestCase
 TestConservation.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def test_group_core_counts_missed_times_per_token_and_returns():
+    """a's first request makes eleven tokens in two seconds with a target of 0.1 s, its second in half a second."""
+    group = Group("a")
+    for request_id, seconds in (("1", 2.0), ("2", 0.5)):
+        group.now += 5.0
+        group.arrives(request_id, ttft_s=3.0, tpot_s=0.1)
+        group.plans()
+        group.first_token(request_id)
+        group.now += seconds
+        group.ends(request_id, output_tokens=11)
+    group.arrives("3", tpot_s=0.1)
+    model = group.core.model("a", group.now)
+    assert (model.tpot_missed, model.returns, model.ttft_s) == (1, 2, pytest.approx(3.0))

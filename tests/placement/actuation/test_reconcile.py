@@ -191,14 +191,22 @@ async def test_migration_source_that_refused_to_release_a_moved_model_is_retried
     assert [group.name for group, _ in world.cluster.residents("m")] == ["g1"]
 
 
-async def test_moves_are_none_where_memory_is_not_scarce():
-    world = FakeCluster()
+async def test_moves_begin_once_a_request_misses_its_target_and_not_for_pressure_alone():
+    world = FakeCluster(first_do_no_harm=True)
     for name in "ab":
         world.model(name)
-        world.groups[0].put(name, weights_bytes=30 * MIB, decode_tokens=20)
-    world.tell()
-    world.planner.observe()
-    assert world.planner.moves() == []
+
+    def reports(tokens, **facts):
+        for name in "ab":
+            world.groups[0].put(name, weights_bytes=30 * MIB, decode_tokens=tokens, **facts)
+        world.tell()
+        world.time += 1
+        world.planner.observe()
+        return [(move.source.name, move.group.name) for move in world.planner.moves()]
+
+    assert reports(0, ttft_missed=3) == [], "what was missed before the group was found is of any age"
+    assert reports(10_000, ttft_missed=3) == []
+    assert reports(20_000, ttft_missed=3, tpot_missed=1) == [("g0", "g1")]
 
 
 async def test_pressure_on_one_group_moves_a_model_to_the_other_once_per_cool_down():
@@ -223,7 +231,7 @@ async def test_pressure_on_one_group_moves_a_model_to_the_other_once_per_cool_do
 @pytest.mark.parametrize("room", [True, False])
 async def test_round_of_two_moves_is_finished_despite_a_moment_without_room(room, monkeypatch):
     """As in policy/assignment/test_rebalance.py: a and b change places."""
-    world = FakeCluster(capacity=1000 * MIB, load_weight=0, least_pressure=0.0, cool_down_s=60)
+    world = FakeCluster(capacity=1000 * MIB, load_weight=0, cool_down_s=60)
     weights = {"a": 200, "b": 200, "c": 400, "d": 500}
     tokens = {"a": 600, "b": 100, "c": 600, "d": 900}
     on = {"a": 0, "b": 1, "c": 1, "d": 0}
