@@ -415,8 +415,7 @@ class Reconciler:
     async def _bring_replica(self, plan: PlacementPlan) -> None:
         assert plan.group is not None
         record = self._history.add(plan.model, "replicate", plan.group.name, plan.reason, plan.candidates)
-        yields = self.yields(plan, f"part of replicating {plan.model}")
-        await self._actuator.activate(plan.model, plan.group, record, yields)
+        await self._actuator.activate(plan.model, plan.group, record)
         if (under_way := self._actuator.activating.get(plan.model)) is not None:
             await asyncio.wait([under_way[1]])
 

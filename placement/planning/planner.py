@@ -224,8 +224,9 @@ class Planner:
     # --- replicas
 
     def replica(self, on_their_way: Container[str]) -> PlacementPlan | None:
-        """The plan to bring a model that is short of groups up on one more; None if no model is, or there is no room
-        for it. A plan that is returned is taken to be carried out. `on_their_way`: models that are not looked at."""
+        """The plan to bring a model that is short of groups up on one more; None if no model is, or no group has so
+        much to spare. A plan that is returned is taken to be carried out. `on_their_way`: models that are not looked
+        at."""
         self._group_indexes.listen()
         replication = self._group_indexes.replication
         for name in replication.short(self._now()):
@@ -239,9 +240,9 @@ class Planner:
             crowded = replication.crowded(self._now())
             closed |= {group.name for address, group in self._cluster.groups.items() if address in crowded}
             wanted = self._wanted(entry.model)
-            answer = there.activate(wanted.wanted(wanted.demand / (len(here) + 1)), closed=closed)
-            plan = self._verdict(entry.model, answer)
-            if plan.group is not None:
+            answer = there.replica(wanted.wanted(wanted.demand / (len(here) + 1)), here, closed)
+            plan = self._verdict(entry.model, answer) if answer is not None else None
+            if plan is not None and plan.group is not None:
                 replication.granted(name, self._group_indexes.rate(name), self._now())
                 where = " and ".join(here)
                 return replace(

@@ -210,21 +210,23 @@ class Fleet:
         for name in replication.short(now):
             here, model = replication.groups(name), self._group_indexes.models[name]
             there = self._group_indexes.of(self.specs[name].parts)
-            answer = there.activate(
-                model.wanted(model.demand / (len(here) + 1)), closed={*here, *replication.crowded(now)}
-            )
-            if isinstance(answer.outcome, Activate):
-                self._bring_replica(name, self._by_name[answer.outcome.place.group], answer)
+            closed = {group.name for group in self.groups if self._passes(name, group)}
+            wanted = model.wanted(model.demand / (len(here) + 1))
+            answer = there.replica(wanted, here, {*closed, *here, *replication.crowded(now)})
+            if answer is not None and isinstance(answer.outcome, Activate):
+                self._bring_replica(name, self._by_name[answer.outcome.place.group])
                 return
 
-    def _bring_replica(self, name: str, group: SimulatedGroup, answer: ActivationPlan) -> None:
-        present = group.residents.get(name)
-        if present is not None and present.residency is SimulatedResidency.DRAINING:
-            return
+    @staticmethod
+    def _passes(name: str, group: SimulatedGroup) -> bool:
+        """Whether the model is passing from one residency to another there."""
+        resident = group.residents.get(name)
+        return resident is not None and resident.residency is SimulatedResidency.DRAINING
+
+    def _bring_replica(self, name: str, group: SimulatedGroup) -> None:
         rate = self._group_indexes.rate(name)
         self._group_indexes.replication.granted(name, rate, self._clock.now)
         self._activating.add(name)
-        yields = self._yields(group, answer)
 
         def done(up: bool) -> None:
             self._activating.discard(name)
@@ -232,7 +234,7 @@ class Fleet:
                 self.replicas += 1
                 self._home.setdefault(name, []).append(group)
 
-        group.activate(self.specs[name], done, yields)
+        group.activate(self.specs[name], done)
 
     def _let_go(self, name: str) -> None:
         self._moving.discard(name)

@@ -19,9 +19,9 @@ from math import inf
 import numpy as np
 
 from placement.policy.field import Field, Floats, Mask
-from placement.policy.kvpr import LEAST_DEMAND, Group, Model
+from placement.policy.kvpr import LEAST_DEMAND, Group, Model, Place
 from placement.policy.lifecycle.activation_plan import ActivationPlan, GroupOption, attempt, chosen, lack, wait
-from placement.policy.lifecycle.decisions import LifecycleRules, PlacedModel, Refuse
+from placement.policy.lifecycle.decisions import Activate, LifecycleRules, PlacedModel, Refuse
 from placement.policy.lifecycle.kv_pressure import relieve
 from placement.policy.lifecycle.model_eviction import Eviction, may_leave
 from placement.policy.lifecycle.preemption import holds, preempt
@@ -156,6 +156,20 @@ class GroupIndex:
         free = np.where(could_hold, at.gone.nth_most(at.gone.free, model.parts), -inf)
         nearest = dict.fromkeys([*homes, int(free.argmax())])
         return wait(model, [lack(model, at.groups[row], self._here(row), self._rules) for row in nearest])
+
+    def replica(self, model: Model, here: Collection[str], closed: Collection[str]) -> ActivationPlan | None:
+        """The plan to bring a model up on one more group; `here`: names of the groups where it is active, `closed`: of
+        those where it may not come up, these among them. None unless there is a group where no model has to leave for
+        it, and whose pressure with it is lower by more than tau than the highest one of its groups."""
+        answer = self.activate(model, closed=closed)
+        if not isinstance(answer.outcome, Activate) or answer.evictions:
+            return None
+        at = self._at()
+        devices = [each.name for name in here if name in self._groups for each in self._groups[name].devices]
+        if not devices:
+            return None
+        most = at.now.pressures()[list(at.now.numbers(Place("", tuple(devices))))].max()
+        return answer if answer.outcome.pressure < (1 - self._rules.tau) * most else None
 
     def keep(self, model: Model, waited_s: float, only: str) -> ActivationPlan | None:
         """The plan for a reservation: the model comes up on the group `only`, from which models that have had their
