@@ -134,9 +134,9 @@ def _give_types(values: Any, error: pydantic.ValidationError) -> bool:
     Returns whether there were any."""
     found = False
     for problem in error.errors():
-        *way, last = problem["loc"]
         if not isinstance(problem["input"], _Text) or problem["type"] not in ("int_type", "float_type", "bool_type"):
             continue
+        *way, last = problem["loc"]
         with contextlib.suppress(tomllib.TOMLDecodeError, LookupError, TypeError):
             table = functools.reduce(lambda table, key: table[key], way, values)
             table[last] = tomllib.loads(f"value = {problem['input']}")["value"]

@@ -70,7 +70,7 @@ def documented():
     return {name.removesuffix("_total") for name in re.findall(r"`((?:prism|vllm:)_?[a-z_]+)`", table)}
 
 
-async def test_metrics_and_labels_of_all_expressions_are_exported_by_a_running_system():
+async def test_metrics_and_labels_of_all_expressions_are_exported_by_a_running_system(executed):
     async with world("echo", metrics_port=free_ports(8)) as at:
         model = "llama-debian"
         headers = {"x-slo-ttft-ms": "60000", "x-slo-tpot-ms": "60000"}

@@ -11,7 +11,6 @@ from gpu_scheduler.memory.warm_booking import WarmBooking
 from services.errors import Refused, Unavailable
 from services.runtime import tasks
 from testing.patience import PATIENCE_S
-from tests.gpu_scheduler.engines.test_engine import START_S
 
 
 class Devices:
@@ -56,7 +55,7 @@ class Group:
 
     async def used_engine(self):
         """Idle, after a model."""
-        engine = await self.pool.take(START_S)
+        engine = await self.pool.take(PATIENCE_S)
         engine.kept_bytes = 600
         self.pool.give_back(engine)
         return engine
@@ -80,7 +79,7 @@ async def test_warm_booking_of_an_idle_engine_lasts_until_a_model_takes_the_engi
 
 
 async def test_an_engine_that_never_had_a_model_has_nothing_booked(group):
-    group.pool.give_back(await group.pool.take(START_S))
+    group.pool.give_back(await group.pool.take(PATIENCE_S))
     group.booking.forget()
     await group.booking.lower()
     assert group.devices.booked == {} and group.pool.idle == 1

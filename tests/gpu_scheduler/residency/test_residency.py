@@ -28,7 +28,6 @@ from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services.errors import Conflict, Invalid, NotFound, Refused, TimedOut, Unavailable, Unmet
 from services.runtime import tasks
 from testing.patience import PATIENCE_S
-from tests.gpu_scheduler.engines.test_engine import START_S
 
 SPEC = common_pb2.ModelSpec(name="m", context_tokens=1000, kv_bytes_per_token=1, engine="echo")
 
@@ -377,7 +376,7 @@ async def test_a_model_whose_engines_die_one_after_the_other_is_in_error_for_a_w
 
 async def test_an_engine_that_neither_loads_nor_can_be_killed_is_given_up(group, monkeypatch):
     pool = group.pools["echo"]
-    stuck = await pool.take(START_S)
+    stuck = await pool.take(PATIENCE_S)
     pool.give_back(stuck)
     monkeypatch.setattr(processes, "kill", lambda ranks: None)  # in a driver that does not return
     monkeypatch.setattr(EngineProcess, "give_up", partialmethod(EngineProcess.give_up, grace_s=0.05))
