@@ -31,6 +31,7 @@ def test_config_with_the_papers_rules_has_its_thresholds_and_what_is_given_besid
     paper = config(rules="paper", idle_s=5.0)
     assert (paper.load_weight, paper.tau, paper.idle_s, paper.kv_idle_s) == (0.0, 0.3, 5.0, 45.0)
     assert (paper.relieve, paper.first_do_no_harm, paper.short_window_s) == (False, False, 60.0)
+    assert (paper.most_replicas, paper.replication.most) == (1, 1)
     assert paper.moves.assign.improve_steps == 0 and config().moves.assign.improve_steps > 0
     assert config(rules="paper", window_s=30).short_window_s == 30
 
