@@ -111,11 +111,12 @@ class AdminEndpoints:
         model that several groups serve, the one with the fewest of its requests is left."""
         caller, route = self._model(request)
         asked = query(MoveParameters, request.query_params)
-        name = route.model.name
+        name, before = route.model.name, len(route.places)
 
         def there() -> bool:
+            """While it moves, the group that it leaves is one more."""
             groups = [place.group for place in self._serving.routes.get(name).places]
-            return asked.to in groups and self._is(name, common_pb2.ACTIVE)
+            return asked.to in groups and len(groups) <= before and self._is(name, common_pb2.ACTIVE)
 
         if there():
             return self._state(name, caller)

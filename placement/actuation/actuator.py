@@ -58,6 +58,12 @@ class Actuator:
         came = {model: group for model, (group, _) in self._came.items()}
         return came | self._targets | {model: group for model, (group, _) in self.activating.items()}
 
+    def comes_up(self, model: str) -> HeardGroup | None:
+        """The group on which the model is coming up and is not active yet, by the group's report; None if there is
+        none."""
+        group, _ = self.activating.get(model, (None, None))
+        return None if group is None or _is_active(group, model) else group
+
     def has_gone_down(self, model: str, group: HeardGroup) -> bool:
         """Whether the model went down on the group less than `silent_s` ago, so that the group's report may still show
         it awake."""
@@ -166,8 +172,8 @@ class Actuator:
         asked again (`placement/actuation/deduplicate.py`)."""
         if model in self.moving:
             raise Unmet(f"{model} is moving already")
-        if model in self.activating:
-            raise Unmet(f"{model} is coming up on {self.activating[model][0].name}")
+        if (group := self.comes_up(model)) is not None:
+            raise Unmet(f"{model} is coming up on {group.name}")
         began = time.monotonic()
         before = {group for group, _ in self._cluster.residents(model)}
         self.moving.add(model)

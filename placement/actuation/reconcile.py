@@ -250,7 +250,7 @@ class Reconciler:
         entry = self._cluster.entry(model)
         if target == common_pb2.ON_DISK and entry is not None and (entry.model.pinned or entry.image_pinned):
             raise Unmet(f"{model} is pinned: its image stays in host memory until it is unpinned")
-        if model in self._actuator.activating or (not places and self._is_on_its_way(model)):
+        if self._actuator.comes_up(model) is not None or (not places and self._is_on_its_way(model)):
             raise Conflict(f"{model} is on its way: it goes down once that has ended")
         if not places and not (target == common_pb2.ON_DISK and self._has_image(model)):
             raise Unmet(f"{model} is {self._state(model)}: there is nothing to bring down")
