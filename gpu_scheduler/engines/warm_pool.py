@@ -229,7 +229,7 @@ class WarmPool:
         if engine.alive and not (self._closed or self._one_model):
             self._idle.append(engine)
             while len(self._idle) > self.warm:
-                self._end(min(reversed(self._idle), key=lambda engine: engine.kept_bytes))
+                self._end(min(reversed(self._idle), key=lambda each: (each.kept_bytes, each is engine)))
             self.idle_changed()
             tasks.spawn(self._notify(), "pool changed")
         elif engine.alive:
