@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from statistics import fmean
 
 MEASURES = {"both": "both targets", "ttft": "TTFT"}
-"""What Prism and its rivals are compared by, in percent of requests on time, and its name."""
+"""Figures by which Prism and its rivals are compared, in percent of requests on time, each with its name in reports."""
 HOLDS = 95.0
 """Percent of requests on time from which on a system still serves an hour; below it all of them fail somebody."""
 
 Figures = Mapping[str, float | None]
-"""Of one system: percent of requests on time (both, ttft, tpot, worst: of the model with the least, None where no model
-has enough requests), moves, activations."""
+"""Figures of one system in one cell: percent of requests on time (both, ttft, tpot; worst is that of the model with the
+least, None where no model has enough requests), number of moves, number of activations."""
 Cell = Mapping[str, Figures]
-"""By system; Prism's under "prism"."""
+"""Figures of all systems in one cell, by name of the system; Prism is "prism"."""
 
 
 def mean(each: list[Figures]) -> dict[str, float | None]:
-    """Of several starts or draws."""
+    """Mean figures of one system over several starts or draws."""
     return {key: _mean([figures[key] for figures in each]) for key in each[0]}
 
 

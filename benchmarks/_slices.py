@@ -68,8 +68,8 @@ QUICK = {
     "tuning": {"6 h": (1.0, 4.0), "11 h": (2.0,)},
     "unseen": {"5 h": (1.0, 4.0), "17 h": (2.0, 4.0), "19 h": (1.0, 2.0), "hyperbolic7": (4.0,)},
 }
-"""Of each half a calm hour and a lively one by their numbers of requests and models, not by any result; of the unseen
-one also the hour with the most requests but for the burst's."""
+"""Cells that `--quick` runs: a calm hour and a lively one of each half, chosen by their numbers of requests and models
+and not by any result; of the unseen half also the hour with the most requests, bursts aside."""
 
 
 def parts(half: str, quick: bool = False) -> Iterator[Part]:

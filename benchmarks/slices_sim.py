@@ -57,10 +57,11 @@ SPECS = {name: Spec(name, SHAPES[shape], context_tokens=CONTEXT_TOKENS) for name
 WARM_GAP_S = 60.0
 WARM_TOKENS = (64, 16)
 Scales = tuple[float, float]
-"""By how much targets of TTFT and TPOT are more than what a model takes alone."""
+"""Factors of the targets of TTFT and TPOT over the times that a model takes alone."""
 SCALES: dict[str, Scales] = {f"{a:g}/{b:g}": (a, b) for a, b in ((TTFT_SCALE, TPOT_SCALE), (5.0, 5.0), (10.0, 10.0))}
 PLANS = {"static": ("blind", "before", "slice"), "muxserve": ("blind", "before", "slice")}
-"""What a system's places are planned from; other systems plan nothing ahead."""
+"""Sources of the rates by which a system's places are planned, by name of the system; one that is not here plans
+nothing ahead."""
 OWN = {"muxserve": {"rounds": "false"}}
 """Settings of rivals."""
 DRAWS = 3
@@ -131,8 +132,8 @@ def run(
     scales: Scales = (TTFT_SCALE, TPOT_SCALE),
     rates: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """What the simulator's report says of all requests, with the worst model's share, moves and activations. `rates`:
-    what places are planned from; None: the slice. Raises FleetError."""
+    """The simulator's report of all requests of a slice, with the worst model's share, moves and activations. `rates`:
+    requests per second of each model, by which places are planned; None: those of the slice. Raises FleetError."""
     slos = targets(part, traces, scales)
     specs = [replace(spec, ttft_s=slos[name][0], tpot_s=slos[name][1]) for name, spec in SPECS.items()]
     warm_s = WARM_GAP_S * (len(specs) + 1)

@@ -1,4 +1,5 @@
-"""What adapters (LoRA) cost: a base with and without room for them, and unmodified SGLang with the same ones.
+"""Time per token and to the first token of a model with adapters (LoRA), beside the model without room for adapters and
+beside unmodified SGLang with the same adapters.
 
     python -m benchmarks.gpu.adapters --out DIR --commit HASH [--shape 8b] [--limit-s 200]
 
@@ -36,7 +37,7 @@ from testing.engines import harness
 _MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _ADAPTERS = 4
 _SLOTS = 1 + _ADAPTERS
-"""As the loader makes room for a base and so many adapters."""
+"""Room for adapters that the loader makes for a base with so many of them."""
 _CONTEXT = 4096
 """Tokens, of the model as it is served: a prefill step is no longer."""
 _ENDS_S = 12.0
@@ -189,7 +190,7 @@ def cases_of(clients: Sequence[Client], adapters: Sequence[common_pb2.Adapter]) 
 
 
 async def run(given: argparse.Namespace, folder: Path) -> list[str]:
-    """What went wrong."""
+    """Lines that say what went wrong; empty if nothing did."""
     ends_s = time.monotonic() + given.limit_s - _ENDS_S
     batches = [int(each) for each in given.batches.split(",")]
     path = shapes.write(folder / given.shape, given.shape)

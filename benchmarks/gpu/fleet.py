@@ -245,7 +245,7 @@ class Model:
     """Room for adapters; None: there is none."""
 
     def tell(self, spec: common_pb2.ModelSpec) -> None:
-        """What both sides are told beside path, context and size."""
+        """Fills in what our engine and SGLang's are told of the model beside its path, context and size."""
         spec.kv_dtype = self.kv_dtype
         if self.adapters is not None:
             spec.adapters.CopyFrom(self.adapters)

@@ -306,9 +306,8 @@ def _worth_moving(
 
 
 def _relievable(groups: Sequence[Group], booked: Iterable[tuple[Model, Place]], rules: RebalanceRules) -> bool:
-    """Whether a move could lower the pressure of any device by more than tau. It
-    could not if one model brings so much of the demand that it would bring as much pressure along to the largest device
-    of all, alone there.
+    """Whether a move could lower the pressure of any device by more than tau. It could not if one model has so much of
+    the demand that it would bring as much pressure along to the largest device of all, alone there.
 
     This is asked once a period, and the answer is nearly always no: so it goes through the models once, with little
     else.
