@@ -6,7 +6,8 @@
 #                                     what is missing and fails then, and begins the rest in processes that outlive the shell
 #   sh untried.sh look SECONDS OUT    waits until all is done, or so long; logs and results so far come to OUT
 # Words, all of them in this order if nothing is said; each is bounded by what is left of the time:
-#   engines   the tests of engines, moves, private memory, adapters and encoders, two at once: each has a balloond with a
+#   new       the tests of adapters and encoders, three at once
+#   engines   the tests of engines, moves and private memory, two at once: each has a balloond with a
 #             GiB of its own or a system that takes what it needs, and the device tells the memory of each process
 #   serve     the test of a whole system, alone: it counts the device's free memory
 #   start     two starts of make serve with 8B and a request at once, nothing compiled before the first (180 s)
@@ -60,22 +61,24 @@ case $1 in
         ;;
     all)
         shift
-        [ $# -gt 0 ] || set -- engines serve start adapters
+        [ $# -gt 0 ] || set -- new engines serve start adapters
         . "$SRC/benchmarks/gpu/offline/run.sh"
         set +e
         for word in "$@"; do
             case $word in
+                new)
+                    gpu_tests new 400 -n 3 --dist load --maxschedchunk 1 --max-worker-restart 0 \
+                        tests/gpu/test_encoder.py tests/gpu/test_adapters.py ;;
                 engines)
                     # Each has an engine of its own, so files need not stay together.
                     gpu_tests engines 640 -n 2 --dist load --maxschedchunk 1 --max-worker-restart 0 \
-                        tests/gpu/test_engine.py tests/gpu/test_moving.py tests/gpu/test_private_memory.py \
-                        tests/gpu/test_adapters.py tests/gpu/test_encoder.py ;;
+                        tests/gpu/test_engine.py tests/gpu/test_moving.py tests/gpu/test_private_memory.py ;;
                 serve) gpu_tests serve 120 -p no:xdist tests/gpu/test_serve.py ;;
                 start) bounded 240 120 && TAIL=60 bench first_start "$limit" first_start --limit-s $((limit - 60)) \
                     --folders "$WORK/models" ${REHEARSE:+--rehearse} ;;
                 adapters) bounded 215 100 && TAIL=60 bench adapters "$limit" adapters --limit-s $((limit - 15)) \
                     ${REHEARSE:+--device cpu:0 --shape tiny --batches 1,4 --prompt 32 --output 8 --kv-gib 0.02 --rounds 2} ;;
-                *) echo "engines, serve, start or adapters, not $word" ;;
+                *) echo "new, engines, serve, start or adapters, not $word" ;;
             esac
         done
         touch "$RESULTS/untried.ended"
