@@ -197,7 +197,8 @@ def _check_config(
         raise BrokenCheckpoint(refused)
     if encoders.is_one(config):
         shape = encoders.read_shape(config)
-        _check_encoder(shape.architecture, dtype_bytes, devices, unverified)
+        if devices > 1:
+            raise BrokenCheckpoint(f"{shape.architecture} is served by one device, not by {devices}")
         return shape, None
     verified = config["architectures"][0] in CLASSES
     shape = families.read_shape(config)
@@ -268,16 +269,6 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
     )
 
 
-def _check_encoder(name: str, dtype_bytes: int, devices: int, unverified: bool) -> None:
-    if devices > 1:
-        raise BrokenCheckpoint(f"{name} is served by one device, not by {devices}")
-    if dtype_bytes <= _GPU_FLOAT_BYTES and not unverified:
-        raise BrokenCheckpoint(
-            f"{name} was compared with another implementation on CPUs only; with unverified = true in the"
-            " catalogue it is served on GPUs all the same"
-        )
-
-
 def _read_encoder(
     folder: Path, config: Mapping[str, Any], shape: families.ModelShape, dtype_bytes: int, task: str, generation: int
 ) -> Checkpoint:
@@ -299,7 +290,6 @@ def _read_encoder(
         vocabulary=shape.vocabulary,
         weights_bytes=nbytes,
         active_bytes=nbytes,
-        verified=dtype_bytes > _GPU_FLOAT_BYTES,
         kv_bytes_per_token=2 * shape.layers * shape.hidden * dtype_bytes,
         embedding=Embedding(1, pooling="pair") if ranks else embedding.read(folder, config, shape.hidden, encodes=True),
         reranker=Reranker() if ranks else None,

@@ -29,7 +29,7 @@ for name in ("METADATA", "entry_points.txt"):
 METADATA
 "$python_abs" -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
-    -d "$out/wheels" httptools==0.9.0 pytest-asyncio==1.5.0 structlog==26.1.0 \
+    -d "$out/wheels" httptools==0.9.0 pytest-asyncio==1.5.0 structlog==26.1.0 tomli_w==1.2.0 \
     limits==5.8.0 deprecated==1.3.1 wrapt==2.5.2 \
     fastsafetensors==0.5.0 runai-model-streamer==0.16.1
 tar -C "$tree" -czf "$out/prism.tgz" .

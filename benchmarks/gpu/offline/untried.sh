@@ -7,7 +7,7 @@
 #   sh untried.sh look SECONDS OUT    waits until all is done, or so long; logs and results so far come to OUT
 # Words, all of them in this order if nothing is said; each is bounded by what is left of the time:
 #   new       the tests of adapters and encoders, three at once
-#   engines   the tests of engines, moves and private memory, two at once: each has a balloond with a
+#   engines   the tests of engines, moves and private memory, three at once: each has a balloond with a
 #             GiB of its own or a system that takes what it needs, and the device tells the memory of each process
 #   serve     the test of a whole system, alone: it counts the device's free memory
 #   start     two starts of make serve with 8B and a request at once, nothing compiled before the first (180 s)
@@ -71,7 +71,7 @@ case $1 in
                         tests/gpu/test_encoder.py tests/gpu/test_adapters.py ;;
                 engines)
                     # Each has an engine of its own, so files need not stay together.
-                    gpu_tests engines 640 -n 2 --dist load --maxschedchunk 1 --max-worker-restart 0 \
+                    gpu_tests engines 640 -n 3 --dist load --maxschedchunk 1 --max-worker-restart 0 \
                         tests/gpu/test_engine.py tests/gpu/test_moving.py tests/gpu/test_private_memory.py ;;
                 serve) gpu_tests serve 120 -p no:xdist tests/gpu/test_serve.py ;;
                 start) bounded 240 120 && TAIL=60 bench first_start "$limit" first_start --limit-s $((limit - 60)) \
