@@ -133,8 +133,8 @@ class _Fence:
 
 class CudaMapper:
     """Maps extents of a GPU's memory into this process, one by one. Giving access to an extent is what takes time: 28
-    us, whatever its size, and no less for several in one call. While copies run it takes longer: half of the time that
-    they still need for the bytes under way."""
+    us, whatever its size, and no less for several in one call. While copies run, giving access also waits
+    for about half of what they still need for the bytes under way."""
 
     page_bytes = PAGE_BYTES
 

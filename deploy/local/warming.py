@@ -1,5 +1,5 @@
-"""Reports to the person at the terminal until each group has an engine that can take a model: what engines are doing,
-for how long, and what went wrong."""
+"""Reports to the person at the terminal until each group has an engine that can take a model, or has a model that
+answers: what engines are doing, for how long, and what went wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 
 from gpu_scheduler.client import GpuSchedulerClient
-from protos import gpu_scheduler_pb2
+from protos import common_pb2, gpu_scheduler_pb2
 from services.runtime import tasks
 from services.runtime.progress import Far, ProgressMeter
 
@@ -36,11 +36,19 @@ class WatchedGroup:
     log: Path
 
 
-def doing(steps: Sequence[str]) -> str:
-    """What the engines of a group are doing. `steps`: the step of each engine, from `starting` of the group's state."""
-    if not steps:
-        return "no engine is on its way"
-    return ", ".join(step if count == 1 else f"{step} ({count} engines)" for step, count in Counter(steps).items())
+def doing(state: gpu_scheduler_pb2.GroupState) -> str:
+    """What the engines of a group are doing: those that start, and those that bring a model up at once."""
+    parts = [step if count == 1 else f"{step} ({count} engines)" for step, count in Counter(state.starting).items()]
+    for resident in state.residents:
+        if resident.residency == common_pb2.WAKING:
+            step = resident.progress.step
+            parts.append(f"{resident.model}: {step}" if step else f"{resident.model} comes up")
+    return ", ".join(parts) or "no engine is on its way"
+
+
+def serves(state: gpu_scheduler_pb2.GroupState) -> bool:
+    """Whether a model of the group answers: a request that came early took the first engine before it was seen warm."""
+    return any(resident.residency == common_pb2.ACTIVE for resident in state.residents)
 
 
 def last_lines(log: Path) -> list[str]:
@@ -53,7 +61,8 @@ def last_lines(log: Path) -> list[str]:
 
 
 class Warming:
-    """Watches all groups. `run` ends when each has a warm engine, or starts none any more, or the time is over."""
+    """Watches all groups. `run` ends when each has a warm engine or a model that answers, or starts none any more, or
+    the time is over."""
 
     def __init__(self, groups: Sequence[WatchedGroup], say: Callable[[str], None]) -> None:
         self._groups = groups
@@ -89,6 +98,9 @@ class Warming:
                 if state.warm_engines:
                     self._say(f"{group.name} has a warm engine ({now() - began:.0f} s)")
                     break
+                if serves(state):
+                    self._say(f"{group.name} has a model that answers ({now() - began:.0f} s)")
+                    break
                 if state.engines_given_up:
                     self._failed(group, f"engines do not start: {state.engines_error}")
                     break
@@ -123,4 +135,4 @@ class Warming:
 
     def _at(self, name: str) -> str:
         silent_s = asyncio.get_running_loop().time() - self._heard_at.get(name, -inf)
-        return "its gpu_scheduler does not answer" if silent_s > _SILENT_S else doing(self._states[name].starting)
+        return "its gpu_scheduler does not answer" if silent_s > _SILENT_S else doing(self._states[name])

@@ -269,7 +269,8 @@ class Tokens:
             self._wake()
 
     def _tell_pause(self, outcome: str) -> None:
-        """Logs one line if the stream pauses: from its place failing until tokens come again, or it has ended."""
+        """Logs one line if the stream pauses: from its place failing until tokens come again, or it has ended.
+        `emitted` is the number of tokens before the pause; with 0 the answer had not begun."""
         if self._paused_at is None:
             return
         _log.info(

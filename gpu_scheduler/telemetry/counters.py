@@ -8,7 +8,9 @@ from prometheus_client import Counter, Histogram
 from services.telemetry.metrics import SLOW_BUCKETS_S
 
 STARTED = Counter("prism_requests_started_total", "sent to an engine", ["model", "why"])
-TTFT_TARGETS = Counter("prism_ttft_targets_total", "first tokens, or results, with a target", ["model", "met"])
+TTFT_TARGETS = Counter(
+    "prism_ttft_targets_total", "First tokens (or results, which have none) with a TTFT target", ["model", "met"]
+)
 STALLED = Counter("prism_engines_stalled_total", "Engines that had requests, stood still and were killed", ["model"])
 COMPILED = Counter(
     "prism_kernels_compiled_total", "Kernels that engines compiled, because no cache had them", ["compiler"]

@@ -45,12 +45,13 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelClass:
-    """One class of SGLang's. A bias is there always, never, or as a key of config.json says."""
+    """One class of SGLang's. A bias, or a norm of queries and keys: True: always there; False: never; a string: the key
+    of config.json that says whether."""
 
     models: str
     """Published models of this class, as users know them."""
-    verified: tuple[str, ...] = ("CPU", "GPU")
-    """Where answers were compared with those of another implementation, with weights of floats."""
+    verified: tuple[str, ...] = ()
+    """"CPU", "GPU": where answers were compared with those of another implementation, with weights of floats."""
     quantised: tuple[str, ...] = ()
     """Formats of quantised weights with which they were compared, on a GPU."""
     gpu_only: bool = False
@@ -89,6 +90,7 @@ class ModelClass:
     """Whether engines also read checkpoints whose names lack "model." in front, as those of embedding models do."""
 
 
+_BOTH = ("CPU", "GPU")
 _GEMMA_NORMS = (
     "input_layernorm",
     "post_attention_layernorm",
@@ -115,18 +117,18 @@ _GEMMA_3: dict[str, Any] = {
 CLASSES = {
     "LlamaForCausalLM": ModelClass(
         "Llama 2 and 3, and models made like them",
-        ("CPU", "GPU"),
+        _BOTH,
         ("FP8", "INT8", "INT4", "AWQ", "GPTQ"),
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         mlp_bias="mlp_bias",
         adapters=True,
     ),
-    "MistralForCausalLM": ModelClass("Mistral, without a sliding window", adapters=True),
-    "Qwen2ForCausalLM": ModelClass("Qwen 2 and 2.5, distilled R1", qkv_bias=True, adapters=True),
+    "MistralForCausalLM": ModelClass("Mistral, without a sliding window", _BOTH, adapters=True),
+    "Qwen2ForCausalLM": ModelClass("Qwen 2 and 2.5, distilled R1", _BOTH, qkv_bias=True, adapters=True),
     "Qwen3ForCausalLM": ModelClass(
         "Qwen 3",
-        ("CPU", "GPU"),
+        _BOTH,
         ("FP8", "FP8 in blocks"),
         qkv_bias="attention_bias",
         output_bias="attention_bias",
@@ -134,9 +136,10 @@ CLASSES = {
         adapters=True,
         bare_names=True,
     ),
-    "Phi3ForCausalLM": ModelClass("Phi 3 and 4, without a sliding window", fused=True),
+    "Phi3ForCausalLM": ModelClass("Phi 3 and 4, without a sliding window", _BOTH, fused=True),
     "Gemma2ForCausalLM": ModelClass(
         "Gemma 2",
+        _BOTH,
         norms=_GEMMA_NORMS,
         activation=_GELU,
         adapters=True,
@@ -144,13 +147,15 @@ CLASSES = {
         defaults={"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True},
         windows=True,
     ),
-    "Gemma3ForCausalLM": ModelClass("Gemma 3 1B and other text models", adapters=True, **_GEMMA_3),
-    "Gemma3ForConditionalGeneration": ModelClass("Gemma 3 4B to 27B, text", wrapper=True, **_GEMMA_3),
-    "Mistral3ForConditionalGeneration": ModelClass("Mistral Small 3.1 and 3.2, Devstral, text", wrapper=True),
-    "Qwen3VLForConditionalGeneration": ModelClass("Qwen 3 VL, text", qk_norm=True, wrapper=True, needs=("head_dim",)),
+    "Gemma3ForCausalLM": ModelClass("Gemma 3 1B and other text models", _BOTH, adapters=True, **_GEMMA_3),
+    "Gemma3ForConditionalGeneration": ModelClass("Gemma 3 4B to 27B, text", _BOTH, wrapper=True, **_GEMMA_3),
+    "Mistral3ForConditionalGeneration": ModelClass("Mistral Small 3.1 and 3.2, Devstral, text", _BOTH, wrapper=True),
+    "Qwen3VLForConditionalGeneration": ModelClass(
+        "Qwen 3 VL, text", _BOTH, qk_norm=True, wrapper=True, needs=("head_dim",)
+    ),
     "MixtralForCausalLM": ModelClass(
         "Mixtral",
-        ("CPU", "GPU"),
+        _BOTH,
         ("FP8",),
         experts=Experts(
             ("num_local_experts",), "intermediate_size", module="block_sparse_moe", gate="w1", up="w3", down="w2"
@@ -158,7 +163,7 @@ CLASSES = {
     ),
     "Qwen3MoeForCausalLM": ModelClass(
         "Qwen 3 mixtures: 30B-A3B, 235B-A22B, Coder",
-        ("CPU", "GPU"),
+        _BOTH,
         ("FP8 in blocks", "INT4", "AWQ"),
         qkv_bias="attention_bias",
         output_bias="attention_bias",
@@ -167,7 +172,7 @@ CLASSES = {
     ),
     "Glm4MoeForCausalLM": ModelClass(
         "GLM 4.5, 4.5 Air, 4.6, 4.7",
-        ("CPU", "GPU"),
+        _BOTH,
         ("FP8 in blocks",),
         qkv_bias="attention_bias",
         qk_norm="use_qk_norm",
@@ -181,6 +186,7 @@ CLASSES = {
     ),
     "HYV3ForCausalLM": ModelClass(
         "Hy3",
+        _BOTH,
         qk_norm="qk_norm",
         needs=("qk_norm", "route_norm", "first_k_dense_replace"),
         experts=Experts(

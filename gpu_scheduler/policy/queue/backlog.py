@@ -19,14 +19,15 @@ arrives or is cancelled, a prefill makes progress or ends, memory or a residency
 nothing else changes the answer.
 
 **The second queue** is an order that each plan makes of the requests that are not in S: those that Moore-Hodgson left
-out (*late*, thrown away only if their clients ask for that) and best effort, oldest first. A best-effort request counts
-as `best_effort_yield_s` younger than it is: an older late request goes before it, but not every later one. A request of
-the second queue starts in one of two ways: in the *slack* that S as a whole has (unbounded while S is empty),
-or on *credit*, which grows while the second queue waits and bounds its starvation (`ageing.py` states the bound).
+out (*late*, thrown away only if their clients ask for that) and best effort, oldest first. A best-effort request is
+ordered as if it had come `best_effort_yield_s` later: late requests that came up to that long after it still go first.
+A request of the second queue starts in one of two ways: in the *slack* that S as a whole has (unbounded while S is
+empty), or on *credit*, which grows while the second queue waits and bounds its starvation (`ageing.py` states the
+bound).
 
 A request of a waking model counts as late if `now + rest of the wake-up + prefill` passes its deadline. The sum of the
-prefills of S has no wake-ups in it: a wake-up does not occupy the prefill turn, and charging it to each of the requests
-that wait for the same wake-up would drop most of them, and others, for nothing.
+prefills of S leaves wake-ups out, because a wake-up does not occupy the prefill turn. Charged to each of the requests
+that wait for it, one wake-up would count many times, and requests would be left out of S needlessly.
 
 Not thread-safe. Times are seconds on the caller's clock; a `now` earlier than the last counts as the last.
 """
@@ -73,8 +74,8 @@ class BacklogRules:
     """With "arrival", deadlines do not order anything: every request counts as best effort, so that each model's
     requests start first come, first served, and none takes memory from running requests."""
     late_share: float = 0.05
-    """Share of the prefill time that the second queue may claim while S is never empty: what S loses under overload. A
-    late request may have to wait for its cost divided by this share."""
+    """Largest share of the prefill time that the second queue takes while S is never empty. Under overload S loses this
+    share. A late request may have to wait for its cost divided by it."""
     best_effort_yield_s: float = 10.0
     """Seconds by which a best-effort request lets late ones go first."""
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Key = tuple[float, float, int]
-"""(deadline, arrival, sequence number), or arrival before deadline: unique, and the order of the requests."""
+"""(deadline, arrival, sequence number); in `missed` (arrival, deadline, sequence number). Unique; requests lie in its
+order."""
 Array = NDArray[np.float64]
 Classes = NDArray[np.int64]
 Seqs = NDArray[np.int64]

@@ -138,8 +138,8 @@ class WaitQueues:
         return Order(seqs, self._entries)
 
     def costs_of_missed(self, rates: Array) -> Array:
-        """The least and the greatest prefill cost of the missed requests; empty if there are none. Different rates have
-        to be a different array object."""
+        """The least and the greatest prefill cost of the missed requests; empty if there are none. The result is
+        cached by identity of `rates`: pass a new array whenever rates change."""
         if self._missed_costs is None or self._missed_costs[0] is not rates:
             costs = self.missed.costs(rates)
             self._missed_costs = rates, np.array([costs.min(), costs.max()]) if len(costs) else costs

@@ -1,9 +1,9 @@
 """Idle models make way for KV.
 
 A device lacks KV memory when requests wait for some (`gpu_scheduler/policy/memory/kv_shortage.py`), or when running
-ones leave less than a share of it free: the next ones would then stop running decodes. Either condition suffices, and
-neither can be left out: with the second alone a model's requests waited for half an hour beside six idle models (24
-hours of servegen48, simulated), because the floors of idle models count as free, and yet no other model may use them.
+ones leave less than a share of it free: the next ones would then stop running decodes. Either condition is enough.
+Both are needed: floors of idle models count as free although no other model may use them, so that with the second alone
+a model's requests waited for half an hour beside six idle models (24 hours of servegen48, simulated).
 The bytes that are lacking come from weights of models that are idle there. They hibernate, no more of them than it
 takes, in the order of `evict`: the least wake-up time for each byte freed and each second idle first. No model goes
 cold for KV.

@@ -2,11 +2,11 @@
 
 A model leaves if memory is wanted, it has been idle for `idle_s`, it is not pinned, and it did not come only lately
 (`stay`). Hibernation comes first: weights, graphs and floor go, the engine keeps its addresses and a part of its quota.
-If that is not enough, or host memory or an engine is wanted, models go cold and give back that and the engine too. The
-model goes first whose wake-up takes the least time for each byte that it frees and each second that it has been idle. A
-model without requests for so long will have none for about as long again, so wake-up time over idle time is the share
-of time for which requests will wait. A model without an image of its weights has nothing to wake up from: its cold
-start counts instead. A model stays if the others that leave make its leaving needless.
+If that is not enough, or host memory or an engine is wanted, models go cold and give back that and the engine too.
+First goes the model with the least wake-up time / (bytes freed × seconds idle): a model that has been idle for t
+seconds is likely to be idle for about t more, so wake-up time / t is about the share of time for which requests will
+wait. A model without an image of its weights has nothing to wake up from: its cold start counts instead. A model stays
+if the others that leave make its leaving needless.
 
 Bytes are bytes on one device, seconds are durations; there is no clock here.
 """

@@ -7,12 +7,12 @@ import pytest
 from deploy.local import warming
 from deploy.local.warming import Warming, WatchedGroup, doing
 from gpu_scheduler.server import NAME
-from protos import gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
+from protos import common_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services.rpc import rpc
 from services.runtime import tasks
 from testing.patience import PATIENCE_S
 
-State = gpu_scheduler_pb2.GroupState
+State, Resident = gpu_scheduler_pb2.GroupState, gpu_scheduler_pb2.Resident
 
 
 class Group(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
@@ -81,10 +81,29 @@ async def heard(groups, monkeypatch):
 
 
 def test_stages_of_starting_engines_are_listed_with_their_count():
-    assert doing(["importing SGLang"]) == "importing SGLang"
-    assert doing(["compiling kernels", "importing SGLang"]) == "compiling kernels, importing SGLang"
-    assert doing(["importing SGLang"] * 2) == "importing SGLang (2 engines)"
-    assert doing([]) == "no engine is on its way"
+    assert doing(State(starting=["importing SGLang"])) == "importing SGLang"
+    assert doing(State(starting=["compiling kernels", "importing SGLang"])) == "compiling kernels, importing SGLang"
+    assert doing(State(starting=["importing SGLang"] * 2)) == "importing SGLang (2 engines)"
+    assert doing(State()) == "no engine is on its way"
+
+
+def test_model_that_took_the_first_engine_is_listed_with_its_step():
+    coming = Resident(model="8b", residency=common_pb2.WAKING, progress={"step": "capturing CUDA graphs"})
+    assert doing(State(residents=[coming])) == "8b: capturing CUDA graphs"
+    assert doing(State(residents=[coming], starting=["importing SGLang"])).startswith("importing SGLang, 8b: ")
+    assert doing(State(residents=[Resident(model="8b", residency=common_pb2.WAKING)])) == "8b comes up"
+
+
+async def test_warming_ends_when_a_model_answers_though_no_engine_was_seen_warm(groups, heard):
+    one, other = groups
+    one.tell(warm_engines=1)
+    other.tell(residents=[Resident(model="8b", residency=common_pb2.WAKING)])
+    assert await heard.line("g1: 8b comes up, ")
+    other.tell(residents=[Resident(model="8b", residency=common_pb2.ACTIVE)])
+    assert await heard.line("g1 has a model that answers (")
+    async with asyncio.timeout(PATIENCE_S):
+        await heard.running
+    assert heard.warming.problems == {}
 
 
 async def test_warming_ends_when_every_group_has_a_warm_engine(groups, heard):

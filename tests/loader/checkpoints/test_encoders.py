@@ -95,10 +95,9 @@ def test_cross_encoder_of_one_label_ranks_documents(tmp_path):
             read(tmp_path, FLOAT32)
 
 
-def test_encoder_is_served_on_gpus_as_unverified_only(tmp_path):
-    with pytest.raises(BrokenCheckpoint, match="on CPUs only; with unverified = true"):
-        read(write(tmp_path), FLOAT16)
-    assert not read(tmp_path, FLOAT16, unverified=True).verified
+@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32])
+def test_encoder_is_verified_on_cpus_and_gpus(tmp_path, dtype):
+    assert read(write(tmp_path), dtype).verified
 
 
 @pytest.mark.parametrize(
