@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 import pydantic_core
@@ -132,6 +132,10 @@ FEW_PARTS = pydantic.BeforeValidator(_few_parts)
 
 class StreamOptions(_Model):
     include_usage: bool | None = None
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""Efforts that clients know. Those of a template's own go by `chat_template_kwargs`."""
 
 
 class ChatMessage(_Model):
@@ -303,7 +307,7 @@ class _Conversation(_Model):
     tools: list[calling.Tool] | None = Field(None, fail_fast=True)
     tool_choice: Annotated[str | None, pydantic.PlainValidator(calling.choice)] = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = Field(None, min_length=1, max_length=32)
+    reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None
 
     def called(self) -> calling.Tools | None:

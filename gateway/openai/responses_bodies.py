@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, Tag
 
 from gateway.errors import BadField
 from gateway.openai import bodies
-from gateway.openai.bodies import FEW_PARTS, MOST_MESSAGES, ChatRequest
+from gateway.openai.bodies import FEW_PARTS, MOST_MESSAGES, ChatRequest, Effort
 from gateway.openai.responses_items import (
     STRING_OR_LIST,
     Conversation,
@@ -88,7 +88,7 @@ class TextConfig(Fields):
 
 
 class ReasoningConfig(Fields):
-    effort: str | None = Field(None, min_length=1, max_length=32)
+    effort: Effort | None = None
 
 
 class ResponsesRequest(Fields):

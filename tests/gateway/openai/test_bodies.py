@@ -360,6 +360,15 @@ def test_answer_may_begin_with_reasoning_unless_that_is_off_or_hides_the_calls_t
         assert not chat(**off).thinks
 
 
+@pytest.mark.parametrize("effort", ["bogus", "", 3, "High"])
+def test_reasoning_effort_that_no_client_knows_is_refused_and_a_templates_own_word_is_not(effort: Any) -> None:
+    with pytest.raises(BadField) as refused:
+        chat(reasoning_effort=effort)
+    assert refused.value.field == "reasoning_effort"
+    own = chat(chat_template_kwargs={"reasoning_effort": effort})
+    assert own.prompts[0].template_options["reasoning_effort"] == effort
+
+
 def test_tools_reach_the_template_unless_none_may_be_called() -> None:
     assert chat(tools=[tool("f")]).prompts[0].template_options["tools"] == [tool("f")]
     for none in (chat(), chat(tools=[]), chat(tools=[tool("f")], tool_choice="none")):

@@ -403,7 +403,7 @@ SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "object", "prop
             "missing_required_parameter",
         ),
         ({"text": {"format": SCHEMA}}, "text.format", "invalid_value"),
-        ({"reasoning": {"effort": 3}}, "reasoning.effort", "invalid_type"),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort", "invalid_value"),
         ({"max_output_tokens": 0}, "max_output_tokens", "below_min_value"),
         ({"temperature": 3}, "temperature", "above_max_value"),
         ({"metadata": {"a": 1}}, "metadata.a", "invalid_type"),
