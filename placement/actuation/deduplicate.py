@@ -85,7 +85,8 @@ class Deduplicator:
             entry = self._cluster.entry(model)
             spec = common_pb2.ModelSpec(name=model) if entry is None else entry.model
             record = self._history.add(model, "go cold", group.name, why)
-            await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
+            successor = self._actuator.successor(group, self._actuator.beside(group, model))
+            await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms, successor)
             # Until the group itself reports that the model has left, routes would lead there.
             await self._cluster.until(lambda: model not in group.residents or not group.reachable)
             self._actuator.overdue.discard(place)

@@ -138,3 +138,38 @@ async def test_replica_that_fails_is_not_tried_where_the_model_is_in_error_and_t
     world.tell()
     (route,) = world.routes()
     assert (route.residency, route.error) == (common_pb2.HIBERNATING, ""), "it can wake"
+
+
+@pytest.mark.parametrize(("nodes", "successor"), [(("here", "here", "there"), "unix:/g1"), (("here", "there", ""), "")])
+async def test_replica_that_is_let_go_hands_its_requests_to_another_of_the_same_node(
+    world: FakeCluster, nodes: tuple[str, str, str], successor: str
+) -> None:
+    for group, node in zip(world.groups, nodes, strict=True):
+        group.state.node = node
+        group.put("hot", weights_bytes=30 * MIB, running=1)
+    world.tell()
+    leaves = world.cluster.known_group("g0")
+    record = world.history.add("hot", "hibernate", "g0", "it is not needed")
+    routed: list[list[str]] = []
+    bring = world.groups[0].set_residency
+
+    async def observed(*given: object, **more: object) -> object:
+        (route,) = world.routes(world.actuator.leaving)
+        routed.append(sorted(place.group for place in route.places))
+        return await bring(*given, **more)
+
+    world.groups[0].set_residency = observed
+    await world.actuator.let_go("hot", leaves, record)
+    assert world.groups[0].successors == [successor] and world.groups[0].drained == [30_000]
+    assert routed == [["g1", "g2"]], "no new requests go to it while it is active still"
+
+
+async def test_replica_that_no_other_group_outlasts_is_let_go_as_before(world: FakeCluster) -> None:
+    for group in world.groups:
+        group.state.node = "here"
+    world.groups[1].put("hot", weights_bytes=30 * MIB)
+    world.groups[1].state.drained = True
+    world.tell()
+    record = world.history.add("hot", "hibernate", "g0", "it is not needed")
+    await world.actuator.let_go("hot", world.cluster.known_group("g0"), record)
+    assert world.groups[0].successors == [""]
