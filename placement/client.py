@@ -106,9 +106,10 @@ class PlacementClient:
         hibernate nor be cold."""
         return (await self.eviction(model, target)).residency  # type: ignore[no-any-return]
 
-    async def eviction(self, model: str, target: common_pb2.Residency) -> placement_pb2.EvictResponse:
-        """Brings a model down, and returns its residency, with the reason if that is lower than `target`."""
-        request = placement_pb2.EvictRequest(model=model, target=target)
+    async def eviction(self, model: str, target: common_pb2.Residency, group: str = "") -> placement_pb2.EvictResponse:
+        """Brings a model down, on `group` alone if that is given, and returns its residency there, with the reason if
+        that is lower than `target`."""
+        request = placement_pb2.EvictRequest(model=model, target=target, group=group)
         answer: placement_pb2.EvictResponse = await self._ask(self._stub.Evict(request))
         return answer
 
@@ -116,6 +117,13 @@ class PlacementClient:
         """Moves a model, and returns the seconds that it took."""
         answer = await self._ask(self._stub.Migrate(placement_pb2.MigrateRequest(model=model, to_group=to_group)))
         return float(answer.seconds)
+
+    async def replicate(self, model: str, to_group: str = "") -> tuple[str, float]:
+        """Brings an active model up on one group more, placement's choice if none is given. Returns its name and the
+        seconds that it took. Raises NotFound, Unmet, Conflict, Refused."""
+        request = placement_pb2.ReplicateRequest(model=model, to_group=to_group)
+        answer = await self._ask(self._stub.Replicate(request))
+        return answer.group, float(answer.seconds)
 
     async def drain(self, group: str) -> list[placement_pb2.Drained]:
         """Empties a group, and returns the outcome for each model there. Nothing comes up there until `undo_drain`.

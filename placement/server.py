@@ -155,7 +155,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
 
     async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:
         async def evict() -> EvictionOutcome:
-            evicted = await self._reconciler.evict(request.model, request.target)
+            evicted = await self._reconciler.evict(request.model, request.target, request.group)
             if request.target == common_pb2.ON_DISK:
                 await self._loaders.drop_image(request.model)
             return evicted
@@ -166,6 +166,11 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
     async def Migrate(self, request: placement_pb2.MigrateRequest, context: Any) -> placement_pb2.MigrateResponse:
         work = self._reconciler.migrate(request.model, request.to_group)
         return placement_pb2.MigrateResponse(seconds=await _to_its_end(work, f"migrate {request.model}"))
+
+    async def Replicate(self, request: placement_pb2.ReplicateRequest, context: Any) -> placement_pb2.ReplicateResponse:
+        work = self._reconciler.replicate(request.model, request.to_group)
+        group, seconds = await _to_its_end(work, f"replicate {request.model}")
+        return placement_pb2.ReplicateResponse(group=group, seconds=seconds)
 
     async def DrainGroup(
         self, request: placement_pb2.DrainGroupRequest, context: Any

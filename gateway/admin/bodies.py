@@ -61,6 +61,8 @@ class SleepParameters(WaitParameters):
     """How far down a model goes."""
 
     to: Literal["hibernating", "cold", "disk"] = "hibernating"
+    group: str = ""
+    """The group that it leaves, of several that serve it; empty: all."""
 
     @property
     def below(self) -> list[common_pb2.Residency]:
@@ -78,6 +80,13 @@ class MoveParameters(WaitParameters):
 
     to: str = Field(min_length=1)
     """A group."""
+
+
+class ReplicaParameters(WaitParameters):
+    """Where a model comes up beside the groups that serve it."""
+
+    to: str = ""
+    """A group; empty: placement chooses."""
 
 
 class RemovalParameters(WaitParameters):

@@ -163,7 +163,7 @@ class Tokens:
         self._why = ""
         self._failed_address = ""
         self._kv_at = ""
-        """Address of the group that was given its KV by the one that it ran on; empty: none was, or it has been tried."""
+        """Address of the group that the one where it ran has given its KV; empty: none, or it has been tried."""
         self._unreached_at: float | None = None  # second since when no group and no placement could be reached
 
     async def next(self) -> common_pb2.TokenChunk:
@@ -378,9 +378,7 @@ class Tokens:
         found = [place for place in places if badness(place) == least]
         base = self._relay.routes.get(job.model).model.adapter.base or job.model
         cached = self._relay.prefixes.longest([place.address for place in found], job.model, job.token_ids)
-        outlooks = [
-            links.get(place.address).outlook(job.model, base, cached[place.address]) for place in found
-        ]
+        outlooks = [links.get(place.address).outlook(job.model, base, cached[place.address]) for place in found]
         tokens, timed = len(job.token_ids) + len(self._emitted), job.slo.ttft_ms and not self._emitted
         number = choose(outlooks, tokens, self._ttft_left_ms() / 1e3 if timed else inf)
         best, link = found[number], links.get(found[number].address)

@@ -389,9 +389,7 @@ class Dispatcher:
                 name = resident.spec.name
                 queue_s, tokens_per_s = self._core.outlook(name, now)
                 waiting, running, _ = self._core.count(name)
-                outlook.models.add(
-                    model=name, queue_s=queue_s, tokens_per_s=tokens_per_s, requests=waiting + running
-                )
+                outlook.models.add(model=name, queue_s=queue_s, tokens_per_s=tokens_per_s, requests=waiting + running)
         return outlook
 
     def demand(self) -> dict[str, float]:

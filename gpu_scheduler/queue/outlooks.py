@@ -1,4 +1,4 @@
-"""The group's outlook for new requests, told to gateways that follow it: those that have other groups to choose from."""
+"""The group's outlook for new requests, told to gateways that follow it: they have other groups to choose from."""
 
 from __future__ import annotations
 

@@ -137,9 +137,7 @@ class Actuator:
         message. `successor`: address of the group that takes the KV of running requests; empty: they end there, or are
         computed again. Raises the group's error if it refuses."""
         try:
-            work = group.client.set_residency(
-                spec, target, record.reason, drain_ms=drain_ms, successor=successor
-            )
+            work = group.client.set_residency(spec, target, record.reason, drain_ms=drain_ms, successor=successor)
             reached = await self._recorded(record, work)
             now = time.monotonic()
             self._went = {name: went for name, went in self._went.items() if now < went[1]}

@@ -250,6 +250,23 @@ class Planner:
                 )
         return None
 
+    def beside(self, spec: common_pb2.ModelSpec, only: str | None = None) -> PlacementPlan:
+        """The plan to bring an active model up on one group more, because an operator asked for it. `only`: name of the
+        group; None: any."""
+        self._group_indexes.listen()
+        there = self._suitable(spec)
+        if there is None:
+            return PlacementPlan(spec.name, None, self._unsuitable(spec))
+        residents = self._cluster.residents(spec.name)
+        closed = {group.name for group, each in residents if each.residency != common_pb2.HIBERNATING}
+        wanted = self._wanted(spec)
+        answer = there.activate(wanted.wanted(wanted.demand / (len(closed) + 1)), only, closed=closed)
+        return self._verdict(spec, answer)
+
+    def hold(self, model: str, held: bool) -> None:
+        """Has the model leave none of its groups as not needed, or lets it again."""
+        self._group_indexes.replication.hold(model, held)
+
     def surplus(self) -> list[tuple[str, HeardGroup]]:
         """Models that have more groups than they need, each with the group that it can do without."""
         self._group_indexes.listen()
