@@ -100,7 +100,7 @@ class AdminEndpoints:
                 evict = partial(self._placement.eviction, name, asked.target, asked.group)
                 reached = await _in_turn(evict)
             except Unmet:
-                if self._is(name, *asked.below):
+                if self._is(name, *asked.below) or (asked.group and asked.group not in self._groups(name)):
                     return ""
                 raise
             if asked.group:

@@ -280,9 +280,7 @@ class Reconciler:
             if target == common_pb2.HIBERNATING != last.residency:
                 reached = common_pb2.COLD
             reason = reason or last.reason or why
-        if reached != common_pb2.COLD or self._has_image(model):
-            return EvictionOutcome(reached)
-        return EvictionOutcome(common_pb2.ON_DISK, self._without_image(model, target, reason))
+        return self._reached(model, target, reached, reason)
 
     async def _leave(self, model: str, group: HeardGroup, target: common_pb2.Residency) -> EvictionOutcome:
         """Brings the model down to `target` on one of the groups that serve it. Raises Unmet, Conflict, and the group's
@@ -292,9 +290,20 @@ class Reconciler:
         if self._is_on_its_way(model):
             raise Conflict(f"{model} is on its way: it leaves {group.name} once that has ended")
         record = self._history.add(model, _action(target), group.name, "an operator asked for it; others serve it")
+        why = group.residents[model].no_image
         last = await self._actuator.let_go(model, group, record, target)
         self._planner.hold(model, False)
-        return EvictionOutcome(last.residency, last.reason)
+        slept = target == last.residency == common_pb2.HIBERNATING
+        return self._reached(model, target, common_pb2.HIBERNATING if slept else common_pb2.COLD, last.reason or why)
+
+    def _reached(
+        self, model: str, target: common_pb2.Residency, reached: common_pb2.Residency, why: str
+    ) -> EvictionOutcome:
+        """The outcome of an eviction to `target` that came to `reached`. `why`: why the model has no image, by its
+        group."""
+        if reached != common_pb2.COLD or self._has_image(model):
+            return EvictionOutcome(reached)
+        return EvictionOutcome(common_pb2.ON_DISK, self._without_image(model, target, why))
 
     async def replicate(self, model: str, to_group: str = "") -> tuple[str, float]:
         """Brings an active model up on one group more, `to_group` or the one with the least pressure, and returns its

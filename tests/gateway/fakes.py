@@ -181,7 +181,9 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
         self.evict: Callable[[placement_pb2.EvictRequest], Awaitable[placement_pb2.EvictResponse]] | None = None
         self.cluster = placement_pb2.Cluster()
         self.decisions: list[placement_pb2.Decision] = []
-        self.steered: list[placement_pb2.EvictRequest | placement_pb2.MigrateRequest] = []
+        self.steered: list[
+            placement_pb2.EvictRequest | placement_pb2.MigrateRequest | placement_pb2.ReplicateRequest
+        ] = []
         """What operators asked for."""
         self.looks = 0
         """How often the cluster was asked for."""
@@ -229,6 +231,10 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
     async def Migrate(self, request: placement_pb2.MigrateRequest, context: Any) -> placement_pb2.MigrateResponse:
         self.steered.append(request)
         return placement_pb2.MigrateResponse(seconds=0.5)
+
+    async def Replicate(self, request: placement_pb2.ReplicateRequest, context: Any) -> placement_pb2.ReplicateResponse:
+        self.steered.append(request)
+        return placement_pb2.ReplicateResponse(group=request.to_group or "chosen", seconds=0.5)
 
     async def GetCluster(self, request: placement_pb2.GetClusterRequest, context: Any) -> placement_pb2.Cluster:
         self.looks += 1

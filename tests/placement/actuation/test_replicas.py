@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from protos import common_pb2
-from services.errors import Conflict, Unmet
+from services.errors import Conflict, NotFound, Refused, Unmet
 from services.runtime import tasks
 from testing.patience import PATIENCE_S
 from tests.placement.fakes import MIB, FakeCluster
@@ -173,3 +173,69 @@ async def test_replica_that_no_other_group_outlasts_is_let_go_as_before(world: F
     record = world.history.add("hot", "hibernate", "g0", "it is not needed")
     await world.actuator.let_go("hot", world.cluster.known_group("g0"), record)
     assert world.groups[0].successors == [""]
+
+
+async def test_operators_replica_stays_though_nothing_asks_for_it_until_the_operator_takes_it_off(
+    world: FakeCluster,
+) -> None:
+    group, took_s = await world.reconciler.replicate("hot")
+    assert group in ("g1", "g2") and took_s > 0
+    for _ in range(100):
+        report(world, late=0, tokens=0, seconds=100.0)
+        await asyncio.sleep(0)
+    assert sorted(places(world)) == sorted(["g0", group])
+    (decision,) = [each for each in world.history.last("hot", 10) if each.action == "replicate"]
+    assert decision.reason.startswith("an operator asked for it: pressure")
+    other = ({"g1", "g2"} - {group}).pop()
+    assert (await world.reconciler.replicate("hot", other))[0] == other
+    outcome = await world.reconciler.evict("hot", common_pb2.HIBERNATING, other)
+    assert outcome.residency == common_pb2.HIBERNATING
+    while len(places(world)) == 2:  # it is not held any more
+        report(world, late=0, tokens=0, seconds=100.0)
+        await asyncio.sleep(0)
+    assert len(places(world)) == 1
+
+
+async def test_operators_replica_is_refused_with_the_reason(world: FakeCluster) -> None:
+    with pytest.raises(Unmet, match="hot is on g0 already"):
+        await world.reconciler.replicate("hot", "g0")
+    with pytest.raises(NotFound, match="no group 'g9'"):
+        await world.reconciler.replicate("hot", "g9")
+    world.groups[1].state.drained = True
+    world.tell()
+    with pytest.raises(Refused, match="hot: "):
+        await world.reconciler.replicate("hot", "g1")
+    world.groups[2].fail = Refused("no memory after all")
+    with pytest.raises(Refused, match="no memory after all"):
+        await world.reconciler.replicate("hot", "g2")
+    world.groups[0].put("hot", common_pb2.HIBERNATING)
+    world.tell()
+    with pytest.raises(Unmet, match="hot is not active"):
+        await world.reconciler.replicate("hot", "g2")
+    assert places(world) == []
+
+
+async def test_operators_replica_beyond_the_most_is_refused() -> None:
+    world = FakeCluster(groups=3, most_replicas=2)
+    world.model("hot")
+    for group in world.groups[:2]:
+        group.put("hot", weights_bytes=30 * MIB)
+    world.tell()
+    with pytest.raises(Unmet, match="hot is on g0 and g1: placement's most_replicas is 2"):
+        await world.reconciler.replicate("hot")
+
+
+async def test_eviction_from_one_group_leaves_the_others_alone(world: FakeCluster) -> None:
+    world.groups[1].put("hot", weights_bytes=30 * MIB)
+    world.tell()
+    for target, group, why in (
+        (common_pb2.COLD, "g2", "hot is not on g2"),
+        (common_pb2.ON_DISK, "g0", "name no group"),
+        (common_pb2.ACTIVE, "g0", "there is nothing to bring down"),
+    ):
+        with pytest.raises(Unmet, match=why):
+            await world.reconciler.evict("hot", target, group)
+    await world.reconciler.evict("hot", common_pb2.COLD, "g0")
+    assert places(world) == ["g1"] and world.groups[0].drained == [30_000]
+    await world.reconciler.evict("hot", common_pb2.HIBERNATING, "g1")
+    assert places(world) == [] and world.groups[1].drained == [0], "its last group is left as by any eviction"
