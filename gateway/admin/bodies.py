@@ -30,6 +30,7 @@ class ModelEntry(pydantic.BaseModel):
     pinned: bool = False
     engine: Literal["", "sglang", "echo"] = ""
     devices: Literal[1, 2, 4] = 1
+    most_replicas: int = Field(0, ge=0, lt=1 << 31)
     quota_bytes: int | None = Field(None, ge=0, lt=1 << 48)
     context_tokens: _Tokens = 0
     floor_tokens: _Tokens = 0

@@ -56,7 +56,10 @@ class Deduplicator:
             was_removed = model in self._cluster.removed and self._cluster.entry(model) is None
             serving = [group for group, resident in places if resident.residency in TAKES_REQUESTS]
             lasting = [group for group in serving if not self._has_to_leave(group, model)]
-            kept = (lasting or [group for group, _ in places[:1]])[: self._most_replicas]
+            entry = self._cluster.entry(model)
+            own = entry.model.most_replicas if entry is not None else 0
+            most = min(self._most_replicas, own or self._most_replicas)
+            kept = (lasting or [group for group, _ in places[:1]])[:most]
             for group, _ in places:
                 place, best = (group.client.address, model), kept[0]
                 if was_removed and place in self._cluster.doubtful:

@@ -316,9 +316,11 @@ class Reconciler:
             raise Unmet(f"{model} is not active")
         if only is not None and only in here:
             raise Unmet(f"{model} is on {only.name} already")
-        if len(here) >= self._config.most_replicas:
+        most = spec.most_replicas or self._config.most_replicas
+        if len(here) >= min(most, self._config.most_replicas):
+            whose = "its" if most <= self._config.most_replicas and spec.most_replicas else "placement's"
             names = " and ".join(group.name for group in here)
-            raise Unmet(f"{model} is on {names}: placement's most_replicas is {self._config.most_replicas}")
+            raise Unmet(f"{model} is on {names}: {whose} most_replicas is {min(most, self._config.most_replicas)}")
         if self._is_on_its_way(model):
             raise Conflict(f"{model} is on its way: it comes up on another group once that has ended")
         plan = self._planner.beside(spec, None if only is None else only.name)

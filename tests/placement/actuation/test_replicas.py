@@ -239,3 +239,39 @@ async def test_eviction_from_one_group_leaves_the_others_alone(world: FakeCluste
     assert places(world) == ["g1"] and world.groups[0].drained == [30_000]
     await world.reconciler.evict("hot", common_pb2.HIBERNATING, "g1")
     assert places(world) == [] and world.groups[1].drained == [0], "its last group is left as by any eviction"
+
+
+@pytest.mark.parametrize("most", [1, 2])
+async def test_model_is_on_no_more_groups_than_its_own_most_replicas(most: int) -> None:
+    world = FakeCluster(groups=3, period_s=0.01)
+    world.model("hot", most_replicas=most)
+    world.tokens = 0
+    world.groups[0].put("hot", weights_bytes=30 * MIB)
+    world.tell()
+    world.reconciler.changed()
+    loop = tasks.spawn(world.reconciler.run(), "placement's loop")
+    for _ in range(200):
+        report(world, late=5, tokens=1000, seconds=5.0)
+        await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(places(world)) < most:
+            report(world, late=5, tokens=1000, seconds=5.0)
+            await asyncio.sleep(0)
+    assert len(places(world)) == most
+    with pytest.raises(Unmet, match=f"its most_replicas is {most}"):
+        await world.reconciler.replicate("hot")
+    await tasks.cancel(loop)
+
+
+async def test_model_found_again_on_more_groups_than_its_own_most_replicas_leaves_one() -> None:
+    world = FakeCluster()
+    world.model("hot", most_replicas=1)
+    for group in world.groups:
+        group.put("hot", weights_bytes=30 * MIB)
+        world.cluster.heard_group(group.address, None)
+    world.tell()
+    world.reconciler.changed()
+    loop = tasks.spawn(world.reconciler.run(), "placement's loop")
+    async with asyncio.timeout(PATIENCE_S):
+        await world.heard(lambda: len(places(world)) == 1 and not world.cluster.doubtful)
+    await tasks.cancel(loop)
