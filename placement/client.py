@@ -109,8 +109,12 @@ class PlacementClient:
     async def eviction(self, model: str, target: common_pb2.Residency, group: str = "") -> placement_pb2.EvictResponse:
         """Brings a model down, on `group` alone if that is given, and returns its residency there, with the reason if
         that is lower than `target`."""
-        request = placement_pb2.EvictRequest(model=model, target=target, group=group)
-        answer: placement_pb2.EvictResponse = await self._ask(self._stub.Evict(request))
+        answer: placement_pb2.EvictResponse
+        if group:  # a call of its own: a placement that does not know it may not bring the model down everywhere
+            leave = placement_pb2.LeaveGroupRequest(model=model, group=group, target=target)
+            answer = await self._ask(self._stub.LeaveGroup(leave))
+        else:
+            answer = await self._ask(self._stub.Evict(placement_pb2.EvictRequest(model=model, target=target)))
         return answer
 
     async def migrate(self, model: str, to_group: str) -> float:

@@ -155,7 +155,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
 
     async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:
         async def evict() -> EvictionOutcome:
-            evicted = await self._reconciler.evict(request.model, request.target, request.group)
+            evicted = await self._reconciler.evict(request.model, request.target)
             if request.target == common_pb2.ON_DISK:
                 await self._loaders.drop_image(request.model)
             return evicted
@@ -166,6 +166,12 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
     async def Migrate(self, request: placement_pb2.MigrateRequest, context: Any) -> placement_pb2.MigrateResponse:
         work = self._reconciler.migrate(request.model, request.to_group)
         return placement_pb2.MigrateResponse(seconds=await _to_its_end(work, f"migrate {request.model}"))
+
+    async def LeaveGroup(self, request: placement_pb2.LeaveGroupRequest, context: Any) -> placement_pb2.EvictResponse:
+        group = self._cluster.known_group(request.group).name  # an empty name is that of no group
+        work = self._reconciler.evict(request.model, request.target, group)
+        evicted = await _to_its_end(work, f"{request.model} leaves {group}")
+        return placement_pb2.EvictResponse(residency=evicted.residency, reason=evicted.reason)
 
     async def Replicate(self, request: placement_pb2.ReplicateRequest, context: Any) -> placement_pb2.ReplicateResponse:
         work = self._reconciler.replicate(request.model, request.to_group)

@@ -182,7 +182,10 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
         self.cluster = placement_pb2.Cluster()
         self.decisions: list[placement_pb2.Decision] = []
         self.steered: list[
-            placement_pb2.EvictRequest | placement_pb2.MigrateRequest | placement_pb2.ReplicateRequest
+            placement_pb2.EvictRequest
+            | placement_pb2.LeaveGroupRequest
+            | placement_pb2.MigrateRequest
+            | placement_pb2.ReplicateRequest
         ] = []
         """What operators asked for."""
         self.looks = 0
@@ -231,6 +234,12 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
     async def Migrate(self, request: placement_pb2.MigrateRequest, context: Any) -> placement_pb2.MigrateResponse:
         self.steered.append(request)
         return placement_pb2.MigrateResponse(seconds=0.5)
+
+    async def LeaveGroup(self, request: placement_pb2.LeaveGroupRequest, context: Any) -> placement_pb2.EvictResponse:
+        self.steered.append(request)
+        if self.refusal is not None:
+            await context.abort(*self.refusal)
+        return placement_pb2.EvictResponse(residency=request.target)
 
     async def Replicate(self, request: placement_pb2.ReplicateRequest, context: Any) -> placement_pb2.ReplicateResponse:
         self.steered.append(request)

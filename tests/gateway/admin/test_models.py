@@ -173,7 +173,7 @@ async def test_model_is_brought_up_on_one_group_more_and_taken_off_one_over_http
     assert (answer.status_code, answer.json()["groups"]) == (200, [second.group])
     assert world.placement.steered == [
         placement_pb2.ReplicateRequest(model=MODEL, to_group=second.group),
-        placement_pb2.EvictRequest(model=MODEL, target=common_pb2.HIBERNATING, group=first.group),
+        placement_pb2.LeaveGroupRequest(model=MODEL, target=common_pb2.HIBERNATING, group=first.group),
     ]
     world.placement.refusal = (grpc.StatusCode.FAILED_PRECONDITION, "it is not there")
     again = await world.http.post(f"/v1/models/{MODEL}/sleep?group={first.group}", headers=OPS)
