@@ -64,6 +64,7 @@ SOURCES = (
     "sim",
     "placement/policy",
     "placement/config.py",
+    "gateway/policy",
     "gpu_scheduler/policy",
     "gpu_scheduler/config.py",
     "balloond/policy",

@@ -116,7 +116,7 @@ async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, l
 
     def keep_ready(table: Mapping[str, Route]) -> None:
         heard.set()
-        links.keep(place.address for route in table.values() for place in route.places)
+        links.keep([place.address for place in route.places] for route in table.values())
         tokenizers.prefetch((route.model.path, route.model.generation) for route in table.values() if route.places)
 
     routes.on_change(keep_ready)

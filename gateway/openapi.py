@@ -11,7 +11,14 @@ from typing import Any
 import pydantic
 from pydantic.json_schema import models_json_schema
 
-from gateway.admin.bodies import ModelEntry, MoveParameters, RemovalParameters, SleepParameters, WaitParameters
+from gateway.admin.bodies import (
+    ModelEntry,
+    MoveParameters,
+    RemovalParameters,
+    ReplicaParameters,
+    SleepParameters,
+    WaitParameters,
+)
 from gateway.anthropic.bodies import CountRequest, MessagesRequest
 from gateway.openai.bodies import (
     MOST_PROMPTS,
@@ -342,6 +349,9 @@ def document() -> Json:
             "/v1/models/{model}/wake": {"post": _steer("Brings a model up", WaitParameters)},
             "/v1/models/{model}/sleep": {"post": _steer("Brings a model down", SleepParameters)},
             "/v1/models/{model}/move": {"post": _steer("Moves a model to another group", MoveParameters)},
+            "/v1/models/{model}/replicate": {
+                "post": _steer("Brings a model up on one group more, beside those that serve it", ReplicaParameters)
+            },
             "/v1/models/{model}/pin": {"post": _steer("Keeps a model's image in host memory", WaitParameters)},
             "/v1/models/{model}/unpin": {"post": _steer("Takes a pin back", WaitParameters)},
             "/tokenize": _post("Tokens of a prompt", "TokenizeRequest", "Tokens"),

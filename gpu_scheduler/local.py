@@ -30,10 +30,7 @@ class LocalStream:
         self.channel = FramedChannel(gpu_scheduler_pb2.FromGateway, self._take, self._lost, self._flush)
 
     def _take(self, message: gpu_scheduler_pb2.FromGateway) -> None:
-        if message.WhichOneof("message") == "submit":
-            self._intake.submit(message.submit, self._stream)
-        else:
-            self._intake.cancel(self._stream, message.cancel.request_id)
+        self._intake.take(message, self._stream)
 
     def _soon(self) -> None:
         """Sends in the next iteration of the event loop, so that chunks that come in one iteration share a message."""

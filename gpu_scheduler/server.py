@@ -68,10 +68,7 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
 
     async def _read(self, requests: AsyncIterator[gpu_scheduler_pb2.FromGateway], stream: GatewayStream) -> None:
         async for message in requests:
-            if message.WhichOneof("message") == "submit":
-                self._intake.submit(message.submit, stream)
-            else:
-                self._intake.cancel(stream, message.cancel.request_id)
+            self._intake.take(message, stream)
         stream.close()
 
     async def SetResidency(self, request: gpu_scheduler_pb2.SetResidencyRequest, context: Any) -> Any:

@@ -33,6 +33,7 @@ def listed(message: common_pb2.ModelListing) -> CatalogueEntry:
             tpot_ms=message.default_slo.tpot_ms,
             pinned=message.pinned,
             devices=message.devices or 1,  # type: ignore[arg-type]  # likewise
+            most_replicas=message.most_replicas,
             engine=message.engine,  # type: ignore[arg-type]  # one that there is not is refused
             quota_bytes=message.quota_bytes if message.HasField("quota_bytes") else None,
             context_tokens=message.context_tokens,
@@ -74,6 +75,7 @@ def listing(listed: CatalogueEntry) -> common_pb2.ModelListing:
         default_slo=common_pb2.Slo(ttft_ms=listed.ttft_ms, tpot_ms=listed.tpot_ms),
         pinned=listed.pinned,
         devices=listed.devices,
+        most_replicas=listed.most_replicas,
         engine=listed.engine,
         quota_bytes=listed.quota_bytes,
         context_tokens=listed.context_tokens,
@@ -108,7 +110,7 @@ def _adapter_spec(model: CatalogueModel, models: Models) -> common_pb2.ModelSpec
     if found is not None and base is not None and not adapter_fault(model, models):
         spec = model_spec(base, models)
         spec.name, spec.weights_bytes = listed.name, found.elements * model.sizes.dtype_bytes
-        for name in ("floor_bytes", "quota_bytes", "pinned", "aliases"):
+        for name in ("floor_bytes", "quota_bytes", "pinned", "aliases", "most_replicas"):
             spec.ClearField(name)  # type: ignore[arg-type]
         spec.tool_parser = listed.tool_parser or spec.tool_parser
         spec.reasoning_parser = listed.reasoning_parser or spec.reasoning_parser
@@ -133,6 +135,7 @@ def _own_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
         quota_bytes=model.listed.devices * model.quota_bytes,
         quota_is_default=model.listed.quota_bytes is None,
         devices=model.listed.devices,
+        most_replicas=model.listed.most_replicas,
         tool_parser=model.listed.tool_parser,
         reasoning_parser=model.listed.reasoning_parser,
         aliases=model.listed.aliases,

@@ -106,16 +106,28 @@ class PlacementClient:
         hibernate nor be cold."""
         return (await self.eviction(model, target)).residency  # type: ignore[no-any-return]
 
-    async def eviction(self, model: str, target: common_pb2.Residency) -> placement_pb2.EvictResponse:
-        """Brings a model down, and returns its residency, with the reason if that is lower than `target`."""
-        request = placement_pb2.EvictRequest(model=model, target=target)
-        answer: placement_pb2.EvictResponse = await self._ask(self._stub.Evict(request))
+    async def eviction(self, model: str, target: common_pb2.Residency, group: str = "") -> placement_pb2.EvictResponse:
+        """Brings a model down, on `group` alone if that is given, and returns its residency there, with the reason if
+        that is lower than `target`."""
+        answer: placement_pb2.EvictResponse
+        if group:  # a call of its own: a placement that does not know it may not bring the model down everywhere
+            leave = placement_pb2.LeaveGroupRequest(model=model, group=group, target=target)
+            answer = await self._ask(self._stub.LeaveGroup(leave))
+        else:
+            answer = await self._ask(self._stub.Evict(placement_pb2.EvictRequest(model=model, target=target)))
         return answer
 
     async def migrate(self, model: str, to_group: str) -> float:
         """Moves a model, and returns the seconds that it took."""
         answer = await self._ask(self._stub.Migrate(placement_pb2.MigrateRequest(model=model, to_group=to_group)))
         return float(answer.seconds)
+
+    async def replicate(self, model: str, to_group: str = "") -> tuple[str, float]:
+        """Brings an active model up on one group more, placement's choice if none is given. Returns its name and the
+        seconds that it took. Raises NotFound, Unmet, Conflict, Refused."""
+        request = placement_pb2.ReplicateRequest(model=model, to_group=to_group)
+        answer = await self._ask(self._stub.Replicate(request))
+        return answer.group, float(answer.seconds)
 
     async def drain(self, group: str) -> list[placement_pb2.Drained]:
         """Empties a group, and returns the outcome for each model there. Nothing comes up there until `undo_drain`.

@@ -167,6 +167,17 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         work = self._reconciler.migrate(request.model, request.to_group)
         return placement_pb2.MigrateResponse(seconds=await _to_its_end(work, f"migrate {request.model}"))
 
+    async def LeaveGroup(self, request: placement_pb2.LeaveGroupRequest, context: Any) -> placement_pb2.EvictResponse:
+        group = self._cluster.known_group(request.group).name  # an empty name is that of no group
+        work = self._reconciler.evict(request.model, request.target, group)
+        evicted = await _to_its_end(work, f"{request.model} leaves {group}")
+        return placement_pb2.EvictResponse(residency=evicted.residency, reason=evicted.reason)
+
+    async def Replicate(self, request: placement_pb2.ReplicateRequest, context: Any) -> placement_pb2.ReplicateResponse:
+        work = self._reconciler.replicate(request.model, request.to_group)
+        group, seconds = await _to_its_end(work, f"replicate {request.model}")
+        return placement_pb2.ReplicateResponse(group=group, seconds=seconds)
+
     async def DrainGroup(
         self, request: placement_pb2.DrainGroupRequest, context: Any
     ) -> placement_pb2.DrainGroupResponse:

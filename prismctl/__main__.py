@@ -44,6 +44,7 @@ _ON_MODELS: dict[Callable[..., None], str] = {
     steer.wake: "prismctl models wake llama-debian --patience 60",
     steer.sleep: "prismctl models sleep llama-debian --to cold",
     steer.move: "prismctl models move llama-debian cuda:1",
+    steer.replicate: "prismctl models replicate llama-debian cuda:1",
     steer.limit: "prismctl models limit llama-debian 2GiB",
 }
 for command, example in _ON_MODELS.items():

@@ -124,7 +124,7 @@ ROOMS = {
     "placement.policy": ("lifecycle", "assignment"),
     "deploy": ("monitoring", "hub", "node", "local"),
     "gateway": (
-        *("schemas", "http", "access", "tools", "text", "parsing", "routing"),
+        *("policy", "schemas", "http", "access", "tools", "text", "parsing", "routing"),
         *("openai", "anthropic", "admin", "ui"),
     ),
 }

@@ -30,6 +30,7 @@ class ModelEntry(pydantic.BaseModel):
     pinned: bool = False
     engine: Literal["", "sglang", "echo"] = ""
     devices: Literal[1, 2, 4] = 1
+    most_replicas: int = Field(0, ge=0, lt=1 << 31)
     quota_bytes: int | None = Field(None, ge=0, lt=1 << 48)
     context_tokens: _Tokens = 0
     floor_tokens: _Tokens = 0
@@ -61,6 +62,8 @@ class SleepParameters(WaitParameters):
     """How far down a model goes."""
 
     to: Literal["hibernating", "cold", "disk"] = "hibernating"
+    group: str = ""
+    """The group that it leaves, of several that serve it; empty: all."""
 
     @property
     def below(self) -> list[common_pb2.Residency]:
@@ -78,6 +81,13 @@ class MoveParameters(WaitParameters):
 
     to: str = Field(min_length=1)
     """A group."""
+
+
+class ReplicaParameters(WaitParameters):
+    """Where a model comes up beside the groups that serve it."""
+
+    to: str = ""
+    """A group; empty: placement chooses."""
 
 
 class RemovalParameters(WaitParameters):

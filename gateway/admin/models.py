@@ -25,6 +25,7 @@ from gateway.admin.bodies import (
     ModelEntry,
     MoveParameters,
     RemovalParameters,
+    ReplicaParameters,
     SleepParameters,
     WaitParameters,
     query,
@@ -65,6 +66,7 @@ class AdminEndpoints:
             Route(f"{one}/wake", self.wake, methods=["POST"]),
             Route(f"{one}/sleep", self.sleep, methods=["POST"]),
             Route(f"{one}/move", self.move, methods=["POST"]),
+            Route(f"{one}/replicate", self.replicate, methods=["POST"]),
             Route(f"{one}/pin", self.pin, methods=["POST"]),
             Route(f"{one}/unpin", self.unpin, methods=["POST"]),
             Route(one, self.remove, methods=["DELETE"]),
@@ -95,13 +97,16 @@ class AdminEndpoints:
 
         async def sleep() -> str:
             try:
-                evict = partial(self._placement.eviction, name, asked.target)
+                evict = partial(self._placement.eviction, name, asked.target, asked.group)
                 reached = await _in_turn(evict)
             except Unmet:
-                if self._is(name, *asked.below):
+                if self._is(name, *asked.below) or (asked.group and asked.group not in self._groups(name)):
                     return ""
                 raise
-            await self._heard(lambda: self._is(name, reached.residency))
+            if asked.group:
+                await self._heard(lambda: asked.group not in self._groups(name))
+            else:
+                await self._heard(lambda: self._is(name, reached.residency))
             return reached.reason
 
         return await self._answer(request, caller, "sleep", name, sleep(), asked.wait_s)
@@ -115,7 +120,7 @@ class AdminEndpoints:
 
         def there() -> bool:
             """While it moves, the group that it leaves is one more."""
-            groups = [place.group for place in self._serving.routes.get(name).places]
+            groups = self._groups(name)
             return asked.to in groups and len(groups) <= before and self._is(name, common_pb2.ACTIVE)
 
         if there():
@@ -126,6 +131,21 @@ class AdminEndpoints:
             await self._heard(there)
 
         return await self._answer(request, caller, "move", name, move(), asked.wait_s)
+
+    async def replicate(self, request: Request) -> Response:
+        """Brings a model that is up up on one group more, and it stays on all of them; nothing is done if it is on the
+        group that is named."""
+        caller, route = self._model(request)
+        asked = query(ReplicaParameters, request.query_params)
+        name = route.model.name
+        if asked.to and asked.to in self._groups(name):
+            return self._state(name, caller)
+
+        async def replicate() -> None:
+            group, _ = await _in_turn(partial(self._placement.replicate, name, asked.to))
+            await self._heard(lambda: group in self._groups(name))
+
+        return await self._answer(request, caller, "replicate", name, replicate(), asked.wait_s)
 
     async def pin(self, request: Request) -> Response:
         """Keeps a model's image in host memory, whatever others need."""
@@ -190,6 +210,10 @@ class AdminEndpoints:
         route = self._serving.route(request.path_params["model"], caller)
         messages.count_of(request.scope).model = route.model.name
         return caller, route
+
+    def _groups(self, name: str) -> list[str]:
+        """Groups where requests for the model may be sent."""
+        return [place.group for place in self._serving.routes.get(name).places]
 
     def _is(self, name: str, *residencies: common_pb2.Residency) -> bool:
         return self._serving.routes.has(name) and self._serving.routes.get(name).residency in residencies

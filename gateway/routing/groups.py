@@ -7,10 +7,13 @@ the other side has cancelled them.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.policy.replica_choice import GroupOutlook
 from gateway.routing.transports import transport
 from protos import common_pb2, gpu_scheduler_pb2
 from services.runtime import tasks
@@ -33,6 +36,20 @@ class Receiver(Protocol):
         """Ends the request: the stream broke, or there is no connection (then the request never was sent)."""
 
 
+@dataclass(frozen=True, slots=True)
+class ToldOutlook:
+    """What a group told of a model that is active there."""
+
+    at: float
+    """Monotonic second at which it came."""
+    queue_s: float
+    """Seconds of prefill before that of a new request."""
+    tokens_per_s: float
+    """Prompt tokens that the model prefills in a second."""
+    of_others: int
+    """The model's requests there that are not this gateway's, and those of its adapters."""
+
+
 class GroupLink:
     """The stream of one group. Its methods have to be called in the loop that runs `run`."""
 
@@ -44,6 +61,12 @@ class GroupLink:
         """Receiver and model of each request in flight, by the request's name."""
         self._of_model: Counter[str] = Counter()
         """Requests in flight by model."""
+        self._outlooks: dict[str, ToldOutlook] = {}
+        """What the group last told of each model that is active there, while that is followed."""
+        self._sent_s = 0.0
+        """Seconds of prefill that were sent there since."""
+        self._follows = False
+        """Whether the group is to tell its outlook."""
         self._waiting: list[gpu_scheduler_pb2.FromGateway] = []
         """Messages submitted while there is no stream."""
         self.connected = False
@@ -56,6 +79,33 @@ class GroupLink:
     def in_flight_of(self, model: str) -> int:
         """Number of the model's requests in flight."""
         return self._of_model[model]
+
+    def outlook(self, model: str, base: str, cached_tokens: int = 0) -> GroupOutlook:
+        """What a new request of the model meets at the group. `base`: the model itself, or that of which it is an
+        adapter."""
+        told = self._outlooks.get(base)
+        mine = self._of_model[model]
+        if told is None:
+            return GroupOutlook(mine, cached_tokens=cached_tokens)
+        queue_s = max(0.0, told.queue_s - (time.monotonic() - told.at)) + self._sent_s
+        return GroupOutlook(mine + told.of_others, queue_s, told.tokens_per_s, cached_tokens)
+
+    def follow(self, follow: bool) -> None:
+        """Has the group tell its outlook from now on, or no more."""
+        if follow == self._follows:
+            return
+        self._follows = follow
+        self._outlooks.clear()
+        if self.connected:
+            self._ask_for_outlook()
+
+    def _ask_for_outlook(self) -> None:
+        asked = gpu_scheduler_pb2.FollowOutlook(follow=self._follows)
+        self._transport.send(gpu_scheduler_pb2.FromGateway(follow_outlook=asked))
+
+    def sends(self, seconds: float) -> None:
+        """Notes that so many seconds of prefill are sent there, which its last outlook does not count."""
+        self._sent_s += seconds
 
     def submit(self, submit: gpu_scheduler_pb2.Submit, receiver: Receiver) -> None:
         """Sends a request; `receiver` gets its tokens until it has finished, was lost, or is cancelled."""
@@ -86,6 +136,8 @@ class GroupLink:
                     self._lose_all(f"no connection to {self.address}")
                     continue
                 self.connected = True
+                if self._follows:
+                    self._ask_for_outlook()
                 waiting, self._waiting = self._waiting, []
                 for message in waiting:
                     self._transport.send(message)
@@ -98,6 +150,14 @@ class GroupLink:
             await self._transport.close()
 
     def _take(self, message: gpu_scheduler_pb2.ToGateway) -> None:
+        if message.HasField("outlook") and self._follows:
+            now, self._sent_s = time.monotonic(), 0.0
+            self._outlooks = {
+                each.model: ToldOutlook(
+                    now, each.queue_s, each.tokens_per_s, max(0, each.requests - self._of_model[each.model])
+                )
+                for each in message.outlook.models
+            }
         for chunk in message.chunks:
             known = self._open.get(chunk.request_id)
             if known is None:
@@ -117,6 +177,7 @@ class GroupLink:
         lost, self._open = self._open, {}
         self._waiting.clear()
         self._of_model.clear()
+        self._outlooks.clear()
         for receiver, _ in lost.values():
             receiver.lost(reason, was_sent)
 
@@ -136,11 +197,15 @@ class GroupLinks:
             known = self._links[address] = (link, tasks.spawn(link.run(), f"link to {address}"))
         return known[0]
 
-    def keep(self, addresses: Iterable[str]) -> None:
-        """Opens links to `addresses` that are missing; closes those to other groups that have no request in flight."""
-        wanted = set(addresses)
+    def keep(self, routes: Iterable[Sequence[str]]) -> None:
+        """Opens the links that are missing to the groups of `routes`, addresses of the groups of each model; closes
+        those to other groups that have no request in flight. Groups among which there is a choice tell their
+        outlooks."""
+        several = list(routes)
+        wanted = {address for addresses in several for address in addresses}
+        chosen = {address for addresses in several if len(addresses) > 1 for address in addresses}
         for address in wanted:
-            self.get(address)
+            self.get(address).follow(address in chosen)
         for address in [known for known, (link, _) in self._links.items() if known not in wanted]:
             link, task = self._links[address]
             if not link.in_flight:

@@ -15,9 +15,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from gateway import metrics, traces
 from gateway.errors import Late, ModelFaulty, NotUp
+from gateway.policy.replica_choice import choose
 from gateway.request import AnswerJob
 from gateway.routing.activation_calls import ActivationCalls
 from gateway.routing.groups import GroupLink, GroupLinks
@@ -33,9 +35,6 @@ from services.wording.plurals import counted
 _log = log.get(__name__)
 _NOT_HERE = "not here"
 """Beginning of a group's error that it does not serve the model: the gateway's routes were old, and nothing failed."""
-_AHEAD, _AHEAD_SHARE = 4, 0.25
-"""Requests in flight, and their share, that a group may have more than the least busy one and still get a request whose
-prefix it has."""
 _COMPILED_IN_S = 30.0
 """Seconds after which a request may come again whose model's kernels are still being compiled."""
 
@@ -163,6 +162,8 @@ class Tokens:
         self._attempts = 0
         self._why = ""
         self._failed_address = ""
+        self._kv_at = ""
+        """Address of the group that the one where it ran has given its KV; empty: none, or it has been tried."""
         self._unreached_at: float | None = None  # second since when no group and no placement could be reached
 
     async def next(self) -> common_pb2.TokenChunk:
@@ -232,6 +233,7 @@ class Tokens:
         if chunk.token_ids or chunk.prompt_logprobs:
             self._ready.append(_without_end(chunk))
         if finish == common_pb2.FAILED:
+            self._kv_at = chunk.goes_on_at
             self.failed(chunk.error, strike=not chunk.error.startswith(_NOT_HERE))
         else:
             self._end(_fate(finish, chunk.error))
@@ -361,23 +363,27 @@ class Tokens:
         return self._best([place for place in route.places if place.address != self._failed_address])
 
     def _best(self, places: Sequence[RoutePlace]) -> RoutePlace | None:
-        """The best of the places: active before waking, connected before not. Of several such the one that has the
-        most of the prompt's prefix, unless it has clearly more of the model's requests from this gateway than
-        another; else the one with the fewest."""
+        """The best of the places: the one that was given the request's KV; else active before waking, connected before
+        not. Among several such `replica_choice.choose` chooses."""
+        kv_at, self._kv_at = self._kv_at, ""
         if len(places) < 2:
             return places[0] if places else None
         links, job = self._relay.links, self._job
+        if (given := next((place for place in places if place.active and place.address == kv_at), None)) is not None:
+            return given
 
         def badness(place: RoutePlace) -> tuple[bool, bool]:
             return not place.active, not links.get(place.address).connected
 
         least = min(map(badness, places))
         found = [place for place in places if badness(place) == least]
-        busy = {place.address: links.get(place.address).in_flight_of(job.model) for place in found}
-        calm = min(busy.values())
-        cached = self._relay.prefixes.longest(list(busy), job.model, job.token_ids)
-        ahead = [address for address, count in busy.items() if count - calm > max(_AHEAD, _AHEAD_SHARE * calm)]
-        best = min(found, key=lambda place: (place.address in ahead, -cached[place.address], busy[place.address]))
+        base = self._relay.routes.get(job.model).model.adapter.base or job.model
+        cached = self._relay.prefixes.longest([place.address for place in found], job.model, job.token_ids)
+        outlooks = [links.get(place.address).outlook(job.model, base, cached[place.address]) for place in found]
+        tokens, timed = len(job.token_ids) + len(self._emitted), job.slo.ttft_ms and not self._emitted
+        number = choose(outlooks, tokens, self._ttft_left_ms() / 1e3 if timed else inf)
+        best, link = found[number], links.get(found[number].address)
+        link.sends(outlooks[number].first_token_s(tokens) - outlooks[number].queue_s)
         self._relay.prefixes.add(best.address, job.model, job.token_ids)
         return best
 

@@ -353,6 +353,14 @@ class GroupCore:
         model = self._models.get(name)
         return waiting, model.running if model is not None else 0, late
 
+    def outlook(self, name: str, now: float) -> tuple[float, float]:
+        """(seconds of prefill before that of a request of the model that came now with its usual TTFT target, prompt
+        tokens that the model prefills in a second)."""
+        model = self.model(name, now)
+        deadline = now + model.ttft_s if model.ttft_s else inf
+        at_best = model.speed.seconds_per_token[model.speed.bucket(model.speed.chunk_tokens)]
+        return self.backlog.seconds_before(deadline, now), 1 / at_best
+
     def work_of(self, name: str) -> tuple[int, float]:
         """(number of requests that the model's engine has, seconds of prefill of those that have no token yet)."""
         backlog = self.backlog

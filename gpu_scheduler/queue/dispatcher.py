@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 
 from gpu_scheduler.config import Arbitration
@@ -21,6 +21,7 @@ from gpu_scheduler.policy.group_core import GroupCore
 from gpu_scheduler.policy.group_facts import ModelFacts, Presence, ServedModel
 from gpu_scheduler.policy.memory.migrated_prefixes import MigratedPrefixes
 from gpu_scheduler.policy.queue.decisions import Drop, Expire, NeedMemory, RequestMemory, SetThrottle, Start, StartRule
+from gpu_scheduler.queue.outlooks import OutlookNews
 from gpu_scheduler.queue.requests import GroupRequest
 from gpu_scheduler.queue.streams import GatewayStream
 from gpu_scheduler.residents import Resident, Residents
@@ -67,6 +68,7 @@ class Dispatcher:
         self._now = now
         self._migrated_prefixes = migrated_prefixes or MigratedPrefixes()
         self._core = GroupCore(rules.group, now())
+        self.outlook_news = OutlookNews(self._outlook)
         self._requests: dict[str, GroupRequest] = {}
         self._by_gateway_id: dict[tuple[GatewayStream, str], GroupRequest] = {}
         self._numbers = 0
@@ -134,6 +136,13 @@ class Dispatcher:
         for request_id in self._core.waiting_of(model):
             self._end(self._requests[request_id], common_pb2.FAILED, why)
 
+    def go_on_at(self, request_ids: Iterable[str], address: str) -> None:
+        """Notes that the group at `address` has the KV of these requests: their gateways are told when they end here
+        unfinished."""
+        for request_id in request_ids:
+            if (request := self._requests.get(request_id)) is not None:
+                request.goes_on_at = address
+
     def _end(self, request: GroupRequest, finish: common_pb2.Finish, error: str = "") -> None:
         request.end(finish, error)
         self._forget(request, finish, error)
@@ -189,6 +198,8 @@ class Dispatcher:
             request.scored += len(chunk.prompt_logprobs)
             model, tokens = request.model, tokens + len(chunk.token_ids)
             chunk.request_id = request.gateway_id
+            if request.goes_on_at and chunk.finish == common_pb2.FAILED:
+                chunk.goes_on_at = request.goes_on_at
             request.stream.push(chunk)
             if chunk.finish:
                 self._forget(request, chunk.finish, chunk.error)
@@ -288,6 +299,7 @@ class Dispatcher:
         try:
             self._plan()
             self._arm()
+            self.outlook_news.changed()
         except Exception as failure:  # `run` raises it, which ends the process
             self._failed.set_exception(failure)
             return
@@ -311,6 +323,7 @@ class Dispatcher:
             await self._failed
         finally:
             self._planning = True  # no more plans
+            self.outlook_news.close()
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -367,6 +380,17 @@ class Dispatcher:
                 place=place + (", model waking" if waking and request.engine is None else ""),
             )
         return state
+
+    def _outlook(self) -> gpu_scheduler_pb2.Outlook:
+        """What a new request meets here now."""
+        now, outlook = self._now(), gpu_scheduler_pb2.Outlook()
+        for resident in self._residents:
+            if resident.residency == common_pb2.ACTIVE:
+                name = resident.spec.name
+                queue_s, tokens_per_s = self._core.outlook(name, now)
+                waiting, running, _ = self._core.count(name)
+                outlook.models.add(model=name, queue_s=queue_s, tokens_per_s=tokens_per_s, requests=waiting + running)
+        return outlook
 
     def demand(self) -> dict[str, float]:
         """The demand w (`policy/memory/demand.py`) of every resident model."""

@@ -69,6 +69,20 @@ class Intake:
                 waiting.cancel()
         self._dispatcher.cancel_stream(stream)
 
+    def follow_outlook(self, stream: GatewayStream, follow: bool) -> None:
+        """Has a gateway be told the group's outlook, or no more."""
+        self._dispatcher.outlook_news.follow(stream, follow)
+
+    def take(self, message: gpu_scheduler_pb2.FromGateway, stream: GatewayStream) -> None:
+        """Does what a gateway's message says."""
+        kind = message.WhichOneof("message")
+        if kind == "submit":
+            self.submit(message.submit, stream)
+        elif kind == "follow_outlook":
+            self.follow_outlook(stream, message.follow_outlook.follow)
+        else:
+            self.cancel(stream, message.cancel.request_id)
+
     async def close(self) -> None:
         """Cancels the requests that still wait, without an answer: the group has ended."""
         await tasks.cancel(*self._waiting.values())

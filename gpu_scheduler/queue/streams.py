@@ -23,12 +23,22 @@ class GatewayStream:
         self.number = number
         self.closed = False
         self._chunks: list[common_pb2.TokenChunk] = []
+        self._outlook: gpu_scheduler_pb2.Outlook | None = None
+        """The group's outlook, if there is one to be sent."""
         self._ready = ready
 
     def push(self, chunk: common_pb2.TokenChunk) -> None:
         if not self.closed:
             self._chunks.append(chunk)
-            if len(self._chunks) == 1:
+            if len(self._chunks) == 1 and self._outlook is None:
+                self._ready()
+
+    def tell(self, outlook: gpu_scheduler_pb2.Outlook) -> None:
+        """Sends the group's outlook with the next message."""
+        if not self.closed:
+            waits = self._outlook is not None or self._chunks
+            self._outlook = outlook
+            if not waits:
                 self._ready()
 
     def close(self) -> None:
@@ -38,17 +48,18 @@ class GatewayStream:
     def take(self) -> gpu_scheduler_pb2.ToGateway | None:
         """All ready chunks in one message; None if there are none. Many log-probabilities of prompts are split: then
         `ready` is called again for the rest."""
-        if self.closed or not self._chunks:
+        if self.closed or not (self._chunks or self._outlook is not None):
             return None
         chunks, self._chunks = self._chunks, []
+        outlook, self._outlook = self._outlook, None
         scored = 0
         for number, chunk in enumerate(chunks, start=1):
             scored += len(chunk.prompt_logprobs)
             if scored >= MOST_SCORED and number < len(chunks):
                 self._chunks = chunks[number:]
                 self._ready()
-                return gpu_scheduler_pb2.ToGateway(chunks=chunks[:number])
-        return gpu_scheduler_pb2.ToGateway(chunks=chunks)
+                return gpu_scheduler_pb2.ToGateway(chunks=chunks[:number], outlook=outlook)
+        return gpu_scheduler_pb2.ToGateway(chunks=chunks, outlook=outlook)
 
 
 class PulledStream(GatewayStream):

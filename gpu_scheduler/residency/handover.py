@@ -44,10 +44,10 @@ class Handover:
         self._loader = loader
         self._migrated_prefixes = migrated_prefixes
 
-    async def give(self, resident: Resident, engine: EngineProcess, successor: str) -> bool:
+    async def give(self, resident: Resident, engine: EngineProcess, successor: str) -> list[str] | None:
         """Has the group at `successor` take the KV of the engine's running requests: most of it while they run, then
-        they are stopped, and the rest follows. False if that failed. Stopped requests end with the Drain that has to
-        follow in either case."""
+        they are stopped, and the rest follows. Returns the ids of those requests; None if that failed. Stopped requests
+        end with the Drain that has to follow in either case."""
         client = GpuSchedulerClient(successor)
         try:
             async with asyncio.timeout(_WITHIN_S):
@@ -64,7 +64,7 @@ class Handover:
             if isinstance(error, TimeoutError):
                 await asyncio.sleep(_HEARD_S)
             _log.warning("KV stays behind", model=resident.spec.name, to=successor, why=str(error) or "no answer")
-            return False
+            return None
         finally:
             await client.close()
         _log.info(
@@ -78,7 +78,7 @@ class Handover:
             stopped_ms=round(1e3 * (ended - stopped), 1),
             places_ms=round(1e3 * (told - stopped), 1),
         )
-        return True
+        return [one.request_id for one in places.sequences]
 
     @staticmethod
     async def _places(engine: EngineProcess, *, live: bool) -> engine_pb2.KvPlaces:

@@ -355,7 +355,8 @@ class ResidencyController:
     async def _drain(self, resident: Resident, engine: EngineProcess, drain_ms: int, successor: str) -> None:
         self._residents.set(resident, common_pb2.DRAINING)
         self._dispatcher.hand_back(resident.spec.name)
-        if successor and await self._handover.give(resident, engine, successor):
+        if successor and (given := await self._handover.give(resident, engine, successor)) is not None:
+            self._dispatcher.go_on_at(given, successor)
             drain_ms = 0
         command = engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=drain_ms)))
         await tasks.within(command.done(), self._config.engines.load_timeout_s + drain_ms / 1e3)

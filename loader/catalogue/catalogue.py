@@ -9,6 +9,7 @@
     pinned = true                   # never evicted, its image never dropped for another's
     engine = "sglang"               # or "echo"; left out: the group's own default
     devices = 2                     # of one group, that it is spread over: 1, 2 or 4
+    most_replicas = 1               # most groups that serve it at once; left out: placement's own setting
     quota_bytes = 1048576           # private memory of its engine on each device
     context_tokens = 4096           # shorter than the checkpoint's (what its rotary embedding is made for, factor
                                     # and all), to need less memory
@@ -99,6 +100,7 @@ class CatalogueEntry(ConfigSection):
     pinned: bool = False
     engine: Engine = ""
     devices: Spread = 1
+    most_replicas: int = pydantic.Field(default=0, ge=0, lt=1 << 31)
     quota_bytes: int | None = pydantic.Field(default=None, ge=0, lt=1 << 48)
     context_tokens: Tokens = 0
     floor_tokens: Tokens = 0

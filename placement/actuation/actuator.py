@@ -131,11 +131,13 @@ class Actuator:
         target: common_pb2.Residency,
         record: DecisionRecord,
         drain_ms: int = 0,
+        successor: str = "",
     ) -> gpu_scheduler_pb2.ResidencyProgress:
         """Brings a model down on a group to HIBERNATING, COLD or ON_DISK, and returns the group's last progress
-        message. Raises the group's error if it refuses."""
+        message. `successor`: address of the group that takes the KV of running requests; empty: they end there, or are
+        computed again. Raises the group's error if it refuses."""
         try:
-            work = group.client.set_residency(spec, target, record.reason, drain_ms=drain_ms)
+            work = group.client.set_residency(spec, target, record.reason, drain_ms=drain_ms, successor=successor)
             reached = await self._recorded(record, work)
             now = time.monotonic()
             self._went = {name: went for name, went in self._went.items() if now < went[1]}
@@ -183,13 +185,12 @@ class Actuator:
                 await self._prepare(spec, target, record, yields)
             self.leaving[model] = source.name
             self._cluster.changed(model)
-            same_node = self._move_kv and source.state.node and source.state.node == target.state.node
             await source.client.set_residency(
                 spec,
                 common_pb2.COLD,
                 record.reason,
                 drain_ms=self._drain_ms,
-                successor=target.address if same_node else "",
+                successor=self.successor(source, target),
             )
             seconds = time.monotonic() - began
             record.done(seconds)
@@ -228,20 +229,49 @@ class Actuator:
             raise Unmet(f"{spec.name} did not come up on {target.name}: {last.reason}")
         self._came[spec.name] = target, time.monotonic() + self._silent_s
 
-    async def let_go(self, model: str, group: HeardGroup, record: DecisionRecord) -> None:
-        """Hibernates a model on one of the groups that serve it. Requests go to the others from now on, and running
-        ones may finish within the time of a drain. Raises the group's error if it refuses."""
+    async def let_go(
+        self,
+        model: str,
+        group: HeardGroup,
+        record: DecisionRecord,
+        target: common_pb2.Residency = common_pb2.HIBERNATING,
+    ) -> gpu_scheduler_pb2.ResidencyProgress:
+        """Brings a model down to `target` on one of the groups that serve it, and returns the group's last progress
+        message. Requests go to the others from now on; running ones go on at one of them with their KV if it is on the
+        same node, else they may finish within the time of a drain. Raises the group's error if it refuses."""
         if model in self.moving:
             raise Unmet(f"{model} is moving already")
+        if (coming := self.comes_up(model)) is group:
+            raise Unmet(f"{model} is coming up on {coming.name}")
         self.moving.add(model)
         self.leaving[model] = group.name
         try:
             self._cluster.changed(model)
-            await self.bring_down(self.spec(model), group, common_pb2.HIBERNATING, record, self._drain_ms)
+            successor = self.successor(group, self.beside(group, model))
+            return await self.bring_down(self.spec(model), group, target, record, self._drain_ms, successor)
         finally:
             self.leaving.pop(model, None)
             self.moving.discard(model)
             self._cluster.changed(model)
+
+    def beside(self, group: HeardGroup, model: str) -> HeardGroup | None:
+        """The other group that serves the model and is to go on doing so: one of the same node if there is one, since
+        running requests take their KV along there, and of such the one with the fewest of its requests. None if there
+        is none."""
+        found = [
+            (other.node != group.node, there.waiting + there.running, other.name, other)
+            for other, there in self._cluster.residents(model)
+            if other is not group and there.residency == common_pb2.ACTIVE and not there.outdated
+            if not other.drained and not other.state.stopping
+        ]
+        return min(found)[-1] if found else None
+
+    def successor(self, source: HeardGroup, target: HeardGroup | None) -> str:
+        """Address of the group `target` if it can take the KV of running requests of the group `source`; else empty:
+        KV stays on its node."""
+        if target is None or not self._move_kv or not source.node or source.node != target.node:
+            return ""
+        return target.address
 
     @contextlib.contextmanager
     def _making_way(self, yields: Sequence[gpu_scheduler_pb2.Yield]) -> Iterator[None]:

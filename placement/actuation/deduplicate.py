@@ -56,7 +56,10 @@ class Deduplicator:
             was_removed = model in self._cluster.removed and self._cluster.entry(model) is None
             serving = [group for group, resident in places if resident.residency in TAKES_REQUESTS]
             lasting = [group for group in serving if not self._has_to_leave(group, model)]
-            kept = (lasting or [group for group, _ in places[:1]])[: self._most_replicas]
+            entry = self._cluster.entry(model)
+            own = entry.model.most_replicas if entry is not None else 0
+            most = min(self._most_replicas, own or self._most_replicas)
+            kept = (lasting or [group for group, _ in places[:1]])[:most]
             for group, _ in places:
                 place, best = (group.client.address, model), kept[0]
                 if was_removed and place in self._cluster.doubtful:
@@ -85,7 +88,8 @@ class Deduplicator:
             entry = self._cluster.entry(model)
             spec = common_pb2.ModelSpec(name=model) if entry is None else entry.model
             record = self._history.add(model, "go cold", group.name, why)
-            await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
+            successor = self._actuator.successor(group, self._actuator.beside(group, model))
+            await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms, successor)
             # Until the group itself reports that the model has left, routes would lead there.
             await self._cluster.until(lambda: model not in group.residents or not group.reachable)
             self._actuator.overdue.discard(place)

@@ -156,18 +156,9 @@ class Drain:
         return verdict
 
     def _beside(self, group: HeardGroup, model: str) -> PlacementPlan | None:
-        """The plan to leave the model to another group that serves it, of the same node if there is one, since running
-        requests take their KV along there; None if there is none."""
-        found = [
-            (other.node != group.node, there.waiting + there.running, other.name, other)
-            for other, there in self._cluster.residents(model)
-            if other is not group and there.residency == common_pb2.ACTIVE and not there.outdated
-            if not other.drained and not other.state.stopping
-        ]
-        if not found:
-            return None
-        other = min(found)[-1]
-        return PlacementPlan(model, other, f"{other.name} serves it already")
+        """The plan to leave the model to another group that serves it; None if there is none."""
+        other = self._actuator.beside(group, model)
+        return None if other is None else PlacementPlan(model, other, f"{other.name} serves it already")
 
     @staticmethod
     def _serves_it(group: HeardGroup, model: str) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from placement.actuation.actuator import Actuator
 from placement.actuation.deduplicate import Deduplicator
-from placement.actuation.history import DecisionHistory
+from placement.actuation.history import DecisionHistory, DecisionRecord
 from placement.cluster.cluster import TAKES_REQUESTS, Cluster, HeardGroup
 from placement.config import PlacementConfig
 from placement.planning.planner import DepartingModel, PlacementPlan, Planner
@@ -34,6 +34,8 @@ look, and after a search for moves. With a thousand groups a pass takes longer, 
 _LONGEST_REST_S, _LONGEST_REST_AFTER_MOVES_S = 1.0, 30.0
 """Longest pause in seconds, after a look and after a search for moves, however long the pass took: perhaps the host
 stood still."""
+_HEARD_S = 2.0
+"""Longest time in seconds that a call waits for the group's report of what was done."""
 _BELOW = {
     common_pb2.HIBERNATING: (common_pb2.ACTIVE,),
     common_pb2.COLD: (common_pb2.ACTIVE, common_pb2.HIBERNATING, common_pb2.ERROR),
@@ -238,15 +240,27 @@ class Reconciler:
         now = asyncio.get_running_loop().time()
         return self._planner.prospect(entry.model), now - self._asked_at.get(model, now)
 
-    async def evict(self, model: str, target: common_pb2.Residency) -> EvictionOutcome:
-        """Brings the model down to `target` on every group that has it. Returns the residency that it has then; for
-        ON_DISK that holds once the caller has dropped its image. Raises NotFound, Unmet, and Conflict for a model that
-        is on its way."""
+    async def evict(self, model: str, target: common_pb2.Residency, group: str = "") -> EvictionOutcome:
+        """Brings the model down to `target` on every group that has it, or on the one of the name `group`. Returns the
+        residency that it has then; for ON_DISK that holds once the caller has dropped its image. Raises NotFound,
+        Unmet, and Conflict for a model that is on its way."""
         spec = self._actuator.spec(model)
+        if group:
+            only = self._cluster.known_group(group)
+            if model not in only.residents:
+                raise Unmet(f"{model} is not on {only.name}")
+            if target == common_pb2.ON_DISK:
+                raise Unmet(f"{model} leaves host memory on all groups, or on none: name no group")
+            if self._actuator.beside(only, model) is not None:
+                return await self._leave(model, only, target)
         if target not in _BELOW:
             known = target in common_pb2.Residency.values()
             raise Unmet(f"{common_pb2.Residency.Name(target) if known else target} is not a residency to evict to")
-        places = [group for group, resident in self._cluster.residents(model) if resident.residency in _BELOW[target]]
+        places = [
+            each
+            for each, resident in self._cluster.residents(model)
+            if resident.residency in _BELOW[target] and group in ("", each.name)
+        ]
         entry = self._cluster.entry(model)
         if target == common_pb2.ON_DISK and entry is not None and (entry.model.pinned or entry.image_pinned):
             raise Unmet(f"{model} is pinned: its image stays in host memory until it is unpinned")
@@ -255,20 +269,75 @@ class Reconciler:
         if not places and not (target == common_pb2.ON_DISK and self._has_image(model)):
             raise Unmet(f"{model} is {self._state(model)}: there is nothing to bring down")
         reached, reason = target, ""
-        for group in places:
-            why = group.residents[model].no_image if model in group.residents else ""
-            record = self._history.add(model, _action(target), group.name, "an operator asked for it")
+        for place in places:
+            why = place.residents[model].no_image if model in place.residents else ""
+            record = self._history.add(model, _action(target), place.name, "an operator asked for it")
             self._evicting.add(model)
             try:
-                last = await self._actuator.bring_down(spec, group, target, record)
+                last = await self._actuator.bring_down(spec, place, target, record)
             finally:
                 self._evicting.discard(model)
             if target == common_pb2.HIBERNATING != last.residency:
                 reached = common_pb2.COLD
             reason = reason or last.reason or why
+        return self._reached(model, target, reached, reason)
+
+    async def _leave(self, model: str, group: HeardGroup, target: common_pb2.Residency) -> EvictionOutcome:
+        """Brings the model down to `target` on one of the groups that serve it. Raises Unmet, Conflict, and the group's
+        error if it refuses."""
+        if target not in _BELOW or group.residents[model].residency not in _BELOW[target]:
+            raise Unmet(f"{model} is not up on {group.name}: there is nothing to bring down")
+        if self._is_on_its_way(model):
+            raise Conflict(f"{model} is on its way: it leaves {group.name} once that has ended")
+        record = self._history.add(model, _action(target), group.name, "an operator asked for it; others serve it")
+        why = group.residents[model].no_image
+        last = await self._actuator.let_go(model, group, record, target)
+        self._planner.hold(model, False)
+        slept = target == last.residency == common_pb2.HIBERNATING
+        return self._reached(model, target, common_pb2.HIBERNATING if slept else common_pb2.COLD, last.reason or why)
+
+    def _reached(
+        self, model: str, target: common_pb2.Residency, reached: common_pb2.Residency, why: str
+    ) -> EvictionOutcome:
+        """The outcome of an eviction to `target` that came to `reached`. `why`: why the model has no image, by its
+        group."""
         if reached != common_pb2.COLD or self._has_image(model):
             return EvictionOutcome(reached)
-        return EvictionOutcome(common_pb2.ON_DISK, self._without_image(model, target, reason))
+        return EvictionOutcome(common_pb2.ON_DISK, self._without_image(model, target, why))
+
+    async def replicate(self, model: str, to_group: str = "") -> tuple[str, float]:
+        """Brings an active model up on one group more, `to_group` or the one with the least pressure, and returns its
+        name and the seconds that it took. The model keeps its groups until an operator takes it off one. Raises
+        NotFound, Unmet, Conflict, Refused."""
+        spec = self._actuator.spec(model)
+        only = self._cluster.known_group(to_group) if to_group else None
+        here = [group for group, there in self._cluster.residents(model) if there.residency == common_pb2.ACTIVE]
+        if not here:
+            raise Unmet(f"{model} is not active")
+        if only is not None and only in here:
+            raise Unmet(f"{model} is on {only.name} already")
+        most = spec.most_replicas or self._config.most_replicas
+        if len(here) >= min(most, self._config.most_replicas):
+            whose = "its" if most <= self._config.most_replicas and spec.most_replicas else "placement's"
+            names = " and ".join(group.name for group in here)
+            raise Unmet(f"{model} is on {names}: {whose} most_replicas is {min(most, self._config.most_replicas)}")
+        if self._is_on_its_way(model):
+            raise Conflict(f"{model} is on its way: it comes up on another group once that has ended")
+        plan = self._planner.beside(spec, None if only is None else only.name)
+        if plan.group is None:
+            raise Refused(f"{model}: {plan.reason}")
+        reason = f"an operator asked for it: {plan.reason}"
+        record = self._history.add(model, "replicate", plan.group.name, reason, plan.candidates)
+        await self._carry_replica(plan, record, self.yields(plan, f"part of bringing {model} up on {plan.group.name}"))
+        if not record.took_s:
+            raise Unmet(f"{model} did not come up on {plan.group.name}: {record.outcome}")
+        # Who asked looks at the routes next.
+        group = plan.group
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HEARD_S):
+                await self._cluster.until(lambda: _serves(group, model))
+        self._planner.hold(model, True)
+        return group.name, record.took_s
 
     def _is_on_its_way(self, model: str) -> bool:
         """Whether a group is bringing the model up or down, or is about to."""
@@ -402,6 +471,7 @@ class Reconciler:
         surplus = [(model, group) for model, group in self._planner.surplus() if model not in on_their_way]
         for model, group in surplus:
             record = self._history.add(model, "hibernate", group.name, "its other groups can serve its requests")
+            _log.info("leaves a group", model=model, group=group.name, why=record.reason)
             tasks.spawn(self._quietly(actuator.let_go(model, group, record)), f"{model} leaves {group.name}")
         # One at a time, and not while a model waits for the room that it would take.
         plan = None
@@ -415,7 +485,15 @@ class Reconciler:
     async def _bring_replica(self, plan: PlacementPlan) -> None:
         assert plan.group is not None
         record = self._history.add(plan.model, "replicate", plan.group.name, plan.reason, plan.candidates)
-        await self._actuator.activate(plan.model, plan.group, record)
+        _log.info("comes up on one group more", model=plan.model, group=plan.group.name, why=plan.reason)
+        await self._carry_replica(plan, record)
+
+    async def _carry_replica(
+        self, plan: PlacementPlan, record: DecisionRecord, yields: Sequence[gpu_scheduler_pb2.Yield] = ()
+    ) -> None:
+        """Brings a model up on one group more. Returns when it is up, or could not come up."""
+        assert plan.group is not None
+        await self._actuator.activate(plan.model, plan.group, record, yields)
         if (under_way := self._actuator.activating.get(plan.model)) is not None:
             await asyncio.wait([under_way[1]])
 
@@ -467,6 +545,12 @@ class Reconciler:
 
     def rates(self) -> dict[str, float]:
         return self._planner.rates()
+
+
+def _serves(group: HeardGroup, model: str) -> bool:
+    """Whether the model is active on the group, by its last report."""
+    resident = group.residents.get(model)
+    return resident is not None and resident.residency == common_pb2.ACTIVE
 
 
 def _leaves(group: HeardGroup, model: str) -> bool:

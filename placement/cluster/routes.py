@@ -138,10 +138,12 @@ def route(
         if resident.residency != common_pb2.ERROR and not places:
             found.residency = resident.residency
     if places:
-        # A group that the model is leaving still serves its requests, but gets no new ones while there is another
-        # group.
+        # A group that the model is leaving still serves its requests, but gets no new ones while another one can take
+        # them: gateways do not go by the order of active places.
         places.sort(key=lambda place: (place.group == avoided, place.residency != common_pb2.ACTIVE))
-        if len(places) > 1 and avoided is not None:
+        if places[0].group != avoided and places[0].residency == common_pb2.ACTIVE:
+            places = [place for place in places if place.group != avoided]
+        elif len(places) > 1 and avoided is not None:
             places = [place for place in places if place.group != avoided or place.residency == common_pb2.ACTIVE]
         found.residency = places[0].residency
         found.places.extend(places)

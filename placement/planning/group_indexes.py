@@ -211,6 +211,7 @@ class GroupIndexes:
                 late=group.residents[name].late > 0,
                 missed=max(0, missed - missed_before),
                 returns=max(0, returns - returns_before),
+                group=group.name,
             )
 
     def _hear_replicas(self, group: HeardGroup, now: float) -> None:

@@ -236,6 +236,8 @@ class Planner:
                 continue
             residents = self._cluster.residents(name)
             here = [group.name for group, each in residents if each.residency == common_pb2.ACTIVE]
+            if len(here) >= self.most_replicas(entry.model):
+                continue
             closed = {group.name for group, each in residents if each.residency != common_pb2.HIBERNATING}
             crowded = replication.crowded(self._now())
             closed |= {group.name for address, group in self._cluster.groups.items() if address in crowded}
@@ -249,6 +251,28 @@ class Planner:
                     plan, reason=f"its requests are late on {where}, where most of the demand is its own: {plan.reason}"
                 )
         return None
+
+    def most_replicas(self, spec: common_pb2.ModelSpec) -> int:
+        """Most groups that serve the model at once."""
+        most = self._config.replication.most
+        return min(most, spec.most_replicas) if spec.most_replicas else most
+
+    def beside(self, spec: common_pb2.ModelSpec, only: str | None = None) -> PlacementPlan:
+        """The plan to bring an active model up on one group more, because an operator asked for it. `only`: name of the
+        group; None: any."""
+        self._group_indexes.listen()
+        there = self._suitable(spec)
+        if there is None:
+            return PlacementPlan(spec.name, None, self._unsuitable(spec))
+        residents = self._cluster.residents(spec.name)
+        closed = {group.name for group, each in residents if each.residency != common_pb2.HIBERNATING}
+        wanted = self._wanted(spec)
+        answer = there.activate(wanted.wanted(wanted.demand / (len(closed) + 1)), only, closed=closed)
+        return self._verdict(spec, answer)
+
+    def hold(self, model: str, held: bool) -> None:
+        """Has the model leave none of its groups as not needed, or lets it again."""
+        self._group_indexes.replication.hold(model, held)
 
     def surplus(self) -> list[tuple[str, HeardGroup]]:
         """Models that have more groups than they need, each with the group that it can do without."""

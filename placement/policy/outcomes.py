@@ -2,13 +2,17 @@
 
 A model returns when a request comes after a second or more without any. How often it does is an average that decays,
 over two minutes, ten minutes and an hour, whichever says most: a model that is asked for every half hour is known, and
-one that has just begun to be asked for every half minute too.
+one that has just begun to be asked for every half minute too. It counts on each of several groups by itself: a group of
+a busy model may be without its requests for a second, so that returns of such a model are overrated while it is awake.
+
+Misses of a model that several groups serve are told apart by group: it may be late on one and not on another. Those of
+a model that one group serves go with it where it goes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, inf
 
 LATELY_S = 20.0
@@ -16,6 +20,8 @@ LATELY_S = 20.0
 that stand in each other's way to be asked for again."""
 MISSES_S = 60.0
 """Seconds over which missed targets are averaged: the window of the models' rates."""
+_FORGOTTEN_S = 10 * MISSES_S
+"""Seconds after which misses on a group have decayed to nothing."""
 _OVER_S = (120.0, 600.0, 3600.0)
 """Seconds over which returns are averaged."""
 
@@ -25,14 +31,38 @@ _SOON_S, _LIKELY = 60.0, 0.5
 
 
 @dataclass(slots=True)
-class _Record:
-    missed_at: float = -inf
+class _Misses:
+    at: float = -inf
     """Second at which a request was last seen to be late, or to have missed a target."""
+    targets: float = 0.0
+    """Targets missed, decaying over MISSES_S, as at `at`."""
+
+    def add(self, missed: int, now: float) -> None:
+        self.targets = _decayed(self.targets, now - self.at, MISSES_S) + missed
+        self.at = now
+
+    def lately(self, now: float) -> bool:
+        return now - self.at < LATELY_S
+
+    def per_s(self, now: float) -> float:
+        return _decayed(self.targets, now - self.at, MISSES_S) / MISSES_S
+
+
+_NONE = _Misses()
+
+
+@dataclass(slots=True)
+class _Record:
+    misses: _Misses = field(default_factory=_Misses)
+    on: dict[str, _Misses] = field(default_factory=dict)
+    """The same by group."""
     at: float = 0.0
     """Second to which `returns` have decayed."""
     returns: tuple[float, ...] = (0.0,) * len(_OVER_S)
-    misses: float = 0.0
-    """Targets missed, decaying over MISSES_S, as at `missed_at`."""
+
+    def of(self, group: str | None) -> _Misses:
+        """Misses on one group; None: on all of them."""
+        return self.misses if group is None else self.on.get(group, _NONE)
 
 
 class Outcomes:
@@ -41,28 +71,32 @@ class Outcomes:
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
 
-    def observe(self, model: str, now: float, *, late: bool = False, missed: int = 0, returns: int = 0) -> None:
-        """Takes in what was reported since the last call. `late`: whether a request waits and is late. `missed`: number
-        of targets that requests missed. `returns`: how often the model returned."""
+    def observe(
+        self, model: str, now: float, *, late: bool = False, missed: int = 0, returns: int = 0, group: str = ""
+    ) -> None:
+        """Takes in what the group of the name `group` reported of the model since the last call. `late`: whether a
+        request waits and is late. `missed`: number of targets that requests missed. `returns`: how often the model
+        returned."""
         if not (late or missed or returns):
             return
         record = self._records.setdefault(model, _Record())
         if late or missed:
-            record.misses = _decayed(record.misses, now - record.missed_at, MISSES_S) + missed
-            record.missed_at = now
+            record.misses.add(missed, now)
+            record.on.setdefault(group, _Misses()).add(missed, now)
+            record.on = {name: misses for name, misses in record.on.items() if now - misses.at < _FORGOTTEN_S}
         if returns:
             record.returns = tuple(each + returns for each in _returns(record, now))
             record.at = now
 
-    def missed(self, model: str, now: float) -> bool:
-        """Whether a request of the model missed a target within LATELY_S."""
+    def missed(self, model: str, now: float, group: str | None = None) -> bool:
+        """Whether a request of the model missed a target within LATELY_S; on one group, or on any (None)."""
         record = self._records.get(model)
-        return record is not None and now - record.missed_at < LATELY_S
+        return record is not None and record.of(group).lately(now)
 
-    def missed_per_s(self, model: str, now: float) -> float:
-        """Targets that the model's requests miss, each second."""
+    def missed_per_s(self, model: str, now: float, group: str | None = None) -> float:
+        """Targets that the model's requests miss, each second; on one group, or on all together (None)."""
         record = self._records.get(model)
-        return 0.0 if record is None else _decayed(record.misses, now - record.missed_at, MISSES_S) / MISSES_S
+        return 0.0 if record is None else record.of(group).per_s(now)
 
     def returns_per_s(self, model: str, now: float) -> float:
         """How often the model is expected to return, each second."""

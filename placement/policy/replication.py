@@ -119,6 +119,8 @@ class Replication:
         """Model -> second at which it was last short, or came up on a further group."""
         self._grants: dict[str, _Grant] = {}
         """Model -> the last group that it was granted."""
+        self._held: set[str] = set()
+        """Models that leave none of their groups as long as they have several."""
 
     def heard(self, group: str, replicas: Mapping[str, Replica], now: float) -> None:
         """Takes in the models that are active on a group; none if the group is away."""
@@ -187,12 +189,17 @@ class Replication:
         self._grants[model] = _Grant(now, there, failures)
         self._short_at[model] = rate / max(1, there)
 
+    def hold(self, model: str, held: bool) -> None:
+        """Has the model leave none of its groups as long as it has several, or lets it again. An operator's order."""
+        (self._held.add if held else self._held.discard)(model)
+
     def surplus(self, now: float, rate: Callable[[str], float], going: Container[str] = ()) -> list[tuple[str, str]]:
         """(model, group that it can do without): one that is in `going`, of groups that are to be emptied, else the one
         with the fewest of its requests. `rate`: tokens per second of a model on all its groups. It is to be asked every
         second or so: it takes in the rates at which models with several groups are short."""
         found = []
-        for name in [name for name, there in self._replicas.items() if len(there) > 1]:
+        self._held &= {name for name, there in self._replicas.items() if len(there) > 1}
+        for name in [name for name, there in self._replicas.items() if len(there) > 1 and name not in self._held]:
             there, rules, tokens_per_s = self._replicas[name], self._rules, rate(name)
             if name in self._short_since:
                 self._short_at[name] = max(self._short_at.get(name, 0.0), tokens_per_s / len(there))

@@ -83,6 +83,9 @@ def add_model(
     floor_tokens: Annotated[int, typer.Option(help="KV it always has while active; left out: for one request.")] = 0,
     quota: Annotated[str, typer.Option(help="Private memory of its engine on each device, e.g. 1MiB.")] = "",
     devices: Annotated[int, typer.Option(help="Of one group, that it is spread over: 1, 2 or 4.")] = 1,
+    most_replicas: Annotated[
+        int, typer.Option(help="Most groups that serve it at once; 0: as placement's setting says.")
+    ] = 0,
     task: Annotated[str, typer.Option(help="embed, generate or rerank; by default what its folder says.")] = "",
     tool_parser: Annotated[
         str, typer.Option(help="How it calls tools (hermes); by default what its template says.")
@@ -118,6 +121,7 @@ def add_model(
         floor_tokens=floor_tokens,
         quota_bytes=parse_size(quota) if quota else None,
         devices=devices,
+        most_replicas=most_replicas,
         task=task,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,

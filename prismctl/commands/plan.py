@@ -142,6 +142,8 @@ def _print(found: list[FleetAttempt], target: float) -> None:
     )
     rows = [Row(_cells(name, of)) for name, of in [*answer.report["models"].items(), ("all", answer.report["all"])]]
     typer.echo(render(columns, rows, width()))
+    if replicas := answer.report["counts"].get("replicas", 0):
+        typer.echo(f"models came up on one group more {counted(replicas, 'time')}: their load exceeds a group")
     total, fits = answer.report["all"], _fits(answer, target)
     typer.echo(
         f"{'fits' if fits else 'does not fit'}: {_percent(answer.attainment)} of "

@@ -1,4 +1,4 @@
-"""`prismctl models wake | sleep | move | limit`: what is done to a model of the running system."""
+"""`prismctl models wake | sleep | move | replicate | limit`: what is done to a model of the running system."""
 
 from __future__ import annotations
 
@@ -55,10 +55,12 @@ def sleep(
     context: typer.Context,
     name: Name,
     to: Annotated[str, typer.Option(help="hibernating, cold or disk")] = "hibernating",
+    group: Annotated[str, typer.Option(help="The group that it leaves. Left out: all that have it.")] = "",
     json_: Json = False,
 ) -> None:
     """Bring a model down now. Its next request brings it up again. What has no image of its weights can neither
-    hibernate nor be cold: its engine is given back, and the next start reads the checkpoint."""
+    hibernate nor be cold: its engine is given back, and the next start reads the checkpoint. Of several groups that
+    serve it, one can be named: the others serve on, and what runs there goes on at them."""
     system: SystemAddresses = context.obj
     if to not in _DOWN:
         raise typer.BadParameter(f"--to is one of {', '.join(_DOWN)}, not {to!r}")
@@ -66,12 +68,13 @@ def sleep(
     async def ask() -> placement_pb2.EvictResponse:
         async with system.open_placement() as placement:
             async with system.attending([*system.node(), *await system.groups(placement, name)]):
-                return await placement.eviction(name, _DOWN[to])
+                return await placement.eviction(name, _DOWN[to], group)
 
     answer = run(ask())
     state, why = values.residency(answer.residency), answer.reason
-    text = f"{name} is {state}{f': {why}' if why else ''}"
-    show({"model": name, "state": state, "reason": why or None}, json_, text)
+    on = f" on {group}" if group else ""
+    text = f"{name} is {state}{on}{f': {why}' if why else ''}"
+    show({"model": name, "state": state, "group": group or None, "reason": why or None}, json_, text)
 
 
 def move(
@@ -88,6 +91,28 @@ def move(
 
     seconds = run(ask())
     show({"model": name, "group": group, "seconds": seconds}, json_, f"{name} is on {group} after {seconds:.2f} s")
+
+
+def replicate(
+    context: typer.Context,
+    name: Name,
+    group: Annotated[str, typer.Argument(metavar="[GROUP]", help="Left out: placement chooses.")] = "",
+    json_: Json = False,
+) -> None:
+    """Bring a model up on one group more, beside those that serve it. It stays on all of them, however little it is
+    asked for, until it is taken off one (`sleep --group`), or placement ends."""
+    system: SystemAddresses = context.obj
+
+    async def ask() -> tuple[str, float]:
+        async with system.open_placement() as placement:
+            groups = await system.groups(placement, name, *([group] if group else []))
+            async with system.attending([*system.node(), *groups]):
+                where = f"to {group}" if group else "to one group more"
+                coming = told_meanwhile(placement.replicate(name, group), f"{name} is on its way {where}")
+                return await meanwhile(placement, name, coming, tell)
+
+    came, seconds = run(ask())
+    show({"model": name, "group": came, "seconds": seconds}, json_, f"{name} is on {came} too after {seconds:.2f} s")
 
 
 def limit(

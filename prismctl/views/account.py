@@ -80,12 +80,19 @@ def _facts(place: Mapping[str, Any]) -> Iterator[str]:
 
 def _why(known: Mapping[str, Any]) -> Iterator[str]:
     actions = _BROUGHT.get(known["state"], ())
-    found = next((each for each in known["decisions"] if each["action"] in actions), None)
-    if found is None:
+    brought = [each for each in known["decisions"] if each["action"] in actions]
+    here = [place["group"] for place in known["places"] if place["answers"] and place["state"] == known["state"]]
+    if len(here) > 1:  # each of the groups has a reason of its own
+        newest_of = (next((each for each in brought if each["group"] == group), None) for group in here)
+        told = [each for each in newest_of if each is not None]
+    else:
+        told = brought[:1]
+    for each in told:
+        on = f" on {each['group']}" if each["group"] else ""
+        yield f"why: {each['action']}{on} {each['age_s']:.0f} s ago, {each['outcome']}: {each['reason']}"
+    if not told:
         return
-    on = f" on {found['group']}" if found["group"] else ""
-    yield f"why: {found['action']}{on} {found['age_s']:.0f} s ago, {found['outcome']}: {found['reason']}"
-    newest = known["decisions"][0]
+    found, newest = max(told, key=lambda each: -each["age_s"]), known["decisions"][0]
     if newest is not found and newest["action"] == "refuse":
         yield f"since then: refused {newest['age_s']:.0f} s ago: {newest['reason']}"
 

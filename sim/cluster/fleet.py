@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from math import inf, isnan
 
+from gateway.policy.replica_choice import choose
 from gpu_scheduler.config import Arbitration
 from placement.config import PlacementConfig
 from placement.policy.assignment.cool_down import CoolDowns
@@ -95,7 +97,7 @@ class Fleet:
     def submit(self, request: SimulatedRequest) -> None:
         homes = self._home.get(request.model)
         if homes is not None:
-            self._least_busy(request.model, homes).queue.submit(request)
+            self._best(request, homes).queue.submit(request)
             return
         waiting = self._parked.get(request.model)
         if waiting is not None:
@@ -104,16 +106,15 @@ class Fleet:
         self._parked[request.model] = deque([request])
         self._activate(request.model)
 
-    def _least_busy(self, name: str, homes: Sequence[SimulatedGroup]) -> SimulatedGroup:
-        """Of the groups of a model, those before others where it is active, the one with the fewest of its requests."""
+    def _best(self, request: SimulatedRequest, homes: Sequence[SimulatedGroup]) -> SimulatedGroup:
+        """Of the groups of the request's model the one that a gateway would choose, which has all groups' outlooks as
+        they are at this moment; those where the model is active go first. Simulated engines have no prefixes."""
         if len(homes) == 1:
             return homes[0]
-
-        def badness(group: SimulatedGroup) -> tuple[bool, int]:
-            waiting, running, _ = self._queues[group.name].count(name)
-            return name not in group.active, waiting + running
-
-        return min(homes, key=badness)
+        found = [group for group in homes if request.model in group.active] or homes
+        outlooks = [self._queues[group.name].outlook(request) for group in found]
+        left_s = request.deadline - self._clock.now if isnan(request.first_at) else inf
+        return found[choose(outlooks, request.to_prefill, left_s)]
 
     def _leave(self, name: str, group: SimulatedGroup) -> None:
         """Has no further requests of the model go to the group."""

@@ -162,6 +162,7 @@ class SimulatedIndexes:
             late=late > 0,
             missed=max(0, missed - before[0]),
             returns=max(0, returns - before[1]),
+            group=group.name,
         )
 
     def _demands(self, name: str, rate: float) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from math import inf, isnan
 
+from gateway.policy.replica_choice import GroupOutlook
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.policy.group_core import GroupCore
 from gpu_scheduler.policy.group_facts import ArrivedRequest, ModelFacts, Presence
@@ -95,6 +96,13 @@ class SimulatedQueue:
     def claims(self) -> Counter[str]:
         """Model -> number of its waiting requests that can still be on time."""
         return Counter(self._requests[request_id].model for request_id in self._core.queue_plan.on_time)
+
+    def outlook(self, request: SimulatedRequest) -> GroupOutlook:
+        """What a request that came now would meet here."""
+        now = self._clock.now
+        queue_s, tokens_per_s = self._core.outlook(request.model, now)
+        waiting, running, _ = self._core.count(request.model)
+        return GroupOutlook(waiting + running, queue_s, tokens_per_s)
 
     def count(self, name: str) -> tuple[int, int, int]:
         """(waiting, running, late among the waiting) requests of a model."""

@@ -23,7 +23,20 @@ HANGS_S = PATIENCE_S
 _AT_ONCE = 12
 _BIG = 65 << 20
 """Beyond the longest message that a server takes."""
-WAITS = frozenset(("MakeRoom", "Activate", "AddModel", "RemoveModel", "Evict", "Migrate", "DrainGroup", "TakeKv"))
+WAITS = frozenset(
+    (
+        "MakeRoom",
+        "Activate",
+        "AddModel",
+        "RemoveModel",
+        "Evict",
+        "Migrate",
+        "Replicate",
+        "LeaveGroup",
+        "DrainGroup",
+        "TakeKv",
+    )
+)
 """Methods whose answer may take longer than a call's deadline here; also what waits for one of these."""
 _REMOVES = frozenset(("Remove", "RemoveModel"))
 """Methods that would, rightly, take away what the others are to be asked about."""

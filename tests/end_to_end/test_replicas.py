@@ -1,8 +1,9 @@
-"""A model on two groups at once, in the whole system with echo engines."""
+"""A model on two groups at once, in the whole system."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -25,6 +26,13 @@ async def places(it: World, model: str) -> list[str]:
         for group in cluster.groups
         if any(each.model == model and each.residency == common_pb2.ACTIVE for each in group.models)
     ]
+
+
+def told(it: World, event: str) -> list[dict[str, Any]]:
+    """What gpu_schedulers logged of it."""
+    lines = [line for log in it.local.state.glob("logs/gpu_scheduler*.log") for line in log.read_text().splitlines()]
+    events = [json.loads(line) for line in lines if line.startswith("{") and event in line]
+    return [each for each in events if each.get("event") == event]
 
 
 async def test_model_with_more_load_than_a_group_is_served_by_two_and_outlives_the_death_of_one() -> None:
@@ -54,3 +62,47 @@ async def test_model_with_more_load_than_a_group_is_served_by_two_and_outlives_t
             await it.until(goes_on, "requests are answered by the other group")
         assert not any(client.done() for client in clients)
         await tasks.cancel(*clients)
+
+
+@pytest.mark.sglang
+async def test_streams_of_a_group_that_a_model_leaves_go_on_with_their_kv_and_no_token_changes() -> None:
+    model, new = MODELS[1], 100
+    prompts = [list(range(100 + 40 * i, 140 + 40 * i)) for i in range(4)]
+    async with world("sglang", {model: {}}, devices=DEVICES) as it:
+
+        async def answer(i: int, started: asyncio.Event | None = None) -> tuple[str, dict[str, Any], str]:
+            return await it.stream(model, prompts[i], new, started, ignore_eos=True)
+
+        undisturbed = [(text, finish) for text, _, finish in await asyncio.gather(*map(answer, range(len(prompts))))]
+        (here,) = await places(it, model)
+        await it.placement.replicate(model)
+        assert sorted(await places(it, model)) == sorted(DEVICES)
+
+        async def leave(group: str) -> None:
+            left, started = asyncio.Event(), [asyncio.Event() for _ in prompts]
+
+            async def keep_asking(i: int) -> None:
+                while not left.is_set():
+                    text, _, finish = await answer(i, started[i])
+                    assert (text, finish) == undisturbed[i]
+
+            async with asyncio.TaskGroup() as streams:
+                for i in range(len(prompts)):
+                    streams.create_task(keep_asking(i))
+                for event in started:
+                    await event.wait()
+                reached = await it.placement.eviction(model, common_pb2.HIBERNATING, group)
+                left.set()
+            assert reached.residency == common_pb2.HIBERNATING
+            assert group not in await places(it, model)
+
+        # All streams there may be between two requests when it leaves: then there was nothing to hand over.
+        for _ in range(3):
+            await leave(here)
+            handed = told(it, "KV handed over")
+            if any(each["requests"] and each["bytes"] for each in handed):
+                break
+            await it.placement.replicate(model, here)
+        assert any(each["requests"] and each["bytes"] for each in handed), "no stream was handed over"
+        resumed = told(it, "stream resumed")
+        assert any(each["cached"] for each in resumed), "its KV was computed again"

@@ -70,6 +70,9 @@ class FakeGroup(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         self.script = script
         self.requests: list[Running] = []
         self.streams = 0
+        self.outlook = gpu_scheduler_pb2.Outlook()
+        """Told to a gateway that begins to follow it."""
+        self.followed: list[bool] = []
         self._arrival = asyncio.Condition()
         self._server: Any = None
         self._channels: set[FramedChannel[gpu_scheduler_pb2.FromGateway]] = set()
@@ -106,15 +109,14 @@ class FakeGroup(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
 
     def _accept(self) -> asyncio.Protocol:
         self.streams += 1
-        send = lambda chunk: channel.send(gpu_scheduler_pb2.ToGateway(chunks=[chunk]))  # noqa: E731
-        stream = _FakeStream(self, send)
+        stream = _FakeStream(self, lambda message: channel.send(message))
         channel = FramedChannel(gpu_scheduler_pb2.FromGateway, stream.take, lambda: self._channels.discard(channel))
         self._channels.add(channel)
         return channel
 
     async def Serve(self, messages: AsyncIterator[gpu_scheduler_pb2.FromGateway], context: Any) -> Any:
         self.streams += 1
-        outgoing: asyncio.Queue[common_pb2.TokenChunk] = asyncio.Queue()
+        outgoing: asyncio.Queue[gpu_scheduler_pb2.ToGateway] = asyncio.Queue()
         stream = _FakeStream(self, outgoing.put_nowait)
 
         async def read() -> None:
@@ -123,10 +125,10 @@ class FakeGroup(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
 
         self.spawn(read())
         while True:
-            chunks = [await outgoing.get()]
+            message = await outgoing.get()
             while not outgoing.empty():
-                chunks.append(outgoing.get_nowait())
-            yield gpu_scheduler_pb2.ToGateway(chunks=chunks)
+                message.MergeFrom(outgoing.get_nowait())
+            yield message
 
     async def run(self, running: Running) -> None:
         async with self._arrival:
@@ -143,18 +145,25 @@ class FakeGroup(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
 class _FakeStream:
     """What one gateway's stream has open."""
 
-    def __init__(self, group: FakeGroup, send: Callable[[common_pb2.TokenChunk], None]) -> None:
+    def __init__(self, group: FakeGroup, send: Callable[[gpu_scheduler_pb2.ToGateway], None]) -> None:
         self._group = group
         self._send = send
         self._open: dict[str, Running] = {}
 
+    def _chunk(self, chunk: common_pb2.TokenChunk) -> None:
+        self._send(gpu_scheduler_pb2.ToGateway(chunks=[chunk]))
+
     def take(self, message: gpu_scheduler_pb2.FromGateway) -> None:
+        if message.WhichOneof("message") == "follow_outlook":
+            self._group.followed.append(message.follow_outlook.follow)
+            self._send(gpu_scheduler_pb2.ToGateway(outlook=self._group.outlook))
+            return
         if message.WhichOneof("message") == "cancel":
             running = self._open.get(message.cancel.request_id)
             if running is not None:
                 running.cancelled.set()
             return
-        running = self._open[message.submit.request_id] = Running(message.submit, self._send)
+        running = self._open[message.submit.request_id] = Running(message.submit, self._chunk)
         self._group.spawn(self._group.run(running))
 
 
@@ -172,7 +181,12 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
         self.evict: Callable[[placement_pb2.EvictRequest], Awaitable[placement_pb2.EvictResponse]] | None = None
         self.cluster = placement_pb2.Cluster()
         self.decisions: list[placement_pb2.Decision] = []
-        self.steered: list[placement_pb2.EvictRequest | placement_pb2.MigrateRequest] = []
+        self.steered: list[
+            placement_pb2.EvictRequest
+            | placement_pb2.LeaveGroupRequest
+            | placement_pb2.MigrateRequest
+            | placement_pb2.ReplicateRequest
+        ] = []
         """What operators asked for."""
         self.looks = 0
         """How often the cluster was asked for."""
@@ -220,6 +234,16 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
     async def Migrate(self, request: placement_pb2.MigrateRequest, context: Any) -> placement_pb2.MigrateResponse:
         self.steered.append(request)
         return placement_pb2.MigrateResponse(seconds=0.5)
+
+    async def LeaveGroup(self, request: placement_pb2.LeaveGroupRequest, context: Any) -> placement_pb2.EvictResponse:
+        self.steered.append(request)
+        if self.refusal is not None:
+            await context.abort(*self.refusal)
+        return placement_pb2.EvictResponse(residency=request.target)
+
+    async def Replicate(self, request: placement_pb2.ReplicateRequest, context: Any) -> placement_pb2.ReplicateResponse:
+        self.steered.append(request)
+        return placement_pb2.ReplicateResponse(group=request.to_group or "chosen", seconds=0.5)
 
     async def GetCluster(self, request: placement_pb2.GetClusterRequest, context: Any) -> placement_pb2.Cluster:
         self.looks += 1

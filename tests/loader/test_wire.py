@@ -68,6 +68,7 @@ def test_listing_of_a_catalogue_entry_says_every_value_of_it():
         "task": "embed",
         "kv_dtype": "fp8",
         "unverified": True,
+        "most_replicas": 3,
         "aliases": ("o", "p"),
     }
     entry, adapter = CatalogueEntry(**given), CatalogueEntry(name="a", path="/a", base="n")

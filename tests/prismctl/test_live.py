@@ -229,6 +229,25 @@ async def test_a_model_wakes_sleeps_and_moves(system):
     await run(system, "models", "sleep", LLAMA, "--to", "attic", status=2)
 
 
+async def test_model_comes_up_on_a_second_group_and_leaves_the_first(system):
+    await run(system, "models", "wake", LLAMA)
+    told = await value(system, "models", "replicate", LLAMA)
+    assert told["group"] == "cpu:1" and told["seconds"] > 0
+    assert f"{LLAMA} is on cpu:1 already" in await run(system, "models", "replicate", LLAMA, "cpu:1", status=1)
+    await with_image(system, LLAMA)
+    account = (await value(system, "explain", LLAMA))["account"]
+    assert [line.split(" ago")[0].rsplit(" ", 2)[0] for line in account if line.startswith("why")] == [
+        "why: activate on cpu:0",
+        "why: replicate on cpu:1",
+    ]
+    assert (
+        await run(system, "models", "sleep", LLAMA, "--to", "cold", "--group", "cpu:0") == f"{LLAMA} is cold on cpu:0\n"
+    )
+    (row,) = [row for row in await value(system, "models", "list") if row["model"] == LLAMA]
+    assert row["places"] == ["cpu:1"]
+    assert f"{LLAMA} is not on cpu:0" in await run(system, "models", "sleep", LLAMA, "--group", "cpu:0", status=1)
+
+
 @pytest.mark.parametrize("first", ["cold", None])
 async def test_model_brought_down_to_disk_has_no_image(system, first):
     await run(system, "models", "wake", LLAMA)

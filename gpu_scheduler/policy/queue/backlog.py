@@ -337,6 +337,19 @@ class Backlog:
                 left = min(left, request.deadline - ends)
         return left
 
+    def seconds_before(self, deadline: float, now: float) -> float:
+        """Seconds of prefill before that of a request that came now with this deadline: of prompts under way, and of
+        those that wait and are due earlier; of all that wait if it has none (+inf). Late requests go after one that can
+        be on time."""
+        busy = max(0.0, self._busy_until - now) if self._in_flight else 0.0
+        if not len(self._queues):
+            return busy
+        rates, queues = self._models.rates(), self._queues
+        if deadline == inf:
+            kinds = (queues.timed, queues.missed, queues.best_effort)
+            return busy + sum(float(each.costs(rates).sum()) for each in kinds)
+        return busy + queues.timed.costs_in_s(rates, deadline)
+
     def late_by_pauses(self, model: str, slowdown: float, now: float) -> bool:
         """Whether one of the model's on-time prompts in flight would be late if prefills took `slowdown` times as long
         as alone. The engine runs them one after the other, at worst in a step each, and the first may fall into the

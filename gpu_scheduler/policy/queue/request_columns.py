@@ -98,3 +98,8 @@ class RequestColumns:
     def costs(self, rates: Array) -> Array:
         """Seconds of prefill of each request; `rates` are seconds per token by class."""
         return np.array(self._tokens) * rates[self.classes()]
+
+    def costs_in_s(self, rates: Array, until: float) -> float:
+        """Seconds of prefill of all requests in S whose deadlines are at most `until`."""
+        wanted = (np.array(self._left_out) == 0) & (np.array(self._times) <= until)
+        return float(self.costs(rates)[wanted].sum())

@@ -106,7 +106,11 @@ def rebalance(
             return Round(last.moves, there.beginning(left))
     if outcomes is None or not rules.first_do_no_harm:
         return _search(there, residents, active, {group.name for group in groups})
-    troubled = {r.place.group for r in residents if not r.hibernating and outcomes.missed(r.model.name, now)}
+    troubled = {
+        r.place.group
+        for r in residents
+        if not r.hibernating and outcomes.missed(r.model.name, now, r.place.group if r.elsewhere else None)
+    }
     troubled |= _overcommitted(groups, booked)
     found = _search(there, residents, active, troubled)
     if found.begin:

@@ -24,7 +24,7 @@ def is_worth(
         name, group = resident.model.name, resident.place.group
         if resident.hibernating or group not in (move.source.group, move.target.group):
             continue
-        brings += outcomes.missed_per_s(name, now)
+        brings += outcomes.missed_per_s(name, now, group if resident.elsewhere else None)
         if name in leaving and group == move.target.group:
             costs += outcomes.returns_per_s(name, now) * late_by_waking(resident)
     return costs <= brings or not brings

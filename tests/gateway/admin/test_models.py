@@ -152,3 +152,29 @@ def test_entry_over_http_has_all_keys_of_the_catalogue_and_says_them_to_placemen
     listing = common_pb2.ModelListing(name="n", path="/n", aliases=["o"], devices=2, quota_bytes=0, default_slo=slo)
     assert given.listing() == listing
     assert not ModelEntry(name="n", path="/n").listing().HasField("quota_bytes")
+
+
+async def test_model_is_brought_up_on_one_group_more_and_taken_off_one_over_http(world: World) -> None:
+    first, second = (fakes.place(group) for group in world.groups)
+    await world.publish(world.route(first), key="ops")
+    asked = tasks.spawn(world.http.post(f"/v1/models/{MODEL}/replicate?to={second.group}", headers=OPS), "replicate")
+    while not world.placement.steered:
+        await asyncio.sleep(0)
+    await world.publish(world.route(first, second), key="ops")
+    answer = await asked
+    assert (answer.status_code, answer.json()["groups"]) == (200, [first.group, second.group])
+    again = await world.http.post(f"/v1/models/{MODEL}/replicate?to={second.group}", headers=OPS)
+    assert again.status_code == 200 and len(world.placement.steered) == 1, "it is there"
+    asked = tasks.spawn(world.http.post(f"/v1/models/{MODEL}/sleep?group={first.group}", headers=OPS), "sleep")
+    while len(world.placement.steered) < 2:
+        await asyncio.sleep(0)
+    await world.publish(world.route(second), key="ops")
+    answer = await asked
+    assert (answer.status_code, answer.json()["groups"]) == (200, [second.group])
+    assert world.placement.steered == [
+        placement_pb2.ReplicateRequest(model=MODEL, to_group=second.group),
+        placement_pb2.LeaveGroupRequest(model=MODEL, target=common_pb2.HIBERNATING, group=first.group),
+    ]
+    world.placement.refusal = (grpc.StatusCode.FAILED_PRECONDITION, "it is not there")
+    again = await world.http.post(f"/v1/models/{MODEL}/sleep?group={first.group}", headers=OPS)
+    assert again.status_code == 200, "it has left"

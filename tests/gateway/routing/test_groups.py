@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.routing.groups import GroupLinks
+from gateway.policy.replica_choice import GroupOutlook
+from gateway.routing.groups import GroupLink, GroupLinks
 from protos import common_pb2, gpu_scheduler_pb2
 from testing.patience import PATIENCE_S
 from tests.gateway.fakes import FakeGroup, Output, Running
@@ -115,7 +116,7 @@ async def test_a_request_to_a_group_that_is_not_there_is_lost_unsent(tmp_path: P
 
 async def test_links_open_with_the_routes_and_close_when_idle_and_unnamed(group: FakeGroup, links: GroupLinks) -> None:
     group.script = hold
-    links.keep([group.address])
+    links.keep([[group.address]])
     link, collector = links.get(group.address), Collector()
     link.submit(submit("a"), collector)
     await asyncio.wait_for(group.arrived(1), PATIENCE_S)
@@ -124,3 +125,58 @@ async def test_links_open_with_the_routes_and_close_when_idle_and_unnamed(group:
     link.cancel("a")
     links.keep([])
     assert links.get(group.address) is not link
+
+
+async def outlook(group: FakeGroup, link: GroupLink, requests: int) -> GroupOutlook:
+    """What is known of the model, once the group has told so many requests of it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while link.outlook("m", "m").requests != requests:
+            await asyncio.sleep(0)
+    return link.outlook("m", "m")
+
+
+async def test_link_follows_a_groups_outlook_while_there_is_a_choice(group: FakeGroup, links: GroupLinks) -> None:
+    group.outlook.models.add(model="m", queue_s=100.0, tokens_per_s=1000.0, requests=7)
+    links.keep([[group.address]])
+    link, collector = links.get(group.address), Collector()
+    link.submit(submit("a"), collector)
+    await asyncio.wait_for(collector.ended.wait(), PATIENCE_S)
+    assert group.followed == [] and link.outlook("m", "m") == GroupOutlook(0)
+    links.keep([[group.address, "unix:/another"], [group.address]])
+    told = await outlook(group, link, 7)
+    assert told.tokens_per_s == 1000.0 and 0 < told.queue_s <= 100.0
+    link.sends(50.0)
+    assert link.outlook("m", "m").queue_s > told.queue_s, "what was sent since comes before the next request"
+    assert link.outlook("adapter", "m", 5).cached_tokens == 5
+    links.keep([[group.address]])
+    assert link.outlook("m", "m") == GroupOutlook(0)
+
+
+async def test_link_counts_its_own_requests_once(group: FakeGroup, links: GroupLinks) -> None:
+    group.script = hold
+    group.outlook.models.add(model="m", tokens_per_s=1000.0, requests=3)
+    link = links.get(group.address)
+    request = submit("a")
+    request.model = "m"
+    link.submit(request, Collector())
+    await asyncio.wait_for(group.arrived(1), PATIENCE_S)
+    links.keep([[group.address, "unix:/another"]])
+    await outlook(group, link, 3)
+    link.cancel("a")
+    assert link.outlook("m", "m").requests == 2
+
+
+async def test_link_follows_on_after_its_stream_broke(tmp_path: Path, links: GroupLinks) -> None:
+    first = FakeGroup(str(tmp_path / "group.sock"), Output([1]))
+    first.outlook.models.add(model="m", requests=1)
+    await first.start()
+    links.keep([[first.address, "unix:/another"]])
+    link = links.get(first.address)
+    await outlook(first, link, 1)
+    await first.die()
+    await outlook(first, link, 0)
+    second = FakeGroup(str(tmp_path / "group.sock"), Output([1]))
+    second.outlook.models.add(model="m", requests=2)
+    await second.start()
+    await outlook(second, link, 2)
+    await second.die()

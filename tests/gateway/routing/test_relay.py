@@ -344,6 +344,57 @@ async def test_relay_of_two_active_places_takes_the_one_with_the_prefix_unless_i
     await tasks.cancel(*stuck)
 
 
+async def followed(world: World, count: int = 1) -> None:
+    """Returns when both groups were asked for their outlooks, which were told right then, so often."""
+    async with asyncio.timeout(PATIENCE_S):
+        while any(len(group.followed) < count for group in world.groups):
+            await asyncio.sleep(0)
+    await world.chat()  # behind the outlook on the same stream
+
+
+async def test_relay_sends_no_request_where_it_would_be_late_though_its_prefix_is_there(world: World) -> None:
+    world.say(TEXT)
+    first, second = world.groups
+    first.outlook.models.add(model=MODEL, queue_s=100.0, tokens_per_s=1000.0)
+    second.outlook.models.add(model=MODEL, queue_s=0.0, tokens_per_s=1000.0)
+    shared = {"messages": [{"role": "user", "content": "one and the same beginning " * 12}]}
+    await both_places(world)
+    await followed(world)
+    before = len(second.requests)
+    for _ in range(3):
+        await world.chat(**shared, headers={"x-slo-ttft-ms": "5000"})
+    assert (len(first.requests), len(second.requests)) == (0, before + 3)
+    await world.publish(world.route(fakes.place(second)))
+    async with asyncio.timeout(PATIENCE_S):
+        while second.followed[-1]:
+            await asyncio.sleep(0)
+    assert first.followed == [True], "its link is closed"
+
+
+async def test_relay_goes_on_at_the_group_that_was_given_the_kv(world: World) -> None:
+    said = world.say(TEXT)
+    leaving, given = world.groups
+
+    leaves_now = asyncio.Event()
+
+    async def leaves(running: Running) -> None:
+        running.tokens(said[:3])
+        await leaves_now.wait()
+        running.tokens([], finish=common_pb2.FAILED, error="handed back", goes_on_at=given.address)
+
+    idle = FakeGroup(given.address.removeprefix("unix:") + ".idle", given.script)
+    await idle.start()
+    leaving.script = leaves
+    await world.publish(world.route(fakes.place(leaving)))
+    answer = tasks.spawn(world.chat(), "a chat")
+    await asyncio.wait_for(leaving.arrived(1), PATIENCE_S)
+    await world.publish(world.route(*(fakes.place(each) for each in (leaving, idle, given))))
+    leaves_now.set()
+    assert (await answer).json()["choices"][0]["message"]["content"] == TEXT
+    assert (len(idle.requests), len(given.requests)) == (0, 1)
+    await idle.die()
+
+
 async def test_relay_unreachable_time_starts_anew_after_a_group_took_the_request(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -794,3 +794,31 @@ async def test_first_request_of_a_model_and_the_end_of_its_last_are_reported_at_
         engine.started.pop(0)
     desk.dispatcher.cancel(desk.stream, "other")
     assert [(turn["a"], turn["b"]) for turn in desk.turns[2:]] == [((0, 0), (1, 0)), ((0, 0), (0, 0))]
+
+
+async def test_gateway_is_told_what_a_new_request_of_each_active_model_meets(desk):
+    desk.model("a")
+    desk.model("b", common_pb2.WAKING)
+    desk.submit("1", tokens=400, ttft_ms=60_000)
+    await desk.settle()
+    desk.submit("2", tokens=600, ttft_ms=60_000)
+    await desk.settle()
+    desk.dispatcher.outlook_news.follow(desk.stream, True)
+    message = desk.stream.take()
+    (told,) = message.outlook.models
+    assert (told.model, told.requests) == ("a", 2)
+    assert told.queue_s == pytest.approx(1000 / told.tokens_per_s)
+
+
+async def test_request_whose_kv_went_to_another_group_ends_with_that_groups_address(desk):
+    engine = desk.model("a")
+    for name in ("1", "2"):
+        desk.submit(name)
+    await desk.settle()
+    desk.dispatcher.go_on_at([engine.started[0].request_id, "nobody's"], "unix:/other")
+    for index in (0, 1):
+        desk.answer(engine, index)
+        desk.answer(engine, index, finish=common_pb2.FAILED)
+    await desk.settle()
+    assert [desk.last(name).goes_on_at for name in ("1", "2")] == ["unix:/other", ""]
+    assert [chunk.goes_on_at for chunk in desk.chunks if not chunk.finish] == ["", ""]

@@ -73,7 +73,8 @@ async def test_kv_generated_since_the_first_copy_is_sent_only_if_it_exceeds_a_sh
     residents = Residents(lambda resident: None)
     resident = residents.enter(common_pb2.ModelSpec(name="llama"))
     source = Source(places(a=800, b=1600), places(**stopped))
-    assert await Handover(residents, None, MigratedPrefixes()).give(resident, source, "unix:/other")
+    given = await Handover(residents, None, MigratedPrefixes()).give(resident, source, "unix:/other")
+    assert given == list(stopped), "the requests that are told to go on there"
     assert source.asked == [True, False]
     assert len(Target.last.taken) == sent
 

@@ -309,14 +309,14 @@ async def test_impossible_migrations_are_refused_with_one_line(setup, target, er
         await world.reconciler.migrate("m", target)
 
 
-def test_a_route_prefers_the_place_that_the_model_is_not_leaving():
+def test_route_leaves_out_the_place_that_the_model_is_leaving_while_another_is_active():
     world = FakeCluster()
     world.model("m")
     world.groups[0].put("m")
     world.groups[1].put("m")
     world.tell()
     (route,) = world.routes({"m": "g0"})
-    assert [place.group for place in route.places] == ["g1", "g0"]
+    assert [place.group for place in route.places] == ["g1"]
 
 
 def test_a_lost_group_has_no_routes():

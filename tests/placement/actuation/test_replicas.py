@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from protos import common_pb2
-from services.errors import Conflict, Unmet
+from services.errors import Conflict, NotFound, Refused, Unmet
 from services.runtime import tasks
 from testing.patience import PATIENCE_S
 from tests.placement.fakes import MIB, FakeCluster
@@ -138,3 +138,140 @@ async def test_replica_that_fails_is_not_tried_where_the_model_is_in_error_and_t
     world.tell()
     (route,) = world.routes()
     assert (route.residency, route.error) == (common_pb2.HIBERNATING, ""), "it can wake"
+
+
+@pytest.mark.parametrize(("nodes", "successor"), [(("here", "here", "there"), "unix:/g1"), (("here", "there", ""), "")])
+async def test_replica_that_is_let_go_hands_its_requests_to_another_of_the_same_node(
+    world: FakeCluster, nodes: tuple[str, str, str], successor: str
+) -> None:
+    for group, node in zip(world.groups, nodes, strict=True):
+        group.state.node = node
+        group.put("hot", weights_bytes=30 * MIB, running=1)
+    world.tell()
+    leaves = world.cluster.known_group("g0")
+    record = world.history.add("hot", "hibernate", "g0", "it is not needed")
+    routed: list[list[str]] = []
+    bring = world.groups[0].set_residency
+
+    async def observed(*given: object, **more: object) -> object:
+        (route,) = world.routes(world.actuator.leaving)
+        routed.append(sorted(place.group for place in route.places))
+        return await bring(*given, **more)
+
+    world.groups[0].set_residency = observed
+    await world.actuator.let_go("hot", leaves, record)
+    assert world.groups[0].successors == [successor] and world.groups[0].drained == [30_000]
+    assert routed == [["g1", "g2"]], "no new requests go to it while it is active still"
+
+
+async def test_replica_that_no_other_group_outlasts_is_let_go_as_before(world: FakeCluster) -> None:
+    for group in world.groups:
+        group.state.node = "here"
+    world.groups[1].put("hot", weights_bytes=30 * MIB)
+    world.groups[1].state.drained = True
+    world.tell()
+    record = world.history.add("hot", "hibernate", "g0", "it is not needed")
+    await world.actuator.let_go("hot", world.cluster.known_group("g0"), record)
+    assert world.groups[0].successors == [""]
+
+
+async def test_operators_replica_stays_though_nothing_asks_for_it_until_the_operator_takes_it_off(
+    world: FakeCluster,
+) -> None:
+    group, took_s = await world.reconciler.replicate("hot")
+    assert group in ("g1", "g2") and took_s > 0
+    for _ in range(100):
+        report(world, late=0, tokens=0, seconds=100.0)
+        await asyncio.sleep(0)
+    assert sorted(places(world)) == sorted(["g0", group])
+    (decision,) = [each for each in world.history.last("hot", 10) if each.action == "replicate"]
+    assert decision.reason.startswith("an operator asked for it: pressure")
+    other = ({"g1", "g2"} - {group}).pop()
+    assert (await world.reconciler.replicate("hot", other))[0] == other
+    outcome = await world.reconciler.evict("hot", common_pb2.HIBERNATING, other)
+    assert outcome.residency == common_pb2.HIBERNATING
+    while len(places(world)) == 2:  # it is not held any more
+        report(world, late=0, tokens=0, seconds=100.0)
+        await asyncio.sleep(0)
+    assert len(places(world)) == 1
+
+
+async def test_operators_replica_is_refused_with_the_reason(world: FakeCluster) -> None:
+    with pytest.raises(Unmet, match="hot is on g0 already"):
+        await world.reconciler.replicate("hot", "g0")
+    with pytest.raises(NotFound, match="no group 'g9'"):
+        await world.reconciler.replicate("hot", "g9")
+    world.groups[1].state.drained = True
+    world.tell()
+    with pytest.raises(Refused, match="hot: "):
+        await world.reconciler.replicate("hot", "g1")
+    world.groups[2].fail = Refused("no memory after all")
+    with pytest.raises(Refused, match="no memory after all"):
+        await world.reconciler.replicate("hot", "g2")
+    world.groups[0].put("hot", common_pb2.HIBERNATING)
+    world.tell()
+    with pytest.raises(Unmet, match="hot is not active"):
+        await world.reconciler.replicate("hot", "g2")
+    assert places(world) == []
+
+
+async def test_operators_replica_beyond_the_most_is_refused() -> None:
+    world = FakeCluster(groups=3, most_replicas=2)
+    world.model("hot")
+    for group in world.groups[:2]:
+        group.put("hot", weights_bytes=30 * MIB)
+    world.tell()
+    with pytest.raises(Unmet, match="hot is on g0 and g1: placement's most_replicas is 2"):
+        await world.reconciler.replicate("hot")
+
+
+async def test_eviction_from_one_group_leaves_the_others_alone(world: FakeCluster) -> None:
+    world.groups[1].put("hot", weights_bytes=30 * MIB)
+    world.tell()
+    for target, group, why in (
+        (common_pb2.COLD, "g2", "hot is not on g2"),
+        (common_pb2.ON_DISK, "g0", "name no group"),
+        (common_pb2.ACTIVE, "g0", "there is nothing to bring down"),
+    ):
+        with pytest.raises(Unmet, match=why):
+            await world.reconciler.evict("hot", target, group)
+    await world.reconciler.evict("hot", common_pb2.COLD, "g0")
+    assert places(world) == ["g1"] and world.groups[0].drained == [30_000]
+    await world.reconciler.evict("hot", common_pb2.HIBERNATING, "g1")
+    assert places(world) == [] and world.groups[1].drained == [0], "its last group is left as by any eviction"
+
+
+@pytest.mark.parametrize("most", [1, 2])
+async def test_model_is_on_no_more_groups_than_its_own_most_replicas(most: int) -> None:
+    world = FakeCluster(groups=3, period_s=0.01)
+    world.model("hot", most_replicas=most)
+    world.tokens = 0
+    world.groups[0].put("hot", weights_bytes=30 * MIB)
+    world.tell()
+    world.reconciler.changed()
+    loop = tasks.spawn(world.reconciler.run(), "placement's loop")
+    for _ in range(200):
+        report(world, late=5, tokens=1000, seconds=5.0)
+        await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(places(world)) < most:
+            report(world, late=5, tokens=1000, seconds=5.0)
+            await asyncio.sleep(0)
+    assert len(places(world)) == most
+    with pytest.raises(Unmet, match=f"its most_replicas is {most}"):
+        await world.reconciler.replicate("hot")
+    await tasks.cancel(loop)
+
+
+async def test_model_found_again_on_more_groups_than_its_own_most_replicas_leaves_one() -> None:
+    world = FakeCluster()
+    world.model("hot", most_replicas=1)
+    for group in world.groups:
+        group.put("hot", weights_bytes=30 * MIB)
+        world.cluster.heard_group(group.address, None)
+    world.tell()
+    world.reconciler.changed()
+    loop = tasks.spawn(world.reconciler.run(), "placement's loop")
+    async with asyncio.timeout(PATIENCE_S):
+        await world.heard(lambda: len(places(world)) == 1 and not world.cluster.doubtful)
+    await tasks.cancel(loop)

@@ -20,6 +20,15 @@ def test_waiting_late_request_counts_though_no_target_was_missed_yet():
     assert outcomes.missed("a", 101.0) and outcomes.missed_per_s("a", 101.0) == 0.0
 
 
+def test_misses_of_a_model_on_two_groups_are_told_apart():
+    outcomes = Outcomes()
+    outcomes.observe("a", 100.0, missed=6, group="g0")
+    outcomes.observe("a", 101.0, late=True, group="g1")
+    assert [outcomes.missed("a", 120.5, group) for group in (None, "g0", "g1", "g2")] == [True, False, True, False]
+    assert outcomes.missed_per_s("a", 101.0, "g0") > 0.0 == outcomes.missed_per_s("a", 101.0, "g1")
+    assert outcomes.missed_per_s("a", 101.0) == outcomes.missed_per_s("a", 101.0, "g0")
+
+
 def test_model_is_expected_back_after_two_returns_in_two_minutes_or_one_each_half_minute_of_an_hour():
     outcomes = Outcomes()
     outcomes.observe("a", 100.0, returns=1)

@@ -131,6 +131,21 @@ def test_replication_model_of_unknown_rate_leaves_a_group_after_a_long_time_with
     assert replication.surplus(600.0, lambda _: 500.0) == [("m", "a")]
 
 
+def test_replication_model_that_is_held_leaves_no_group_while_it_has_several() -> None:
+    replication = Replication(RULES)
+    for group in ("a", "b"):
+        replication.heard(group, {"m": ON_TIME}, 0.0)
+    replication.hold("m", True)
+    assert replication.surplus(10_000.0, lambda name: 0.0) == []
+    replication.hold("m", False)
+    assert replication.surplus(10_000.0, lambda name: 0.0) != []
+    replication.hold("m", True)
+    replication.heard("b", {}, 10_000.0)
+    replication.surplus(10_000.0, lambda name: 0.0)
+    replication.heard("b", {"m": ON_TIME}, 10_000.0)
+    assert replication.surplus(20_000.0, lambda name: 0.0) != [], "it had one group in between"
+
+
 def test_replication_forgets_the_models_of_a_lost_group() -> None:
     replication = late("a")
     replication.heard("a", {}, 6.0)

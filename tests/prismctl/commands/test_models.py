@@ -296,7 +296,7 @@ async def test_sleep_that_brings_a_model_lower_than_hibernating_prints_the_reaso
     why = "it has no image to sleep on: host memory is short; its engine is given back"
     assert (result.exit_code, result.stdout) == (0, f"good is on disk: {why}\n")
     told = json.loads((await run("models", "sleep", "good", "--json")).stdout)
-    assert told == {"model": "good", "state": "on disk", "reason": why}
+    assert told == {"model": "good", "state": "on disk", "group": None, "reason": why}
 
 
 async def test_a_model_that_can_have_no_image_is_not_pinned_and_inspect_says_why(run):

@@ -47,6 +47,12 @@ def test_a_fleet_of_h100s_decodes_more_slowly_than_one_of_h200s(files):
     assert medians[0] > 1.2 * medians[1]
 
 
+def test_plan_says_that_a_model_came_up_on_further_groups(files):
+    (files / "rates.csv").write_text("model,requests_per_s,prompt_tokens,output_tokens\nchat,20,4000,20\n")
+    result = run(files, "--rates", "{files}/rates.csv", "--seconds", "40", "--gpus", "2")
+    assert "models came up on one group more 1 time: their load exceeds a group" in result.stdout
+
+
 def test_plan_of_a_load_that_does_not_fit_exits_with_status_1(files):
     rates = RATES.format(rate=300)
     (files / "rates.csv").write_text(rates)

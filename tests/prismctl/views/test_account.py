@@ -34,6 +34,20 @@ def test_account_of_an_active_model_has_its_source_and_the_decision():
     ]
 
 
+def test_account_of_a_model_on_several_groups_has_the_decision_of_each():
+    decisions = [
+        decision("replicate", "its requests are late on g0", age_s=3.0, group="g1"),
+        decision("hibernate", "its other groups can serve its requests", age_s=4.0, group="g2"),
+        decision("replicate", "an earlier time", age_s=80.0, group="g1"),
+        decision("activate", "the least pressure", age_s=90.0),
+    ]
+    lines = told("active", [place(), place(group="g1"), place("hibernating", group="g2")], decisions=decisions)
+    assert [line for line in lines if line.startswith("why")] == [
+        "why: activate on g0 90 s ago, done in 0.50 s: the least pressure",
+        "why: replicate on g1 3 s ago, done in 0.50 s: its requests are late on g0",
+    ]
+
+
 def test_account_of_a_hibernating_model_says_what_a_request_would_meet():
     prospect = {
         "group": "g0",

@@ -590,3 +590,24 @@ def test_a_short_prompt_that_ends_with_a_long_one_keeps_the_cost_that_it_has_alo
     queue.model_active("m")
     queue.add(WaitingRequest("short", "m", 0.0, 50.0, 50), 0.0)
     assert queue.prefill_cost("short") == pytest.approx(0.02)
+
+
+# --- what a new request would meet ------------------------------------------------------------------------------------
+
+
+def test_seconds_before_a_new_request_are_those_under_way_and_those_due_earlier():
+    queue = backlog("a", "b")
+    queue.add(request("under way", 2.0, deadline=9.0, model="a"), 0.0)
+    queue.plan(0.0)
+    start(queue, "under way", 0.0)
+    queue.add(request("soon", 1.0, deadline=6.0, model="a"), 0.0)
+    queue.add(request("later", 4.0, deadline=20.0, model="b"), 0.0)
+    queue.add(request("too late", 8.0, deadline=9.0, model="b"), 0.0)
+    queue.add(request("best effort", 16.0, model="b"), 0.0)
+    queue.plan(0.0)
+    assert [queue.seconds_before(deadline, 0.5) for deadline in (5.0, 6.0, 20.0)] == [1.5, 2.5, 6.5]
+    assert queue.seconds_before(inf, 0.5) == 1.5 + 1 + 4 + 8 + 16, "one without a target waits for all"
+
+
+def test_nothing_is_before_a_new_request_of_an_empty_queue():
+    assert backlog().seconds_before(1.0, 0.0) == backlog().seconds_before(inf, 0.0) == 0.0

@@ -1,0 +1,1 @@
+"""Which group gets a request: pure, so that the simulator does the same."""
