@@ -121,7 +121,8 @@ def searched(one: PaperSeries, traces: Path) -> dict[str, Found]:
                 each.append({**found, "groups": [sizes.count(size) for size in (1, 4)]})
                 if suffices(each[-1]):
                     break
-            tried[gpus] = max(each, key=lambda found: (suffices(found), value(found, "ttft")))
+            none = {"refused": "too few GPUs for a group of four and one of one", "cpu_s": 0.0}
+            tried[gpus] = max(each, key=lambda found: (suffices(found), value(found, "ttft")), default=none)
         return tried[gpus]
 
     fewest(lambda gpus: in_time(point(gpus)), FIRST_GPUS[one.fleet], MOST_GPUS[one.fleet])
