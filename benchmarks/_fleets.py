@@ -121,10 +121,10 @@ def workload(fleet: Fleet, name: str, gpus: int, rate: float, traces: Path, seed
     names: list[str] = []
     for source in fleet.sources[name]:
         path = traces / source.file
-        chosen = _chosen(path, source.models)
-        names += sorted(chosen)
+        taken = chosen(path, source.models)
+        names += sorted(taken)
         for row in _slice(path, trace.Slice(source.from_s, source.seconds, rate, seed)):
-            if row.model in chosen:
+            if row.model in taken:
                 asked.append(SimulatedRequest(row.id, row.model, row.arrival, row.prompt_tokens, row.output_tokens))
     shapes = cycle(fleet.many.get(gpus, fleet.shapes))
     random.Random(_SHAPES_SEED).shuffle(names)
@@ -140,7 +140,8 @@ def _slice(path: Path, part: trace.Slice) -> list[SimulatedRequest]:
 
 
 @cache
-def _chosen(path: Path, count: int) -> set[str]:
+def chosen(path: Path, count: int) -> set[str]:
+    """Every n-th model of a trace by its number of requests, so many in all."""
     asked = Counter(request.model for request in trace.read(path, ALL, trace.Slice(0.0, inf)).requests)
     ranked = sorted(asked, key=lambda name: (-asked[name], name))
     return {ranked[i * len(ranked) // count] for i in range(count)}

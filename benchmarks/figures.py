@@ -19,9 +19,11 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks._paper_tables import GRID, MARKS, PRISM, PaperSeries, gpus, in_time, suffices
 from benchmarks.sensitivity import SETTINGS, WORKLOADS, default, key
 
 ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "docs" / "lab" / "figures"
 PANEL = (4.2, 3.2)
 """Inches."""
 SYSTEMS = {
@@ -76,6 +78,63 @@ def _drawn(panels: dict[str, dict[str, list[tuple[float, float]]]], x: str, y: s
     axes[0][-1].legend(fontsize=7)
     figure.tight_layout()
     return figure
+
+
+PAPER = {
+    PRISM: ("#c0392b", "-"),
+    "Prism, paper's rules": ("#e59866", "-"),
+    "MuxServe++ FIFO, slice": ("#2980b9", "-"),
+    "MuxServe++ FIFO, blind": ("#2980b9", ":"),
+    "MuxServe++ rounds, slice": ("#16a085", "-"),
+    "S-Partition, slice": ("#7f8c8d", "-"),
+    "S-Partition, blind": ("#7f8c8d", ":"),
+}
+"""Systems of the paper's set-up that are drawn as lines; tables have the rest."""
+
+
+def paper(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
+    """First tokens on time by rate, a panel for each setting; and the fewest GPUs that suffice, a bar for each system
+    (pale: of first tokens alone), open at the top where none of the numbers tried did."""
+    every = [(PaperSeries(**kept["arguments"]), kept["points"]) for kept in found["series"].values()]
+    of_setting: dict[str, dict[str, Any]] = {}
+    for fleet, trace, scale, rate in GRID:
+        for one, points in every:
+            if (one.fleet, one.trace, one.scale, one.rate) == (fleet, trace, scale, rate):
+                of_setting.setdefault(one.setting, {})[one.contender] = points
+    searched = {name: of for name, of in of_setting.items() if ", rate " not in name}
+    if searched:
+        columns = min(4, len(searched))
+        rows = -(-len(searched) // columns)
+        figure, axes = pyplot.subplots(rows, columns, figsize=(PANEL[0] * columns, PANEL[1] * rows), squeeze=False)
+        for axis, (title, of) in zip(axes.flat, searched.items(), strict=False):
+            for name, (colour, style) in PAPER.items():
+                line = sorted((float(at), point["ttft"]) for at, point in of.get(name, {}).items() if "ttft" in point)
+                if line:
+                    axis.plot(*zip(*line, strict=True), style, marker="o", markersize=2, color=colour, label=name)
+            for mark in MARKS:
+                axis.axhline(mark, color="black", linewidth=0.5, linestyle=":")
+            axis.set(title=title, xlabel=SWEEPS["rate"], ylabel="% of first tokens on time")
+            axis.set(xscale="log", ylim=(80, 101))
+            axis.grid(alpha=0.3)
+        axes.flat[0].legend(fontsize=6)
+        figure.tight_layout()
+        yield "paper_requests", figure
+    numbers = {name: of for name, of in of_setting.items() if ", rate " in name}
+    if numbers:
+        figure, axes = pyplot.subplots(1, len(numbers), figsize=(PANEL[0] * len(numbers), PANEL[1]), squeeze=False)
+        for axis, (title, of) in zip(axes[0], numbers.items(), strict=True):
+            for row, (name, points) in enumerate(reversed(of.items())):
+                for enough, alpha in ((in_time, 0.4), (suffices, 1.0)):
+                    number = gpus(points, enough)
+                    colour = PAPER.get(name, ("#7f8c8d", ""))[0]
+                    axis.barh(row, number.rate, 0.4, color="none" if number.beyond else colour, alpha=alpha)
+                    if number.beyond:
+                        axis.text(number.rate, row, f">{number.rate}", fontsize=6, va="center")
+            axis.set(title=title, xlabel="GPUs", yticks=range(len(of)), yticklabels=list(reversed(of)))
+            axis.tick_params(axis="y", labelsize=6)
+            axis.grid(alpha=0.3, axis="x")
+        figure.tight_layout()
+        yield "paper_gpus", figure
 
 
 def overhead(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
@@ -226,6 +285,7 @@ def _over_time(axes: Any, name: str, run: dict[str, Any]) -> None:
 
 FIGURES: dict[str, Callable[[dict[str, Any]], Iterable[tuple[str, Figure]]]] = {
     "comparison_sim": comparison,
+    "paper_sim": paper,
     "gpu_overhead_one_pooled": overhead,
     "gpu_load": loads,
     "sensitivity": sensitivity,
@@ -235,16 +295,13 @@ FIGURES: dict[str, Callable[[dict[str, Any]], Iterable[tuple[str, Figure]]]] = {
 """By the result file that each is drawn from, or the folder of several."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "lab" / "figures")
-    given = parser.parse_args()
+def draw(names: Iterable[str], results: Path, out: Path) -> None:
+    """Draws the figures of these results into a folder."""
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "prism"  # the same data give the same file
-    given.out.mkdir(parents=True, exist_ok=True)
-    for name, draw in FIGURES.items():
-        path, folder = given.results / f"{name}.json", given.results / name
+    out.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        path, folder = results / f"{name}.json", results / name
         if path.exists():
             found = json.loads(path.read_text())
         elif folder.is_dir():
@@ -252,10 +309,18 @@ def main() -> None:
         else:
             print(f"figures: no {path.name}, so none of its figures", file=sys.stderr)
             continue
-        for title, figure in draw(found):
-            figure.savefig(given.out / f"{title}.svg", metadata={"Date": None})
+        for title, figure in FIGURES[name](found):
+            figure.savefig(out / f"{title}.svg", metadata={"Date": None})
             pyplot.close(figure)
             print(f"{title}.svg")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=OUT)
+    given = parser.parse_args()
+    draw(FIGURES, given.results, given.out)
 
 
 if __name__ == "__main__":

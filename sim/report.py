@@ -56,9 +56,9 @@ def summary(requests: Sequence[SimulatedRequest], seconds: float) -> dict[str, A
     return {
         "requests": len(requests),
         "served": len(served),
-        "ttft_attainment": sum(_ttft_met(request) for request in requests) / len(requests),
-        "tpot_attainment": sum(_tpot_met(request) for request in requests) / len(requests),
-        "attainment": sum(_ttft_met(request) and _tpot_met(request) for request in requests) / len(requests),
+        "ttft_attainment": sum(ttft_met(request) for request in requests) / len(requests),
+        "tpot_attainment": sum(tpot_met(request) for request in requests) / len(requests),
+        "attainment": sum(ttft_met(request) and tpot_met(request) for request in requests) / len(requests),
         "ttft_s": {f"p{100 * q:g}": quantile(ttfts, q) for q in _QUANTILES},
         "tpot_s": {f"p{100 * q:g}": quantile(tpots, q) for q in _QUANTILES},
         "requests_per_s": len(served) / seconds,
@@ -67,12 +67,14 @@ def summary(requests: Sequence[SimulatedRequest], seconds: float) -> dict[str, A
     }
 
 
-def _ttft_met(request: SimulatedRequest) -> bool:
+def ttft_met(request: SimulatedRequest) -> bool:
     """Whether the request met its TTFT target; one that was not served missed it."""
     return request.served and request.ttft <= request.ttft_s
 
 
-def _tpot_met(request: SimulatedRequest) -> bool:
+def tpot_met(request: SimulatedRequest) -> bool:
+    """Whether the request met its TPOT target, as one without a second token does; one that was not served missed
+    it."""
     return request.served and (isnan(request.tpot) or request.tpot <= request.tpot_s)
 
 

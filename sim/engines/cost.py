@@ -8,9 +8,10 @@ memory's rate. On the devices,
     decode  = layers * step_layer_s + weights / weight_bytes_per_s + batch * weights * request_s_per_byte
               + KV / kv_bytes_per_s
 
-and the host needs `decode_host_s + batch * decode_host_request_s` at least: it gives the devices the step, decides for
-each request what comes next, and passes on the results of the previous step. Only small models' devices are faster than
-the host; other engines may use the time in which they are idle meanwhile (`processor.py`).
+and the host needs `decode_host_s + layers * decode_host_layer_s + batch * decode_host_request_s` at least: it gives the
+devices the step, decides for each request what comes next, and passes on the results of the previous step. Only small
+models' devices are faster than the host; other engines may use the time in which they are idle meanwhile
+(`processor.py`).
 
 A prefill step needs its devices for
 
@@ -63,6 +64,9 @@ class GpuModel:
     kv_bytes_per_s: float = 4.377e12
     decode_host_s: float = 0.002024
     decode_host_request_s: float = 1.661e-5
+    decode_host_layer_s: float = 0.0
+    """Host's time for each layer of a decode step: above 0 for engines without CUDA graphs, whose hosts start every
+    kernel."""
     prefill_host_s: float = 0.003408
     """Host's time of a prefill step; like the next two it does not depend on the number of devices."""
     prefill_after_s: float = 0.006378
@@ -180,6 +184,7 @@ def graph_bytes(shape: Shape, hardware: GpuModel) -> int:
 _HOST_TIMES = (
     "decode_host_s",
     "decode_host_request_s",
+    "decode_host_layer_s",
     "prefill_host_s",
     "prefill_after_s",
     "prefill_layer_s",
@@ -227,7 +232,8 @@ class Cost:
         self._idle_s = (weights - active) / hardware.weight_bytes_per_s
         self._each = active * hardware.request_s_per_byte
         self._kv = kv / hardware.kv_bytes_per_s
-        self._host_decode, self._host_each = hardware.decode_host_s, hardware.decode_host_request_s
+        self._host_decode = hardware.decode_host_s + shape.layers * hardware.decode_host_layer_s
+        self._host_each = hardware.decode_host_request_s
         self._prefill_fixed = hardware.prefill_step_s + exchange
         host = hardware.prefill_host_s + exchange
         self._host = host + shape.layers * hardware.prefill_layer_s
