@@ -39,7 +39,8 @@ class Part:
     dealing: int = 0
     """Which names of the trace ask which model: 0 as in `gpu.slices`, else drawn with this seed."""
     before_s: float = 0.0
-    """How long before the slice the traffic is that placement remembers, and a plan may be made of; 0: the trace has none."""
+    """How long before the slice the traffic is that placement remembers, and a plan may be made of; 0: the trace has
+    none."""
 
     cold: bool = False
     """Whether placement begins without the traffic before the slice."""

@@ -99,9 +99,9 @@ class PlacementConfig(Config):
     drain_ms: int = Field(default=30_000, ge=0)
     """Time that the source of a migration has for running requests that do not move along with their KV."""
     traffic_file: str = ""
-    """File in which placement keeps what each model was asked for in each hour of the last two days: after a restart it
-    places models by that until it has seen enough of them. Written once a minute and at the end; without it, or if it is
-    damaged, nothing is known at the start. Empty: none."""
+    """File in which placement keeps what each model was asked for in each hour of the last two days: after a restart
+    it places models by that for ten minutes, less and less. Written once a minute and at the end; where it is missing
+    or damaged nothing is known at the start. Empty: none."""
     move_kv: bool = True
     """True: a model that moves between groups of one node takes the KV of its running requests along."""
     rebalance: bool = True
