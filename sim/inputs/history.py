@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import inf
+from pathlib import Path
 
 from gpu_scheduler.policy.group_facts import RETURN_S
-from placement.policy.traffic import ExpectedTraffic
+from placement.policy.traffic import HOUR_S, ExpectedTraffic
+from sim.inputs.catalogue import ModelSet
 from sim.inputs.request import SimulatedRequest
+from sim.inputs.trace import Slice, rows
+
+
+def before(path: Path, catalogue: ModelSet, part: Slice) -> Mapping[str, ExpectedTraffic]:
+    """What each model was asked for in the hour before the slice of a trace file, at the rate of the slice; nothing if
+    the file has no whole hour before it. Raises TraceError, OSError."""
+    start_s = part.start_s - HOUR_S
+    if start_s < 0:
+        return {}
+    requests = (
+        SimulatedRequest("", model, arrival, prompt, output)
+        for _, arrival, model, prompt, output in rows(path)
+        if start_s <= arrival < part.start_s and catalogue.find(model) is not None
+    )
+    found = expected(requests, HOUR_S)
+    return {name: replace(each, tokens_per_s=each.tokens_per_s * part.rate) for name, each in found.items()}
 
 
 def expected(requests: Iterable[SimulatedRequest], seconds: float) -> dict[str, ExpectedTraffic]:
