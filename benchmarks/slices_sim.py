@@ -212,7 +212,7 @@ def slice_by_slice(systems: Sequence[str], given: argparse.Namespace, settings: 
         for start in range(given.starts)
     ]
     for system in systems:
-        rows = []
+        rows, worst = list[list[float]](), list[float]()
         print(f"{system if len(systems) > 1 else 'slice':16} both % (TTFT TPOT); p50, p99 of TTFT and TPOT in ms")
         with pool(given.workers) as processes:
             running = [
@@ -225,11 +225,21 @@ def slice_by_slice(systems: Sequence[str], given: argparse.Namespace, settings: 
                     print(f"{part.name:16} refused: {total}")
                     continue
                 rows.append([100 * total[f"{what}attainment"] for what in ("", "ttft_", "tpot_")])
+                worst.append(100 * (total["worst"] or 0.0))
                 times = ", ".join(f"{1e3 * total[of][at]:.1f}" for of in ("ttft_s", "tpot_s") for at in ("p50", "p99"))
                 name = part.name + "'" * part.start
                 _line(name, rows[-1], f"{times}; {total['requests']} requests, {total['cpu_s']:.1f} s")
+                if 0 < part.start == given.starts - 1:
+                    _spread(rows[-given.starts :], worst[-given.starts :])
         if rows:
             _line("mean", [sum(column) / len(rows) for column in zip(*rows, strict=True)])
+
+
+def _spread(rows: Sequence[Sequence[float]], worst: Sequence[float]) -> None:
+    both = [row[0] for row in rows]
+    means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    told = f"{min(both):.2f} to {max(both):.2f}; worst model {sum(worst) / len(worst):.1f}, {min(worst):.1f} at least"
+    _line(f"  {len(rows)} starts", means, told)
 
 
 def _line(name: str, shares: list[float], rest: str = "") -> None:

@@ -21,7 +21,7 @@ from placement.policy.kvpr import Group
 from placement.policy.lifecycle.decisions import PlacedModel, durations
 from placement.policy.lifecycle.eligibility import eligibility_fingerprint, holds_s
 from placement.policy.lifecycle.group_index import GroupIndex
-from placement.policy.outcomes import Outcomes
+from placement.policy.outcomes import Outcomes, will_return
 from placement.policy.replication import Replica, Replication
 from placement.policy.traffic import TrafficCounts
 from placement.policy.window import RateWindow
@@ -245,8 +245,12 @@ class GroupIndexes:
         }
         self.replication.heard(group.client.address, replicas, now)
 
-    def _demand_at(self, model: str) -> float:
-        """Demand of the model on each group where it is active: gateways divide its requests evenly."""
+    def _demand_at(self, model: str, idle: bool = False) -> float:
+        """Demand of the model on each group where it is active: gateways divide its requests evenly. What is expected
+        of one that is idle and was not asked for yet counts if it is expected within the minute: others need not make
+        way for a model that may come in an hour."""
+        if idle and not self.rate(model) and not will_return(self.outcomes, model, self._now()):
+            return kvpr.LEAST_DEMAND
         return self._demands.get(model, kvpr.LEAST_DEMAND) / max(1, len(self.replication.groups(model)))
 
     def rate(self, model: str) -> float:
@@ -339,7 +343,7 @@ class GroupIndexes:
             idle = resident.idle_s > 0.0 and (active or asleep)
             found.append(
                 PlacedModel(
-                    self.model(entry.model, resident).wanted(self._demand_at(resident.model)),
+                    self.model(entry.model, resident).wanted(self._demand_at(resident.model, idle)),
                     place,
                     elsewhere=len(self.replication.groups(resident.model)) > active,
                     hibernating=asleep,

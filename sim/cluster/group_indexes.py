@@ -17,7 +17,7 @@ from placement.policy.expectations import Expectations
 from placement.policy.lifecycle.decisions import PlacedModel, durations
 from placement.policy.lifecycle.eligibility import holds_s
 from placement.policy.lifecycle.group_index import GroupIndex
-from placement.policy.outcomes import Outcomes
+from placement.policy.outcomes import Outcomes, will_return
 from placement.policy.replication import Replica, Replication
 from placement.policy.window import RateWindow
 from sim.cluster.terms import group_of, model_of, suitable
@@ -90,8 +90,10 @@ class SimulatedIndexes:
             }
             self.replication.heard(group.name, there, self._clock.now)
 
-    def _demand_at(self, name: str) -> float:
-        """Demand of a model on each of its groups."""
+    def _demand_at(self, name: str, idle: bool = False) -> float:
+        """Demand of a model on each of its groups. `idle`: whether it has no requests."""
+        if idle and not self.rate(name) and not will_return(self.outcomes, name, self._clock.now):
+            return kvpr.LEAST_DEMAND
         return self.models[name].demand / max(1, self._places(name))
 
     def _places(self, name: str) -> int:
@@ -212,7 +214,7 @@ class SimulatedIndexes:
             engine = resident.engine
             residents.append(
                 PlacedModel(
-                    self.models[name].wanted(self._demand_at(name)),
+                    self.models[name].wanted(self._demand_at(name, idle > 0.0)),
                     place,
                     elsewhere=self._places(name) > resident.active,
                     hibernating=resident.residency is SimulatedResidency.HIBERNATING,
