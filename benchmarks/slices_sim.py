@@ -15,6 +15,10 @@ of the other one (`_slices.py` says how the traces are split). Beside Prism are 
 engines have queues of their own as on GPUs, each in three forms: `blind` knows sizes and no rates (mean of DRAWS
 draws), `before` is planned from the rates of the hour before the slice, `slice` from those of the slice itself.
 
+Where the trace has an hour before the slice, Prism's placement begins with the traffic of it, as services do that
+restart; with `--cold` it knows nothing, as in all figures of before 29 November 2026. Rates and places of the slice
+itself are never told.
+
 Targets are made as in the real comparison, of the simulator's own figures: so many times the P95 of each model alone.
 One process for each core, at low priority.
 """

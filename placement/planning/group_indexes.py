@@ -73,7 +73,7 @@ class GroupIndexes:
         tokens, returns."""
         self._tpot_ms: dict[str, float] = {}
         self._traffic = traffic or TrafficRecord()
-        self._expectations = Expectations(self._traffic.expected, now())
+        self._expectations = Expectations(self._traffic.expected if config.remembers else None, now())
         self._foreseen: dict[int, tuple[tuple[Group, ...], dict[str, str]]] = {}
         """Number of devices of a group -> the groups of that size, and model -> name of the one where it belongs."""
         self.outcomes = Outcomes()

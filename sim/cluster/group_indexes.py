@@ -52,7 +52,7 @@ class SimulatedIndexes:
         everywhere = [group for group, _ in groups.values()]
         self.models = {spec.name: model_of(spec, suitable(spec, everywhere)[0], kvpr.LEAST_DEMAND) for spec in specs}
         """Models by name, with their present demand."""
-        self._expectations = Expectations(world.expected, world.clock.now)
+        self._expectations = Expectations(world.expected if config.remembers else None, world.clock.now)
         self._foreseen: dict[int, dict[str, str]] = {}
         """Number of devices of a group -> model -> name of the group of that size where it belongs."""
         self._windows: dict[str, RateWindow] = {}

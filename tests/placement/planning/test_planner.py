@@ -366,6 +366,12 @@ def test_places_without_earlier_hours_or_long_after_the_start_are_those_of_least
     assert {world.planner.prospect(spec).group.name for spec in specs.values()} == {"g0"}
 
 
+def test_places_by_the_rules_of_the_paper_are_not_those_of_earlier_hours():
+    world, specs = warm(Past({"a": 50.0, "b": 40.0}), rules="paper")
+    world.planner.observe()
+    assert {world.planner.prospect(spec).group.name for spec in specs.values()} == {"g0"}
+
+
 def test_expected_demand_counts_until_more_is_seen_and_falls_with_time():
     world, specs = warm(Past({"a": 50.0}))
     world.planner.observe()
