@@ -39,7 +39,11 @@ class Part:
     dealing: int = 0
     """Which names of the trace ask which model: 0 as in `gpu.slices`, else drawn with this seed."""
     before_s: float = 0.0
-    """How long before the slice the traffic is that a plan may be made of; 0: the trace has none."""
+    """How long before the slice the traffic is that placement remembers, and a plan may be made of; 0: the trace has
+    none."""
+
+    cold: bool = False
+    """Whether placement begins without the traffic before the slice."""
 
     @property
     def cell(self) -> str:
@@ -47,8 +51,13 @@ class Part:
 
 
 EIGHTEEN = [
-    Part(f"{name}, {rate:g}", part.trace, part.from_s, rate) for name, part in SLICES.items() for rate in part.rates
-] + [Part(f"{hour} h", "servegen48.csv.gz", HOUR_S * hour, HOURLY_RATE) for hour in range(0, 24, 2)]
+    Part(f"{name}, {rate:g}", part.trace, part.from_s, rate, before_s=min(HOUR_S, part.from_s))
+    for name, part in SLICES.items()
+    for rate in part.rates
+] + [
+    Part(f"{hour} h", "servegen48.csv.gz", HOUR_S * hour, HOURLY_RATE, before_s=HOUR_S if hour else 0.0)
+    for hour in range(0, 24, 2)
+]
 """The slices of `benchmarks.gpu.compare`, and twelve more of servegen48, one from every second hour."""
 
 HALVES = ("tuning", "unseen")

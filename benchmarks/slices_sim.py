@@ -15,6 +15,10 @@ of the other one (`_slices.py` says how the traces are split). Beside Prism are 
 engines have queues of their own as on GPUs, each in three forms: `blind` knows sizes and no rates (mean of DRAWS
 draws), `before` is planned from the rates of the hour before the slice, `slice` from those of the slice itself.
 
+Where the trace has an hour before the slice, Prism's placement begins with the traffic of it, as services do that
+restart; with `--cold` it knows nothing, as in all figures of before 29 November 2026. Rates and places of the slice
+itself are never told.
+
 Targets are made as in the real comparison, of the simulator's own figures: so many times the P95 of each model alone.
 One process for each core, at low priority.
 """
@@ -41,10 +45,12 @@ from benchmarks._pool import pool
 from benchmarks._rivals import Cell, Figures, gap, mean, summary
 from benchmarks._slices import EIGHTEEN, HALVES, Part, dealt, parts
 from benchmarks.gpu.slices import ALONE, ALONE_GAP_S, CAPACITY_BYTES, MODELS, TPOT_SCALE, TTFT_SCALE
+from placement.policy.traffic import ExpectedTraffic
 from sim import report
 from sim.engines.cost import H200
 from sim.inputs import trace
 from sim.inputs.catalogue import SHAPES, ModelSet, Spec
+from sim.inputs.history import expected
 from sim.inputs.request import SimulatedRequest
 from sim.inputs.trace import Workload
 from sim.policies import SYSTEMS
@@ -99,9 +105,17 @@ def rates_before(part: Part, traces: Path) -> dict[str, float]:
     return {name: count / part.before_s for name, count in tokens.items()}
 
 
+def expected_before(part: Part, traces: Path) -> dict[str, ExpectedTraffic]:
+    """What each model was asked for before the slice, at the slice's rate; nothing if the trace has none before."""
+    if part.cold or not part.before_s:
+        return {}
+    earlier = replace(part, from_s=part.from_s - part.before_s, seconds=part.before_s)
+    return expected(asked(earlier, part.rate, traces), part.before_s)
+
+
 def targets(part: Part, traces: Path, scales: Scales = (TTFT_SCALE, TPOT_SCALE)) -> dict[str, tuple[float, float]]:
     """Of TTFT and TPOT, by model; +inf where no request says."""
-    found = _alone(replace(part, name="", rate=1.0, start=0), traces)
+    found = _alone(replace(part, name="", rate=1.0, start=0, before_s=0.0, cold=False), traces)
     return {name: (scales[0] * ttft_s, scales[1] * tpot_s) for name, (ttft_s, tpot_s) in found.items()}
 
 
@@ -150,7 +164,8 @@ def run(
         world.clock.at(warm_s - 1e-3, lambda: before.update(_counts(built)))
         return built
 
-    outcome = _replay(Workload(warm + given, warm_s + part.seconds), specs, 2, build, settings, rates)
+    workload, before_it = Workload(warm + given, warm_s + part.seconds), expected_before(part, traces)
+    outcome = _replay(workload, specs, 2, build, settings, rates, before_it)
     outcome.trace.requests, outcome.trace.seconds = given, part.seconds
     found = report.build(outcome)
     total: dict[str, Any] = found["all"]
@@ -174,10 +189,11 @@ def _replay(
     build: Any,
     settings: dict[str, str],
     rates: Mapping[str, float] | None = None,
+    before: Mapping[str, ExpectedTraffic] | None = None,
 ) -> Any:
-    sizes = (1,) * gpus
+    sizes, quiet = (1,) * gpus, lambda line: None
     return Replay(
-        given, ModelSet(specs), sizes, build, settings, HARDWARE, rates=rates, progress=lambda line: None
+        given, ModelSet(specs), sizes, build, settings, HARDWARE, rates=rates, expected=before or {}, progress=quiet
     ).run()
 
 
@@ -194,10 +210,13 @@ def _try(*arguments: Any) -> dict[str, Any] | str:
 def slice_by_slice(systems: Sequence[str], given: argparse.Namespace, settings: dict[str, str]) -> None:
     """A line for each of the eighteen, and the means."""
     found = [
-        replace(part, start=start) for part in EIGHTEEN if given.only in part.name for start in range(given.starts)
+        replace(part, start=start, cold=given.cold)
+        for part in EIGHTEEN
+        if given.only in part.name
+        for start in range(given.starts)
     ]
     for system in systems:
-        rows = []
+        rows, worst = list[list[float]](), list[float]()
         print(f"{system if len(systems) > 1 else 'slice':16} both % (TTFT TPOT); p50, p99 of TTFT and TPOT in ms")
         with pool(given.workers) as processes:
             running = [
@@ -210,11 +229,21 @@ def slice_by_slice(systems: Sequence[str], given: argparse.Namespace, settings: 
                     print(f"{part.name:16} refused: {total}")
                     continue
                 rows.append([100 * total[f"{what}attainment"] for what in ("", "ttft_", "tpot_")])
+                worst.append(100 * (total["worst"] or 0.0))
                 times = ", ".join(f"{1e3 * total[of][at]:.1f}" for of in ("ttft_s", "tpot_s") for at in ("p50", "p99"))
                 name = part.name + "'" * part.start
                 _line(name, rows[-1], f"{times}; {total['requests']} requests, {total['cpu_s']:.1f} s")
+                if 0 < part.start == given.starts - 1:
+                    _spread(rows[-given.starts :], worst[-given.starts :])
         if rows:
             _line("mean", [sum(column) / len(rows) for column in zip(*rows, strict=True)])
+
+
+def _spread(rows: Sequence[Sequence[float]], worst: Sequence[float]) -> None:
+    both = [row[0] for row in rows]
+    means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    told = f"{min(both):.2f} to {max(both):.2f}; worst model {sum(worst) / len(worst):.1f}, {min(worst):.1f} at least"
+    _line(f"  {len(rows)} starts", means, told)
 
 
 def _line(name: str, shares: list[float], rest: str = "") -> None:
@@ -269,6 +298,7 @@ def compare(systems: Sequence[str], given: argparse.Namespace, settings: dict[st
     contenders = [Contender(system, plan) for system in systems for plan in PLANS.get(system, ("",))]
     halves = HALVES if given.half == "both" else (given.half,)
     every = [part for half in halves for part in parts(half, given.quick) if given.only in part.cell]
+    every = [replace(part, cold=given.cold) for part in every]
     bias = sim_bias.kept() if given.corrected else {}
     cells: dict[str, dict[str, Figures]] = {}
     columns = [each.label for each in contenders if each.system != "prism"]
@@ -355,6 +385,7 @@ def main() -> None:
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     add("--starts", type=int, default=1, help="orders in which models come up (default: %(default)s)")
     add("--scale", choices=SCALES, default=next(iter(SCALES)), help="of targets, TTFT/TPOT (default: %(default)s)")
+    add("--cold", action="store_true", help="placement begins without the traffic of the hour before")
     add("--half", choices=(*HALVES, "both"), help="beside rivals, on the slices of a half")
     add("--quick", action="store_true", help="some of the half's cells: about a minute of a core with both")
     add("--corrected", action="store_true", help="with each system's bias taken off (`sim_bias.py`)")

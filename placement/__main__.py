@@ -25,6 +25,7 @@ from placement.cluster.names import Names
 from placement.cluster.routes import Routes
 from placement.config import MEMBERS, PlacementConfig
 from placement.planning.planner import Planner
+from placement.planning.traffic_record import TrafficRecord
 from placement.server import NAME, PlacementServicer
 from protos import placement_pb2_grpc
 from services.runtime import tasks
@@ -56,7 +57,8 @@ async def build(path: str, service: Service) -> None:
     loaders = Loaders(cluster)
     history = DecisionHistory()
     actuator = Actuator(cluster, config.drain_ms, move_kv=config.move_kv)
-    planner = Planner(config, cluster, time.monotonic, actuator.on_their_way)
+    traffic = TrafficRecord(config.traffic_file)
+    planner = Planner(config, cluster, time.monotonic, actuator.on_their_way, traffic)
     reconciler = Reconciler(config, cluster, actuator, planner, history)
     routes = Routes(cluster, reconciler.refusal, actuator.leaving, actuator.removing)
     drain = Drain(cluster, reconciler, actuator, planner, history, config.drain_ms)
@@ -103,6 +105,8 @@ async def build(path: str, service: Service) -> None:
     cluster.searching = names.unanswered
     service.follow(Followed("addresses", [path], partial(read, PlacementConfig, path))).on_change(read_again)
     service.spawn(reconciler.run(), "reconcile")
+    service.spawn(traffic.run(), "traffic")
+    service.on_stop(traffic.write)
     service.spawn(metrics.keep(cluster, reconciler.demands, config.load_weight), "metrics")
     # A gateway that called before the catalogue is known would be answered that no model exists.
     await reconciler.informed(_HEAR_S)

@@ -56,8 +56,8 @@ class PlacementConfig(Config):
     """Time from one search for models that should move to the next."""
     rules: Literal["prism", "paper"] = "prism"
     """Which rules the settings begin with: Prism's, or those of the Prism paper (KVPR alone with a `tau` of 0.3, models
-    leave after 45 s without requests and never for others' KV, moves for pressure alone, no local search, no replicas).
-    Settings that are given go before either."""
+    leave after 45 s without requests and never for others' KV, moves for pressure alone, no local search, no replicas,
+    nothing known at a start). Settings that are given go before either."""
     load_weight: float = Field(default=100.0, ge=0)
     """Weight of demand by itself in a device's pressure, W / (memory left) + load_weight * W / S, where W is the
     demand of its models and S its memory, since demand loads the device's compute too. At 100 both terms are equal when
@@ -98,6 +98,10 @@ class PlacementConfig(Config):
     """TPOT target by which the demand of models without one is weighted."""
     drain_ms: int = Field(default=30_000, ge=0)
     """Time that the source of a migration has for running requests that do not move along with their KV."""
+    traffic_file: str = ""
+    """File in which placement keeps what each model was asked for in each hour of the last two days: after a restart
+    it places models by that for ten minutes, less and less. Written once a minute and at the end; where it is missing
+    or damaged nothing is known at the start. Empty: none."""
     move_kv: bool = True
     """True: a model that moves between groups of one node takes the KV of its running requests along."""
     rebalance: bool = True
@@ -138,6 +142,11 @@ class PlacementConfig(Config):
             self.first_do_no_harm,
             self.headroom,
         )
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the traffic of earlier hours says where models belong at a start; not by the paper's rules."""
+        return self.rules != "paper"
 
     @property
     def replication(self) -> ReplicationRules:

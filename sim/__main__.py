@@ -11,7 +11,7 @@ from pathlib import Path
 from sim import report
 from sim.arguments import group_sizes, setting
 from sim.engines.cost import GPUS
-from sim.inputs import catalogue, trace
+from sim.inputs import catalogue, history, trace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 from sim.system import FleetError
@@ -46,6 +46,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--from-s", type=float, default=0.0, help="where in the trace the slice begins")
     parser.add_argument("--seconds", type=float, default=inf, help="how long it is (default: to the end)")
     parser.add_argument("--rate", type=float, default=1.0, help="requests for each of the trace (default: 1)")
+    parser.add_argument(
+        "--cold",
+        action="store_true",
+        help="placement begins without the traffic of the hour before the slice, which a trace has from 3600 s on",
+    )
     parser.add_argument("--slo-scale", type=_positive, default=1.0, help="multiplies all targets (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw that --rate needs (default: 0)")
     parser.add_argument("--out", type=Path, help="the whole report, as JSON")
@@ -59,7 +64,9 @@ def main() -> int:
         part = trace.Slice(given.from_s, given.seconds, given.rate, given.seed)
         requests = trace.read(given.trace, models, part)
         system, settings = SYSTEMS[given.policy], dict(given.set)
-        outcome = Replay(requests, models, given.sizes, system, settings, GPUS[given.hardware]).run()
+        before = {} if given.cold else history.before(given.trace, models, part)
+        hardware = GPUS[given.hardware]
+        outcome = Replay(requests, models, given.sizes, system, settings, hardware, expected=before).run()
     except (catalogue.CatalogueError, trace.TraceError, FleetError, OSError) as error:
         print(f"sim: {error}", file=sys.stderr)
         return 2

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from placement.policy.traffic import ExpectedTraffic
 from sim.clock import Clock
 from sim.engines.cost import H200, GpuModel
 from sim.inputs.catalogue import ModelSet, Spec
@@ -45,6 +46,8 @@ class Replay:
     hardware: GpuModel = H200
     rates: Mapping[str, float] | None = None
     """Tokens per second of each model that systems planned ahead are told; None: the mean rates of this replay."""
+    expected: Mapping[str, ExpectedTraffic] = field(default_factory=dict)
+    """What each model was asked for before this replay, for systems that remember it."""
     patience_s: float = 3600.0
     """Virtual seconds after the last arrival in which requests may still end; later they count as failed."""
     progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
@@ -58,9 +61,8 @@ class Replay:
         self._last_end = 0.0
         self._handed = -inf
         specs = self._specs()
-        system = self.build(
-            World(self._clock, self.hardware, self.sizes, specs, self._rates()), self._count, self.settings
-        )
+        world = World(self._clock, self.hardware, self.sizes, specs, self._rates(), self.expected)
+        system = self.build(world, self._count, self.settings)
         self._system = system
         self._arrivals = iter(self.trace.requests)
         self._next_arrival()

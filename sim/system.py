@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from placement.policy.traffic import ExpectedTraffic
 from sim.clock import Clock
 from sim.engines.cost import GpuModel
 from sim.group.node import SimulatedGroup
@@ -25,6 +26,8 @@ class World:
     """The models of the trace."""
     rates: Mapping[str, float]
     """Model -> tokens per second, for systems that are planned ahead: over the whole replay, or what they are told."""
+    expected: Mapping[str, ExpectedTraffic] = field(default_factory=dict)
+    """Model -> what it was asked for before the replay, for systems that remember it."""
 
 
 class System(Protocol):

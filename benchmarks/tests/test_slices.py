@@ -115,3 +115,18 @@ def test_plan_of_the_hour_before_sees_no_request_of_the_slice(tiny):
     tokens = sum(100 + i + 1 + i % 20 for i in range(120))
     assert sum(rates.values()) == pytest.approx((tokens + 8 * 80) / 60.0)
     assert later != rates
+
+
+def test_history_of_a_slice_is_of_the_time_before_it_at_its_rate_and_none_for_a_cold_start(tiny):
+    folder, part = tiny
+    once, twice = (slices_sim.expected_before(replace(part, rate=rate), folder) for rate in (1.0, 2.0))
+    tokens = sum(100 + i + 1 + i % 20 for i in range(120))
+    assert sum(each.tokens_per_s for each in once.values()) == pytest.approx(tokens / 60.0)
+    assert sum(each.tokens_per_s for each in twice.values()) == pytest.approx(2 * tokens / 60.0)
+    assert slices_sim.expected_before(replace(part, cold=True), folder) == {}
+    assert slices_sim.expected_before(replace(part, before_s=0.0), folder) == {}
+
+
+def test_slices_remember_the_hour_before_where_the_trace_has_one():
+    for part in EIGHTEEN:
+        assert part.before_s == (3600.0 if part.from_s else 0.0)

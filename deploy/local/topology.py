@@ -89,6 +89,7 @@ class Local:
         layout = Layout(
             run=str(self.state),
             catalogue=str(self.catalogue),
+            kept=str(self.state),
             node="local",
             scheduler=lambda number, group: self.scheduler(group),
             metrics=lambda number, name: f"127.0.0.1:{self.metrics_port + number}" if self.metrics_port else "",

@@ -36,7 +36,7 @@ _DEVICES = re.compile(r"cpu|cuda|(cpu|cuda):\d+(\+(cpu|cuda):\d+)*")
 _ALL_OF_A_MACHINE = ("cpu", "cuda")
 _NAME = TypeAdapter[str](Name)
 _FIRST_FREE_PORT = 1024
-_FILES = (("gateway", "usage_file"), ("loader", "disk_folder"))
+_FILES = (("gateway", "usage_file"), ("loader", "disk_folder"), ("placement", "traffic_file"))
 """(table, key) of services' settings that are paths."""
 
 

@@ -55,6 +55,8 @@ class Layout:
     """Folder of the sockets."""
     catalogue: str
     """Path of the catalogue file."""
+    kept: str = "/var/lib/prism"
+    """Folder of placement's for what outlives it."""
     node: str = "node-0"
     scheduler: Callable[[int, str], str] = numbered
     """Name of the gpu_scheduler of the group with this number and name."""
@@ -181,6 +183,7 @@ def _wired(groups: Sequence[Devices], layout: Layout) -> Iterator[tuple[str, str
         "groups": [address for name in schedulers for address in layout.members(name)],
         "loaders": layout.members("loader"),
         "balloond": layout.members("balloond"),
+        "traffic_file": f"{layout.kept}/traffic.json",
     }
     yield "placement", "placement", ("loader", *schedulers), placement
     yield "gateway", "gateway", ("placement",), {"placement": layout.placement}

@@ -122,6 +122,7 @@ def _serve(node: NodeDescription) -> Layout:
     return Layout(
         RUN,
         f"{RUN}/models.toml",
+        kept=RUN,
         node="local",
         metrics=lambda number, name: f"127.0.0.1:{base + number}" if base else "",
         own={"gateway": {"http": node.http, **grpc}},

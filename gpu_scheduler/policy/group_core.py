@@ -169,6 +169,7 @@ class GroupCore:
             request.drop_late and not request.resumed,
         )
         self.backlog.add(waiting, now)
+        model.arrived += not request.resumed
         model.returns += not model.requests and now - model.last_event >= RETURN_S
         model.last_event = now
         model.tpot_s = request.tpot_s or model.tpot_s

@@ -127,5 +127,7 @@ class ServedModel:
     """Requests that ended here with more time for each token after the first than their TPOT target."""
     ttft_s: float = 0.0
     """TTFT target, in seconds, of the last request that had one; 0: none had."""
+    arrived: int = 0
+    """Requests that came, but for those that had begun elsewhere."""
     returns: int = 0
     """Requests that found the model without any for RETURN_S or longer."""

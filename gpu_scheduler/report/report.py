@@ -107,6 +107,7 @@ class GroupReport:
             ttft_missed=model.ttft_missed,
             tpot_missed=model.tpot_missed,
             returns=model.returns,
+            arrived=model.arrived,
             ttft_target_ms=1e3 * model.ttft_s or resident.spec.default_slo.ttft_ms,
             tpot_target_ms=round(1e3 * model.tpot_s) or resident.spec.default_slo.tpot_ms,
             retractions=resident.total("retractions"),

@@ -13,14 +13,21 @@ from math import inf
 from balloond.client import WARM_ENGINES
 from placement.cluster.cluster import PRESENT, Cluster, HeardGroup, Measured
 from placement.config import PlacementConfig
+from placement.planning.traffic_record import TrafficRecord
 from placement.policy import kvpr
+from placement.policy.assignment.foreseen import foreseen
+from placement.policy.expectations import Expectations
+from placement.policy.kvpr import Group
 from placement.policy.lifecycle.decisions import PlacedModel, durations
 from placement.policy.lifecycle.eligibility import eligibility_fingerprint, holds_s
 from placement.policy.lifecycle.group_index import GroupIndex
-from placement.policy.outcomes import Outcomes
+from placement.policy.outcomes import Outcomes, will_return
 from placement.policy.replication import Replica, Replication
+from placement.policy.traffic import TrafficCounts
 from placement.policy.window import RateWindow
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
+
+_NOTHING = (0, 0, 0, 0)
 
 
 class GroupIndexes:
@@ -32,8 +39,10 @@ class GroupIndexes:
         cluster: Cluster,
         now: Callable[[], float],
         on_their_way: Callable[[], Mapping[str, HeardGroup]],
+        traffic: TrafficRecord | None = None,
     ) -> None:
-        """`on_their_way`: models whose activation was ordered, with the group; its reports may not show them yet."""
+        """`on_their_way`: models whose activation was ordered, with the group; its reports may not show them yet.
+        `traffic`: of earlier hours, and where it is recorded; None: nowhere."""
         self._config = config
         self._rules = config.lifecycle
         self._cluster = cluster
@@ -59,10 +68,16 @@ class GroupIndexes:
         """Groups that were made anew since the last call of `news`, by the addresses of their clients."""
         self._demands: dict[str, float] = {}
         self._windows: dict[str, RateWindow] = {}
-        self._seen: dict[str, dict[str, int]] = {}
-        """Address of a group's client -> its residents' token counters at the last report."""
+        self._seen: dict[str, dict[str, tuple[int, int, int, int]]] = {}
+        """Address of a group's client -> its residents' counters at the last report: requests, prompt tokens, output
+        tokens, returns."""
         self._tpot_ms: dict[str, float] = {}
+        self._traffic = traffic or TrafficRecord()
+        self._expectations = Expectations(self._traffic.expected if config.remembers else None, now())
+        self._foreseen: dict[int, tuple[tuple[Group, ...], dict[str, str]]] = {}
+        """Number of devices of a group -> the groups of that size, and model -> name of the one where it belongs."""
         self.outcomes = Outcomes()
+        self._expectations.tell(self.outcomes)
         self._counted: dict[str, dict[str, tuple[int, int]]] = {}
         """Address of a group's client -> its residents' missed targets and returns at the last report."""
         self.replication = Replication(config.replication)
@@ -91,7 +106,8 @@ class GroupIndexes:
     def observe(self) -> None:
         """Takes in what was heard of the groups, and the demands that follow from it and from the time."""
         heard = self._heard()
-        entries = ((name, self._cluster.entry(name)) for name in self._windows)
+        known = self._windows.keys() | (self._expectations if self._expectations.any(self._now()) else ())
+        entries = ((name, self._cluster.entry(name)) for name in known)
         fresh = {name: self.demand(entry.model) for name, entry in entries if entry is not None}
         changed = [name for name, demand in fresh.items() if demand != self._demands.get(name)]
         self._demands = fresh
@@ -100,7 +116,8 @@ class GroupIndexes:
             del self._windows[name]
         for name in self._tpot_ms.keys() - self._cluster.catalogue.keys():
             del self._tpot_ms[name]
-        self.outcomes.keep(self._cluster.catalogue)
+        if self._cluster.catalogue_known:
+            self.outcomes.keep(self._cluster.catalogue)
         self._stand([*heard, *(group for name in changed for group, _ in self._cluster.residents(name))])
 
     def listen(self) -> None:
@@ -184,12 +201,15 @@ class GroupIndexes:
         address = group.client.address
         before_of, self._seen[address] = self._seen.get(address), {}
         for name, resident in group.residents.items():
-            total = resident.prefill_tokens + resident.decode_tokens
-            # Tokens that a group had counted before it was found are of any age.
-            before = total if before_of is None else before_of.get(name, 0)
-            self._seen[address][name] = total
-            if total != before:
-                self._window(name).counted(total, before, now)
+            counters = (resident.arrived, resident.prefill_tokens, resident.decode_tokens, resident.returns)
+            # What a group had counted before it was found is of any age.
+            before = counters if before_of is None else before_of.get(name, _NOTHING)
+            self._seen[address][name] = counters
+            total, total_before = sum(counters[1:3]), sum(before[1:3])
+            if total != total_before:
+                self._window(name).counted(total, total_before, now)
+            if counters != before:
+                self._traffic.observe(name, TrafficCounts(*map(_since, counters, before)))
             if resident.tpot_target_ms:
                 self._tpot_ms[name] = resident.tpot_target_ms
         self._count_outcomes(group, now)
@@ -226,8 +246,12 @@ class GroupIndexes:
         }
         self.replication.heard(group.client.address, replicas, now)
 
-    def _demand_at(self, model: str) -> float:
-        """Demand of the model on each group where it is active: gateways divide its requests evenly."""
+    def _demand_at(self, model: str, idle: bool = False) -> float:
+        """Demand of the model on each group where it is active: gateways divide its requests evenly. What is expected
+        of one that is idle and was not asked for yet counts if it is expected within the minute: others need not make
+        way for a model that may come in an hour."""
+        if idle and not self.rate(model) and not will_return(self.outcomes, model, self._now()):
+            return kvpr.LEAST_DEMAND
         return self._demands.get(model, kvpr.LEAST_DEMAND) / max(1, len(self.replication.groups(model)))
 
     def rate(self, model: str) -> float:
@@ -244,11 +268,29 @@ class GroupIndexes:
         """The model's demand w now, in bytes per second per second of TPOT."""
         target = self._tpot_ms.get(spec.name) or spec.default_slo.tpot_ms
         return kvpr.demand(
-            self._window(spec.name).rate(self._now()),
+            self._expectations.rate(spec.name, self._window(spec.name).rate(self._now()), self._now()),
             spec.kv_bytes_per_token,
             target / 1e3 if target else None,
             self._config.default_tpot_ms / 1e3,
         )
+
+    def foreseen(self, spec: common_pb2.ModelSpec) -> str | None:
+        """Name of the group where the model belongs by what was expected at the start, beside the others that were to
+        come; None if nothing is expected any more, or there is no room for it."""
+        size = max(1, spec.devices)
+        there = self.by_size.get(size)
+        if there is None or not self._expectations.any(self._now()):
+            return None
+        groups = tuple(there.groups)
+        if self._foreseen.get(size, ((), {}))[0] != groups:
+            entries = [entry for name in self._expectations if (entry := self._cluster.entry(name)) is not None]
+            models = [
+                self.model(each.model).wanted(self.demand(each.model))
+                for each in entries
+                if max(1, each.model.devices) == size and each.model.name not in self._config.places
+            ]
+            self._foreseen[size] = groups, foreseen(groups, there.residents, models, self._config.moves.assign)
+        return self._foreseen[size][1].get(spec.name)
 
     def rates(self) -> dict[str, float]:
         """Tokens per second of every model that has had any."""
@@ -302,11 +344,12 @@ class GroupIndexes:
             idle = resident.idle_s > 0.0 and (active or asleep)
             found.append(
                 PlacedModel(
-                    self.model(entry.model, resident).wanted(self._demand_at(resident.model)),
+                    self.model(entry.model, resident).wanted(self._demand_at(resident.model, idle)),
                     place,
                     elsewhere=len(self.replication.groups(resident.model)) > active,
                     hibernating=asleep,
                     idle_s=resident.idle_s + since_s if idle else 0.0,
+                    returns_s=self._expectations.returns_s(resident.model, self._now()),
                     wake_s=wake_s,
                     cold_s=cold_s,
                     has_image=entry.has_image or entry.on_disk,
@@ -336,6 +379,11 @@ class GroupIndexes:
                     on_device = kvpr.Place(group.name, (_device(group, device),))
                     found.append(PlacedModel(left, on_device, stay_s=0.0, has_engine=False))
         return found
+
+
+def _since(total: int, before: int) -> int:
+    """What a counter counted since it stood at `before`; one that fell belongs to a model that came anew."""
+    return total - before if total >= before else total
 
 
 def _device(group: HeardGroup, device: balloond_pb2.DeviceState) -> str:

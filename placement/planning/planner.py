@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from placement.cluster.cluster import Cluster, HeardGroup
 from placement.config import PlacementConfig
 from placement.planning.group_indexes import GroupIndexes
+from placement.planning.traffic_record import TrafficRecord
 from placement.policy.assignment.cool_down import CoolDowns
 from placement.policy.assignment.rebalance import NONE, Round, WantedMove, rebalance
 from placement.policy.assignment.worth import is_worth
@@ -52,12 +53,14 @@ class Planner:
         cluster: Cluster,
         now: Callable[[], float],
         on_their_way: Callable[[], Mapping[str, HeardGroup]],
+        traffic: TrafficRecord | None = None,
     ) -> None:
-        """`on_their_way`: models whose activation was ordered, with the group; its reports may not show them yet."""
+        """`on_their_way`: models whose activation was ordered, with the group; its reports may not show them yet.
+        `traffic`: of earlier hours, and where it is recorded; None: nowhere."""
         self._config = config
         self._cluster = cluster
         self._now = now
-        self._group_indexes = GroupIndexes(config, cluster, now, on_their_way)
+        self._group_indexes = GroupIndexes(config, cluster, now, on_their_way, traffic)
         self._cool_downs = CoolDowns(config.cool_down_s)
         self._rounds: dict[int, Round] = {}
         """Number of devices of a group -> the last round of moves that was wanted among groups of that size."""
@@ -131,7 +134,9 @@ class Planner:
             return PlacementPlan(spec.name, None, self._unsuitable(spec))
         reservations = self._reservations.setdefault(max(1, spec.devices), Reservations(self._config.patience_s))
         place = self._config.places.get(spec.name)
-        return self._verdict(spec, reservations.ask(self._wanted(spec), there, self._now(), place, holds_s))
+        first = self._group_indexes.foreseen(spec)
+        answer = reservations.ask(self._wanted(spec), there, self._now(), place, holds_s, first)
+        return self._verdict(spec, answer)
 
     def prospect(self, spec: common_pb2.ModelSpec) -> PlacementPlan:
         """Where the model would come up if it were activated now, and which models would make way. Nothing is reserved
@@ -140,7 +145,8 @@ class Planner:
         there = self._suitable(spec)
         if there is None:
             return PlacementPlan(spec.name, None, self._unsuitable(spec))
-        return self._verdict(spec, there.activate(self._wanted(spec), self._config.places.get(spec.name)))
+        place, first = self._config.places.get(spec.name), self._group_indexes.foreseen(spec)
+        return self._verdict(spec, there.activate(self._wanted(spec), place, first=first))
 
     def _wanted(self, spec: common_pb2.ModelSpec) -> Model:
         return replace(self._group_indexes.model(spec), demand=self._group_indexes.demand(spec))

@@ -71,6 +71,13 @@ class Outcomes:
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
 
+    def expect(self, model: str, now: float, returns_per_s: float) -> None:
+        """Takes the model to have returned so often in the last hour, before anything was observed."""
+        if returns_per_s > 0.0:
+            record = self._records.setdefault(model, _Record())
+            record.returns = (*(0.0 for _ in _OVER_S[1:]), returns_per_s * _OVER_S[-1])
+            record.at = now
+
     def observe(
         self, model: str, now: float, *, late: bool = False, missed: int = 0, returns: int = 0, group: str = ""
     ) -> None:

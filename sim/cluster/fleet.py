@@ -24,13 +24,12 @@ from placement.policy.assignment.worth import is_worth
 from placement.policy.lifecycle.activation_plan import ActivationPlan
 from placement.policy.lifecycle.decisions import Activate, GoCold
 from placement.policy.lifecycle.reservations import Reservations
-from sim.clock import Clock
 from sim.cluster.group_indexes import SimulatedIndexes
-from sim.engines.cost import GpuModel
 from sim.group.arbiter import SimulatedQueue
 from sim.group.node import SimulatedGroup, SimulatedResidency
 from sim.inputs.catalogue import Spec
 from sim.inputs.request import SimulatedRequest
+from sim.system import World
 
 _LOOK_S = 0.03
 """Seconds after a change on a group until placement looks again; `placement/actuation/reconcile.py` waits 0.01 to
@@ -45,30 +44,27 @@ class Fleet:
 
     def __init__(
         self,
-        clock: Clock,
-        specs: Sequence[Spec],
-        sizes: Sequence[int],
-        hardware: GpuModel,
+        world: World,
         config: PlacementConfig,
         rules: Arbitration,
         finished: Callable[[SimulatedRequest], None],
     ) -> None:
-        """`sizes`: devices of each group. Raises FleetError if no group can hold a model."""
-        self._clock = clock
+        """Raises FleetError if no group can hold a model."""
+        self._clock = clock = world.clock
         self._config = config
-        self.specs = {spec.name: spec for spec in specs}
+        self.specs = {spec.name: spec for spec in world.specs}
         self.groups: list[SimulatedGroup] = []
         arbiters: dict[str, tuple[SimulatedGroup, SimulatedQueue]] = {}
-        for i, size in enumerate(sizes):
+        for i, size in enumerate(world.sizes):
             group = SimulatedGroup(
-                clock, f"g{i}", size, hardware, lambda group: SimulatedQueue(group, rules), self._again, finished
+                clock, f"g{i}", size, world.hardware, lambda group: SimulatedQueue(group, rules), self._again, finished
             )
             assert isinstance(group.queue, SimulatedQueue)
             self.groups.append(group)
             arbiters[group.name] = group, group.queue
         self._queues = {name: queue for name, (_, queue) in arbiters.items()}
         self._by_name = {group.name: group for group in self.groups}
-        self._group_indexes = SimulatedIndexes(clock, specs, arbiters, config)
+        self._group_indexes = SimulatedIndexes(world, arbiters, config)
         self._home: dict[str, list[SimulatedGroup]] = {}
         """Model -> groups to which its requests go; there is one at least."""
         self._cool_downs = CoolDowns(config.cool_down_s)
@@ -139,7 +135,9 @@ class Fleet:
             return
         spec = self.specs[name]
         only, there = self._only(spec), self._group_indexes.of(spec.parts)
-        answer = self._reservations[spec.parts].ask(self._group_indexes.models[name], there, self._clock.now, only)
+        answer = self._reservations[spec.parts].ask(
+            self._group_indexes.models[name], there, now, only, first=self._group_indexes.foreseen(spec)
+        )
         if not isinstance(answer.outcome, Activate):
             self.refused_for_now += 1
             self._clock.after(_LOOK_S, self._activate, name)

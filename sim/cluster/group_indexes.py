@@ -7,22 +7,24 @@ or when one has been idle, or awake, for long enough to be evicted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import inf
 
 from placement.config import PlacementConfig
 from placement.policy import kvpr
+from placement.policy.assignment.foreseen import foreseen
+from placement.policy.expectations import Expectations
 from placement.policy.lifecycle.decisions import PlacedModel, durations
 from placement.policy.lifecycle.eligibility import holds_s
 from placement.policy.lifecycle.group_index import GroupIndex
-from placement.policy.outcomes import Outcomes
+from placement.policy.outcomes import Outcomes, will_return
 from placement.policy.replication import Replica, Replication
 from placement.policy.window import RateWindow
-from sim.clock import Clock
 from sim.cluster.terms import group_of, model_of, suitable
 from sim.group.arbiter import SimulatedQueue
 from sim.group.node import SimulatedGroup, SimulatedResidency
 from sim.inputs.catalogue import Spec
+from sim.system import World
 
 _PRESENT = (
     SimulatedResidency.ACTIVE,
@@ -38,22 +40,25 @@ class SimulatedIndexes:
 
     def __init__(
         self,
-        clock: Clock,
-        specs: Sequence[Spec],
+        world: World,
         groups: Mapping[str, tuple[SimulatedGroup, SimulatedQueue]],
         config: PlacementConfig,
     ) -> None:
         """Raises FleetError if no group can hold a model."""
-        self._clock = clock
+        self._clock, specs = world.clock, world.specs
         self._config = config
         self._specs = {spec.name: spec for spec in specs}
         self._groups = groups
         everywhere = [group for group, _ in groups.values()]
         self.models = {spec.name: model_of(spec, suitable(spec, everywhere)[0], kvpr.LEAST_DEMAND) for spec in specs}
         """Models by name, with their present demand."""
+        self._expectations = Expectations(world.expected if config.remembers else None, world.clock.now)
+        self._foreseen: dict[int, dict[str, str]] = {}
+        """Number of devices of a group -> model -> name of the group of that size where it belongs."""
         self._windows: dict[str, RateWindow] = {}
         self._seen: dict[tuple[str, str], int] = {}
         self.outcomes = Outcomes()
+        self._expectations.tell(self.outcomes)
         self._counted: dict[tuple[str, str], tuple[int, int]] = {}
         """(group, model) -> targets missed there and returns of the model, as last counted."""
         self._by_size = {group.devices: GroupIndex(config.lifecycle) for group in everywhere}
@@ -85,8 +90,10 @@ class SimulatedIndexes:
             }
             self.replication.heard(group.name, there, self._clock.now)
 
-    def _demand_at(self, name: str) -> float:
-        """Demand of a model on each of its groups."""
+    def _demand_at(self, name: str, idle: bool = False) -> float:
+        """Demand of a model on each of its groups. `idle`: whether it has no requests."""
+        if idle and not self.rate(name) and not will_return(self.outcomes, name, self._clock.now):
+            return kvpr.LEAST_DEMAND
         return self.models[name].demand / max(1, self._places(name))
 
     def _places(self, name: str) -> int:
@@ -104,6 +111,18 @@ class SimulatedIndexes:
             if group.devices == size and (changes != arbiter.changes or now >= until):
                 self._hear(group, arbiter)
         return index
+
+    def foreseen(self, spec: Spec) -> str | None:
+        """Name of the group where the model belongs by what was expected at the start; None if nothing was."""
+        if not self._expectations.any(self._clock.now):
+            return None
+        if spec.parts not in self._foreseen:
+            for name in self._specs:
+                self._demands(name, self._expectations.rate(name, 0.0, self._clock.now))
+            there = self.of(spec.parts)
+            models = [self.models[each.name] for each in self._specs.values() if each.parts == spec.parts]
+            self._foreseen[spec.parts] = foreseen(there.groups, there.residents, models, self._config.moves.assign)
+        return self._foreseen[spec.parts].get(spec.name)
 
     def tight(self, name: str) -> bool:
         """Whether the group could lack KV memory."""
@@ -142,9 +161,11 @@ class SimulatedIndexes:
                     window.counted(total, before, now)
                     news = True
         rates = {name: window.rate(now) for name, window in self._windows.items()}
+        if self._expectations.any(now):
+            rates = {name: self._expectations.rate(name, rates.get(name, 0.0), now) for name in self._specs}
         changed = {name for name, rate in rates.items() if self._demands(name, rate)}
         for name, rate in rates.items():
-            if not rate:
+            if not rate and name in self._windows:
                 del self._windows[name]  # a rate of zero is as good as none
         for group, arbiter in self._groups.values():
             if not changed.isdisjoint(group.residents):
@@ -194,11 +215,12 @@ class SimulatedIndexes:
             engine = resident.engine
             residents.append(
                 PlacedModel(
-                    self.models[name].wanted(self._demand_at(name)),
+                    self.models[name].wanted(self._demand_at(name, idle > 0.0)),
                     place,
                     elsewhere=self._places(name) > resident.active,
                     hibernating=resident.residency is SimulatedResidency.HIBERNATING,
                     idle_s=idle,
+                    returns_s=self._expectations.returns_s(name, now),
                     wake_s=wake_s,
                     cold_s=cold_s,
                     stay_s=stay_s,

@@ -40,4 +40,4 @@ def build(world: World, finished: Callable[[SimulatedRequest], None], settings: 
         rules = Arbitration.model_validate(arbitration, strict=False)
     except ValidationError as error:
         raise FleetError("; ".join(f"{fault.key}: {fault.what}" for fault in faults(error))) from None
-    return Fleet(world.clock, world.specs, world.sizes, world.hardware, config, rules, finished)
+    return Fleet(world, config, rules, finished)

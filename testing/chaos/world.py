@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator
+import tomllib
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -188,12 +189,14 @@ async def chaos(
     clock: bool = False,
     host_capacity_bytes: int = 256 << 20,
     metrics_port: int = 0,
+    left_out: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Chaos]:
     """A system that serves; ends it whatever happens, and shows the logs' last lines when that was a failure.
     `small_disk`: all its files lie on a tmpfs of its own (needs root). `under`: of every process. `models`: the
     catalogue's entries of those under load, by default the examples. `keys`: which both gateways ask for.
     `host_capacity_bytes`: of weight images. `clock`: their time of day can be set (needs libfaketime).
-    `metrics_port`: the first of a row of ports for services that tell their metrics; 0: none does."""
+    `metrics_port`: the first of a row of ports for services that tell their metrics; 0: none does. `left_out`: process
+    -> a setting that its file does not have, because an older version would not know it."""
     state = Path(tempfile.mkdtemp(prefix="prism-"))
     if small_disk:
         _run("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "prism-chaos", str(state))
@@ -221,6 +224,11 @@ async def chaos(
         metrics_port=metrics_port,
     )
     plan = local.processes()
+    for name, setting in (left_out or {}).items():
+        path = state / f"{name}.toml"
+        settings = tomllib.loads(path.read_text())
+        del settings[setting]
+        path.write_text(tomli_w.dumps(settings))
     bases = {"gateway": f"http://{local.http}"}
     plan.append(_second_gateway(local, bases))
     system = LocalSystem([dataclasses.replace(each, under=under) for each in plan], state / "logs", print)

@@ -91,9 +91,12 @@ class FakeGroup:
 
 
 class FakeCluster:
-    """Groups, a catalogue, and a reconciler over them. `pauses`: those of the reconciler that are not as ever."""
+    """Groups, a catalogue, and a reconciler over them. `pauses`: those of the reconciler that are not as ever.
+    `traffic`: what is known of earlier hours."""
 
-    def __init__(self, groups=2, capacity=100 * MIB, silent_s=0.5, most_vanished=1000, pauses=None, **config):
+    def __init__(
+        self, groups=2, capacity=100 * MIB, silent_s=0.5, most_vanished=1000, pauses=None, traffic=None, **config
+    ):
         self.groups = [FakeGroup(f"g{i}", capacity) for i in range(groups)]
         self.time = 1000.0
         config = {"hold_s": 0.0, "first_do_no_harm": False} | config
@@ -104,7 +107,7 @@ class FakeCluster:
             group.tell = self.tell
         self.history = DecisionHistory(lambda: self.time)
         self.actuator = Actuator(self.cluster, settings.drain_ms, silent_s=silent_s)
-        self.planner = Planner(settings, self.cluster, lambda: self.time, self.actuator.on_their_way)
+        self.planner = Planner(settings, self.cluster, lambda: self.time, self.actuator.on_their_way, traffic)
         self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.planner, self.history, **pauses or {})
         self.drain = Drain(self.cluster, self.reconciler, self.actuator, self.planner, self.history, settings.drain_ms)
         self.table = self.new_table(self.actuator.leaving)

@@ -42,6 +42,13 @@ def chosen(model: Model, found: list[GroupOption], compared: int, rules: Lifecyc
     return ActivationPlan(outcome, best.evictions, tuple(Option(f.place, f.pressure) for f in found[: rules.explain]))
 
 
+def belongs(model: Model, option: GroupOption) -> ActivationPlan:
+    """The plan for the group where the model belongs by the traffic of earlier hours."""
+    why = f"it belongs on {option.place.group} by the traffic of earlier hours; pressure {option.pressure:.4g} there"
+    outcome = Activate(model.name, option.place, option.pressure, why)
+    return ActivationPlan(outcome, options=(Option(option.place, option.pressure),))
+
+
 def wait(model: Model, lacking: Sequence[tuple[int, str]]) -> ActivationPlan:
     """The plan to wait. `lacking`: bytes that the nearest groups lack, with the sentence about each (`lack`, below)."""
     return ActivationPlan(Wait(model.name, f"no group has room now; the nearest is {min(lacking)[1]}"))

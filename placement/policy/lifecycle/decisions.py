@@ -54,6 +54,8 @@ class PlacedModel:
     idle_s: float = 0.0
     """Seconds since the model's last request ended or arrived; 0 while one is here, or while the model passes from one
     residency to another."""
+    returns_s: float = 0.0
+    """Seconds from one return of the model to the next, by what it was asked for before; 0: not known."""
     wake_s: float = _WAKE_S
     """Seconds that waking the model from hibernation takes."""
     cold_s: float = _COLD_S

@@ -20,7 +20,7 @@ import numpy as np
 
 from placement.policy.field import Field, Floats, Mask
 from placement.policy.kvpr import LEAST_DEMAND, Group, Model, Place
-from placement.policy.lifecycle.activation_plan import ActivationPlan, GroupOption, attempt, chosen, lack, wait
+from placement.policy.lifecycle.activation_plan import ActivationPlan, GroupOption, attempt, belongs, chosen, lack, wait
 from placement.policy.lifecycle.decisions import Activate, LifecycleRules, PlacedModel, Refuse
 from placement.policy.lifecycle.kv_pressure import relieve
 from placement.policy.lifecycle.model_eviction import Eviction, may_leave
@@ -114,9 +114,12 @@ class GroupIndex:
             return None
         return refusal(model, [group for group in self.groups if only in (None, group.name)])
 
-    def activate(self, model: Model, only: str | None = None, closed: Collection[str] = ()) -> ActivationPlan:
+    def activate(
+        self, model: Model, only: str | None = None, closed: Collection[str] = (), first: str | None = None
+    ) -> ActivationPlan:
         """Where to bring up a model that is not active anywhere, and which models have to leave for it. `only`: name of
-        the one group that the model may be on; None: any. `closed`: names of groups that are reserved for others."""
+        the one group that the model may be on; None: any. `closed`: names of groups that are reserved for others.
+        `first`: name of the group where a model that is on none belongs; it comes up there if none has to leave."""
         model = model.wanted(max(model.demand, LEAST_DEMAND))
         refused = self.refused(model, only)
         if refused is not None:
@@ -125,6 +128,10 @@ class GroupIndex:
         could_hold = self._could_hold(model, only)
         could_hold[[at.row[name] for name in closed if name in at.row]] = False
         homes = sorted(at.row[name] for name in self._with.get(model.name, ()) if could_hold[at.row[name]])
+        if first is not None and first in at.row and could_hold[row := at.row[first]] and not homes:
+            option = self._try(model, row)
+            if option is not None and not option.evictions:
+                return belongs(model, option)
         now = at.now.by_group(model)  # where no model has to leave
         bound, idle_s = at.gone.by_group(model), at.idle_s
         now[at.engines < 1] = bound[at.engines_gone < 1] = inf

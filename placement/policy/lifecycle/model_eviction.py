@@ -177,7 +177,7 @@ class _Eviction:
             useful += resident.host_bytes
         if cold and self._engines:
             useful += resident.has_engine
-        each = seconds / useful / max(resident.idle_s, _LEAST_IDLE_S) if useful else inf
+        each = seconds / useful / max(resident.idle_s, resident.returns_s, _LEAST_IDLE_S) if useful else inf
         return (each, -resident.idle_s, resident.model.name)
 
     def _at_once(self, resident: PlacedModel) -> bool:

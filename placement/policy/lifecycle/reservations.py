@@ -74,13 +74,20 @@ class Reservations:
         return min([*patient, *forgotten], default=inf)
 
     def ask(
-        self, model: Model, there: GroupIndex, now: float, only: str | None = None, holds_s: float = 0.0
+        self,
+        model: Model,
+        there: GroupIndex,
+        now: float,
+        only: str | None = None,
+        holds_s: float = 0.0,
+        first: str | None = None,
     ) -> ActivationPlan:
         """Where to bring up a model that is active nowhere, and which models have to leave for it
         (`GroupIndex.activate`). While it has to wait the caller asks again. `only`: name of the one group that it may
-        be on. `holds_s`: seconds for which the model counts as waiting although it does not ask again."""
+        be on. `holds_s`: seconds for which the model counts as waiting although it does not ask again. `first`: name of
+        the group where it belongs."""
         self._forget(now)
-        answer = there.activate(model, only, self._closed(model.name))
+        answer = there.activate(model, only, self._closed(model.name), first)
         if not isinstance(answer.outcome, Wait):
             return answer
         wait = self._waits.setdefault(model.name, _Wait(now, now))

@@ -103,7 +103,7 @@ def test_compose_files_as_shipped_are_those_of_a_description(device, more):
         del each["build"]
     assert compose["services"] == services and list(compose["services"]) == list(services)
     assert compose["networks"] == expected["networks"]
-    assert compose["volumes"] == {name: expected["volumes"][name] for name in ("run", "images", "cache")}
+    assert compose["volumes"] == {name: expected["volumes"][name] for name in ("run", "images", "traffic", "cache")}
 
 
 def test_manifests_as_shipped_are_those_of_a_description():

@@ -585,3 +585,4 @@ def test_group_core_counts_missed_times_per_token_and_returns():
     group.arrives("3", tpot_s=0.1)
     model = group.core.model("a", group.now)
     assert (model.tpot_missed, model.returns, model.ttft_s) == (1, 2, pytest.approx(3.0))
+    assert model.arrived == 3

@@ -1,5 +1,9 @@
 import pytest
 
+from placement.planning.traffic_record import TrafficRecord
+from placement.policy.expectations import WORTH_S
+from placement.policy.kvpr import LEAST_DEMAND
+from placement.policy.traffic import ExpectedTraffic, TrafficCounts
 from protos import common_pb2
 from tests.placement.fakes import MIB, FakeCluster
 
@@ -323,3 +327,102 @@ def test_planner_keeps_no_state_of_vanished_models_beyond_the_last_few():
     kept = ["gone-3", "gone-3-unused", "gone-4", "gone-4-unused"]
     assert {name for name in names_within(world.planner) if name.startswith("gone")} == set(kept)
     assert list(world.cluster.vanished) == kept
+
+
+class Past(TrafficRecord):
+    """A record that expects these tokens a second, and remembers what was counted."""
+
+    def __init__(self, tokens_per_s=(), returns_per_s=0.01):
+        super().__init__()
+        self.expected = {name: ExpectedTraffic(rate, returns_per_s) for name, rate in dict(tokens_per_s).items()}
+        self.counted = []
+
+    def observe(self, model, counts):
+        self.counted.append((model, counts))
+
+
+def warm(past, **facts):
+    """Two groups, and four models that are on neither."""
+    world = FakeCluster(groups=2, traffic=past, **facts)
+    return world, {name: world.model(name, weights=10 * MIB, floor=MIB) for name in "abcd"}
+
+
+def test_places_before_any_request_are_those_of_the_traffic_of_earlier_hours():
+    world, specs = warm(Past({"a": 50.0, "b": 40.0, "c": 30.0, "d": 20.0}))
+    world.planner.observe()
+    plans = {name: world.planner.prospect(spec) for name, spec in specs.items()}
+    places = {name: plan.group.name for name, plan in plans.items()}
+    assert places["a"] == places["d"] != places["b"] == places["c"]
+    assert "by the traffic of earlier hours" in plans["b"].reason
+    assert {name: world.planner.activation(spec).group.name for name, spec in specs.items()} == places
+
+
+def test_places_without_earlier_hours_or_long_after_the_start_are_those_of_least_pressure():
+    world, specs = warm(Past())
+    assert {world.planner.prospect(spec).group.name for spec in specs.values()} == {"g0"}
+    world, specs = warm(Past({"a": 50.0, "b": 40.0}))
+    world.time += WORTH_S
+    world.planner.observe()
+    assert {world.planner.prospect(spec).group.name for spec in specs.values()} == {"g0"}
+
+
+def test_places_by_the_rules_of_the_paper_are_not_those_of_earlier_hours():
+    world, specs = warm(Past({"a": 50.0, "b": 40.0}), rules="paper")
+    world.planner.observe()
+    assert {world.planner.prospect(spec).group.name for spec in specs.values()} == {"g0"}
+
+
+def test_expected_demand_counts_until_more_is_seen_and_falls_with_time():
+    world, specs = warm(Past({"a": 50.0}))
+    world.planner.observe()
+    at_first = world.planner.demands()["a"]
+    assert at_first > world.planner.demands()["b"] == LEAST_DEMAND
+    world.time += WORTH_S / 2
+    assert LEAST_DEMAND < world.planner.demands()["a"] < at_first
+    world.time += WORTH_S / 2
+    assert world.planner.demands()["a"] == LEAST_DEMAND
+
+
+def test_model_that_is_fixed_to_a_group_comes_up_there_whatever_was_expected():
+    world, specs = warm(Past({"a": 50.0, "b": 40.0}), places={"a": "g1", "b": "g1"}, rebalance=False)
+    world.planner.observe()
+    assert [world.planner.activation(specs[name]).group.name for name in "ab"] == ["g1", "g1"]
+
+
+def test_traffic_is_counted_once_from_what_a_group_reports_after_it_was_found():
+    past = Past()
+    world, _ = warm(past)
+    world.planner.observe()
+    group = world.groups[0]
+    group.put("a", arrived=2, prefill_tokens=30, decode_tokens=7, returns=1)
+    world.tell()
+    world.planner.observe()
+    world.planner.observe()
+    group.put("a", arrived=3, prefill_tokens=50, decode_tokens=7, returns=1)
+    world.tell()
+    world.planner.observe()
+    group.put("a", arrived=1, prefill_tokens=5, decode_tokens=0, returns=0)  # its process is a new one
+    world.tell()
+    world.planner.observe()
+    assert past.counted == [
+        ("a", TrafficCounts(2, 30, 7, 1)),
+        ("a", TrafficCounts(1, 20, 0, 0)),
+        ("a", TrafficCounts(1, 5, 0, 0)),
+    ]
+
+
+def test_model_that_returns_often_by_earlier_hours_does_not_make_way_before_one_that_does_not():
+    past = Past({"often": 1.0, "rarely": 1.0})
+    past.expected = {"often": ExpectedTraffic(1.0, 0.02), "rarely": ExpectedTraffic(1.0, 0.0002)}
+
+    def leaves(traffic):
+        world = FakeCluster(groups=1, traffic=traffic)
+        for name in ("often", "rarely"):
+            world.model(name, weights=40 * MIB, floor=MIB)
+        new = world.model("new", weights=40 * MIB, floor=MIB)
+        world.groups[0].put("often", idle_s=20.0, wake_s=0.2, active_s=60.0)
+        world.groups[0].put("rarely", idle_s=5.0, wake_s=0.2, active_s=60.0)
+        world.tell()
+        return [each.model for each in world.planner.activation(new).yields]
+
+    assert leaves(past) == ["rarely"] and leaves(Past()) == ["often"]
