@@ -1,0 +1,213 @@
+"""What `fleet_sim.py` has kept, and its tables: GPUs at 99 % by setting and system, with the cells that Prism loses in
+bold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks import sim_bias
+from benchmarks._day import SYSTEMS_OF_DAY, Marks
+from benchmarks._paper_tables import PRISM, Found, cost, value
+from benchmarks._search import Crossing
+
+STATIC = "static, hour before"
+MARKS: Marks = (99.0, 99.0, 95.0)
+ALL, OVERALL = 3, 2
+"""How many of the marks are asked for: all, or those of all requests together, whatever becomes of one model."""
+MEASURES = ("ttft", "tpot", "both")
+"""Whose bias each of the marks has."""
+Bias = Mapping[str, sim_bias.Row]
+
+
+@dataclass(frozen=True, slots=True)
+class DaySeries:
+    """A search of the fewest GPUs. `rate`: requests for each of the trace; `memory`: GB of each GPU; `ttft_s`: the
+    least TTFT target; `seconds` of each `every`-th hour count."""
+
+    models: int
+    rate: float
+    memory: float
+    ttft_s: float
+    every: int
+    seconds: float
+    system: str
+
+    @property
+    def setting(self) -> str:
+        sample = "" if self.every == 1 else f"; {self.seconds:g} s of {24 // self.every} hours"
+        least = f", TTFT from {self.ttft_s:g} s" if self.ttft_s else ""
+        return f"{self.models} models, rate {self.rate:g}, {self.memory:g} GB{least}{sample}"
+
+    @property
+    def key(self) -> str:
+        return f"{self.setting}: {self.system}"
+
+
+class FleetResultsError(ValueError):
+    """A file of results that cannot be read."""
+
+
+def read(out: Path) -> dict[str, Any]:
+    """Series by key; none where there is no file. Raises FleetResultsError."""
+    if not out.exists():
+        return {}
+    try:
+        kept = json.loads(out.read_text())
+        if kept["benchmark"] != "fleet_sim":
+            raise ValueError(f"of the benchmark {kept['benchmark']}")
+        found: dict[str, Any] = kept["series"]
+        for one in found.values():
+            DaySeries(**one["arguments"])
+            one["commit"], float(one["weights_gb"]), {int(gpus): dict(of) for gpus, of in one["points"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FleetResultsError(
+            f"{out} is damaged, or no result of fleet_sim ({type(error).__name__}: {error}): "
+            "put it right, or move it away to begin anew"
+        ) from None
+    return found
+
+
+# --- enough
+
+
+def marks_to_reach(system: str, bias: Bias) -> Marks:
+    """Percents that the simulator has to say of a system before they are MARKS with its bias taken off; MARKS
+    themselves without bias."""
+    if not bias:
+        return MARKS
+    policy = SYSTEMS_OF_DAY[system].system
+    first, rest, worst = (_before(mark, policy, bias, of) for mark, of in zip(MARKS, MEASURES, strict=True))
+    return first, rest, worst
+
+
+def _before(percent: float, policy: str, bias: Bias, measure: str) -> float:
+    """The figure that `sim_bias.corrected` makes this one of."""
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sim_bias.corrected(middle, policy, bias, measure) < percent:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def enough(point: Found, marks: Sequence[float]) -> bool:
+    """Whether the first of the marks, as many as are given, are reached."""
+    return all(value(point, name) >= mark for name, mark in zip(("ttft", "tpot", "worst"), marks, strict=False))
+
+
+def number(points: Mapping[str, Found], marks: Sequence[float]) -> Crossing:
+    """The fewest of the GPUs tried that are enough, as are all above that were tried; beyond ">" if the most are not.
+    Points that were given up are not enough."""
+    held = sorted((int(gpus), enough(point, marks)) for gpus, point in points.items())
+    late = max((gpus for gpus, holds in held if not holds), default=0)
+    good = [gpus for gpus, holds in held if holds and gpus > late]
+    return Crossing(good[0]) if good else Crossing(late, ">")
+
+
+# --- tables
+
+
+@dataclass(frozen=True)
+class FleetRow:
+    """A setting: GB of weights, and by system the GPUs as simulated, those with the bias taken off, and the dollars of
+    a million tokens on time with as many as simulated."""
+
+    setting: DaySeries
+    weights_gb: float
+    plain: Mapping[str, Crossing]
+    corrected: Mapping[str, Crossing]
+    dollars: Mapping[str, str]
+
+    @property
+    def fill(self) -> float | None:
+        """Share of the memory of the static partition's GPUs that weights take."""
+        found = self.plain.get(STATIC)
+        if found is None or found.beyond:
+            return None
+        return self.weights_gb / (found.rate * self.setting.memory)
+
+
+def rows(done: Mapping[str, Any], bias: Bias, per_hour: float) -> Iterator[FleetRow]:
+    """In order of models, memory and rate, the largest sample of hours first."""
+    of_setting: dict[str, list[tuple[DaySeries, Mapping[str, Any]]]] = {}
+    for kept in done.values():
+        one = DaySeries(**kept["arguments"])
+        of_setting.setdefault(one.setting, []).append((one, kept))
+    every = sorted(
+        of_setting.values(),
+        key=lambda of: (of[0][0].every, -of[0][0].seconds, of[0][0].models, -of[0][0].memory, of[0][0].rate),
+    )
+    for series in every:
+        plain = {one.system: number(kept["points"], MARKS) for one, kept in series}
+        corrected = {
+            one.system: number(kept["points"], marks_to_reach(one.system, bias)) for one, kept in series if bias
+        }
+        dollars = {
+            one.system: cost(plain[one.system].rate, tokens, per_hour)
+            for one, kept in series
+            if (tokens := value(kept["points"][f"{plain[one.system].rate}"], "tokens_per_s"))
+        }
+        yield FleetRow(series[0][0], series[0][1]["weights_gb"], plain, corrected, dollars)
+
+
+def ratio(found: Mapping[str, Crossing], rival: str = STATIC) -> float | None:
+    """GPUs of the rival over those of Prism; None where one is not there or not enough."""
+    ours, theirs = found.get(PRISM), found.get(rival)
+    return None if ours is None or theirs is None or ours.beyond or theirs.beyond else theirs.rate / ours.rate
+
+
+def _cell(row: FleetRow, system: str) -> str:
+    found = row.plain.get(system)
+    if found is None:
+        return ""
+    text = f"{found.beyond}{found.rate}"
+    if system in row.corrected:
+        text += f" ({row.corrected[system].beyond}{row.corrected[system].rate})"
+    text += f" {row.dollars[system]}" if not found.beyond and system in row.dollars else ""
+    return f"**{text}**" if _lost(row, system) else text
+
+
+def _lost(row: FleetRow, system: str) -> bool:
+    """Of a rival: whether it needs fewer GPUs than Prism, with the bias taken off where it is known. Of Prism: whether
+    any rival does."""
+    found = row.corrected or row.plain
+    rivals = [system] if system != PRISM else [name for name in found if name != PRISM]
+    return PRISM in found and any(_needs(found[name]) < _needs(found[PRISM]) for name in rivals if name in found)
+
+
+def _needs(found: Crossing) -> float:
+    return found.rate if not found.beyond else float("inf")
+
+
+def show(done: Mapping[str, Any], bias: Bias, per_hour: float) -> None:
+    """One table, and the hours in which a system with just enough GPUs is worst."""
+    print(
+        "Fewest GPUs as simulated (with the simulator's bias taken off), and dollars for a million tokens on time at "
+        f"${per_hour:g} for a GPU and hour. Bold: a rival that needs fewer than Prism, bias taken off.\n"
+    )
+    head = ["setting", "GB of weights", "of the static GPUs' memory", *SYSTEMS_OF_DAY, "static ÷ Prism"]
+    lines = [head, ["---"] * len(head)]
+    hours = list[str]()
+    for row in rows(done, bias, per_hour):
+        fill = "" if row.fill is None else f"{100 * row.fill:.0f} %"
+        factors = [f"{found:.1f}" if (found := ratio(of)) else "-" for of in (row.plain, row.corrected)]
+        cells = [_cell(row, system) for system in SYSTEMS_OF_DAY]
+        lines.append([row.setting.setting, f"{row.weights_gb:.0f}", fill, *cells, f"{factors[0]} ({factors[1]})"])
+        kept = done.get(f"{row.setting.setting}: {PRISM}")
+        if kept is not None and not row.plain[PRISM].beyond:
+            of_hour = kept["points"][f"{row.plain[PRISM].rate}"]["hours"]
+            worst = min(of_hour, key=lambda hour: of_hour[hour])
+            hours.append(
+                f"{row.setting.setting}: {row.plain[PRISM].rate} GPUs, mean of hours "
+                f"{fmean(of_hour.values()):.2f} %, least at {worst} h: {of_hour[worst]:.2f} %"
+            )
+    print("\n".join("| " + " | ".join(line) + " |" for line in lines))
+    if hours:
+        print("\nPrism's hours, both targets:\n" + "\n".join(hours))
