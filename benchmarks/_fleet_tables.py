@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from benchmarks import sim_bias
@@ -134,20 +133,28 @@ class FleetRow:
         return self.weights_gb / (found.rate * self.setting.memory)
 
 
-def rows(done: Mapping[str, Any], bias: Bias, per_hour: float) -> Iterator[FleetRow]:
-    """In order of models, memory and rate, the largest sample of hours first."""
+def rows(done: Mapping[str, Any], bias: Bias, per_hour: float = 0.0, count: int = ALL) -> Iterator[FleetRow]:
+    """By so many of the marks. In order of the TTFT asked for, models, memory and rate, the largest sample of hours
+    first."""
     of_setting: dict[str, list[tuple[DaySeries, Mapping[str, Any]]]] = {}
     for kept in done.values():
         one = DaySeries(**kept["arguments"])
         of_setting.setdefault(one.setting, []).append((one, kept))
     every = sorted(
         of_setting.values(),
-        key=lambda of: (of[0][0].every, -of[0][0].seconds, of[0][0].models, -of[0][0].memory, of[0][0].rate),
+        key=lambda of: (
+            of[0][0].every,
+            -of[0][0].seconds,
+            -of[0][0].ttft_s,
+            of[0][0].models,
+            -of[0][0].memory,
+            of[0][0].rate,
+        ),
     )
     for series in every:
-        plain = {one.system: number(kept["points"], MARKS) for one, kept in series}
+        plain = {one.system: number(kept["points"], MARKS[:count]) for one, kept in series}
         corrected = {
-            one.system: number(kept["points"], marks_to_reach(one.system, bias)) for one, kept in series if bias
+            one.system: number(kept["points"], marks_to_reach(one.system, bias)[:count]) for one, kept in series if bias
         }
         dollars = {
             one.system: cost(plain[one.system].rate, tokens, per_hour)
@@ -187,27 +194,32 @@ def _needs(found: Crossing) -> float:
 
 
 def show(done: Mapping[str, Any], bias: Bias, per_hour: float) -> None:
-    """One table, and the hours in which a system with just enough GPUs is worst."""
-    print(
-        "Fewest GPUs as simulated (with the simulator's bias taken off), and dollars for a million tokens on time at "
-        f"${per_hour:g} for a GPU and hour. Bold: a rival that needs fewer than Prism, bias taken off.\n"
-    )
-    head = ["setting", "GB of weights", "of the static GPUs' memory", *SYSTEMS_OF_DAY, "static ÷ Prism"]
+    """A table for all marks, and one for those of all requests together, and Prism's worst hours."""
+    for count, what in (
+        (OVERALL, "99 % of first tokens and of times per token on time"),
+        (ALL, "the same, and 95 % of the requests of each model on both"),
+    ):
+        print(
+            f"Fewest GPUs with {what}, as simulated (with the simulator's bias taken off), and dollars for a million "
+            f"tokens on time at ${per_hour:g} for a GPU and hour. Bold: a rival needs fewer than Prism, bias taken "
+            "off.\n"
+        )
+        print(_markdown(list(rows(done, bias, per_hour, count))) + "\n")
+    print("Prism's hours with as many GPUs as it needs, both targets:")
+    for row in rows(done, bias):
+        found = row.plain.get(PRISM)
+        if found is not None and not found.beyond:
+            hours = done[f"{row.setting.setting}: {PRISM}"]["points"][f"{found.rate}"]["hours"]
+            worst = min(hours, key=lambda hour: hours[hour])
+            print(f"{row.setting.setting}: {found.rate} GPUs, least at {worst} h: {hours[worst]:.2f} %")
+
+
+def _markdown(found: Sequence[FleetRow]) -> str:
+    head = ["setting", "GB of weights", "of the static GPUs", *SYSTEMS_OF_DAY, "static ÷ Prism"]
     lines = [head, ["---"] * len(head)]
-    hours = list[str]()
-    for row in rows(done, bias, per_hour):
+    for row in found:
         fill = "" if row.fill is None else f"{100 * row.fill:.0f} %"
-        factors = [f"{found:.1f}" if (found := ratio(of)) else "-" for of in (row.plain, row.corrected)]
+        factors = [f"{times:.1f}" if (times := ratio(of)) else "-" for of in (row.plain, row.corrected)]
         cells = [_cell(row, system) for system in SYSTEMS_OF_DAY]
         lines.append([row.setting.setting, f"{row.weights_gb:.0f}", fill, *cells, f"{factors[0]} ({factors[1]})"])
-        kept = done.get(f"{row.setting.setting}: {PRISM}")
-        if kept is not None and not row.plain[PRISM].beyond:
-            of_hour = kept["points"][f"{row.plain[PRISM].rate}"]["hours"]
-            worst = min(of_hour, key=lambda hour: of_hour[hour])
-            hours.append(
-                f"{row.setting.setting}: {row.plain[PRISM].rate} GPUs, mean of hours "
-                f"{fmean(of_hour.values()):.2f} %, least at {worst} h: {of_hour[worst]:.2f} %"
-            )
-    print("\n".join("| " + " | ".join(line) + " |" for line in lines))
-    if hours:
-        print("\nPrism's hours, both targets:\n" + "\n".join(hours))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

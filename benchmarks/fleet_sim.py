@@ -50,10 +50,10 @@ SETTINGS = (
 """Models, requests for each of the trace, GB of a GPU, and the least TTFT target in seconds."""
 QUICK = (
     (48, 1.0, GB, LEAST_TTFT_S),
-    (48, 4.0, GB, LEAST_TTFT_S),
-    (48, 16.0, GB, LEAST_TTFT_S),
     (96, 1.0, GB, LEAST_TTFT_S),
+    (48, 4.0, GB, LEAST_TTFT_S),
     (48, 1.0, GB, 0.0),
+    (48, 16.0, GB, LEAST_TTFT_S),
 )
 SPREAD, SLACK = 2.0, 4
 """No more GPUs are tried than so many times those that would hold the weights, and so many more; with more traffic, as
@@ -74,7 +74,7 @@ def _load(traces: Path, models: int, every: int, seconds: float, ttft_s: float) 
     return given, _day.targets(given, ttft_s)
 
 
-def searched(one: DaySeries, traces: Path, bias: Mapping[str, sim_bias.Row]) -> tuple[DaySeries, dict[str, Any]]:
+def searched(one: DaySeries, traces: Path, bias: Mapping[str, sim_bias.Row]) -> dict[str, Any]:
     """Points by number of GPUs, as `_day.run` returns them."""
     given, slos = _load(traces, one.models, one.every, one.seconds, one.ttft_s)
     contender = SYSTEMS_OF_DAY[one.system]
@@ -94,7 +94,7 @@ def searched(one: DaySeries, traces: Path, bias: Mapping[str, sim_bias.Row]) -> 
             found = fewest(partial(_holds, point, marks), begin, most)
             begin = found or most
     weights = round(given.weights_bytes / 1e9, 1)
-    return one, {"weights_gb": weights, "points": {str(gpus): of for gpus, of in sorted(tried.items())}}
+    return {"weights_gb": weights, "points": {str(gpus): of for gpus, of in sorted(tried.items())}}
 
 
 def _holds(point: Callable[[int], dict[str, Any]], marks: Sequence[float], gpus: int) -> bool:
