@@ -23,6 +23,9 @@ MODEL_MARK = 95.0
 PRISM = "Prism"
 Found = dict[str, Any]
 """A point as `_paper.run` returns it."""
+Enough = Callable[[Found], bool]
+Bias = Mapping[str, sim_bias.Row]
+"""Real runs whose bias is taken off simulated figures; none: figures stay as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +103,6 @@ def suffices(point: Found) -> bool:
 # --- tables
 
 
-Bias = Mapping[str, sim_bias.Row]
-
-
 def corrected(point: Found, contender: str, bias: Bias) -> Found:
     """The point with its system's bias taken off, if there is one to take off. Both forms of MuxServe++ have that of
     the queues for each engine, the only form that GPUs ran."""
@@ -121,7 +121,7 @@ def crossings(points: Mapping[str, Found], name: str, marks: Sequence[float]) ->
     return [first_crossing(values, mark) for mark in marks]
 
 
-def gpus(points: Mapping[str, Found], enough: Callable[[Found], bool]) -> Crossing:
+def gpus(points: Mapping[str, Found], enough: Enough) -> Crossing:
     """The fewest of the numbers tried that suffice, as do all above it that were tried; beyond ">" if the highest does
     not."""
     held = sorted((int(number), enough(point)) for number, point in points.items())

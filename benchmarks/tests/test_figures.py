@@ -10,7 +10,14 @@ def test_every_result_has_its_figures_and_the_same_data_draw_the_same(tmp_path, 
         figures.main()
         drawn.append({path.name: path.read_text() for path in (tmp_path / folder).iterdir()})
     assert drawn[0] == drawn[1]
-    assert {"overhead_one.svg", "loads.svg", "sim_eight_rate.svg", "sim_eighteen_gpus.svg"} <= drawn[0].keys()
+    assert {
+        "overhead_one.svg",
+        "loads.svg",
+        "sim_eight_rate.svg",
+        "sim_eighteen_gpus.svg",
+        "paper_requests.svg",
+        "paper_gpus.svg",
+    } <= drawn[0].keys()
     assert "figures: no" not in capsys.readouterr().err
 
 

@@ -35,6 +35,12 @@ def test_decodes_of_small_models_are_bound_by_their_hosts_and_leave_the_devices_
     assert EIGHT.decode_share(8, 8000) == 1.0
 
 
+def test_decodes_without_graphs_take_their_hosts_time_for_each_layer():
+    eager = replace(H200, decode_host_layer_s=0.001)
+    host_s = H200.decode_host_s + 16 * 0.001 + 8 * H200.decode_host_request_s
+    assert Cost(SHAPES["1b"], eager).decode(10, 8, 8000) == pytest.approx(10 * host_s)
+
+
 @given(st.integers(0, 3000), st.integers(1, 256), st.integers(0, 400_000), st.floats(0.0, 0.999))
 def test_steps_in_a_time_of_a_host_bound_model_are_those_whose_cost_fits_into_it(steps, batch, context, part):
     one = Cost(SHAPES["1b"])
