@@ -34,12 +34,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import _day, _report, figures, paper_sim, sim_bias
 from benchmarks._day import SYSTEMS_OF_DAY, Day, Targets
 from benchmarks._fleet_tables import ALL, OVERALL, DaySeries, FleetResultsError, enough, marks_to_reach, read, show
+from benchmarks._fleets import HARDWARE
 from benchmarks._pool import pool, results
 from benchmarks._search import fewest
 
 SOURCES = (*paper_sim.SOURCES, "benchmarks/_day.py")
 """What a series depends on."""
-GB = _day.HARDWARE.capacity_bytes / 1e9
+GB = HARDWARE.capacity_bytes / 1e9
 MODELS = (48, 96, 16, 32, 64)
 LEAST_TTFT_S = 1.0
 SETTINGS = (
