@@ -102,12 +102,11 @@ def enough(point: Found, marks: Sequence[float]) -> bool:
 
 
 def number(points: Mapping[str, Found], marks: Sequence[float]) -> Crossing:
-    """The fewest of the GPUs tried that are enough, as are all above that were tried; beyond ">" if the most are not.
-    Points that were given up are not enough."""
-    held = sorted((int(gpus), enough(point, marks)) for gpus, point in points.items())
-    late = max((gpus for gpus, holds in held if not holds), default=0)
-    good = [gpus for gpus, holds in held if holds and gpus > late]
-    return Crossing(good[0]) if good else Crossing(late, ">")
+    """The fewest of the GPUs tried that are enough, as one more are, as `_search.fewest` has it; beyond ">" if there is
+    no such number. Points that were given up are not enough."""
+    held = {int(gpus): enough(point, marks) for gpus, point in points.items()}
+    good = [gpus for gpus in sorted(held) if held[gpus] and held.get(gpus + 1, gpus == max(held))]
+    return Crossing(good[0]) if good else Crossing(max(held), ">")
 
 
 # --- tables

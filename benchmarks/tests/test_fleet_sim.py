@@ -145,8 +145,16 @@ def test_marks_with_bias_are_those_that_become_the_marks_when_it_is_taken_off():
 
 
 def test_number_asks_for_the_worst_model_only_with_all_marks():
-    points = {"3": point(98.0), "4": point(worst=80.0), "5": point()}
+    points = {"3": point(98.0), "4": point(worst=80.0), "5": point(), "6": point()}
     assert number(points, MARKS[:OVERALL]).rate == 4 and number(points, MARKS[:ALL]).rate == 5
+
+
+def test_number_passes_over_one_that_is_enough_by_luck():
+    points = {"3": point(), "4": point(98.0), "5": point(), "6": point(), "8": point(98.0)}
+    assert number(points, MARKS).rate == 5
+
+
+def test_number_is_beyond_the_most_where_none_was_enough():
     assert str(number({"3": point(98.0), "4": {"given_up": 0}}, MARKS)) == ">4.00"
 
 
