@@ -45,8 +45,9 @@ MODELS = (48, 96, 16, 32, 64)
 LEAST_TTFT_S = 1.0
 SETTINGS = (
     *((models, 1.0, GB, ttft_s) for models in MODELS for ttft_s in (LEAST_TTFT_S, 0.0)),
-    *((48, rate, GB, LEAST_TTFT_S) for rate in (2.0, 4.0, 8.0, 16.0)),
-    *((48, 1.0, memory, LEAST_TTFT_S) for memory in (141.0, 48.0)),
+    *((48, rate, GB, LEAST_TTFT_S) for rate in (2.0, 4.0, 8.0)),
+    *((48, 4.0, memory, LEAST_TTFT_S) for memory in (141.0, 282.0)),
+    (16, 4.0, 141.0, LEAST_TTFT_S),
 )
 """Models, requests for each of the trace, GB of a GPU, and the least TTFT target in seconds."""
 QUICK = (
@@ -54,7 +55,9 @@ QUICK = (
     (96, 1.0, GB, LEAST_TTFT_S),
     (48, 4.0, GB, LEAST_TTFT_S),
     (48, 1.0, GB, 0.0),
-    (48, 16.0, GB, LEAST_TTFT_S),
+    (16, 4.0, 141.0, LEAST_TTFT_S),
+    (48, 4.0, 282.0, LEAST_TTFT_S),
+    (48, 4.0, 141.0, LEAST_TTFT_S),
 )
 SPREAD, SLACK = 2.0, 4
 """No more GPUs are tried than so many times those that would hold the weights, and so many more; with more traffic, as
@@ -133,7 +136,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=2, help="one hour of so many (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=240.0, help="of each hour that count (default: %(default)g)")
     parser.add_argument("--models", type=int, default=0, help="only settings with so many models")
-    parser.add_argument("--quick", action="store_true", help="every fourth hour, 120 s of each, five settings")
+    parser.add_argument("--quick", action="store_true", help="every fourth hour, 120 s of each, seven settings")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at a time")
     parser.add_argument("--show", action="store_true", help="runs nothing")
     parser.add_argument("--dollars", type=float, default=2.5, help="for a GPU and hour (default: %(default)s)")
