@@ -5,6 +5,7 @@ bold.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -275,4 +276,4 @@ def show(done: Mapping[str, Any], bias: Bias, per_hour: float) -> None:
         ),
     ):
         if columns:
-            print(f"{title}:\n\n{markdown(head, columns)}\n")
+            print(f"{textwrap.fill(title, 119)}:\n\n{markdown(head, columns)}\n")

@@ -34,7 +34,9 @@ class Crossing:
 
 
 def first_crossing(values: Mapping[float, float], mark: float) -> Crossing:
-    """Where the values, by rate, first fall below the mark, linear between neighbours."""
+    """Where the values, by rate, first fall below the mark from rate 1 on, linear between neighbours; where they are
+    below it at rate 1 already, the highest rate under that to which it holds. What a search for something else found at
+    lower rates, where a request or two decide, does not count."""
     bracket = _bracket(values, mark)
     if isinstance(bracket, Crossing):
         return bracket
@@ -44,11 +46,15 @@ def first_crossing(values: Mapping[float, float], mark: float) -> Crossing:
 
 
 def _bracket(values: Mapping[float, float], mark: float) -> tuple[float, float] | Crossing:
-    """The lowest two neighbours between which the values fall below the mark, or the crossing if there are none."""
+    """The two neighbours between which the values fall below the mark, or the crossing if there are none."""
     rates = sorted(values)
-    if values[rates[0]] < mark:
+    at = next((number for number, rate in enumerate(rates) if rate >= 1), len(rates) - 1)
+    if values[rates[at]] < mark:
+        for low, high in zip(reversed(rates[:at]), reversed(rates[1 : at + 1]), strict=True):
+            if values[low] >= mark:
+                return low, high
         return Crossing(rates[0], "<")
-    for low, high in zip(rates, rates[1:], strict=False):
+    for low, high in zip(rates[at:], rates[at + 1 :], strict=False):
         if values[high] < mark:
             return low, high
     return Crossing(rates[-1], ">")

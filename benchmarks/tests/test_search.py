@@ -13,6 +13,11 @@ def test_first_crossing_is_linear_between_points_and_the_lowest_of_several():
     assert first_crossing(values, 95.0) == Crossing(3.0 + 4.5 / 9.5)
 
 
+def test_first_crossing_counts_from_rate_1_on_and_below_it_only_where_that_does_not_hold():
+    assert first_crossing({0.25: 98.0, 0.5: 100.0, 1.0: 100.0, 2.0: 98.0}, 99.0) == Crossing(1.5)
+    assert first_crossing({0.25: 98.0, 0.5: 100.0, 1.0: 98.0, 2.0: 100.0}, 99.0) == Crossing(0.75)
+
+
 def test_first_crossing_beyond_the_rates_tried_says_so():
     values = {1.0: 98.0, 2.0: 97.0}
     assert str(first_crossing(values, 99.0)) == "<1.00"
