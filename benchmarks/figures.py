@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import sim_bias
-from benchmarks._fleet_tables import STATIC, FleetRow, ratio, rows
+from benchmarks._fleet_tables import OVERALL, STATIC, FleetRow, ratio, rows
 from benchmarks._paper_tables import GRID, MARKS, PRISM, PaperSeries, gpus, in_time, suffices
 from benchmarks.sensitivity import SETTINGS, WORKLOADS, default, key
 
@@ -161,15 +161,20 @@ def fleet(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
         if line:
             numbers.plot(*zip(*sorted(line), strict=True), marker="o", markersize=3, color=colour, label=name)
     numbers.set(title=f"rate 1, TTFT from {lax:g} s", xlabel="models", ylabel="GPUs", ylim=(0, None))
-    for ttft_s, colour in zip(sorted({row.setting.ttft_s for row in mine}), ("#e59866", "#c0392b"), strict=False):
-        dots = [row for row in mine if row.setting.ttft_s == ttft_s and row.fill and ratio(row.corrected)]
-        label = f"TTFT from {ttft_s:g} s" if ttft_s else "TTFT ten times that alone"
-        factors.scatter(
-            [100 * (row.fill or 0) for row in dots], [ratio(row.corrected) for row in dots], 14, colour, label=label
-        )
-        for row in dots:
-            about = f"{row.setting.models}, ×{row.setting.rate:g}, {row.setting.memory:g} GB"
-            factors.annotate(about, (100 * (row.fill or 0), ratio(row.corrected) or 0), fontsize=5)
+    of_all = {row.setting: row for row in rows(found["series"], sim_bias.kept(), count=OVERALL)}
+    for label, colour, lines in (
+        ("of all requests", "#e59866", {row.setting: of_all[row.setting] for row in mine}),
+        ("also of each model", "#c0392b", {row.setting: row for row in mine}),
+    ):
+        dots = [
+            (100 * fill, times, one)
+            for one, row in lines.items()
+            if (fill := of_all[one].fill) and (times := ratio(row.corrected))
+        ]
+        factors.scatter([x for x, _, _ in dots], [y for _, y, _ in dots], 14, colour, label=label)
+        for x, y, one in dots:
+            tight = "" if one.ttft_s == lax else ", tight"
+            factors.annotate(f"{one.models}, ×{one.rate:g}, {one.memory:g} GB{tight}", (x, y), fontsize=4)
     factors.axhline(1.0, color="black", linewidth=0.8)
     factors.set(xlabel="weights, % of the memory of static's GPUs", ylabel="GPUs, static ÷ Prism", ylim=(0, None))
     for axis in (numbers, factors):
