@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import sim_bias
+from benchmarks._fleet_tables import OVERALL, STATIC, FleetRow, ratio, rows
 from benchmarks._paper_tables import GRID, MARKS, PRISM, PaperSeries, gpus, in_time, suffices
 from benchmarks.sensitivity import SETTINGS, WORKLOADS, default, key
 
@@ -135,6 +137,55 @@ def paper(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
             axis.grid(alpha=0.3, axis="x")
         figure.tight_layout()
         yield "paper_gpus", figure
+
+
+FLEET = {PRISM: "#c0392b", STATIC: "#7f8c8d", "static that knows": "#bdc3c7", "MuxServe++ FIFO, hour before": "#2980b9"}
+
+
+def fleet(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
+    """GPUs that are enough by number of models, with the simulator's bias taken off; and how many times as many a
+    static partition needs as Prism, by how full of weights its GPUs are. Settings with the largest sample of hours."""
+    every = list(rows(found["series"], sim_bias.kept()))
+    sample = {(row.setting.every, row.setting.seconds) for row in every}
+    mine = [
+        row for row in every if (row.setting.every, row.setting.seconds) == min(sample, key=lambda s: (s[0], -s[1]))
+    ]
+    lax = max(row.setting.ttft_s for row in mine)
+    figure, (numbers, factors) = pyplot.subplots(1, 2, figsize=(2 * PANEL[0], PANEL[1]))
+    memory = {row.setting.memory for row in mine if row.setting.models != 48} or {mine[0].setting.memory}
+    alike = [
+        row for row in mine if row.setting.rate == 1 and row.setting.ttft_s == lax and row.setting.memory in memory
+    ]
+    for name, colour in FLEET.items():
+        line = [(row.setting.models, row.corrected[name].rate) for row in alike if _told(row, name)]
+        if line:
+            numbers.plot(*zip(*sorted(line), strict=True), marker="o", markersize=3, color=colour, label=name)
+    numbers.set(title=f"rate 1, TTFT from {lax:g} s", xlabel="models", ylabel="GPUs", ylim=(0, None))
+    of_all = {row.setting: row for row in rows(found["series"], sim_bias.kept(), count=OVERALL)}
+    for label, colour, lines in (
+        ("of all requests", "#e59866", {row.setting: of_all[row.setting] for row in mine}),
+        ("also of each model", "#c0392b", {row.setting: row for row in mine}),
+    ):
+        dots = [
+            (100 * fill, times, one)
+            for one, row in lines.items()
+            if (fill := of_all[one].fill) and (times := ratio(row.corrected))
+        ]
+        factors.scatter([x for x, _, _ in dots], [y for _, y, _ in dots], 14, colour, label=label)
+        for x, y, one in dots:
+            tight = "" if one.ttft_s == lax else ", tight"
+            factors.annotate(f"{one.models}, ×{one.rate:g}, {one.memory:g} GB{tight}", (x, y), fontsize=4)
+    factors.axhline(1.0, color="black", linewidth=0.8)
+    factors.set(xlabel="weights, % of the memory of static's GPUs", ylabel="GPUs, static ÷ Prism", ylim=(0, None))
+    for axis in (numbers, factors):
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=6)
+    figure.tight_layout()
+    yield "fleet_gpus", figure
+
+
+def _told(row: FleetRow, name: str) -> bool:
+    return name in row.corrected and not row.corrected[name].beyond
 
 
 def overhead(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
@@ -286,6 +337,7 @@ def _over_time(axes: Any, name: str, run: dict[str, Any]) -> None:
 FIGURES: dict[str, Callable[[dict[str, Any]], Iterable[tuple[str, Figure]]]] = {
     "comparison_sim": comparison,
     "paper_sim": paper,
+    "fleet_sim": fleet,
     "gpu_overhead_one_pooled": overhead,
     "gpu_load": loads,
     "sensitivity": sensitivity,

@@ -17,6 +17,7 @@ def test_every_result_has_its_figures_and_the_same_data_draw_the_same(tmp_path, 
         "sim_eighteen_gpus.svg",
         "paper_requests.svg",
         "paper_gpus.svg",
+        "fleet_gpus.svg",
     } <= drawn[0].keys()
     assert "figures: no" not in capsys.readouterr().err
 
