@@ -113,8 +113,9 @@ def _within(seconds: float | None, target_ms: float | None) -> bool:
 
 
 def falls_under(found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """By share and mark, the rate at which the steps' percentages fall under it, linear between steps: "2.31"; ">6.00"
-    where they never do, "<0.50" where they are under it from the first step on."""
+    """By share and mark, the rate at which the steps' percentages first fall under it, linear between steps: "2.31";
+    ">6.00" where they never do, "<0.50" where they are under it from the first step on. Steps below rate 1, where a
+    request or two decide, count only where the first one above it is under the mark already."""
     return {
         share: {f"{mark:g}": str(first_crossing({step["rate"]: step[share] for step in found}, mark)) for mark in MARKS}
         for share in SHARES

@@ -3,8 +3,8 @@
     python -m benchmarks.stairs_sim --slice FOLDER --out FILE [--measured FILE] [SYSTEM ...]
 
 FOLDER is what `benchmarks.gpu.stairs cut` wrote, and `--measured` what its `collect` wrote: its steps and its targets
-are taken then, and its runs are in FILE too. Without it targets are the simulator's own, of each model alone on an H200,
-and steps have 55 s. The same models, requests, seconds and knowledge of the hour before; each model is asked once
+are taken then, and its runs are in FILE too. Without it targets are the simulator's own, of each model alone on an
+H200, and steps have 55 s. The same models, requests, seconds and knowledge of the hour before; each model is asked once
 before, as by the measured start.
 """
 
@@ -141,7 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for system in given.systems or POLICIES:
         runs.append(run(stairs, system, slos, step_s))
         _report.table(HEADER, table(runs[-1:]))
-    given.out.write_text(json.dumps({**kept, "runs": runs}, separators=(",", ":")) + "\n")
+    kept["runs"] = runs
+    if measured:  # with the circumstances of what was measured
+        given.out.write_text(json.dumps(kept, separators=(",", ":")) + "\n")
+    else:
+        _report.write(given.out, "stairs_sim", kept)
     return 0
 
 

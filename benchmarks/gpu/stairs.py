@@ -57,7 +57,7 @@ from benchmarks.gpu.stairs_load import (
     system,
 )
 from benchmarks.systems import Model
-from services.runtime import process_limits, tasks
+from services.runtime import process_limits
 from services.telemetry import log
 from testing.systems.local import World
 
@@ -94,8 +94,8 @@ class StairPlan:
 
 
 def planned(limit_s: float, wanted: Sequence[str], step_s: float = STEP_S, least_s: float = LEAST_STEP_S) -> StairPlan:
-    """The longest steps, `step_s` at most and `least_s` at least, with which all `wanted` systems fit; a repeated one is
-    only taken at full length. Raises ValueError where not even the first fits."""
+    """The longest steps, `step_s` at most and `least_s` at least, with which all `wanted` systems fit; a repeated one
+    is only taken at full length. Raises ValueError where not even the first fits."""
     fit = list(wanted)
     while fit:
         fits_s = min(step_s, ((limit_s - ALONE_S) / len(fit) - START_S - END_S) / len(RATES))
@@ -301,10 +301,12 @@ async def _alone(given: argparse.Namespace, at: World, stairs: StairLoad, halves
     measured = await halves.meet("alone", found)
     both = [{"": each} for each in measured if set(each) == set(found)]
     smallest = compare.smallest(both)[""]
-    path.with_suffix(".half").write_text(json.dumps(smallest))
-    path.with_suffix(".half").replace(path)
+    if not path.exists():  # else the other half waited in vain, and has begun with its own
+        half = path.with_suffix(f".half{given.part[0]}")
+        half.write_text(json.dumps(smallest))
+        half.replace(path)
     print(f"models alone: {time.monotonic() - began:.0f} s", flush=True)
-    return dict(smallest)
+    return dict(json.loads(path.read_text()))
 
 
 def scaled(alone: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:

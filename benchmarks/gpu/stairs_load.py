@@ -43,7 +43,8 @@ SIMULATED = {"12b": NEMO_12B, "8b": SHAPES["8b"], "7b": MISTRAL_7B, "3b": SHAPES
 CAPACITY_BYTES = 80 << 30
 """Of each GPU, for models."""
 QUOTA_BYTES = 1792 << 20
-"""Of each engine beside weights, graphs and KV: those up to 8B took 1.61 GiB at most, one of 12B is not measured yet."""
+"""Of each engine beside weights, graphs and KV: those up to 8B took 1.61 GiB at most; one of 12B is not measured
+yet."""
 IMAGE_BYTES = 140 << 30
 """Host memory for weight images: 123 GiB of weights, and the rounding of eight images."""
 ENGINE_HOST_BYTES = 5 << 30

@@ -1,19 +1,20 @@
 #!/bin/sh
-# The staircase of rates (benchmarks/gpu/stairs.py) on a host of two or four GPUs that one has for half an hour, in a tree
-# that came there without .git:
+# The staircase of rates (benchmarks/gpu/stairs.py) on a host of two or four GPUs that one has for half an hour, in a
+# tree that came there without .git:
 #   sh stairs.sh first PACK          what pack.sh made (with TRACES) is put in place; the time counts
-#   sh stairs.sh begin [SYSTEM...]   after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...: unpacks them, says
-#                                    what is missing and fails then, prints the plan, and begins the rest in processes that
-#                                    outlive the shell
+#   sh stairs.sh begin [SYSTEM...]   after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...: unpacks them,
+#                                    says what is missing and fails then, prints the plan, and begins the rest in
+#                                    processes that outlive the shell
 #   sh stairs.sh look SECONDS OUT    waits until all is done, or so long; logs and results so far come to OUT
-# Systems: prism static muxserve, then prism again, as far as the time goes. On two GPUs they run one after the other. On
-# four, both pairs run at once, each with half of the cores: prism beside static, then exchanged, then muxserve beside
+# Systems: prism static muxserve, then prism again, as far as the time goes. On two GPUs they run one after the other.
+# On four both pairs run at once, each with half of the cores: prism beside static, then exchanged, then muxserve beside
 # prism.
 #   ENDS_S=1740     seconds after `first` by which all is to be done
 #   STEP_S=55       of a step, at most; steps are shorter where the first three systems would not fit
 # Kernels of an earlier host, as kernels.txz in PACK, save some 100 s of the first start. Results of an earlier host
-# (halves and all), as stairs/ in PACK, are kept: what is there is not run again, and steps stay as long as they were.
-#   REHEARSE=1      without a GPU, in a tree with packages of its own: this tree, echo engines, steps of STEP_S (5)
+# (halves and all), as results/ in PACK, are kept: what is there is not run again, and steps and targets are theirs.
+#   REHEARSE=1      without a GPU, with the packages of PATH: this tree, echo engines, steps of STEP_S (5); PACK has
+#                   what `stairs cut` wrote, as stairs/
 set -eu
 IN=${IN:-/tmp/in} PARTS=${PARTS:-/tmp/b} TOOLS=${TOOLS:-/tmp/c}
 export SRC=${SRC:-/tmp/src} SITE=${SITE:-/tmp/site} RESULTS=${RESULTS:-/tmp/results}
@@ -41,17 +42,16 @@ case $1 in
     first)
         mkdir -p "$IN" "$PARTS" "$RESULTS"
         date +%s >"$BEGUN"
+        cp -r "$2"/. "$IN"
         if [ -n "$REHEARSE" ]; then
             mkdir -p "$SRC"
-            tar -C "$(dirname "$0")/../../.." --exclude=./.venv --exclude=./.git --exclude=./benchmarks/results -cf - . |
-                tar -x -C "$SRC"
+            cd "$(dirname "$0")/../../.."
+            tar --exclude=./.venv --exclude=./.git --exclude=./benchmarks/results -cf - . | tar -x -C "$SRC"
             echo rehearsal >"$SRC/COMMIT"
-            cp -r "$2"/. "$IN"
         else
-            cp -r "$2"/. "$IN"
             nvidia-smi -L
         fi
-        if [ -d "$IN/stairs" ] && [ ! -e "$IN/stairs/slice.csv" ]; then cp -r "$IN/stairs" "$RESULTS"; fi
+        if [ -d "$IN/results" ]; then cp -r "$IN/results" "$OUT_OF_ALL"; fi
         ;;
     begin)
         shift
@@ -89,7 +89,8 @@ case $1 in
             limit=$(left)
             timeout -s INT -k 20 $((limit + 10)) taskset -c $(((pair - 1) * own))-$((pair * own - 1)) \
                 python3 -m benchmarks.gpu.stairs run --traces "$SRC/stairs" --out "$OUT_OF_ALL" --limit-s "$limit" \
-                --commit "$COMMIT" --engine-log-level info --part "$pair/$of" --devices "$kind:$((2 * pair - 2)),$kind:$((2 * pair - 1))" \
+                --commit "$COMMIT" --engine-log-level info --part "$pair/$of" \
+                --devices "$kind:$((2 * pair - 2)),$kind:$((2 * pair - 1))" \
                 $MORE ${*:-$(systems "$pair")} >"$OUT_OF_ALL/log.$pair" 2>&1 &
         done
         wait
@@ -100,7 +101,7 @@ case $1 in
         until=$(($(date +%s) + $2))
         mkdir -p "$3"
         while [ ! -e "$OUT_OF_ALL/ended" ] && [ "$(date +%s)" -lt "$until" ]; do
-            kill -0 "$(cat "$RESULTS/stairs.pid" 2>/dev/null)" 2>/dev/null || { echo "nothing is under way" >&2; break; }
+            kill -0 "$(cat "$RESULTS/stairs.pid")" 2>/dev/null || { echo "nothing is under way" >&2 && break; }
             sleep 1
         done
         . "$SRC/benchmarks/gpu/offline/run.sh"
