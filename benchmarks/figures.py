@@ -313,7 +313,7 @@ FIGURES: dict[str, Callable[[dict[str, Any]], Iterable[tuple[str, Figure]]]] = {
     "policy": growth,
     "two_models": two_models,
     "staircase_sim": stairs,
-    "staircase_h200": stairs,
+    "staircase_h200": stairs,  # with the simulated lines in it: instead of the one before
 }
 """By the result file that each is drawn from, or the folder of several."""
 NOT_YET = {"staircase_h200"}

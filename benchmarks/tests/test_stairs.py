@@ -111,6 +111,18 @@ async def test_what_there_is_no_time_for_is_named_and_nothing_is_started(folder:
     assert await stairs.run(given, made, [], stairs.site_of(given)) == ["prism: no time left", "prism-2: no time left"]
 
 
+@pytest.mark.parametrize(("limit", "free"), [("max\n", (2 << 30, False)), (f"{5 << 30}\n", (4 << 30, True))])
+def test_free_host_memory_is_that_of_the_control_group_where_it_has_a_limit(limit, free, tmp_path: Path) -> None:
+    for name, text in (
+        ("proc/meminfo", "MemTotal: 4194304 kB\nMemAvailable: 2097152 kB\n"),
+        ("sys/fs/cgroup/memory.max", limit),
+        ("sys/fs/cgroup/memory.current", str(1 << 30)),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert stairs.host_free(tmp_path) == free
+
+
 async def test_halves_hear_what_the_other_measured(tmp_path: Path) -> None:
     second = stairs.Halves(tmp_path, (2, 2))
     (tmp_path / "halves").mkdir()
