@@ -324,15 +324,16 @@ def scaled(alone: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, floa
 
 def told(found: Mapping[str, Any]) -> dict[str, Any]:
     """Of a run's result what is kept for good."""
-    of = found["run"]
+    of, valid = found["run"], found.get("valid", True)
+    name = of["name"] if found.get("halves", 1) == 1 else f"{of['name']}, half {of['half']}"
     return {
-        "name": of["name"] if found.get("halves", 1) == 1 else f"{of['name']}, half {of['half']}",
+        "name": name if valid else f"{name}, sent late",
         "system": of["system"],
         "what": "measured",
         "half": of["half"],
         "start_s": round(of["start_s"], 1),
         "began_at": round(of["began_at"]),
-        "valid": found.get("valid", True),
+        "valid": valid,
         "step_s": found["step_s"],
         "slos": found["slos"],
         "host": {key: found["host"].get(key) for key in ("late_ms", "work_ms", "cpu_ms")},

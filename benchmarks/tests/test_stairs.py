@@ -176,14 +176,14 @@ def test_a_simulated_staircase_is_shown_and_drawn(folder: Path, tmp_path: Path, 
 def test_results_are_collected_in_the_order_in_which_they_began(tmp_path: Path) -> None:
     step = {"rate": 1.0, "requests": 9, "ttft": 100.0, "tpot": 90.0, "both": 90.0}
     step |= {"worst": None, "worst_model": None, "host_ms": None}
-    for began, half, name in ((2.0, 1, "static"), (1.0, 2, "prism")):
+    for began, half, name, valid in ((2.0, 1, "static", True), (1.0, 2, "prism", False)):
         run = {"system": name, "name": name, "half": half, "start_s": 9.0, "began_at": began}
         found = {"run": run, "step_s": 5.0, "slos": {}, "host": {}, "systems": [{"failures": {}}], "decisions": {}}
         to = tmp_path / f"half{half}"
         to.mkdir()
-        (to / f"{name}.json").write_text(json.dumps(found | {"steps": [step]}))
+        (to / f"{name}.json").write_text(json.dumps(found | {"steps": [step], "valid": valid}))
     runs = stairs.collected(tmp_path)["runs"]
-    assert [each["name"] for each in runs] == ["prism, half 2", "static, half 1"]
+    assert [each["name"] for each in runs] == ["prism, half 2, sent late", "static, half 1"]
     with pytest.raises(ValueError, match="no result"):
         stairs.collected(tmp_path / "half1" / "nothing")
 
