@@ -109,7 +109,9 @@ case $1 in
         python3 -m benchmarks.gpu.stairs collect --out "$OUT_OF_ALL" --to "$RESULTS/staircase.json" || true
         if [ -e "$RESULTS/staircase.json" ]; then cp "$RESULTS/staircase.json" "$3"; fi
         (cd "$RESULTS" && find stairs -name '*.json' -o -name 'log.*' | tar -czf "$3/stairs.tgz" -T -)
-        find "$OUT_OF_ALL" -name '*.logs.txz' -size -15M -exec cp {} "$3" \;
+        (cd "$OUT_OF_ALL" && find . -name '*.logs.txz' -size -15M) | while read -r path; do
+            cp "$OUT_OF_ALL/$path" "$3/$(echo "$path" | cut -c3- | tr / -)"
+        done
         if [ -d "$HOME/.triton" ]; then du -sh "$HOME/.triton"; fi
         echo "$(left) s left"
         ;;
