@@ -401,7 +401,7 @@ def _load(given: argparse.Namespace, name: str, models: Sequence[Model]) -> Cut:
     return only(load(given.traces, name, list(MODELS), seconds), names, given.out / f"{name}.csv")
 
 
-def _part(text: str) -> tuple[int, int]:
+def part_of(text: str) -> tuple[int, int]:
     number, _, of = text.partition("/")
     if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
         raise argparse.ArgumentTypeError(f"{text!r} is not K/N")
@@ -419,7 +419,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--to", type=Path, help="of `cut`: where the slices go")
     parser.add_argument("--devices", type=lambda text: text.split(","), help="two of them")
     parser.add_argument("--models", type=lambda text: text.split(","), default=[], help=f"of {', '.join(MODELS)} (all)")
-    parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N")
+    parser.add_argument("--part", type=part_of, default=(1, 1), metavar="K/N")
     parser.add_argument("--limit-s", type=float, default=inf)
     parser.add_argument("--seconds", type=float, help="of each slice (all of it)")
     parser.add_argument("--engine-log-level", default="warning")

@@ -30,6 +30,11 @@ _SHAPES: dict[str, dict[str, Any]] = {
     | {"head_dim": 128, "tie_word_embeddings": True},
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
     | {"head_dim": 128},
+    # Mistral's of 7B and Nemo of 12B: Llamas but for their names.
+    "7b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+    | {"head_dim": 128, "vocab_size": 32000},
+    "12b": {"hidden_size": 5120, "intermediate_size": 14336, "num_hidden_layers": 40, "num_attention_heads": 32}
+    | {"head_dim": 128, "vocab_size": 131072},
     # SmolLM2-135M's, which is a Llama too.
     "135m": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
     | {"num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49152, "rope_theta": 100000.0}

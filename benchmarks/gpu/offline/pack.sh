@@ -3,7 +3,7 @@
 # host lacks, as OUT/prism.tgz and OUT/wheels/. SGLang and its kernels come there as an archive of their own.
 #   benchmarks/gpu/offline/pack.sh OUT [PYTHON] [TRACES]
 # PYTHON: of the environment that `make env` made. TRACES: a folder of whole traces; the slices that benchmarks.gpu.compare
-# replays then go along, as slices/ of the archive. OTHER=COMMIT in the environment: OUT/other.tgz has what that commit has
+# replays then go along, as slices/ of the archive, and what benchmarks.gpu.stairs needs, as stairs/. OTHER=COMMIT in the environment: OUT/other.tgz has what that commit has
 # otherwise, to be measured beside HEAD on the same host (compare.sh); HEAD itself where it is systems that are to be
 # measured at the same seconds, in either order.
 set -eu
@@ -17,7 +17,10 @@ rm -rf "$tree/benchmarks/results" && mkdir "$tree/benchmarks/results"
 git rev-parse HEAD >"$tree/COMMIT"
 python_abs=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
 (cd "$tree" && "$python_abs" -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto)
-if [ -n "$traces" ]; then (cd "$tree" && "$python_abs" -m benchmarks.gpu.compare cut --traces "$traces" --to slices); fi
+if [ -n "$traces" ]; then
+    (cd "$tree" && "$python_abs" -m benchmarks.gpu.compare cut --traces "$traces" --to slices &&
+        "$python_abs" -m benchmarks.gpu.stairs cut --traces "$traces" --to stairs)
+fi
 # SGLang finds the plugin by the distribution's metadata.
 "$python_abs" -P - "$tree" <<'METADATA'
 import importlib.metadata, pathlib, sys
