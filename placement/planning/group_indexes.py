@@ -78,6 +78,8 @@ class GroupIndexes:
         """Number of devices of a group -> the groups of that size, and model -> name of the one where it belongs."""
         self.outcomes = Outcomes()
         self._expectations.tell(self.outcomes)
+        self.expected = frozenset(self._expectations)
+        """Models whose first places follow from traffic of before the start."""
         self._counted: dict[str, dict[str, tuple[int, int]]] = {}
         """Address of a group's client -> its residents' missed targets and returns at the last report."""
         self.replication = Replication(config.replication)

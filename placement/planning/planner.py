@@ -201,6 +201,7 @@ class Planner:
             self._config.moves,
             self._rounds.get(size, NONE),
             self._group_indexes.outcomes,
+            self._group_indexes.expected | self._cool_downs.moved_once,
         )
         moves = [verdict for each in wanted.begin if (verdict := self._move(there, each)) is not None]
         return moves

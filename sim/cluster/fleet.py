@@ -247,7 +247,8 @@ class Fleet:
         for size in self._group_indexes.sizes:
             there, last = self._group_indexes.of(size), self._rounds.get(size, NONE)
             rules, outcomes = self._config.moves, self._group_indexes.outcomes
-            wanted = rebalance(there.groups, there.residents, moved_at, now, rules, last, outcomes)
+            settled = self._group_indexes.expected | self._cool_downs.moved_once
+            wanted = rebalance(there.groups, there.residents, moved_at, now, rules, last, outcomes, settled)
             self._rounds[size] = wanted
             moves += [each.move for each in wanted.begin]
         for move in moves[:1]:

@@ -59,6 +59,8 @@ class SimulatedIndexes:
         self._seen: dict[tuple[str, str], int] = {}
         self.outcomes = Outcomes()
         self._expectations.tell(self.outcomes)
+        self.expected = frozenset(self._expectations)
+        """Models whose first places follow from traffic of before the start."""
         self._counted: dict[tuple[str, str], tuple[int, int]] = {}
         """(group, model) -> targets missed there and returns of the model, as last counted."""
         self._by_size = {group.devices: GroupIndex(config.lifecycle) for group in everywhere}

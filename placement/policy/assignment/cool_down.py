@@ -21,6 +21,8 @@ class CoolDowns:
         self._until: dict[str, float] = {}
         self._failures: dict[str, int] = {}
         """Model -> number of its moves that failed in a row."""
+        self.moved_once: set[str] = set()
+        """Models that have moved since the start."""
 
     def moved_at(self) -> Mapping[str, float]:
         """Model -> second at which it counts as moved, for the rules of moves. After a failure it is set back, so that
@@ -29,6 +31,7 @@ class CoolDowns:
 
     def moved(self, model: str, now: float) -> None:
         """Begins the model's cool-down."""
+        self.moved_once.add(model)
         self._failures.pop(model, None)
         self._rest(model, now, self._cool_down_s)
 

@@ -2,10 +2,12 @@
 many moves it takes until the cluster is better off. For half a minute after each move of a round only the rest of that
 round is considered, as long as it still makes the cluster better off.
 
-Nothing moves while nobody is late: a move is begun only off a group, or in exchange with one, where a request missed a
-target lately, and never where it would put models to sleep that return more often than targets are missed (`worth.py`).
-Where no such move lowers the pressure, models that sleep and will be asked for again soon get room to be awake, if no
-device where requests are late has a pressure that rises by more than tau for it.
+Nothing moves while nobody is late: a move is begun only off a group, or in exchange with one, whose memory is
+overbooked or where a request missed a target lately, and never where it would put models to sleep that return more
+often than targets are missed (`worth.py`). For requests that are late only models move whose place was chosen before
+anything was known of their traffic, once each: every further move that followed a minute's rates cost more than it
+brought (decision 035). Where no such move lowers the pressure, models that sleep and will be asked for again soon get
+room to be awake, if no device where requests are late has a pressure that rises by more than tau for it.
 
 A model without recent requests neither moves nor is in the way: it hibernates where its memory is wanted. So it counts
 as asleep, and a model that moves to its group has it make way (`GroupIndex.activate`).
@@ -13,7 +15,7 @@ as asleep, and a model that moves to its group has it make way (`GroupIndex.acti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import inf
@@ -80,10 +82,12 @@ def rebalance(
     rules: RebalanceRules | None = None,
     last: Round = NONE,
     outcomes: Outcomes | None = None,
+    settled: Container[str] = (),
 ) -> Round:
     """Migrations among `groups` that are wanted now. `residents`: all that holds memory there. `moved_at`: model ->
     second at which it last moved. `last`: the round that was wanted the time before. `outcomes`: what became of
-    requests; None: unknown, so that pressure decides alone."""
+    requests; None: unknown, so that pressure decides alone. `settled`: models whose place was chosen by what they are
+    asked for."""
     rules = rules or RebalanceRules()
     active: dict[str, PlacedModel] = {}
     several: set[str] = set()
@@ -106,23 +110,29 @@ def rebalance(
             return Round(last.moves, there.beginning(left))
     if outcomes is None or not rules.first_do_no_harm:
         return _search(there, residents, active, {group.name for group in groups})
-    troubled = {
+    late = {
         r.place.group
         for r in residents
         if not r.hibernating and outcomes.missed(r.model.name, now, r.place.group if r.elsewhere else None)
     }
-    troubled |= _overcommitted(groups, booked)
-    found = _search(there, residents, active, troubled)
-    if found.begin:
-        return found
+    overbooked = _overcommitted(groups, booked)
+    unsettled = {name: r for name, r in active.items() if name not in settled}
     roomy = _with_returning(groups, residents, outcomes, now, rules)
-    if not troubled or roomy == booked:
-        return NONE
-    found = _search(replace(there, booked=roomy), residents, active, troubled)
-    outlook = Outlook(groups, booked)
-    outlook.make(each.move for each in found.moves)
-    late = {device.name for group in groups if group.name in troubled for device in group.devices}
-    return NONE if outlook.harms(rules.assign.tau, late) else found
+    for movable, troubled in ((active, overbooked), (unsettled, late | overbooked)):
+        if not movable or not troubled:
+            continue
+        found = _search(there, residents, movable, troubled)
+        if found.begin:
+            return found
+        if roomy == booked:
+            continue
+        found = _search(replace(there, booked=roomy), residents, movable, troubled)
+        outlook = Outlook(groups, booked)
+        outlook.make(each.move for each in found.moves)
+        devices = {device.name for group in groups if group.name in troubled for device in group.devices}
+        if found.moves and not outlook.harms(rules.assign.tau, devices):
+            return found
+    return NONE
 
 
 def _search(

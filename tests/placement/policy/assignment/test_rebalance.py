@@ -195,6 +195,15 @@ def test_rebalance_moves_only_where_a_request_was_late_lately():
     assert len(begin(GROUPS, PRESSED, {}, 100.0, as_in_the_paper, NONE, Outcomes())) == 1
 
 
+def test_rebalance_moves_no_settled_model_for_lateness_but_does_for_memory():
+    assert begin(GROUPS, PRESSED, {}, 100.0, RULES, NONE, late("a"), {"a", "b"}) == []
+    (wanted,) = begin(GROUPS, PRESSED, {}, 100.0, RULES, NONE, late("a"), {"a"})
+    assert wanted.move.model == "b"
+    floor = PlacedModel(Model("b", 1.0, weights=200, floor=700), Place("A", ("A",)))
+    overbooked = [resident("a", "A", 90.0), floor]
+    assert len(begin(GROUPS, overbooked, {}, 100.0, RULES, NONE, late("a"), {"a", "b"})) == 1
+
+
 def test_rebalance_leaves_a_group_alone_that_is_pressed_while_another_is_late():
     groups = [Group(name, (Device(name, 1000),)) for name in "ABC"]
     assert begin(groups, [*PRESSED, resident("c", "C", 1.0)], {}, 100.0, RULES, NONE, late("c")) == []
