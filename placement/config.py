@@ -67,9 +67,10 @@ class PlacementConfig(Config):
     home: float = Field(default=0.75, ge=0, le=1)
     """A model leaves the group where it hibernates, to start cold elsewhere, only for a gain above this share."""
     first_do_no_harm: bool = True
-    """True: models move only where requests are late, missed a target in the last 20 s, or lack memory, and never where
-    that would put models to sleep that are asked for again more often than targets are missed. False: for a gain in
-    pressure above `tau` alone."""
+    """True: models move only where a device's memory is overbooked, or, once each, off a place that was chosen before
+    their traffic was known and where requests are late or missed a target in the last 20 s; and never where that would
+    put models to sleep that are asked for again more often than targets are missed. False: for a gain in pressure above
+    `tau` alone."""
     cool_down_s: float = Field(default=120.0, ge=0)
     """Least time between two moves of a model."""
     idle_s: float = Field(default=1.0, ge=0)
