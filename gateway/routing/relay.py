@@ -233,7 +233,7 @@ class Tokens:
         if chunk.token_ids or chunk.prompt_logprobs:
             self._ready.append(_without_end(chunk))
         if finish == common_pb2.FAILED:
-            self._kv_at = chunk.goes_on_at
+            self._kv_at = chunk.kv_address
             self.failed(chunk.error, strike=not chunk.error.startswith(_NOT_HERE))
         else:
             self._end(_fate(finish, chunk.error))

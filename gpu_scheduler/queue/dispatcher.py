@@ -141,7 +141,7 @@ class Dispatcher:
         unfinished."""
         for request_id in request_ids:
             if (request := self._requests.get(request_id)) is not None:
-                request.goes_on_at = address
+                request.kv_address = address
 
     def _end(self, request: GroupRequest, finish: common_pb2.Finish, error: str = "") -> None:
         request.end(finish, error)
@@ -198,8 +198,8 @@ class Dispatcher:
             request.scored += len(chunk.prompt_logprobs)
             model, tokens = request.model, tokens + len(chunk.token_ids)
             chunk.request_id = request.gateway_id
-            if request.goes_on_at and chunk.finish == common_pb2.FAILED:
-                chunk.goes_on_at = request.goes_on_at
+            if request.kv_address and chunk.finish == common_pb2.FAILED:
+                chunk.kv_address = request.kv_address
             request.stream.push(chunk)
             if chunk.finish:
                 self._forget(request, chunk.finish, chunk.error)

@@ -50,7 +50,7 @@ class GroupRequest:
     """Prompt tokens whose log-probabilities were passed on."""
     cached_tokens: int = 0
     """Number of its first tokens whose KV came here before it, with a model that moved."""
-    goes_on_at: str = ""
+    kv_address: str = ""
     """Address of the group that was given its KV, because the model leaves this one; empty: none was."""
     trace: RequestTrace | None = None
 

@@ -291,7 +291,7 @@ async def test_a_route_with_a_place_costs_no_call_to_placement(world: World) -> 
     assert world.groups[0].streams == 1
 
 
-async def test_relay_request_refused_by_a_group_goes_on_at_another(world: World) -> None:
+async def test_relay_request_refused_by_a_group_kv_address_another(world: World) -> None:
     world.say(TEXT)
     world.groups[0].script = fails_after(world, 0, "not here")
 
@@ -371,7 +371,7 @@ async def test_relay_sends_no_request_where_it_would_be_late_though_its_prefix_i
     assert first.followed == [True], "its link is closed"
 
 
-async def test_relay_goes_on_at_the_group_that_was_given_the_kv(world: World) -> None:
+async def test_relay_kv_address_the_group_that_was_given_the_kv(world: World) -> None:
     said = world.say(TEXT)
     leaving, given = world.groups
 
@@ -380,7 +380,7 @@ async def test_relay_goes_on_at_the_group_that_was_given_the_kv(world: World) ->
     async def leaves(running: Running) -> None:
         running.tokens(said[:3])
         await leaves_now.wait()
-        running.tokens([], finish=common_pb2.FAILED, error="handed back", goes_on_at=given.address)
+        running.tokens([], finish=common_pb2.FAILED, error="handed back", kv_address=given.address)
 
     idle = FakeGroup(given.address.removeprefix("unix:") + ".idle", given.script)
     await idle.start()

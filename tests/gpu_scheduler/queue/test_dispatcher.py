@@ -820,5 +820,5 @@ async def test_request_whose_kv_went_to_another_group_ends_with_that_groups_addr
         desk.answer(engine, index)
         desk.answer(engine, index, finish=common_pb2.FAILED)
     await desk.settle()
-    assert [desk.last(name).goes_on_at for name in ("1", "2")] == ["unix:/other", ""]
-    assert [chunk.goes_on_at for chunk in desk.chunks if not chunk.finish] == ["", ""]
+    assert [desk.last(name).kv_address for name in ("1", "2")] == ["unix:/other", ""]
+    assert [chunk.kv_address for chunk in desk.chunks if not chunk.finish] == ["", ""]
