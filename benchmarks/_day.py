@@ -150,7 +150,7 @@ class _HopelessError(Exception):
 
 
 def targets(given: Day, least_ttft_s: float = 0.0) -> Targets:
-    """Of TTFT and TPOT by model, seconds; +inf for a model that is not asked."""
+    """Targets (TTFT, TPOT) in seconds by name of the model; +inf for a model that is not asked."""
     found = dict[str, tuple[float, float]]()
     for name, shape in given.shapes.items():
         mine = list[SimulatedRequest]()

@@ -1,5 +1,5 @@
-"""What `fleet_sim.py` has kept, and its tables: GPUs at 99 % by setting and system, with the cells that Prism loses in
-bold."""
+"""Results of `fleet_sim.py`: reading the file, and tables of the fewest GPUs by setting and system. Cells that Prism
+loses are bold."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ class FleetRow:
 
 
 def rows(done: Mapping[str, Any], bias: Bias, per_hour: float = 0.0, count: int = ALL) -> Iterator[FleetRow]:
-    """By so many of the marks. In order of the TTFT asked for, models, memory and rate, the largest sample of hours
-    first."""
+    """Rows of the table for so many of the marks, in order of the TTFT target, models, memory and rate; of one setting
+    the largest sample of hours comes first."""
     of_setting: dict[str, list[tuple[DaySeries, Mapping[str, Any]]]] = {}
     for kept in done.values():
         one = DaySeries(**kept["arguments"])
@@ -181,8 +181,8 @@ def _cell(row: FleetRow, system: str) -> str:
 
 
 def _lost(row: FleetRow, system: str) -> bool:
-    """Of a rival: whether it needs fewer GPUs than Prism, with the bias taken off where it is known. Of Prism: whether
-    any rival does."""
+    """Whether a system's cell is one that Prism loses: a rival's, if the rival needs fewer GPUs than Prism; Prism's
+    own, if any rival does. The bias of both is taken off where it is known."""
     found = row.corrected or row.plain
     rivals = [system] if system != PRISM else [name for name in found if name != PRISM]
     return PRISM in found and any(_needs(found[name]) < _needs(found[PRISM]) for name in rivals if name in found)

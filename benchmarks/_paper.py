@@ -141,8 +141,8 @@ def _eighteen(path: Path) -> PaperLoad:
 
 
 def _fifty_eight(traces: Path) -> PaperLoad:
-    """What comes before: of servegen48 the hour before; of the short traces what they have after the slice, since they
-    have nothing else."""
+    """Traffic that plans "before" are made of: for models of servegen48 the hour before the slice; for those of the
+    short traces the part after it, since these have nothing before."""
     fleet = FLEETS["fifty-eight"]
     given = workload(fleet, "mixed", 16, 1.0, traces, SEED)
     shapes = {name: spec.shape for name, spec in given.specs.items()}

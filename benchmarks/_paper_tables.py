@@ -1,5 +1,5 @@
-"""What `paper_sim.py` has kept, and its tables: requests at 99 %, and GPUs at 99 %, with the cells that Prism loses in
-bold.
+"""Results of `paper_sim.py`: reading the file, and tables of the rates and of the fewest GPUs at 99 %. Cells that Prism
+loses are bold.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def gpus_table(done: Mapping[str, Any], bias: Bias, per_hour: float) -> Columns:
 
 
 def _rank(found: Crossing) -> float | None:
-    """What systems are compared by: 0 below all that was tried, None above."""
+    """The rate by which systems are compared; 0 if it is below all rates that were tried, None if it is above them."""
     return {"": found.rate, "<": 0.0, ">": None}[found.beyond]
 
 

@@ -35,7 +35,7 @@ class StairRow(NamedTuple):
 
 
 class StairSample(NamedTuple):
-    """What became of a request; None for times that it has not: no first token, no second one."""
+    """One request of a staircase and its times; None for a first or second token that did not come."""
 
     arrival: float
     model: str
@@ -66,9 +66,9 @@ def steps(
     count: int = len(RATES),
     pulse: Sequence[Sequence[float]] = (),
 ) -> list[dict[str, Any]]:
-    """By step that has requests, of the first `count`: percent on time of first tokens (ttft), of times per token
-    (tpot), of both, and of both of the worst model. `slos`: milliseconds by model; `pulse`: `by_time` of
-    `host_pulse`, of which each step gets the median of the host's work."""
+    """Figures of each of the first `count` steps that has requests: percent of first tokens (ttft), of times per token
+    (tpot) and of both on time, and percent of both for the worst model. `slos`: milliseconds by model; `pulse`:
+    `by_time` of `host_pulse`, of which each step gets the median of the host's work."""
     by_step: dict[int, list[StairSample]] = defaultdict(list)
     for sample in samples:
         by_step[int(sample.arrival // step_s)].append(sample)
@@ -113,9 +113,9 @@ def _within(seconds: float | None, target_ms: float | None) -> bool:
 
 
 def falls_under(found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """By share and mark, the rate at which the steps' percentages first fall under it, linear between steps: "2.31";
-    ">6.00" where they never do, "<0.50" where they are under it from the first step on. Steps below rate 1, where a
-    request or two decide, count only where the first one above it is under the mark already."""
+    """Rates at which the steps' percentages first fall under each mark, by share and mark, linear between steps:
+    "2.31"; ">6.00" where they never do, "<0.50" where they are under it from the first step on. Steps below rate 1,
+    where a request or two decide, count only where the first one above it is under the mark already."""
     return {
         share: {f"{mark:g}": str(first_crossing({step["rate"]: step[share] for step in found}, mark)) for mark in MARKS}
         for share in SHARES

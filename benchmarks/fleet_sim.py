@@ -39,7 +39,7 @@ from benchmarks._pool import pool, results
 from benchmarks._search import fewest
 
 SOURCES = (*paper_sim.SOURCES, "benchmarks/_day.py")
-"""What a series depends on."""
+"""Files and folders whose last commit a series is valid for."""
 GB = HARDWARE.capacity_bytes / 1e9
 MODELS = (48, 96, 16, 32, 64)
 LEAST_TTFT_S = 1.0

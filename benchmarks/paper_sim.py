@@ -67,7 +67,7 @@ SOURCES = (
     "benchmarks/_paper.py",
     "benchmarks/_search.py",
 )
-"""What a series depends on."""
+"""Files and folders whose last commit a series is valid for."""
 STEP = 1.5
 BEGIN = {"arena27": 2.0, "hyperbolic7": 1.0}
 LEAST_RATE, MOST_RATE = 0.25, 40.0

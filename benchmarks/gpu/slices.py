@@ -43,13 +43,14 @@ MODELS = {
     "3b-3": "3b",
     "1b-3": "1b",
 }
-"""With their shapes."""
+"""Name of each model -> its shape."""
 GRAPH_BYTES = {"12b": 832 << 20, "8b": 512 << 20, "7b": 640 << 20, "3b": 640 << 20, "1b": 640 << 20}
-"""Of engines with such models, one extent of 32 MiB more than they took on H200s (480 MiB of 8b, 608 of 3b and 1b;
-12b and 7b are not measured yet, and reckoned with more). A plan that fills a device to the last byte does not come up
-with one less: static partition once did not, where 576 were taken for all of them."""
+"""Bytes booked for an engine's CUDA graphs, by shape: one extent of 32 MiB more than they took on H200s (480 MiB of 8b,
+608 of 3b and 1b; 12b and 7b are not measured yet, and reckoned with more). A plan that fills a device to the last byte
+does not come up with one less: static partition once did not, where 576 were taken for all of them."""
 CAPACITY_BYTES = 44 << 30
-"""Of each GPU: weights, engines and graphs of all eight take about 40 GB on either, so that KV is short."""
+"""Bytes of each GPU that the system may use: weights, engines and graphs of all eight take about 40 GB on either, so
+that KV is short."""
 TTFT_SCALE, TPOT_SCALE = 5.0, 2.0
 """Times the P95 of each model alone: of ALONE requests, with gaps of ALONE_GAP_S at most; the smaller one of two times
 where there were two (`compare.py`)."""

@@ -55,7 +55,7 @@ _NONE = _Misses()
 class _Record:
     misses: _Misses = field(default_factory=_Misses)
     on: dict[str, _Misses] = field(default_factory=dict)
-    """The same by group."""
+    """Misses of the model's requests by name of the group."""
     at: float = 0.0
     """Second to which `returns` have decayed."""
     returns: tuple[float, ...] = (0.0,) * len(_OVER_S)
@@ -72,7 +72,8 @@ class Outcomes:
         self._records: dict[str, _Record] = {}
 
     def expect(self, model: str, now: float, returns_per_s: float) -> None:
-        """Takes the model to have returned so often in the last hour, before anything was observed."""
+        """Counts `returns_per_s` returns a second for the hour before `now`; to be called before anything is
+        observed."""
         if returns_per_s > 0.0:
             record = self._records.setdefault(model, _Record())
             record.returns = (*(0.0 for _ in _OVER_S[1:]), returns_per_s * _OVER_S[-1])
