@@ -4,7 +4,7 @@ PYTHON ?= python3
 DEVICE ?= $(if $(filter test-gpu,$(MAKECMDGOALS)),cuda,cpu)
 KIND := $(firstword $(subst :, ,$(DEVICE)))
 VENV ?= $(if $(filter cuda,$(KIND)),.venv-cuda,.venv)
-# A machine with a build of its own names it, e.g. TORCH=/wheels/torch-2.11.0-....whl
+# A machine with a build of its own names it, e.g. TORCH=/wheels/torch-2.14.1-....whl
 TORCH ?=
 BIN := $(VENV)/bin
 PROTOS := $(wildcard protos/*.proto)
@@ -54,11 +54,11 @@ test-gpu: env protos ## the tests that need a GPU
 
 check: env protos ## format, lint, types
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy services balloond loader gpu_scheduler placement gateway tokenization prismctl deploy sim
+	@$(BIN)/mypy services balloond loader gpu_scheduler placement gateway kv_kinds tokenization prismctl deploy sim
 # What runs for half an hour on GPUs, and then not at all because of a name.
 	@$(BIN)/mypy -m benchmarks.gpu.compare -m benchmarks.gpu.compared -m benchmarks.gpu.stack -m benchmarks.sim_check \
 		-m benchmarks.gpu.http_beside_sglang -m benchmarks.gpu.bench_client -m benchmarks.gpu.first_start \
-		-m benchmarks.gpu.adapters
+		-m benchmarks.gpu.adapters -m benchmarks.gpu.state_kernels
 
 bench: env protos ## the benchmarks that need no GPU; results in benchmarks/results
 	@$(BIN)/python -m benchmarks.policy

@@ -33,7 +33,7 @@ async def build(service: Service) -> None:
     service.on_stop(keeper.close)
     capacities = devices.capacities(config, hardware, found)
     saved_capacity.write(config.handoff, capacities)
-    devices.check_descriptors(config, capacities, keeper)
+    most_extents = devices.most_extents(config, capacities, keeper)
     makers, given_out = devices.open_makers(config, capacities)
     # Microseconds since 1970 are ahead of every id that a predecessor gave out, also when the keeper lost them.
     extent_ids = itertools.count(time.time_ns() // 1000)
@@ -42,7 +42,7 @@ async def build(service: Service) -> None:
         name: DevicePolicy(name, given_out[name], maker.page_bytes, extent_ids, serials, config.patience)
         for name, maker in makers.items()
     }
-    store = ExtentStore(makers, keeper)
+    store = ExtentStore(makers, keeper, most_extents)
     daemon = Daemon(ledgers, store, keeper, time.monotonic, lambda: secrets.token_hex(16))
     keeper.follow(daemon.everything, service.fail)
     daemon.restore(found)

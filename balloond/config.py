@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 from pydantic import Field, field_validator, model_validator
 
 from balloond import backends
+from balloond.policy.capacity import KV_EXTENT
 from balloond.policy.claims import ClaimPatience
 from services.errors import Invalid
 from services.runtime.config import Config, ConfigSection
@@ -27,9 +28,9 @@ class DeviceConfig(ConfigSection):
     given out, less the reserve."""
     reserve_bytes: int = Field(default=1 << 30, ge=0)
     """Bytes left to users that book nothing (the loader's CUDA context, the driver) when the capacity is left out."""
-    kv_extent_bytes: int = Field(default=8 << 20, gt=0)
-    """Bytes of a KV extent to expect of engines on a GPU: for the first spares, and to check that there are enough
-    descriptors."""
+    kv_extent_bytes: int = Field(default=KV_EXTENT, gt=0)
+    """Bytes of a KV extent to expect of engines on a GPU (`engines.kv_extent_bytes` of the gpu_schedulers): for the
+    first spares, and to check that there are enough descriptors."""
     spare_bytes: int | None = Field(default=None, ge=0)
     """Bytes of the capacity that are kept in extents made ahead; by default 128 MiB of a GPU, nothing of host
     memory."""

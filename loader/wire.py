@@ -8,6 +8,7 @@ from pathlib import Path
 import pydantic
 from google.protobuf.message import DecodeError
 
+from kv_kinds import messages
 from loader.catalogue.catalogue import CatalogueEntry, Name
 from loader.catalogue.models import CatalogueModel, Models, adapter_fault, adapter_room
 from loader.copies.jobs import CopyJob, JobProgress, Result
@@ -148,6 +149,7 @@ def _own_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
         spec.context_tokens = model.context_tokens
         spec.weights_bytes = model.listed.devices * found.weights_bytes
         spec.kv_bytes_per_token = model.listed.devices * found.kv_bytes_per_token
+        spec.kv_kinds.extend(messages.kinds(model.kv.times(model.listed.devices)))
         spec.floor_bytes = model.listed.devices * model.floor_bytes
         spec.vocab_size = found.vocabulary
         spec.quantisation = found.quantisation

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from loader.checkpoints import families, quantisation
-from loader.checkpoints.quantisation import Quantisation, QuantisedTensor
+from loader.checkpoints.architectures import families, quantisation
+from loader.checkpoints.architectures.quantisation import Quantisation, QuantisedTensor
 from testing import small_checkpoints
 
 
@@ -111,19 +111,29 @@ def write(folder: Path, config: Mapping[str, Any], format_: str, device: str = "
 def _files(config: Mapping[str, Any]) -> Iterator[dict[str, tuple[int, ...]]]:
     """Shapes of weights by the published names: those beside the layers, and those of each layer."""
     shape = families.read_shape(config)
-    prefix = "language_model." if "text_config" in config else ""
     expected = families.expected_tensors(shape, config)
     for layer in range(-1, shape.layers):
         begin = f"model.layers.{layer}."
         yield {
-            prefix + name: size
+            _published(name, shape.architecture, wrapped="text_config" in config): size
             for name, size in expected.items()
             if (name.startswith(begin) if layer >= 0 else not name.startswith("model.layers."))
         }
 
 
+def _published(name: str, architecture: str, *, wrapped: bool) -> str:
+    """The name of a tensor in published checkpoints, by the one that the loader has. `wrapped`: the class takes images
+    too."""
+    if architecture == "NemotronHForCausalLM":
+        ours = next((begin for begin in families.MAMBA_NAMES if name.startswith(begin)), "")
+        return families.MAMBA_NAMES.get(ours, "") + name.removeprefix(ours)
+    if architecture == "Gemma4ForConditionalGeneration":
+        return name.replace("model.", "model.language_model.", 1)
+    return f"language_model.{name}" if wrapped else name
+
+
 def _is_router(name: str) -> bool:
-    return name.endswith((".gate.weight", ".router.weight"))
+    return name.endswith((".gate.weight", ".router.weight", ".router.proj.weight"))
 
 
 def _tensors(

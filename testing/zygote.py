@@ -45,9 +45,11 @@ _SERVICES, _TEXTS, _SGLANG = "services", "texts", "sglang"
 _SERVED = {
     **dict.fromkeys(("balloond", "balloond.keeper", "placement", "prismctl", "tests.balloond.child"), _SERVICES),
     **dict.fromkeys((GROUP, "gpu_scheduler.engines.echo", "deploy.healthy", "deploy.local", "tests.told"), _SERVICES),
+    **dict.fromkeys(("testing.fleet.as_version", "testing.fleet.asked"), _SERVICES),
     **dict.fromkeys(("gateway", *LOADERS, "tokenization.trial"), _TEXTS),
     **dict.fromkeys((ENGINE, f"{ENGINE}.answer_parsers", f"{ENGINE}.grammar.sandbox"), _SGLANG),
-    **dict.fromkeys(("tests.gpu_scheduler.engines.sglang.forks", "tests.tokenization.ask_sglang"), _SGLANG),
+    **dict.fromkeys((f"tests.{ENGINE}.forks", f"tests.{ENGINE}.repacking", "tests.tokenization.ask_sglang"), _SGLANG),
+    "benchmarks.gpu.stock": _SGLANG,
 }
 """Module -> the zygote that it is forked from, which has libraries for: services; those that load tokenizers, by
 Transformers without torch; engines."""
@@ -62,6 +64,8 @@ program is executed."""
 _READ_LATE = (
     "PYTHONUNBUFFERED",
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
+    "SGLANG_PLUGINS",
+    "TORCHINDUCTOR_CACHE_DIR",  # torch sets it in a process of tests that imports its compiler
     "TRANSFORMERS_NO_ADVISORY_WARNINGS",
 )
 _FILES = ("deploy.healthy", "tokenization.trial", f"{ENGINE}.answer_parsers", f"{ENGINE}.grammar.sandbox")

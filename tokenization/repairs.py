@@ -1,7 +1,7 @@
 """Repairs that SGLang's own server makes to a tokenizer after transformers has loaded it, done in the same way: the
 gateway's token ids are then those that the model would have been given there.
 
-Source: SGLang 0.5.16, sglang/srt/utils/hf_transformers/tokenizer.py. `tests/tokenization/test_beside_sglang.py`
+Source: SGLang 0.5.23, sglang/srt/utils/hf_transformers/tokenizer.py. `tests/tokenization/test_beside_sglang.py`
 compares the two.
 """
 

@@ -57,14 +57,19 @@ def capacities(config: BalloondConfig, hardware: Mapping[str, DeviceHardware], f
     return {device.name: of(device) for device in config.devices}
 
 
-def check_descriptors(config: BalloondConfig, capacities: Mapping[str, int], keeper: KeeperClient) -> None:
-    """Raises Refused when this process or the keeper may not hold a descriptor for each extent of the GPUs."""
-    gpus = [device for device in config.devices if device.is_gpu]
-    needed = sum(capacity.descriptors(capacities[gpu.name], gpu.kv_extent_bytes) for gpu in gpus)
-    if needed:
-        capacity.check_descriptors("balloond", needed, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        limit = resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE)[0]
-        capacity.check_descriptors(f"the keeper (process {keeper.pid})", needed, limit)
+def most_extents(config: BalloondConfig, capacities: Mapping[str, int], keeper: KeeperClient) -> int:
+    """Number of extents of which this process and the keeper may both hold a descriptor. Raises Refused when it is less
+    than the GPUs can have."""
+    gpus = [(capacities[device.name], device.kv_extent_bytes) for device in config.devices if device.is_gpu]
+    limits = {
+        "balloond": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        f"the keeper (process {keeper.pid})": resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE)[0],
+    }
+    if gpus:
+        for who, limit in limits.items():
+            capacity.check_descriptors(who, gpus, limit)
+        _log.info("descriptors", needed=capacity.descriptors(gpus), limit=min(limits.values()))
+    return capacity.most_extents(min(limits.values()))
 
 
 def open_makers(config: BalloondConfig, capacities: Mapping[str, int]) -> tuple[dict[str, ExtentMaker], dict[str, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +22,10 @@ place."""
 class ExtentStore:
     """One descriptor for each extent, of all devices."""
 
-    def __init__(self, makers: Mapping[str, ExtentMaker], keeper: KeeperClient) -> None:
+    def __init__(self, makers: Mapping[str, ExtentMaker], keeper: KeeperClient, most: int) -> None:
+        """`most`: number of extents for which this process and the keeper have descriptors."""
         self._makers = dict(makers)
+        self._most = most
         self._keeper = keeper
         self._fds: dict[int, int] = {}
         self._there: defaultdict[str, int] = defaultdict(int)
@@ -44,8 +47,11 @@ class ExtentStore:
         self._there[device] += nbytes
 
     def create(self, device: str, token: str, extents: Sequence[Extent]) -> asyncio.Task[None]:
-        """Creates `extents`. The task ends when the keeper has them and they may be sent. Raises OSError; then none of
-        them exists."""
+        """Creates `extents`. The task ends when the keeper has them and they may be sent. Raises OSError, also for
+        more extents than there are descriptors; then none of them exists."""
+        if len(self._fds) + len(extents) > self._most:
+            # The keeper would lose the connection over a message with more descriptors than it may open.
+            raise OSError(errno.EMFILE, f"there are descriptors for {self._most} extents, and as many exist")
         maker = self._makers[device]
         made: list[int] = []
         try:

@@ -3,10 +3,16 @@ and the machine report is an argument. Every refusal is one line that names the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from services.errors import Refused, Unmet
 
+KV_EXTENT = 8 << 20
+"""Bytes of an extent of KV on a GPU, unless a setting names another size."""
+LARGEST_KV_EXTENT = 64 << 20
+"""Bytes of the largest extent of KV that is chosen for want of descriptors. A model's floor is whole extents, so larger
+ones would take memory for nothing."""
 _OTHER_DESCRIPTORS = 256
 """Descriptors beyond those of extents: sockets, logs, and extents on their way."""
 
@@ -70,15 +76,39 @@ def given_out(device: str, capacity_bytes: int, set_aside_bytes: int) -> int:
     return capacity_bytes - set_aside_bytes
 
 
-def descriptors(capacity_bytes: int, extent_bytes: int) -> int:
-    """Number of descriptors of a process that holds one for each extent of a device that is given out wholly."""
-    return -(-capacity_bytes // extent_bytes)
+def most_extents(limit: int) -> int:
+    """Number of extents of which a process that may open `limit` descriptors can hold one descriptor each."""
+    return max(0, limit - _OTHER_DESCRIPTORS)
 
 
-def check_descriptors(who: str, needed: int, limit: int) -> None:
-    """Raises Refused when a process may not open as many descriptors as its devices can have extents."""
-    if needed + _OTHER_DESCRIPTORS > limit:
-        raise Refused(
-            f"{who} may open {limit} descriptors, and {needed + _OTHER_DESCRIPTORS} are needed for the extents of its "
-            "devices; raise its limit (ulimit -Hn, LimitNOFILE=) or give kv_extent_bytes a larger size"
-        )
+def descriptors(devices: Iterable[tuple[int, int]]) -> int:
+    """Number of descriptors of a process that holds one for each extent, when all of its devices are given out in
+    extents of KV. Memory that is free has none. `devices`: (capacity, extent of KV), in bytes."""
+    return _OTHER_DESCRIPTORS + sum(-(-capacity // extent) for capacity, extent in devices)
+
+
+def fitting(devices: Sequence[tuple[int, int]], limit: int) -> int | None:
+    """Bytes of the smallest extent of KV for all of these devices, (capacity, extent of KV) each, with which a process
+    that may open `limit` descriptors holds all of their extents: the smallest that they have, doubled as often as it
+    has to be. None if it would be larger than `LARGEST_KV_EXTENT`."""
+    size = min(extent for _, extent in devices)
+    while descriptors((capacity, size) for capacity, _ in devices) > limit:
+        size *= 2
+        if size > LARGEST_KV_EXTENT:
+            return None
+    return size
+
+
+def check_descriptors(who: str, devices: Sequence[tuple[int, int]], limit: int) -> None:
+    """Raises Refused when a process may not open as many descriptors as its devices, (capacity, extent of KV) each, can
+    have extents."""
+    needed = descriptors(devices)
+    if needed <= limit:
+        return
+    sizes = " and ".join(str(size) for size in sorted({extent for _, extent in devices}))
+    larger = fitting(devices, limit)
+    raise Refused(
+        f"{who} may open {limit} descriptors, and {needed} are needed for the extents of its devices, which are of "
+        f"{sizes} bytes; raise its limit to that (ulimit -Hn, LimitNOFILE=, --ulimit nofile=)"
+        + (f", or give kv_extent_bytes of balloond, the loader and engines {larger}" if larger else "")
+    )

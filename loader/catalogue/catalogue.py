@@ -39,7 +39,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from loader.checkpoints import engine_source
+from loader.checkpoints.architectures import engine_source
 from services.runtime.config import ConfigSection, Listed, parse
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")

@@ -9,9 +9,11 @@ import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from balloond.keeper.client import KeeperClient, Kept
+from kv_kinds.layout import KvLayout
 from loader.catalogue import added, catalogue
 from loader.catalogue.added import AddedModel
 from loader.catalogue.catalogue import CatalogueEntry
@@ -81,8 +83,15 @@ class CatalogueModel:
         """Bytes of KV on each device that the model always has (`policy/floor.py`); 0 without a checkpoint."""
         if self.checkpoint is None:
             return 0
-        each = self.checkpoint.kv_bytes_per_token
-        return floor_bytes(self.context_tokens, self.listed.floor_tokens, each, self.sizes.kv_extent_bytes)
+        extent = self.sizes.kv_extent_bytes
+        return floor_bytes(self.context_tokens, self.listed.floor_tokens, self.checkpoint.kv, extent)
+
+    @property
+    def kv(self) -> KvLayout:
+        """Its kinds of KV on each device, states in whole extents; no kinds without a checkpoint."""
+        if self.checkpoint is None:
+            return KvLayout()
+        return self.checkpoint.kv.in_extents(self.sizes.kv_extent_bytes)
 
     @property
     def quota_bytes(self) -> int:
@@ -235,7 +244,7 @@ class NodeModels:
         sizes: Sizes,
         on_change: Callable[[], None],
         keeper: KeeperClient,
-        text_fault: Callable[[str, int], Awaitable[TextFault | None]] | None = None,
+        text_fault: Callable[[str, int, Callable[[], int]], Awaitable[TextFault | None]] | None = None,
         most_removed: int = _REMOVED,
     ) -> None:
         """`text_fault`: see TextTrials; left out, tokenizers and chat templates are not tried."""
@@ -326,7 +335,7 @@ class NodeModels:
         used."""
         if model.error or model.listed.base or self._text_fault is None:
             return model
-        fault = await self._text_fault(model.listed.path, model.generation)
+        fault = await self._text_fault(model.listed.path, model.generation, partial(_generation, model.listed))
         if fault is None:
             return model
         # A fault that passes, as of a folder that went away meanwhile, leaves the sizes that were read.

@@ -56,12 +56,12 @@ class AdapterCheckpoint:
     """An adapter by its configuration and the header of its weights."""
 
     generation: int
-    """As that of a Checkpoint."""
+    """Number of the state of the folder's files, as in Checkpoint."""
     rank: int
     layers: tuple[int, ...]
     """Numbers of the decoder layers that it changes."""
     linears: tuple[Linear, ...]
-    """Linear layers that it changes in each of them."""
+    """Linear layers that it changes in each of these decoder layers."""
     whole: bool
     """Whether it is meant to change all layers of its base."""
     elements: int

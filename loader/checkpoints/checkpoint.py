@@ -1,4 +1,4 @@
-"""Reading a Hugging Face folder: what its model would need, or why it cannot be served.
+"""A reader of Hugging Face folders. It finds what a folder's model needs, or why the folder cannot be served.
 
 Headers and small files are read, no weights; nothing is kept open.
 """
@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from loader.checkpoints import embedding, encoders, families, generation_defaults, quantisation, reranking
+from kv_kinds.layout import KvLayout, of_tokens
+from loader.checkpoints import embedding, generation_defaults, reranking
 from loader.checkpoints.adapter_folder import is_adapter
-from loader.checkpoints.classes import CLASSES
+from loader.checkpoints.architectures import encoders, families, latent, quantisation
+from loader.checkpoints.architectures.classes import CLASSES, MAMBA, Experts
+from loader.checkpoints.architectures.families import CONFIG
+from loader.checkpoints.architectures.kv_of_config import kv_layout
+from loader.checkpoints.architectures.quantisation import Quantisation, QuantisedTensor
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
 from loader.checkpoints.generation_defaults import SamplingDefaults
-from loader.checkpoints.quantisation import Quantisation, QuantisedTensor
 from loader.checkpoints.reranking import Reranker
 from loader.checkpoints.weight_files import (
     FLOATS,
@@ -37,16 +43,28 @@ _VOCABULARY_ROWS = 64
 """Engines pad embeddings to a multiple of this many rows."""
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 _GPU_FLOAT_BYTES = 2
-"""Bytes of a float on a GPU; on a CPU it has more."""
+"""Bytes of a float on a GPU. Engines on CPUs have larger floats."""
 _FIRST_BYTES = 64
-_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+_VOCABULARY = ("model.embed_tokens.weight", families.EMBEDDINGS_OF_LAYERS, "lm_head.weight")
 """Tensors with a row for each token; they are never quantised."""
 _PADDED = (*_VOCABULARY, "_embeddings.weight")
 """Ends of the names of tensors whose rows engines pad."""
 _SCALES = ("_scale", "_scale_inv")
 """Ends of the names of tensors that engines hold in the type of the file."""
-_BY_COLUMNS = (".o_proj", ".down_proj", ".w2")
-"""Ends of the names of layers whose columns are divided among devices; of the others the rows are."""
+_FACTORS = ".per_expert_scale"
+"""End of the names of tensors that end like scales too, but that engines hold in the model's floats."""
+_BY_COLUMNS = (".o_proj", ".out_proj", ".down_proj", ".w2")
+"""Ends of the names of linear layers whose columns are divided among devices. All others are divided by rows."""
+_REPLICATED = frozenset(
+    {
+        *("gate", "router", *latent.REPLICATED),
+        *(known.experts.shared_gate for known in CLASSES.values() if known.experts and known.experts.shared_gate),
+    }
+)
+"""Names of linear layers of which each device has the whole: routers, gates of shared experts, projections to latent
+vectors."""
+_BY_HEAD = frozenset({"q_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "linear_attn"})
+"""Names of modules whose vectors (biases, decays) are divided among devices as the rows of their layers are."""
 _ONE_BYTE = frozenset({"F8_E4M3", "F8_E5M2", "I8"})
 _WEIGHT_SCALES = ("weight_scale", "weight_scale_inv", "scale", "scales")
 _SIDES = ("rows", "columns")
@@ -61,8 +79,7 @@ class Checkpoint:
     """A model by its config.json and the headers of its weights. Sizes are in bytes of one device's part."""
 
     generation: int
-    """A number made of the folder's files, their times and the number of devices, so that a changed file changes it;
-    never 0."""
+    """Number of the state of the folder's files (`fingerprint`), never 0. It is another one once a file has changed."""
     architecture: str
     context_tokens: int
     layers: int
@@ -71,9 +88,14 @@ class Checkpoint:
     vocabulary: int
     weights_bytes: int
     """Bytes that an engine lays out, as near as headers tell; it measures the exact number when it loads."""
-    kv_bytes_per_token: int
+    kv: KvLayout
+    """The kinds of KV of the model. Bytes of a state are those that the state fills, not rounded up to extents."""
     active_bytes: int = 0
-    """Bytes of weights that one token goes through; fewer than all in a mixture of experts."""
+    """Bytes of weights that one token goes through; fewer than all in a mixture of experts, or with embeddings in every
+    layer."""
+    expert_share: float = 1.0
+    """Share of a layer's experts that one token goes through; 1 without experts, and of a class that is not in the
+    table of classes."""
     verified: bool = True
     """False if answers of such a model were never compared with another implementation's: its class is not in the
     table of classes (`classes.py`), or it is an encoder whose weights have a GPU's floats."""
@@ -89,6 +111,11 @@ class Checkpoint:
     no_adapters: str = ""
     """Why adapters of the model are not served."""
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV of a token, those of every kind that it adds to, windows included."""
+        return self.kv.marginal(0)
+
 
 def read(
     folder: str | os.PathLike[str],
@@ -103,12 +130,51 @@ def read(
     `task`, `kv_dtype` and `unverified`: see `catalogue`. Blocks on the file system. Raises BrokenCheckpoint with one
     line that names what is wrong."""
     folder = Path(folder)
-    try:
+    with _faults_of(folder):
         _check_kind(folder)
         # The fingerprint comes first: files that change while they are read belong to the next generation.
         generation = fingerprint(folder, devices, task)
         found = _read(folder, dtype_bytes, devices, task, generation, unverified)
         return _with_small_kv(found, dtype_bytes) if kv_dtype == "fp8" else found
+
+
+def read_config(
+    folder: str | os.PathLike[str],
+    dtype_bytes: int,
+    devices: int = 1,
+    *,
+    kv_dtype: str = "",
+    unverified: bool = False,
+) -> Checkpoint:
+    """Reads and checks the config.json of a folder whose weights are not there. Their bytes are those that tensors of
+    such a model have, without a part for images, and with every layer quantised that config.json does not except; 0 for
+    a class that is not in the table of classes. Parameters and errors are those of `read`."""
+    folder = Path(folder)
+    with _faults_of(folder):
+        _check_kind(folder)
+        if (why := other_weights(os.listdir(folder))) is not None:
+            raise BrokenCheckpoint(why)
+        config = _config(folder)
+        shape, quantised = _check_config(config, dtype_bytes, devices, unverified)
+        if encoders.is_one(config):
+            raise BrokenCheckpoint(f"{shape.architecture} is an encoder: its folder is read with its weights only")
+        held: dict[str, Tensor] = {}
+        beside: dict[str, tuple[int, ...]] = {}
+        if shape.architecture in CLASSES:
+            weights = families.expected_tensors(shape, config)
+            expected = _expected(_floats(weights, quantised), weights, quantised)
+            _check_divides(weights, expected, quantised, shape, config, devices)
+            beside = families.held_beside(shape, config)
+            held = {name: Tensor(min(each.dtypes), each.shapes[0], CONFIG) for name, each in expected.items()}
+        found = _sized(fingerprint(folder, devices), config, shape, quantised, held, beside, dtype_bytes, devices)
+        return _with_small_kv(found, dtype_bytes) if kv_dtype == "fp8" else found
+
+
+@contextmanager
+def _faults_of(folder: Path) -> Iterator[None]:
+    """Context for reading a folder, in which what the operating system refuses is raised as a PassingFault."""
+    try:
+        yield
     except OSError as error:
         where = Path(os.fsdecode(error.filename)).name if error.filename else ""
         what = "its folder" if where in ("", folder.name) else where
@@ -124,8 +190,9 @@ def check_config(folder: str | os.PathLike[str], dtype_bytes: int, *, unverified
 
 
 def fingerprint(folder: Path, devices: int = 1, task: str = "") -> int:
-    """A number that tells one state of a checkpoint's files from another by name, size, time of change and inode, by
-    among how many devices it is divided, and by what it makes."""
+    """A number that tells one state of a checkpoint's files from another, by their names, sizes, times of change and
+    inodes. It is another one for another number of devices, too, and for another kind of answer (text, embeddings,
+    ranks of documents)."""
     digest = hashlib.blake2b(f"{devices}\0".encode() if devices > 1 else b"", digest_size=8)
     if task == reranking.TASK:
         digest.update(b"rerank\0")
@@ -174,7 +241,12 @@ def _with_small_kv(found: Checkpoint, dtype_bytes: int) -> Checkpoint:
     """A checkpoint whose KV has one byte a value instead of `dtype_bytes`. Raises BrokenCheckpoint on CPUs."""
     if dtype_bytes > _GPU_FLOAT_BYTES:
         raise BrokenCheckpoint('kv_dtype = "fp8" is for GPUs: engines on CPUs have no kernels for it')
-    return replace(found, kv_bytes_per_token=found.kv_bytes_per_token // dtype_bytes)
+    if found.architecture in CLASSES and CLASSES[found.architecture].latent:
+        # FlashAttention's backend would convert the whole pool, mapped or not, in every layer of every step.
+        raise BrokenCheckpoint('kv_dtype = "fp8" is not supported with latent attention: its rows are 16-bit')
+    # States are no keys and values: they keep their floats.
+    kinds = (replace(kind, bytes_per_token=kind.bytes_per_token // dtype_bytes) for kind in found.kv.kinds)
+    return replace(found, kv=KvLayout(tuple(kinds)))
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -202,24 +274,45 @@ def _check_config(
         return shape, None
     verified = config["architectures"][0] in CLASSES
     shape = families.read_shape(config)
-    if shape.heads % devices or max(shape.kv_heads, devices) % min(shape.kv_heads, devices):
-        raise BrokenCheckpoint(
-            f"{shape.heads} attention heads with {shape.kv_heads} key-value heads do not divide among {devices} devices"
-        )
-    if verified and (mixture := CLASSES[shape.architecture].experts) is not None:
+    _check_heads_divide(shape, config, devices)
+    has_own_parts = shape.parts is not None and (shape.parts.embedding or shape.parts.own_kv < shape.layers)
+    if devices > 1 and (has_own_parts or (verified and CLASSES[shape.architecture].states == MAMBA)):
+        raise BrokenCheckpoint(f"this {shape.architecture} is served by one device, not by {devices}")
+    if (mixture := families.mixture_of(config)) is not None:
         count, _ = families.experts_of(config, mixture)
         if count < devices:
             raise BrokenCheckpoint(f"{count} experts do not divide among {devices} devices")
     quantised = quantisation.read(config, families.text_config(config))
     if dtype_bytes > _GPU_FLOAT_BYTES and verified and CLASSES[shape.architecture].gpu_only:
         raise BrokenCheckpoint(f"{shape.architecture} is for GPUs: engines on CPUs have no kernels for it")
-    if quantised is not None and quantised.no_mixtures and verified and CLASSES[shape.architecture].experts:
-        raise BrokenCheckpoint(f"its experts are quantised to {quantised.name}: kernels are {quantised.no_mixtures}")
+    if quantised is not None and mixture is not None:
+        # SGLang's layers of other formats have places for a gate's weights, which nothing would fill.
+        gateless = "" if mixture.gate or quantised.is_fp8 else "for experts without a gate in FP8 only"
+        if no_kernels := gateless or quantised.no_mixtures:
+            raise BrokenCheckpoint(f"its experts are quantised to {quantised.name}: kernels are {no_kernels}")
     if quantised is not None and dtype_bytes > _GPU_FLOAT_BYTES:
         raise BrokenCheckpoint(
             f"its weights are quantised ({quantised.name}), and engines on CPUs have no kernels for it"
         )
     return shape, quantised
+
+
+def _check_heads_divide(shape: families.ModelShape, config: Mapping[str, Any], devices: int) -> None:
+    """Raises BrokenCheckpoint if the heads of some layers do not divide among the devices. If there are fewer key-value
+    heads than devices, several devices have the same head; heads of linear attention cannot be shared so."""
+    for kv_heads in {shape.kv_heads, *([shape.full.kv_heads] if shape.full is not None else [])}:
+        if shape.heads % devices or max(kv_heads, devices) % min(kv_heads, devices):
+            raise BrokenCheckpoint(
+                f"{shape.heads} attention heads with {kv_heads} key-value heads do not divide among {devices} devices"
+            )
+    keys, values = families.linear_heads(shape, config)
+    if keys % devices or values % devices:
+        raise BrokenCheckpoint(
+            f"{values} value heads with {keys} key heads of linear attention do not divide among {devices} devices"
+        )
+    beside = families.heads_beside_text(config)
+    if beside % devices:
+        raise BrokenCheckpoint(f"the {beside} heads of its part for images do not divide among {devices} devices")
 
 
 def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int, unverified: bool) -> Checkpoint:
@@ -230,23 +323,58 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
     verified = shape.architecture in CLASSES
     if verified:
         tensors = families.text_tensors(tensors_of(folder), shape)
-        weights = families.expected_tensors(shape, config)
+        weights = families.expected_tensors(shape, config, families.has_joined(tensors, shape))
         expected = _check_tensors(tensors, weights, quantised)
-        _check_divides(weights, expected, quantised, shape.kv_heads, devices)
-        held = {name: each for name, each in tensors.items() if name in expected or families.beside_text(name, shape)}
+        _check_divides(weights, expected, quantised, shape, config, devices)
+        beside = families.held_beside(shape, config)
+        held = {
+            name: each
+            for name, each in tensors.items()
+            if name in expected or name in beside or families.beside_text(name, shape)
+        }
     else:
+        beside = {}
         held = tensors_of(folder)
         _check_scales(held)
     _check_tokenizer(folder)
-    nbytes = {
-        name: _held_bytes(name, tensor, dtype_bytes, _parts(name, tensor.shape, shape, devices))
-        for name, tensor in held.items()
-    }
-    experts = [name for name in nbytes if ".experts." in name]
     reranker = reranking.read(folder) if reranking.reranks(folder, task) else None
     embeds = reranker is None and embedding.embeds(folder, task)
-    made = embedding.read(folder, config, shape.hidden) if embeds else None
-    no_adapters = _no_adapters(shape.architecture, quantised, made, devices)
+    if embeds and verified and not CLASSES[shape.architecture].embeds:
+        raise BrokenCheckpoint(
+            f'engines make no embeddings with {shape.architecture}; task = "generate" in the catalogue is for its text'
+        )
+    embedding_made = embedding.read(folder, config, shape.hidden) if embeds else None
+    no_adapters = _no_adapters(shape.architecture, quantised, embedding_made, devices)
+    return replace(
+        _sized(generation, config, shape, quantised, held, beside, dtype_bytes, devices),
+        sampling=generation_defaults.read(folder),
+        embedding=embedding_made,
+        reranker=reranker,
+        linears=() if no_adapters else _linears(weights),
+        no_adapters=no_adapters,
+    )
+
+
+def _sized(
+    generation: int,
+    config: Mapping[str, Any],
+    shape: families.ModelShape,
+    quantised: Quantisation | None,
+    held: Mapping[str, Tensor],
+    beside: Mapping[str, tuple[int, ...]],
+    dtype_bytes: int,
+    devices: int,
+) -> Checkpoint:
+    """A model that makes text. `held`: tensors that engines load; `beside`: shapes of those that they hold as well."""
+    nbytes = {
+        name: _held_bytes(name, tensor, dtype_bytes, _parts(name, tensor.shape, shape, config, devices))
+        for name, tensor in held.items()
+    }
+    nbytes |= {name: _aligned(prod(size) * dtype_bytes) for name, size in beside.items() if name not in nbytes}
+    # A token reads one row of these.
+    idle = nbytes.get(families.EMBEDDINGS_OF_LAYERS, 0)
+    experts = sum(size for name, size in nbytes.items() if ".experts." in name)
+    made = _made_bytes(shape, families.mixture_of(config), dtype_bytes, devices) if nbytes else 0
     return Checkpoint(
         generation=generation,
         architecture=shape.architecture,
@@ -255,17 +383,13 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         vocabulary=shape.vocabulary,
-        weights_bytes=sum(nbytes.values()),
-        active_bytes=sum(nbytes.values()) - int(_idle_share(config, shape) * sum(map(nbytes.__getitem__, experts))),
-        verified=verified,
-        # With more devices than heads, several devices have the same head.
-        kv_bytes_per_token=2 * shape.layers * -(-shape.kv_heads // devices) * shape.head_dim * dtype_bytes,
+        weights_bytes=sum(nbytes.values()) + made,
+        active_bytes=sum(nbytes.values()) - idle - int(_idle_share(config) * experts),
+        expert_share=1 - _idle_share(config),
+        verified=shape.architecture in CLASSES,
+        # Without two shapes engines have one pool for all layers: `refusal` is of models that need another.
+        kv=kv_layout(config, dtype_bytes, devices, one_pool=shape.full is None),
         quantisation=quantised.name if quantised is not None else "",
-        embedding=made,
-        reranker=reranker,
-        sampling=generation_defaults.read(folder),
-        linears=() if no_adapters else _linears(weights),
-        no_adapters=no_adapters,
     )
 
 
@@ -290,7 +414,7 @@ def _read_encoder(
         vocabulary=shape.vocabulary,
         weights_bytes=nbytes,
         active_bytes=nbytes,
-        kv_bytes_per_token=2 * shape.layers * shape.hidden * dtype_bytes,
+        kv=of_tokens(2 * shape.layers * shape.hidden * dtype_bytes),
         embedding=Embedding(1, pooling="pair") if ranks else embedding.read(folder, config, shape.hidden, encodes=True),
         reranker=Reranker() if ranks else None,
         no_adapters=_no_adapters(shape.architecture, None, None, 1),
@@ -310,7 +434,7 @@ def _no_adapters(architecture: str, quantised: Quantisation | None, made: Embedd
 
 
 def _linears(weights: Mapping[str, tuple[int, ...]]) -> tuple[Linear, ...]:
-    """The linear layers of the first decoder layer, of which all others are copies."""
+    """The linear layers of the first decoder layer. All other decoder layers have linear layers of the same shapes."""
     first = "model.layers.0."
     named = {name.split(".")[-2]: size for name, size in weights.items() if name.startswith(first) and len(size) == 2}
     return tuple(Linear(name, named[name][0], named[name][1]) for name in MODULES)
@@ -326,12 +450,12 @@ def _check_scales(tensors: Mapping[str, Tensor]) -> None:
                 raise BrokenCheckpoint(f"the weights lack {layer}.{_WEIGHT_SCALES[0]}, or a scale of another name")
 
 
-def _idle_share(config: Mapping[str, Any], shape: families.ModelShape) -> float:
-    """Share of a layer's experts through which a token does not go."""
-    known = CLASSES.get(shape.architecture)
-    if known is None or known.experts is None:
+def _idle_share(config: Mapping[str, Any]) -> float:
+    """Share of a layer's experts that a token does not go through."""
+    mixture = families.mixture_of(config)
+    if mixture is None:
         return 0.0
-    count, used = families.experts_of(config, known.experts)
+    count, used = families.experts_of(config, mixture)
     return 1 - min(used, count) / count
 
 
@@ -362,9 +486,20 @@ def _check_tensors(
     return expected
 
 
+def _floats(weights: Mapping[str, tuple[int, ...]], quantised: Quantisation | None) -> dict[str, Tensor]:
+    """Tensors of the weights that are floats as far as config.json tells."""
+    return {
+        name: Tensor(min(FLOATS), size, CONFIG)
+        for name, size in weights.items()
+        if quantised is None or (len(size) != 3 and not quantised.quantises(name))
+    }
+
+
 def _expected(
     tensors: Mapping[str, Tensor], weights: Mapping[str, tuple[int, ...]], quantised: Quantisation | None
 ) -> dict[str, QuantisedTensor]:
+    """Tensors that a checkpoint has to have for these weights, by name. `tensors`: those that it has, which show the
+    layers that are not quantised."""
     expected: dict[str, QuantisedTensor] = {}
     for name, size in weights.items():
         found = tensors.get(name)
@@ -375,7 +510,7 @@ def _expected(
         if quantised is None or left or name in _VOCABULARY:
             expected[name] = QuantisedTensor((size,), FLOATS)
             continue
-        if len(size) == 3:
+        if len(size) == 3 and last != "weight":
             expected |= {name + end: needed for end, needed in quantised.experts(*size).items()}
             continue
         if last != "weight" or len(size) != 2:
@@ -393,7 +528,8 @@ def _check_divides(
     weights: Mapping[str, tuple[int, ...]],
     expected: Mapping[str, QuantisedTensor],
     quantised: Quantisation | None,
-    kv_heads: int,
+    shape: families.ModelShape,
+    config: Mapping[str, Any],
     devices: int,
 ) -> None:
     """Raises BrokenCheckpoint for a layer that does not divide among devices, in whole blocks where it is quantised.
@@ -403,13 +539,13 @@ def _check_divides(
         layer, _, last = name.rpartition(".")
         if len(size) == 3 and last == "down_proj" and size[1] % devices:
             raise BrokenCheckpoint(f"{layer}: its intermediate size {size[1]} does not divide among {devices} devices")
-        if last != "weight" or len(size) != 2 or name in _VOCABULARY or layer.endswith((".gate", ".router")):
+        if last != "weight" or len(size) != 2 or name in _VOCABULARY or layer.rpartition(".")[2] in _REPLICATED:
             continue
         by_columns = layer.endswith(_BY_COLUMNS)
         if by_columns and devices == 1 and (quantised is None or quantised.layout in ("plain", "mxfp4")):
             continue
         whole = size[1] if by_columns else size[0]
-        parts = min(devices, kv_heads) if layer.endswith((".k_proj", ".v_proj")) else devices
+        parts = _parts(name, size, shape, config, devices)
         is_float = name in expected and expected[name].dtypes == FLOATS
         unit = 1 if quantised is None or is_float else quantised.unit(by_columns)
         if whole % (parts * unit):
@@ -418,24 +554,38 @@ def _check_divides(
             raise BrokenCheckpoint(f"{layer}: its {whole} {_SIDES[by_columns]} do not divide{among}{blocks}")
 
 
-def _parts(name: str, size: tuple[int, ...], shape: families.ModelShape, devices: int) -> int:
-    """Number of parts that a tensor is divided into; where there are more devices, several have the same part."""
+def _parts(
+    name: str, size: tuple[int, ...], shape: families.ModelShape, config: Mapping[str, Any], devices: int
+) -> int:
+    """Number of parts into which a tensor is divided. If there are more devices, several have the same part."""
     module = name.rpartition(".")[0].rpartition(".")[2]
-    if module in ("k_proj", "v_proj"):
-        return min(devices, shape.kv_heads)
-    if families.beside_text(name, shape) or module in ("gate", "router"):  # parts for images, and routers
+    if families.beside_text(name, shape) or module in _REPLICATED:
         return 1
-    whole = len(size) == 1 and module not in ("q_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
-    return 1 if whole else devices
+    if module in ("k_proj", "v_proj"):
+        return min(devices, families.kv_heads_of(name, shape, config))
+    return 1 if len(size) == 1 and module not in _BY_HEAD else devices
 
 
 def _held_bytes(name: str, tensor: Tensor, dtype_bytes: int, parts: int) -> int:
+    """Bytes of a tensor that an engine lays out on one device, where it is divided into so many parts."""
     elements = tensor.elements
     if name.endswith(_PADDED) and len(tensor.shape) == 2:
         elements = -(-tensor.shape[0] // _VOCABULARY_ROWS) * _VOCABULARY_ROWS * tensor.shape[1]
-    as_it_is = tensor.dtype not in FLOATS or name.endswith(_SCALES)
+    as_it_is = tensor.dtype not in FLOATS or (name.endswith(_SCALES) and not name.endswith(_FACTORS))
     nbytes = tensor.nbytes if as_it_is else elements * dtype_bytes
-    return -(-nbytes // (parts * ALIGN_BYTES)) * ALIGN_BYTES
+    return _aligned(-(-nbytes // parts))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def _made_bytes(shape: families.ModelShape, mixture: Experts | None, dtype_bytes: int, devices: int) -> int:
+    """Bytes of the tensors that engines make of a model's weights and keep beside them, on each device."""
+    made: tuple[int, ...] = () if shape.latent is None else latent.made(shape.latent, shape.heads // devices)
+    if mixture is not None and mixture.router_scales:
+        made += (shape.hidden,)  # the factors of the router's input, as those of a norm
+    return shape.layers * sum(_aligned(elements * dtype_bytes) for elements in made)
 
 
 def _check_tokenizer(folder: Path) -> None:

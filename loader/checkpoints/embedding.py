@@ -1,8 +1,8 @@
-"""Whether a folder's model makes embeddings, and of what kind: by the files that sentence-transformers puts beside a
-checkpoint, and by config.json.
+"""The embedding that a folder's model makes, if it makes any, by the files that sentence-transformers puts beside a
+checkpoint and by config.json.
 
-Engines take the last token's hidden state of a decoder, the first one's or the mean of all of an encoder, and bring it
-to length 1; a model that wants another one is refused.
+For a decoder, engines take the hidden state of the last token; for an encoder that of the first token, or the mean of
+all. They scale it to length 1. A model that needs another pooling is refused.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from loader.checkpoints.weight_files import read_json
 
 MODULES = "modules.json"
 _POOLINGS = {
-    # Names that a pooling has in the files, as it is said to engines.
     False: {"lasttoken": ""},
     True: {"mean_tokens": "mean", "mean": "mean", "cls_token": "cls", "cls": "cls"},
 }
-"""The poolings of decoders, and of encoders."""
+"""Names of poolings for engines, by their names in sentence-transformers' files, for decoders (False) and encoders
+(True)."""
 _UNDERSTOOD = ("Transformer", "Pooling", "Normalize")
 
 
@@ -31,13 +31,13 @@ class Embedding:
 
     dimensions: int
     shortens: bool = False
-    """Whether the first numbers of a vector are an embedding too, by config.json's `is_matryoshka` or
-    `matryoshka_dimensions`."""
+    """Whether the first numbers of a vector alone are an embedding too (`is_matryoshka` or `matryoshka_dimensions` of
+    config.json)."""
     shorter: tuple[int, ...] = ()
     """How many numbers a shortened vector may have; empty: any."""
     pooling: str = ""
-    """How an encoder's states become one: "mean" or "cls"; "pair" for a cross-encoder's one number, which is no
-    embedding; empty: a decoder's last one."""
+    """The way hidden states become one: "mean" or "cls" (the first token's) for an encoder; empty for a decoder, of
+    which the last token's is taken; "pair" for a cross-encoder, which makes one number and no embedding."""
 
 
 def embeds(folder: Path, task: str) -> bool:

@@ -1,5 +1,5 @@
-"""What a checkpoint's generation_config.json says of how tokens are sampled, for requests that do not say: SGLang's and
-vLLM's servers go by it too. Neither looks at its `do_sample`."""
+"""Defaults for sampling by a checkpoint's generation_config.json, for requests that do not say. SGLang's and vLLM's
+servers take the same defaults; like them, this module does not look at `do_sample`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whether a folder's model is a reranker, and which tokens are its answers: by the files that sentence-transformers
-puts beside a checkpoint, and by the catalogue."""
+"""The reranker that a folder's model is, if it is one, by the files that sentence-transformers puts beside a checkpoint
+and by the catalogue."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _UNDERSTOOD = ("Transformer", _SCORE)
 
 @dataclass(frozen=True)
 class Reranker:
-    """The tokens by whose probabilities after a prompt a model says whether a document answers a query. None: those of
-    "yes" and "no"."""
+    """The two tokens with which a model answers whether a document answers a query: their probabilities behind the
+    prompt are its score. None: the tokens of "yes" and "no"."""
 
     yes_token_id: int | None = None
     no_token_id: int | None = None

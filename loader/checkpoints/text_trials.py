@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from services.ipc.line_process import LineProcess
 from services.runtime import tasks
@@ -45,17 +45,19 @@ class TextTrials:
         self._known: dict[Folder, TextFault | None] = {}
         """Verdicts that stay with the files, the one used longest ago first."""
 
-    async def fault(self, path: str, generation: int) -> TextFault | None:
-        """What is wrong with the text of a folder; None when it can be used, or could not be tried."""
+    async def fault(self, path: str, generation: int, present: Callable[[], int]) -> TextFault | None:
+        """What is wrong with the text of a folder; None when it can be used, or could not be tried. `present`: the
+        generation of the files that are there now, which blocks on the file system; the verdict on files that were not
+        there all the time says nothing about those of `generation`."""
         # This caller may be cancelled; what was begun is the next caller's answer.
-        return await asyncio.shield(tasks.spawn(self._in_turn((path, generation)), "try a tokenizer"))
+        return await asyncio.shield(tasks.spawn(self._in_turn((path, generation), present), "try a tokenizer"))
 
     async def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             await process.stop()
 
-    async def _in_turn(self, folder: Folder) -> TextFault | None:
+    async def _in_turn(self, folder: Folder, present: Callable[[], int]) -> TextFault | None:
         self._waiting += 1
         try:
             async with self._turn:
@@ -63,10 +65,12 @@ class TextTrials:
                     self._known[folder] = self._known.pop(folder)
                     return self._known[folder]
                 try:
-                    found = await self._tried(folder[0])
+                    found = await self._confirmed(folder[0])
                 except (OSError, TimeoutError) as error:
                     _log.warning("tokenizers cannot be tried", why=str(error) or type(error).__name__)
                     return None
+                if await asyncio.to_thread(present) != folder[1]:
+                    return found and replace(found, may_pass=True)
                 if found is None or not found.may_pass:
                     self._known[folder] = found
                     while len(self._known) > _KNOWN:
@@ -76,6 +80,15 @@ class TextTrials:
             self._waiting -= 1
             if not self._waiting:
                 await self.close()
+
+    async def _confirmed(self, path: str) -> TextFault | None:
+        """What is wrong with the text of a folder. A fault lasts if two trials find it: a folder that was away for a
+        moment, and is back as it was, looks like one that lacks files. Raises as `_tried`."""
+        found = await self._tried(path)
+        if found is None or found.may_pass:
+            return found
+        again = await self._tried(path)
+        return again if again in (None, found) else replace(found, may_pass=True)
 
     async def _tried(self, path: str) -> TextFault | None:
         """What is wrong with the text of a folder, None if nothing is. Raises OSError, TimeoutError where the process

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,22 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     if (why := other_weights(os.listdir(folder))) is not None:
         raise BrokenCheckpoint(why)
     raise PassingFault(f"no weights: neither {SINGLE} nor {INDEX}")
+
+
+def has_safetensors(folder: Path) -> bool:
+    """Whether a folder has any file of weights; one with its config.json and index alone has none."""
+    return any(folder.glob("*.safetensors"))
+
+
+def indexed_bytes(folder: Path) -> int:
+    """Bytes of all tensors by the index of a folder, those that engines do not load included; 0: it has no index, or
+    that does not say. Raises BrokenCheckpoint."""
+    if not (folder / INDEX).exists():
+        return 0
+    index = read_json(folder / INDEX)
+    told = index.get("metadata") if isinstance(index, dict) else None
+    total = told.get("total_size") if isinstance(told, dict) else None
+    return int(total) if isinstance(total, int | float) and 0 < total < inf else 0
 
 
 def other_weights(names: Iterable[str]) -> str | None:

@@ -19,6 +19,8 @@ import psutil
 
 from balloond.client import BalloondClient
 from gpu_scheduler.engines import processes
+from kv_kinds import messages
+from kv_kinds.layout import KvLayout
 from loader.copies.handoff_client import HandoffClient
 from protos import common_pb2, engine_pb2
 from services.errors import PrismError
@@ -34,6 +36,12 @@ START_S = float(os.environ.get("PRISM_TEST_START_S", PATIENCE_S))
 """Imports take long on a busy machine; a GPU's kernels are compiled when a machine first sees them."""
 STEP_S = PATIENCE_S
 """Several ranks on busy cores wait for each other at every step."""
+
+
+def extent_bytes(device: str) -> int:
+    """Bytes of an extent of KV on such a device: small on a CPU, where models are."""
+    return KV_EXTENT if device.startswith("cpu") else 8 << 20
+
 
 OPTIONS: dict[str, int] = {}
 """Of all loads that do not say otherwise."""
@@ -119,7 +127,7 @@ class Node:
 
     @property
     def kv_extent_bytes(self) -> int:
-        return KV_EXTENT if self.device.startswith("cpu") else 8 << 20
+        return extent_bytes(self.device)
 
     async def leased_bytes(self) -> int:
         """Of all devices."""
@@ -275,11 +283,16 @@ class EngineEnd:
             await self._changed.wait_for(what)
 
     async def steps(self, count: int) -> None:
-        """Until so many more steps have made tokens, or for a second: it may have nothing to do."""
+        """Until so many more steps have made tokens or all requests have ended, or for a second: those that are left
+        may wait for memory."""
         last = self.told + count
+
+        def over() -> bool:
+            return self.told >= last or all(answer.ended.is_set() for answer in self.answers.values())
+
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1), self._changed:
-                await self._changed.wait_for(lambda: self.told >= last)
+                await self._changed.wait_for(over)
 
     # --- commands
 
@@ -354,6 +367,7 @@ class EngineEnd:
             resumed_tokens=len(resumed),
             adapter=adapter,
         )
+        self.answers[request_id]  # it is awaited from now on
         self.send(generate=generate)
 
     def embed(self, request_id: str, tokens: Sequence[int]) -> None:
@@ -374,18 +388,18 @@ class EngineEnd:
 
 @contextlib.asynccontextmanager
 async def engine(
-    *arguments: str, pass_fds: Sequence[int] = (), environment: Mapping[str, str] | None = None, ranks: int = 1
+    *arguments: str, pass_fds: Sequence[int] = (), ranks: int = 1, module: str = "gpu_scheduler.engines.sglang"
 ) -> AsyncIterator[EngineEnd]:
-    """A warm engine, of so many processes."""
+    """A warm engine, of so many processes. `module` is their program."""
     ours, theirs = socket.socketpair()
     started = await processes.start(
-        "gpu_scheduler.engines.sglang",
+        module,
         ["--log-level", "error", *arguments],
         theirs,
         ranks=ranks,
         shared_fds=pass_fds,
         # SGLang adds up its pool after every step, and ends the process when a token is missing; ranks compare theirs.
-        environment={"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", **(environment or {})},
+        environment={"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"},
     )
     theirs.close()
     end = EngineEnd(started, await FramedChannel(engine_pb2.FromEngine).open(ours))
@@ -409,16 +423,18 @@ def load(
     embedding: int = 0,
     weights_bytes: int = 0,
     kv_bytes_per_token: int = 0,
+    kv: KvLayout = KvLayout(),  # noqa: B008 (it cannot be changed)
     **options: int,
 ) -> engine_pb2.Load:
-    """`embedding`: the dimensions of a model that makes them. `weights_bytes`, `kv_bytes_per_token`: as the loader
-    found them; 0: it did not."""
+    """`embedding`: the dimensions of a model that makes them. `weights_bytes`, `kv_bytes_per_token`, `kv`: as the
+    loader found them; 0 or no kinds: it did not."""
     spec = common_pb2.ModelSpec(
         name=model,
         path=str(path),
         context_tokens=context_tokens,
         weights_bytes=weights_bytes,
-        kv_bytes_per_token=kv_bytes_per_token,
+        kv_bytes_per_token=kv_bytes_per_token or kv.marginal(0),
+        kv_kinds=messages.kinds(kv),
     )
     if embedding:
         spec.embedding.dimensions = embedding

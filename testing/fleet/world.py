@@ -1,7 +1,8 @@
 """A fleet for tests: nodes in network namespaces, speaking TCP with placement and gateway, which run outside of them.
 
 Node b has its own copy of the models' files, where the kernel allows it a monotonic clock that is a day ahead, and
-where libfaketime is installed a calendar that is two days ahead: none of it may matter.
+where libfaketime is installed a calendar that is two days ahead: none of it may matter. It has these clocks until it is
+started again, and those of its host from then on.
 """
 
 from __future__ import annotations
@@ -43,14 +44,6 @@ NAME = "nodes.prism.test"
 DEVICE = "cpu:0"
 PROMPT = list(range(20, 60))
 _BALLOOND, _LOADER, _GROUP = 7001, 7002, 7010
-_STATE = """
-import asyncio, sys
-from gpu_scheduler.client import GpuSchedulerClient
-async def main():
-    for resident in (await GpuSchedulerClient(sys.argv[1]).state()).residents:
-        print(resident.model, resident.running + resident.waiting, resident.decode_tokens)
-asyncio.run(main())
-"""
 
 
 def group_name(node: str) -> str:
@@ -76,17 +69,18 @@ class Node:
         self.models = models
         """The folder of its models' files."""
         self.under: tuple[str, ...] = ("ip", "netns", "exec", network.namespace(name))
+        self._clocks: tuple[str, ...] = ()
+        """A command under which its processes have other clocks, in its first life: they are new interpreters then."""
         if name != NODES[0]:
-            self.under += _another_clock()
-            self.under += faketime.ahead(2) if faketime.INSTALLED else ()
+            self._clocks = _another_clock() + (faketime.ahead(2) if faketime.INSTALLED else ())
         self.group = f"{self.address}:{_GROUP}"
         self.loader = f"{self.address}:{_LOADER}"
         self.balloond = f"{self.address}:{_BALLOOND}"
         self.system: LocalSystem | None = None
 
-    def processes(self, version: str = "") -> list[Process]:
+    def _processes(self, version: str, under: tuple[str, ...]) -> list[Process]:
         keeper, handoff = str(self.state / "keeper.sock"), str(self.state / "handoff.sock")
-        plan = [Process("keeper", "balloond.keeper", ("--socket", keeper), keeper, under=self.under)]
+        plan = [Process("keeper", "balloond.keeper", ("--socket", keeper), keeper, under=under)]
         listed = catalogue(self.state, "echo", {model: {"path": str(self.models / model)} for model in MODELS})
 
         def add(name: str, module: str, after: tuple[str, ...], probe: str, config: dict[str, Any]) -> None:
@@ -96,7 +90,7 @@ class Node:
             arguments: tuple[str, ...] = ("--config", str(path))
             if version:
                 module, arguments = "testing.fleet.as_version", (version, module, *arguments)
-            plan.append(Process(name, module, arguments, probe, after, self.under))
+            plan.append(Process(name, module, arguments, probe, after, under))
 
         devices = [{"name": DEVICE, "capacity_bytes": 64 << 20}]
         own = {"keeper": keeper, "handoff": handoff}
@@ -116,7 +110,8 @@ class Node:
 
     async def start(self, version: str = "") -> None:
         """All its processes; `version`: of the protocol that its services speak, if it is not ours."""
-        self.system = LocalSystem(self.processes(version), self.state / "logs", print)
+        under, self._clocks = self.under + self._clocks, ()
+        self.system = LocalSystem(self._processes(version, under), self.state / "logs", print)
         await self.system.start()
 
     async def kill(self) -> None:
@@ -136,7 +131,9 @@ class Node:
         """(requests that it has, tokens that it made) of a model, as its gpu_scheduler says on the node itself: it may
         be cut off."""
         ask = await asyncio.create_subprocess_exec(
-            *self.under, sys.executable, "-c", _STATE, self.group, stdout=asyncio.subprocess.PIPE, cwd=ROOT
+            *(*self.under, sys.executable, "-m", "testing.fleet.asked", self.group),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
         )
         out, _ = await ask.communicate()
         found = [line.split() for line in out.decode().splitlines()]

@@ -101,7 +101,7 @@ class Child:
         return self.get(self.at(int(index)), 1)[0]
 
     def free_index(self) -> int:
-        return self.range._addresses.free(1)[0]
+        return self.range._stretches[0].addresses.free(1)[0]
 
     def grow_weights(self, nbytes: str) -> int:
         self.weights.grow(int(nbytes), timeout_s=PATIENCE_S)

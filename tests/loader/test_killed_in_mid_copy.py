@@ -115,6 +115,7 @@ async def world():
     world = World(node)
     try:
         node.start("keeper", "balloond")
+        node.list_models("a", "b")
         world.start_loader()
         await node.begin()
         yield world

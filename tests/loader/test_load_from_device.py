@@ -61,10 +61,10 @@ class Loader:
             lambda source, target: self.has_way(source, target),
             chunk_bytes=65536,
             threads=4,
-            answer_timeout_s=10,
+            answer_timeout_s=PATIENCE_S,
         )
         disk = DiskImages(
-            "", 0, self.images, lambda generation: (False, True), lambda: None, threads=1, answer_timeout_s=1
+            "", 0, self.images, lambda generation: (False, True), lambda: None, threads=1, answer_timeout_s=PATIENCE_S
         )
         self.jobs = Jobs(asyncio.get_running_loop().time)
         self.image_jobs = ImageJobs(self.models, self.images, disk, copying, self.jobs)

@@ -23,8 +23,9 @@ class Catalogue:
         self.changed = asyncio.Event()
         self.models = NodeModels(SIZES, self.changed.set, FakeKeeper(), text_fault=self.fault)
 
-    async def fault(self, path, generation):
+    async def fault(self, path, generation, present):
         self.tried.append((path, generation))
+        assert present() == generation
         return self.faults.get(path.rsplit("/")[-1])
 
     async def until(self, name, error):
@@ -88,7 +89,7 @@ async def test_text_fault_of_an_earlier_reading_does_not_reach_a_model_read_anew
     folder = checkpoint_files.write(tmp_path / "m")
     go = asyncio.Event()
 
-    async def slow(path, generation):
+    async def slow(path, generation, present):
         await go.wait()
         return TextFault("old news")
 

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from kv_kinds import messages
+from kv_kinds.layout import KvLayout, attention, latent, of_tokens, state, window
 from loader import wire
 from loader.catalogue.catalogue import CatalogueEntry
 from loader.catalogue.models import CatalogueModel, Sizes
@@ -26,7 +28,7 @@ FOUND = Checkpoint(
     head_dim=8,
     vocabulary=100,
     weights_bytes=1000,
-    kv_bytes_per_token=256,
+    kv=of_tokens(256),
 )
 SIZES = Sizes(dtype_bytes=4, kv_extent_bytes=2000, quota_bytes=77)
 
@@ -126,6 +128,7 @@ def test_model_spec_has_sizes_and_settings():
         generation=9,
         engine="echo",
         devices=1,
+        kv_kinds=[common_pb2.KvKind(name="attention", bytes_per_token=256)],
     )
 
 
@@ -146,6 +149,16 @@ def test_model_spec_on_several_devices_has_the_bytes_of_all_of_them():
     spec = wire.model_spec(CatalogueModel(LISTED.model_copy(update={"devices": 2}), SIZES, FOUND))
     assert (spec.devices, spec.quota_bytes, spec.weights_bytes) == (2, 154, 2000)
     assert (spec.kv_bytes_per_token, spec.floor_bytes) == (512, 104_000)
+    assert messages.layout(spec) == of_tokens(512)
+
+
+def test_model_spec_of_several_kinds_has_states_in_whole_extents_of_each_device():
+    found = replace(FOUND, kv=KvLayout((attention(256), latent(10), window(20, 30, 4), state(2001, 3))))
+    spec = wire.model_spec(CatalogueModel(LISTED.model_copy(update={"devices": 2}), SIZES, found))
+    kinds = (attention(512), replace(latent(10), bytes_per_token=20), window(40, 30, 4), state(8000, 3))
+    assert messages.layout(spec) == KvLayout(kinds)
+    assert spec.kv_bytes_per_token == 512 + 20 + 40, "for processes that know no kinds"
+    assert spec.floor_bytes == 2 * (52_000 + 4_000 + 6_000 + 4 * 4_000)
 
 
 def test_entry_has_an_image_once_the_parts_of_all_ranks_are_there(image):

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +14,15 @@ from gpu_scheduler.engines.sglang.base import environment
 
 
 def main() -> None:
+    faulthandler.enable()
     asked = json.load(sys.stdin)
     environment.prepare()
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
     from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
-    from sglang.srt.parser.jinja_template_utils import detect_jinja_template_content_format
+    from sglang.srt.parser.jinja_template_utils import (
+        detect_jinja_template_content_format,
+        jinja_template_may_reorder_tool_results,
+    )
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 
     def rendered(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int] | None:
@@ -26,10 +32,15 @@ def main() -> None:
         chat.tokenizer_manager = SimpleNamespace(tokenizer=tokenizer)
         chat.template_manager = SimpleNamespace(
             jinja_template_content_format=detect_jinja_template_content_format(tokenizer.chat_template),
+            jinja_template_may_reorder_tool_results=jinja_template_may_reorder_tool_results(tokenizer.chat_template),
             reasoning_config=None,
+            python_chat_template=None,
         )
-        chat.chat_encoding_spec = None
+        chat.chat_encoding_spec = chat._encoding_adapter = None
         chat._tokenizer_auto_adds_specials = True
+        chat.is_minimax_m3 = False
+        chat._chat_template_cache = OrderedDict()
+        chat._prompt_text_round_trip_is_lossy = chat._probe_prompt_text_round_trip()
         request = ChatCompletionRequest(model="m", messages=messages)
         try:
             return list(chat._apply_jinja_template(request, None, False).prompt_ids)

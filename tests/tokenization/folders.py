@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,23 +91,24 @@ def write(
 
 
 def sentence_piece_model(folder: Path) -> Path:
-    """A tokenizer.model, of SentencePiece's own trainer."""
-    import sentencepiece
-
+    """A tokenizer.model, of SentencePiece's own trainer. It runs in a process of its own: beside other libraries that
+    bring a protobuf of theirs, the trainer sometimes aborts the process."""
     folder.mkdir(parents=True, exist_ok=True)
     corpus = folder / "corpus.txt"
     corpus.write_text("\n".join(tokenizers.CORPUS * 8))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus),
-        model_prefix=str(folder / "made"),
-        vocab_size=360,
-        model_type="bpe",
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=2,
-    )
+    options = {
+        "input": str(corpus),
+        "model_prefix": str(folder / "made"),
+        "vocab_size": 360,
+        "model_type": "bpe",
+        "byte_fallback": True,
+        "hard_vocab_limit": False,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "minloglevel": 2,
+    }
+    train = f"import sentencepiece; sentencepiece.SentencePieceTrainer.train(**{options!r})"
+    subprocess.run([sys.executable, "-c", train], check=True, capture_output=True)
     return folder / "made.model"
 
 

@@ -86,7 +86,7 @@ def test_file_that_is_not_read_may_be_a_git_lfs_pointer(tmp_path: Path, name: st
     ("key", "value", "why"),
     [
         ("tokenizer_class", 7, "= 7 is not a text"),
-        ("tokenizer_class", "T5Tokenizer", "= 'T5Tokenizer' does not take its tokenizer.json (argument 'vocab'"),
+        ("tokenizer_class", "T5Tokenizer", "= 'T5Tokenizer' does not take its tokenizer.json ('dict' object"),
         ("tokenizer_class", "XLMRobertaTokenizer", "= 'XLMRobertaTokenizer' does not take its tokenizer.json ("),
         ("chat_template", 5, "= 5 is not a text, or a list of objects with name and template"),
         ("chat_template", [{"name": "default"}], "is not a text, or a list of objects"),

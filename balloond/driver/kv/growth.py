@@ -94,6 +94,9 @@ class RangeGrowth:
         self.wanted = 0
         """Indices that the engine requested and did not get; what came for it meanwhile is in the reserve, and stays
         there."""
+        self.left = False
+        """Whether the engine was offered what it wants and could not take all of it. What it left stays here for its
+        next offer, unless another stretch wants the memory."""
         self.missing = 0
         """Number of `wanted` that no request for them has brought."""
         self.requested = 0
@@ -103,11 +106,15 @@ class RangeGrowth:
         self.instead_bytes = 0
         """Bytes of prefixes that the engine could evict instead of what is missing."""
         self.fill: Fill = "ready"
+        self._filling = 0
+        """Number of indices that are requested for the reserve and not answered."""
         self._fill_at = 0.0
         """Time from which the reserve may be requested."""
         self.use: ReserveUse = "kept"
         self._misplaced = 0
         """Number of indices of the reserve that go back, because their memory is wanted at lower addresses."""
+        self._making_way = 0
+        """Number of indices of the reserve that go back, because another stretch wants their memory."""
 
     # --- what the engine wants
 
@@ -120,7 +127,7 @@ class RangeGrowth:
         if self.use == "emptied":
             self.use = "kept"
         self._marks.took(count, now)
-        self.wanted = wanted
+        self.wanted, self.left = wanted, False
         self.instead_bytes = instead_bytes
         self.missing = missing = min(wanted, headroom)
         if missing > 0:
@@ -131,6 +138,16 @@ class RangeGrowth:
     def got(self, count: int) -> None:
         """Notes that the engine took `count` indices of those that it wanted."""
         self.wanted = max(0, self.wanted - count)
+
+    @property
+    def misses(self) -> bool:
+        """Whether indices that the engine misses are requested, or are to be."""
+        return self.missing > 0 or self.requested > 0
+
+    @property
+    def under_way(self) -> int:
+        """Number of indices that are requested and not answered."""
+        return self.requested + self._filling
 
     @property
     def awaited(self) -> bool:
@@ -156,14 +173,29 @@ class RangeGrowth:
             self._misplaced = min(holes, len(self._reserve))
         self.use = "offered"
 
-    def end_offer(self) -> None:
+    def end_offer(self, taken: int) -> None:
+        """Ends an offer, of which the engine took `taken` indices."""
         if self.use == "offered":
             self.use = "kept"
+        self.got(taken)
+        self.left = self.wanted > 0
+
+    @property
+    def claimed(self) -> int:
+        """Number of indices of the reserve that another stretch may not have, because the engine comes for them."""
+        return 0 if self.left else self.wanted
 
     def empty(self) -> None:
         """Has the reserve emptied, and nothing requested before the engine wants extents again."""
         self.use = "emptied"
         self.missing = self.wanted = 0
+
+    def make_way(self, count: int, now: float) -> int:
+        """Has `count` indices of the reserve go back, because their memory is wanted in another stretch, and requests
+        none for a while. Returns `count`."""
+        self._making_way = max(self._making_way, count)
+        self.pause(now)
+        return count
 
     # --- time
 
@@ -193,19 +225,21 @@ class RangeGrowth:
         """Whether the reserve has fallen so far that extents for it are to be requested."""
         return self.fill != "under_way" and now >= self._fill_at and self._marks.missing(len(self._reserve), now) > 0
 
-    def requests(self, now: float, limit: int, running: bool) -> list[ExtentRequest]:
-        """Requests to make of balloond now; they count as under way from then on."""
+    def requests(self, now: float, limit: int, running: bool, *, may_fill: bool = True) -> list[ExtentRequest]:
+        """Requests to make of balloond now; they count as under way from then on. `may_fill`: whether one may be for
+        the reserve."""
         found = []
         while (left := self._to_request(limit)) > 0 and self._unanswered < _UNANSWERED:
             size, count = self._part(left)
             self.requested += size * count
             self._unanswered += 1
             found.append(ExtentRequest(size, count, behind=left - size * count))
-        if self._may_fill(now):
+        if may_fill and self._may_fill(now):
             reserve = len(self._reserve) - self.wanted
             missing = min(self._marks.missing(reserve, now), self._addresses.headroom(limit))
             size, count = self._fill_part(missing, reserve, limit)
             self.fill = "under_way" if count > 0 else "ready"
+            self._filling = size * count
             if count > 0:
                 # Where all memory is taken a decode step would wait for each extent, so others have to give back ahead
                 # of it.
@@ -252,6 +286,7 @@ class RangeGrowth:
         if request.is_fill:
             # Where no large extent is left, there may be enough for small ones.
             self.fill = "small_next" if refused and is_large else "ready"
+            self._filling = 0
             if refused and not is_large:
                 self.pause(now)
             return
@@ -268,7 +303,7 @@ class RangeGrowth:
 
     def surplus(self, now: float, limit: int, running: bool) -> tuple[int, int, int]:
         """Number of indices that have to leave the reserve: (for the limit, for reclaims, because they are not
-        needed)."""
+        needed). What makes way for another stretch counts as for the limit."""
         whole = self._reserve.whole
         if self.use == "offered" or not whole:
             return 0, 0, 0
@@ -279,12 +314,14 @@ class RangeGrowth:
         kept = self._marks.low if running else 0
         reclaimed = at_once + min(later, max(0, whole - at_once - kept))
         unneeded = max(self._marks.surplus(len(self._reserve) - self.wanted, now), self._misplaced)
-        return max(0, self._addresses.mapped - limit), reclaimed, unneeded
+        return max(0, self._addresses.mapped - limit, self._making_way), reclaimed, unneeded
 
     def leave(self, now: float, limit: int, floor: int, running: bool) -> list[int]:
         """Takes the indices that have to go out of the reserve, in whole extents. Where no small extent is left, a
         large one leaves for a few of its indices; for a reclaim only if the floor holds."""
         over, reclaimed, unneeded = self.surplus(now, limit, running)
+        if self.use != "offered":
+            self._making_way = 0
         leaving = self._reserve.leave(over, more=True) if over else []
         if reclaimed > len(leaving):
             spare = self._addresses.mapped - len(leaving) - floor

@@ -10,8 +10,12 @@ of several indices, because the cost of mapping is per extent; `extents` says wh
 indices of it that come back stay in the reserve until all have come back (`reserve.py`). What is requested when, and
 what goes back, is decided in `growth.py`.
 
-Conservation: owned (in the engine's hands) + reserve + quarantined (released, but the device may not be done with it)
-= mapped.
+Where a model has KV of several kinds, each has a stretch of the addresses, with indices, reserve and growth of its own.
+Limit, reclaims and reports are those of the whole range. Memory lies where it was mapped: what one stretch wants while
+another has it in reserve leaves there first.
+
+Conservation, in each stretch: owned (in the engine's hands) + reserve + quarantined (released, but the device may not
+be done with it) = mapped.
 """
 
 from __future__ import annotations
@@ -23,14 +27,16 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from balloond.backends.base import Fence, Mapper
 from balloond.driver.connection.lease import KV, Granted, GrowRefused, Lease
-from balloond.driver.kv.address_map import AddressMap
-from balloond.driver.kv.growth import ExtentRequest, RangeGrowth
+from balloond.driver.kv.growth import ExtentRequest
 from balloond.driver.kv.reclaims import OpenReclaims
 from balloond.driver.kv.reports import Reports
-from balloond.driver.kv.reserve import Reserve
-from balloond.driver.kv.watermarks import IDLE_S, Watermarks
+from balloond.driver.kv.stretch import Stretch
+from balloond.driver.kv.watermarks import IDLE_S
 from balloond.policy.extents import LARGE
 
 _FENCE_LOOK_S = 0.002
@@ -45,14 +51,15 @@ _CLOSE_S = 30.0
 
 class ElasticRange:
     """The KV addresses of one engine, as the module describes them. `low` and `high` are the marks of the reserve, in
-    extents. The engine calls the methods from one thread; the lease's thread those that `__init__` gives it."""
+    extents. The engine calls the methods from one thread; the lease's thread those that `__init__` gives it. `stretch`:
+    the number of the stretch that indices belong to; each counts its own from 0."""
 
     def __init__(
         self,
         lease: Lease,
         mapper: Mapper,
         *,
-        span_bytes: int,
+        span_bytes: int | Sequence[int],
         extent_bytes: int,
         low: int,
         high: int,
@@ -60,15 +67,24 @@ class ElasticRange:
         poison: bool = False,
         refused_pause_s: float = _REFUSED_PAUSE_S,
     ) -> None:
-        """Reserves the addresses; the reserve is filled in the background. `large`: indices in a large extent; 1: there
-        are none. `poison`: memory that is new or was released is filled with NaN."""
+        """Reserves the addresses; the reserve is filled in the background. `span_bytes`: bytes of addresses; several:
+        those of each stretch, which share the marks. `large`: indices in a large extent; 1: there are none. `poison`:
+        memory that is new or was released is filled with NaN."""
         if extent_bytes <= 0 or extent_bytes % mapper.page_bytes:
             raise ValueError(f"extents of {extent_bytes} bytes are not whole pages of {mapper.page_bytes}")
         self.extent_bytes = extent_bytes
-        self.n_extents = span_bytes // extent_bytes
-        addresses = self._addresses = AddressMap(self.n_extents, max(1, large))
-        self.extents = addresses.first_indices
-        """First index of the extent that an index is in. The engine may read it for indices that it owns."""
+        spans = [span_bytes] if isinstance(span_bytes, int) else span_bytes
+        counts = [span // extent_bytes for span in spans]
+        self._reclaims = OpenReclaims(extent_bytes)
+        marks = -(-low // len(counts)), -(-high // len(counts))
+        self._stretches: list[Stretch] = []
+        first = 0
+        for count in counts:
+            self._stretches.append(Stretch(first, count, max(1, large), *marks, self._reclaims, refused_pause_s))
+            # A large extent lies at a multiple of its size, so a stretch begins at one too.
+            first += -(-count // max(1, large)) * max(1, large)
+        self.n_extents = self._stretches[-1].first + counts[-1]
+        """Number of indices from the first stretch's beginning to the last one's end."""
         self.address = mapper.reserve(self.n_extents * extent_bytes)
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.woken = False
@@ -80,17 +96,10 @@ class ElasticRange:
         self._mapper = mapper
         self._poison = poison
         self._changed = threading.Condition()
-        """Condition whose lock guards everything below, and `_addresses`."""
-        self._ids = addresses.ids
-        """Extent id of everything mapped, by first index."""
-        self._owned: set[int] = set()
-        self._reserve = Reserve(addresses)
-        self._quarantine: list[tuple[Fence, list[int]]] = []
+        """Condition whose lock guards everything below, and the stretches."""
+        self._quarantine: list[tuple[Fence, Stretch, list[int]]] = []
         self._unmapping = 0
         """Number of indices that have left the reserve and count as mapped until they are unmapped."""
-        self._reclaims = OpenReclaims(extent_bytes)
-        marks = Watermarks(low, high)
-        self._growth = RangeGrowth(addresses, self._reserve, marks, self._reclaims, refused_pause_s)
         self._waiting = False
         """Whether the engine's thread waits in `acquire` or `offer`."""
         self._reports = Reports(lease, self._measure)
@@ -105,41 +114,52 @@ class ElasticRange:
 
     def __repr__(self) -> str:
         with self._changed:
-            return (
-                f"ElasticRange(owned {len(self._owned)} + reserve {len(self._reserve)}"
-                f" + quarantined {self._quarantined}"
-                f" = {self._addresses.mapped} mapped of {self.n_extents} x {self.extent_bytes} bytes)"
-            )
+            parts = ", ".join(repr(stretch) for stretch in self._stretches)
+            return f"ElasticRange({parts}, quarantined {self._quarantine}, extents of {self.extent_bytes} bytes)"
 
     # --- the engine's side
 
     @property
     def mapped_bytes(self) -> int:
-        return self._addresses.mapped * self.extent_bytes
+        return self._mapped * self.extent_bytes
 
     @property
-    def refused(self) -> bool:
-        """Whether balloond had nothing for the last request; False until it has answered."""
-        return self._growth.demand == "refused"
+    def _mapped(self) -> int:
+        """Number of indices mapped in all stretches."""
+        return sum(stretch.mapped for stretch in self._stretches)
 
-    def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
+    def extents(self, stretch: int = 0) -> NDArray[np.int64]:
+        """First index of the extent that an index is in, for each index of a stretch. The engine may read it for
+        indices that it owns."""
+        return self._stretches[stretch].addresses.first_indices
+
+    def offset_bytes(self, stretch: int) -> int:
+        """Bytes from `address` to a stretch."""
+        return self._stretches[stretch].first * self.extent_bytes
+
+    def refused(self, stretch: int = 0) -> bool:
+        """Whether balloond had nothing for the last request for a stretch; False until it has answered."""
+        return self._stretches[stretch].growth.demand == "refused"
+
+    def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0, stretch: int = 0) -> list[int]:
         """Takes up to `count` indices of mapped extents, which are the caller's then. What the reserve lacks is
         requested of balloond and waited for at most `timeout_s`; what comes later goes into the reserve and makes
         `wake_fd` readable. `instead_bytes`: bytes of its own prefixes that the engine could evict instead."""
         now = time.monotonic()
         with self._changed:
-            growth = self._growth
-            taken = self._take(count)
+            of = self._stretches[stretch]
+            growth = of.growth
+            taken = self._take(of, count)
             wanted = count - len(taken)
-            headroom = self._addresses.headroom(self._limit) if wanted else 0
+            headroom = of.addresses.headroom(self._room(of)) if wanted else 0
             missing = growth.want(count, wanted, headroom, now, instead_bytes=instead_bytes)
             if not taken and not missing:
                 return []  # the lease's thread could do nothing, so it is not woken
             if missing > 0:
                 self._lease.loop.call(self._tend)
                 until = now + timeout_s
-                while growth.wanted and self._wait(until):
-                    more = self._take(growth.wanted)
+                while growth.wanted and self._wait(of, until):
+                    more = self._take(of, growth.wanted)
                     growth.got(len(more))
                     taken += more
                 growth.no_longer_awaited()
@@ -148,10 +168,10 @@ class ElasticRange:
             self._reports.soon()
             return taken
 
-    def _wait(self, until: float) -> bool:
+    def _wait(self, stretch: Stretch, until: float) -> bool:
         """Waits until something may have come for the engine. Returns False, at once, if nothing will or it is too
         late."""
-        if not self._growth.awaited or (left := until - time.monotonic()) <= 0:
+        if not stretch.growth.awaited or (left := until - time.monotonic()) <= 0:
             return False
         self._waiting = True
         self._changed.wait(left)
@@ -159,71 +179,91 @@ class ElasticRange:
         return True
 
     @property
-    def _missing(self) -> int:
-        """Number of indices that the engine wants and that have not come."""
-        return self._growth.missing
-
-    @property
     def _limit(self) -> int:
-        """Number of indices that may be mapped."""
+        """Number of indices that may be mapped in all stretches."""
         return self._lease.limit.bytes // self.extent_bytes
 
-    def _take(self, count: int) -> list[int]:
-        taken = self._reserve.take(min(count, self._usable()))
-        self._owned.update(taken)
+    def _left_to(self, stretch: Stretch, total: int) -> int:
+        """Number of indices left to a stretch of a `total`, beside what the others have mapped."""
+        return total - (self._mapped - stretch.mapped)
+
+    def _room(self, stretch: Stretch) -> int:
+        """Number of indices that may be mapped in a stretch once the others have made way for it."""
+        others = sum(other.spare for other in self._stretches if other is not stretch)
+        return self._left_to(stretch, self._limit) + others
+
+    def _make_way(self, stretch: Stretch, refused: int = 0) -> int:
+        """Has the reserves of other stretches go back as far as `stretch` misses indices for which the limit, or
+        balloond, which `refused` so many, has no room beside them. Returns how many go back."""
+        over = stretch.growth.missing - stretch.addresses.headroom(self._left_to(stretch, self._limit))
+        wanted = max(over, refused)
+        made = 0
+        for other in self._stretches:
+            if other is not stretch and wanted > made and other.spare:
+                made += other.growth.make_way(min(wanted - made, other.spare), time.monotonic())
+        return made
+
+    def _take(self, stretch: Stretch, count: int) -> list[int]:
+        taken = stretch.reserve.take(min(count, self._usable(stretch)))
+        stretch.owned.update(taken)
         return taken
 
-    def _usable(self) -> int:
+    def _usable(self, stretch: Stretch) -> int:
         """Number of indices of the reserve that may be taken. What is beyond the limit is on its way out: taken back,
         it would have to be emptied again."""
         below = max(0, -self._over()) // self.extent_bytes
-        return min(len(self._reserve), self._reserve.tied + below)
+        return min(len(stretch.reserve), stretch.reserve.tied + below)
 
-    def take_tied(self) -> list[int]:
+    def take_tied(self, stretch: int = 0) -> list[int]:
         """Takes the indices in the reserve that belong to large extents of which the engine has the rest: the large
         extent leaves as a whole, so until then all of it counts as the engine's."""
         with self._changed:
-            taken = self._reserve.take(self._reserve.tied)
-            self._owned.update(taken)
+            of = self._stretches[stretch]
+            taken = of.reserve.take(of.reserve.tied)
+            of.owned.update(taken)
             return taken
 
-    def offer(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
+    def offer(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0, stretch: int = 0) -> list[int]:
         """Returns the reserve's indices, for an engine of several ranks, which takes what all of them have. Before
         that, what is missing of `count`, and of the lowest addresses, is requested of balloond as in `acquire`, but
-        never in large extents: not all ranks might get them. Nothing of the reserve goes back before `take`, which has
-        to follow."""
+        never in large extents: not all ranks might get them. Nothing of the stretch's reserve goes back before `take`,
+        which has to follow."""
         now = time.monotonic()
         with self._changed:
-            growth = self._growth
-            wanted = max(0, count - len(self._reserve), self._holes(count))
-            headroom = self._addresses.headroom(self._limit)
-            growth.want(count, wanted, headroom, now, instead_bytes=instead_bytes, only_small=True)
-            if self._missing > 0:
+            of = self._stretches[stretch]
+            wanted = max(0, count - len(of.reserve), self._holes(of, count))
+            headroom = of.addresses.headroom(self._room(of))
+            of.growth.want(count, wanted, headroom, now, instead_bytes=instead_bytes, only_small=True)
+            if of.growth.missing > 0:
                 self._lease.loop.call(self._tend)
                 until = now + timeout_s
-                while self._wait(until):
+                while self._wait(of, until):
                     pass
-            growth.offer(self._holes(count))
-            return sorted(self._reserve)
+            of.growth.offer(self._holes(of, count))
+            return sorted(of.reserve)
 
-    def _holes(self, count: int) -> int:
+    def _holes(self, stretch: Stretch, count: int) -> int:
         """Number of the lowest `count` addresses that are not the engine's at which nothing is mapped."""
-        unmapped = self._addresses.free(count)
-        mapped = [*self._reserve, *(index for _, indices in self._quarantine for index in indices)]
+        unmapped = stretch.addresses.free(count)
+        mapped = [*stretch.reserve, *self._quarantined_in(stretch)]
         return len(set(unmapped) & set(sorted([*unmapped, *mapped])[:count]))
 
-    def take(self, indices: Sequence[int]) -> None:
+    def _quarantined_in(self, stretch: Stretch) -> list[int]:
+        """Indices of a stretch that are in quarantine."""
+        return [index for _, of, indices in self._quarantine if of is stretch for index in indices]
+
+    def take(self, indices: Sequence[int], *, stretch: int = 0) -> None:
         """Ends an offer: `indices` of it are the caller's now."""
         taken = set(indices)
         with self._changed:
-            self._growth.end_offer()
-            self._reserve.remove(taken)
-            self._owned |= taken
-            self._growth.got(len(taken))
+            of = self._stretches[stretch]
+            of.growth.end_offer(len(taken))
+            of.reserve.remove(taken)
+            of.owned |= taken
             self._lease.loop.call(self._tend)
             self._reports.soon()
 
-    def release(self, indices: Sequence[int]) -> None:
+    def release(self, indices: Sequence[int], *, stretch: int = 0) -> None:
         """Gives up indices that the caller has emptied. They come back into the reserve, or are unmapped and returned,
         once work that was given to the device before is done. Raises ValueError for one that is not the caller's; then
         nothing has changed."""
@@ -233,27 +273,30 @@ class ElasticRange:
         fence = self._mapper.fence()
         done = fence.done()
         with self._changed:
-            if not self._owned.issuperset(indices) or len(set(indices)) < len(indices):
-                raise ValueError(f"extents {sorted(set(indices) - self._owned) or indices} are not owned")
-            self._owned.difference_update(indices)
+            of = self._stretches[stretch]
+            if not of.owned.issuperset(indices) or len(set(indices)) < len(indices):
+                raise ValueError(f"extents {sorted(set(indices) - of.owned) or indices} are not owned")
+            of.owned.difference_update(indices)
             if done:
-                self._to_reserve(indices)
+                self._to_reserve(of, indices)
             else:
-                self._quarantine.append((fence, indices))
-            if not done or self._has_surplus() or (self._growth.above_low and not self._idle_watch):
+                self._quarantine.append((fence, of, indices))
+            if not done or self._has_surplus() or (of.growth.above_low and not self._idle_watch):
                 self._lease.loop.call(self._tend)
             self._reports.soon()
 
-    def located(self, indices: Iterable[int]) -> list[tuple[int, int]]:
+    def located(self, indices: Iterable[int], *, stretch: int = 0) -> list[tuple[int, int]]:
         """(id of the extent, byte in the extent) of each index; all of them must be mapped."""
         with self._changed:
-            firsts = [(index, int(self.extents[index])) for index in indices]
-            return [(self._ids[first], (index - first) * self.extent_bytes) for index, first in firsts]
+            addresses = self._stretches[stretch].addresses
+            firsts = [(index, int(addresses.first_indices[index])) for index in indices]
+            return [(addresses.ids[first], (index - first) * self.extent_bytes) for index, first in firsts]
 
-    def headroom(self) -> int:
+    def headroom(self, stretch: int = 0) -> int:
         """Number of further extents that the limit and the addresses allow; the device may still refuse them."""
         with self._changed:
-            return self._addresses.headroom(self._limit) + self._usable()
+            of = self._stretches[stretch]
+            return of.addresses.headroom(self._room(of)) + self._usable(of)
 
     def overage_bytes(self) -> int:
         """Bytes that must be given up, beside the reserve and what leaves already, to meet the limit."""
@@ -265,11 +308,11 @@ class ElasticRange:
     @property
     def _quarantined(self) -> int:
         """Number of indices in quarantine. May be read without the lock, as a glance: there is hardly ever one."""
-        return sum(len(indices) for _, indices in self._quarantine) if self._quarantine else 0
+        return sum(len(indices) for *_, indices in self._quarantine) if self._quarantine else 0
 
     def _over(self) -> int:
-        kept = self._addresses.mapped - self._reserve.whole - self._quarantined - self._unmapping
-        return kept * self.extent_bytes - self._lease.limit.bytes
+        kept = sum(stretch.mapped - stretch.reserve.whole for stretch in self._stretches)
+        return (kept - self._quarantined - self._unmapping) * self.extent_bytes - self._lease.limit.bytes
 
     def take_reclaims(self) -> int:
         """Bytes reclaimed since the last call that the reserve did not cover; clears `wake_fd`. The engine evicts
@@ -296,22 +339,30 @@ class ElasticRange:
         Nothing is mapped again before the next `acquire`. Raises ValueError while extents are owned, TimeoutError when
         a fence does not open in `timeout_s`."""
         with self._changed:
-            if self._owned:
-                raise ValueError(f"{len(self._owned)} extents are still in use")
-            self._growth.empty()
+            if owned := sum(len(stretch.owned) for stretch in self._stretches):
+                raise ValueError(f"{owned} extents are still in use")
+            self._empty_reserves()
             self._reclaims.done(every=True)  # the engine could not do more
             self._reports.usage(0, ())
             self._lease.loop.call(self._tend)
-            if not self._changed.wait_for(lambda: not self._ids, timeout_s):
-                raise TimeoutError(f"{len(self._ids)} extents are still mapped after {timeout_s:g} s")
+            if not self._changed.wait_for(lambda: not self._mapped, timeout_s):
+                raise TimeoutError(f"{self._mapped} extents are still mapped after {timeout_s:g} s")
 
     def lower(self, timeout_s: float) -> None:
         """Returns the reserve to balloond, so that what is acquired next has the lowest addresses. Waits until that is
         done, or for `timeout_s`."""
         with self._changed:
-            self._growth.empty()
+            self._empty_reserves()
             self._lease.loop.call(self._tend)
-            self._changed.wait_for(lambda: self._addresses.mapped <= len(self._owned) + self._reserve.tied, timeout_s)
+            self._changed.wait_for(self._has_only_owned, timeout_s)
+
+    def _empty_reserves(self) -> None:
+        for stretch in self._stretches:
+            stretch.growth.empty()
+
+    def _has_only_owned(self) -> bool:
+        """Whether no more is mapped than what the engine has and what is tied to it."""
+        return all(each.mapped <= len(each.owned) + each.reserve.tied for each in self._stretches)
 
     def close(self) -> None:
         """Unmaps and returns everything, owned extents included, and gives the addresses up."""
@@ -321,8 +372,9 @@ class ElasticRange:
             with self._changed:
                 if not self._closed:
                     self._closed = True
-                    ids = list(self._ids.values())
-                    self._addresses.remove(list(self._ids))
+                    ids = [id for stretch in self._stretches for id in stretch.addresses.ids.values()]
+                    for stretch in self._stretches:
+                        stretch.addresses.remove(list(stretch.addresses.ids))
                     self._mapper.release(self.address, self.n_extents * self.extent_bytes)
                     self._lease.give_back(ids)
                     for reclaim in self._reclaims.pop_all():
@@ -352,32 +404,31 @@ class ElasticRange:
 
     def _check(self) -> None:
         with self._changed:
-            quarantined = [index for _, indices in self._quarantine for index in indices]
-            parts = [*self._owned, *self._reserve, *quarantined]
             assert self._unmapping == 0, "between two callbacks nothing is being unmapped"
-            self._addresses.check(parts)
-            addresses, here = self._addresses, set(self._reserve)
-            tied = [i for i in here if not here.issuperset(addresses.indices_of([addresses.first_of(i)]))]
-            assert len(tied) == self._reserve.tied, "what cannot leave"
+            for stretch in self._stretches:
+                stretch.check(self._quarantined_in(stretch))
 
     # --- the lease's thread
 
     def _on_limit(self) -> None:
         with self._changed:
             # An `acquire` must not wait for growth that is not requested any more.
-            self._growth.limited(self._limit)
+            for stretch in self._stretches:
+                stretch.growth.limited(self._room(stretch))
             self._changed.notify_all()
         self._tend(answer=True)
         self._wake()
 
     def _on_attached(self) -> None:
         with self._changed:
-            self._growth.end_pause()
+            for stretch in self._stretches:
+                stretch.growth.end_pause()
         self._tend(answer=True)
 
     def _on_reclaim(self, reclaim_id: int, nbytes: int, deep: bool) -> None:
         with self._changed:
-            self._growth.pause(time.monotonic())
+            for stretch in self._stretches:
+                stretch.growth.pause(time.monotonic())
             reclaim = self._reclaims.add(reclaim_id, nbytes, deep)
         self._tend()
         if deep and not reclaim.done:
@@ -396,34 +447,48 @@ class ElasticRange:
                 return
             now = time.monotonic()
             self._look_at_fences()
+            for stretch in self._stretches:
+                self._make_way(stretch)
             floor = self._lease.limit.floor_bytes // self.extent_bytes
-            leaving = self._growth.leave(now, self._limit, floor, self._reports.running)
-            self._unmapping += len(leaving)
-        firsts = sorted({self._addresses.first_of(index) for index in leaving}, reverse=True)
-        for start in range(0, len(firsts), _UNMAPPED_TOGETHER):
-            self._return(firsts[start : start + _UNMAPPED_TOGETHER])
-        self._answer_reclaims(len(leaving), force=answer)
+            leaving = [(stretch, self._leave(stretch, now, floor)) for stretch in self._stretches]
+        for stretch, indices in leaving:
+            firsts = sorted({stretch.addresses.first_of(index) for index in indices}, reverse=True)
+            for start in range(0, len(firsts), _UNMAPPED_TOGETHER):
+                self._return(stretch, firsts[start : start + _UNMAPPED_TOGETHER])
+        self._answer_reclaims(sum(len(indices) for _, indices in leaving), force=answer)
         self._ask(now)
         self._watch_idle(now)
 
-    def _return(self, firsts: Sequence[int]) -> None:
+    def _leave(self, stretch: Stretch, now: float, floor: int) -> list[int]:
+        """Takes the indices that have to go out of the reserve of one stretch; until they are unmapped they count as
+        mapped there."""
+        # What leaves the stretches before this one leaves for the limit and the reclaims too.
+        left, floor = (self._left_to(stretch, total) + self._unmapping for total in (self._limit, floor))
+        leaving = stretch.growth.leave(now, left, floor, self._reports.running)
+        self._unmapping += len(leaving)
+        return leaving
+
+    def _return(self, stretch: Stretch, firsts: Sequence[int]) -> None:
         """Unmaps and gives back extents that left the reserve; nothing else touches them."""
-        indices = self._addresses.indices_of(firsts)
+        indices = stretch.addresses.indices_of(firsts)
         for first, count in _runs(indices):
-            self._mapper.unmap(self.address + first * self.extent_bytes, count * self.extent_bytes)
-        self._lease.give_back([self._ids[first] for first in firsts])
+            self._mapper.unmap(self._address_of(stretch, first), count * self.extent_bytes)
+        self._lease.give_back([stretch.addresses.ids[first] for first in firsts])
         with self._changed:
-            self._addresses.remove(firsts)
+            stretch.addresses.remove(firsts)
             self._unmapping -= len(indices)
             self._changed.notify_all()
 
+    def _address_of(self, stretch: Stretch, index: int) -> int:
+        return self.address + (stretch.first + index) * self.extent_bytes
+
     def _look_at_fences(self) -> None:
         still = []
-        for fence, indices in self._quarantine:
+        for fence, stretch, indices in self._quarantine:
             if fence.done():
-                self._to_reserve(indices)
+                self._to_reserve(stretch, indices)
             else:
-                still.append((fence, indices))
+                still.append((fence, stretch, indices))
         if len(still) < len(self._quarantine):
             self._changed.notify_all()
         self._quarantine = still
@@ -435,15 +500,19 @@ class ElasticRange:
         self._fence_watch = False
         self._tend()
 
-    def _to_reserve(self, indices: Sequence[int]) -> None:
+    def _to_reserve(self, stretch: Stretch, indices: Sequence[int]) -> None:
         if self._poison:
             for index in indices:
-                self._mapper.poison(self.address + index * self.extent_bytes, self.extent_bytes)
-        self._reserve.put(indices)
+                self._mapper.poison(self._address_of(stretch, index), self.extent_bytes)
+        stretch.reserve.put(indices)
 
     def _has_surplus(self) -> bool:
-        """Whether part of the reserve has to leave."""
-        return any(self._growth.surplus(time.monotonic(), self._limit, self._reports.running))
+        """Whether part of a reserve has to leave."""
+        now, running = time.monotonic(), self._reports.running
+        return any(
+            any(stretch.growth.surplus(now, self._left_to(stretch, self._limit), running))
+            for stretch in self._stretches
+        )
 
     def _answer_reclaims(self, left: int, force: bool) -> None:
         """Reports every reclaim that is over: it is met, or the engine did what it could and no fence holds more."""
@@ -462,39 +531,59 @@ class ElasticRange:
         with self._changed:
             if self._closed:
                 return
-            requests = self._growth.requests(now, self._limit, self._reports.running)
-            instead_bytes = self._growth.instead_bytes
-        for request in requests:
+            requests = self._due(now)
+        for stretch, request in requests:
             self._lease.request(
                 KV,
                 request.size * self.extent_bytes,
                 request.count,
-                partial(self._answered, request),
+                partial(self._answered, stretch, request),
                 min_count=1,
                 only_free=request.only_free,
                 behind_bytes=request.behind * self.extent_bytes,
-                cached_bytes=self.cached_bytes if request.is_fill else instead_bytes,
+                cached_bytes=self.cached_bytes if request.is_fill else stretch.growth.instead_bytes,
             )
 
-    def _answered(self, request: ExtentRequest, extents: list[Granted], refused: GrowRefused | None) -> None:
-        self._map(extents)
+    def _due(self, now: float) -> list[tuple[Stretch, ExtentRequest]]:
+        """Requests to make now. What the engine waits for comes first; no reserve is filled while a stretch misses
+        some."""
+        found = []
+        for stretch in sorted(self._stretches, key=lambda each: not each.growth.misses):
+            may_fill = not any(other.growth.misses for other in self._stretches if other is not stretch)
+            # What is requested for the others, and has not come, is theirs.
+            left = self._left_to(stretch, self._limit) - sum(
+                other.growth.under_way for other in self._stretches if other is not stretch
+            )
+            requests = stretch.growth.requests(now, left, self._reports.running, may_fill=may_fill)
+            found += [(stretch, request) for request in requests]
+        return found
+
+    def _answered(
+        self, stretch: Stretch, request: ExtentRequest, extents: list[Granted], refused: GrowRefused | None
+    ) -> None:
+        self._map(stretch, extents)
         with self._changed:
-            self._growth.answered(request, len(extents), refused is not None, time.monotonic())
-            late = bool(extents) and not request.is_fill and self._growth.wanted > 0 and not self._waiting
+            growth, is_refused = stretch.growth, refused is not None
+            if is_refused and not request.is_fill and request.size == 1:
+                # What other stretches have in reserve goes back, and then there is some.
+                is_refused = not self._make_way(stretch, request.count - len(extents))
+            growth.answered(request, len(extents), is_refused, time.monotonic())
+            late = bool(extents) and not request.is_fill and growth.wanted > 0 and not self._waiting
             self._changed.notify_all()
         if late:
             self._wake()
         self._tend()
 
-    def _map(self, extents: list[Granted]) -> None:
-        """Maps extents of one size at the lowest free addresses; those for which there are none go back."""
+    def _map(self, stretch: Stretch, extents: list[Granted]) -> None:
+        """Maps extents of one size at the lowest free addresses of a stretch; those for which there are none go
+        back."""
         of = extents[0].bytes // self.extent_bytes if extents else 1
         with self._changed:
             # Only this thread maps, so the addresses stay free.
-            firsts = self._addresses.free_large() if of > 1 else self._addresses.free(len(extents))
+            firsts = stretch.addresses.free_large() if of > 1 else stretch.addresses.free(len(extents))
         placed = [] if self._closed else list(zip(firsts, extents, strict=False))
         for first, extent in placed:
-            address = self.address + first * self.extent_bytes
+            address = self._address_of(stretch, first)
             self._mapper.map(address, extent.fd, extent.bytes)
             os.close(extent.fd)
             if self._poison:
@@ -505,8 +594,8 @@ class ElasticRange:
             self._lease.give_back([extent.id for extent in superfluous])
         with self._changed:
             for first, extent in reversed(placed):
-                self._addresses.add(first, extent.id, of)
-                self._reserve.put(range(first, first + of))
+                stretch.addresses.add(first, extent.id, of)
+                stretch.reserve.put(range(first, first + of))
             self._reports.soon()
 
     # --- time
@@ -515,8 +604,9 @@ class ElasticRange:
         """Sets a timer for when growth has been away for long enough to shrink to the low mark. Without a surplus there
         is none."""
         with self._changed:
-            above_low = self._growth.above_low or self._growth.wanted
-            if self._idle_watch or self._closed or not above_low or self._growth.idle(now):
+            growths = [stretch.growth for stretch in self._stretches]
+            idle = all(each.idle(now) or not (each.above_low or each.wanted) for each in growths)
+            if self._idle_watch or self._closed or idle:
                 return
             self._idle_watch = True
         self._lease.loop.later(IDLE_S, self._idle_due)
@@ -524,15 +614,16 @@ class ElasticRange:
     def _idle_due(self) -> None:
         self._idle_watch = False
         with self._changed:
-            if not self._waiting and self._growth.idle(time.monotonic()):
-                self._growth.forget_wanted()
-                self._reports.soon()
+            for stretch in self._stretches:
+                if not self._waiting and stretch.growth.idle(time.monotonic()):
+                    stretch.growth.forget_wanted()
+                    self._reports.soon()
         self._tend()
 
     def _measure(self) -> tuple[int, int]:
         with self._changed:
-            reserve = min(self._reserve.whole, len(self._reserve) - self._growth.wanted)
-            return self.mapped_bytes, max(0, reserve) * self.extent_bytes
+            reserve = sum(stretch.unclaimed for stretch in self._stretches)
+            return self.mapped_bytes, reserve * self.extent_bytes
 
 
 def _runs(indices: Iterable[int]) -> Iterable[tuple[int, int]]:

@@ -6,6 +6,7 @@ import resource
 import signal
 from pathlib import Path
 
+from balloond.policy import capacity
 from services.runtime import tasks
 from testing import descriptors
 from testing.patience import PATIENCE_S
@@ -363,6 +364,19 @@ async def test_growth_for_which_the_backend_cannot_create_extents_is_refused(tmp
     device = await node.device()
     assert device.leased_bytes == 0
     assert one.ask("acquire", 2) == "2"
+
+
+async def test_growth_beyond_the_descriptors_of_the_keeper_is_refused_and_the_keeper_stays_connected(node, child):
+    node.kill(node.balloond)
+    limit = capacity.descriptors([]) + 40
+    resource.prlimit(node.keeper.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    await node.start_balloond()
+    await node.book("a")
+    one = child("a")
+    assert one.ask("acquire", 60, 5) == "0"
+    assert extents_open(node.keeper) <= 40
+    assert one.ask("acquire", 2) == "2"
+    assert "there are descriptors for 40 extents" in node.log() and "keeper lost" not in node.log()
 
 
 async def test_a_lease_whose_range_was_closed_still_receives_limits_and_takes_another_range(shared, child):

@@ -1,6 +1,7 @@
 """From the configuration to capacities and makers; a GPU is what it says of itself."""
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from balloond.policy.capacity import DeviceHardware
 from services.errors import Refused
 
 GIB = 1 << 30
+MIB = 1 << 20
 GPU = DeviceHardware("a GPU", "580.1", 80 * GIB, 70 * GIB, 2 << 20, True, False)
 
 
@@ -89,3 +91,35 @@ def test_open_makers_without_spare_extents_gives_out_the_whole_capacity(configur
     makers, given = devices.open_makers(configured(name="cpu:0", capacity_bytes=PAGE_BYTES), {"cpu:0": PAGE_BYTES})
     assert isinstance(makers["cpu:0"], CpuMaker)
     assert given == {"cpu:0": PAGE_BYTES}
+
+
+class OwnKeeper:
+    """A keeper that is this process, and so has its limits."""
+
+    pid = os.getpid()
+
+
+def test_most_extents_are_those_of_the_process_that_may_open_fewer(configured, monkeypatch):
+    config = configured(name="cuda:0")
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (30000, 30000))
+    monkeypatch.setattr(resource, "prlimit", lambda pid, what: (20000, 20000))
+    most = devices.most_extents(config, {"cuda:0": 80 * GIB}, OwnKeeper())
+    assert 10240 < most < 20000
+    monkeypatch.setattr(resource, "prlimit", lambda pid, what: (40000, 40000))
+    assert most < devices.most_extents(config, {"cuda:0": 80 * GIB}, OwnKeeper()) < 30000
+
+
+def test_a_keeper_that_may_open_too_few_descriptors_for_the_gpus_is_refused(configured, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (30000, 30000))
+    monkeypatch.setattr(resource, "prlimit", lambda pid, what: (4096, 4096))
+    with pytest.raises(Refused, match=rf"the keeper \(process {os.getpid()}\) may open 4096 .* engines {32 * MIB}"):
+        devices.most_extents(configured(name="cuda:0"), {"cuda:0": 80 * GIB}, OwnKeeper())
+    larger = configured(name="cuda:0", kv_extent_bytes=32 * MIB)
+    assert devices.most_extents(larger, {"cuda:0": 80 * GIB}, OwnKeeper()) >= 80 * 32
+
+
+def test_host_memory_is_managed_whatever_number_of_descriptors_it_could_take(configured, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 1024))
+    monkeypatch.setattr(resource, "prlimit", lambda pid, what: (1024, 1024))
+    config = configured(name="cpu:0", capacity_bytes=80 * GIB)
+    assert 0 < devices.most_extents(config, {"cpu:0": 80 * GIB}, OwnKeeper()) < 1024

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 
 import pytest
@@ -9,6 +10,8 @@ from balloond.node.extent_store import ExtentStore
 from balloond.policy.ledger import Extent
 from services.runtime import tasks
 from testing import descriptors
+
+MOST = 100
 
 
 class Keeper:
@@ -49,7 +52,7 @@ def open_descriptors():
 async def test_extent_store_created_extents_are_kept_and_destroyed_ones_forgotten():
     before = open_descriptors()
     keeper = Keeper()
-    store = ExtentStore({"cpu:0": CpuMaker()}, keeper)
+    store = ExtentStore({"cpu:0": CpuMaker()}, keeper, MOST)
     assert store.create("cpu:0", "token", extents(1, 2)) == "kept"
     assert [(records.decode(record).id, fd) for record, fd in keeper.kept] == [
         (1, store.descriptors(extents(1))[0]),
@@ -64,7 +67,7 @@ async def test_extent_store_created_extents_are_kept_and_destroyed_ones_forgotte
 
 def test_extent_store_creates_all_extents_or_none():
     before = open_descriptors()
-    store = ExtentStore({"cpu:0": FailingMaker(after=2)}, Keeper())
+    store = ExtentStore({"cpu:0": FailingMaker(after=2)}, Keeper(), MOST)
     with pytest.raises(OSError, match="Cannot allocate memory"):
         store.create("cpu:0", "token", extents(1, 2, 3))
     assert open_descriptors() == before
@@ -73,7 +76,7 @@ def test_extent_store_creates_all_extents_or_none():
 
 async def test_extent_store_headroom_waits_for_destroyed_extents_that_the_keeper_still_holds():
     keeper = Keeper()
-    store = ExtentStore({"cpu:0": CpuMaker(), "cpu:1": CpuMaker()}, keeper)
+    store = ExtentStore({"cpu:0": CpuMaker(), "cpu:1": CpuMaker()}, keeper, MOST)
     store.create("cpu:0", "token", extents(1, 2, 3, 4))
     store.destroy("cpu:0", extents(1))
     store.destroy("cpu:0", extents(2, 3))
@@ -89,7 +92,7 @@ async def test_extent_store_headroom_waits_for_destroyed_extents_that_the_keeper
 
 async def test_extent_store_small_claim_does_not_wait_behind_a_larger_one():
     keeper = Keeper()
-    store = ExtentStore({"cpu:0": CpuMaker()}, keeper)
+    store = ExtentStore({"cpu:0": CpuMaker()}, keeper, MOST)
     store.create("cpu:0", "token", extents(1, 2, 3, 4))
     store.destroy("cpu:0", extents(1))
     store.destroy("cpu:0", extents(2, 3))
@@ -108,8 +111,23 @@ async def test_extent_store_small_claim_does_not_wait_behind_a_larger_one():
 
 async def test_extent_store_headroom_with_too_little_memory_waits_only_for_destroyed_extents():
     keeper = Keeper()
-    store = ExtentStore({"cpu:0": CpuMaker()}, keeper)
+    store = ExtentStore({"cpu:0": CpuMaker()}, keeper, MOST)
     store.create("cpu:0", "token", extents(1))
     store.destroy("cpu:0", extents(1))
     keeper.answers[0].set_result(None)
     await store.wait_for_headroom("cpu:0", PAGE_BYTES, lambda: -1)
+
+
+async def test_extents_beyond_those_that_have_descriptors_are_not_created_until_others_have_gone():
+    keeper = Keeper()
+    store = ExtentStore({"cpu:0": CpuMaker(), "cpu:1": CpuMaker()}, keeper, 3)
+    store.create("cpu:0", "token", extents(1, 2))
+    before = open_descriptors()
+    with pytest.raises(OSError, match="there are descriptors for 3 extents") as refused:
+        store.create("cpu:1", "token", extents(3, 4))
+    assert refused.value.errno == errno.EMFILE
+    assert open_descriptors() == before and len(keeper.kept) == 2
+    store.destroy("cpu:0", extents(1))
+    store.create("cpu:1", "token", extents(3, 4))
+    assert all(extent in store for extent in extents(2, 3, 4))
+    store.destroy("cpu:0", extents(2, 3, 4))

@@ -69,8 +69,48 @@ def test_capacity_given_out_is_less_by_the_spares():
         capacity.given_out("cuda:0", 30, 30)
 
 
-def test_descriptors_are_needed_one_for_each_extent_of_a_device():
-    assert capacity.descriptors(140 * GIB, 8 << 20) == 17920
-    capacity.check_descriptors("balloond", 17920, 20000)
-    with pytest.raises(Refused, match="the keeper may open 4096 descriptors, and 18176 are needed"):
-        capacity.check_descriptors("the keeper", 17920, 4096)
+MIB = 1 << 20
+OTHERS = capacity.descriptors([])
+
+
+def test_descriptors_are_needed_one_for_each_extent_of_each_device_and_some_more():
+    assert capacity.descriptors([(140 * GIB, 8 * MIB), (GIB - 1, 512 * MIB)]) == 17920 + 2 + OTHERS
+    assert capacity.most_extents(17922 + OTHERS) == 17922
+
+
+@pytest.mark.parametrize(
+    ("gpus", "limit", "size"),
+    [
+        ([140 * GIB], 20000, 8 * MIB),
+        ([80 * GIB] * 2, 20480 + OTHERS, 8 * MIB),
+        ([80 * GIB] * 2, 20480 + OTHERS - 1, 16 * MIB),
+        ([80 * GIB] * 2, 20000, 16 * MIB),
+        ([80 * GIB] * 2, 4096, 64 * MIB),
+        ([192 * GIB] * 8, 4096, None),
+        ([GIB], 10, None),
+    ],
+)
+def test_fitting_extent_is_the_smallest_of_which_the_limit_allows_a_descriptor_each(gpus, limit, size):
+    devices = [(each, capacity.KV_EXTENT) for each in gpus]
+    assert capacity.fitting(devices, limit) == size
+    if size:
+        capacity.check_descriptors("balloond", [(each, size) for each in gpus], limit)
+
+
+def test_fitting_extent_of_devices_with_extents_of_their_own_is_not_smaller_than_the_smallest():
+    assert capacity.fitting([(GIB, 2 * MIB), (GIB, 32 * MIB)], 20000) == 2 * MIB
+    assert capacity.fitting([(GIB, 2 * MIB), (GIB, 32 * MIB)], OTHERS + 512) == 4 * MIB
+
+
+def test_a_process_that_may_open_too_few_descriptors_is_refused_with_both_numbers_and_both_cures():
+    devices = [(80 * GIB, 8 * MIB)] * 2
+    with pytest.raises(Refused) as refused:
+        capacity.check_descriptors("the keeper (process 7)", devices, 20000)
+    assert str(refused.value) == (
+        f"the keeper (process 7) may open 20000 descriptors, and {20480 + OTHERS} are needed for the extents of its "
+        f"devices, which are of {8 * MIB} bytes; raise its limit to that (ulimit -Hn, LimitNOFILE=, --ulimit nofile=), "
+        f"or give kv_extent_bytes of balloond, the loader and engines {16 * MIB}"
+    )
+    with pytest.raises(Refused) as hopeless:
+        capacity.check_descriptors("balloond", devices, 300)
+    assert "are needed" in str(hopeless.value) and "kv_extent_bytes" not in str(hopeless.value)

@@ -5,11 +5,11 @@ import os
 
 import pytest
 
+from kv_kinds.layout import BESIDE_TOKENS
 from loader.catalogue.catalogue import CatalogueEntry
 from loader.catalogue.models import NodeModels, Sizes, read_model
 from loader.checkpoints import checkpoint
 from loader.checkpoints.errors import BrokenCheckpoint
-from loader.policy.floor import BESIDE_TOKENS
 from protos import keeper_pb2
 from services.errors import Exists, NotFound
 from tests.loader import checkpoint_files

@@ -163,7 +163,7 @@ def replaced(name, text):
         pytest.param(replaced("tokenizer.json", ""), "tokenizer.json is empty", id="empty tokenizer"),
         pytest.param(replaced("tokenizer.json", "{,}"), "tokenizer.json is not JSON", id="bad JSON in the tokenizer"),
         pytest.param(
-            lambda folder: change_config(folder, architectures=["DeepseekV2ForCausalLM"], kv_lora_rank=8),
+            lambda folder: change_config(folder, architectures=["BailingMoeV3ForCausalLM"], kv_lora_rank=8),
             "multi-head latent attention (MLA)",
             id="unsupported attention",
         ),
@@ -445,6 +445,7 @@ def test_token_of_a_mixture_goes_through_the_experts_that_it_is_sent_to(tmp_path
         ({"is_encoder_decoder": True}, "an encoder with a decoder"),
         ({"global_head_dim": 64}, "KV of another kind"),
         ({"swa_head_dim": 64}, "KV of another kind"),
+        ({"compress_ratios": [4, 128]}, "KV of another kind"),
         ({"architectures": ["LlamaMLP"]}, "SGLang has no class LlamaMLP"),
         ({"v_head_dim": 16}, "keys and values of different sizes"),
         ({"text_config": 5}, "text_config is not an object"),

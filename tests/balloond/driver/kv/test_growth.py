@@ -369,7 +369,7 @@ def test_an_offered_reserve_stays_despite_a_lowered_limit_and_a_reclaim():
     book.limit = 0
     book.reclaims.add(1, 4, deep=False)
     assert book.growth.use == "offered" and book.leaves() == []
-    book.growth.end_offer()
+    book.growth.end_offer(0)
     assert book.growth.use == "kept" and book.leaves() == [0, 1, 2, 3]
 
 
@@ -377,7 +377,7 @@ def test_an_emptied_reserve_stays_emptied_when_an_offer_ends():
     book = Playbook(low=4, high=4)
     book.growth.offer(holes=0)
     book.growth.empty()
-    book.growth.end_offer()
+    book.growth.end_offer(0)
     assert book.growth.use == "emptied"
 
 
@@ -385,7 +385,7 @@ def test_growth_highest_extent_goes_back_after_an_offer_with_holes():
     book = Playbook(low=4, high=4)
     book.runs(capacity=64)
     book.growth.offer(holes=1)
-    book.growth.end_offer()
+    book.growth.end_offer(0)
     assert book.leaves() == [3] and book.leaves() == []
 
 
@@ -395,7 +395,7 @@ def test_growth_highest_extent_stays_after_an_offer_with_holes_while_requests_ar
     book.growth.want(8, 4, headroom=60, now=book.now)
     assert book.requests() == ["need 4"]
     book.growth.offer(holes=1)
-    book.growth.end_offer()
+    book.growth.end_offer(0)
     assert book.leaves() == []
 
 
@@ -469,7 +469,7 @@ class GrowthMachine(RuleBasedStateMachine):
     def offer(self, holes):
         self.book.growth.offer(holes)
         assert self.book.leaves() == []
-        self.book.growth.end_offer()
+        self.book.growth.end_offer(0)
 
     @rule(seconds=st.sampled_from([0.01, 0.2, 2.0]))
     def pass_time(self, seconds):

@@ -16,11 +16,11 @@ from tests.balloond.conftest import TIMEOUT_S
 from tests.balloond.driver.fakes import FakeLease, GatedMapper, readable
 
 
-def make(lease, low=0, high=0, extents=64, poison=False, mapper=None, large=1, **more):
+def make(lease, low=0, high=0, extents=64, poison=False, mapper=None, large=1, span_bytes=None, **more):
     return ElasticRange(
         lease,
         mapper or GatedMapper(),
-        span_bytes=extents * PAGE_BYTES,
+        span_bytes=span_bytes or extents * PAGE_BYTES,
         extent_bytes=PAGE_BYTES,
         low=low,
         high=high,
@@ -40,8 +40,8 @@ def lease(monkeypatch):
     lease.loop.stop()
 
 
-def byte_at(kv, index):
-    return ctypes.string_at(kv.address + index * PAGE_BYTES, 1)[0]
+def byte_at(kv, index, stretch=0):
+    return ctypes.string_at(kv.address + kv.offset_bytes(stretch) + index * PAGE_BYTES, 1)[0]
 
 
 def test_range_acquire_maps_extents_at_the_lowest_addresses(lease):
@@ -84,13 +84,13 @@ def test_range_growth_requests_carry_the_evictable_bytes(lease):
     lease.settle()
     lease.capacity = lease.held_extents
     kv.cached_bytes = 7 * PAGE_BYTES
-    assert not kv.refused
+    assert not kv.refused()
     assert len(kv.acquire(5, timeout_s=TIMEOUT_S, instead_bytes=2 * PAGE_BYTES)) == 3
-    assert kv.refused and lease.cached[1] == 2
+    assert kv.refused() and lease.cached[1] == 2
     lease.settle()
     assert set(lease.cached[2:]) <= {7}
     lease.capacity += 4
-    assert len(kv.acquire(1, timeout_s=TIMEOUT_S)) == 1 and not kv.refused and 0 in lease.cached[2:]
+    assert len(kv.acquire(1, timeout_s=TIMEOUT_S)) == 1 and not kv.refused() and 0 in lease.cached[2:]
     kv.close()
 
 
@@ -246,7 +246,7 @@ def test_range_acquire_of_many_extents_maps_large_ones_and_small_ones_for_the_re
     mine = kv.acquire(19, timeout_s=TIMEOUT_S)
     assert sorted(mine) == list(range(19))
     assert lease.asked_of == [(4, 4, 3), (1, 3, 0)]
-    assert kv.extents[:20].tolist() == [*[0] * 4, *[4] * 4, *[8] * 4, *[12] * 4, 16, 17, 18, 19]
+    assert kv.extents()[:20].tolist() == [*[0] * 4, *[4] * 4, *[8] * 4, *[12] * 4, 16, 17, 18, 19]
     assert kv.mapped_bytes == lease.held_extents * PAGE_BYTES == 19 * PAGE_BYTES
     kv.check()
     kv.close()
@@ -471,7 +471,7 @@ def test_range_acquire_returns_when_a_falling_limit_leaves_no_more_to_wait_for(l
     lease.loop.call(gate.wait)
     waiting = threading.Thread(target=lambda: got.append(kv.acquire(8, timeout_s=TIMEOUT_S)))
     waiting.start()
-    while kv._missing != 8:
+    while kv._stretches[0].growth.missing != 8:
         waiting.join(0.001)
     lease.limit = type(lease.limit)(2, 5 * PAGE_BYTES)
     lease.loop.call(lambda: lease.on_limit())
@@ -797,12 +797,12 @@ class RangeMachine(RuleBasedStateMachine):
         self.kv.check()
         kv, lease = self.kv, self.lease
         mapped, held, nbytes, extents = lease.at_rest(
-            lambda: (set(kv._ids.values()), lease.held, kv.mapped_bytes, lease.held_extents)
+            lambda: (set(kv._stretches[0].addresses.ids.values()), lease.held, kv.mapped_bytes, lease.held_extents)
         )
         assert mapped == held and nbytes == extents * PAGE_BYTES
         answered = sum(report.returned for report in lease.reports if report.reclaim_id)
         assert answered <= lease.returned_extents * PAGE_BYTES
-        assert self.kv._owned == set(self.mine)
+        assert self.kv._stretches[0].owned == set(self.mine)
         # Untouched extents are still what the engine wrote.
         assert all(byte_at(self.kv, index) == 1 for index in self.mine)
 
@@ -871,3 +871,264 @@ def test_range_extent_above_a_hole_is_exchanged_for_the_lowest_address(lease):
     kv.take([0])
     kv.check()
     kv.close()
+
+
+# --- several stretches of one range
+
+
+def two(lease, first=16, second=16, **more):
+    return make(lease, span_bytes=[first * PAGE_BYTES, second * PAGE_BYTES], **more)
+
+
+def test_stretches_of_a_range_have_indices_and_addresses_of_their_own(lease):
+    kv = two(lease, first=6, second=10)
+    assert sorted(kv.acquire(2, timeout_s=TIMEOUT_S)) == [0, 1]
+    assert sorted(kv.acquire(3, timeout_s=TIMEOUT_S, stretch=1)) == [0, 1, 2]
+    assert (kv.offset_bytes(0), kv.offset_bytes(1)) == (0, 6 * PAGE_BYTES)
+    assert byte_at(kv, 1) == byte_at(kv, 2, stretch=1) == 0
+    assert kv.mapped_bytes == 5 * PAGE_BYTES
+    assert len({*kv.located([0, 1]), *kv.located([0, 1, 2], stretch=1)}) == 5
+    with pytest.raises(ValueError, match="not owned"):
+        kv.release([2])
+    kv.release([2], stretch=1)
+    lease.settle()
+    assert kv.mapped_bytes == 4 * PAGE_BYTES
+    kv.close()
+    assert lease.held == set()
+
+
+def test_stretches_that_do_not_end_with_a_large_extent_begin_at_one(lease):
+    kv = two(lease, first=6, second=16, large=4)
+    assert kv.offset_bytes(1) == 8 * PAGE_BYTES
+    assert len(kv.acquire(16, timeout_s=TIMEOUT_S, stretch=1)) == 16
+    assert kv.extents(1).tolist() == [*[0] * 4, *[4] * 4, *[8] * 4, *[12] * 4]
+    kv.release([0, 1, 2], stretch=1)
+    assert kv.take_tied() == [] and sorted(kv.take_tied(1)) == [0, 1, 2]
+    kv.close()
+
+
+def test_stretches_share_one_limit(lease):
+    lease.limit = type(lease.limit)(1, 5 * PAGE_BYTES)
+    kv = two(lease)
+    assert kv.headroom(0) == kv.headroom(1) == 5
+    assert len(kv.acquire(3, timeout_s=TIMEOUT_S)) == 3
+    assert kv.headroom(0) == kv.headroom(1) == 2
+    assert len(kv.acquire(8, timeout_s=TIMEOUT_S, stretch=1)) == 2
+    lease.set_limit(4)
+    lease.settle()
+    assert kv.overage_bytes() == PAGE_BYTES
+    kv.release([0], stretch=1)
+    lease.settle()
+    assert (kv.overage_bytes(), kv.mapped_bytes) == (0, 4 * PAGE_BYTES)
+    kv.close()
+
+
+@pytest.mark.parametrize("full", ["limit", "device"])
+@pytest.mark.parametrize("large", [1, 4])
+def test_a_stretch_gets_what_another_one_has_in_reserve_where_there_is_no_more(lease, full, large):
+    lease.capacity = 16
+    kv = two(lease, large=large, low=0, high=40)
+    mine = kv.acquire(16, timeout_s=TIMEOUT_S)
+    if full == "limit":
+        lease.set_limit(16)
+        lease.capacity = 40
+        lease.settle()
+    kv.release(mine[:12])
+    assert kv.headroom(1) >= 9
+    assert len(kv.acquire(9, timeout_s=TIMEOUT_S, stretch=1)) == 9
+    lease.settle()
+    assert kv.mapped_bytes <= 16 * PAGE_BYTES and kv.overage_bytes() == 0
+    kv.check()
+    kv.close()
+
+
+def test_a_stretch_makes_way_only_with_what_its_own_engine_does_not_want(lease):
+    lease.capacity = 6
+    kv = two(lease)
+    mine = kv.acquire(4, timeout_s=TIMEOUT_S)
+    lease.silent = True
+    assert kv.acquire(4, timeout_s=0.0) == []
+    lease.settle()
+    lease.speak()
+    lease.settle()  # two came, which the first stretch wants
+    assert kv.acquire(2, timeout_s=TIMEOUT_S, stretch=1) == [] and kv.refused(1)
+    assert len(kv.acquire(2)) == 2
+    kv.release(mine[:1])
+    assert len(kv.acquire(1, timeout_s=TIMEOUT_S, stretch=1)) == 1
+    kv.close()
+
+
+def test_a_reserve_is_not_filled_while_another_stretch_misses_extents(lease):
+    lease.silent = True
+    kv = two(lease, low=4, high=8)
+    lease.settle()
+    assert [count for count, *_ in lease.asked] == [2, 2], "the marks are shared"
+    assert kv.acquire(3, stretch=1) == []
+    lease.speak()
+    lease.settle()
+    assert len(kv.acquire(3, timeout_s=TIMEOUT_S, stretch=1)) == 3
+    kv.close()
+
+
+def test_offers_of_a_stretch_are_of_that_stretch(lease):
+    kv = two(lease, low=4, high=4)
+    lease.settle()
+    assert kv.offer(3, timeout_s=TIMEOUT_S, stretch=1) == [0, 1, 2]
+    kv.take([0, 2], stretch=1)
+    lease.settle()
+    kv.check()
+    assert kv._stretches[1].owned == {0, 2} and not kv._stretches[0].owned
+    kv.close()
+
+
+def test_what_an_offer_left_makes_way_for_another_stretch_and_for_nothing_else(lease):
+    lease.limit = type(lease.limit)(1, 6 * PAGE_BYTES)
+    kv = two(lease)
+    assert kv.offer(4, timeout_s=TIMEOUT_S) == [0, 1, 2, 3]
+    kv.take([])  # another rank had none of these
+    lease.settle()
+    assert kv.mapped_bytes == 4 * PAGE_BYTES, "the next offer finds it again"
+    assert kv.offer(6, timeout_s=TIMEOUT_S, stretch=1) == [0, 1, 2, 3, 4, 5]
+    kv.take([0, 1, 2, 3, 4, 5], stretch=1)
+    lease.settle()
+    kv.check()
+    assert kv.mapped_bytes == 6 * PAGE_BYTES
+    kv.close()
+
+
+def test_hibernation_needs_every_stretch_released(lease):
+    kv = two(lease, low=4, high=4)
+    kv.acquire(1, timeout_s=TIMEOUT_S, stretch=1)
+    with pytest.raises(ValueError, match="1 extents are still in use"):
+        kv.empty()
+    kv.release([0], stretch=1)
+    kv.empty()
+    assert (kv.mapped_bytes, lease.held) == (0, set())
+    kv.close()
+
+
+class StretchesMachine(RuleBasedStateMachine):
+    """Two stretches of one range. Each writes its number into what it has."""
+
+    LARGE, EXTENTS = 1, (7, 12)
+
+    def __init__(self):
+        super().__init__()
+        self.lease = FakeLease(capacity=16)
+        self.mapper = GatedMapper()
+        spans = {"first": self.EXTENTS[0], "second": self.EXTENTS[1]}
+        self.kv = two(self.lease, low=2, high=6, poison=True, mapper=self.mapper, large=self.LARGE, **spans)
+        self.mine = [set(), set()]
+        self.reclaims = 0
+
+    @rule(stretch=st.integers(0, 1), count=st.integers(0, 14), wait=st.booleans())
+    def acquire(self, stretch, count, wait):
+        taken = self.kv.acquire(count, timeout_s=TIMEOUT_S if wait else 0.0, stretch=stretch)
+        assert len(taken) <= count and not set(taken) & self.mine[stretch]
+        for index in taken:
+            assert byte_at(self.kv, index, stretch) == 0xFF, "nobody has written here since it came"
+            address = self.kv.address + self.kv.offset_bytes(stretch) + index * PAGE_BYTES
+            ctypes.memset(address, 1 + stretch, PAGE_BYTES)
+        self.mine[stretch] |= set(taken)
+
+    @rule(stretch=st.integers(0, 1))
+    def take_tied(self, stretch):
+        for index in self.kv.take_tied(stretch):
+            address = self.kv.address + self.kv.offset_bytes(stretch) + index * PAGE_BYTES
+            ctypes.memset(address, 1 + stretch, PAGE_BYTES)
+            self.mine[stretch].add(index)
+
+    @rule(stretch=st.integers(0, 1), picks=st.sets(st.integers(0, 11), min_size=1), closed=st.booleans())
+    def release(self, stretch, picks, closed):
+        some = sorted(picks & self.mine[stretch])
+        self.mapper.closed = closed
+        self.kv.release(some, stretch=stretch)
+        self.mine[stretch] -= set(some)
+
+    @rule()
+    def open_fences(self):
+        for gate in self.mapper.gates:
+            gate.open = True
+
+    @rule()
+    def lower(self):
+        self.kv.lower(0.0)
+
+    @rule(extents=st.integers(0, 24))
+    def limit(self, extents):
+        self.lease.set_limit(extents)
+
+    @rule(extents=st.integers(1, 8), deep=st.booleans())
+    def reclaim(self, extents, deep):
+        self.reclaims += 1
+        self.lease.reclaim(self.reclaims, extents, deep)
+
+    @rule(first=st.integers(0, 1))
+    def attend(self, first):
+        """The engine gives up what it has to, of one stretch before the other."""
+        wanted = self.kv.take_reclaims() + self.kv.overage_bytes()
+        count = -(-wanted // PAGE_BYTES)
+        for stretch in (first, 1 - first):
+            leaving = sorted(self.mine[stretch])[:count]
+            self.kv.release(leaving, stretch=stretch)
+            self.mine[stretch] -= set(leaving)
+            count -= len(leaving)
+        self.kv.reclaimed()
+
+    @invariant()
+    def the_books_of_both_stretches_hold(self):
+        self.lease.settle()
+        kv, lease = self.kv, self.lease
+        kv.check()
+        ids, held, nbytes, extents = lease.at_rest(
+            lambda: (
+                [id for each in kv._stretches for id in each.addresses.ids.values()],
+                lease.held,
+                kv.mapped_bytes,
+                lease.held_extents,
+            )
+        )
+        assert len(ids) == len(set(ids)), "no extent is in two stretches"
+        assert set(ids) == held and nbytes == extents * PAGE_BYTES, "the range has what both stretches have"
+        assert [each.owned for each in kv._stretches] == self.mine
+        for stretch, mine in enumerate(self.mine):
+            assert {byte_at(kv, index, stretch) for index in mine} <= {1 + stretch}
+        owned = sum(len(mine) for mine in self.mine) * PAGE_BYTES
+        assert kv.overage_bytes() >= owned - lease.limit.bytes, "what is owned beyond the limit has to go"
+        answered = sum(report.returned for report in lease.reports if report.reclaim_id)
+        assert answered <= lease.returned_extents * PAGE_BYTES
+
+    def teardown(self):
+        self.open_fences()
+        self.mapper.closed = False
+        for stretch in (0, 1):
+            self.kv.release(sorted(self.mine[stretch]), stretch=stretch)
+        self.kv.take_reclaims()
+        self.kv.reclaimed()
+        self.kv.empty()
+        self.lease.settle()
+        answers = sorted(r.reclaim_id for r in self.lease.reports if r.reclaim_id)
+        assert answers == list(range(1, self.reclaims + 1))
+        # Whatever happened before, either stretch can have all that the limit and its addresses allow.
+        self.lease.set_limit(16)
+        self.lease.settle()
+        for stretch in (0, 1):
+            there = min(16, self.EXTENTS[stretch])
+            got = self.kv.acquire(there, timeout_s=TIMEOUT_S, stretch=stretch)
+            assert len(got) == there
+            self.kv.release(got, stretch=stretch)
+        self.kv.close()
+        assert self.lease.held == set()
+        self.lease.loop.stop()
+
+
+StretchesMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25)
+TestStretchesUnderEverything = StretchesMachine.TestCase
+
+
+class MixedStretchesMachine(StretchesMachine):
+    LARGE, EXTENTS = 3, (13, 10)
+
+
+MixedStretchesMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
+TestMixedStretchesUnderEverything = MixedStretchesMachine.TestCase

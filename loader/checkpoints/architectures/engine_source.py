@@ -1,5 +1,5 @@
-"""The model classes and parsers that SGLang has, by the source of its installed package: importing it takes seconds and
-a GB."""
+"""The model classes and parsers that SGLang has. They are read from the source of its installed package, since
+importing it takes seconds and a GB."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _ENTRY = re.compile(r"^EntryClass(?::[^=]+)?\s*=\s*(\[[^\]]*\]|\([^)]*\)|\w+)", re.MULTILINE)
-"""A file's list of the classes that SGLang serves by it, as its registry reads it."""
+"""The list of classes in a file that SGLang serves, as SGLang's registry reads it."""
 _NAME = re.compile(r"\w+")
 _TABLES = {
     "reasoning": ("parser/reasoning_parser.py", "DetectorMap"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loader.checkpoints import rope
+from loader.checkpoints.architectures import rope
 from loader.checkpoints.errors import BrokenCheckpoint
 
 POSITIONS = 512

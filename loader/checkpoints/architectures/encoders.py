@@ -1,9 +1,9 @@
-"""Encoders that make embeddings, BERT, XLM-RoBERTa, and the many models of their shape, and the cross-encoder of
-XLM-RoBERTa's shape (bge-reranker), which makes of a query and a document one number.
+"""Encoders of the shapes of BERT and XLM-RoBERTa, which make embeddings, and cross-encoders of XLM-RoBERTa's shape
+(bge-reranker), which make one number of a query and a document.
 
-A token of an encoder attends to those behind it too, so its keys and values are of one whole prompt and of no other:
-SGLang keeps them in the KV pool for the step that computes the prompt, and engines look no prefix up. The KV of a token
-has the size that a decoder's of the same shape has, and the floor is one prompt of the whole context, likewise.
+A token of an encoder attends to the tokens behind it too, so keys and values belong to one whole prompt, and no prefix
+is of use to another. SGLang keeps them in the KV pool during the step that computes the prompt. The KV of a token has
+the size that it has in a decoder of the same shape, and the floor is likewise one prompt of the whole context.
 """
 
 from __future__ import annotations
@@ -11,24 +11,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from loader.checkpoints.architectures.families import CONFIG, ModelShape
 from loader.checkpoints.config_values import TOKEN, check
 from loader.checkpoints.errors import BrokenCheckpoint
-from loader.checkpoints.families import CONFIG, ModelShape
 from services.wording.json_values import COUNT, at_least, one_of
 
 BERT, ROBERTA = "BertModel", "XLMRobertaModel"
 SERVED = (BERT, ROBERTA)
+"""Classes of encoders that make embeddings."""
 RANKS = "XLMRobertaForSequenceClassification"
+"""Class of encoders that rank documents."""
 _KNOWN = ("Bert", "Roberta", "XLMRoberta", "DistilBert", "ModernBert", "MPNet", "Contriever", "NomicBert", "Electra")
+"""Beginnings of the names of encoders' classes."""
 _LABELS = ("ForSequenceClassification", "ForRewardModel", "ForClassification")
-_MOST = (1 << 31) - 1
+"""Ends of the names of classes that give a text labels or a reward."""
+_LARGEST_NUMBER = (1 << 31) - 1
 _ACTIVATION, _IDENTITY = "sbert_ce_default_activation_function", "Identity"
 _VALUES = {
-    # What SGLang's class computes; it looks at none of these keys but the first.
     "hidden_act": one_of("gelu"),
     "position_embedding_type": one_of("absolute"),
     "layer_norm_eps": at_least(0),
 }
+"""Values that SGLang's classes compute. They read all of these keys."""
 
 
 def is_one(config: Mapping[str, Any]) -> bool:
@@ -43,8 +47,8 @@ def ranks(name: str) -> bool:
 
 
 def refusal(config: Mapping[str, Any]) -> str | None:
-    """Why a model of this class is not served, though SGLang may have the class; None if it is, or is no encoder and
-    has no labels."""
+    """Why an encoder, or a model that gives labels or rewards, is not served, though SGLang may have its class. None if
+    it is served, or if the model is neither."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     if is_one(config):
@@ -78,8 +82,8 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         if value is None:
             raise BrokenCheckpoint(f"{CONFIG} has no {key}")
         check(CONFIG, key, value, COUNT)
-        if value > _MOST:
-            raise BrokenCheckpoint(f"{CONFIG}: {key} is larger than {_MOST}")
+        if value > _LARGEST_NUMBER:
+            raise BrokenCheckpoint(f"{CONFIG}: {key} is larger than {_LARGEST_NUMBER}")
         return int(value)
 
     for key, kind in _VALUES.items():
@@ -114,8 +118,8 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
 
 
 def expected_tensors(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor that a whole checkpoint of this shape has, by name; the pooler aside, which no embedding
-    uses. Raises BrokenCheckpoint."""
+    """Shape of every tensor that a whole checkpoint of this shape has, by name, without the pooler, which no embedding
+    needs. Raises BrokenCheckpoint."""
     kinds = config.get("type_vocab_size")
     check(CONFIG, "type_vocab_size", kinds, COUNT)
     hidden, wide = shape.hidden, shape.intermediate

@@ -1,9 +1,9 @@
-"""How a checkpoint's linear layers are quantised, by the quantization_config of its config.json, and which tensors each
-of them has instead of its weight.
+"""The quantisation of a checkpoint's linear layers, by the quantization_config of its config.json, and the tensors that
+a quantised layer has instead of its weight.
 
 Sources: Transformers' and compressed-tensors' documentation of `quantization_config`, and the layouts of published
-checkpoints. A kind that is not here is refused by name, before any memory is booked. Which layers are quantised the
-tensors say themselves: a weight of floats is one that was left as it is, if `quantization_config` excepts it.
+checkpoints. A kind that is not here is refused by name, before any memory is booked. The tensors themselves show which
+layers are quantised: a weight of floats is of a layer that is not, and `quantization_config` has to except that layer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PACKED = frozenset({"I32"})
 _BYTES = frozenset({"U8"})
 _WORD_BITS = 32
 _MXFP4_BLOCK = 32
-"""Weights that share a scale."""
+"""Number of weights that share a scale."""
 _SCALE: tuple[Shape, ...] = ((), (1,))
 """Shapes of a single scale."""
 _KEY = "quantization_config"
@@ -35,14 +35,15 @@ _EXCEPTIONS = ("modules_to_not_convert", "ignored_layers", "ignore")
 _LINEAR = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 """Ends of the names of the weights that are quantised unless they are excepted; those of routers are not."""
 _REGEX = "re:"
-"""Beginning of an exception that is a regular expression. None is run: a checkpoint's own may take for ever."""
+"""Beginning of an exception that is a regular expression. It is never run, since one from a checkpoint may take for
+ever."""
 _NVFP4 = "it is quantised to NVFP4, which is not supported: it needs kernels of newer GPUs"
 _NO_KERNELS = "for none of this kind"
 _PLAIN_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 """Formats of compressed-tensors in which a weight of one byte keeps its shape."""
 _ANY = "*"
 _KERNEL_ROWS, _KERNEL_COLUMNS = 64, 128
-"""Rows and columns that the kernels of packed weights take at a time, on each device."""
+"""Rows and columns of which the kernels of packed weights take whole multiples on each device."""
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 METHODS = ("fp8", "awq", "gptq", "compressed-tensors", "mxfp4")
@@ -61,37 +62,43 @@ class QuantisedTensor:
 
 @dataclass(frozen=True)
 class Quantisation:
-    """One kind, with its sizes."""
+    """One kind of quantisation, with its sizes."""
 
     name: str
-    """For people: "FP8", "GPTQ with 4 bits"."""
+    """Name for people, such as "FP8" or "GPTQ with 4 bits"."""
     bits: int
     """Bits of a weight."""
     blocks: Shape = ()
-    """Rows and columns that share a scale where rows do too; empty: none do."""
+    """(rows, columns) of a block that shares a scale; empty: scales are not for blocks."""
     group: int = 0
-    """Columns of a row that share a scale; 0: all, or `blocks` says it."""
+    """Number of columns of a row that share a scale; 0: all columns, or those of a block (`blocks`)."""
     layout: str = "plain"
-    """`plain`: a weight of one byte in its own shape; `compressed`, `awq`, `gptq`: several in a word, as these write
-    it; `mxfp4`: experts only, blocks of 32 with a scale of one byte."""
+    """Arrangement of weights. `plain`: of one byte each, in the shape of the layer's weight. `compressed`, `awq`,
+    `gptq`: several in a word, as compressed-tensors, AWQ and GPTQ pack them. `mxfp4`: experts only, in blocks of 32
+    with a scale of one byte."""
     scale: str = "weight_scale"
     """Name of the scales of a `plain` weight."""
     dtypes: frozenset[str] = _FP8
     """Types of a `plain` weight."""
     each_row: bool = False
-    """Whether a `plain` weight has a scale for each row; else it has one, unless `blocks` says otherwise."""
+    """Whether a `plain` weight has a scale for each row. If not, it has one in all, or one for each of its `blocks`."""
     static: bool = False
-    """Whether activations have a scale in the checkpoint."""
+    """Whether the checkpoint has a scale for activations. If not, a step computes one, or activations stay floats."""
     zeros: bool = False
     """Whether `compressed` weights have zero points."""
     order: bool = False
-    """Whether `gptq` and `compressed` weights have their columns in an order of their own."""
+    """Whether a `gptq` or `compressed` weight comes with an order of its columns."""
     excepted: tuple[str, ...] | None = None
-    """Names, parts of names, or patterns with "*" for any characters, of the layers that are not quantised; None: any
-    may be such a layer."""
+    """Layers that are not quantised, by their names, by parts of these, or by patterns with "*" for any characters;
+    None: it is not known, so it may be any layer."""
     no_mixtures: str = ""
-    """Kinds of mixtures that engines have kernels for, as part of a sentence, where this one is none of them; empty: it
-    is."""
+    """Why mixtures of experts of this kind are not served, as the end of a sentence that begins "kernels are"; empty:
+    they are served."""
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether weights are of FP8, one byte each."""
+        return self.layout == "plain" and self.dtypes == _FP8
 
     def may_be_float(self, name: str) -> bool:
         """Whether a weight may have been left as it is. Exceptions are taken widely. Packed weights have names of their
@@ -102,6 +109,11 @@ class Quantisation:
         return any(
             fnmatchcase(layer, each) if _ANY in each else each in name or layer in each for each in self.excepted
         )
+
+    def quantises(self, name: str) -> bool:
+        """Whether a weight is quantised as far as the configuration tells, which says nothing of the exceptions of
+        packed weights."""
+        return name.endswith(_LINEAR) and (self.excepted is None or not self.may_be_float(name))
 
     def tensors(self, rows: int, columns: int) -> dict[str, QuantisedTensor]:
         """Tensors of a linear layer by the last part of their names. Raises BrokenCheckpoint if the layer's shape does
@@ -173,8 +185,8 @@ def _parts(whole: int, part: int, what: str, of: str) -> int:
 
 
 def read(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quantisation | None:
-    """The quantisation that a config.json describes, `text` being its part for the language model; None if the model is
-    not quantised. Raises BrokenCheckpoint naming a kind or a value that is not served."""
+    """The quantisation that a config.json describes; None if the model is not quantised. `text`: the part of
+    config.json for the language model. Raises BrokenCheckpoint naming a kind or a value that is not served."""
     given = config.get(_KEY) or text.get(_KEY) or config.get("compression_config")
     if not given:
         return None
@@ -197,8 +209,8 @@ def _excepted(given: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def _pattern(regex: str) -> str | None:
-    """A regular expression as a pattern with "*"; None if it has more than ".*", dots and ends. A checkpoint's own is
-    not run: it may take for ever."""
+    """The pattern with "*" that means the same as a regular expression; None if the expression has more than ".*",
+    dots, "^" and "$"."""
     text = regex.removeprefix(_REGEX).removeprefix("^").replace(r"\.", ".")
     ends = text.endswith("$")
     parts = text.removesuffix("$").split(".*")
@@ -208,7 +220,7 @@ def _pattern(regex: str) -> str | None:
 
 
 def _of_text(name: str) -> str:
-    """The name of a layer without what a wrapper puts before its language model."""
+    """The name of a layer as in a model of text alone, from its name in a wrapper."""
     return name.replace("language_model.model.", "model.").replace("model.language_model.", "model.")
 
 
@@ -280,12 +292,11 @@ def _compressed(given: Mapping[str, Any]) -> Quantisation:
     plain = like_weights and given.get("format") in _PLAIN_FORMATS
     each_row = strategy == "channel"
     if (kind, bits) == ("float", 8) and plain and strategy in ("tensor", "channel"):
+        # A scale a row goes with inputs that have one a token, a scale a tensor with inputs whose scale is fixed.
+        inputs = {} if activations is None else activations
+        mixtures = inputs and (dynamic and inputs.get("strategy") == "token" if each_row else not dynamic)
         return Quantisation(
-            "FP8",
-            8,
-            each_row=each_row,
-            static=not dynamic,
-            no_mixtures="" if activations is not None and (each_row or not dynamic) else _NO_KERNELS,
+            "FP8", 8, each_row=each_row, static=not dynamic, no_mixtures="" if mixtures else _NO_KERNELS
         )
     if (kind, bits, strategy) == ("float", 8, "block") and plain and activations is not None and dynamic:
         return Quantisation("FP8 in blocks", 8, blocks=_blocks(weights, "block_structure"))
@@ -331,6 +342,6 @@ def _check(given: Mapping[str, Any], kinds: Mapping[str, ValueKind]) -> None:
 
 
 def _only(*values: Any) -> ValueKind:
-    """The values that are served; others exist."""
+    """The kind of these values, which are the ones that are served among others that exist."""
     named = (str(value).lower() if isinstance(value, bool) else str(value) for value in values if value != "")
     return ValueKind(f"{' or '.join(named)}, which alone is supported", lambda value: value in values)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from loader.checkpoints import families
+from loader.checkpoints.architectures import families
 from loader.checkpoints.checkpoint import read
 from loader.checkpoints.errors import BrokenCheckpoint
 from tests.loader import checkpoint_files
@@ -18,7 +18,22 @@ def config(**changes):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        pytest.param({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}, "(MLA)", id="MLA"),
+        pytest.param({"architectures": ["BailingMoeV3ForCausalLM"], "kv_lora_rank": 512}, "(MLA)", id="MLA"),
+        pytest.param(
+            {"architectures": ["DeepseekV32ForCausalLM"], "kv_lora_rank": 512, "index_topk": 2048},
+            "(DSA)",
+            id="sparse attention",
+        ),
+        pytest.param(
+            {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512, "index_n_heads": 64},
+            "(DSA)",
+            id="sparse attention under the name of a class that is served",
+        ),
+        pytest.param(
+            {"architectures": ["KimiVLForConditionalGeneration"], "text_config": {"kv_lora_rank": 512}},
+            "KimiVLForConditionalGeneration is multimodal",
+            id="latent attention of a multimodal model",
+        ),
         pytest.param(
             {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 16},
             "sliding-window attention",
@@ -44,7 +59,7 @@ def config(**changes):
             id="sliding window by layer",
         ),
         pytest.param(
-            {"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
+            {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
             "hybrid",
             id="hybrid by layer",
         ),
@@ -53,7 +68,7 @@ def config(**changes):
         pytest.param({"vision_config": {}}, "multimodal", id="multimodal by its parts"),
         pytest.param(
             {"architectures": ["OlmoForCausalLM"]},
-            "OlmoForCausalLM is not supported; these are: Gemma2",
+            "OlmoForCausalLM is not supported; these are: DeepseekV2",
             id="unknown",
         ),
         pytest.param({"architectures": None}, "names no architecture", id="none named"),

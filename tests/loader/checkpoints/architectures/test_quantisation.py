@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader.checkpoints import quantisation
-from loader.checkpoints.checkpoint import Checkpoint, read
+from loader.checkpoints.architectures import quantisation
+from loader.checkpoints.checkpoint import Checkpoint, read, read_config
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.checkpoints.weight_files import tensors_of
-from testing import format_checkpoints
+from testing import format_checkpoints, small_checkpoints
 from testing.format_checkpoints import FORMATS
 from tests.loader import checkpoint_files
 from tests.loader.checkpoint_files import SINGLE, Tensors
@@ -115,6 +115,34 @@ def test_a_checkpoint_of_a_format_is_as_large_as_its_tensors_and_two_devices_hav
     assert one.weights_bytes == pytest.approx(nbytes, rel=0.01)
     assert two.weights_bytes == pytest.approx(nbytes / 2, rel=0.01)
     assert two.kv_bytes_per_token == one.kv_bytes_per_token // 2 == 2 * 128 * BF16
+
+
+@pytest.mark.parametrize(("model", "format_"), PUBLISHED)
+def test_config_alone_tells_how_large_a_checkpoint_of_a_format_is(
+    tmp_path: Path, folders: Folders, model: str, format_: str
+) -> None:
+    whole = folders(model, format_)
+    (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
+    for devices in (1, 2):
+        found, expected = read_config(tmp_path, BF16, devices), read(whole, BF16, devices)
+        assert found.quantisation == expected.quantisation
+        assert found.weights_bytes == pytest.approx(expected.weights_bytes, rel=0.02)
+        assert found.active_bytes == pytest.approx(expected.active_bytes, rel=0.02)
+
+
+def test_experts_beside_a_dense_mlp_may_be_quantised_one_by_one(tmp_path: Path) -> None:
+    """Floats are published joined, FP8 is not: Gemma 4 26B-A4B."""
+    floats = small_checkpoints.write("Gemma4ForConditionalGeneration", tmp_path / "floats", "Gemma 4 26B-A4B")
+    config = json.loads((floats / "config.json").read_text())
+    folder = format_checkpoints.write(tmp_path / "m", config, "fp8-channels")
+    (folder / "tokenizer.json").write_text("{}")
+    tensors = tensors_of(folder)
+    assert tensors["model.language_model.layers.3.experts.7.down_proj.weight"].dtype == "F8_E4M3"
+    assert tensors["model.language_model.layers.3.router.proj.weight"].dtype == "BF16"
+    found, whole = read(folder, BF16), read(floats, BF16)
+    assert found.quantisation == "FP8"
+    assert whole.weights_bytes / 2 < found.weights_bytes < 0.8 * whole.weights_bytes
+    assert found.active_bytes < found.weights_bytes
 
 
 @pytest.mark.parametrize(
@@ -272,6 +300,16 @@ def groups(**weights: Any) -> Callable[[Tensors, dict[str, Any]], Any]:
     return change
 
 
+def inputs(**activations: Any) -> Callable[[Tensors, dict[str, Any]], Any]:
+    """Changes of how compressed-tensors describes activations."""
+
+    def change(tensors: Tensors, config: dict[str, Any]) -> None:
+        (group,) = config["quantization_config"]["config_groups"].values()
+        group["input_activations"] |= activations
+
+    return change
+
+
 def sized(**changes: int) -> Callable[[Tensors, dict[str, Any]], Any]:
     """Changes of the model's own shape."""
     return lambda tensors, config: config.update(changes)
@@ -364,6 +402,10 @@ def sized(**changes: int) -> Callable[[Tensors, dict[str, Any]], Any]:
         ("dense", "int8", groups(symmetric=False), "symmetric = False is not true"),
         ("dense", "fp8-channels", groups(strategy="block", block_structure=[128]), "block_structure is [128], not two"),
         ("dense", "fp8-channels", groups(strategy="block", block_structure=5), "block_structure is 5, not two numbers"),
+        (
+            "mixture", "fp8-channels", inputs(strategy="tensor"),
+            "its experts are quantised to FP8: kernels are for none of this kind",
+        ),
         ("mixture", "int8", says(), "its experts are quantised to INT8: kernels are for none of this kind"),
         (
             "mixture", "gptq", sized(torch_dtype="bfloat16"),

@@ -1,14 +1,15 @@
-"""The number of positions that a model's rotary embedding is made for, by config.json: its context, which is longer
-than `max_position_embeddings` where positions are stretched by a factor that this key does not have yet.
+"""The context of a model, by the rotary embedding in its config.json. It is longer than `max_position_embeddings` where
+positions are stretched by a factor that is not in that number yet.
 
-Published models write it down in several ways: `rope_scaling`, or `rope_parameters` since Transformers 5; the kind as
-`rope_type` or `type`; the length that is stretched there, beside it, or as `max_position_embeddings`. They are
-understood as Transformers does. Engines see to it that theirs agree (`gpu_scheduler/engines/sglang/policy/rope.py`).
+Published models describe the embedding in several ways: under `rope_scaling`, or `rope_parameters` since Transformers
+5; its kind as `rope_type` or `type`; the length that is stretched in there, beside it, or as `max_position_embeddings`.
+This module understands all of them as Transformers does. Engines make SGLang do so too
+(`gpu_scheduler/engines/sglang/policy/rope.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loader.checkpoints.config_values import check, check_given
@@ -17,7 +18,7 @@ from services.wording.json_values import COUNT, FLAG, FRACTION, POSITIVE, ValueK
 
 _FILE = "config.json"
 _WHERE = ("rope_scaling", "rope_parameters")
-"""Keys of config.json that may describe the embedding; the first that says something counts."""
+"""Keys of config.json that may describe the embedding. The first that is not empty counts."""
 _ORIGINAL = "original_max_position_embeddings"
 _FACTOR = {"factor": at_least(1)}
 _NEEDS: dict[str, Mapping[str, ValueKind]] = {
@@ -27,11 +28,11 @@ _NEEDS: dict[str, Mapping[str, ValueKind]] = {
     "yarn": _FACTOR,
     "llama3": {**_FACTOR, "low_freq_factor": POSITIVE, "high_freq_factor": POSITIVE},
     "longrope": {},
-    "su": {},  # what longrope was called at first
+    "su": {},  # the first name of longrope
 }
 """Values that each known kind of embedding has to have."""
 _MAY_HAVE: Mapping[str, ValueKind] = {"rope_theta": POSITIVE, "partial_rotary_factor": FRACTION}
-"""Values that engines read of any kind, if they are there."""
+"""Kinds of the values that engines read, if they are there, for every kind of embedding."""
 _LONGROPE = {**_FACTOR, "attention_factor": at_least(0)}
 _KIND_MAY_HAVE: Mapping[str, Mapping[str, ValueKind]] = {
     "yarn": {
@@ -45,12 +46,12 @@ _KIND_MAY_HAVE: Mapping[str, Mapping[str, ValueKind]] = {
     "longrope": _LONGROPE,
     "su": _LONGROPE,
 }
-"""Values that engines read of these kinds besides, if they are there."""
+"""Kinds of further values that engines read, if they are there, by the kind of embedding."""
 
 
 def context_tokens(config: Mapping[str, Any], positions: int) -> int:
-    """The longest prompt with its answer that a model can take whose `max_position_embeddings` is `positions`. Raises
-    BrokenCheckpoint naming the key that is wrong."""
+    """Most tokens of a prompt with its answer, for a model whose `max_position_embeddings` is `positions`. Raises
+    BrokenCheckpoint naming a key that is wrong."""
     where, kind, rope = _written(config)
     original = config.get(_ORIGINAL) or rope.get(_ORIGINAL) or positions
     check(_FILE, _ORIGINAL, original, COUNT)
@@ -68,8 +69,8 @@ def context_tokens(config: Mapping[str, Any], positions: int) -> int:
 
 
 def check_by_layer(config: Mapping[str, Any]) -> None:
-    """Raises BrokenCheckpoint for values that engines could not compute with, where rotary embeddings may differ by
-    kind of layer."""
+    """Checks a model whose rotary embeddings may differ by kind of layer. Raises BrokenCheckpoint for values with which
+    engines cannot compute."""
     for where in _WHERE:
         said = config.get(where)
         if said is None:
@@ -81,8 +82,17 @@ def check_by_layer(config: Mapping[str, Any]) -> None:
             check_given(_FILE, part, {"factor": POSITIVE, "rope_theta": POSITIVE}, key)
 
 
+def check_kind(config: Mapping[str, Any], kinds: Sequence[str], values: Mapping[str, ValueKind]) -> None:
+    """Raises BrokenCheckpoint for an embedding that is of none of these kinds, or for a value that is not of the kind
+    which `values` has for its key."""
+    where, kind, rope = _written(config)
+    if kind not in kinds:
+        raise BrokenCheckpoint(f"{_FILE}: {where} is of type {kind!r}, where only {' and '.join(kinds)} are supported")
+    check_given(_FILE, rope, values, where)
+
+
 def _stretched(factor: float, positions: int) -> int:
-    """Raises BrokenCheckpoint for a length that is no number."""
+    """`factor` times `positions`, rounded down. Raises BrokenCheckpoint if that is no number."""
     try:
         return int(factor * positions)
     except OverflowError:
@@ -90,8 +100,8 @@ def _stretched(factor: float, positions: int) -> int:
 
 
 def check_factors(config: Mapping[str, Any], head_dim: int) -> None:
-    """Raises BrokenCheckpoint for lists of factors that do not suit heads of that size, and for what else engines read
-    and could not compute with."""
+    """Raises BrokenCheckpoint for lists of factors that do not suit heads of `head_dim` elements, and for other values
+    with which engines cannot compute."""
     where, kind, rope = _written(config)
     check_given(_FILE, rope, {**_MAY_HAVE, **_KIND_MAY_HAVE.get(kind, {})}, where)
     if kind in ("longrope", "su"):
@@ -100,7 +110,7 @@ def check_factors(config: Mapping[str, Any], head_dim: int) -> None:
 
 
 def _written(config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:
-    """(the key that counts, the kind of embedding, what is said of it)."""
+    """(key under which the embedding is described, its kind, its values)."""
     where = next((key for key in _WHERE if config.get(key)), _WHERE[0])
     rope = config.get(where) or {}
     if not isinstance(rope, dict):
