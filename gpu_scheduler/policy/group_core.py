@@ -129,7 +129,7 @@ class GroupCore:
         if facts.presence is Presence.ACTIVE:
             if facts.prefill_tokens_per_s > 0 and not self.backlog.is_active(name):
                 chunk = facts.prefill_chunk_tokens or self._rules.limits.chunk_tokens
-                model.speed.observe(chunk, chunk / facts.prefill_tokens_per_s)
+                model.speed.measured(chunk, chunk / facts.prefill_tokens_per_s)
                 self._throttling.measured(name, facts.prefill_tokens_per_s, facts.decode_step_s)
             self.backlog.model_active(name)
             self._active[name] = model
@@ -308,7 +308,7 @@ class GroupCore:
         active = self._active
         memory = holdings.for_admission(
             devices,
-            {name: model.facts.token_bytes for name, model in active.items()},
+            {name: model.facts.kv for name, model in active.items()},
             {name: model.committed for name, model in active.items()},
         )
         places = {
@@ -321,7 +321,7 @@ class GroupCore:
         model = self._models[request.model]
         self.backlog.start(start, now)
         tokens = request.prompt_tokens + min(request.most_new_tokens, model.forecast.tokens)
-        request.kv_bytes, request.running = tokens * model.facts.token_bytes, True
+        request.kv_bytes, request.running = model.facts.kv.bytes_of(tokens), True
         model.committed += request.kv_bytes
         model.running += 1
         self._throttling.started(request.model, start.request_id, request.tpot_s)
@@ -372,7 +372,7 @@ class GroupCore:
         """The demand w of a model (`memory/demand.py`). `tpot_s`: its TPOT target where no request has named one; 0:
         none."""
         model = self.model(name, now)
-        return weight(model.rate.rate(now), model.facts.token_bytes, 1e3 * (model.tpot_s or tpot_s))
+        return weight(model.rate.rate(now), model.facts.kv.demand_bytes, 1e3 * (model.tpot_s or tpot_s))
 
     def idle_s(self, name: str, now: float) -> float:
         """Seconds since the model's last request arrived or ended; 0 while one is here."""

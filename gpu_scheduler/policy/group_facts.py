@@ -12,6 +12,7 @@ from gpu_scheduler.policy.memory.forecast import ForecastRules, OutputForecast
 from gpu_scheduler.policy.queue.admission import PrefillLimits
 from gpu_scheduler.policy.queue.backlog import BacklogRules
 from gpu_scheduler.policy.queue.slack import PrefillSpeed
+from kv_kinds.layout import KvLayout, of_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,11 @@ class Presence(Enum):
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """One model on the group, and what its engine measured of itself when it came up. Bytes are on each device; 0
-    is unknown, except for `token_bytes` (1) and `most_running`."""
+    is unknown, except for `most_running`."""
 
     presence: Presence
-    token_bytes: int = 1
-    """KV bytes of one token."""
+    kv: KvLayout = of_tokens(1)
+    """The kinds of KV that its requests need."""
     prefill_tokens_per_s: float = 0.0
     prefill_chunk_tokens: int = 0
     """Tokens of the prefill step that `prefill_tokens_per_s` was measured with."""

@@ -15,7 +15,7 @@ from math import inf
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.engines.engine import EngineProcess
 from gpu_scheduler.engines.shared_board import SharedBoard
-from gpu_scheduler.memory.devices import share
+from gpu_scheduler.memory.devices import count
 from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.policy.group_core import GroupCore
 from gpu_scheduler.policy.group_facts import ModelFacts, Presence, ServedModel
@@ -27,6 +27,8 @@ from gpu_scheduler.queue.streams import GatewayStream
 from gpu_scheduler.residents import Resident, Residents
 from gpu_scheduler.telemetry.counters import STARTED, TTFT_TARGETS, forget
 from gpu_scheduler.telemetry.traces import RequestTrace
+from kv_kinds import messages as kv_messages
+from kv_kinds.layout import of_tokens
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.telemetry import log
 
@@ -431,7 +433,7 @@ def _facts(resident: Resident, here: bool) -> ModelFacts:
     presence = _PRESENCE.get(resident.residency, Presence.DOWN) if here else Presence.GONE
     return ModelFacts(
         presence,
-        token_bytes=int(measured.kv_bytes_per_token or share(spec.kv_bytes_per_token, spec) or 1),
+        kv=kv_messages.layout(measured) or kv_messages.layout(spec).share(count(spec)) or of_tokens(1),
         prefill_tokens_per_s=measured.prefill_tokens_per_s,
         prefill_chunk_tokens=measured.prefill_chunk_tokens,
         decode_step_s=measured.decode_step_ms / 1e3,

@@ -10,6 +10,7 @@ from gpu_scheduler.memory.devices import count
 from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.residents import Resident, Residents
+from kv_kinds import messages as kv_messages
 from protos import common_pb2, gpu_scheduler_pb2
 
 
@@ -84,6 +85,7 @@ class GroupReport:
             late=late,
             weights_bytes=devices * resident.measured.weights_bytes,
             kv_bytes_per_token=devices * resident.measured.kv_bytes_per_token,
+            kv_kinds=kv_messages.kinds(kv_messages.layout(resident.measured).times(devices)),
             private_bytes=devices * resident.measured.private_bytes,
             graph_bytes=devices * resident.measured.graph_bytes,
             quota_bytes=devices * resident.measured.quota_bytes,

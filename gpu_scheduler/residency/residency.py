@@ -23,6 +23,8 @@ from gpu_scheduler.residency.bookings import Bookings
 from gpu_scheduler.residency.handover import Handover
 from gpu_scheduler.residency.weights import Weights
 from gpu_scheduler.residents import ResidencyChange, Resident, Residents
+from kv_kinds import messages as kv_messages
+from kv_kinds.layout import of_tokens
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.errors import Conflict, Invalid, PrismError, TimedOut, Unmet
 from services.rpc.watch import Watched
@@ -59,11 +61,22 @@ def _check_sizes(spec: common_pb2.ModelSpec, elsewhere: gpu_scheduler_pb2.Elsewh
         "graph_bytes elsewhere": elsewhere.graph_bytes,
         "quota_bytes elsewhere": elsewhere.quota_bytes,
         "weights_bytes elsewhere": elsewhere.weights_bytes,
-        "KV of its longest request": spec.context_tokens * max(1, spec.kv_bytes_per_token),
+        "KV of its longest request": _longest_bytes(spec),
     }
     for what, nbytes in sizes.items():
         if not 0 <= nbytes < _MOST_BYTES:
             raise Invalid(f"{spec.name}: {what} cannot be {nbytes} bytes")
+
+
+def _longest_bytes(spec: common_pb2.ModelSpec) -> int:
+    """Bytes of KV of the model's longest request, on all its devices. Raises Invalid for kinds that there are not, and
+    for a context below zero."""
+    if spec.context_tokens < 0:
+        raise Invalid(f"{spec.name}: its context cannot be {spec.context_tokens} tokens")
+    try:
+        return (kv_messages.layout(spec) or of_tokens(1)).bytes_of(spec.context_tokens)
+    except ValueError as error:
+        raise Invalid(f"{spec.name}: {error}") from None
 
 
 class ResidencyController:
@@ -223,7 +236,11 @@ class ResidencyController:
                 continue
             try:
                 change = self.begin(
-                    other.spec, yielding.target, f"makes way for {resident.spec.name}", yielding.drain_ms
+                    other.spec,
+                    yielding.target,
+                    f"makes way for {resident.spec.name}",
+                    yielding.drain_ms,
+                    successor=yielding.successor,
                 )
                 if change.task is not None:
                     await asyncio.wait([change.task])
@@ -299,6 +316,9 @@ class ResidencyController:
             self._in_error(resident, str(error), self._pauses.failed(resident.spec.name))
         elif at_fault(error):
             self._in_error(resident, str(error))
+        elif isinstance(error, EngineDied) and resident.engine is None:
+            why = f"{counted(_TRIES, 'engine')} ended one after the other as the model came up: {error}"
+            self._in_error(resident, why, self._pauses.failed(resident.spec.name))
         elif resident.engine is None:
             self._residents.leave(resident)
 

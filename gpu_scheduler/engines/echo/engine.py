@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongPattern
 from gpu_scheduler.engines.echo.memory import EchoMemory, open_memory
 from gpu_scheduler.engines.echo.rule import embedding, label_logprobs, next_token
+from kv_kinds import messages
 from protos import common_pb2, engine_pb2
 from services.ipc.framing import BlockingChannel
 from services.telemetry import log
@@ -173,7 +174,8 @@ class EchoEngine:
         self._drain = None
         measured = engine_pb2.Measured(
             weights_bytes=memory.weights_bytes,
-            kv_bytes_per_token=memory.kv_bytes_per_token,
+            kv_bytes_per_token=memory.kv.marginal(0),
+            kv_kinds=messages.kinds(memory.kv),
             prefill_tokens_per_s=1 / self._prefill_s_per_token if self._prefill_s_per_token else 1e6,
             decode_step_ms=1e3 * self._step_s,
             context_tokens=memory.context_tokens,

@@ -15,6 +15,8 @@ from balloond.driver.connection.lease import GrowRefused, Lease, LeaseRefused
 from balloond.driver.kv.range import ElasticRange
 from balloond.driver.weights import WeightsRange
 from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongPattern
+from kv_kinds import messages
+from kv_kinds.layout import of_tokens
 from protos import engine_pb2
 from services.runtime.checksum import checksum
 
@@ -30,7 +32,7 @@ class LeasedMemory:
         model = load.model
         self._name = model.name
         self.weights_bytes = model.weights_bytes
-        self.kv_bytes_per_token = max(1, model.kv_bytes_per_token)
+        self.kv = messages.layout(model) or of_tokens(1)
         self.context_tokens = model.context_tokens
         self._extent_bytes = load.kv_extent_bytes
         self._weights_extent_bytes = load.weights_extent_bytes
@@ -85,7 +87,7 @@ class LeasedMemory:
 
     def start_kv(self) -> None:
         if self._kv is None:
-            span = max(1, -(-64 * self.context_tokens * self.kv_bytes_per_token // self._extent_bytes))
+            span = max(1, 64 * self._extents_of(self.context_tokens))
             self._kv = ElasticRange(
                 self._lease,
                 self._mapper,
@@ -99,7 +101,7 @@ class LeasedMemory:
     def fit(self, request_id: str, tokens: int) -> bool:
         assert self._kv is not None
         held = self._held.setdefault(request_id, [])
-        need = -(-tokens * self.kv_bytes_per_token // self._extent_bytes) - len(held)
+        need = self._extents_of(tokens) - len(held)
         if need > 0:
             got = self._kv.acquire(need, timeout_s=0.2)
             if len(got) < need:
@@ -108,6 +110,10 @@ class LeasedMemory:
             held += got
             self._tell()
         return True
+
+    def _extents_of(self, tokens: int) -> int:
+        """Extents of a request of so many tokens; each kind of KV has its own."""
+        return sum(-(-kind.bytes_of(tokens) // self._extent_bytes) for kind in self.kv.kinds)
 
     def free(self, request_id: str) -> None:
         held = self._held.pop(request_id, [])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from kv_kinds import messages
+from kv_kinds.layout import KvLayout
 from protos import engine_pb2
 
 
@@ -12,7 +14,7 @@ class EchoMemory(Protocol):
 
     lease_id: str
     weights_bytes: int
-    kv_bytes_per_token: int
+    kv: KvLayout
     context_tokens: int
 
     @property
@@ -60,7 +62,7 @@ class UnaccountedMemory:
     wake_fd = None
 
     def __init__(self, load: engine_pb2.Load) -> None:
-        self.kv_bytes_per_token = load.model.kv_bytes_per_token
+        self.kv = messages.layout(load.model)
         self.context_tokens = load.model.context_tokens
 
     def map_weights(self, fill: bool) -> tuple[bytes, str]:

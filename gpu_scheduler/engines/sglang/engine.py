@@ -15,6 +15,7 @@ from gpu_scheduler.engines.sglang.base.errors import CommandError, LeaveLoop, No
 from gpu_scheduler.engines.sglang.base.faults import check_folder, fault
 from gpu_scheduler.engines.sglang.base.options import Options, one_line
 from gpu_scheduler.engines.sglang.base.states import EngineState
+from gpu_scheduler.engines.sglang.hooks.scheduler import EngineScheduler
 from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory, OpenMemory
 from gpu_scheduler.engines.sglang.model.lifecycle import Lifecycle
 from gpu_scheduler.engines.sglang.model.loaded_model import LoadedModel
@@ -165,7 +166,7 @@ class ModelHost:
         path = lifecycle.model.load.model.path
         check_folder(path)
         try:
-            lifecycle.build()
+            lifecycle.build(EngineScheduler)
         except (OSError, ValueError, TypeError, AttributeError, LookupError, AssertionError, MemoryError) as error:
             # The loaders report faults of the weights themselves. For a configuration that it refuses, SGLang raises
             # any of these types.
@@ -177,7 +178,8 @@ class ModelHost:
 
     def _serve(self, lifecycle: Lifecycle) -> int | None:
         """Runs SGLang's event loop until the model leaves. Returns the command_id of the Unload that ended it; None:
-        something else ended it, and the process ends. Raises CommandError if the load failed."""
+        something else ended it, and the process ends. Raises CommandError if the load failed, also at the
+        trial that ends it."""
         model = lifecycle.model
         set_loop(StepLoop(lifecycle, self._seat))
         try:
@@ -194,6 +196,12 @@ class ModelHost:
                 _log.error("out of memory", why=why, quota=model.booked_bytes)
                 raise
             self._ranks.settle(NoMemory(why), _FAILURE_S)
+        except (ValueError, TypeError, AttributeError, LookupError, AssertionError, NotImplementedError) as error:
+            if model.state is not EngineState.PROVING:
+                raise
+            path = model.load.model.path
+            _log.error("SGLang fails at the first request of the model", path=path, exc_info=True)
+            self._ranks.settle(fault(error, path), _FAILURE_S)
         finally:
             set_loop(None)
         return None

@@ -18,16 +18,53 @@ from typing import Any
 from gpu_scheduler.engines.sglang.base.environment import ENGINE_VARIABLE
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
 
-MADE_FOR = "0.5.16"
+MADE_FOR = "0.5.23"
 """Version of SGLang whose internals the hooks know."""
+
+
+def all_overriding() -> list[type]:
+    """Classes below SGLang's whose methods, where they are marked `override`, replace SGLang's."""
+    from gpu_scheduler.engines.sglang.hooks.scheduler import EngineScheduler, SocketlessScheduler, StepStreamer
+    from gpu_scheduler.engines.sglang.kv.pools.allocator import ElasticAllocator
+    from gpu_scheduler.engines.sglang.kv.pools.latent_pool import ElasticLatentPool
+    from gpu_scheduler.engines.sglang.kv.pools.paged_allocator import ElasticPagedAllocator
+    from gpu_scheduler.engines.sglang.kv.pools.pool import ElasticPool
+    from gpu_scheduler.engines.sglang.kv.pools.states import ElasticStateAllocator, ElasticStatePool
+    from gpu_scheduler.engines.sglang.kv.pools.window_allocator import ElasticWindowAllocator
+    from gpu_scheduler.engines.sglang.kv.prefix_tree import StampedCore
+
+    return [
+        SocketlessScheduler,
+        EngineScheduler,
+        StepStreamer,
+        ElasticAllocator,
+        ElasticPagedAllocator,
+        ElasticWindowAllocator,
+        ElasticPool,
+        ElasticLatentPool,
+        StampedCore,
+        ElasticStateAllocator,
+        ElasticStatePool,
+    ]
 
 
 def all_hooks() -> list[Hook]:
     """All hooks, in the order in which SGLang's registry gets them."""
     # Hooks import SGLang, which only an engine process may; SGLang imports this file in every process of its own.
-    from gpu_scheduler.engines.sglang.hooks import grammar, graphs, logprobs, loop, lora, memory, process, sampling
+    from gpu_scheduler.engines.sglang.hooks import (
+        attention,
+        cpu_kernels,
+        grammar,
+        graphs,
+        logprobs,
+        loop,
+        lora,
+        memory,
+        process,
+        sampling,
+    )
 
-    modules = (process, loop, sampling, logprobs, grammar, memory, graphs, lora)
+    modules = (process, loop, sampling, logprobs, grammar, memory, attention, graphs, lora, cpu_kernels)
     return [hook for module in modules for hook in module.HOOKS]
 
 
@@ -37,6 +74,9 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from gpu_scheduler.engines.sglang.kv import prefix_tree
+
+    prefix_tree.register()
     for hook in all_hooks():
         HookRegistry.register(hook.target, hook.function, HookType[hook.kind])
 
@@ -52,6 +92,7 @@ def load() -> None:
     with _rebound_together():
         load_plugins()
     verify(all_hooks())
+    verify_overriding(all_overriding())
 
 
 @contextmanager
@@ -92,6 +133,29 @@ def verify(hooks: list[Hook]) -> None:
                 f"the plugin's hook on {hook.target} did not take: is the prism-serve distribution installed, and not "
                 "excluded by SGLANG_PLUGINS?"
             )
+
+
+def overridden(ours: type) -> dict[str, str]:
+    """Names of the methods that a class of ours overrides, itself or in a base of ours, each with the full name of
+    SGLang's method; empty where SGLang has none of that name."""
+    theirs = [base for base in ours.__mro__ if base.__module__.startswith("sglang.")]
+    marked = {
+        name
+        for base in ours.__mro__
+        if base not in theirs
+        for name, method in vars(base).items()
+        if getattr(method, "__override__", False)
+    }
+    has = {name: next((base for base in theirs if name in vars(base)), None) for name in marked}
+    return {name: "" if base is None else f"{base.__module__}.{base.__qualname__}.{name}" for name, base in has.items()}
+
+
+def verify_overriding(classes: list[type]) -> None:
+    """Raises SystemExit that names a method of `classes` that overrides none of SGLang's any more."""
+    for each in classes:
+        for name, target in overridden(each).items():
+            if not target:
+                raise SystemExit(f"SGLang has no {name} any more, which {each.__name__} overrides")
 
 
 def _wraps(found: Any, function: Callable[..., Any]) -> bool:

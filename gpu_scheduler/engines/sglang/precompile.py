@@ -1,6 +1,6 @@
 """`python -m gpu_scheduler.engines.sglang.precompile CATALOGUE` compiles the modules that the models of a catalogue
 need from nvcc before an engine needs them, several at a time; an engine would compile one after another while requests
-wait. Engines find them where tvm-ffi keeps compiled modules: in TVM_FFI_CACHE_DIR, or in tvm-ffi's own default folder.
+wait. Engines find them where SGLang keeps compiled modules: in SGLANG_JIT_CACHE_DIR, or in SGLang's own default folder.
 
 It reports on standard output as lines of JSON: first {"of": N}, the number of modules to compile, then one line for
 each. It takes no memory of a GPU: it asks NVML for the GPU's architecture and passes that on to torch. The modules that
@@ -47,8 +47,8 @@ def of_catalogue(path: Path) -> set[JitModule]:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Folder in which tvm-ffi keeps compiled modules."""
-    return Path(environment.get("TVM_FFI_CACHE_DIR") or "~/.cache/tvm-ffi").expanduser()
+    """Folder in which SGLang keeps compiled modules."""
+    return Path(environment.get("SGLANG_JIT_CACHE_DIR") or "~/.cache/sglang/jit").expanduser()
 
 
 class Done:
@@ -126,11 +126,10 @@ def import_sglang(architecture: tuple[int, int], modules: Iterable[JitModule]) -
 
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda device=None: architecture
-    from sglang.jit_kernel.utils import get_jit_cuda_arch
+    import tvm_ffi  # noqa: F401 (imported here, since several threads at once must not)
+    from sglang.kernels.jit.utils import get_jit_cuda_arch
 
-    # SGLang sets this variable for each module and removes it again, which several threads at once must not do.
-    os.environ["TVM_FFI_CUDA_ARCH_LIST"] = get_jit_cuda_arch().target_name
-    import tvm_ffi.cpp  # noqa: F401 (imported here, since several threads at once must not)
+    get_jit_cuda_arch()  # remembers its answer
 
     for module in modules:
         import_module(module.path)
@@ -157,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         say({"error": str(error)})
         return 1
-    made_for = (_version("sglang"), _version("apache-tvm-ffi"), "{}.{}".format(*found))
+    made_for = (_version("sglang"), _version("torch"), _version("apache-tvm-ffi"), "{}.{}".format(*found))
     done = Done(cache_folder(os.environ), ", ".join(made_for))
     missing = done.missing(modules)
     say({"of": len(missing)})

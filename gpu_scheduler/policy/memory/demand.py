@@ -35,7 +35,8 @@ class TokenRate:
 
 
 def weight(tokens_per_s: float, kv_bytes_per_token: int, tpot_ms: float) -> float:
-    """The demand w of one model, in bytes/s^2. `tpot_ms`: its TPOT target; 0: 100 ms."""
+    """The demand w of one model, in bytes/s^2. `kv_bytes_per_token`: of a token of a long request, as placement's
+    demand has it; `tpot_ms`: its TPOT target; 0: 100 ms."""
     return tokens_per_s * kv_bytes_per_token / ((tpot_ms or 100.0) / 1e3)
 
 

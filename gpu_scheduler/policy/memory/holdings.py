@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelKv
+from kv_kinds.layout import KvLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +45,18 @@ UNBOUNDED = 1 << 60
 
 
 def for_admission(
-    devices: Sequence[DeviceMemory], kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]
+    devices: Sequence[DeviceMemory], layouts: Mapping[str, KvLayout], committed: Mapping[str, int]
 ) -> AdmissionMemory:
-    """Memory for admission, over all devices of the group; unbounded if `devices` is empty. `kv_bytes_per_token`: by
-    model, on each device. `committed`: bytes on a device by model that its started requests were admitted with."""
+    """Memory for admission, over all devices of the group; unbounded if `devices` is empty. `layouts`: by model,
+    on each device. `committed`: bytes on a device by model that its started requests were admitted with."""
     if not devices:
-        return AdmissionMemory({model: ModelKv(UNBOUNDED, 0, token_bytes=n) for model, n in kv_bytes_per_token.items()})
-    by_device = [_on_one(device, kv_bytes_per_token, committed) for device in devices]
-    models = {model: _smallest([on.models[model] for on in by_device]) for model in kv_bytes_per_token}
+        return AdmissionMemory({model: ModelKv(UNBOUNDED, 0, kv=kv) for model, kv in layouts.items()})
+    by_device = [_on_one(device, layouts, committed) for device in devices]
+    models = {model: _smallest([on.models[model] for on in by_device]) for model in layouts}
     return AdmissionMemory(models, {name: bytes for on in by_device for name, bytes in on.free.items()})
 
 
-def _on_one(
-    device: DeviceMemory, kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]
-) -> AdmissionMemory:
+def _on_one(device: DeviceMemory, layouts: Mapping[str, KvLayout], committed: Mapping[str, int]) -> AdmissionMemory:
     free = device.free
     used: dict[str, int] = {}
     kept: dict[str, int] = {}
@@ -72,10 +71,10 @@ def _on_one(
             held=used.get(model, 0) + kept.get(model, 0),
             reclaimable=kept.get(model, 0),
             growth=max(0, committed.get(model, 0) - used.get(model, 0)),
-            token_bytes=token_bytes,
+            kv=kv,
             devices=(device.device,),
         )
-        for model, token_bytes in kv_bytes_per_token.items()
+        for model, kv in layouts.items()
     }
     return AdmissionMemory(models, {device.device: free})
 

@@ -37,6 +37,7 @@ from math import inf
 from gpu_scheduler.policy.queue.backlog import Backlog
 from gpu_scheduler.policy.queue.decisions import NeedMemory, QueuePlan, Start, StartRule
 from gpu_scheduler.policy.queue.slack import WaitingRequest
+from kv_kinds.layout import KvLayout, of_tokens
 
 CANDIDATES = 64
 """Requests of the second queue tried per pass for the slack of S, and requests tried per pass to start beside the
@@ -57,14 +58,14 @@ class ModelKv:
     """Bytes of `held` that no running request uses and that only a new request of this model may take."""
     growth: int = 0
     """Bytes beyond `held` that started requests are still expected to take, those in prefill included."""
-    token_bytes: int = 1
-    """KV bytes of one token on one device."""
+    kv: KvLayout = of_tokens(1)
+    """The kinds of KV that a request needs on one device."""
     devices: tuple[str, ...] = ()
 
     def bytes_for(self, request: WaitingRequest) -> int:
         """Bytes for the prompt and the forecast output of `request`. A cached prefix counts in full: while no request
         uses it, it is counted as free too."""
-        return (request.prompt_tokens + request.decode_tokens) * self.token_bytes
+        return self.kv.bytes_of(request.prompt_tokens + request.decode_tokens)
 
 
 @dataclass(frozen=True, slots=True)

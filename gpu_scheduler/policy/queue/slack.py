@@ -52,14 +52,15 @@ def bucket_of(tokens: int) -> int:
 
 
 class PrefillSpeed:
-    """How fast one model prefills on this group: a calibrated start value, then a moving average for each chunk size.
+    """How fast one model prefills on this group: an assumed start value, the value that its engine measures of itself
+    in place of that, then a moving average for each chunk size.
 
-    A bucket that was never observed borrows the value of the nearest one that was (the larger of two equally near), or
-    the calibrated value while there is none.
+    A bucket without a value of its own borrows that of the nearest one that has one (the larger of two equally near),
+    or the assumed value while there is none.
     """
 
     def __init__(self, tokens_per_s: float, *, chunk_tokens: int = 8192, weight: float = 0.25) -> None:
-        """`tokens_per_s`: the calibrated speed; `chunk_tokens`: most tokens of a chunk that a prompt is cut into;
+        """`tokens_per_s`: the assumed speed; `chunk_tokens`: most tokens of a chunk that a prompt is cut into;
         `weight`: how much a new observation counts in the moving average (0.25: the last 8 chunks make 90 % of it).
         Raises ValueError if a number is out of its range."""
         if not tokens_per_s > 0 or not chunk_tokens > 0 or not 0 < weight <= 1:
@@ -90,10 +91,22 @@ class PrefillSpeed:
         """Records that a chunk of `tokens` tokens took `seconds`. Ignores values that cannot be a measurement."""
         if tokens <= 0 or not 0 < seconds < inf:
             return
+        before = self.seconds_per_token[self.bucket(tokens)]
+        self._believe(tokens, before + self._weight * (seconds / tokens - before))
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """Records that the engine measured `seconds` of itself for a chunk of `tokens` tokens. Nothing that was only
+        assumed counts beside it; beside a value that the chunk's bucket has already it is one observation more."""
+        if self.bucket(tokens) in self._observed:
+            self.observe(tokens, seconds)
+        elif tokens > 0 and 0 < seconds < inf:
+            self._believe(tokens, seconds / tokens)
+
+    def _believe(self, tokens: int, seconds_per_token: float) -> None:
+        """Sets the value of the bucket of chunks of `tokens` tokens."""
         b = self.bucket(tokens)
-        before = self.seconds_per_token[b]
         is_new = b not in self._observed
-        self._observed[b] = before + self._weight * (seconds / tokens - before)
+        self._observed[b] = seconds_per_token
         if is_new:
             known = sorted(self._observed, reverse=True)
             self._nearest = [min(known, key=partial(_distance, other)) for other in range(BUCKETS)]

@@ -3,9 +3,10 @@ import pytest
 from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.policy.memory.holdings import UNBOUNDED, for_admission
 from gpu_scheduler.policy.queue.admission import ModelKv
+from kv_kinds.layout import of_tokens
 from protos import balloond_pb2
 
-TOKEN_BYTES = {"a": 10, "b": 10}
+LAYOUTS = {"a": of_tokens(10), "b": of_tokens(10)}
 
 
 def state(free=0):
@@ -18,11 +19,11 @@ def state(free=0):
 def known(state):
     memory = GroupMemory(["d"])
     memory.update([state])
-    return for_admission(memory.devices, TOKEN_BYTES, {"a": 150})
+    return for_admission(memory.devices, LAYOUTS, {"a": 150})
 
 
 def test_memory_of_a_group_before_balloond_was_heard_limits_no_model():
-    memory = for_admission(GroupMemory(["d"]).devices, TOKEN_BYTES, {})
+    memory = for_admission(GroupMemory(["d"]).devices, LAYOUTS, {})
     assert memory.free == {} and memory.models["a"].limit == UNBOUNDED
 
 
@@ -43,9 +44,9 @@ def test_idle_memory_is_free_for_all_above_the_floor_and_the_models_own_under_it
     memory = known(told)
     assert memory.free == {"d": free}
     assert memory.models["a"] == ModelKv(
-        limit=900, held=used + kept, reclaimable=kept, growth=max(0, 150 - used), token_bytes=10, devices=("d",)
+        limit=900, held=used + kept, reclaimable=kept, growth=max(0, 150 - used), kv=of_tokens(10), devices=("d",)
     )
-    assert memory.models["b"] == ModelKv(limit=1000, held=0, token_bytes=10, devices=("d",))
+    assert memory.models["b"] == ModelKv(limit=1000, held=0, kv=of_tokens(10), devices=("d",))
 
 
 def test_memory_of_a_model_on_several_devices_is_that_of_the_smallest():
@@ -56,9 +57,9 @@ def test_memory_of_a_model_on_several_devices_is_that_of_the_smallest():
     one.leases.add(model="a", kv_bytes=400, kv_used_bytes=100, kv_cached_bytes=300)
     two.leases.add(model="a", kv_bytes=350, kv_used_bytes=120, kv_cached_bytes=230)
     memory.update([one, two, balloond_pb2.DeviceState(device="of another group")])
-    known = for_admission(memory.devices, {"a": 10}, {"a": 150})
+    known = for_admission(memory.devices, {"a": of_tokens(10)}, {"a": 150})
     assert known.free == {"d": 600, "e": 150}
     assert known.models["a"] == ModelKv(
-        limit=700, held=300, reclaimable=180, growth=50, token_bytes=10, devices=("d", "e")
+        limit=700, held=300, reclaimable=180, growth=50, kv=of_tokens(10), devices=("d", "e")
     )
     assert memory.limit_bytes("a") == 1600 and memory.free_bytes == 600

@@ -17,9 +17,10 @@ from gpu_scheduler.policy.memory.request_backoff import AGAIN_S
 from gpu_scheduler.policy.queue.admission import PrefillLimits
 from gpu_scheduler.policy.queue.decisions import Drop, Expire, NeedMemory, RequestMemory, SetThrottle, Start
 from gpu_scheduler.policy.throttle.interference import WINDOW
+from kv_kinds.layout import KvLayout, attention, of_tokens, state, window
 
 RULES = GroupRules(PrefillLimits(joint_s=0.1))
-UP = ModelFacts(Presence.ACTIVE, token_bytes=10, prefill_tokens_per_s=10_000, decode_step_s=0.01)
+UP = ModelFacts(Presence.ACTIVE, kv=of_tokens(10), prefill_tokens_per_s=10_000, decode_step_s=0.01)
 
 
 class Group:
@@ -90,6 +91,35 @@ def test_a_request_starts_once_and_leaves_nothing_behind():
     group.ends("r")
     assert (group.core.count("a"), group.core.model("a", 0).committed, len(group.core)) == ((0, 0, 0), 0, 0)
     assert (group.plans(), group.core.next_plan_at()) == ([], inf)
+
+
+def test_requests_with_states_start_as_long_as_there_is_room_for_another_state():
+    group = Group("a", facts=replace(UP, kv=KvLayout((attention(10), state(4000)))))
+    group.holds(free=13_000)
+    for name in "rst":
+        group.arrives(name, ttft_s=1.0)
+    assert group.plans() == ["a needs 5500", "request 5500 for a", "start r (on_time)", "start s (on_time)"]
+    assert group.core.model("a", 0).committed == 2 * (4000 + (100 + 50) * 10)
+    group.first_token("r")
+    group.ends("r")
+    assert group.core.model("a", 0).committed == 4000 + (100 + 50) * 10
+
+
+def test_a_request_longer_than_its_models_window_is_admitted_with_the_windows_bytes_alone():
+    group = Group("a", facts=replace(UP, kv=KvLayout((attention(10), window(90, 40, 20)))))
+    group.holds(free=6900)
+    group.arrives("r", ttft_s=1.0)
+    group.arrives("s", ttft_s=1.0)
+    assert group.plans() == ["a needs 6900", "request 6900 for a", "start r (on_time)"]
+    assert group.core.model("a", 0).committed == (100 + 50) * 10 + (40 + 20) * 90 == 6900
+
+
+def test_demand_of_a_model_is_counted_by_the_bytes_of_a_long_requests_token():
+    group = Group("a", "b", facts=replace(UP, kv=KvLayout((attention(10), window(90, 40, 20), state(4000)))))
+    group.becomes("b", UP)
+    for model in "ab":
+        group.core.tokens(model, 1000, group.now)
+    assert group.core.demand("a", group.now) == group.core.demand("b", group.now) > 0
 
 
 def test_requests_of_a_waking_model_start_when_it_is_up():
@@ -413,9 +443,17 @@ def test_the_speed_that_an_engine_measured_counts_once():
     group = Group()
     assert group.core.model("a", 0).speed.cost(2048) == pytest.approx(2048 / RULES.prefill_tokens_per_s)
     group.becomes("a", replace(UP, prefill_tokens_per_s=20_000, prefill_chunk_tokens=2048))
-    once = group.core.model("a", 0).speed.cost(2048)
-    group.becomes("a", replace(UP, prefill_tokens_per_s=20_000, prefill_chunk_tokens=2048))
-    assert group.core.model("a", 0).speed.cost(2048) == once < 2048 / RULES.prefill_tokens_per_s
+    assert group.core.model("a", 0).speed.cost(2048) == pytest.approx(2048 / 20_000)
+    group.becomes("a", replace(UP, prefill_tokens_per_s=40_000, prefill_chunk_tokens=2048))
+    assert group.core.model("a", 0).speed.cost(2048) == pytest.approx(2048 / 20_000)
+
+
+def test_the_first_prompts_of_a_model_are_expected_to_take_what_its_engine_measured():
+    group = Group("long", "short", facts=replace(UP, prefill_tokens_per_s=20_000))
+    group.arrives("long", "long", tokens=8000, ttft_s=2.0)
+    group.arrives("short", "short", tokens=1000, ttft_s=0.12)
+    group.arrives("late", "short", tokens=1000, ttft_s=0.04)
+    assert group.plans() == ["start short (on_time)"]
 
 
 def test_models_that_left_are_remembered_if_among_the_last_or_with_requests():
@@ -455,6 +493,9 @@ def test_a_model_is_idle_since_its_last_request_and_its_demand_follows_its_token
 MODELS = ("a", "b", "c")
 model_names = strategies.sampled_from(MODELS)
 FACTS = replace(UP, most_running=3)
+
+
+LAYOUTS = (of_tokens(10), KvLayout((attention(10), window(20, 300, 50), state(3000))))
 
 
 class Conservation(RuleBasedStateMachine):
@@ -526,9 +567,9 @@ class Conservation(RuleBasedStateMachine):
         self.prefilling.discard(name)
         self.plan()
 
-    @rule(model=model_names, presence=strategies.sampled_from(Presence))
-    def model_changes(self, model, presence):
-        self.group.becomes(model, replace(FACTS, presence=presence))
+    @rule(model=model_names, presence=strategies.sampled_from(Presence), kv=strategies.sampled_from(LAYOUTS))
+    def model_changes(self, model, presence, kv):
+        self.group.becomes(model, replace(FACTS, presence=presence, kv=kv))
 
     @rule(free=strategies.sampled_from([0, 5_000, 50_000]), known=strategies.booleans())
     def memory_changes(self, free, known):

@@ -16,7 +16,7 @@ from gpu_scheduler.queue import grammar_sandbox
 from gpu_scheduler.queue.grammar_sandbox import GrammarSandbox
 from services.errors import Unavailable
 from services.runtime import tasks
-from tests.gpu_scheduler.engines.sglang.grammars import SLOW, large
+from tests.gpu_scheduler.engines.sglang.grammars import large
 
 GOOD = ("json_schema", '{"type": "integer"}')
 
@@ -34,16 +34,11 @@ def pid(of: GrammarSandbox) -> int:
 
 
 @pytest.mark.sglang
-async def test_grammar_that_crashes_its_compiler_or_takes_too_long_is_refused_and_others_compiled(
-    tried: GrammarSandbox,
-) -> None:
+async def test_grammar_that_is_wrong_is_refused_and_others_compiled(tried: GrammarSandbox) -> None:
     assert await tried.verdict(*GOOD) == ""
     process = pid(tried)
     for kind, text, why in [
-        ("regex", "a{1,2147483648}", "the compiler fails at it"),
-        ("json_schema", '{"type": "string", "pattern": "^(a|b){9,2147483648}$"}', "the compiler fails at it"),
-        ("ebnf", SLOW, "takes more than"),
-        ("json_schema", large(1000), "too many states"),
+        ("regex", "a{1,2147483648}", "Invalid repetition range"),
         ("json_schema", '{"type": "strin"}', 'Unsupported type "strin"'),
         ("json_schema", '{"$ref": "#"}', "it allows no answer"),
         ("ebnf", "root ::= nothing", 'Rule "nothing" is not defined'),
@@ -55,6 +50,29 @@ async def test_grammar_that_crashes_its_compiler_or_takes_too_long_is_refused_an
         assert why in verdict and bool(why) == bool(verdict), (text[:60], verdict)
         assert tried.known(kind, text) == verdict
     assert pid(tried) == process
+
+
+CRASHES = """
+import os, signal
+from gpu_scheduler.engines.sglang.grammar import compiling, sandbox
+compiles = compiling.matcher
+def crashes(compiler, vocab_size, kind, text):
+    if text == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return compiles(compiler, vocab_size, kind, text)
+compiling.matcher = crashes
+sandbox.main()
+"""
+
+
+@pytest.mark.sglang
+async def test_grammar_that_crashes_its_compiler_is_refused_and_the_next_one_compiled() -> None:
+    """No grammar is known that crashes xgrammar itself; others before it had some."""
+    tried = talking(CRASHES)
+    assert await tried.verdict("regex", "crash") == "the compiler fails at it"
+    process = pid(tried)
+    assert await tried.verdict("regex", "a") == "" and pid(tried) == process
+    await tried.close()
 
 
 @pytest.mark.sglang

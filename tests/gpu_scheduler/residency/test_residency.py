@@ -9,7 +9,7 @@ import pytest
 
 from gpu_scheduler.config import Arbitration, GpuSchedulerConfig
 from gpu_scheduler.engines import processes, shared_board
-from gpu_scheduler.engines.engine import CommandFailed, EngineProcess, Spawn
+from gpu_scheduler.engines.engine import CommandFailed, EngineDied, EngineProcess, Spawn
 from gpu_scheduler.engines.shared_board import SharedBoard
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory.group_memory import GroupMemory
@@ -416,6 +416,33 @@ async def test_an_engine_that_dies_while_it_loads_is_replaced_by_another(group):
     assert group.residents.get("m").residency == common_pb2.ACTIVE
 
 
+async def test_a_model_at_which_every_engine_dies_as_it_loads_is_in_error_for_a_while(group, monkeypatch):
+    dead = []
+
+    async def die(_self, _resident, engine, from_image):
+        engine.kill()
+        await engine.dead.wait()
+        dead.append(engine)
+        raise EngineDied(f"engine {engine.pid} died")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Activator, "_load_into", die)
+        change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+        asked = group.submit("r")
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait([change.task])
+    resident = group.residents.get("m")
+    assert len(dead) == 3 and resident.residency == common_pb2.ERROR and isinstance(change.failure, EngineDied)
+    why = f"3 engines ended one after the other as the model came up: engine {dead[-1].pid} died"
+    assert resident.reason == why
+    assert (await answer(asked))[1] == common_pb2.FAILED
+    ((rest_s, end_rest),) = group.timers
+    assert 0 < rest_s == resident.retry_s
+    end_rest()
+    assert group.residents.get("m") is None, "the next request brings it up"
+    await group.bring(common_pb2.ACTIVE)
+
+
 async def test_model_without_an_image_that_should_hibernate_gives_its_engine_back(group):
     await group.bring(common_pb2.ACTIVE)
     await group.bring(common_pb2.HIBERNATING)
@@ -497,6 +524,32 @@ async def test_model_that_makes_way_finishes_running_requests_within_its_drain_t
         change = group.residency.begin(other, common_pb2.ACTIVE, "test", yields=yields)
         assert (await answer(stream))[1] == finish
         await asyncio.wait([change.task])
+        assert group.residents.get("n").residency == common_pb2.ACTIVE
+    finally:
+        await close_group(group)
+
+
+async def test_model_that_makes_way_gives_its_successor_the_kv_and_says_where_its_requests_go_on():
+    group = await open_group(step_ms="100000")
+    given = []
+
+    async def give(resident, engine, successor):
+        given.append((resident.spec.name, successor))
+        return ["r"]
+
+    group.residency._handover.give = give
+    told, go_on_at = [], group.dispatcher.go_on_at
+    group.dispatcher.go_on_at = lambda ids, address: (told.append((list(ids), address)), go_on_at(ids, address))
+    try:
+        await group.bring(common_pb2.ACTIVE)
+        stream = group.submit("r", new=50)
+        await first_token(stream)
+        other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="echo")
+        yields = [gpu_scheduler_pb2.Yield(model="m", target=common_pb2.COLD, successor="unix:/other")]
+        change = group.residency.begin(other, common_pb2.ACTIVE, "test", yields=yields)
+        assert (await answer(stream))[1] == common_pb2.FAILED
+        await asyncio.wait([change.task])
+        assert (given, told) == ([("m", "unix:/other")], [(["r"], "unix:/other")])
         assert group.residents.get("n").residency == common_pb2.ACTIVE
     finally:
         await close_group(group)
@@ -788,6 +841,10 @@ async def test_an_engine_that_dies_while_its_weights_arrive_is_replaced_and_the_
         {"kv_bytes_per_token": 1 << 62},
         {"context_tokens": 1 << 40, "kv_bytes_per_token": 1 << 20},
         {"weights_bytes": -1},
+        {"context_tokens": -1, "kv_bytes_per_token": 1},
+        {"kv_bytes_per_token": -1},
+        {"kv_kinds": [common_pb2.KvKind(name="state", bytes_per_state=1 << 40, states=1 << 10)]},
+        {"kv_kinds": [common_pb2.KvKind(name="attention", bytes_per_token=-1)]},
     ],
 )
 async def test_a_model_of_no_possible_size_is_refused_and_no_engine_is_asked(sizes):

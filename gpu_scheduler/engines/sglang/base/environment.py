@@ -45,6 +45,8 @@ _WITHOUT_GPU = {
     "TORCHDYNAMO_DISABLE": "1",
     # Two OpenMP threads beside other engines on the same cores are up to a hundred times slower than one.
     "OMP_NUM_THREADS": "1",
+    # Convolutions of linear attention compute in the dtype of the model, which is float32 there.
+    "SGLANG_MAMBA_CONV_DTYPE": "float32",
 }
 
 

@@ -5,7 +5,7 @@ for every kind of whole number among its arguments (one, a multiple of 16, any o
 argument; the request that causes the first compilation on a host waits for it. So SGLang's kernels whose arguments
 change from step to step are made to treat all numbers alike.
 
-SGLang has other kernels compiled by nvcc (tvm-ffi's modules), which takes 7 to 25 s each, one after another. Every
+SGLang has other kernels compiled by nvcc (its JIT modules), which takes 7 to 25 s each, one after another. Every
 compilation by either compiler, which happens where no cache on the disk has the kernel, is reported to the
 gpu_scheduler: requests wait longer meanwhile.
 
@@ -14,7 +14,6 @@ Imports Triton and SGLang: only the engine process may import this.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import deque
@@ -28,12 +27,19 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 NVCC, TRITON = "nvcc", "triton"
-_HASH = re.compile(r"_[0-9a-f]{16}$")
 NUMBERS = {
-    ("sglang.kernels.ops.attention.metadata", "_fused_metadata_kernel_general"): ("B", "max_seq_pages"),
+    ("sglang.kernels.ops.attention.metadata", "_fused_decode_metadata_kernel"): ("B", "max_seq_pages"),
     ("sglang.kernels.ops.memory.common", "get_last_loc_kernel"): ("num_tokens",),
+    ("sglang.kernels.ops.mamba.causal_conv1d_triton", "_causal_conv1d_fwd_kernel"): ("seqlen", "num_cache_lines"),
+    ("sglang.kernels.ops.mamba.causal_conv1d_triton", "_causal_conv1d_update_kernel"): ("batch",),
+    ("sglang.kernels.ops.mamba.mamba_state_indices_triton", "_fused_replay_state_indices_kernel"): (
+        "valid_bs",
+        "total_bs",
+    ),
 }
-"""Names of the parameters that change from step to step, by (module, kernel)."""
+"""Names of the parameters that change from step to step, by (module, kernel). Those that SGLang declares constant
+become plain arguments: prompts of linear attention are convolved over copies of their states, whose number would be a
+constant (`num_cache_lines`), and compiling takes seconds."""
 BATCHES = 256
 """Least value of the constant for kernels that take the next power of two of a batch as a constant argument, so that
 nearly all batches share one compilation. These kernels look at so many numbers at once."""
@@ -51,12 +57,16 @@ def take_all_numbers() -> None:
 
     for (path, name), numbers in NUMBERS.items():
         module = import_module(path)
-        setattr(module, name, triton.jit(getattr(module, name).fn, do_not_specialize=numbers))
+        function = getattr(module, name).fn
+        for number in numbers:
+            if function.__annotations__.get(number) is triton.language.constexpr:
+                del function.__annotations__[number]
+        setattr(module, name, triton.jit(function, do_not_specialize=numbers))
 
 
 def called(module: str) -> str:
-    """Readable name of a tvm-ffi module: without the prefix that all share and without the hash of its source."""
-    return _HASH.sub("", module.removeprefix("sgl_kernel_jit_"))
+    """Readable name of a JIT module of SGLang's: without the prefix that all share."""
+    return module.removeprefix("sgl_kernel_jit_")
 
 
 class Compilations:
@@ -73,22 +83,18 @@ class Compilations:
         from triton import knobs
 
         knobs.compilation.listener = self._heard_triton
-        try:
-            from tvm_ffi import cpp
-        except ImportError as error:
-            _log.warning("compilations of nvcc are not reported", why=str(error))
-            return
-        # SGLang looks these functions up in the module at each use.
-        for name in ("load_inline", "load"):
-            setattr(cpp, name, self._watched(getattr(cpp, name)))
+        from sglang.kernels.jit.utils.compile import ninja
+
+        # SGLang looks it up in the module at each use.
+        ninja.build = self._watched(ninja.build)
 
     def _watched(self, build: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(build)
-        def watched(name: str, *arguments: Any, **more: Any) -> Any:
-            kernel, began = called(name), time.monotonic()
+        def watched(*, spec: Any, **more: Any) -> Any:
+            kernel, began = called(spec.module_name), time.monotonic()
             self._tell(engine_pb2.Compiling(kernel=kernel, compiler=NVCC))
             try:
-                return build(name, *arguments, **more)
+                return build(spec=spec, **more)
             finally:
                 self._tell_done(kernel, NVCC, time.monotonic() - began)
 

@@ -21,6 +21,9 @@ CONTEXT_SLACK_TOKENS = 8
 """Tokens added to SGLang's context length: SGLang holds a few tokens of its context back, and with these a request may
 fill the model's own context to the last token."""
 
+_OF_STATES = ("linear_", "mamba_num_heads")
+"""Beginnings of keys of config.json that only models with states have."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -78,6 +81,12 @@ class Options:
     them, which is best where weights are copied straight out of the mapping, as on a CPU."""
     read_ahead_bytes: int = 1 << 30
     """Most bytes of a checkpoint that lie in host memory while `read_threads` read it."""
+    token_major: int = 0
+    """1: on a GPU the KV of a token lies together for all layers; 0: that of a page lies together for each layer, where
+    the attention backend reads it so, which is FlashAttention."""
+    window_pool: int = 0
+    """1: in layers with a window, KV of tokens that have left it is freed, where SGLang has a pool of its own for them;
+    0: it stays as long as the request. Models whose layers with a window have other heads always have such a pool."""
     stall_trace_ms: int = 0
     """Milliseconds after which an engine that stands still logs its stacks (`stalls`), for finding out where; 0:
     never."""
@@ -100,7 +109,7 @@ class Options:
         if kind_of(device) == "cuda":
             active = 0 if model is None else model.active_bytes or model.weights_bytes
             weights = active // max(1, model.devices if model is not None else 1)
-            values = {**_ON_A_GPU, "prefill_graph_tokens": graph_tokens(weights)}
+            values = {**ON_A_GPU, "prefill_graph_tokens": graph_tokens(weights)}
         for name, text in given.items():
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
@@ -113,7 +122,7 @@ class Options:
         return cls(**values)
 
 
-_ON_A_GPU = {
+ON_A_GPU = {
     "page_size": 16,
     "chunked_prefill_size": 2048,
     "max_running_requests": 256,
@@ -134,6 +143,10 @@ it; from `_PREFILL_HALVES` on, sizes are half an octave apart."""
 _ADAPTER_WAITS_S = 0.25
 """Seconds after which requests for an adapter that finds no place in the batch have one of the others make way: no
 request for that one starts until the waiting adapter has its place."""
+_WITH_TWO_SHAPES = ("gemma4_text", "gemma4_unified_text")
+"""Types of models, as config.json names them, whose layers with a window have other heads than the other layers."""
+_BLOCK_TOKENS = 64
+"""Tokens of a block in kernels of linear attention."""
 MAX_PAGE_SIZE = 64
 """Most tokens per page of KV: FlashAttention 3 reads the unused tail of larger pages (docs/lab/measurements.md)."""
 
@@ -175,8 +188,10 @@ def arguments(
         "disable_priority_preemption": True,
         "sleep_on_idle": True,
         "random_seed": 0,
-        # Windows lie in the same pool as the KV of other layers.
-        "disable_hybrid_swa_memory": True,
+        # Otherwise windows lie in the same pool as the KV of other layers, and nothing of it leaves early.
+        "disable_hybrid_swa_memory": not (options.window_pool or _needs_window_pool(Path(model.path))),
+        "swa_full_tokens_ratio": 1.0,
+        **(_with_states(options) if has_states(Path(model.path)) else {}),
         "watchdog_timeout": 3600,
         "log_level": "warning",
         "model_loader_extra_config": '{"enable_multithread_load": false}',
@@ -185,6 +200,9 @@ def arguments(
         # that `graphs_leave` would return, are private quota that a sleeping engine keeps. Without peers the all-reduce
         # is NCCL's, and slower.
         "disable_custom_all_reduce": not peers,
+        # FlashInfer's all-reduce, which SGLang chooses for many classes of models on several Hopper GPUs, has buffers
+        # of its own that peers map, and multiplies by norms that only reading a checkpoint prepares: no image has them.
+        "enforce_disable_flashinfer_allreduce_fusion": True,
         **_adapters(model, device),
         **(_for_gpu(model, options, ranks) if kind_of(device) == "cuda" else _FOR_CPU),
     }
@@ -237,12 +255,16 @@ def _for_gpu(model: common_pb2.ModelSpec, options: Options, ranks: int) -> dict[
     hopper = torch.cuda.get_device_capability() == (9, 0)
     return {
         "device": "cuda",
-        "attention_backend": "fa3" if hopper else "triton",
+        # SGLang knows no FlashAttention for two shapes of heads.
+        "attention_backend": "fa3" if hopper and not _needs_window_pool(Path(model.path)) else "triton",
+        # With latent attention SGLang would make keys and values of all heads of long cached prefixes, gigabytes for a
+        # step, in memory that no quota has room for. Without, steps attend over the latent rows themselves.
+        "disable_chunked_prefix_cache": True,
         "kv_cache_dtype": "fp8_e4m3" if model.kv_dtype == "fp8" else "auto",
-        "enable_page_major_kv_layout": True,
         "disable_cuda_graph": not options.cuda_graphs,
         "cuda_graph_bs_decode": graph_sizes(options.max_running_requests),
         **prefill_graphs(_prefill_graph_tokens(model, options, ranks)),
+        **(_with_states_on_gpu(model, options) if has_states(Path(model.path)) else {}),
         "enable_deterministic_inference": bool(options.deterministic),
         # It sizes nothing here (`profiled_bytes` in `hooks/memory.py`), but SGLang would try to guess it.
         "mem_fraction_static": 0.9,
@@ -269,13 +291,70 @@ def prefill_graph_tokens(path: str, options: Options, ranks: int) -> int:
     return min(options.prefill_graph_tokens, whole) if whole > 0 else options.prefill_graph_tokens
 
 
-def _sees_or_hears(folder: Path) -> bool:
-    """Whether the model in `folder` takes images or sound, by its configuration. False if that cannot be read, which
-    SGLang reports itself."""
+def _config(folder: Path) -> dict[str, Any]:
+    """The configuration of the model in `folder`; empty if that cannot be read, which SGLang reports itself."""
     try:
-        config = json.loads((folder / "config.json").read_text())
+        found = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
-        return False
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _text_config(folder: Path) -> dict[str, Any]:
+    """The part of the configuration of the model in `folder` that describes its language model."""
+    config = _config(folder)
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def _needs_window_pool(folder: Path) -> bool:
+    """Whether layers with a window have other heads than the other layers, so that one pool cannot hold the KV of both,
+    by the configuration of the model in `folder`."""
+    return _text_config(folder).get("model_type") in _WITH_TWO_SHAPES
+
+
+def has_states(folder: Path) -> bool:
+    """Whether requests of the model in `folder` have states beside the KV of their tokens, by its configuration."""
+    return any(key.startswith(_OF_STATES) for key in _text_config(folder))
+
+
+def _with_states(options: Options) -> dict[str, Any]:
+    """SGLang's arguments for a model whose requests have states. A state is cached at the end of a request only, where
+    SGLang's other strategies keep two more for each that runs; that takes pages of one token, and steps that are not
+    prepared while the one before runs."""
+    return {
+        "page_size": 1,
+        "disable_overlap_schedule": True,
+        "mamba_radix_cache_strategy": "no_buffer",
+        # Slots are addresses. SGLang takes three for each request that may run.
+        "max_mamba_cache_size": 3 * options.max_running_requests,
+    }
+
+
+def _with_states_on_gpu(model: common_pb2.ModelSpec, options: Options) -> dict[str, Any]:
+    """SGLang's arguments, on a GPU, for a model whose requests have states."""
+    return kernels_with_states(_config(Path(model.path))) | prompts_with_states(_chunk(model, "cuda", options))
+
+
+def kernels_with_states(config: Mapping[str, Any]) -> dict[str, Any]:
+    """SGLang's arguments for the kernels of a model whose requests have states, with this configuration. By itself
+    SGLang chooses FlashInfer's on Hopper: those of linear attention are compiled anew in every process, one at the
+    first prompt and another at the first step of several prompts, and those of Nemotron-H's experts by nvcc, for many
+    minutes. Triton's are compiled once for a host."""
+    experts = config.get("model_type") == "nemotron_h" and not config.get("quantization_config")
+    return {"linear_attn_prefill_backend": "triton", **({"moe_runner_backend": "triton"} if experts else {})}
+
+
+def prompts_with_states(chunk: int) -> dict[str, Any]:
+    """SGLang's arguments for the prompts of a step of at most `chunk` tokens, where requests have states; 0: no bound.
+    Every prompt takes copies of its states, and whole blocks of tokens, in memory that was measured with a step of one:
+    so no more begin in a step than would fill it with a block each."""
+    return {"prefill_max_requests": max(1, chunk // _BLOCK_TOKENS)} if chunk > 0 else {}
+
+
+def _sees_or_hears(folder: Path) -> bool:
+    """Whether the model in `folder` takes images or sound, by its configuration."""
+    config = _config(folder)
     return any(f"{kind}_config" in config for kind in ("vision", "audio", "thinker"))
 
 

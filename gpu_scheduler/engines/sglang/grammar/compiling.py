@@ -28,7 +28,7 @@ def compiler(tokenizer_info: Any) -> Any:
     return GrammarCompiler(tokenizer_info, cache_enabled=False, max_threads=1)
 
 
-def matcher(compiler: Any, vocab_size: int, kind: str, text: str, rollback_tokens: int = 0) -> tuple[Any, Any]:
+def matcher(compiler: Any, vocab_size: int, kind: str, text: str) -> tuple[Any, Any]:
     """(compiled grammar, matcher at its start). `kind` is that of `permitted_grammars`. Raises Uncompilable; a grammar
     of the kind that `sandbox` is there to find ends the process."""
     from xgrammar import GrammarMatcher, allocate_token_bitmask
@@ -47,7 +47,7 @@ def matcher(compiler: Any, vocab_size: int, kind: str, text: str, rollback_token
     except (RuntimeError, ValueError, TypeError) as error:
         why = _PLACE.sub("", one_line(error))[:300]
         raise Uncompilable(MOST_STATES if why == _TOO_LARGE else why) from None
-    made = GrammarMatcher(compiled, max_rollback_tokens=rollback_tokens)
+    made = GrammarMatcher(compiled)
     first = allocate_token_bitmask(1, vocab_size)
     if made.fill_next_token_bitmask(first) and not first.any():
         raise Uncompilable("it allows no answer")  # {"$ref": "#"}, or a rule that is itself

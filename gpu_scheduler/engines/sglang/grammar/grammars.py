@@ -19,7 +19,7 @@ from sglang.srt.constrained.base_grammar_backend import (
     GrammarStats,
     InvalidGrammarObject,
 )
-from sglang.srt.constrained.xgrammar_backend import MAX_ROLLBACK_TOKENS, XGrammarGrammar
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from gpu_scheduler.engines.sglang.base.options import one_line
@@ -154,7 +154,7 @@ def compiled(compiler: Any, vocab_size: int, key: Key, alone: bool) -> BaseGramm
     client's text."""
     kind, text = key
     try:
-        context, matcher = compiling.matcher(compiler, vocab_size, _KINDS.get(kind, kind), text, MAX_ROLLBACK_TOKENS)
+        context, matcher = compiling.matcher(compiler, vocab_size, _KINDS.get(kind, kind), text)
     except compiling.Uncompilable as error:
         return InvalidGrammarObject(str(error))
     return TimedGrammar(matcher, vocab_size, context, None, text, GrammarStats(dispatch_type=kind), alone=alone)

@@ -1,10 +1,10 @@
 """`python -m gpu_scheduler.engines.sglang.grammar.sandbox` tries grammars, to see whether they can be compiled. It is
 started by a gpu_scheduler (`gpu_scheduler/queue/grammar_sandbox.py`), never by hand.
 
-xgrammar is C++ that trusts its input: `a{1,2147483648}` ends the process that compiles it, others take minutes or all
-memory, and no check of the text finds them all. An engine would end with every request of its model. So each grammar is
-first compiled and followed for some tokens in a child process, for a small vocabulary of our own, which takes
-milliseconds: what can go wrong lies in the grammar's states, seldom in the tokens.
+xgrammar is C++ that trusts its input: some grammars take minutes to compile or all memory, others ended the process in
+versions before this one, and no check of the text finds them all. An engine would end with every request of its model.
+So each grammar is first compiled and followed for some tokens in a child process, for a small vocabulary of our own,
+which takes milliseconds: what can go wrong lies in the grammar's states, seldom in the tokens.
 
 It reads lines of JSON, [kind, text], each text checked before (`policy/slow_grammars.py`), and answers each with a line
 of JSON: the reason, in a client's words, why it cannot be compiled, or an empty text. An empty line comes first, when
@@ -25,7 +25,7 @@ from gpu_scheduler.engines.sglang.base import environment
 from gpu_scheduler.engines.sglang.grammar import compiling
 
 MOST_CPU_S = 5
-"""CPU seconds that a child may take; a grammar of a thousand properties with patterns takes one."""
+"""CPU seconds that a child may take; a grammar of 300 properties with patterns takes one."""
 MOST_BYTES = 1 << 30
 """Bytes of data that a child may allocate."""
 _STEPS = 32

@@ -12,8 +12,6 @@ GrammarManager                        A compiled grammar does so too; steps     
 .get_ready_grammar_requests           wait 0.1 ms for grammars, not 5 ms         grammar anew; decode steps wait
 ScheduleBatch.prepare_for_decode      Requests whose grammars take too long are  one slow grammar stops every request of
                                       ended                                      the model
-XGrammarGrammar.apply_vocab_mask      Masks are applied on a CPU                 SGLang raises: it supports accelerators
-(without a GPU)                                                                  only
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gpu_scheduler.engines.sglang.base.environment import has_gpu
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
 from gpu_scheduler.engines.sglang.policy.slow_grammars import slow_of
 from gpu_scheduler.engines.sglang.step import current
@@ -65,7 +62,7 @@ def ready(original: Callable[[Any], list[Any]], manager: Any) -> list[Any]:
 
 
 def _advance(request: Any) -> None:
-    """Moves the grammar of a resumed request past the output from where it ran before."""
+    """Moves the grammar of a resumed request past the output that it had at its earlier place."""
     from gpu_scheduler.engines.sglang.grammar.grammars import advance
 
     entry = current.model().request_table.by_rid(request.rid)
@@ -74,8 +71,8 @@ def _advance(request: Any) -> None:
 
 
 def give_up(batch: Any) -> None:
-    """Ends requests with slow grammars before a step decodes. Each of several ranks measures its own time; they have
-    agreed on which are slow."""
+    """Ends requests with slow grammars before a step decodes. Where an engine has several ranks, each measures its own
+    times, so all go by the slow ones on which they have agreed."""
     if batch.has_grammar:
         from gpu_scheduler.engines.sglang.grammar.grammars import end
 
@@ -84,19 +81,10 @@ def give_up(batch: Any) -> None:
             end(batch.reqs, slow)
 
 
-def mask_on_cpu(_grammar: Any, logits: Any, vocab_mask: Any) -> None:
-    """Applies a grammar's mask to logits on a CPU; SGLang supports accelerators only."""
-    from xgrammar import apply_token_bitmask_inplace
-
-    apply_token_bitmask_inplace(logits, vocab_mask)
-
-
 _MANAGER = "sglang.srt.constrained.grammar_manager.GrammarManager"
-_MASK = "sglang.srt.constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask"
 HOOKS = [
     Hook(f"{_MANAGER}.__init__", open_grammars, "AFTER"),
     Hook(f"{_MANAGER}.process_req_with_grammar", begin, "AFTER"),
     Hook(f"{_MANAGER}.get_ready_grammar_requests", ready, "AROUND"),
     Hook("sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode", give_up, "BEFORE"),
-    *([] if has_gpu() else [Hook(_MASK, mask_on_cpu, "REPLACE")]),
 ]

@@ -10,8 +10,11 @@ cuda_graph_setup                      Graphs are captured into memory that      
 .capture_cuda_graphs                  leaves                                     its graphs on the device
 GraphSharedOutput                     Logits lie in scratch memory, which comes  their buffer stays on the device
 .get_logits_buffer                    back as zeros
-ForwardInputBuffers                   The buffer for embeddings lies there too   the largest input buffer stays on the
-._share_one_buffer                                                               device
+input_buffers.share_input_buffer      The buffer for embeddings lies there too   the largest input buffer stays on the
+                                                                                 device
+FlashAttentionBackend                 The tables of pages of decode graphs lie     with pages of one token they take
+.init_cuda_graph_state                there too: every step writes what it reads   hundreds of MiB, where the context is
+                                                                                 long, which stay on the device
 decode_cuda_graph_runner.freeze_gc,   The collector is only paused during a      it collects everything four times, 0.7
 prefill_cuda_graph_runner.freeze_gc   capture                                    s each, and looks at it from then on
 BreakableCudaGraphBackend             Outputs of prefill graphs lie in scratch   their buffer stays on the device
@@ -27,6 +30,7 @@ BreakableCudaGraphBackend
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -37,6 +41,7 @@ from sglang.srt.model_executor.runner_utils.pool import set_global_graph_memory_
 from sglang.srt.runtime_context import get_resources
 
 from gpu_scheduler.engines.sglang.base import collector
+from gpu_scheduler.engines.sglang.base.environment import has_gpu
 from gpu_scheduler.engines.sglang.base.options import one_line
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
 from gpu_scheduler.engines.sglang.step import current
@@ -49,6 +54,7 @@ def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) 
     gc.collect()  # building the model has left objects behind, which would be counted
     graphs = model.open_graphs()
     if graphs is not None:
+        graphs.beside = streams_of(model_runner.model)
         slots_of_requests = model_runner.req_to_token_pool.req_to_token
         try:
             with graphs.capturing() as pool_id:
@@ -60,8 +66,10 @@ def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) 
             why = one_line(error)
         set_global_graph_memory_pool(None)
         input_buffers._forward_input_buffer_pool.clear()  # the logits are among them
-        model_runner.graph_shared_output._logits_buffers.clear()
-        _make_anew(slots_of_requests)
+        if model_runner.graph_shared_output is not None:
+            model_runner.graph_shared_output._logits_buffers.clear()
+        for table in (slots_of_requests, *graphs.tables):
+            _make_anew(table)
         model.give_up_graphs(why)
     return original(model_runner=model_runner, **how)
 
@@ -99,23 +107,50 @@ def prefill_output(original: Callable[..., Any], backend: Any, output: Any, size
         return original(backend, output, size)
 
 
-def input_buffer(original: Callable[..., Any], buffers: Any, name: str, buffer: torch.Tensor) -> Any:
-    """Makes the decode graphs' input buffer for embeddings in scratch memory. It is by far the largest, and steps of
+def input_buffer(original: Callable[..., Any], name: str, buffer: torch.Tensor) -> Any:
+    """Makes the graphs' input buffer for embeddings in scratch memory. It is by far the largest, and steps of
     text neither write nor read it."""
     graphs = current.model().graphs
     if graphs is not None and name == "input_embeds":
         with graphs.scratch():
             buffer = torch.zeros_like(buffer)
-    return original(buffers, name, buffer)
+    return original(name, buffer)
+
+
+def page_tables(_result: None, backend: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Makes FlashAttention's tables of pages for decode graphs anew in scratch memory."""
+    graphs = current.model().graphs
+    if graphs is not None:
+        with graphs.scratch():
+            for name in ("page_table", "swa_page_table"):
+                if (table := backend.decode_cuda_graph_metadata.get(name)) is not None:
+                    _make_anew(table)
+                    graphs.tables.append(table)
 
 
 def session(original: Callable[..., Any], backend: Any, stream: Any) -> Any:
     """Prepares the streams of a capture. Graphs are captured on `stream`, and parts of some (a mixture's experts) on
-    streams that SGLang keeps by name."""
+    streams that SGLang keeps by name, or the model has for itself."""
     graphs = current.model().graphs
     if graphs is not None:
-        graphs.prepare_streams([stream, *get_resources().streams.values()])
+        graphs.prepare_streams([stream, *get_resources().streams.values(), *graphs.beside])
     return original(backend, stream)
+
+
+def streams_of(model: torch.nn.Module) -> list[Any]:
+    """Streams that a model has for itself: attributes of its modules, and those of the files of their classes, which
+    are made at the first step if not here."""
+    files = {type(module).__module__ for module in model.modules()}
+    makers = [getattr(sys.modules[file], _MAKES_STREAM, None) for file in sorted(files)]
+    found = [make(torch.cuda) for make in makers if make is not None]
+    for module in model.modules():
+        for value in vars(module).values():
+            found += [each for each in (value if isinstance(value, (list, tuple)) else (value,)) if _is_stream(each)]
+    return list({id(each): each for each in found}.values())
+
+
+def _is_stream(value: Any) -> bool:
+    return isinstance(value, (torch.Stream, torch.cuda.Stream))
 
 
 def capture_one(_backend: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -126,7 +161,10 @@ def capture_one(_backend: Any, *_args: Any, **_kwargs: Any) -> None:
         model.graphs.ahead()
 
 
+_MAKES_STREAM = "_get_or_create_alt_stream"
+"""Name of the function in files of SGLang's models that returns the file's own stream."""
 _EXECUTOR = "sglang.srt.model_executor"
+_FLASH_ATTENTION = "sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend"
 _BACKENDS = (
     f"{_EXECUTOR}.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend",
     f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend.BreakableCudaGraphBackend",
@@ -136,7 +174,9 @@ _KINDS = ("prefill", "decode")
 HOOKS = [
     Hook(f"{_EXECUTOR}.model_runner_components.cuda_graph_setup.capture_cuda_graphs", capture_all, "AROUND"),
     Hook(f"{_EXECUTOR}.graph_shared_output.GraphSharedOutput.get_logits_buffer", logits, "AROUND"),
-    Hook(f"{_EXECUTOR}.input_buffers.ForwardInputBuffers._share_one_buffer", input_buffer, "AROUND"),
+    Hook(f"{_EXECUTOR}.input_buffers.share_input_buffer", input_buffer, "AROUND"),
+    # It cannot be imported on a machine without a GPU.
+    *([Hook(f"{_FLASH_ATTENTION}.init_cuda_graph_state", page_tables, "AFTER")] if has_gpu() else []),
     *(Hook(f"{_EXECUTOR}.runner.{kind}_cuda_graph_runner.freeze_gc", uncollected, "REPLACE") for kind in _KINDS),
     Hook(f"{_BACKENDS[1]}._alloc_full_buffer", prefill_output, "AROUND"),
     *(Hook(f"{backend}.capture_session", session, "AROUND") for backend in _BACKENDS),

@@ -32,8 +32,9 @@ from gpu_scheduler.engines.sglang.step import current
 def tell_rows(
     _processor: Any, index: int, request: Any, output: Any, first: int, rows: int, last_prefill_chunk: bool
 ) -> None:
-    """Sends the rows that a step has computed of a request: `rows` of them, from `first` on in `output`. The row of the
-    prompt's last token is not the prompt's, nor are those of output from before the request started again."""
+    """Sends the rows of a request's prompt that a step has computed: `rows` of them, from `first` on in `output`. Not
+    sent are the row of the prompt's last token, which is about the first token of the answer, and rows of output that
+    the request had before it started again."""
     last = len(request.origin_input_ids) - 1
     begin = request.logprob_start_len
     request.logprob_start_len = min(begin + rows, last + 1)
@@ -55,9 +56,9 @@ def own_rows(
     logprob_pt: int,
     **arguments: Any,
 ) -> int:
-    """Processes the step's `i`th request, with the index where its rows begin. SGLang counts as it goes, and steps over
-    a request that was retracted meanwhile without its rows: the requests behind it would get the log-probabilities of
-    others."""
+    """Processes the step's `i`th request, with the number of all rows before its own as `logprob_pt`. SGLang counts
+    rows as it goes, and does not count those of a request that was retracted meanwhile: the requests behind it would
+    get the log-probabilities of others."""
     lengths = zip(extend_input_len_per_req[:i], extend_logprob_start_len_per_req[:i], strict=True)
     return original(
         processor,
@@ -70,8 +71,8 @@ def own_rows(
 
 
 def tensors_for_all(original: Callable[..., Any], logprobs: Any, *arguments: Any, **keys: Any) -> Any:
-    """The log-probabilities of each request's label tokens, and the tokens. SGLang gives a request that has none a
-    list, of which it expects what tensors have."""
+    """(log-probabilities of each request's label tokens, the tokens). SGLang makes an empty list for a request without
+    label tokens, and later treats it as a tensor, so such a request gets an empty tensor here."""
     values, tokens = original(logprobs, *arguments, **keys)
     if any(hasattr(value, "tolist") for value in values):
         values = [value if hasattr(value, "tolist") else logprobs.new_empty(0) for value in values]

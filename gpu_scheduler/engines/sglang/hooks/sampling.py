@@ -30,8 +30,8 @@ from gpu_scheduler.engines.sglang.step import current
 
 
 def seeds(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """Gives every request of a new batch its own seed, so that with the position of the token it draws the same after a
-    retraction. Where all requests are greedy there are no seeds to carry along."""
+    """Gives every request of a new batch its own seed. A token is drawn by the seed and its position, so a retracted
+    request draws the same tokens again. If all requests are greedy there are no seeds to carry along."""
     if not result.is_all_greedy:
         from gpu_scheduler.engines.sglang.base import device
 
@@ -41,7 +41,8 @@ def seeds(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> A
 
 
 def seeds_in_both(mine: Any, other: Any) -> None:
-    """Gives the other batch seeds (0) before two batches are merged: SGLang merges seeds only where both have some."""
+    """Gives a batch without seeds zeros before it is merged with one that has some: SGLang merges seeds only where both
+    batches have them."""
     import torch
 
     if (mine.sampling_seed is None) != (other.sampling_seed is None):
@@ -66,15 +67,15 @@ def penalties(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) 
 
 
 def count_last_tokens(original: Callable[..., None], batch: Any) -> None:
-    """Counts the last tokens for penalties, unless steps overlap: then the host does not know the last tokens yet as it
-    prepares the next step, and SGLang would count those before them."""
+    """Counts the last tokens for penalties, unless steps overlap. With overlap the host prepares the next step before
+    it knows them, and SGLang would count the tokens before them; `count_resolved_tokens` counts them then."""
     if not batch.enable_overlap:
         original(batch)
 
 
 def count_resolved_tokens(result: Any, batch: Any, *_args: Any) -> Any:
-    """Counts the last tokens for penalties as an overlapping step begins, when the device knows them. What the host's
-    stream does to the penalties later is ordered behind the step, by SGLang's own barrier."""
+    """Counts the last tokens for penalties as an overlapping step begins, when the device knows them. Later changes of
+    the penalties on the host's stream come behind the step, by SGLang's own barrier."""
     if batch.enable_overlap and batch.forward_mode.is_decode():
         orchestrator = batch.sampling_info.penalizer_orchestrator
         if orchestrator.is_required:
@@ -92,11 +93,12 @@ def draw(
 
     if sampling_info.sampling_seed is None:
         return original(sampler, probs, sampling_info, positions, unlimited)
+    # SGLang's second value says which tokens could have been drawn, for requests that ask for it; none does here.
     limits = None
     if not unlimited:
         min_ps = sampling_info.min_ps if sampling_info.need_min_p_sampling else None
         limits = SamplingLimits(sampling_info.top_ks, sampling_info.top_ps, min_ps)
-    return sampling.draw(probs, sampling_info.sampling_seed, positions, limits)
+    return sampling.draw(probs, sampling_info.sampling_seed, positions, limits), None
 
 
 _SAMPLING = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"

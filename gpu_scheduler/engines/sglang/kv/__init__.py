@@ -1,10 +1,11 @@
-"""KV memory of one model: SGLang's pools and allocators over an elastic range, and what makes room in it.
+"""KV memory of one model: an elastic range, what makes room in it, and the prefix cache.
 
-elastic_kv                      the range and the accounting of its KV blocks
-pool, kv_rows                   SGLang's KV pools as views over the range
-allocator, paged_allocator      SGLang's token allocators over the range
+engine_kv                       all kinds of KV of the model, over one range
+elastic_kv                      the addresses of one kind, and the accounting of its KV blocks
+pools                           SGLang's pools and allocators over the range
 slot_transfer                   numbers of KV blocks between the host and the device
-admission                       memory for what SGLang is about to allocate
-eviction, compaction            whole extents emptied, by evicting or moving KV blocks
+provisioning                    memory for what SGLang is about to allocate
+prefix_tree                     SGLang's tree of cached prefixes, for all that reads or changes it
+prefix_eviction, compaction     whole extents emptied, by evicting or moving KV blocks
 kv_transfer                     KV of running requests, to and from engines on other devices
 """

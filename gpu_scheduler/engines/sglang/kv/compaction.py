@@ -1,10 +1,10 @@
-"""Moves live KV blocks (envelopes) together, so that few extents hold them. Works on SGLang's objects, imports nothing
-of SGLang.
+"""Moves live KV blocks (envelopes) together, so that few extents hold them. Works on SGLang's scheduler and on the
+prefix cache as a `PrefixTree`; imports nothing of SGLang.
 
-Requests of mixed lifetimes grow side by side, so their pages lie between those of others, and the room that they leave
-is too scattered for whole extents to leave. An idle engine moves its prefixes together. A running engine moves live
-blocks when memory has to leave: otherwise nearly every request would have to be retracted before one extent of 32 pages
-is empty, since each has some of them.
+Requests grow side by side and end at different times, so the room that they leave is scattered, and few extents are
+wholly empty. An idle engine moves its prefixes together. A running engine moves live blocks when memory has to leave:
+each of its requests has pages in nearly every extent, and without moving nearly all would have to be retracted before
+one extent is empty.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_scheduler.engines.sglang.kv.prefix_eviction import Places, all_nodes, envelopes_of, unlocked_nodes
+from gpu_scheduler.engines.sglang.kv.prefix_eviction import envelopes_of
 from gpu_scheduler.engines.sglang.policy.compaction import begun, moves, moves_within
 from gpu_scheduler.engines.sglang.policy.layout import Indices
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     import torch
 
     from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
+    from gpu_scheduler.engines.sglang.kv.prefix_tree import KindOfTree
 
 RATIO = 1.1
-"""Ratio of the bytes of extents in use to the bytes of live blocks, above which prefixes of an idle engine are
-moved."""
+"""Bytes of extents in use for each byte of live blocks, above which prefixes of an idle engine are moved together."""
 _TOGETHER_BYTES = 32 << 20
-"""Bytes copied at a time: the source is held twice meanwhile, in memory that torch has to spare."""
+"""Bytes copied at a time. Torch needs as much spare memory meanwhile, since it copies by way of a temporary tensor."""
 _SLOTS_TOGETHER = 1 << 18
 """Entries of the table of requests' slots rewritten at a time: the intermediate results are five times as large."""
 
@@ -39,35 +39,39 @@ def is_scattered(kv: ElasticKv) -> bool:
     return nbytes > RATIO * envelopes.live * envelopes.envelope_bytes + envelopes.extent_bytes
 
 
-def compact(tree: Any, kv: ElasticKv) -> int:
+def compact(tree: KindOfTree, kv: ElasticKv) -> int:
     """Moves cached prefixes so that extents empty, and returns how many envelopes were moved. SGLang must be idle, so
     that only the prefix tree knows where a prefix lies. The device copies asynchronously: work queued after it finds
     the prefixes at their new places."""
     envelopes = kv.envelopes
-    nodes = [node for node, _ in unlocked_nodes(tree)]
-    places = envelopes_of((node.value for node in nodes), kv.page_size)
+    nodes = [node for node, _ in tree.unlocked_nodes()]
+    places = envelopes_of((tree.slots(node) for node in nodes), kv.page_size)
     stays = np.zeros(envelopes.total, dtype=bool)
     stays[envelopes.all_live()] = True
     for some in places:
         stays[some] = False
     sources, destinations = moves(envelopes, RATIO, kv.units(), np.flatnonzero(stays))
     if len(sources):
-        _move(kv, nodes, places, sources, destinations)
+        _move(tree, kv, nodes, places, sources, destinations)
     return len(sources)
 
 
-def make_leave(scheduler: Any, kv: ElasticKv, extents: int, fixed: Sequence[int]) -> int:
+def make_leave(scheduler: Any, tree: KindOfTree, kv: ElasticKv, extents: int, fixed: Sequence[int]) -> int:
     """Moves prefixes and the KV of running requests so that `extents` more extents empty, or as many as can, and
-    returns how many envelopes were moved. Call it between two steps, when the device has nothing left to do. `fixed`
-    envelopes stay where they are; every other live one must be known to the prefix tree or to the table of requests'
-    slots."""
+    returns how many envelopes were moved. Call it between two steps, when the device has nothing left to do. Envelopes
+    in `fixed` stay where they are. All other live ones must be named by the prefix tree, by the table of requests'
+    slots, or by what `kv.moved` corrects. `scheduler`: SGLang's, if its table has slots of this kind of KV; else
+    None."""
     units = kv.units()
     sources, destinations = moves_within(kv.envelopes, begun(kv.envelopes, units) - extents, units, fixed)
     if not len(sources):
         return 0
-    nodes = [node for node, _ in all_nodes(scheduler.tree_cache)]
-    now = _move(kv, nodes, envelopes_of((node.value for node in nodes), kv.page_size), sources, destinations)
-    to_now = _Slots(kv, now)
+    nodes = [node for node, _ in tree.nodes()]
+    places = envelopes_of((tree.slots(node) for node in nodes), kv.page_size)
+    new_numbers = _move(tree, kv, nodes, places, sources, destinations)
+    if scheduler is None:
+        return len(sources)
+    translation = _Translation(kv, new_numbers)
     pool = scheduler.req_to_token_pool
     table = pool.req_to_token
     free = set(pool.free_slots)
@@ -75,17 +79,22 @@ def make_leave(scheduler: Any, kv: ElasticKv, extents: int, fixed: Sequence[int]
     together = max(1, _SLOTS_TOGETHER // table.shape[1])
     for start in range(0, len(rows), together):
         part = rows[start : start + together]
-        table[part] = to_now(table[part])
-    to_now.each(
-        [(request, "prefix_indices") for request in _requests(scheduler)]
-        + [(batch, "out_cache_loc") for batch in _batches(scheduler)]
-    )
+        table[part] = translation.of(table[part])
+    translation.apply([(batch, "out_cache_loc") for batch in _batches(scheduler)])
     return len(sources)
 
 
-def _move(kv: ElasticKv, nodes: list[Any], places: list[Places], sources: Indices, destinations: Indices) -> Indices:
-    """Moves the contents, and updates the tree's nodes and the accounting. Returns the new place of each envelope,
-    (total,)."""
+def _move(
+    tree: KindOfTree,
+    kv: ElasticKv,
+    nodes: list[Any],
+    places: list[Indices],
+    sources: Indices,
+    destinations: Indices,
+) -> Indices:
+    """Moves envelopes from `sources` to `destinations`: first their contents, then the slots of the tree's `nodes`,
+    whose envelopes are `places`, then what `kv.moved` corrects, and the accounting. Returns the new number of each
+    envelope, (total,)."""
     import torch
 
     envelopes = kv.envelopes
@@ -95,61 +104,53 @@ def _move(kv: ElasticKv, nodes: list[Any], places: list[Places], sources: Indice
     for start in range(0, len(sources), together):
         part = slice(start, start + together)
         rows[kv.ids.send(destinations[part])] = rows[kv.ids.send(sources[part])]
-    now = np.arange(envelopes.total)
-    now[sources] = destinations
-    moved = [(node, now[some]) for node, some in zip(nodes, places, strict=True) if not np.array_equal(now[some], some)]
+    new_numbers = np.arange(envelopes.total)
+    new_numbers[sources] = destinations
+    after = [(node, new_numbers[some], some) for node, some in zip(nodes, places, strict=True)]
+    moved = [(node, new) for node, new, old in after if not np.array_equal(new, old)]
     if moved:
         firsts = kv.ids.send(np.concatenate([some for _, some in moved]) * kv.page_size)
         slots = (firsts[:, None] + torch.arange(kv.page_size, device=firsts.device)).reshape(-1)
         # Pages are whole: a node's tokens are as many as before.
         parts = slots.split([len(some) * kv.page_size for _, some in moved])
         for (node, _), value in zip(moved, parts, strict=True):
-            node.value = value.to(node.value.dtype, copy=True)  # a view would keep all of them
+            tree.set_slots(node, value.to(tree.slots(node).dtype, copy=True))  # a view would keep all of them
+    kv.moved(sources, destinations)
     envelopes.move(sources, destinations)
-    return now
+    return new_numbers
 
 
-class _Slots:
-    """Translates old slots into new ones, on the device."""
+class _Translation:
+    """The translation of old slots into new ones, on the device."""
 
-    def __init__(self, kv: ElasticKv, now: Indices) -> None:
+    def __init__(self, kv: ElasticKv, new_numbers: Indices) -> None:
         self._size = kv.page_size
-        self._now = kv.ids.send(now)
+        self._new_numbers = kv.ids.send(new_numbers)
 
-    def __call__(self, slots: torch.Tensor) -> torch.Tensor:
-        """The new slots for these, of the same shape and dtype."""
+    def of(self, slots: torch.Tensor) -> torch.Tensor:
+        """The new slots for `slots`, of the same shape and dtype."""
         pages = slots.long() // self._size
-        return (self._now[pages] * self._size + slots % self._size).to(slots.dtype)
+        return (self._new_numbers[pages] * self._size + slots % self._size).to(slots.dtype)
 
-    def each(self, holders: Iterable[tuple[Any, str]]) -> None:
+    def apply(self, holders: Iterable[tuple[Any, str]]) -> None:
         """Translates the attributes named in `holders`, (object, attribute), each a tensor of slots, all in one go."""
         import torch
 
         found = [(holder, name, slots) for holder, name in holders if len(slots := getattr(holder, name)) > 0]
         if not found:
             return
-        parts = self(torch.cat([slots.long() for *_, slots in found])).split([len(slots) for *_, slots in found])
+        parts = self.of(torch.cat([slots.long() for *_, slots in found])).split([len(slots) for *_, slots in found])
         for (holder, name, slots), part in zip(found, parts, strict=True):
             setattr(holder, name, part.to(slots.dtype))
 
 
 def _batches(scheduler: Any) -> Iterator[Any]:
-    """Batches that name the slots of a step, each once."""
+    """Batches of SGLang's that name slots of their step, each once."""
     launched = [batch for batch, *_ in getattr(scheduler, "result_queue", ())]
     found = [scheduler.running_batch, scheduler.last_batch, getattr(scheduler, "cur_batch", None), *launched]
-    yield from _each(batch for batch in found if batch is not None and batch.out_cache_loc is not None)
+    yield from _distinct(batch for batch in found if batch is not None and batch.out_cache_loc is not None)
 
 
-def _requests(scheduler: Any) -> Iterator[Any]:
-    """Requests that may hold slots of their prefixes, each once."""
-    found = [*scheduler.waiting_queue, *scheduler.running_batch.reqs]
-    if scheduler.chunked_req is not None:
-        found.append(scheduler.chunked_req)
-    if scheduler.last_batch is not None:
-        found += scheduler.last_batch.reqs
-    yield from _each(found)
-
-
-def _each(found: Iterable[Any]) -> Iterator[Any]:
-    """Each object once."""
+def _distinct(found: Iterable[Any]) -> Iterator[Any]:
+    """The objects, each once."""
     yield from {id(one): one for one in found}.values()

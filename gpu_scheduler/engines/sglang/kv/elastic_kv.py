@@ -1,10 +1,11 @@
-"""The elastic KV memory of one model, on the engine's own thread: an address range and the accounting of its KV blocks
-(envelopes).
+"""The elastic memory of one kind of KV: the addresses, and the accounting of the KV blocks (envelopes) that lie there.
+A model has one such memory for each of its kinds (`engine_kv.py`).
 
-Everything here happens between two steps of the event loop. What `available` counts is mapped: SGLang's scheduler dies
-when an allocation that it counted on fails, so memory is counted only once balloond has given it.
+The engine's own thread calls all of it, between two steps of the event loop. Memory counts as available only once it is
+mapped: SGLang's scheduler dies when an allocation fails that it counted on.
 
-SGLang counts tokens; an envelope holds `page_size` of them.
+SGLang counts tokens; an envelope holds `page_size` of them. A number of an envelope is *arriving* when SGLang has freed
+the envelope on the device and its number has not reached the host yet.
 """
 
 from __future__ import annotations
@@ -22,49 +23,57 @@ from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Indices
 if TYPE_CHECKING:
     import torch
 
-    from gpu_scheduler.engines.sglang.memory.ranges import KvRange
+    from gpu_scheduler.engines.sglang.memory.ranges import KvAddresses
 
 DUMMY = 0
 """The envelope that SGLang lets padded tokens write to. It is held while the model is active, never handed out."""
 _RETRY_S = 0.02
-"""Seconds after balloond had nothing in which growth does not wait for it."""
+"""Seconds for which growth does not wait for balloond after balloond had nothing to give."""
 _MOST_POLITE_S = 1.28
-"""Longest time in seconds in which growth that evicting own prefixes could replace does not wait for balloond: it
-doubles with every refusal, up to this. A step that waits in vain has lost a millisecond, and then the device's queue,
-since nothing was evicted ahead of it."""
+"""Most seconds for which growth does not wait for balloond where own prefixes could be evicted instead. The time
+doubles with every refusal, up to this. A step that waits in vain loses a millisecond, and then leaves the device
+without work, since nothing was evicted ahead of the step."""
 
 
 class ElasticKv:
-    """The KV range of one model, and which of its envelopes are in use."""
+    """The addresses of one kind of KV, and the accounting of the envelopes there."""
 
     def __init__(
         self,
-        memory: KvRange,
+        memory: KvAddresses,
         envelope_bytes: int,
         count: int,
         clock: Callable[[], float] = time.monotonic,
         *,
         page_size: int = 1,
         ids: Ids | None = None,
+        divided: bool = True,
     ) -> None:
-        """`count` envelopes of `envelope_bytes` over `memory`. `ids`: how envelopes' numbers come from the device; by
-        default at once, for devices whose memory is the host's."""
+        """`count` envelopes of `envelope_bytes` over `memory`. `ids`: the transfers of envelopes' numbers to and from
+        the device; by default those of a device whose memory is the host's. `divided`: whether each rank of a model has
+        the KV of some heads; False: each has all of it."""
         self.memory = memory
+        self.divided = divided
         self.rows: torch.Tensor
         """The KV as bytes, (envelopes, bytes of one); only held memory may be touched. Set by the pool."""
+        self.moved: Callable[[Indices, Indices], None] = _nothing_else
+        """Called with the old and the new numbers of envelopes that were moved. It corrects what the allocator knows of
+        them; the prefix tree and the table of requests' slots are corrected by `compaction`. Set by the allocator."""
         self.page_size = page_size
         self.ids = ids or HostIds()
         self.envelopes = Envelopes(envelope_bytes=envelope_bytes, extent_bytes=memory.extent_bytes, count=count)
         self.has_dummy = False
         self._clock = clock
         self._no_wait_before = 0.0
+        """Time (`clock`) before which no growth waits for balloond."""
         self._polite_before = 0.0
-        """Time (`clock`) before which growth that evicting own prefixes could replace does not wait for balloond."""
+        """Time (`clock`) before which growth does not wait for balloond where own prefixes could be evicted instead."""
         self._polite_s = _RETRY_S
+        """Seconds from the last refusal to `_polite_before`."""
         self._emptied: dict[int, float] = {}
         """Time (`clock`) since when each held extent has been empty, as far as known."""
-        self._leaving = 0
-        """Number of envelopes that SGLang freed and whose numbers are on their way here: neither used nor available."""
+        self._arriving = 0
+        """Number of envelopes whose numbers are arriving: they are neither used nor available."""
 
     def __repr__(self) -> str:
         return f"ElasticKv({self.envelopes!r})"
@@ -77,26 +86,32 @@ class ElasticKv:
         return self.envelopes.available * self.page_size
 
     @property
-    def coming(self) -> int:
-        """Tokens whose places were freed and whose numbers are on their way here."""
-        return self._leaving * self.page_size
+    def arriving(self) -> int:
+        """Tokens for which there will be a place once the numbers that are arriving are here."""
+        return self._arriving * self.page_size
 
     @property
     def used(self) -> int:
         """Tokens of requests and of cached prefixes that have a place."""
-        return (self.envelopes.live - self.has_dummy - self._leaving) * self.page_size
+        return (self.envelopes.live - self.has_dummy - self._arriving) * self.page_size
 
     @property
     def in_a_row(self) -> int:
-        """Tokens that would find a place in the held extents if those were the lowest, and empty."""
+        """Tokens for which as many extents as are held would have room if they lay in a row from the lowest address on,
+        without anything in them."""
         nbytes = self.envelopes.held * self.memory.extent_bytes
         return (nbytes // self.envelopes.envelope_bytes - 1) * self.page_size
 
     @property
-    def balloon(self) -> int:
-        """Tokens that SGLang believes to have room for and that have no memory: with these added, its own count of a
-        pool of fixed size holds."""
+    def unbacked(self) -> int:
+        """Tokens for which SGLang's pool has slots without memory. SGLang checks that used and free tokens fill a pool
+        of fixed size; with these added they do."""
         return (self.envelopes.total - 1) * self.page_size - self.used - self.available
+
+    @property
+    def least_extents(self) -> int:
+        """Number of extents that the live envelopes would take if they lay in a row."""
+        return -(-self.envelopes.live * self.envelopes.envelope_bytes // self.memory.extent_bytes)
 
     def beyond(self, extents: int) -> int:
         """Tokens that have a place now and would find none once `extents` of the held extents have left."""
@@ -108,8 +123,9 @@ class ElasticKv:
         return tokens * self.envelopes.envelope_bytes // self.page_size
 
     def units(self) -> Indices:
-        """The first of the extents that leave together, for each extent of `envelopes`; (extents,). Several are mapped
-        as one where much was requested at once. A snapshot, true of held extents."""
+        """The unit of each extent, by the number of the unit's first extent; (extents,). A unit is the extents that
+        were mapped as one, several where much was requested at once: they leave together or not at all. The answer is a
+        snapshot, and right for held extents only."""
         mapped, count = self.memory.extents, self.envelopes.n_extents
         return np.append(mapped, np.arange(len(mapped), count))[:count]
 
@@ -117,30 +133,32 @@ class ElasticKv:
 
     def free(self, envelopes: torch.Tensor) -> None:
         """Frees envelopes by their numbers on the device, in any order, repeats allowed. They are available once the
-        numbers have arrived here (`settle`)."""
+        numbers have arrived (`poll`, `settle`)."""
         expected = len(envelopes)
-        self._leaving += expected
+        self._arriving += expected
 
         def arrived(numbers: Indices) -> None:
-            self._leaving -= expected
+            self._arriving -= expected
             self.envelopes.give(numbers)
 
         self.ids.fetch(envelopes, arrived)
 
     def poll(self, most: int | None = None) -> None:
-        """Books the numbers that have arrived, at most the first `most` copies since the start; never waits."""
+        """Makes envelopes available whose numbers have arrived; never waits. `most`: number of copies since the start,
+        of which later ones are left for the next call."""
         self.ids.poll(most)
 
     def settle(self) -> None:
-        """Waits until all freed numbers have arrived. The device's queue may be a forward pass long."""
+        """Waits until no numbers are arriving. The device's queue may be a forward pass long."""
         self.ids.settle()
 
     # --- growing
 
     def grow(self, tokens: int, wait_s: float, instead: int = 0) -> bool:
-        """Makes room for at least `tokens` more; whatever comes is kept. Waits for balloond at most `wait_s` seconds,
-        and not at all shortly after it had nothing. False if less came. `instead`: cached tokens that could be evicted
-        for these; memory of other leases is taken only for what is beyond that, or where their prefixes are older."""
+        """Makes room for at least `tokens` more than are available; False if less memory came, which is kept. Waits for
+        balloond at most `wait_s` seconds, and not at all shortly after balloond had nothing. `instead`: cached tokens
+        that could be evicted for these; balloond takes memory of other leases only for what exceeds them, or where the
+        others' prefixes are older."""
         target = self.envelopes.available - (-tokens // self.page_size)
         deadline = self._clock() + wait_s
         while self.envelopes.available < target:
@@ -155,24 +173,26 @@ class ElasticKv:
             self._hold(extents)
         return True
 
-    def grow_or_evict(self, tokens: int, wait_s: float, instead: int) -> bool:
-        """Makes room as `grow` does, where evicting `instead` tokens would do. While other leases have nothing older,
-        balloond is asked as often but rarely waited for."""
-        waited = self._clock() >= self._polite_before
-        there = self.grow(tokens, wait_s if waited else 0.0, instead)
-        if waited and there:
+    def grow_politely(self, tokens: int, wait_s: float, instead: int) -> bool:
+        """Makes room as `grow` does, for a caller that evicts `instead` tokens if too little comes. Balloond is asked
+        every time; after each refusal it is not waited for during a time that doubles."""
+        waits = self._clock() >= self._polite_before
+        enough = self.grow(tokens, wait_s if waits else 0.0, instead)
+        if waits and enough:
             self._polite_s = _RETRY_S
-        elif waited and wait_s > 0 and self.memory.refused:
+        elif waits and wait_s > 0 and self.memory.refused:
             self._polite_s = min(_MOST_POLITE_S, 2 * self._polite_s)
             self._polite_before = self._clock() + self._polite_s
-        return there
+        return enough
 
-    def tell_cached(self, tokens: int) -> None:
-        """Reports the cached tokens that could be evicted now."""
-        self.memory.cached_bytes = self.bytes_of(tokens)
+    def regrow(self, tokens: int, wait_s: float) -> bool:
+        """Makes room for `tokens` that `grow` got no memory for, once other kinds of KV have given up extents for them:
+        waits for balloond again."""
+        self._no_wait_before = 0.0
+        return self.grow(tokens, wait_s)
 
     def may_grow(self) -> bool:
-        """Whether waiting for balloond is worth while: the limit allows more, and it has not just had nothing."""
+        """Whether waiting for balloond is worth while: the limit allows more, and balloond has not just had nothing."""
         return self._clock() >= self._no_wait_before and self.memory.headroom() > 0
 
     def may_grow_politely(self) -> bool:
@@ -185,15 +205,15 @@ class ElasticKv:
         self._polite_s = _RETRY_S
 
     def _hold(self, extents: list[int]) -> None:
-        """Adds extents that are the engine's now, empty since now."""
+        """Takes in extents that the range has handed over. They count as empty since now."""
         self.envelopes.hold(extents)
         now = self._clock()
         for extent in extents:
             self._emptied[extent] = now
 
     def hold_tied(self) -> None:
-        """Also takes the extents that are mapped as one with held ones, so that all that counts as this range's is
-        counted here."""
+        """Takes the rest of the units of held extents out of the range's reserve: a unit leaves only as a whole, so all
+        of it has to be accounted for here."""
         self._hold(self.memory.take_tied())
 
     def hold_dummy(self, wait_s: float) -> None:
@@ -202,7 +222,7 @@ class ElasticKv:
             return
         wanted = set(self.envelopes.extents_of(DUMMY))
         deadline = self._clock() + wait_s
-        # The driver chooses the addresses, the lowest first; extents beyond the wanted ones go back.
+        # The driver chooses the addresses, the lowest first. Other extents that come are kept, and are empty.
         while not all(self.envelopes.is_held(extent) for extent in wanted):
             extents = self.memory.acquire(len(wanted), timeout_s=max(0.0, deadline - self._clock()))
             if not extents:
@@ -216,38 +236,50 @@ class ElasticKv:
 
     # --- giving back
 
-    def start_over(self, wait_s: float) -> None:
-        """Returns all empty extents and the reserve, so that the next extents lie in a row, from the lowest address on.
-        Waits at most `wait_s` seconds for unmapping."""
-        self.settle()
-        self.give_up_empties()
-        self.memory.lower(wait_s)
-
     def give_up_empties(self, older_than_s: float = 0.0) -> int:
-        """Returns extents to the driver that have been empty for `older_than_s` seconds; returns how many. Those
-        that cannot leave yet are kept: their empty places are for the next request, or for prefixes that are moved
+        """Returns extents to the driver that have been empty for `older_than_s` seconds; returns how many. Empty
+        extents of a unit that is in use are kept: the next request has room in them, or prefixes that are moved
         together."""
         empties = self._empties()
         now = self._clock()
         for extent in empties:
             self._emptied.setdefault(extent, now)
         if older_than_s > 0:
-            held = set(empties)
-            self._emptied = {extent: since for extent, since in self._emptied.items() if extent in held}
+            still = set(empties)
+            self._emptied = {extent: since for extent, since in self._emptied.items() if extent in still}
             empties = [extent for extent in empties if now - self._emptied[extent] >= older_than_s]
+        self._give_up(empties)
+        return len(empties)
+
+    def _give_up(self, empties: list[int]) -> None:
+        """Returns these empty extents to the driver."""
         if empties:
             self.envelopes.give_up(empties)
             self.memory.release(empties)
             for extent in empties:
                 self._emptied.pop(extent, None)
-        return len(empties)
+
+    def give_up_spare(self, tokens: int) -> int:
+        """Returns empty extents to the driver, those with the highest addresses first, as long as there is room for
+        `tokens` without them; returns how many."""
+        units = self.units()
+        by_unit: dict[int, list[int]] = {}
+        for extent in self._empties():
+            by_unit.setdefault(int(units[extent]), []).append(extent)
+        given_up = 0
+        for _, extents in sorted(by_unit.items(), reverse=True):
+            if self.available - self.envelopes.available_on(extents) * self.page_size < tokens:
+                break
+            self._give_up(extents)
+            given_up += len(extents)
+        return given_up
 
     def leaving(self) -> int:
         """Number of extents that `give_up_empties` would return."""
         return len(self._empties())
 
     def _empties(self) -> list[int]:
-        """Held extents that are empty and leave only with others that are empty too."""
+        """Held extents of units in which nothing is live."""
         empties = np.array(self.envelopes.empties(), dtype=np.int64)
         if not len(empties):
             return []
@@ -258,17 +290,19 @@ class ElasticKv:
         return leaving
 
     def give_up_everything(self) -> None:
-        """Returns all memory, for hibernation: only the dummy may be live. Afterwards not one extent is mapped."""
+        """Returns all memory, for hibernation: only the dummy may be live. Afterwards not one extent is held."""
         self.settle()
         if self.has_dummy:
             self.envelopes.give(self.envelopes.all_live())
             self.has_dummy = False
         self.give_up_empties()
-        self.tell_cached(0)
-        self.memory.empty()
 
     def free_all(self) -> None:
         """Frees every envelope but the dummy."""
         self.settle()
         live = self.envelopes.all_live()
         self.envelopes.give(live[live != DUMMY] if self.has_dummy else live)
+
+
+def _nothing_else(_sources: Indices, _destinations: Indices) -> None:
+    """Corrects nothing, for KV whose places the allocator does not know."""

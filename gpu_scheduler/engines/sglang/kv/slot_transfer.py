@@ -1,8 +1,8 @@
 """Transfers numbers of KV blocks (envelopes) between the host, which chooses them, and the device, where SGLang keeps
 them.
 
-The token path never waits for a GPU: numbers chosen by the host are copied out of pinned memory, numbers freed by
-SGLang arrive in pinned memory some time later, and events are only polled.
+The token path never waits for a GPU. Numbers that the host chose are copied out of pinned memory; numbers that SGLang
+freed arrive in pinned memory some time later; events behind the copies are polled, never waited for.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 
     from gpu_scheduler.engines.sglang.policy.envelopes import Indices
 
-_ENDS = 64
-"""Number of pinned buffers at first: as many copies may be under way without another one being made."""
-_BUFFER = 4096
-"""Numbers that one buffer holds."""
+_BUFFERS = 64
+"""Number of pinned buffers that are made at first: as many copies may be under way before another is made."""
+_BUFFER_NUMBERS = 4096
+"""Most numbers in one buffer."""
 
 
 class Ids(Protocol):
     """The transfers of one device."""
 
     def send(self, numbers: Indices) -> torch.Tensor:
-        """The numbers as an int64 tensor on the device, of the same shape (n,)."""
+        """The numbers, (n,), as an int64 tensor on the device."""
         ...
 
     def fetch(self, numbers: torch.Tensor, arrived: Callable[[Indices], None]) -> None:
-        """Copies numbers to the host and calls `arrived` with them, each once, sorted, from `poll` or `settle`."""
+        """Copies numbers to the host, and calls `arrived` with them, sorted and without repeats, once they are there:
+        from `poll` or `settle`, or at once where there is nothing to wait for."""
         ...
 
     def arrived(self) -> int:
@@ -41,7 +42,8 @@ class Ids(Protocol):
         ...
 
     def poll(self, most: int | None = None) -> None:
-        """Hands over the copies that have arrived, at most the first `most` since the start; never waits."""
+        """Hands over the copies that have arrived; never waits. `most`: number of copies since the start, of which
+        later ones are left for the next call."""
         ...
 
     def settle(self) -> None:
@@ -78,21 +80,23 @@ class CudaIds:
 
         self._torch = torch
         self._device = device
-        self._idle = [self._buffer() for _ in range(_ENDS)]
+        self._idle = [self._buffer() for _ in range(_BUFFERS)]
         self._events: list[torch.cuda.Event] = []
-        self._leaving: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
+        self._outgoing: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
         """Buffers that are being copied to the device, each with the event behind its copy."""
         self._booked = 0
-        """Number of copies to the host that were handed over."""
-        self._coming: deque[tuple[torch.cuda.Event, torch.Tensor, int, Callable[[Indices], None]]] = deque()
+        """Number of copies to the host that were handed over since the start."""
+        self._incoming: deque[tuple[torch.cuda.Event, torch.Tensor, int, Callable[[Indices], None]]] = deque()
+        """Copies to the host that were not handed over: (event behind it, buffer, count of numbers, function that takes
+        them)."""
 
     def _buffer(self) -> torch.Tensor:
-        return self._torch.empty(_BUFFER, dtype=self._torch.int64, pin_memory=True)
+        return self._torch.empty(_BUFFER_NUMBERS, dtype=self._torch.int64, pin_memory=True)
 
     def _take(self) -> torch.Tensor:
         """A pinned buffer that no copy uses; a burst makes more of them rather than wait."""
-        while self._leaving and self._leaving[0][0].query():
-            event, buffer = self._leaving.popleft()
+        while self._outgoing and self._outgoing[0][0].query():
+            event, buffer = self._outgoing.popleft()
             self._events.append(event)
             self._idle.append(buffer)
         return self._idle.pop() if self._idle else self._buffer()
@@ -104,16 +108,16 @@ class CudaIds:
 
     def send(self, numbers: Indices) -> torch.Tensor:
         there = self._torch.empty(len(numbers), dtype=self._torch.int64, device=self._device)
-        for start in range(0, len(numbers), _BUFFER):
-            part = numbers[start : start + _BUFFER]
+        for start in range(0, len(numbers), _BUFFER_NUMBERS):
+            part = numbers[start : start + _BUFFER_NUMBERS]
             buffer = self._take()
             buffer.numpy()[: len(part)] = part
             there[start : start + len(part)].copy_(buffer[: len(part)], non_blocking=True)
-            self._leaving.append((self._mark(), buffer))
+            self._outgoing.append((self._mark(), buffer))
         return there
 
     def fetch(self, numbers: torch.Tensor, arrived: Callable[[Indices], None]) -> None:
-        parts = numbers.split(_BUFFER)
+        parts = numbers.split(_BUFFER_NUMBERS)
         got: list[Indices] = []
 
         def last(part: Indices) -> None:
@@ -123,22 +127,22 @@ class CudaIds:
         for index, part in enumerate(parts, start=1):
             buffer = self._take()
             buffer[: len(part)].copy_(part, non_blocking=True)
-            self._coming.append((self._mark(), buffer, len(part), last if index == len(parts) else got.append))
+            self._incoming.append((self._mark(), buffer, len(part), last if index == len(parts) else got.append))
 
     def arrived(self) -> int:
-        return self._booked + sum(1 for _ in takewhile(lambda coming: coming[0].query(), self._coming))
+        return self._booked + sum(1 for _ in takewhile(lambda copy: copy[0].query(), self._incoming))
 
     def poll(self, most: int | None = None) -> None:
-        while self._coming and (most is None or self._booked < most) and self._coming[0][0].query():
-            self._take_first()
+        while self._incoming and (most is None or self._booked < most) and self._incoming[0][0].query():
+            self._hand_over_first()
 
     def settle(self) -> None:
-        while self._coming:
-            self._coming[0][0].synchronize()
-            self._take_first()
+        while self._incoming:
+            self._incoming[0][0].synchronize()
+            self._hand_over_first()
 
-    def _take_first(self) -> None:
-        event, buffer, count, arrived = self._coming.popleft()
+    def _hand_over_first(self) -> None:
+        event, buffer, count, arrived = self._incoming.popleft()
         self._booked += 1
         numbers = buffer.numpy()[:count].copy()
         self._events.append(event)

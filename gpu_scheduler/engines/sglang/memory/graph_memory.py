@@ -76,6 +76,10 @@ class GraphMemory:
         """(offset, bytes) of the blocks that keep their values."""
         self._saved: torch.Tensor | None = None
         self._away = False
+        self.beside: Sequence[Any] = ()
+        """Streams of the model's own, on which parts of graphs may be captured."""
+        self.tables: list[torch.Tensor] = []
+        """Tables of SGLang's attention that lie in scratch memory."""
         pieces.reserve(FIRST_BYTES)
         source, allocator = _source()
         source.pieces = pieces
@@ -200,6 +204,7 @@ class GraphMemory:
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.synchronize(self._device)
         self._saved = None
+        self.tables.clear()
         # Torch ends a process that drops a pool of which graphs are left.
         _undead.extend(pool for pool in (self._graphs, self._scratch) if pool.use_count() > 1)
         with collector.paused():

@@ -3,7 +3,7 @@ graphs and for buffers of adapters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.engines.sglang.memory.ranges import Driver, KvRange, PieceRangeDriver, WeightsRangeDriver
@@ -24,7 +24,8 @@ class ModelMemory:
         self._driver = driver
         self._ranks = ranks
         self.kv: KvRange | None = None
-        self._kv_span = 0
+        self._kv_spans: list[int] = []
+        """Bytes of each stretch of the KV range, in whole extents."""
         self._weights: WeightsRangeDriver | None = None
         self._pieces: PieceRangeDriver | None = None
         self._adapters: WeightsRangeDriver | None = None
@@ -44,21 +45,21 @@ class ModelMemory:
         """Bytes of KV that every rank may hold."""
         return self.kv.limit_bytes if isinstance(self.kv, SharedRange) else self._driver.limit_bytes
 
-    def open_kv(self, span_bytes: int) -> KvRange:
-        """Reserves addresses for KV; nothing is mapped. May be called once."""
+    def open_kv(self, span_bytes: Sequence[int]) -> KvRange:
+        """Reserves addresses for KV, `span_bytes` for each kind; nothing is mapped. May be called once."""
         assert self.kv is None
         own = self._driver.kv_range(span_bytes, alone=self._ranks.size == 1)
         kv: KvRange = own
         if self._ranks.size > 1:
             kv = SharedRange(own, self._ranks, lambda: self._driver.limit_bytes)
         self.kv = kv
-        self._kv_span = -(-span_bytes // kv.extent_bytes) * kv.extent_bytes
+        self._kv_spans = [-(-span // kv.extent_bytes) * kv.extent_bytes for span in span_bytes]
         return kv
 
-    def kv_tensor(self) -> torch.Tensor:
-        """A tensor of bytes over the addresses of the KV range, (span,) in whole extents."""
+    def kv_tensor(self, stretch: int = 0) -> torch.Tensor:
+        """A tensor of bytes over the addresses of a stretch of the KV range, (span,) in whole extents."""
         assert self.kv is not None
-        return self._driver.tensor(self.kv.address, self._kv_span)
+        return self._driver.tensor(self.kv.address + self.kv.offset_bytes(stretch), self._kv_spans[stretch])
 
     def open_weights(self, span_bytes: int) -> torch.Tensor:
         """Reserves addresses for weights, and returns a tensor of bytes over them; nothing is mapped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -104,7 +105,7 @@ class LeaseDriver:
     def limit_bytes(self) -> int:
         return self._lease.limit.bytes
 
-    def kv_range(self, span_bytes: int, *, alone: bool) -> ElasticRange:
+    def kv_range(self, span_bytes: Sequence[int], *, alone: bool) -> ElasticRange:
         return ElasticRange(
             self._lease,
             self._mapper,

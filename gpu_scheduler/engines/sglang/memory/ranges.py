@@ -13,31 +13,16 @@ if TYPE_CHECKING:
     import torch
 
 
-class KvRange(Protocol):
-    """The KV range (`balloond.driver.kv.range.ElasticRange`), as far as the engine uses it. Extents are named by their
-    index in the range."""
+class KvAddresses(Protocol):
+    """Addresses for one kind of KV (`kv_stretch.KvStretch`). Extents are named by their index in these addresses."""
 
-    address: int
     extent_bytes: int
     extents: NDArray[np.int64]
     """The first of the extents that are mapped as one and leave only together, for each index; (indices,)."""
-    wake_fd: int
-    cached_bytes: int
-    """Bytes of prefixes that the engine could evict now; set by the engine."""
 
     @property
     def refused(self) -> bool:
         """Whether balloond had nothing for the last request for memory. It may not have answered yet."""
-        ...
-
-    @property
-    def woken(self) -> bool:
-        """Whether `wake_fd` is readable: a limit, memory or a reclaim has come."""
-        ...
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Bytes mapped: owned, in reserve and quarantined."""
         ...
 
     def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
@@ -62,6 +47,46 @@ class KvRange(Protocol):
 
     def headroom(self) -> int:
         """Number of further extents that the limit and the addresses allow; the device may still refuse them."""
+        ...
+
+
+class KvRange(Protocol):
+    """The KV range (`balloond.driver.kv.range.ElasticRange`), as far as the engine uses it. It has a stretch of
+    addresses for each kind of KV; extents are named by their index in their stretch. Calls with a `stretch` are those
+    of `KvAddresses`, for the stretch with that number."""
+
+    address: int
+    extent_bytes: int
+    wake_fd: int
+    cached_bytes: int
+    """Bytes of prefixes that the engine could evict now; set by the engine."""
+
+    @property
+    def woken(self) -> bool:
+        """Whether `wake_fd` is readable: a limit, memory or a reclaim has come."""
+        ...
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes mapped: owned, in reserve and quarantined."""
+        ...
+
+    def extents(self, stretch: int = 0) -> NDArray[np.int64]: ...
+
+    def refused(self, stretch: int = 0) -> bool: ...
+
+    def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0, stretch: int = 0) -> list[int]: ...
+
+    def take_tied(self, stretch: int = 0) -> list[int]: ...
+
+    def release(self, indices: Sequence[int], *, stretch: int = 0) -> None: ...
+
+    def located(self, indices: Iterable[int], *, stretch: int = 0) -> list[tuple[int, int]]: ...
+
+    def headroom(self, stretch: int = 0) -> int: ...
+
+    def offset_bytes(self, stretch: int) -> int:
+        """Bytes from `address` to a stretch."""
         ...
 
     def overage_bytes(self) -> int:
@@ -98,12 +123,12 @@ class KvRange(Protocol):
 class OfferingRange(KvRange, Protocol):
     """A KV range for an engine of several ranks, which offers extents before it takes them."""
 
-    def offer(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
+    def offer(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0, stretch: int = 0) -> list[int]:
         """Indices in the reserve, after what is missing of `count` was requested as in `acquire`. `take` has to
         follow."""
         ...
 
-    def take(self, indices: Sequence[int]) -> None:
+    def take(self, indices: Sequence[int], *, stretch: int = 0) -> None:
         """Ends an offer: these extents are the engine's now, the others stay in the reserve."""
         ...
 
@@ -198,9 +223,9 @@ class Driver(Protocol):
         """Bytes of KV that the lease may hold now."""
         ...
 
-    def kv_range(self, span_bytes: int, *, alone: bool) -> OfferingRange:
-        """Makes the KV range, of `span_bytes` of addresses. `alone`: no other rank has to have the same addresses
-        mapped in the same way, so growth may be in large extents."""
+    def kv_range(self, span_bytes: Sequence[int], *, alone: bool) -> OfferingRange:
+        """Makes the KV range, with stretches of `span_bytes` of addresses. `alone`: no other rank has to have the same
+        addresses mapped in the same way, so growth may be in large extents."""
         ...
 
     def weights_range(self, span_bytes: int) -> WeightsRangeDriver:

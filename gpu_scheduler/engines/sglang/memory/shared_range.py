@@ -7,6 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpu_scheduler.engines.sglang.policy.agreement import RankFacts, common
 
 if TYPE_CHECKING:
@@ -27,12 +30,12 @@ class SharedRange:
         self.address = own.address
         self.extent_bytes = own.extent_bytes
         self.wake_fd = own.wake_fd
-        self.extents = own.extents
         self._first_limit = min(ranks.gather(limit()))
         """Limit in bytes until the ranks agree on one in their first step."""
         self._in_use = 0
-        self.refused = False
-        """True if balloond had nothing for the last request for memory on one of the ranks."""
+        """Number of extents in use in all stretches."""
+        self._refused: dict[int, bool] = {}
+        """By stretch: whether balloond had nothing for the last request for memory on one of the ranks."""
 
     def facts(self) -> RankFacts:
         """This rank's news for the next step. A reclaim in it counts as taken."""
@@ -61,33 +64,42 @@ class SharedRange:
     def cached_bytes(self, nbytes: int) -> None:
         self._own.cached_bytes = nbytes
 
-    def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
+    def extents(self, stretch: int = 0) -> NDArray[np.int64]:
+        return self._own.extents(stretch)
+
+    def offset_bytes(self, stretch: int) -> int:
+        return self._own.offset_bytes(stretch)
+
+    def refused(self, stretch: int = 0) -> bool:
+        return self._refused.get(stretch, False)
+
+    def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0, stretch: int = 0) -> list[int]:
         """Takes at most `count` extents that all ranks can have, and returns their indices. What one rank has beyond
         those stays in its reserve."""
-        self.refused = False
-        count = min(count, self.headroom())
+        self._refused[stretch] = False
+        count = min(count, self.headroom(stretch))
         if count <= 0:
             return []
-        offer = self._own.offer(count, timeout_s=timeout_s, instead_bytes=instead_bytes)
-        offers = self._ranks.gather((offer, self._own.refused))
-        self.refused = any(refused for _, refused in offers)
+        offer = self._own.offer(count, timeout_s=timeout_s, instead_bytes=instead_bytes, stretch=stretch)
+        offers = self._ranks.gather((offer, self._own.refused(stretch)))
+        self._refused[stretch] = any(refused for _, refused in offers)
         taken = common([offer for offer, _ in offers], count)
-        self._own.take(taken)
+        self._own.take(taken, stretch=stretch)
         self._in_use += len(taken)
         return taken
 
-    def take_tied(self) -> list[int]:
+    def take_tied(self, stretch: int = 0) -> list[int]:
         """Returns nothing: with several ranks there are no large extents."""
         return []
 
-    def release(self, indices: Sequence[int]) -> None:
-        self._own.release(indices)
+    def release(self, indices: Sequence[int], *, stretch: int = 0) -> None:
+        self._own.release(indices, stretch=stretch)
         self._in_use -= len(indices)
 
-    def located(self, indices: Iterable[int]) -> list[tuple[int, int]]:
-        return self._own.located(indices)
+    def located(self, indices: Iterable[int], *, stretch: int = 0) -> list[tuple[int, int]]:
+        return self._own.located(indices, stretch=stretch)
 
-    def headroom(self) -> int:
+    def headroom(self, stretch: int = 0) -> int:
         return max(0, self.limit_bytes // self.extent_bytes - self._in_use)
 
     def overage_bytes(self) -> int:

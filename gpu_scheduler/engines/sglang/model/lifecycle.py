@@ -11,12 +11,16 @@ import os
 from typing import Any
 
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.runtime_context import SpawnRanks, publish
+from sglang.srt.utils.hf_transformers.common import get_generation_config
 
 from gpu_scheduler.engines.sglang.base import collector, device, options
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NoMemory, WrongWeights
 from gpu_scheduler.engines.sglang.base.states import EngineState
+from gpu_scheduler.engines.sglang.kv import prefix_eviction
+from gpu_scheduler.engines.sglang.kv.engine_kv import EngineKv, Tokens
 from gpu_scheduler.engines.sglang.kv.kv_transfer import KvTransfer
+from gpu_scheduler.engines.sglang.kv.prefix_tree import CORE, PrefixTree
 from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
 from gpu_scheduler.engines.sglang.model import quota, teardown
 from gpu_scheduler.engines.sglang.model.loaded_model import LoadedModel
@@ -27,6 +31,7 @@ from gpu_scheduler.engines.sglang.policy.agreement import RankFacts
 from gpu_scheduler.engines.sglang.weights import encoder
 from gpu_scheduler.engines.sglang.weights.loader import CheckpointLoader, ImageLoader, RandomLoader
 from gpu_scheduler.engines.sharing.step_gate import StepAnswer
+from kv_kinds import messages
 from protos import engine_pb2
 from services.telemetry import log
 
@@ -44,8 +49,9 @@ class Lifecycle:
 
     # --- building
 
-    def build(self) -> None:
-        """Makes SGLang's Scheduler: reads or awaits the weights, makes the pools. Raises CommandError."""
+    def build(self, scheduler_class: type[Scheduler]) -> None:
+        """Makes SGLang's Scheduler, of a class of ours: reads or awaits the weights, makes the pools. Raises
+        CommandError."""
         model = self.model
         devices = model.ranks.gather(model.load.device)
         peers = all(model.ranks.gather(device.reads(model.device, devices)))
@@ -56,26 +62,67 @@ class Lifecycle:
         ranks = model.ranks.size
         arguments = options.server_args(model.load.model, model.load.device, model.options, loader, ranks, peers)
         model.server_args = arguments
-        index = int(model.load.device.partition(":")[2] or 0)
+        # On a CPU SGLang chooses by it the cores of the process, of which every rank has its own.
+        index = int(model.load.device.partition(":")[2] or 0) if model.device.type == "cuda" else model.ranks.rank
         os.environ["SGLANG_LOGPROB_CHUNK_SIZE"] = str(model.options.scored_together)  # read as the model is made
         os.environ["SGLANG_RADIX_FORCE_MISS"] = str(int(encoder.is_one(model.load.model)))  # read for each request
-        scheduler = Scheduler(arguments, options.port_args(), index, model.ranks.rank, 0, 0, 0, 0, None)
+        os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = CORE  # read as the cache is made
+        # It knows it by its path, where another checkpoint may be by now.
+        get_generation_config.cache_clear()
+        publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=model.ranks.rank, gpu_id=index))
+        scheduler = scheduler_class(arguments, options.port_args())
         model.scheduler = scheduler
         if model.adapters is not None:
             model.adapters.managed_by(scheduler.tp_worker.model_runner.lora_manager)
-        model.kv = scheduler.token_to_kv_pool_allocator.kv
-        model.check_kv()
         assert model.memory.kv is not None
+        allocator = scheduler.token_to_kv_pool_allocator
+        states = getattr(scheduler.req_to_token_pool, "mamba_allocator", None)
+        window = scheduler.sliding_window_size or 0
+        model.kv = EngineKv(model.memory.kv, allocator.kinds, window, None if states is None else states.kv)
+        if states is not None:
+            model.kv.give_states = self._give_states
+        model.tree = PrefixTree(scheduler.tree_cache)
+        model.check_kv()
         model.ranks.listen(model.facts, model.memory.kv.wake_fd)
         # It is enough for min_new_tokens; stop strings are matched in the gateway.
-        scheduler.tokenizer = EosIds(scheduler.model_config.hf_eos_token_id or (), scheduler.model_config.vocab_size)
+        config = scheduler.model_config
+        scheduler.tokenizer = EosIds(config.hf_eos_token_id or (), config.vocab_size)
+        config.hf_eos_token_id = scheduler.tokenizer.additional_stop_token_ids
         model.provisioning = KvProvisioning(
-            model.kv, model.options.soft_wait_ms / 1e3, model.options.hard_wait_ms / 1e3, _evict_tokens
+            model.kv, model.options.soft_wait_ms / 1e3, model.options.hard_wait_ms / 1e3, self._evict, self._empty
         )
-        model.kv_transfer = KvTransfer(model.kv, model.provisioning, scheduler, model.memory.lease_id, model.device)
+        model.kv_transfer = KvTransfer(
+            model.kv, model.tree, model.provisioning, scheduler, model.memory.lease_id, model.device
+        )
         model.state = EngineState.FILLING if model.load.from_image else EngineState.PROVING
         if not model.load.from_image:
             self._begin_probe()
+
+    def _evict(self, _tree: Any, tokens: Tokens) -> None:
+        """Evicts and counts `tokens` of each kind of the prefix cache, the leaf that was used longest ago first."""
+        self.model.counters.evicted_tokens += self.model.tree.evict(*tokens)
+
+    def _empty(self, kind: int, extents: int) -> None:
+        """Evicts so that `extents` of one kind of KV empty, and returns them."""
+        model = self.model
+        model.counters.evicted_tokens += prefix_eviction.empty_extents(
+            model.tree.of(kind), model.kv.kinds[kind], extents
+        )
+        model.kv.kinds[kind].give_up_empties()
+
+    def _give_states(self, extents: int) -> int:
+        """Evicts cached states, the ones used longest ago first, until `extents` have left or none are left; returns
+        how many left."""
+        model = self.model
+        states = model.kv.states
+        assert states is not None
+        left = states.give_up_spare(model.kv.promised)
+        while left < extents and (cached := model.tree.mamba_evictable_size()) > 0:
+            each = states.envelopes.needed_for(1)
+            model.counters.evicted_tokens += model.tree.evict_states(min(cached, -(-(extents - left) // each)))
+            states.settle()
+            left += states.give_up_spare(model.kv.promised)
+        return left
 
     # --- proving
 
@@ -136,6 +183,7 @@ class Lifecycle:
         model.measured = engine_pb2.Measured(
             weights_bytes=max(rank.weights_bytes for rank in ranks),
             kv_bytes_per_token=model.kv.bytes_of(1),
+            kv_kinds=messages.kinds(model.kv_layout),
             private_bytes=max(rank.private_bytes for rank in ranks),
             ranks=ranks,
             prefill_tokens_per_s=trace.prefill_tokens_per_s,
@@ -277,7 +325,3 @@ class Lifecycle:
         kinds = device.kept(model.device)
         _log.info("warm again", left=model.load.model.name, kept=kinds)
         return model.clean, device.own(kinds)
-
-
-def _evict_tokens(tree: Any, tokens: int) -> None:
-    tree.evict(EvictParams(num_tokens=tokens))

@@ -20,8 +20,9 @@ from gpu_scheduler.engines.sglang.base import device, options, stalls
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NoMemory, NotNow, RejectedRequest
 from gpu_scheduler.engines.sglang.base.request_table import RequestTable
 from gpu_scheduler.engines.sglang.base.states import EngineState
-from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
+from gpu_scheduler.engines.sglang.kv.engine_kv import FREED_TOGETHER, EngineKv
 from gpu_scheduler.engines.sglang.kv.kv_transfer import KvTransfer
+from gpu_scheduler.engines.sglang.kv.prefix_tree import PrefixTree
 from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
 from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemory
 from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
@@ -34,6 +35,8 @@ from gpu_scheduler.engines.sglang.model.stats import EngineCounters
 from gpu_scheduler.engines.sglang.policy.agreement import RankFacts
 from gpu_scheduler.engines.sglang.policy.slow_grammars import slow_of
 from gpu_scheduler.engines.sglang.weights import post_processing, weights_range
+from kv_kinds import messages
+from kv_kinds.layout import KvLayout
 from protos import common_pb2, engine_pb2
 from services.telemetry import log
 
@@ -62,7 +65,8 @@ class LoadedModel:
     scheduler: Any
     server_args: Any
     """SGLang's ServerArgs for this model."""
-    kv: ElasticKv
+    kv: EngineKv
+    tree: PrefixTree
     provisioning: KvProvisioning
     kv_transfer: KvTransfer
 
@@ -103,6 +107,7 @@ class LoadedModel:
         self._manifest = b""
         self._strict = os.environ.get("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY") == "1"
         self._progress_at = 0.0
+        self._kv_span_bytes = 0
         self._captured = 0
         """CUDA graphs captured so far."""
         self.command_id = load.command_id
@@ -131,11 +136,13 @@ class LoadedModel:
 
     def _mark(self) -> Hashable:
         """Digest of the state that SGLang's scheduler decides by; for tests, that no rank decides differently."""
-        scheduler, envelopes = self.scheduler, self.kv.envelopes
+        scheduler, kv = self.scheduler, self.kv
         running = scheduler.running_batch.reqs
         return (
             self.state.value,
-            (envelopes.available, envelopes.live, envelopes.held, scheduler.tree_cache.evictable_size()),
+            kv.mark(),
+            kv.evictable(self.tree),
+            0 if kv.states is None else self.tree.mamba_evictable_size(),
             tuple(request.rid for request in scheduler.waiting_queue),
             tuple((request.rid, len(request.output_ids)) for request in running),
         )
@@ -192,14 +199,42 @@ class LoadedModel:
 
     # --- memory
 
+    @property
+    def kv_span_bytes(self) -> int:
+        """Bytes of addresses for the KV of tokens: more than any limit, and the same on all ranks. The first call is
+        one that all ranks make."""
+        if not self._kv_span_bytes:
+            limit = min(self.ranks.gather(self.memory.limit_bytes))
+            self._kv_span_bytes = max(self.options.kv_span_bytes, limit)
+        return self._kv_span_bytes
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        """The kinds of KV that SGLang's pools were made for, on each device."""
+        chunk = max(self.options.chunked_prefill_size, FREED_TOGETHER)
+        return self.kv.layout(chunk + self.options.page_size)
+
     def check_kv(self) -> None:
-        """Raises BrokenModel if SGLang's pools take other bytes for a token than the loader found by config.json:
-        floor, admission and placement would count with wrong ones."""
+        """Raises BrokenModel if SGLang's pools take other bytes for a token than the loader found by config.json, or
+        more tokens of a window: floor, admission and placement would count with wrong ones."""
         model, found = self.load.model, self.kv.bytes_of(1)
-        expected = -(-model.kv_bytes_per_token // max(1, model.devices))
+        counted = messages.layout(model).share(max(1, model.devices))
+        expected = counted.marginal(0)
         if expected and abs(found - expected) > _KV_DIFFERENCE * expected:
             raise BrokenModel(
                 f"{model.path}: a token's KV takes {found} bytes of each device, and config.json makes it {expected}"
+            )
+        for kind, other in zip(self.kv_layout.kinds, counted.kinds, strict=False):
+            if kind.window_tokens and other.window_tokens and kind.most_in_window > other.most_in_window:
+                raise BrokenModel(
+                    f"{model.path}: a request may hold {kind.most_in_window} tokens of a window, and its floor is for "
+                    f"{other.most_in_window}: chunked_prefill_size or page_size of the engine is too large for it"
+                )
+        states = sum(kind.bytes_per_state for kind in counted.kinds)
+        found = 0 if self.kv.states is None else self.kv.states.envelopes.envelope_bytes
+        if model.kv_kinds and found != states:
+            raise BrokenModel(
+                f"{model.path}: a state takes {found} bytes of each device, and config.json makes it {states}"
             )
 
     def open_graphs(self) -> GraphMemory | None:

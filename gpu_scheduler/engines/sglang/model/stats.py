@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_scheduler.engines.sglang.base.request_table import RequestTable
-from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
+from gpu_scheduler.engines.sglang.kv.engine_kv import EngineKv
 from protos import engine_pb2
 
 EVERY_S = 0.1
@@ -47,7 +47,7 @@ def prefilled(requests: Sequence[Any], request_table: RequestTable) -> list[engi
     out."""
     prompts = []
     for request in requests:
-        entry, done = request_table.by_rid(request.rid), len(request.prefix_indices)
+        entry, done = request_table.by_rid(request.rid), request.prefix_len
         # A request retracted after its first token computes its prompt again, and the shared queue does not count that
         # prompt any more.
         if entry is not None and not entry.told and done:
@@ -61,19 +61,19 @@ def prefilled(requests: Sequence[Any], request_table: RequestTable) -> list[engi
 
 
 def engine_stats(
-    scheduler: Any, kv: ElasticKv, limit_bytes: int, counters: EngineCounters, decode_step_s: float
+    scheduler: Any, kv: EngineKv, limit_bytes: int, counters: EngineCounters, decode_step_s: float
 ) -> engine_pb2.EngineStats:
     """Statistics for the gpu_scheduler. `decode_step_s`: seconds of a decode step of the running requests alone on the
     device."""
     mapped = kv.memory.mapped_bytes
-    cached = scheduler.tree_cache.evictable_size()
+    cached = kv.cached_bytes(scheduler.tree_cache)
     return engine_pb2.EngineStats(
         running=running(scheduler),
         waiting=len(scheduler.waiting_queue),
         kv_held_bytes=mapped,
-        kv_used_bytes=kv.bytes_of(kv.used - cached),
-        kv_cached_bytes=kv.bytes_of(cached),
-        kv_reserve_bytes=mapped - kv.envelopes.held * kv.memory.extent_bytes,
+        kv_used_bytes=kv.used_bytes - cached,
+        kv_cached_bytes=cached,
+        kv_reserve_bytes=mapped - kv.held_bytes,
         kv_limit_bytes=limit_bytes,
         decode_step_s=decode_step_s,
         **vars(counters),

@@ -13,6 +13,8 @@ from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
 from sglang.srt.model_executor.runner_utils.pool import set_global_graph_memory_pool
 from sglang.srt.utils.common import CachedKernel
 
+from gpu_scheduler.engines.sglang.kv.prefix_tree import unlink
+
 
 def forget() -> None:
     """Clears SGLang's globals once a model has left and its graphs are gone.
@@ -31,24 +33,18 @@ def forget() -> None:
     factory._ROPE_DICT.clear()
     set_global_expert_location_metadata(None, allow_overwrite=True)
     for part in ("expand", "shrink"):
-        module = sys.modules.get(f"sglang.kernels.ops.gemm.chunked_sgmv_{part}")  # not imported without adapters
+        module = sys.modules.get(f"sglang.kernels.ops.lora.dense.chunked_sgmv_{part}")  # not imported without adapters
         kernel = getattr(module, f"_chunked_lora_{part}_kernel", None)
         if isinstance(kernel, CachedKernel):
             kernel._clear_cache()
 
 
 def prefixes(scheduler: Any) -> None:
-    """Flushes the prefix cache and unlinks the nodes of its tree; SGLang must be idle. A node knows its parent and its
-    children, so SGLang leaves them, with the numbers of their slots on the device, to the garbage collector, which
-    looks rarely (`collector`)."""
-    waiting = [getattr(scheduler.tree_cache, "root_node", None)]
+    """Flushes the prefix cache and unlinks the nodes of its tree; SGLang must be idle."""
+    root = scheduler.tree_cache.root_node
     flushed = scheduler.flush_cache()
     assert flushed, "SGLang is not idle"
-    while waiting:
-        if (node := waiting.pop()) is not None:
-            waiting += node.children.values()
-            node.children.clear()
-            node.parent = None
+    unlink(root)
 
 
 def take_apart(scheduler: Any) -> None:

@@ -47,7 +47,7 @@ def moves_within(
     # The padding of `touched` counts as a unit of its own.
     units = np.append(units, count)
     pinned = np.zeros(count + 1, dtype=bool)
-    pinned[units[envelopes.touched[np.array(fixed, dtype=np.int64)]]] = True
+    pinned[units[envelopes.touched(np.array(fixed, dtype=np.int64))]] = True
     in_use = in_use[np.lexsort((live_here[in_use] / size[in_use], pinned[in_use]))]
     # An envelope has to leave with the first of its units that is emptied, and can be a destination until then.
     turns = np.full(count + 1, -1)
@@ -55,7 +55,7 @@ def moves_within(
     turns[-1] = len(in_use)
     turns = turns[units]
     live, free = envelopes.all_live(), envelopes.all_available()
-    leaves, lost = turns[envelopes.touched[live]].min(axis=1), turns[envelopes.touched[free]].min(axis=1)
+    leaves, lost = turns[envelopes.touched(live)].min(axis=1), turns[envelopes.touched(free)].min(axis=1)
     free, lost = free[lost >= 0], lost[lost >= 0]
     leaving = np.bincount(leaves, minlength=len(in_use)).cumsum()
     holes = len(free) - np.bincount(lost, minlength=len(in_use)).cumsum()

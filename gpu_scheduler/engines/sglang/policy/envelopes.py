@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +81,10 @@ class Envelopes(BlockLayout):
         empties: list[int] = (self._is_held & (self._live_here == 0))[:-1].nonzero()[0].tolist()
         return empties
 
+    def available_on(self, extents: Sequence[int]) -> int:
+        """Number of available envelopes that touch any of these extents."""
+        return int(np.count_nonzero(self._is_free[self.touching(np.array(extents, dtype=np.int64))]))
+
     def needed_for(self, envelopes: int) -> int:
         """Number of extents to request so that `envelopes` more become available, if they are neighbours of held
         ones."""
@@ -92,7 +97,7 @@ class Envelopes(BlockLayout):
             raise ValueError(f"extent {added[held][0]} is held already")
         self._is_held[added] = True
         envelopes = self.touching(added)
-        ready = envelopes[self._is_held[self.touched[envelopes]].all(axis=1)]
+        ready = envelopes[self._is_held[self.touched(envelopes)].all(axis=1)]
         self._is_free[ready] = True
         self.available += len(ready)
         self._draw_back(int(ready.min(initial=self._frontier)))
@@ -136,7 +141,7 @@ class Envelopes(BlockLayout):
             raise ValueError("an envelope is not live: it was freed twice")
         self._is_live[envelopes] = False
         self._is_free[envelopes] = True
-        np.subtract.at(self._live_here, self.touched.take(envelopes, axis=0).ravel(), 1)
+        np.subtract.at(self._live_here, self.touched(envelopes).ravel(), 1)
         self.available += len(envelopes)
         self.live -= len(envelopes)
         if len(self._lowest) > _SORTED_AT_MOST:
@@ -172,11 +177,16 @@ class Envelopes(BlockLayout):
     def _become_live(self, envelopes: Indices) -> None:
         self._is_free[envelopes] = False
         self._is_live[envelopes] = True
-        np.add.at(self._live_here, self.touched.take(envelopes, axis=0).ravel(), 1)
+        np.add.at(self._live_here, self.touched(envelopes).ravel(), 1)
         self.available -= len(envelopes)
         self.live += len(envelopes)
 
     # --- for tests, and for a process that checks itself
+
+    def mark(self) -> tuple[int, ...]:
+        """Digest of which envelopes are live and available and which extents are held; equal for the same ones in every
+        process."""
+        return tuple(crc32(np.packbits(which).tobytes()) for which in (self._is_live, self._is_free, self._is_held))
 
     def audit(self) -> None:
         """Recounts everything from the envelopes alone. Raises AssertionError where a counter is wrong."""

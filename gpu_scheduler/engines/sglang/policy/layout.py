@@ -3,10 +3,14 @@ may straddle two extents or span many."""
 
 from __future__ import annotations
 
+from math import gcd
+
 import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
+_TABLE_BYTES = 64 << 20
+"""Most bytes of a layout's table: with pages of one token a range has tens of millions of envelopes."""
 
 
 class BlockLayout:
@@ -21,13 +25,25 @@ class BlockLayout:
         self.extent_bytes = extent_bytes
         self.total = count
         self.n_extents = -(-count * envelope_bytes // extent_bytes)
-        # A table, because looking up is several times faster than dividing, and done on the token path.
-        envelopes = np.arange(count)
-        homes, ends = self.homes(envelopes), self.ends(envelopes)
-        touched = homes[:, None] + np.arange(int((ends - homes).max()) + 1)
+        period = extent_bytes // gcd(envelope_bytes, extent_bytes)  # envelopes after which they lie the same way again
+        some = np.arange(min(count, period))
+        self._most = int((self.ends(some) - self.homes(some)).max()) + 1
         self._offsets = np.arange((extent_bytes - 1) // envelope_bytes + 2)
-        self.touched: Indices = np.where(touched <= ends[:, None], touched, self.n_extents)
-        """Extents that each envelope touches, in order; (count, most per envelope), padded with `n_extents`."""
+        # Looking up is several times faster than dividing, and done on the token path.
+        small = 8 * count * self._most <= _TABLE_BYTES
+        self._table: Indices | None = self._computed(np.arange(count)) if small else None
+
+    def touched(self, envelopes: Indices) -> Indices:
+        """Extents that each of these envelopes touches, in order; (envelopes, most per envelope), padded with
+        `n_extents`."""
+        return self._computed(envelopes) if self._table is None else self._table.take(envelopes, axis=0)
+
+    def _computed(self, envelopes: Indices) -> Indices:
+        homes = self.homes(envelopes)[:, None]
+        if self._most == 1:
+            return homes
+        touched = homes + np.arange(self._most)
+        return np.where(touched <= self.ends(envelopes)[:, None], touched, self.n_extents)
 
     def extents_of(self, envelope: int) -> range:
         """The extents that an envelope touches."""

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 _ORIGINAL = "original_max_position_embeddings"
+_THETA = 10_000.0
+"""Base of the rotary embedding's wavelengths where a configuration has none."""
 _STRETCHED = ("yarn", "longrope", "llama3")
 """Kinds whose parameters include the original length that they stretch."""
 _ALL = ("rope_theta", "partial_rotary_factor")
@@ -49,6 +51,27 @@ def for_sglang(told: Mapping[str, Any], positions: int, original: int | None, co
                 # SGLang would use the long factors for a step in which any request is that long, and the short ones for
                 # the keys that the same requests left in the cache before.
                 found["short_factor"] = found["long_factor"]
+    return {**found, "rope_type": kind, "type": kind}
+
+
+def for_latent(told: Mapping[str, Any], positions: int, on_cpu: bool) -> dict[str, Any]:
+    """Parameters for SGLang's models with latent attention (MLA), which are written for DeepSeek's own form of YaRN:
+    `mscale` and `mscale_all_dim` scale sines, cosines and the softmax there. `told` are those that Transformers has for
+    a model of `positions` positions. `on_cpu`: SGLang has nothing but YaRN for these models there, which is the default
+    embedding if it stretches by 1. Raises ValueError for a kind that is neither YaRN nor the default."""
+    kind = told.get("rope_type", "default")
+    if kind not in ("default", "yarn"):
+        raise ValueError(f"rotary embeddings of type {kind!r} are not supported with latent attention")
+    known = ("rope_theta", "factor", _ORIGINAL, "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    if kind == "default":
+        plain = {"rope_theta": told.get("rope_theta", _THETA), "rope_type": kind, "type": kind}
+        return {**plain, "rope_type": "yarn", "type": "yarn", "factor": 1.0, _ORIGINAL: positions} if on_cpu else plain
+    given = {_ORIGINAL: positions, **told}
+    found = {key: given[key] for key in known if given.get(key) is not None}
+    factor = found["factor"] = float(found.get("factor") or positions / found[_ORIGINAL])
+    if told.get("attention_factor") is not None:
+        own = _yarn_scale(factor, found.get("mscale", 1.0)) / _yarn_scale(factor, found.get("mscale_all_dim", 0.0))
+        found["attn_factor"] = told["attention_factor"] / own
     return {**found, "rope_type": kind, "type": kind}
 
 

@@ -189,7 +189,7 @@ class StepLoop:
         first = scheduler.waiting_queue[0].rid if scheduler.waiting_queue else None
         if scheduler.chunked_req is None and first != self._started_over_for:
             self._started_over_for = first
-            if self._model.provisioning.start_over(scheduler.tree_cache):
+            if self._model.provisioning.start_over(self._model.tree):
                 return
         retract_chunked(scheduler)
         if scheduler.waiting_queue:
@@ -221,8 +221,8 @@ class StepLoop:
             return False
         request = scheduler.chunked_req
         if request is not None:
-            left = len(request.full_untruncated_fill_ids) - len(request.prefix_indices)
-            if not model.provisioning.fits(scheduler.tree_cache, min(left, self.chunk_tokens()) + 1):
+            left = len(request.full_untruncated_fill_ids) - request.prefix_len
+            if not model.provisioning.provide_chunk(model.tree, min(left, self.chunk_tokens()) + 1):
                 return False
         # Memory may have come since SGLang found none.
         if not model.provisioning.refused or scheduler.last_batch is None:
@@ -334,9 +334,10 @@ class StepLoop:
         if model.state is EngineState.ACTIVE and not expected_s:
             kv.settle()
             kv.give_up_empties()
-            if not self._told_idle and is_scattered(kv):
-                model.counters.moved_tokens += compact(model.scheduler.tree_cache, kv) * kv.page_size
-                kv.give_up_empties()
+            for number, kind in enumerate(kv.kinds):
+                if not self._told_idle and is_scattered(kind):
+                    model.counters.moved_tokens += compact(model.tree.of(number), kind) * kv.page_size
+                    kind.give_up_empties()
         now = time.monotonic()
         if not self._told_idle:
             self._reclaim.report()

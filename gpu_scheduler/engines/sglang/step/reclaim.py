@@ -12,6 +12,7 @@ from gpu_scheduler.engines.sglang.base import device
 from gpu_scheduler.engines.sglang.kv import prefix_eviction
 from gpu_scheduler.engines.sglang.kv.compaction import make_leave
 from gpu_scheduler.engines.sglang.kv.elastic_kv import DUMMY
+from gpu_scheduler.engines.sglang.kv.engine_kv import EVERY, Tokens
 from services.telemetry import log
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Reclaim:
         if memory is None:
             return
         kv.poll(self._ranks.agreed.arrived if self._ranks.size > 1 else None)
-        kv.tell_cached(model.scheduler.tree_cache.evictable_size())
+        kv.tell_cached(model.tree)
         if memory.woken:
             model.scheduler.running_batch.batch_is_full = False
             wanted = memory.take_reclaims()
@@ -71,42 +72,54 @@ class Reclaim:
             self.report()
             self._changed()
             return
-        model.provisioning.ahead(model.scheduler.tree_cache, now)
-        kept = model.provisioning.evicts(now) or model.kv_transfer.expected_s(now) > 0
+        model.provisioning.ahead(model.tree, now)
+        if kv.states is not None and not model.scheduler.waiting_queue:
+            kv.states.give_up_empties()
+        kept = model.provisioning.evicted_lately(now) or model.kv_transfer.expected_s(now) > 0
         if now >= self._empties_at and not kept and not model.scheduler.is_fully_idle():
             self._empties_at = now + _EMPTIES_LOOK_S
             kv.give_up_empties(older_than_s=model.options.linger_ms / 1e3)
 
     def _give_up(self, nbytes: int) -> int:
-        """Returns empty extents, and evicts cached prefixes as far as `nbytes` need it; returns how many bytes left.
-        They leave all at once: unmapping on the lease's thread meanwhile would slow the walk over the tree."""
+        """Returns empty extents, and evicts cached states, then prefixes, as far as `nbytes` need it; returns how many
+        bytes left. They leave all at once: unmapping on the lease's thread meanwhile would slow the walk over the
+        tree."""
         model = self._model
         memory, kv = model.memory.kv, model.kv
         assert memory is not None
         kv.hold_tied()
         wanted = -(-nbytes // memory.extent_bytes) - kv.leaving()
+        states = 0
+        if wanted > 0 and kv.states is not None:
+            empty = kv.states.leaving()  # counted above, and leaves with the others
+            states = kv.give_states(wanted + empty)
+            wanted -= states - empty
         if wanted > 0:
             begun = time.monotonic()
-            evicted = prefix_eviction.empty_extents(model.scheduler.tree_cache, kv, wanted)
-            model.counters.evicted_tokens += evicted
+            before = kv.leaving()
+            # Prefixes leave as wholes, the oldest first. Only if that is not enough, some lose what is in the window.
+            for number, kind in enumerate(kv.kinds):
+                if (left := wanted + before - kv.leaving()) > 0:
+                    evicted = prefix_eviction.empty_extents(model.tree.of(number), kind, left)
+                    model.counters.evicted_tokens += evicted
             model.counters.evicting_s += time.monotonic() - begun
-        return kv.give_up_empties() * memory.extent_bytes
+        return (states + kv.give_up_empties()) * memory.extent_bytes
 
     def _give_scattered(self, nbytes: int, now: float) -> None:
         """Makes `nbytes` more leave when every cached extent also holds pages of running requests: moves live KV
         together, if all of it has a place; where some is lost at the edges of extents, more cached prefixes are
         evicted. Running requests wait for that, so it does not happen all the time."""
-        model, kv, tree = self._model, self._model.kv, self._model.scheduler.tree_cache
+        model, kv, tree = self._model, self._model.kv, self._model.tree
         assert model.memory.kv is not None
         extents, lost = nbytes // model.memory.kv.extent_bytes, 0
         if extents <= 0 or now < self._scattered_at or not self._may_move():
             return
         begun = time.monotonic()
-        while lost <= extents and kv.leaving() < extents and kv.beyond(extents + lost) <= tree.evictable_size():
+        while lost <= extents and kv.leaving() < extents and self._are_cached(kv.beyond(extents + lost)):
             device.wait(model.device)
             kv.settle()
             kv.hold_tied()
-            model.provisioning.make_fit(tree, extents + lost)
+            model.provisioning.evict_beyond(tree, extents + lost)
             self._move_together(extents)
             lost = 2 * lost + 1
         kv.give_up_empties()
@@ -114,16 +127,21 @@ class Reclaim:
         model.counters.evicting_s += spent_s
         self._scattered_at = now + spent_s / _SCATTERED_SHARE
 
+    def _are_cached(self, tokens: Tokens) -> bool:
+        """Whether as many tokens of each kind are cached and unused."""
+        cached = self._model.kv.evictable(self._model.tree)
+        return all(lost <= there for lost, there in zip(tokens, cached, strict=True))
+
     def report(self, if_due_at: float = inf) -> None:
         """Reports to the driver what is used, and what is cached since when. `if_due_at`: only if a walk over the
         prefix cache is due by then."""
         if if_due_at < self._report_at:
             return
         model = self._model
-        memory, tree = model.memory.kv, model.scheduler.tree_cache
+        memory, tree = model.memory.kv, model.tree
         if memory is not None:
             begun = time.monotonic()
-            used = model.kv.bytes_of(model.kv.used - tree.evictable_size())
+            used = model.kv.used_bytes - model.kv.cached_bytes(tree)
             memory.usage(used, prefix_eviction.cached_by_age(tree, model.kv, begun))
             self._report_at = begun + (time.monotonic() - begun) / _REPORT_SHARE
 
@@ -148,19 +166,24 @@ class Reclaim:
             kv.settle()
             if stopped is None:
                 return False
-            model.retracted(stopped, "KV memory over its limit")
+            if stopped.to_finish is None:  # else it has ended, and will not go on
+                model.retracted(stopped, "KV memory over its limit")
             return True
 
         while (over := memory.overage_bytes()) > 0 and not exhausted:
             device.wait(model.device)  # a step under way cannot be moved
             kv.settle()
             kv.hold_tied()
+            kv.give_states(-(-over // memory.extent_bytes))
+            if (over := memory.overage_bytes()) <= 0:
+                break
             extents = -(-over // memory.extent_bytes)
-            model.provisioning.make_fit(model.scheduler.tree_cache, extents + lost)
+            model.provisioning.evict_beyond(model.tree, extents + lost)
             if moves:
-                while kv.beyond(extents + lost) > 0 and not exhausted:
+                while any(kv.beyond(extents + lost)) and not exhausted:
                     exhausted = not stop_one()
-                    model.provisioning.make_fit(model.scheduler.tree_cache, extents + lost)  # its prompt is now cached
+                    extents -= kv.give_states(extents)  # its state is cached now
+                    model.provisioning.evict_beyond(model.tree, extents + lost)  # its prompt is now cached
                 self._move_together(extents)
             else:
                 exhausted = not stop_one()
@@ -193,5 +216,9 @@ class Reclaim:
         if more <= 0:
             return
         fixed = [DUMMY] if kv.has_dummy else []
-        model.counters.moved_tokens += make_leave(model.scheduler, kv, more, fixed) * kv.page_size
+        for number, (kind, share) in enumerate(zip(kv.kinds, kv.share_of(extents), strict=True)):
+            if (some := share - kind.leaving()) > 0:
+                requests = model.scheduler if number == EVERY else None
+                moved = make_leave(requests, model.tree.of(number), kind, some, fixed)
+                model.counters.moved_tokens += moved * kv.page_size
         device.wait(model.device)

@@ -1,5 +1,4 @@
-"""What SGLang's encoders lack: pooling by the mean, and a table that they read and never use. Imports SGLang: only the
-engine process may import this."""
+"""Mean pooling for SGLang's encoders, which have none. Imports SGLang: only the engine process may import this."""
 
 from __future__ import annotations
 
@@ -10,8 +9,6 @@ from sglang.srt.layers.pooler import EmbeddingPoolerOutput
 
 from protos import common_pb2
 
-_UNUSED = "position_ids"
-"""Parameter of SGLang's encoders that newer checkpoints do not have."""
 MEAN = "mean"
 
 
@@ -19,13 +16,6 @@ def is_one(model: common_pb2.ModelSpec) -> bool:
     """Whether the model is an encoder: its tokens attend to those behind them too, so that nothing of a prompt is of
     use to another, or can be computed before the rest of it."""
     return bool(model.embedding.pooling)
-
-
-def fill_unused(model: torch.nn.Module) -> None:
-    """Sets the tables that no encoder uses, which a checkpoint may lack."""
-    for name, parameter in model.named_parameters():
-        if name.rpartition(".")[2] == _UNUSED:
-            parameter.data.zero_()
 
 
 def set_pooling(model: torch.nn.Module, spec: common_pb2.ModelSpec) -> None:

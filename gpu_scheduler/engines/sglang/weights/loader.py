@@ -28,7 +28,7 @@ from gpu_scheduler.engines.sglang.base.faults import fault
 from gpu_scheduler.engines.sglang.base.options import Options, one_line
 from gpu_scheduler.engines.sglang.memory.host_buffer import HostBuffer
 from gpu_scheduler.engines.sglang.ranks.ranks import Ranks
-from gpu_scheduler.engines.sglang.weights import encoder, unset
+from gpu_scheduler.engines.sglang.weights import encoder, post_processing, unset
 from gpu_scheduler.engines.sglang.weights.random_weights import checkpoint
 from gpu_scheduler.engines.sglang.weights.read_ahead import ReadAhead
 from protos import engine_pb2
@@ -140,7 +140,7 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
         instance: Target = current.model()
         expected = unset.mark(model)
         model.load_weights(weights)  # type: ignore[operator]
-        encoder.fill_unused(model)
+        unset.fill_unused(model)
         missing = [name for name, parameter in expected.items() if unset.is_marked(parameter)]
         if missing:
             shown = ", ".join(missing[:_NAMES_SHOWN]) + (", ..." if len(missing) > _NAMES_SHOWN else "")
@@ -180,6 +180,7 @@ class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
                 parameter.data.fill_(1)
         if scales:
             model.load_weights(iter(scales.items()))  # type: ignore[operator]
+        post_processing.make(model)
         instance.process_weights(model)
 
 
@@ -208,6 +209,12 @@ class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         return checkpoint(model_config.model_path, model_config.dtype, next(model.parameters()).device)
+
+    @staticmethod
+    def load_weights_and_postprocess(model: torch.nn.Module, weights: Any, target_device: torch.device) -> None:
+        instance: Target = current.model()
+        model.load_weights(weights)  # type: ignore[operator]
+        instance.process_weights(model)
 
 
 def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> None:
@@ -239,7 +246,11 @@ def _paddings(config: Any, rank: int, ranks: int) -> set[int]:
     """Widths of padding in this rank's part of a layer, for which the checkpoint has nothing: SGLang widens layers of
     some models, so that they suit its kernels and divide among the ranks."""
     original = "original_"
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // getattr(
+    # Some wrappers have no shape of their own, only that of their text.
+    config = config if hasattr(config, "num_attention_heads") else config.text_config
+    # A wrapper whose text has heads of two sizes refuses to name one; its text names that of layers without a window.
+    shape = config.text_config if getattr(config, "is_heterogeneous", False) else config
+    head_dim = getattr(shape, "head_dim", None) or config.hidden_size // getattr(
         config, "original_num_attention_heads", config.num_attention_heads
     )
     widened = [
@@ -248,7 +259,7 @@ def _paddings(config: Any, rank: int, ranks: int) -> set[int]:
         if name.startswith(original) and hasattr(config, name[len(original) :])
     ]
     if hasattr(config, "original_total_num_kv_heads"):
-        kv_heads = getattr(config, "num_key_value_heads", config.num_attention_heads)  # encoders have as many
+        kv_heads = getattr(shape, "num_key_value_heads", config.num_attention_heads)  # encoders have as many
         widened.append((config.original_total_num_kv_heads, kv_heads, head_dim))
     parts = ((before, after // ranks, unit) for before, after, unit in widened)
     return {unit * min(part, max(0, (rank + 1) * part - before)) for before, part, unit in parts} - {0}

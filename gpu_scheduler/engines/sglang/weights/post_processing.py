@@ -4,7 +4,9 @@ SGLang does this layer by layer. A layer's new tensors take the places in the we
 those of a layer before it, so that the range never holds much more than the model; tensors larger than those that they
 replace find no such place, and the range holds both until it is closed up. Some layers keep tensors beside
 their parameters, in attributes or in objects of their own: they belong to the weights and go into the range too, under
-the name of the attribute. An image has them, therefore, and they leave while the model sleeps.
+the name of the attribute. An image has them, therefore, and they leave while the model sleeps. So does what a model
+makes of its weights as they are read (latent attention's projections, split for keys and for values) or would make of
+them at its first step (the factors of a router's input, folded into a norm).
 """
 
 from __future__ import annotations
@@ -30,12 +32,57 @@ _LEAVES = ("builtins", "torch", "functools", "types", "enum")
 
 
 def process(model: torch.nn.Module, range_: MappedWeights) -> None:
-    """Has SGLang process the weights of each layer, in SGLang's own order, and moves what it makes into the range.
-    Raises BrokenModel for a tensor that cannot lie there, NoMemory."""
-    shared = _shared(model, range_)
+    """Has SGLang process the weights of each layer, in SGLang's own order, and moves what it makes into the range; also
+    what a model has made of its weights as they were read. Raises BrokenModel for a tensor that cannot lie there,
+    NoMemory."""
+    if hasattr(model, "post_load_weights"):
+        _adopt_made(model, range_)
+    _fold_scales(model, range_)
+    # What was made of a layer's weights may be a view of them.
+    made = [span for each in range_.others.values() if (span := range_.span(each)) is not None]
+    shared = [*_shared(model, range_), *made]
     for name, module in model.named_modules():
         if getattr(module, "quant_method", None) is not None:
             _process_layer(name, module, range_, shared)
+
+
+def make(model: torch.nn.Module) -> None:
+    """Has a model make what it makes of its weights where they are read, for one whose weights are not: SGLang's models
+    do it in the course of reading. The values mean nothing, the places and shapes are as after reading."""
+    if hasattr(model, "post_load_weights"):
+        model.post_load_weights()  # type: ignore[operator]
+
+
+def _fold_scales(model: torch.nn.Module, range_: MappedWeights) -> None:
+    """Has routers with a factor for each element of their input (Gemma 4) fold it into the norm before them, in the
+    range. SGLang does so at a router's first step: for a model that comes up from its image this may be a step in which
+    a CUDA graph is captured, before the weights are here. On CPUs its norm uses such factors only where it is told
+    so."""
+    for name, module in model.named_modules():
+        if hasattr(module, "fuse_scale"):
+            module.fuse_scale()
+            module.norm.with_scale = True
+            if range_.span(module.norm.weight) is None:
+                _adopt(f"{name}.norm.weight", module.norm.weight, {"weight": module.norm.weight}, range_)
+            range_.others[f"{name}.norm.weight"] = module.norm.weight
+
+
+def _adopt_made(model: torch.nn.Module, range_: MappedWeights) -> None:
+    """Moves the tensors that modules have made of their weights, as plain attributes, into the range: the projections
+    of latent attention (MLA), split for keys and for values."""
+    device = range_.memory.device
+    for name, module in model.named_modules():
+        own = {id(each) for each in (*module._parameters.values(), *module._buffers.values())}
+        made = {
+            path: each
+            for path, each in vars(module).items()
+            if isinstance(each, torch.Tensor) and each.device == device and each.numel() and id(each) not in own
+        }
+        for path, tensor in made.items():
+            full = f"{name}.{path}" if name else path
+            if range_.span(tensor) is None:
+                _adopt(full, tensor, made, range_)
+            range_.others[full] = tensor
 
 
 def _shared(model: torch.nn.Module, range_: MappedWeights) -> list[Span]:

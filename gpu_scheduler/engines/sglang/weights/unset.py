@@ -7,6 +7,8 @@ integers have no value to spare; their mark is a pattern of 16 bytes that no che
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 _PATTERN = (0x5BC1_94E2_7D03_A86F, -0x1E57_3B0C_46D9_F283)
@@ -16,7 +18,11 @@ _CHUNK = (64 << 20) // 16
 """Patterns that are compared at a time: the comparison takes memory of its own."""
 _OPTIONAL = ("scale", "g_idx", "g_idx_sort_indices")
 """Ends of the names of parameters that a checkpoint may lack, because they have meaningful defaults. Those that it has
-to have all the same are looked for by name before (`loader/checkpoints/quantisation.py`)."""
+to have all the same are looked for by name before (`loader/checkpoints/architectures/quantisation.py`)."""
+
+
+_UNUSED = "position_ids"
+"""Parameter of SGLang's encoders that newer checkpoints do not have."""
 
 
 def set_by_checkpoint(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -39,6 +45,20 @@ def _is_widened(module: torch.nn.Module) -> bool:
 def mark(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Marks all values of the parameters that a checkpoint has to set; returns those that could be marked."""
     return {name: parameter for name, parameter in set_by_checkpoint(model).items() if _mark(parameter)}
+
+
+def fill_unused(model: torch.nn.Module) -> None:
+    """Sets what SGLang's models have and no step reads, which a checkpoint may lack: a table of encoders, and what
+    would make the keys and values of layers that use those of others."""
+    for name, parameter in model.named_parameters():
+        if name.rpartition(".")[2] == _UNUSED:
+            parameter.data.zero_()
+    attentions: list[Any] = [each for each in model.modules() if getattr(each, "is_kv_shared_layer", False)]
+    for attention in attentions:
+        projection = getattr(attention.qkv_proj, "weight", None)
+        if projection is not None:  # packed weights have other names, and checkpoints with them have all of it
+            projection.data[attention.q_size :].zero_()
+        attention.k_norm.weight.data.zero_()
 
 
 def is_marked(parameter: torch.nn.Parameter) -> bool:

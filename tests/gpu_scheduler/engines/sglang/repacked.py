@@ -1,13 +1,12 @@
 """A quantisation method for tests of the engine on the CPU, where none of SGLang's own runs: whole numbers of 8 bits
 with a scale for each row, which SGLang lays out anew after it has read them.
 
-`environment` registers it in an engine process under METHOD; `write` makes a checkpoint of it.
+`repacking.py` is an engine that knows it as METHOD; `write` makes a checkpoint of it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -17,21 +16,6 @@ from tests.gpu_scheduler.engines.sglang import checkpoints
 
 METHOD = "int8_repacked_for_tests"
 KV_SCALES = {"k_scale": 0.75, "v_scale": 1.25}
-_SITE = """
-import wrapt
-
-@wrapt.when_imported("sglang.srt.layers.quantization")
-def register(module):
-    from tests.gpu_scheduler.engines.sglang import repacked
-    repacked.register(module)
-"""
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """Variables with which an engine process knows the method. `folder` is where Python looks for `sitecustomize`."""
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(_SITE)
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH", ""))))}
 
 
 def write(folder: Path, plain: Path) -> None:

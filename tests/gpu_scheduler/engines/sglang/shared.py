@@ -6,7 +6,8 @@ Tests and engines are of one loop: `pytest.mark.asyncio(loop_scope=...)`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
+from typing import Any
 
 from protos import engine_pb2
 from testing.engines.harness import EngineEnd, engine
@@ -15,17 +16,10 @@ from testing.engines.harness import EngineEnd, engine
 class Engines:
     """Warm engines, all started with the same arguments."""
 
-    def __init__(
-        self,
-        *arguments: str,
-        pass_fds: Sequence[int] = (),
-        ranks: int = 1,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, *arguments: str, **options: Any) -> None:
+        """The arguments are those of `engine`."""
         self._arguments = arguments
-        self._environment = environment
-        self._ranks = ranks
-        self._pass_fds = pass_fds
+        self._options = options
         self._warm: list[tuple[EngineEnd, contextlib.AsyncExitStack]] = []
 
     @contextlib.asynccontextmanager
@@ -41,8 +35,7 @@ class Engines:
 
     async def _start(self) -> tuple[EngineEnd, contextlib.AsyncExitStack]:
         stack = contextlib.AsyncExitStack()
-        started = engine(*self._arguments, pass_fds=self._pass_fds, ranks=self._ranks, environment=self._environment)
-        end = await stack.enter_async_context(started)
+        end = await stack.enter_async_context(engine(*self._arguments, **self._options))
         return end, stack
 
     async def close(self) -> None:

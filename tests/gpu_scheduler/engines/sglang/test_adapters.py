@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from safetensors.torch import load_file, save_file
 
-from loader.checkpoints import classes
+from loader.checkpoints.architectures import classes
 from protos import common_pb2, engine_pb2
 from services.runtime import tasks
 from testing import small_adapters, small_checkpoints

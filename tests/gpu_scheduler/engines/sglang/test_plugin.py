@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from typing_extensions import override
 
 from gpu_scheduler.engines.sglang import plugin
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
@@ -37,7 +38,7 @@ def test_an_engine_whose_hooks_did_not_take_refuses_to_start_in_one_line() -> No
     ended = start(SGLANG_PLUGINS="another")
     assert ended.returncode == 1
     said = [line for line in ended.stderr.splitlines() if "hook on" in line]
-    assert len(said) == 1 and "sglang.srt.distributed.bootstrap._init_parallel_groups did not take" in said[0]
+    assert len(said) == 1 and "sglang.srt.distributed.bootstrap.init_parallel_runtime did not take" in said[0]
 
 
 def test_a_hook_counts_only_when_it_is_in_the_chain_around_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +62,68 @@ def test_a_hook_counts_only_when_it_is_in_the_chain_around_its_target(monkeypatc
         plugin.verify([Hook("plain", ours, "AROUND")])
     with pytest.raises(SystemExit, match="SGLang has no gone"):
         plugin.verify([Hook("gone", ours, "AROUND")])
+
+
+def test_a_method_that_overrides_none_of_sglangs_any_more_refuses_the_start() -> None:
+    class Theirs:
+        def kept(self) -> None: ...
+
+    Theirs.__module__ = "sglang.srt.somewhere"
+
+    class Mixin:
+        @override  # type: ignore[misc]
+        def kept(self) -> None: ...
+
+    class Ours(Mixin, Theirs):
+        def own(self) -> None: ...
+
+    class Late(Ours):
+        @override  # type: ignore[misc]
+        def own(self) -> None: ...
+
+    assert plugin.overridden(Ours) == {"kept": f"sglang.srt.somewhere.{Theirs.__qualname__}.kept"}
+    plugin.verify_overriding([Ours])
+    with pytest.raises(SystemExit, match="SGLang has no own any more, which Late overrides"):
+        plugin.verify_overriding([Ours, Late])
+
+
+OVERRIDING = """
+from gpu_scheduler.engines.sglang import plugin
+for each in plugin.all_overriding():
+    assert (found := plugin.overridden(each)) and all(found.values()), each
+"""
+
+
+def test_each_class_below_sglangs_overrides_something_of_it(imported: Imported) -> None:
+    imported.run(OVERRIDING)
+
+
+COUNTED = """
+import re
+from importlib import import_module
+from pathlib import Path
+
+from gpu_scheduler.engines.sglang import plugin
+
+table = Path("docs/design/overview.md").read_text()
+rows = re.findall(r"^[|] `([a-z_]+)[.]py` [|] (none|[0-9]+)(?::| [|]| [(]([0-9]+) on the CPU[)])", table, re.M)
+both = {name: (int(gpu) if gpu != "none" else 0, int(cpu or gpu.replace("none", "0"))) for name, gpu, cpu in rows}
+modules = {name: import_module("gpu_scheduler.engines.sglang.hooks." + name) for name in both}
+here = {name: len(getattr(module, "HOOKS", ())) for name, module in modules.items()}
+assert here == {name: cpu for name, (_, cpu) in both.items()}
+assert sum(here.values()) == len(plugin.all_hooks())
+on_gpus, on_the_cpu = map(sum, zip(*both.values()))
+for page, said in {
+    "docs/design/overview.md": f"{on_gpus} ({on_the_cpu} on the CPU)",
+    "ARCHITECTURE.md": f"{on_gpus} hooks on its internals ({on_the_cpu} on the CPU)",
+    "README.md": f"{on_gpus} hooks on its internals",
+}.items():
+    assert said in Path(page).read_text().replace("\\n", " "), (page, said)
+"""
+
+
+def test_documents_count_the_hooks_as_there_are(imported: Imported) -> None:
+    imported.run(COUNTED)
 
 
 def test_plugin_outside_an_engine_process_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def lines(out: str) -> list[dict[str, object]]:
 
 
 def test_precompile_process_prints_the_number_of_kernels_and_then_each(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TVM_FFI_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("SGLANG_JIT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(precompile, "architecture", lambda: (9, 0))
     imported = []
     monkeypatch.setattr(precompile, "import_sglang", lambda found, _: imported.append(found) or (lambda module: None))
@@ -116,20 +116,23 @@ from gpu_scheduler.engines.sglang import precompile
 from gpu_scheduler.engines.sglang.policy import jit
 modules = jit.needed({{"num_attention_heads": 4, "hidden_size": 512, "dtype": "bfloat16"}}, 1)
 make = precompile.import_sglang((9, 0), modules)
-import tvm_ffi.cpp
+from sglang.kernels.jit.utils.compile import ninja
 asked = []
-tvm_ffi.cpp.load_inline = lambda name, **more: asked.append((name, more["build_directory"]))
+def refuse(*, spec, build_dir, build_file):
+    asked.append((spec.module_name, "sm_90a" in build_file, str(build_dir).startswith({str(tmp_path)!r})))
+    raise RuntimeError("written down")
+ninja.build = refuse
 done = precompile.Done(precompile.cache_folder(precompile.os.environ), "x")
-assert precompile.compile_all(modules, make, done, lambda said: None) == 0
-for name, folder in sorted(asked):
-    print(name.rpartition("_")[0], "__arch_9.0a__" in folder)
+assert precompile.compile_all(modules, make, done, lambda said: None) == len(modules)
+for name, *facts in sorted(asked):
+    print(name, *facts)
 """
-    environment = os.environ | {"TVM_FFI_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {"SGLANG_JIT_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "ignore"}
     out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     assert out.stdout.splitlines() == [
-        "sgl_kernel_jit_activation_bf16_t_true True",
-        "sgl_kernel_jit_clamp_position_int64_t True",
-        "sgl_kernel_jit_fused_rope_true_128_true_bf16_t True",
-        "sgl_kernel_jit_kvcache_1024_true True",
+        "sgl_kernel_jit_activation_bf16_t_true True True",
+        "sgl_kernel_jit_clamp_position_int64_t True True",
+        "sgl_kernel_jit_fused_rope_true_128_true_bf16_t_bf16_t True True",
+        "sgl_kernel_jit_kvcache_1024_1024_64_true True True",
     ]

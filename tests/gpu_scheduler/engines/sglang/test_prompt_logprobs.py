@@ -75,7 +75,7 @@ def right(models: dict[str, Path], prompts: list[list[int]], said: dict[str, lis
     return Right(models["qwen"], prompts, said["qwen"], long)
 
 
-async def together(end: EngineEnd, tag: str, right: Right, times: int, new_tokens: int = 5) -> None:
+async def together(end: EngineEnd, tag: str, right: Right, new_tokens: int = 5) -> None:
     """All prompts that have answers in six ways, beside one another in the same steps."""
     ways: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
         "scored": (new_tokens, SCORED, {"new_tokens": new_tokens}),
@@ -83,19 +83,17 @@ async def together(end: EngineEnd, tag: str, right: Right, times: int, new_token
         "alone": (1, ALONE, {}),
         "best alone": (1, {**ALONE, "top_logprobs": 20}, {"top": 20}),
     }
-    for time in range(times):
-        for i in right.answered:
-            for way, (new, asked, _) in ways.items():
-                end.ask(f"{tag}-{time}-{i}-{way}", right.prompts[i], new, **asked)
-            end.ask(f"{tag}-{time}-{i}-labels", right.prompts[i], 1, **LABELLED)
-            end.ask(f"{tag}-{time}-{i}-plain", right.prompts[i], new_tokens, ignore_eos=True)
-    for time in range(times):
-        for i in right.answered:
-            for way, (_, _, checked) in ways.items():
-                right.check(i, await end.answer(f"{tag}-{time}-{i}-{way}"), **checked)
-            right.check_labels(i, await end.answer(f"{tag}-{time}-{i}-labels"))
-            plain = await end.answer(f"{tag}-{time}-{i}-plain")
-            assert plain.tokens == right.said[i][:new_tokens] and not plain.prompt_logprobs
+    for i in right.answered:
+        for way, (new, asked, _) in ways.items():
+            end.ask(f"{tag}-{i}-{way}", right.prompts[i], new, **asked)
+        end.ask(f"{tag}-{i}-labels", right.prompts[i], 1, **LABELLED)
+        end.ask(f"{tag}-{i}-plain", right.prompts[i], new_tokens, ignore_eos=True)
+    for i in right.answered:
+        for way, (_, _, checked) in ways.items():
+            right.check(i, await end.answer(f"{tag}-{i}-{way}"), **checked)
+        right.check_labels(i, await end.answer(f"{tag}-{i}-labels"))
+        plain = await end.answer(f"{tag}-{i}-plain")
+        assert plain.tokens == right.said[i][:new_tokens] and not plain.prompt_logprobs
 
 
 @pytest.mark.parametrize(
@@ -109,11 +107,11 @@ async def test_prompts_have_transformers_log_probabilities(
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("qwen", floor_bytes=FLOOR)
         await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **options))
-        await together(end, "still", right, 2)
+        await together(end, "still", right)
         await _one_by_one(end, right)
         await _refused(end)
         mover = asyncio.get_running_loop().create_task(move_limit(at, end, "qwen", [16, 20, 24, 40, 200]))
-        await together(end, "moving", right, 2, NEW_TOKENS)
+        await together(end, "moving", right, NEW_TOKENS)
         mover.cancel()
         await end.until(lambda: not end.stats.running)
         assert end.stats.retractions > 0

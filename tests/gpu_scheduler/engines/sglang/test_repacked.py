@@ -43,9 +43,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def repacking(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
+async def repacking() -> AsyncIterator[Engines]:
     """Engines that know the method."""
-    shared = Engines(environment=repacked.environment(tmp_path_factory.mktemp("site") / "site"))
+    shared = Engines(module="tests.gpu_scheduler.engines.sglang.repacking")
     yield shared
     await shared.close()
 

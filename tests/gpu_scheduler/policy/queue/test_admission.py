@@ -10,6 +10,7 @@ from gpu_scheduler.policy.queue.admission import AdmissionMemory, ModelKv, Prefi
 from gpu_scheduler.policy.queue.backlog import Backlog, BacklogRules, RequestState
 from gpu_scheduler.policy.queue.decisions import NeedMemory, Start, StartRule
 from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
+from kv_kinds.layout import KvLayout, attention, of_tokens, state, window
 
 SPEED = 1024.0
 """Tokens per second; one token is one byte of KV in these tests."""
@@ -166,8 +167,13 @@ def test_requests_of_a_model_that_is_not_active_do_not_start_and_hold_up_no_othe
 
 
 def test_bytes_of_a_request_are_those_of_its_prompt_and_forecast_output():
-    memory = ModelKv(limit=0, held=0, token_bytes=100)
+    memory = ModelKv(limit=0, held=0, kv=of_tokens(100))
     assert memory.bytes_for(WaitingRequest("r", "a", 0.0, prompt_tokens=16, decode_tokens=2)) == 1800
+
+
+def test_bytes_of_a_request_are_the_sum_over_the_kinds_of_its_model():
+    memory = ModelKv(limit=0, held=0, kv=KvLayout((attention(100), window(50, 8, 2), state(7000, 3))))
+    assert memory.bytes_for(WaitingRequest("r", "a", 0.0, prompt_tokens=16, decode_tokens=2)) == 1800 + 500 + 21000
 
 
 MEMORY_TABLE = """
@@ -245,6 +251,7 @@ def test_admission_never_grants_more_memory_than_there_is(data):
             held=(held := data.draw(number)),
             reclaimable=data.draw(st.integers(0, held)),
             growth=data.draw(st.integers(0, 512)),
+            kv=data.draw(st.sampled_from([of_tokens(1), KvLayout((attention(1), window(2, 300, 20), state(100)))])),
             devices=("d0",),
         )
         for name in "ab"

@@ -45,7 +45,7 @@ def test_a_bucket_holds_the_sizes_above_half_its_power_of_two(tokens):
     assert tokens <= 1 << bucket or bucket == slack.BUCKETS - 1
 
 
-def test_the_calibrated_speed_holds_until_a_chunk_was_observed():
+def test_the_assumed_speed_holds_until_a_chunk_was_observed():
     speed = PrefillSpeed(1000.0)
     assert speed.cost(1) == pytest.approx(0.001)
     assert speed.cost(5000) == pytest.approx(5.0)
@@ -53,11 +53,35 @@ def test_the_calibrated_speed_holds_until_a_chunk_was_observed():
 
 def test_prefill_speed_moves_towards_what_is_observed():
     speed = PrefillSpeed(1000.0, weight=0.5)
-    speed.observe(1024, 0.512)  # 0.5 ms a token against 1 ms calibrated
+    speed.observe(1024, 0.512)  # 0.5 ms a token against 1 ms assumed
     assert speed.cost(1024) == pytest.approx(1024 * 0.00075)
     for _ in range(40):
         speed.observe(1024, 0.512)
     assert speed.cost(1024) == pytest.approx(0.512)
+
+
+def test_a_measured_speed_replaces_the_assumed_one_for_chunks_of_all_sizes():
+    speed = PrefillSpeed(1000.0)
+    speed.measured(2048, 0.1024)  # 0.05 ms a token against 1 ms assumed
+    assert speed.cost(2048) == pytest.approx(0.1024)
+    assert speed.cost(16) == pytest.approx(16 * 0.00005)
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 17), st.floats(1e-3, 10.0)), min_size=1), st.floats(1.0, 1e6))
+def test_prefill_speed_does_not_depend_on_what_was_assumed_once_its_engine_has_measured_it(prompts, assumed):
+    one, other = PrefillSpeed(2000.0), PrefillSpeed(assumed)
+    for speed in (one, other):
+        speed.measured(8192, 0.2)
+        for tokens, seconds in prompts:
+            speed.observe(tokens, seconds)
+    assert one.seconds_per_token == other.seconds_per_token
+
+
+def test_a_measurement_is_one_observation_of_a_size_that_prompts_were_observed_of():
+    speed = PrefillSpeed(1000.0, weight=0.5)
+    speed.observe(1024, 0.512)
+    speed.measured(1024, 0.256)
+    assert speed.cost(1024) == pytest.approx(1024 * 0.0005)
 
 
 def test_prefill_speed_is_learned_by_chunk_size_and_unknown_sizes_use_the_nearest():
@@ -83,6 +107,7 @@ def test_a_long_prompt_costs_as_many_full_chunks():
 def test_impossible_measurement_of_prefill_speed_is_ignored(tokens, seconds):
     speed = PrefillSpeed(1000.0)
     speed.observe(tokens, seconds)
+    speed.measured(tokens, seconds)
     assert speed.cost(100) == pytest.approx(0.1)
 
 

@@ -7,13 +7,43 @@ import pytest
 from gpu_scheduler.engines.sglang.base.errors import CommandError
 from gpu_scheduler.engines.sglang.base.options import (
     Options,
+    _needs_window_pool,
     arguments,
     graph_sizes,
+    has_states,
+    kernels_with_states,
     one_line,
     prefill_graph_tokens,
     prefill_graphs,
+    prompts_with_states,
 )
 from protos import common_pb2
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        ({"model_type": "qwen3_next", "linear_num_key_heads": 16}, {}),
+        ({"model_type": "nemotron_h", "mamba_num_heads": 64}, {"moe_runner_backend": "triton"}),
+        ({"model_type": "nemotron_h", "mamba_num_heads": 64, "quantization_config": {"quant_method": "fp8"}}, {}),
+    ],
+)
+def test_models_with_states_get_kernels_that_are_compiled_once_for_a_host(
+    config: dict[str, object], experts: dict[str, str]
+) -> None:
+    assert kernels_with_states(config) == {"linear_attn_prefill_backend": "triton", **experts}
+
+
+def test_no_more_prompts_with_states_begin_in_a_step_than_have_a_block_of_it_each() -> None:
+    assert prompts_with_states(2048) == {"prefill_max_requests": 32}
+    assert prompts_with_states(40) == {"prefill_max_requests": 1} and prompts_with_states(0) == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"text_config": null}', '{"text_config": []}'])
+def test_a_folder_whose_configuration_says_nothing_is_left_to_sglang(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert not has_states(tmp_path) and not _needs_window_pool(tmp_path)
+    assert prefill_graph_tokens(str(tmp_path), Options.parse({}, "cuda:0"), 1) > 0
 
 
 def test_engine_options_are_parsed_as_whole_numbers_by_name() -> None:

@@ -56,7 +56,9 @@ def test_tokens_are_sampled_by_seeds_within_limits_and_greedy_batches_left_to_sg
 
     def drawn(unlimited: bool, top_ks: tuple[int, int], top_ps: tuple[float, float]) -> list[int]:
         drawing.top_ks, drawing.top_ps = torch.tensor(top_ks, dtype=torch.int32), torch.tensor(top_ps)
-        return hooks_sampling.draw(original, "sampler", probs, drawing, places, unlimited).tolist()  # type: ignore[no-any-return]
+        tokens, choice = hooks_sampling.draw(original, "sampler", probs, drawing, places, unlimited)
+        assert choice is None, "nobody asked what the tokens were drawn from"
+        return tokens.tolist()  # type: ignore[no-any-return]
 
     assert hooks_sampling.draw(original, "sampler", probs, greedy, places, True) == "its own"
     free = drawn(True, (1, 1), (1.0, 1.0))

@@ -29,7 +29,9 @@ def world(page_size: int, seed: int) -> tuple[Any, Tree, dict[int, bytes]]:
     envelopes.give(np.array(sorted(set(range(COUNT)) - set(kept)), dtype=np.int64))
     rows = torch.tensor([[chance.randrange(256) for _ in range(ENVELOPE)] for _ in range(COUNT)], dtype=torch.uint8)
     units = np.arange(envelopes.n_extents)
-    kv = SimpleNamespace(envelopes=envelopes, page_size=page_size, rows=rows, ids=HostIds(), units=lambda: units)
+    kv = SimpleNamespace(
+        envelopes=envelopes, page_size=page_size, rows=rows, ids=HostIds(), units=lambda: units, moved=lambda *_: None
+    )
     tree, held = Tree(), {}
     while kept:
         pages = [kept.pop() for _ in range(min(len(kept), chance.randrange(1, 5)))]
@@ -81,25 +83,20 @@ def test_pages_of_running_requests_move_with_every_reference_to_them(page_size: 
     table[-1] = 7 * page_size  # of a request that has ended
     for row, (_, slots, _, _) in enumerate(nodes, start=1):
         table[row, : len(slots)] = torch.tensor(slots)
-    requests = [SimpleNamespace(prefix_indices=torch.tensor(slots)) for _, slots, _, _ in nodes]
-    batch = SimpleNamespace(reqs=requests[:3], out_cache_loc=torch.tensor([slots[-1] for _, slots, _, _ in nodes[:3]]))
+    batch = SimpleNamespace(out_cache_loc=torch.tensor([slots[-1] for _, slots, _, _ in nodes[:3]]))
     scheduler = SimpleNamespace(
-        tree_cache=tree,
         req_to_token_pool=SimpleNamespace(req_to_token=table, free_slots=[len(table) - 2, len(table) - 1]),
-        waiting_queue=requests[3:],
         running_batch=batch,
         last_batch=batch,
-        chunked_req=None,
     )
     stays = int(nodes[0][1][0]) // page_size
     before = begun(kv.envelopes)
-    assert compaction.make_leave(scheduler, kv, 8, [stays]) > 0
+    assert compaction.make_leave(scheduler, tree, kv, 8, [stays]) > 0
     assert begun(kv.envelopes) <= before - 8
     kv.envelopes.audit()
     live = set()
     for row, (node, slots, content, _) in enumerate(nodes, start=1):
         assert torch.equal(table[row, : len(slots)].long(), node.value.long())
-        assert torch.equal(requests[row - 1].prefix_indices, node.value)
         pages = node.value[::page_size] // page_size
         assert torch.equal(node.value, (pages[:, None] * page_size + torch.arange(page_size)).reshape(-1))
         assert kv.rows[pages].numpy().tobytes() == content
@@ -115,17 +112,14 @@ def test_compaction_vacates_only_extents_whose_pages_find_a_place() -> None:
     table = torch.zeros((len(held) + 1, 5), dtype=torch.int32)
     for row, (_, slots, _, _) in enumerate(held.values(), start=1):
         table[row, : len(slots)] = torch.tensor(slots)
-    nobody = SimpleNamespace(reqs=[], out_cache_loc=None)
+    nobody = SimpleNamespace(out_cache_loc=None)
     scheduler = SimpleNamespace(
-        tree_cache=tree,
         req_to_token_pool=SimpleNamespace(req_to_token=table, free_slots=[]),
-        waiting_queue=[],
         running_batch=nobody,
         last_batch=None,
-        chunked_req=None,
     )
     extents = kv.envelopes.n_extents
-    compaction.make_leave(scheduler, kv, extents, [])
+    compaction.make_leave(scheduler, tree, kv, extents, [])
     least = -(-kv.envelopes.live * ENVELOPE // EXTENT)
     assert begun(kv.envelopes) == least
-    assert compaction.make_leave(scheduler, kv, 1, []) == 0
+    assert compaction.make_leave(scheduler, tree, kv, 1, []) == 0

@@ -46,7 +46,7 @@ def test_dummy_envelope_is_held_and_neither_used_nor_available() -> None:
     kv.hold_dummy(wait_s=1.0)
     assert kv.has_dummy and {0, 1} <= memory.owned
     assert kv.used == 0 and kv.available == 0
-    assert kv.balloon == 199
+    assert kv.unbacked == 199
     kv.free_all()
     assert kv.envelopes.live == 1
 
@@ -91,7 +91,7 @@ def test_hibernation_leaves_nothing_mapped_and_the_range_can_be_used_again() -> 
     kv.grow(30, wait_s=0.0)
     kv.envelopes.take(30)
     kv.give_up_everything()
-    assert memory.emptied and not memory.owned and kv.available == 0 and kv.used == 0
+    assert not memory.owned and kv.available == 0 and kv.used == 0
     kv.hold_dummy(wait_s=1.0)
     assert kv.grow(5, wait_s=0.0)
     kv.envelopes.audit()

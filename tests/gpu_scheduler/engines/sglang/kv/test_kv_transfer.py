@@ -15,10 +15,10 @@ import pytest
 from loader.copies.handoff_client import HandoffClient
 from protos import common_pb2, engine_pb2
 from services.runtime import tasks
-from testing import small_adapters
+from testing import small_adapters, small_checkpoints
 from testing.engines.harness import KV_EXTENT, STEP_S, EngineEnd, Node, load, node, taken_bytes
 from testing.patience import PATIENCE_S
-from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
+from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT, reference
 from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS, Motion
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
@@ -125,6 +125,23 @@ async def go_on(end: EngineEnd, name: str, prompt: list[int], so_far: list[int])
     return [*so_far, *answer.tokens]
 
 
+async def go_on_at_the_target(both: Pair, prompts: list[list[int]], said: list[list[int]]) -> None:
+    """All requests begin at the source, move, and say the rest at the target, which computes only the last pages."""
+    await begin(both.source, prompts, 5)
+    await both.move()
+    before = both.target.stats.prefill_tokens
+    for i, prompt in enumerate(prompts):
+        left = both.source.answers[f"r{i}"]
+        if left.finish == common_pb2.LENGTH:  # it had said all before it was asked to stop
+            assert left.tokens == said[i]
+            continue
+        assert (left.finish, left.error) == (common_pb2.FAILED, "handed back")
+        assert await go_on(both.target, f"m{i}", prompt, left.tokens) == said[i]
+        moved = both.target.answers[f"m{i}"]
+        assert moved.prompt_tokens - moved.cached_tokens <= PAGE + 1, "all but the last page came along"
+    assert both.target.stats.prefill_tokens - before <= len(prompts) * (PAGE + 1)
+
+
 async def test_running_requests_moved_with_their_kv_go_on_and_compute_only_the_last_page(
     tmp_path: Path,
     engines: Engines,
@@ -133,21 +150,18 @@ async def test_running_requests_moved_with_their_kv_go_on_and_compute_only_the_l
     said: dict[str, list[list[int]]],
 ) -> None:
     async with pair(tmp_path, engines, models["qwen"]) as both:
-        await begin(both.source, prompts, 5)
-        await both.move()
-        before = both.target.stats.prefill_tokens
-        for i, prompt in enumerate(prompts):
-            left = both.source.answers[f"r{i}"]
-            if left.finish == common_pb2.LENGTH:  # it had said all before it was asked to stop
-                assert left.tokens == said["qwen"][i]
-                continue
-            assert (left.finish, left.error) == (common_pb2.FAILED, "handed back")
-            assert await go_on(both.target, f"m{i}", prompt, left.tokens) == said["qwen"][i]
-            moved = both.target.answers[f"m{i}"]
-            assert moved.prompt_tokens - moved.cached_tokens <= PAGE + 1, "all but the last page came along"
-        assert both.target.stats.prefill_tokens - before <= len(prompts) * (PAGE + 1)
+        await go_on_at_the_target(both, prompts, said["qwen"])
         # The source serves nobody any more and can go.
         await both.source.do(unload=engine_pb2.Unload())
+
+
+async def test_latent_rows_move_like_keys_and_values(
+    tmp_path: Path, engines: Engines, prompts: list[list[int]]
+) -> None:
+    folder = small_checkpoints.write("DeepseekV3ForCausalLM", tmp_path / "model")
+    said = reference(folder, prompts, NEW_TOKENS)
+    async with pair(tmp_path, engines, folder) as both:
+        await go_on_at_the_target(both, prompts, said)
 
 
 async def test_moved_kv_of_an_adapter_is_found_by_requests_of_that_adapter_alone(

@@ -1,8 +1,9 @@
-"""Page-aware eviction over a prefix tree with the few operations of SGLang's that it uses."""
+"""Page-aware eviction over a prefix tree with the few operations of ours that it uses."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,40 +18,56 @@ from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes
 class Node:
     def __init__(self, parent: Node | None, slots: list[int], used_at: float, locked: bool = False) -> None:
         self.parent, self.children = parent, {}
-        self.key, self.value = list(slots), torch.tensor(slots, dtype=torch.int64)
-        self.last_access_time, self.lock_ref = used_at, int(locked)
+        self.value = torch.tensor(slots, dtype=torch.int64)
+        self.used_at, self.locked = used_at, locked
         if parent is not None:
             parent.children[slots[0]] = self
 
 
 class Tree:
-    """Keys are the slots themselves."""
+    """A `PrefixTree` whose keys are the slots themselves."""
+
+    cuts_whole = False
 
     def __init__(self) -> None:
         self.root_node = Node(None, [], 0.0, locked=True)
-        self.removed: list[list[int]] = []
 
-    def _split_node(self, key: Any, child: Node, keep: int) -> Node:
-        front = Node(child.parent, child.key[:keep], child.last_access_time)
-        child.parent, child.key, child.value = front, child.key[keep:], child.value[keep:].clone()
-        front.children = {child.key[0]: child}
-        return front
+    def nodes(self) -> Iterator[tuple[Node, int]]:
+        waiting = [(node, 0) for node in self.root_node.children.values()]
+        while waiting:
+            node, depth = waiting.pop()
+            yield node, depth
+            waiting.extend((child, depth + len(node.value)) for child in node.children.values())
 
-    def _delete_leaf(self, node: Node) -> None:
-        assert not node.children and node.lock_ref == 0
+    def of(self, kind: int) -> Tree:
+        return self
+
+    def unlocked_nodes(self) -> Iterator[tuple[Node, int]]:
+        return ((node, depth) for node, depth in self.nodes() if not node.locked)
+
+    def unlocked_ages(self, now: float) -> Iterator[tuple[float, int]]:
+        return ((now - node.used_at, len(node.value)) for node, _ in self.unlocked_nodes())
+
+    def slots(self, node: Node) -> torch.Tensor:
+        return node.value
+
+    def set_slots(self, node: Node, slots: torch.Tensor) -> None:
+        node.value = slots
+
+    def used_at(self, node: Node) -> float:
+        return node.used_at
+
+    def cut(self, node: Node, keep: int) -> list[Node]:
+        assert not node.locked
         assert node.parent is not None
-        del node.parent.children[node.key[0]]
-
-    def _record_remove_event(self, node: Node) -> None:
-        self.removed.append(node.key)
+        slots = node.value.tolist()
+        del node.parent.children[slots[0]]
+        if keep > 0:
+            Node(node.parent, slots[:keep], node.used_at)
+        return [node, *(below for child in list(node.children.values()) for below in self.cut(child, 0))]
 
     def cached(self) -> list[int]:
-        nodes, slots = [self.root_node], []
-        while nodes:
-            node = nodes.pop()
-            slots += node.key
-            nodes += node.children.values()
-        return sorted(slots)
+        return sorted(slot for node, _ in self.nodes() for slot in node.value.tolist())
 
 
 @pytest.fixture
@@ -153,4 +170,11 @@ def test_cached_bytes_are_counted_by_doubling_age(envelopes: Envelopes) -> None:
     for used_at, slots in ((99.5, [0]), (97.0, [1, 2]), (90.0, [3]), (50.0, [4, 5, 6])):
         Node(tree.root_node, slots, used_at=used_at)
     Node(tree.root_node, [7], used_at=0.0, locked=True)
-    assert prefix_eviction.cached_by_age(tree, kv(envelopes), now=100.0) == [(0.0, 4), (2.0, 8), (8.0, 4), (32.0, 12)]
+    assert prefix_eviction.cached_by_age(
+        tree, SimpleNamespace(page_size=1, kinds=[kv(envelopes)], states=None), now=100.0
+    ) == [
+        (0.0, 4),
+        (2.0, 8),
+        (8.0, 4),
+        (32.0, 12),
+    ]

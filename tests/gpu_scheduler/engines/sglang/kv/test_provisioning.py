@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
+from gpu_scheduler.engines.sglang.kv.engine_kv import EngineKv
 from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
 from tests.gpu_scheduler.engines.sglang.scripted import Clock, ScriptedRange
 
@@ -46,7 +47,8 @@ def made(
     kv.grow(10 * extents, 0.0)
     tree = Tree(kv, cached)
     memory.waits.clear()
-    return KvProvisioning(kv, SOFT_S, HARD_S, lambda tree, tokens: tree.evict(tokens)), kv, memory, tree
+    provisioning = KvProvisioning(EngineKv(memory, [kv]), SOFT_S, HARD_S, lambda tree, tokens: tree.evict(*tokens))
+    return provisioning, kv, memory, tree
 
 
 def asking(prompt: int, max_new: int = 8, cached: int = 0) -> Any:
@@ -54,8 +56,8 @@ def asking(prompt: int, max_new: int = 8, cached: int = 0) -> Any:
         sampling_params=SimpleNamespace(max_new_tokens=max_new),
         output_ids=[],
         full_untruncated_fill_ids=[0] * (prompt + cached),
-        prefix_indices=[0] * cached,
-        init_next_round_input=lambda tree: None,
+        prefix_len=cached,
+        init_next_round_input=lambda tree, cow_mamba: None,
     )
 
 
@@ -64,7 +66,7 @@ def adding(kv: ElasticKv, tree: Tree, spoken_for: int = 0) -> Any:
         page_size=1,
         tree_cache=tree,
         can_run_list=[],
-        rem_total_token_offset=spoken_for,
+        memory_budget=SimpleNamespace(total_offset=spoken_for),
         rem_total_tokens=kv.available + tree.evictable_size() - spoken_for,
     )
 
@@ -180,7 +182,7 @@ def test_eviction_ahead_counts_memory_that_is_leaving_the_device_already() -> No
     provisioning, kv, _, tree = made(extents=40, limit=40, cached=400)
     provisioning.before_allocation(tree, 12)
     kv.envelopes.take(12)
-    kv._leaving = 12
+    kv._arriving = 12
     provisioning.ahead(tree, NOW)
     assert tree.evictable_size() == 388
 
@@ -197,27 +199,27 @@ def test_eviction_ahead_forgets_a_large_step_after_small_ones() -> None:
 
 def test_memory_that_an_engine_evicted_for_itself_is_not_given_back_for_a_while() -> None:
     provisioning, kv, _, tree = made(extents=40, limit=40, cached=400)
-    assert not provisioning.evicts(NOW)
+    assert not provisioning.evicted_lately(NOW)
     provisioning.before_allocation(tree, 12)
     kv.envelopes.take(12)
     provisioning.ahead(tree, NOW)
-    assert provisioning.evicts(NOW + 0.9) and not provisioning.evicts(NOW + 1.1)
+    assert provisioning.evicted_lately(NOW + 0.9) and not provisioning.evicted_lately(NOW + 1.1)
 
 
 def test_decode_step_that_would_retract_a_request_waits_longer_for_memory() -> None:
     provisioning, _, memory, tree = made(extents=1, limit=5)
     tree.slots = None
-    provisioning._kv.envelopes.take(10)
+    provisioning._kv.kinds[0].envelopes.take(10)
     provisioning.before_allocation(tree, 3)
     assert memory.waits == [HARD_S]
 
 
 def test_next_chunk_fits_when_it_can_be_freed_or_grown_and_is_refused_otherwise() -> None:
     provisioning, _, _, tree = made(extents=3, limit=3, cached=20)
-    assert provisioning.fits(tree, 30) and not provisioning.refused
-    assert not provisioning.fits(tree, 31) and provisioning.refused
+    assert provisioning.provide_chunk(tree, 30) and not provisioning.refused
+    assert not provisioning.provide_chunk(tree, 31) and provisioning.refused
     provisioning, _, _, tree = made(extents=1, limit=9)
-    assert provisioning.fits(tree, 80)
+    assert provisioning.provide_chunk(tree, 80)
 
 
 def test_refused_request_gets_its_missing_memory_without_waiting() -> None:
@@ -245,8 +247,8 @@ def test_growth_for_a_request_is_preferred_to_eviction() -> None:
 def waiting(prompt: int, cached: int = 0) -> Any:
     """One that SGLang has not looked at yet: what is cached of it is found when it is asked for."""
     request = asking(prompt, max_new=3, cached=cached)
-    found, request.prefix_indices = request.prefix_indices, []
-    request.init_next_round_input = lambda tree: setattr(request, "prefix_indices", found)
+    found, request.prefix_len = request.prefix_len, 0
+    request.init_next_round_input = lambda tree, cow_mamba: setattr(request, "prefix_len", found)
     return request
 
 
@@ -257,7 +259,7 @@ def ahead(
 
 
 def half(prompt: int, computed: int) -> Any:
-    return SimpleNamespace(full_untruncated_fill_ids=[0] * prompt, extend_range=SimpleNamespace(end=computed))
+    return SimpleNamespace(full_untruncated_fill_ids=[0] * prompt, extend_end=computed)
 
 
 def test_memory_for_the_prompts_of_the_next_step_is_waited_for_only_if_no_step_was_before() -> None:
@@ -315,7 +317,8 @@ def over_edges(*extents: int) -> tuple[KvProvisioning, ElasticKv, ScriptedRange,
     kv.envelopes.give_up([extent for extent in range(100) if kv.envelopes.is_held(extent) and extent not in extents])
     memory.limit = len(extents)
     tree = Tree(kv, kv.available)
-    return KvProvisioning(kv, SOFT_S, HARD_S, lambda tree, tokens: tree.evict(tokens)), kv, memory, tree
+    provisioning = KvProvisioning(EngineKv(memory, [kv]), SOFT_S, HARD_S, lambda tree, tokens: tree.evict(*tokens))
+    return provisioning, kv, memory, tree
 
 
 def test_prefixes_over_extent_edges_are_evicted_where_a_refused_request_then_fits() -> None:

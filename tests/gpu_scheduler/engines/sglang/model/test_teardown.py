@@ -9,7 +9,7 @@ from tests.gpu_scheduler.engines.sglang.forks import Imported
 pytestmark = pytest.mark.sglang
 SCRIPT = """
 import torch
-from sglang.kernels.ops.gemm import chunked_sgmv_expand, chunked_sgmv_shrink
+from sglang.kernels.ops.lora.dense import chunked_sgmv_expand, chunked_sgmv_shrink
 from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
 from sglang.srt.model_executor.input_buffers import share_input_buffer
@@ -61,27 +61,27 @@ assert [each() for each in gone] == [None, None] and not vars(held[0])
 
 FLUSHED = """
 import gc, weakref
-from array import array
 from types import SimpleNamespace
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import InsertParams
-from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 from gpu_scheduler.engines.sglang.model.teardown import prefixes
+from tests.gpu_scheduler.engines.sglang.kv.trees import Slots, cache_over
+from gpu_scheduler.engines.sglang.kv.prefix_tree import PrefixTree
 
 gc.disable()  # and the first tree's root is settled
-tree = RadixCache.create_simulated()
+tree = cache_over(Slots(), 1)
+prefixes_of = PrefixTree(tree)
 gc.freeze()
 scheduler = SimpleNamespace(tree_cache=tree, flush_cache=lambda: tree.reset() is None)
 for turn in range(2):
     for tokens in ([1, 2, 3, 4], [1, 2, 5], [6]):
         slots = torch.arange(len(tokens))
-        tree.insert(InsertParams(key=RadixKey(array("q", tokens)), value=slots))
+        prefixes_of.insert(prefixes_of.key(tokens), slots, 0)
         del slots
     root = tree.root_node
     inner = next(node for node in root.children.values() if node.children)
     gone = [weakref.ref(node) for node in (*root.children.values(), *inner.children.values())]
     assert len(gone) == 4, "two that share a beginning, and one"
-    gone += [weakref.ref(node().value) for node in gone]
+    gone += [weakref.ref(prefixes_of.slots(node())) for node in gone]
     del root, inner
     prefixes(scheduler)
     assert all(each() is None for each in gone), turn

@@ -292,3 +292,12 @@ def test_eviction_picks_extents_of_cached_pieces_alone_oldest_and_deepest_first(
     left_out = [(ages[u], depths[u]) for u in eligible if u not in chosen]
     if chosen and left_out:
         assert min((ages[u], depths[u]) for u in chosen) >= max(left_out)
+
+
+def test_mark_tells_the_same_numbers_in_other_places_apart() -> None:
+    here, there, again = (Envelopes(envelope_bytes=8, extent_bytes=16, count=8) for _ in range(3))
+    for each, extents in ((here, [0, 1]), (there, [0, 2]), (again, [1, 0])):
+        each.hold(extents)
+        each.take(3)
+    assert (here.live, here.available, here.held) == (there.live, there.available, there.held)
+    assert here.mark() == again.mark() != there.mark()

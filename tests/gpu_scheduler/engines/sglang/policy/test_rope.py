@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.engines.sglang.policy.rope import for_sglang
+from gpu_scheduler.engines.sglang.policy.rope import for_latent, for_sglang
 
 LONG = 2048
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4, "original_max_position_embeddings": 512}
@@ -87,3 +87,39 @@ def test_longrope_has_one_list_of_factors_for_the_whole_served_context() -> None
 def test_unknown_kind_of_rope_stays_as_it_is() -> None:
     told = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
     assert for_sglang(told, 512, None, 512) == told
+
+
+def test_latent_attention_keeps_the_scales_of_yarn_that_the_published_formula_has() -> None:
+    """The softmax is scaled by the square of one of them, sines and cosines by the quotient of both."""
+    told = {**YARN, "mscale": 0.707, "mscale_all_dim": 0.5, "beta_fast": 32, "attention_bias": 1}
+    assert for_latent(told, LONG, on_cpu=False) == {
+        **YARN,
+        "factor": 4.0,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.5,
+        "beta_fast": 32,
+        "type": "yarn",
+    }
+
+
+def test_latent_attention_that_states_its_scale_has_no_other() -> None:
+    told = {**YARN, "mscale": 2.0, "attention_factor": 0.8}
+    found = for_latent(told, LONG, on_cpu=True)
+    assert found["attn_factor"] * (0.1 * 2.0 * math.log(4) + 1) == pytest.approx(0.8)
+
+
+def test_default_rope_of_latent_attention_is_one_that_stretches_by_one_on_a_cpu() -> None:
+    told = {"rope_type": "default", "rope_theta": 5.0}
+    assert for_latent(told, 512, on_cpu=False) == {**told, "type": "default"}
+    assert for_latent(told, 512, on_cpu=True) == {
+        "rope_type": "yarn",
+        "type": "yarn",
+        "rope_theta": 5.0,
+        "factor": 1.0,
+        "original_max_position_embeddings": 512,
+    }
+
+
+def test_rope_of_another_kind_with_latent_attention_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="'linear' are not supported with latent attention"):
+        for_latent({"rope_type": "linear", "factor": 2.0}, 512, on_cpu=True)

@@ -4,14 +4,18 @@ stand-ins for SGLang's scheduler and for memory. `test_loop.py` names them."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
+
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
 
 from gpu_scheduler.engines import shared_board
 from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.base.states import EngineState
 from gpu_scheduler.engines.sglang.hooks import loop as hooks
+from gpu_scheduler.engines.sglang.hooks.scheduler import EngineScheduler, Scheduler
 from gpu_scheduler.engines.sglang.model.loaded_model import LoadedModel
 from gpu_scheduler.engines.sglang.model.stats import EngineCounters
 from gpu_scheduler.engines.sglang.policy.agreement import StepAgreement
@@ -19,6 +23,7 @@ from gpu_scheduler.engines.sglang.ranks.ranks import Alone
 from gpu_scheduler.engines.sglang.step.current import set_loop
 from gpu_scheduler.engines.sglang.step.loop import StepLoop
 from gpu_scheduler.engines.sglang.step.reclaim import Reclaim
+from gpu_scheduler.engines.sglang.step.retraction import retract_one
 from gpu_scheduler.engines.shared_board import BoardSeat, SharedBoard
 from gpu_scheduler.engines.sharing.step_gate import StepAnswer, StepWait, WaitReason
 from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
@@ -118,6 +123,13 @@ def request(*, over: bool = False) -> MagicMock:
     return made
 
 
+def gives_up_the_last(batch: SimpleNamespace) -> tuple[list[MagicMock], float, list[MagicMock]]:
+    """Retracts a batch of which not even one request fits, with SGLang's results and its change to the request."""
+    left, batch.reqs = batch.reqs, []
+    left[-1].to_finish = "out of memory"
+    return left[:-1], NewTokenRatioTracker.estimate_new_token_ratio_after_retract(batch.reqs), left[-1:]
+
+
 # --- cases
 
 
@@ -141,8 +153,8 @@ def reclaim_before_a_stalled_engine_waits() -> None:
 
     model.ranks, model.channel.receive, model.channel.wait = ranks, receive, MagicMock()
     bench.scheduler.waiting_queue = ["waits for the end of a pause"]
-    bench.scheduler.tree_cache.root_node.children = {}
-    bench.scheduler.tree_cache.evictable_size.return_value = 0
+    model.tree.unlocked_nodes.return_value = model.tree.unlocked_ages.return_value = ()
+    model.tree.evictable_size.return_value = 0
     memory, kv = bench.memory, model.kv
     type(memory).woken = property(lambda _: ranks.agreed.news)
     memory.take_reclaims = lambda: ranks.agreed.wanted
@@ -198,12 +210,12 @@ def no_step_begins_whose_requests_all_end_with_the_results_of_the_last() -> None
         last: bool = True,
     ) -> bool:
         """Whether SGLang is asked for the next batch."""
-        scheduler, running, before = MagicMock(), MagicMock(), MagicMock()
+        scheduler, running, before = object.__new__(EngineScheduler), MagicMock(), MagicMock()
         scheduler.enable_overlap, scheduler.waiting_queue, scheduler.chunked_req = overlap, list(waiting), None
         running.reqs = [MagicMock(to_finish=reason) for reason in to_finish]
         before.forward_mode.is_decode.return_value = not extend
-        original = MagicMock()
-        plan = hooks.next_batch(original, scheduler, running_batch=running, last_batch=before if last else None)
+        with patch.object(Scheduler, "get_next_batch_to_run") as original:
+            plan = scheduler.get_next_batch_to_run(running_batch=running, last_batch=before if last else None)
         if not original.called:
             assert plan.batch_to_run is None and plan.running_batch is running
         return bool(original.called)
@@ -295,9 +307,13 @@ def results_that_are_there_go_out_before_another_prefill_step_is_launched() -> N
     ) -> bool:
         copied = there if there is None else SimpleNamespace(query=lambda: there)
         queue = deque([(last, SimpleNamespace(copy_done=copied))] if last else [])
-        with patch.object(current, "model", lambda: bench.model):
-            original: Callable[..., bool] = lambda *_: sglang  # noqa: E731
-            return bool(hooks.results_first(original, SimpleNamespace(result_queue=queue), now, last))
+        scheduler = object.__new__(EngineScheduler)
+        scheduler.result_queue = queue
+        with (
+            patch.object(current, "model", lambda: bench.model),
+            patch.object(Scheduler, "is_disable_overlap_for_batch", lambda *_: sglang),
+        ):
+            return bool(scheduler.is_disable_overlap_for_batch(now, last))
 
     def claimed() -> int:
         return bench.board.claimed(NEIGHBOUR, bench.clock.now)
@@ -370,22 +386,85 @@ def wait_for_a_neighbour_tells_why() -> None:
     assert bench.loop._gave_way == StepWait(1100.0, WaitReason.NEIGHBOUR_PREFILL)
 
 
+def requests_that_are_about_to_end_end_when_they_are_retracted() -> None:
+    """A request that is about to end keeps its reason when it is retracted, and its prompt is not computed again."""
+    # A drain would wait for that prompt.
+    bench = Bench()
+    model, running, left = bench.model, request(), [request(), request()]
+    model.scheduler.new_token_ratio_tracker.current = 0.5
+    for each in left:
+        each.to_finish = FINISH_ABORT("the client is gone")
+    reasons = [each.to_finish for each in left]
+    for chunked in (None, MagicMock()):
+        model.scheduler.chunked_req = chunked
+        with patch.object(hooks.current, "model", lambda: model), patch.object(hooks.current, "loop") as loop:
+            batch = SimpleNamespace(reqs=[running, *left])
+            assert hooks.retraction(gives_up_the_last, batch) == ([running], 0.5, left), chunked
+            loop.return_value.parked.assert_not_called()
+        assert [each.to_finish for each in left] == reasons, chunked
+    scheduler, one = MagicMock(), request()
+    batch = MagicMock(reqs=[one])
+    batch.is_empty.return_value, batch._get_decode_retraction_order.side_effect = False, lambda reqs: [0]
+    assert retract_one(scheduler, batch) is one
+    scheduler._add_request_to_queue.assert_called_once_with(one, is_retracted=True)
+    one.rid, one.to_finish = "1", reasons[0]
+    assert retract_one(scheduler, batch) is one
+    scheduler._add_request_to_queue.assert_called_once()
+    ((sent, of), _) = scheduler.send_abort_output.call_args
+    assert (sent.rid, sent.finished_reason["message"], of) == ("1", "the client is gone", one)
+
+
 def retractions_are_counted_and_reported_with_their_reasons() -> None:
-    """A request that SGLang gives up goes back into the shared queue; the others stay here."""
+    """A request that SGLang gives up goes back into the shared queue; the others stay here, and that one too while a
+    half computed prompt has the memory."""
     bench = Bench()
     model = bench.model
+    model.scheduler.chunked_req, model.scheduler.new_token_ratio_tracker.current = None, 0.5
     model.retracted = lambda request, reason: LoadedModel.retracted(model, request, reason)
     model.request_table.by_rid = lambda rid: None if rid == "probe" else MagicMock(request_id=f"of {rid}")
-    requests = [MagicMock(rid=rid) for rid in ("1", "probe", "2")]
+    requests = [MagicMock(rid=rid, to_finish=None) for rid in ("1", "probe", "2")]
     with patch.object(hooks.current, "model", lambda: model), patch.object(hooks.current, "loop") as loop:
-        assert hooks.after_retraction((requests[:2], 0.5, requests[2:]), MagicMock()) == (requests[:2], 0.5, [])
-    loop.return_value.parked.assert_called_once_with(requests[2])
-    running = [MagicMock(rid="3")]
-    bench.memory.overage_bytes, bench.memory.extent_bytes = lambda: len(running), 1
+        assert hooks.retraction(gives_up_the_last, SimpleNamespace(reqs=requests)) == (requests[:2], 0.5, [])
+        loop.return_value.parked.assert_called_once_with(requests[2])
+        model.scheduler.chunked_req, given_up = MagicMock(), MagicMock(rid="4", to_finish=None)
+        assert hooks.retraction(gives_up_the_last, SimpleNamespace(reqs=[given_up])) == ([given_up], 0.5, [])
+        assert given_up.to_finish is None
+        loop.return_value.parked.assert_called_once()
+    running = [MagicMock(rid="3", to_finish=None), MagicMock(rid="5", to_finish=FINISH_ABORT())]
+    bench.memory.overage_bytes, bench.memory.extent_bytes = lambda: min(1, len(running)), 1
     model.ranks, model.kv_transfer.busy = SimpleNamespace(size=2), False  # several ranks move no KV
     model.kv.leaving.return_value, model.kv.give_up_empties.return_value = 1, 0
     Reclaim(model, MagicMock()).shrink(running.pop)
     sent = [call.kwargs["retracted"] for call in model.channel.send.call_args_list if "retracted" in call.kwargs]
     reasons = [(message.request_id, message.reason) for message in sent]
-    assert reasons == [("of 1", "no KV memory for the running batch"), ("of 3", "KV memory over its limit")], reasons
-    assert model.counters.retractions == 4
+    beside = [(f"of {number}", "no KV memory for the running batch") for number in ("1", "4")]
+    assert reasons == [*beside, ("of 3", "KV memory over its limit")], reasons
+    assert model.counters.retractions == 5
+
+
+def requests_begin_behind_a_prompt_in_parts_of_a_model_with_states_although_one_was_refused_before() -> None:
+    """SGLang takes the bound of the step in which nothing begins beside that prompt for a full batch, which lasts."""
+    bench = Bench()
+    set_loop(bench.loop)
+    bench.model.provisioning.refused = True
+    bench.loop.may_prefill = lambda running: True  # type: ignore[method-assign]
+    running = SimpleNamespace(reqs=[], batch_is_full=False)
+    scheduler = object.__new__(EngineScheduler)
+    scheduler.grammar_manager = MagicMock(**{"has_waiting_grammars.return_value": False})
+    scheduler.waiting_queue, scheduler.chunked_req = ["behind it"], "in parts"
+    scheduler.chunked_prefill_size = 512
+    admitted: list[int] = []
+
+    def form(self: EngineScheduler, batch: SimpleNamespace) -> SimpleNamespace:
+        admitted.append(self.get_num_allocatable_reqs(0))
+        batch.batch_is_full = admitted[-1] <= 1
+        return SimpleNamespace(batch_to_run=None, running_batch=batch)
+
+    with (
+        patch.object(current, "model", lambda: bench.model),
+        patch.object(Scheduler, "get_new_batch_prefill", form),
+        patch.object(Scheduler, "get_num_allocatable_reqs", lambda *_: 8),
+    ):
+        scheduler.get_new_batch_prefill(running)
+    assert admitted == [1] and not running.batch_is_full
+    assert scheduler.most_admitted is None and scheduler.chunked_prefill_size == 512

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from gpu_scheduler.engines import shared_board
 from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
+from kv_kinds.layout import of_tokens
 from loader.policy.floor import floor_bytes
 from protos import common_pb2, engine_pb2
 from testing.engines.harness import KV_EXTENT, EngineEnd, load, node
@@ -193,7 +194,7 @@ async def test_model_at_its_floor_serves_its_longest_requests_whatever_was_cache
 ) -> None:
     """Whichever part of them is long, and though what was left to it by others lies here and there: pages lie over the
     edges of extents, and lose something at each end of a row of these."""
-    floor = floor_bytes(CONTEXT, 0, TOKEN_BYTES, KV_EXTENT)
+    floor = floor_bytes(CONTEXT, 0, of_tokens(TOKEN_BYTES), KV_EXTENT)
     options = {"page_size": page_size, "overlap": 1} if page_size > 1 else {}
     options["park_after_ms"] = 3000  # until then a request that fits if all cached tokens leave waits for memory
     async with node(tmp_path) as at, engines.one() as end:

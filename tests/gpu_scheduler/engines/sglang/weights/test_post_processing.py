@@ -308,6 +308,39 @@ def test_quantised_range_of_another_process_has_the_same_manifest_and_takes_the_
     check_values(other, method, second)
 
 
+class Router(torch.nn.Module):
+    """Folds factors of its input into a norm without factors of its own, as Gemma 4's router does."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.rand(8, generator=torch.Generator().manual_seed(seed)))
+        self.norm = torch.nn.Module()
+        self.norm.register_buffer("weight", torch.ones(8), persistent=False)
+        self.norm.with_scale = False  # type: ignore[assignment]
+
+    def fuse_scale(self) -> None:
+        self.norm.weight.copy_(self.scale.detach() * 0.5)  # type: ignore[operator]
+
+
+def test_factors_that_a_router_folds_into_its_norm_are_used_and_come_with_the_image() -> None:
+    ranges, routers = (empty_range(), empty_range()), []
+    for seed, range_ in enumerate(ranges):
+        with weights_range.born_in(range_, copy=True):
+            model = torch.nn.ModuleDict({"router": Router(seed)})
+            post_processing.process(model, range_)
+        weights_range.bind(model, range_, copy=True)
+        assert [place.name for place in weights_range.lay_out(model, range_).places] == [
+            "router.scale",
+            "router.norm.weight",
+        ]
+        routers.append(model["router"])
+    assert all(router.norm.with_scale for router in routers)
+    wanted = routers[0].scale * 0.5
+    assert torch.equal(routers[0].norm.weight, wanted) and not torch.equal(routers[1].norm.weight, wanted)
+    ranges[1].memory.copy_(ranges[0].memory)
+    assert torch.equal(routers[1].norm.weight, wanted), "from the image alone"
+
+
 def test_scalar_outside_of_tensors_stays_and_goes_into_the_manifest() -> None:
     range_ = empty_range()
     model = bound(Folds, range_)
@@ -410,3 +443,44 @@ def test_a_tensor_of_a_class_that_takes_no_other_memory_is_refused_by_its_name()
 
     with pytest.raises(BrokenModel, match=r"^layers\.0\.own cannot lie among the weights: a tensor of this class"):
         processed(Keeps, empty_range())
+
+
+class MadeOfWeights(Model):
+    """A model that makes a tensor of two of its parameters as they are read, and keeps a view of a third."""
+
+    def post_load_weights(self) -> None:
+        first, second = self.layers[0], self.layers[1]
+        first.made = first.weight.data.float().t()  # type: ignore[operator,union-attr]
+        self.seen = second.weight.data[: ROWS // 2]  # type: ignore[index,union-attr]
+
+
+@pytest.mark.parametrize("method", [Method, Repacks, Passes], ids=lambda each: each.__name__)
+def test_what_a_model_makes_of_its_weights_lies_with_them_and_comes_from_an_image(method: Any) -> None:
+    def built(seed: int, read: bool) -> tuple[MadeOfWeights, MappedWeights]:
+        range_ = empty_range()
+        with weights_range.born_in(range_, copy=read):
+            model = MadeOfWeights(method, seed)
+            post_processing.make(model)
+            post_processing.process(model, range_)
+        weights_range.bind(model, range_, copy=read)
+        weights_range.close_gaps(model, range_)
+        return model, range_
+
+    model, range_ = built(0, read=True)
+    plain = Model(Method, 0)
+    other, image = built(1, read=False)
+    layouts = [weights_range.lay_out(*each) for each in ((model, range_), (other, image))]
+    assert layouts[0] == layouts[1]
+    assert {"layers.0.made", "seen"} <= {place.name for place in layouts[0].places}
+    image.memory.copy_(range_.memory)
+    for each in (model, other):
+        made, seen = each.layers[0].made, each.seen
+        assert torch.equal(made, plain.layers[0].weight.float().t()), "of what was read"  # type: ignore[operator]
+        assert torch.equal(seen, plain.layers[1].weight[: ROWS // 2])  # type: ignore[index]
+
+
+def test_model_that_makes_nothing_of_its_weights_is_left_as_it_is() -> None:
+    model = Model(Method)
+    before = set(vars(model.layers[0]))
+    post_processing.make(model)
+    assert set(vars(model.layers[0])) == before

@@ -99,3 +99,20 @@ def test_a_parameter_that_takes_no_mark_is_left_alone(weight: torch.Tensor) -> N
     layer.register_parameter("weight", torch.nn.Parameter(weight, requires_grad=False))
     assert unset.mark(layer) == {}
     assert not unset.is_marked(layer.weight) and not layer.weight.any()  # type: ignore[arg-type,operator]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("shared", [True, False])
+def test_only_layers_that_use_the_kv_of_others_may_lack_what_makes_keys_and_values(
+    dtype: torch.dtype, shared: bool
+) -> None:
+    attention = torch.nn.Module()
+    attention.is_kv_shared_layer, attention.q_size = shared, ROWS // 2  # type: ignore[assignment]
+    attention.qkv_proj, attention.k_norm = Layer(dtype), Layer(torch.bfloat16)
+    unset.mark(attention)
+    queries = drawn(dtype)[: ROWS // 2]
+    attention.qkv_proj.weight.data[: ROWS // 2] = queries
+    unset.fill_unused(attention)
+    assert unset.is_marked(attention.k_norm.weight) != shared  # type: ignore[arg-type]
+    assert unset.is_marked(attention.qkv_proj.weight) != shared  # type: ignore[arg-type]
+    assert torch.equal(attention.qkv_proj.weight.data[: ROWS // 2].view(torch.uint8), queries.view(torch.uint8))

@@ -1,9 +1,8 @@
 """SGLang's paged allocator over the elastic range: a KV block (envelope) is a page of SGLang's. Imports SGLang: only
 the engine process may import this.
 
-Pages are chosen on the host from lengths that are known there; SGLang's own kernel computes the slots in them. Whatever
-SGLang frees begins at the start of a page, so a page is known by its first slot and nothing has to be sorted or read on
-the device.
+The host chooses pages by lengths that it knows; SGLang's own kernel computes the slots in them. SGLang frees slots from
+the start of a page on, so each page is known by its first slot, and nothing has to be sorted or read on the device.
 """
 
 from __future__ import annotations
@@ -15,15 +14,18 @@ import torch
 from sglang.srt.mem_cache.allocator.paged import (
     PagedTokenToKVPoolAllocator,
     alloc_decode_kernel,
+    alloc_decode_naive,
     alloc_extend_kernel,
     alloc_extend_naive,
 )
+from typing_extensions import override
 
 from gpu_scheduler.engines.sglang.base.kernels import batch_constant
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
+from gpu_scheduler.engines.sglang.kv.pools.allocator import OneKindAllocator
 
 
-class ElasticPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
+class ElasticPagedAllocator(OneKindAllocator, PagedTokenToKVPoolAllocator):  # type: ignore[misc]
     """A paged allocator whose page 0 is the dummy. Methods override SGLang's, with its shapes and types."""
 
     def __init__(
@@ -34,25 +36,17 @@ class ElasticPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
         super().__init__(size, page_size, dtype, device, kvcache, need_sort=False)
         self._within_page = torch.arange(page_size, device=device)
 
-    def clear(self) -> None:
-        self.is_not_in_free_group = True
-        self.free_group: list[torch.Tensor] = []
-        # Read only by SGLang's debug output.
-        self.free_pages = self.release_pages = torch.empty(0, dtype=torch.int64, device=self.device)
-        self.kv.free_all()
-
-    def available_size(self) -> int:
-        return self.kv.available
-
     def _take(self, count: int) -> torch.Tensor | None:
         """The lowest `count` free pages, (count,) int64 on the device; None when there are fewer."""
         pages = self.kv.envelopes.take(count)
         return None if pages is None else self.kv.ids.send(pages)
 
+    @override
     def alloc(self, need_size: int) -> torch.Tensor | None:
         pages = self._take(need_size // self.page_size)
         return None if pages is None else (pages[:, None] * self.page_size + self._within_page).reshape(-1)
 
+    @override
     def alloc_extend(
         self,
         prefix_lens: torch.Tensor,
@@ -76,6 +70,7 @@ class ElasticPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
             alloc_extend_kernel[(batch,)](prefix_lens, seq_lens, last_loc, pages, out, batch_constant(batch), size)
         return out
 
+    @override
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
     ) -> torch.Tensor | None:
@@ -86,23 +81,38 @@ class ElasticPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
             return None
         out = torch.empty(batch, dtype=torch.int64, device=self.device)
         if self._on_host:
-            alloc_extend_naive(seq_lens - 1, seq_lens, last_loc, pages, out, size, self.device)
+            alloc_decode_naive(seq_lens, last_loc, pages, out, size, len(pages))
         else:
             alloc_decode_kernel[(batch,)](seq_lens, last_loc, pages, out, batch_constant(batch), size)
         return out
 
+    @override
     def free(self, free_index: torch.Tensor) -> None:
-        if free_index.numel() == 0:
-            return
-        # Computed at once: the index may be a view of a row that is written again before a group ends.
-        pages = free_index[:: self.page_size] // self.page_size
-        if self.is_not_in_free_group:
-            self.kv.free(pages)
-        else:
-            self.free_group.append(pages)
+        # SGLang would search the slots for distinct pages; but they always begin with a page, and lie in whole pages.
+        self.free_segment(free_index, start_pos=0)
 
+    @override
+    def free_segment(self, free_index: torch.Tensor, *, start_pos: int) -> None:
+        assert start_pos % self.page_size == 0, f"what is freed begins in the middle of a page, at {start_pos}"
+        # Computed at once: the index may be a view of a row that is written again before a group ends.
+        self.free_page_ids(free_index[:: self.page_size] // self.page_size)
+
+    @override
+    def free_page_ids(self, page_ids: torch.Tensor) -> None:
+        if page_ids.numel() == 0:
+            return
+        if self.free_group is None:
+            self.kv.free(page_ids)
+        else:
+            self.free_group.append(page_ids)
+
+    @override
+    def free_group_begin(self) -> None:
+        assert self.free_group is None, "groups are not nested"
+        self.free_group = []
+
+    @override
     def free_group_end(self) -> None:
-        self.is_not_in_free_group = True
-        group, self.free_group = self.free_group, []
+        group, self.free_group = self.free_group, None
         if group:
             self.kv.free(torch.cat(group))

@@ -1,0 +1,76 @@
+"""SGLang's token allocator over an elastic range in host memory, and the base classes of all allocators of tokens over
+a range. Imports SGLang: only the engine process may import this.
+
+`available_size` counts slots that have memory now. Memory grows before SGLang asks for it (`provisioning`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.allocator import BaseTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from typing_extensions import override
+
+from gpu_scheduler.engines.sglang.base import current
+from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
+
+
+class GrowingAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
+    """An allocator of SGLang's for which memory grows before prefixes are evicted."""
+
+    @override
+    def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> None:
+        """Makes room until `num_tokens` slots are free, as far as it can. SGLang calls this before it allocates, and
+        before each decode step. Its own method evicts prefixes; here memory grows, and prefixes are evicted only for
+        what it cannot grow by."""
+        if tree_cache is not None and tree_cache.supports_prefix_sharing():
+            current.model().provisioning.before_allocation(tree_cache, num_tokens)
+
+
+class OneKindAllocator(GrowingAllocator):
+    """An allocator of the slots of one kind of KV. Methods override SGLang's."""
+
+    kv: ElasticKv
+    """Set before SGLang's constructor, which clears the allocator."""
+
+    @property
+    def kinds(self) -> tuple[ElasticKv, ...]:
+        """The kinds of KV that it hands out."""
+        return (self.kv,)
+
+    @override
+    def clear(self) -> None:
+        self.free_group: list[torch.Tensor] | None = None
+        # Read only by SGLang's debug output.
+        self.free_pages = self.release_pages = torch.empty(0, dtype=torch.int64, device=self.device)
+        self.kv.free_all()
+
+    @override
+    def available_size(self) -> int:
+        return self.kv.available
+
+
+class ElasticAllocator(OneKindAllocator, TokenToKVPoolAllocator):  # type: ignore[misc]
+    """An allocator whose slots are KV blocks (envelopes) of one token each; slot 0 is the dummy. Methods override
+    SGLang's, with its shapes and types."""
+
+    def __init__(self, size: int, *, dtype: torch.dtype, device: str, kvcache: Any, kv: ElasticKv) -> None:
+        self.kv = kv
+        super().__init__(size, dtype, device, kvcache, need_sort=False)
+
+    @override
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        taken = self.kv.envelopes.take(need_size)
+        return None if taken is None else torch.from_numpy(taken)
+
+    @override
+    def free(self, free_index: torch.Tensor) -> None:
+        if free_index.numel() == 0:
+            return
+        if self.free_group is not None:
+            # The index may be a view of a row that is written again before the group ends.
+            self.free_group.append(free_index.clone())
+            return
+        self.kv.envelopes.give(free_index.numpy().astype(np.int64, copy=False))

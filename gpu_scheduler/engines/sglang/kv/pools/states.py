@@ -1,0 +1,150 @@
+"""The states of a recurrent model's requests (of layers with linear attention, or of Mamba layers) as a kind of KV:
+their memory, and SGLang's pool and allocator over it. Imports SGLang: only the engine process may import this.
+
+A state is the same for a request of any length, and large: tens of MiB. It owns whole extents, so it is never moved,
+and a slot that is freed leaves as it is. A request that runs has one, and the prefix cache has one for each prefix that
+it can continue from. Slot 0, which padded tokens write to, is mapped while the model is active.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
+from sglang.srt.mem_cache.layout.token_major import build_mamba_entry_views
+from sglang.srt.mem_cache.memory_pool import MambaPool
+from typing_extensions import override
+
+from gpu_scheduler.engines.sglang.base import current
+from gpu_scheduler.engines.sglang.kv.elastic_kv import DUMMY, ElasticKv
+from gpu_scheduler.engines.sglang.kv.slot_transfer import CudaIds, HostIds
+from gpu_scheduler.engines.sglang.memory.kv_stretch import KvStretch
+
+if TYPE_CHECKING:
+    from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
+
+STATES = 1
+"""Number of the stretch of the KV range that states lie over."""
+_MAP_DUMMY_WAIT_S = 5.0
+_BEHIND_TOKENS_BYTES = 64 << 20
+"""Bytes of addresses for tokens beyond those that SGLang is told of: its pool has a page more, the dummy."""
+
+
+def state_bytes(cache_params: Any, layers: int) -> int:
+    """Bytes of one state, in so many layers."""
+    shape, dtype = cache_params.shape, cache_params.dtype
+    conv = sum(dim * width for dim, width in shape.conv) * dtype.conv.itemsize
+    temporal = torch.Size(shape.temporal).numel() * dtype.temporal.itemsize
+    return layers * (conv + temporal)
+
+
+class StateKv(ElasticKv):
+    """The memory of states: an envelope is one state, and whole extents. What `ElasticKv` calls tokens are states."""
+
+    @override
+    def hold_dummy(self, wait_s: float) -> None:
+        """Maps slot 0 and makes it zero: what padded tokens read there has to be numbers. Raises NoMemory."""
+        if not self.has_dummy:
+            super().hold_dummy(wait_s)
+            self.rows[DUMMY].zero_()
+
+
+class ElasticStatePool(MambaPool):  # type: ignore[misc]
+    """SGLang's pool of states over the elastic range, with its arguments. Its own constructor would allocate all slots,
+    so what else it sets is set here; methods of SGLang's that are not overridden work on the views."""
+
+    def __init__(
+        self, *, size: int, cache_params: Any, mamba_layer_ids: list[int], device: str, **_arguments: Any
+    ) -> None:
+        """Reserves the addresses of the model's tokens and states, and maps slot 0. Raises NoMemory."""
+        model = current.model()
+        memory: ModelMemory = model.memory
+        layers = len(mamba_layer_ids)
+        extent = model.load.kv_extent_bytes
+        stride = -(-state_bytes(cache_params, layers) // extent) * extent
+        slots = size + 1
+        memory.open_kv([model.kv_span_bytes + _BEHIND_TOKENS_BYTES, slots * stride])
+        assert memory.kv is not None
+        on_host = torch.device(device).type == "cpu"
+        self.kv = StateKv(
+            KvStretch(memory.kv, STATES),
+            stride,
+            slots,
+            model.ranks.now,
+            ids=HostIds() if on_host else CudaIds(torch.device(device)),
+        )
+        raw = memory.kv_tensor(STATES)[: slots * stride]
+        self.kv.rows = raw.view(slots, stride)
+        self.kv.hold_dummy(_MAP_DUMMY_WAIT_S)
+        conv, temporal = build_mamba_entry_views(
+            raw,
+            layer_num=layers,
+            conv_state_shapes=cache_params.shape.conv,
+            conv_dtype=cache_params.dtype.conv,
+            temporal_state_shape=cache_params.shape.temporal,
+            temporal_dtype=cache_params.dtype.temporal,
+            max_slots=slots,
+            entry_bytes=stride,
+        )
+        self.mamba_cache = self.State(conv=conv, temporal=temporal)
+        self.size, self.device = size, device
+        self.mamba_layer_ids, self.num_mamba_layers = list(mamba_layer_ids), layers
+        self.mem_usage = 0.0  # read by SGLang's log only
+        self.conv_shard_groups = getattr(cache_params.shape, "conv_shard_groups", None)
+        self.conv_slice_axis = getattr(cache_params.shape, "conv_slice_axis", 0)
+        self.debug_memory_pool = False
+        self.enable_custom_mem_pool, self.custom_mem_pool = False, None
+        # Several tokens at once are not predicted here, so nothing is kept for taking back some of them.
+        self.enable_linear_replayssm = self.enable_linear_replayssm_spec = False
+        self.replayssm_is_kda = self.replayssm_spec_fold = False
+        self.replayssm_write_pos = self.replayssm_spec_write_pos = None
+        self.replayssm_cache_base = self.replayssm_is_flush = None
+
+    @override
+    def copy_from(self, src_indices: torch.Tensor, dst_indices: torch.Tensor) -> None:
+        """Copies one state after the other, through memory for one: for the requests of a step that continue cached
+        prefixes SGLang would take as much as all their states have, which no quota has room for."""
+        for source, target in zip(src_indices.split(1), dst_indices.split(1), strict=True):
+            super().copy_from(source, target)
+
+    @override
+    def get_kv_size_bytes(self) -> int:
+        return 0  # read by SGLang's log only
+
+
+class ElasticStateAllocator(MambaSlotAllocator):  # type: ignore[misc]
+    """SGLang's allocator of slots of states. SGLang dies where it gets none, so memory comes before it asks
+    (`provisioning`). Methods override SGLang's."""
+
+    def __init__(self, size: int, device: str, kv: ElasticKv) -> None:
+        self.kv = kv
+        super().__init__(size, device)
+
+    @property
+    def free_slots(self) -> torch.Tensor:
+        """Slots that have memory and are free; read by SGLang's debug output only."""
+        return torch.from_numpy(self.kv.envelopes.all_available())
+
+    @override
+    def available_size(self) -> int:
+        return self.kv.available
+
+    @override
+    def alloc_group_begin(self, num_reqs: int) -> None:
+        """Takes no slots ahead: each is as large as thousands of tokens."""
+        self._alloc_iter = None
+
+    @override
+    def _do_alloc(self, need_size: int) -> torch.Tensor | None:
+        taken = self.kv.envelopes.take(need_size)
+        return None if taken is None else self.kv.ids.send(taken)
+
+    @override
+    def free(self, free_index: torch.Tensor) -> None:
+        if free_index.numel() > 0:
+            self.kv.free(free_index.to(torch.int64))
+
+    @override
+    def clear(self) -> None:
+        self.kv.free_all()

@@ -1,0 +1,78 @@
+"""SGLang's allocator for models whose KV is of two kinds: every token in some layers, the latest tokens in the layers
+with a window. Imports SGLang: only the engine process may import this.
+
+A token has a slot in each kind. SGLang names the token by its slot of the first kind. A table leads from there to its
+slot in the window, which is 0 once the token has left the window.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
+from gpu_scheduler.engines.sglang.kv.pools.allocator import ElasticAllocator, GrowingAllocator
+from gpu_scheduler.engines.sglang.kv.pools.paged_allocator import ElasticPagedAllocator
+from gpu_scheduler.engines.sglang.policy.envelopes import Indices
+
+
+class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # type: ignore[misc]
+    """An allocator composed of one for each kind. Methods override SGLang's."""
+
+    def __init__(
+        self, size: int, size_in_window: int, page_size: int, *, dtype: torch.dtype, device: str, kvcache: SWAKVPool
+    ) -> None:
+        """`size` and `size_in_window`: tokens of each kind for which there are addresses."""
+        # SGLang's constructor would make allocators of its own, with lists of all slots.
+        self._size_full, self._size_swa = size, size_in_window
+        self.page_size, self.dtype, self.device = page_size, dtype, device
+        self._kvcache = kvcache
+        self.need_sort = False
+        self._swa_req_ring, self._swa_ring_cost, self._req_to_token_pool = False, 0, None
+        pools = kvcache.full_kv_pool, kvcache.swa_kv_pool
+        self.kinds: tuple[ElasticKv, ...] = tuple(pool.kv for pool in pools)
+        every, window = self.kinds
+        window.ids = every.ids  # one queue, so that numbers of both kinds arrive in the order in which they were freed
+        self.full_attn_allocator, self.swa_attn_allocator = (
+            _allocator(tokens, page_size, dtype=dtype, device=device, kvcache=pool, kv=pool.kv)
+            for tokens, pool in zip((size, size_in_window), pools, strict=True)
+        )
+        self.free_pages = self.release_pages = None
+        # The last entry is for slot -1, as SGLang calls the slot before the first one of a request.
+        self.full_to_swa_index_mapping = torch.zeros(size + page_size + 1, dtype=torch.int64, device=device)
+        self.full_to_swa_index_mapping[-1] = -1
+        self.clear()
+        kvcache.register_mapping(self.full_to_swa_index_mapping)
+        every.moved, window.moved = self._every_moved, self._window_moved
+
+    def _pages(self) -> torch.Tensor:
+        """The table as (pages of the first kind, page size)."""
+        return self.full_to_swa_index_mapping[:-1].view(-1, self.page_size)
+
+    def _every_moved(self, sources: Indices, destinations: Indices) -> None:
+        """Moves entries of the table along with pages of the first kind that were moved."""
+        ids, pages = self.kinds[0].ids, self._pages()
+        old = ids.send(sources)
+        pages[ids.send(destinations)] = pages[old]
+        pages[old] = 0
+
+    def _window_moved(self, sources: Indices, destinations: Indices) -> None:
+        """Writes the new slots of pages of the window that were moved into the table."""
+        every, window = self.kinds
+        new_numbers = torch.arange(window.envelopes.total, device=self.device)
+        new_numbers[every.ids.send(sources)] = every.ids.send(destinations)
+        pages, live = self._pages(), every.ids.send(every.envelopes.all_live())
+        slots = pages[live]
+        pages[live] = new_numbers[slots // self.page_size] * self.page_size + slots % self.page_size
+
+
+def _allocator(
+    size: int, page_size: int, *, dtype: torch.dtype, device: str, kvcache: Any, kv: ElasticKv
+) -> ElasticAllocator | ElasticPagedAllocator:
+    """The allocator of one kind."""
+    if device == "cpu" and page_size == 1:
+        return ElasticAllocator(size, dtype=dtype, device=device, kvcache=kvcache, kv=kv)
+    return ElasticPagedAllocator(size, page_size, dtype=dtype, device=device, kvcache=kvcache, kv=kv)

@@ -1,0 +1,318 @@
+"""The prefix cache of one model: SGLang's unified tree, with a core of ours. Only this module knows how a node of the
+tree keeps its slots, locks and children. Imports SGLang: only the engine process may import this.
+
+Our core keeps the time of each node's last use. SGLang's own `last_access_time` is a counter: it orders nodes, and says
+nothing of their age.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
+    register_tree_core_backend,
+    registered_tree_core_backends,
+)
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    import torch
+
+CORE = "prism"
+"""Name of the core in SGLang's registry of tree cores; `model/lifecycle.py` has SGLang choose it."""
+_FULL, _WINDOW = ComponentType.FULL, ComponentType.SWA
+
+
+class StampedCore(UnifiedTreeCore):  # type: ignore[misc]
+    """SGLang's tree core in Python. Each node has `used_at`, the monotonic seconds of its last use. Methods override
+    SGLang's."""
+
+    @override
+    def _new_node(self, *args: Any, **kwargs: Any) -> Any:
+        node = super()._new_node(*args, **kwargs)
+        node.used_at = time.monotonic()
+        return node
+
+    @override
+    def _touch_node(self, node: Any) -> None:
+        super()._touch_node(node)
+        node.used_at = time.monotonic()
+
+    @override
+    def _match_post_processor(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._match_post_processor(*args, **kwargs)
+        now, node = time.monotonic(), self.node_by_id(result.best_match_node)
+        while node is not None:
+            node.used_at = now
+            node = node.parent
+        return result
+
+    @override
+    def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
+        """Splits a node into a front and a rear part, both with its time of last use. SGLang would have the rear part
+        used now, although the request for which the node is split goes another way behind the front: prefixes that
+        share their beginning with others would leave last."""
+        used_at, order = child.used_at, child.last_access_time
+        front, action = super()._split_node(key, child, split_len)
+        front.used_at = used_at
+        child.last_access_time = order
+        return front, action
+
+
+def register() -> None:
+    """Registers the core with SGLang, once in a process."""
+    if CORE not in registered_tree_core_backends():
+        register_tree_core_backend(CORE, StampedCore)
+
+
+@dataclass(frozen=True)
+class CachedPrefix:
+    """The beginning of a sequence that is in the cache."""
+
+    slots: torch.Tensor
+    """Slots of its tokens."""
+    node: int
+    """The node at which it ends, for `PrefixTree.lock`."""
+
+
+class KindOfTree:
+    """The prefix cache as one kind of KV (`engine_kv.py`) or the states see it."""
+
+    def __init__(self, core: Any, component: ComponentType) -> None:
+        """`core`: the tree's core; `component`: SGLang's name of the kind."""
+        self._core = core
+        self._component = component
+
+    def nodes(self) -> Iterator[tuple[Any, int]]:
+        """All nodes that have KV of this kind, each with the number of tokens before it; parents before children."""
+        waiting = [(node, 0) for node in self._core.root_node.children.values()]
+        while waiting:
+            node, depth = waiting.pop()
+            if node.component_data[self._component].value is not None:
+                yield node, depth
+            behind = depth + len(node.component_data[_FULL].value)
+            waiting.extend((child, behind) for child in node.children.values())
+
+    def unlocked_nodes(self) -> Iterator[tuple[Any, int]]:
+        """The nodes whose KV of this kind no running request uses, each with the number of tokens before it; parents
+        before children."""
+        return ((node, depth) for node, depth in self.nodes() if node.component_data[self._component].lock_ref == 0)
+
+    def unlocked_ages(self, now: float) -> Iterator[tuple[float, int]]:
+        """(seconds since its last use, tokens) of each node whose KV of this kind no running request uses. `now`:
+        monotonic seconds."""
+        # It walks the whole tree while requests run, so it is written for speed.
+        component = self._component
+        waiting = list(self._core.root_node.children.values())
+        while waiting:
+            node = waiting.pop()
+            data = node.component_data[component]
+            if data.lock_ref == 0 and data.value is not None:
+                yield now - node.used_at, data.value.numel()
+            if node.children:
+                waiting.extend(node.children.values())
+
+    def slots(self, node: Any) -> torch.Tensor:
+        """Slots of a node's tokens: whole pages, the slots of each in a row."""
+        slots: torch.Tensor = node.component_data[self._component].value
+        return slots
+
+    def set_slots(self, node: Any, slots: torch.Tensor) -> None:
+        """Replaces the slots of a node by as many others, to which its KV was moved. The tensor is kept."""
+        data = node.component_data[self._component]
+        assert len(slots) == len(data.value)
+        data.value = slots
+
+    def used_at(self, node: Any) -> float:
+        """Monotonic seconds of a node's last use."""
+        used_at: float = node.used_at
+        return used_at
+
+    @property
+    def cuts_whole(self) -> bool:
+        """Whether `cut` takes out whole nodes only."""
+        return False
+
+    def cut(self, node: Any, keep: int) -> list[Any]:
+        """Takes the KV of this kind out of `node` from token `keep` on, and returns the nodes that lost theirs. `keep`:
+        tokens of the node, a multiple of the page size. No request may use that KV. Its slots are the caller's now."""
+        raise NotImplementedError
+
+
+class WindowTree(KindOfTree):
+    """The prefix cache as tokens in a window see it. A node may lose these tokens and stay: until they are computed
+    again, no request can continue from it."""
+
+    def __init__(self, cache: Any) -> None:
+        super().__init__(cache.tree_core, _WINDOW)
+        self._allocator = cache.token_to_kv_pool_allocator
+
+    @override
+    def cut(self, node: Any, keep: int) -> list[Any]:
+        core = self._core
+        if keep > 0:
+            core._split_node(node.key, node, keep)  # `node` is the rear part afterwards
+        # The slots that SGLang would free are the caller's.
+        frees: dict[ComponentType, list[torch.Tensor]] = defaultdict(list)
+        core._evict_component_and_detach_lru(node, core.components_by_type[_WINDOW], frees, defaultdict(list), [])
+        core._update_evictable_leaf_sets(node)
+        for slots in frees[_WINDOW]:
+            self._allocator.clear_full_to_swa_mapping(slots)
+        return [node]
+
+
+class PrefixTree(KindOfTree):
+    """The prefix cache of one model. Call it between two steps only. Nodes are SGLang's, and are passed around as they
+    are."""
+
+    def __init__(self, cache: Any) -> None:
+        """`cache`: SGLang's UnifiedRadixCache. Raises TypeError if its core is not a `StampedCore`."""
+        if not isinstance(cache.tree_core, StampedCore):
+            raise TypeError(f"the prefix cache has a {type(cache.tree_core).__name__} for a core")
+        super().__init__(cache.tree_core, _FULL)
+        self._cache = cache
+        self._kinds: list[KindOfTree] = [self, *([WindowTree(cache)] if cache.supports_swa() else [])]
+        self.states = KindOfTree(cache.tree_core, ComponentType.MAMBA) if cache.supports_mamba() else None
+        """The cache as states see it; None: the model has none."""
+
+    def of(self, kind: int) -> KindOfTree:
+        """The cache as the kind of KV with this number sees it; for the first kind that is the cache itself."""
+        return self._kinds[kind]
+
+    # --- nodes
+
+    @override
+    def cut(self, node: Any, keep: int) -> list[Any]:
+        """Takes `node` from token `keep` on, and all nodes below it, out of the tree, and returns them. What is kept
+        stays as another node. `keep`: tokens of the node, a multiple of the page size. No request may use any of what
+        is taken. Slots of the first kind are the caller's now, and those of other kinds are free."""
+        if self.cuts_whole:
+            assert keep == 0
+            return self._cut_whole(node)
+        if keep > 0:
+            self._core._split_node(node.key, node, keep)  # `node` is the rear part afterwards
+        gone, waiting = [], [node]
+        while waiting:
+            gone.append(below := waiting.pop())
+            waiting.extend(below.children.values())
+        for leaf in reversed(gone):
+            result = self._core.evict_device_leaf(leaf.id, is_write_back=False)
+            del result.device_frees[_FULL]
+            self._cache._drain_device_frees(result.device_frees)  # slots of other kinds
+            assert not result.host_frees and not result.cache_actions
+        return gone
+
+    @property
+    @override
+    def cuts_whole(self) -> bool:
+        """True where prefixes have states: a node's state is that at its end, so no request could go on from a part of
+        it."""
+        return bool(self._cache.supports_mamba())
+
+    def _cut_whole(self, node: Any) -> list[Any]:
+        """Takes a node with a state, and all nodes below it, out of the tree. SGLang takes out nodes above as well if
+        they are left with neither state nor children. Returns all nodes that are gone."""
+        core = self._core
+        path, above = [], node.parent
+        while above is not core.root_node:
+            path.append(above)
+            above = above.parent
+        below, waiting = [], [node]
+        while waiting:
+            below.append(each := waiting.pop())
+            waiting.extend(each.children.values())
+        for leaf in reversed(below):
+            if leaf.id in core._node_arena:
+                result = core.evict_device_leaf(leaf.id, is_write_back=False)
+                del result.device_frees[_FULL]
+                self._cache._drain_device_frees(result.device_frees)  # slots of states
+                assert not result.host_frees and not result.cache_actions
+        return [each for each in (*below, *path) if each.id not in core._node_arena]
+
+    # --- sizes
+
+    def evictable_size(self) -> int:
+        """Tokens that no running request uses."""
+        size: int = self._cache.evictable_size()
+        return size
+
+    def full_evictable_size(self) -> int:
+        """Tokens that no running request uses, where there are several kinds of KV."""
+        size: int = self._cache.full_evictable_size()
+        return size
+
+    def swa_evictable_size(self) -> int:
+        """Tokens with a place in the KV of windows that no running request uses."""
+        size: int = self._cache.swa_evictable_size()
+        return size
+
+    def mamba_evictable_size(self) -> int:
+        """States that no running request uses."""
+        size: int = self._cache.mamba_evictable_size()
+        return size
+
+    def evict_states(self, states: int) -> int:
+        """Evicts states, those used longest ago first, and the tokens from which no request can go on without them;
+        returns how many tokens were evicted."""
+        result = self._cache.evict(EvictParams(num_tokens=0, mamba_num=states))
+        return int(result.num_tokens_evicted)
+
+    def evict(self, tokens: int, in_window: int = 0) -> int:
+        """Evicts `tokens` of the first kind, and `in_window` tokens of windows, from the leaf that was used longest ago
+        on; returns how many of both kinds were evicted."""
+        result = self._cache.evict(EvictParams(num_tokens=tokens, swa_num_tokens=in_window))
+        return int(result.num_tokens_evicted + result.swa_num_tokens_evicted)
+
+    # --- prefixes
+
+    def key(self, tokens: Sequence[int], adapter: str = "") -> RadixKey:
+        """Key of the whole pages of a sequence. Prefixes of different adapters are kept apart."""
+        return RadixKey(array("q", tokens), adapter or None).page_aligned(self._cache.page_size)
+
+    def match(self, key: RadixKey) -> CachedPrefix:
+        """The longest prefix of `key` that is in the cache. It counts as used now."""
+        node = self._cache.match_prefix(MatchPrefixParams(key=key)).last_device_node
+        return CachedPrefix(self._cache.path_device_indices(node), node)
+
+    def lock(self, node: int) -> Any:
+        """Keeps the prefix that ends at `node` in the cache, and where it is; returns what `unlock` takes."""
+        return self._cache.lock(node)
+
+    def unlock(self, lock: Any) -> None:
+        """Ends a lock."""
+        self._cache.unlock(lock)
+
+    def insert(self, key: RadixKey, slots: torch.Tensor, known: int) -> None:
+        """Puts a prefix into the cache. Its first `known` tokens were there before. If later ones are there by now as
+        well, their slots in `slots` are freed."""
+        self._cache.insert(InsertParams(key=key, value=slots, prev_prefix_len=known))
+
+    def keep(self, request: Any, tokens: int) -> None:
+        """Puts the first `tokens` of a running request into the cache, in whole pages, and locks them there. Their KV
+        must have been computed."""
+        self._cache.checkpoint(request, up_to=tokens)
+
+    def check(self) -> None:
+        """Raises AssertionError where SGLang's own accounts of the tree do not agree."""
+        self._core.sanity_check([], [])
+
+
+def unlink(root: Any) -> None:
+    """Unlinks all nodes below `root` from each other, so that their memory is free at once. `root` was the tree's root
+    before the cache was flushed. Parents and children refer to each other: SGLang leaves them, with the tensors of
+    their slots on the device, to the garbage collector, which runs rarely (`collector`)."""
+    waiting = [root]
+    while waiting:
+        if (node := waiting.pop()) is not None:
+            waiting += node.children.values()
+            node.children.clear()
+            node.parent = None

@@ -1,0 +1,116 @@
+"""Requests with states of linear attention or of Mamba layers, beside what every class does (`test_classes.py`): cached
+states are gone on from, requests wait for memory of their state, and KV that has states beside it stays where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.engines.sglang.base.options import ON_A_GPU
+from loader.checkpoints.checkpoint import read
+from loader.policy.floor import floor_bytes
+from protos import engine_pb2
+from testing import small_checkpoints as classes
+from testing.engines.harness import KV_EXTENT, EngineEnd, Node, load, node
+from tests.gpu_scheduler.engines.sglang import checkpoints
+from tests.gpu_scheduler.engines.sglang.classes.test_classes import CONTEXT, NEW_TOKENS, PROMPTS, says
+from tests.gpu_scheduler.engines.sglang.shared import Engines
+
+pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
+of_both_kinds = pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "NemotronHForCausalLM"])
+
+
+async def served(at: Node, end: EngineEnd, folder: Path, limit_bytes: int) -> None:
+    """Loads the model with this limit."""
+    found = read(folder, 4)
+    await at.book("m", floor_bytes=floor_bytes(CONTEXT, 0, found.kv, KV_EXTENT))
+    await at.limit("m", limit_bytes)
+    kv = found.kv.in_extents(KV_EXTENT)
+    await end.hold(load(at, "m", folder, context_tokens=CONTEXT, kv=kv, chunked_prefill_size=64))
+
+
+@of_both_kinds
+async def test_conversation_goes_on_from_the_state_of_its_last_turn(
+    tmp_path: Path, engines: Engines, architecture: str
+) -> None:
+    folder = classes.write(architecture, tmp_path / "model")
+    (first,) = checkpoints.reference(folder, [PROMPTS[0]], NEW_TOKENS)
+    longer = [*PROMPTS[0], *first, *PROMPTS[1][:20]]
+    expected = checkpoints.reference(folder, [longer, longer], NEW_TOKENS)
+    async with node(tmp_path) as at, engines.one() as end:
+        await served(at, end, folder, 64 * KV_EXTENT)
+        end.ask("1", PROMPTS[0], NEW_TOKENS, ignore_eos=True)
+        assert (await end.answer("1")).tokens == first
+        for number in (2, 3):
+            end.ask(f"{number}", longer, NEW_TOKENS, ignore_eos=True)
+        second, third = [await end.answer(f"{number}") for number in (2, 3)]
+        assert [second.tokens, third.tokens] == expected, "each has its own copy of the state"
+        # The last token of an answer is not computed.
+        assert second.cached_tokens == third.cached_tokens == len(PROMPTS[0]) + NEW_TOKENS - 1
+
+
+@of_both_kinds
+async def test_requests_without_memory_for_a_state_wait_for_that_of_others(
+    tmp_path: Path, engines: Engines, architecture: str
+) -> None:
+    folder = classes.write(architecture, tmp_path / "model")
+    expected = checkpoints.reference(folder, PROMPTS, NEW_TOKENS)
+    floor = floor_bytes(CONTEXT, 0, read(folder, 4).kv, KV_EXTENT)
+    async with node(tmp_path) as at, engines.one() as end:
+        await served(at, end, folder, floor)
+        for _ in range(3):
+            assert await says(end) == expected
+        # Beside the padding's there is room for a state and the tokens of a longest request: never for all requests.
+        assert 0 < end.most_taken_bytes <= floor < 2 * KV_EXTENT * len(PROMPTS)
+
+
+@of_both_kinds
+async def test_models_with_states_are_served_with_the_options_that_engines_have_on_gpus(
+    tmp_path: Path, engines: Engines, architecture: str
+) -> None:
+    """Pages of one token and steps one after the other, whatever the options say; and the probe's requests together."""
+    folder = classes.write(architecture, tmp_path / "model")
+    expected = checkpoints.reference(folder, PROMPTS, NEW_TOKENS)
+    found = read(folder, 4)
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("m", floor_bytes=floor_bytes(CONTEXT, 0, found.kv, KV_EXTENT))
+        await at.limit("m", 64 * KV_EXTENT)
+        kv = found.kv.in_extents(KV_EXTENT)
+        await end.hold(load(at, "m", folder, context_tokens=CONTEXT, kv=kv, **{**ON_A_GPU, "read_threads": 0}))
+        assert await says(end) == expected
+
+
+@of_both_kinds
+async def test_idle_model_that_hibernates_keeps_neither_tokens_nor_states(
+    tmp_path: Path, engines: Engines, architecture: str
+) -> None:
+    folder = classes.write(architecture, tmp_path / "model")
+    async with node(tmp_path) as at, engines.one() as end:
+        await served(at, end, folder, 64 * KV_EXTENT)
+        await says(end)
+        await end.until(lambda: not end.stats.running and end.stats.kv_cached_bytes > 0)
+        states = 2 * KV_EXTENT
+        assert end.stats.kv_cached_bytes >= len(PROMPTS) * states, "states count as cached"
+        await end.do(hibernate=engine_pb2.Hibernate())
+        assert await at.leased_bytes() == 0
+
+
+@of_both_kinds
+async def test_kv_with_states_beside_it_is_neither_given_nor_taken(
+    tmp_path: Path, engines: Engines, architecture: str
+) -> None:
+    folder = classes.write(architecture, tmp_path / "model")
+    expected = checkpoints.reference(folder, PROMPTS[:1], NEW_TOKENS)
+    async with node(tmp_path) as at, engines.one() as end:
+        await served(at, end, folder, 64 * KV_EXTENT)
+        end.ask("1", PROMPTS[0], NEW_TOKENS, ignore_eos=True)
+        end.send(export_kv=engine_pb2.ExportKv(live=True))
+        places = (await end.hear("kv_places")).kv_places
+        assert not places.sequences
+        await end.hear("done")
+        assert [(await end.answer("1")).tokens] == expected, "it was not stopped"
+        wanted = engine_pb2.ImportKv(page_tokens=1, page_bytes=512)
+        wanted.sequences.add(token_ids=PROMPTS[1])
+        failed = await end.fail(import_kv=wanted)
+        assert "computed again" in failed.reason and not failed.model_at_fault

@@ -1,0 +1,249 @@
+"""Memory of states beside that of tokens, under one limit: what is promised to the requests of a step is there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
+from gpu_scheduler.engines.sglang.kv.engine_kv import EngineKv
+from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
+from gpu_scheduler.engines.sglang.model.stats import EngineCounters
+from gpu_scheduler.engines.sglang.step.reclaim import Reclaim
+from tests.gpu_scheduler.engines.sglang.forks import Imported
+from tests.gpu_scheduler.engines.sglang.scripted import Clock, ScriptedRange
+
+EXTENT, STATE_EXTENTS = 100, 3
+"""Bytes of an extent, which has ten tokens, and extents of a state."""
+CAP = 8
+
+
+class Stretch(ScriptedRange):
+    """One of two stretches of a range, which share its limit."""
+
+    beside: ScriptedRange
+
+    def headroom(self) -> int:
+        return max(0, self.limit - len(self.owned) - len(self.beside.owned))
+
+
+class Books:
+    """Tokens and states of a model, with requests that run and a cache that has the state of each prefix."""
+
+    def __init__(self, limit: int) -> None:
+        self.of_tokens, self.of_states = Stretch(EXTENT, limit), Stretch(EXTENT, limit)
+        self.of_tokens.beside, self.of_states.beside = self.of_states, self.of_tokens
+        clock = Clock()
+        self.tokens = ElasticKv(self.of_tokens, EXTENT // 10, 400, clock)
+        self.states = ElasticKv(self.of_states, STATE_EXTENTS * EXTENT, 30, clock)
+        self.kv = EngineKv(self.of_tokens, [self.tokens], 0, self.states)  # type: ignore[arg-type]
+        self.kv.give_states = self.give_states
+        self.kv.hold_dummy(0.0)
+        self.cached: list[tuple[Any, Any]] = []
+        """(tokens, state) of each prefix, the one used longest ago first."""
+        self.running: list[tuple[Any, Any]] = []
+        self.provisioning = KvProvisioning(self.kv, 0.0, 0.0, lambda _, tokens: self.evict(*tokens), self.empty)
+
+    # what the provisioning asks of a tree
+
+    def evictable_size(self) -> int:
+        return sum(len(tokens) for tokens, _ in self.cached)
+
+    def mamba_evictable_size(self) -> int:
+        return len(self.cached)
+
+    def evict(self, tokens: int) -> None:
+        while tokens > 0 and self.cached:
+            tokens -= self.evict_one()
+
+    def evict_one(self) -> int:
+        slots, state = self.cached.pop(0)
+        self.tokens.envelopes.give(slots)
+        self.states.envelopes.give(state)
+        return len(slots)
+
+    def give_states(self, extents: int) -> int:
+        left = self.states.give_up_spare(self.kv.promised)
+        while left < extents and self.cached:
+            self.evict_one()
+            left += self.states.give_up_spare(self.kv.promised)
+        return left
+
+    def empty(self, _kind: int, extents: int) -> None:
+        while self.tokens.leaving() < extents and self.cached:
+            self.evict_one()
+        self.tokens.give_up_empties()
+
+    # steps
+
+    def admit(self, prompts: list[int]) -> int:
+        """Admits as many requests as SGLang would, with their tokens; how many."""
+        waiting = [
+            SimpleNamespace(
+                full_untruncated_fill_ids=[0] * prompt,
+                sampling_params=SimpleNamespace(max_new_tokens=CAP),
+                output_ids=[],
+                prefix_len=0,
+            )
+            for prompt in prompts
+        ]
+        room = self.provisioning.provide_states(self, waiting, 64, CAP)
+        admitted = []
+        for prompt in prompts[:room]:
+            if sum(admitted) + prompt > self.tokens.available + self.evictable_size():
+                break
+            admitted.append(prompt)
+        self.provisioning.before_allocation(self, sum(admitted))
+        for prompt in admitted:
+            slots, state = self.tokens.envelopes.take(prompt), self.states.envelopes.take(1)
+            assert slots is not None and state is not None, "SGLang dies where there is none"
+            self.running.append((slots, state))
+        self.kv.promised = 0
+        return len(admitted)
+
+    def end(self, number: int) -> None:
+        self.cached.append(self.running.pop(number % len(self.running)))
+
+    def audit(self) -> None:
+        for kind in (self.tokens, self.states):
+            kind.envelopes.audit()
+        assert self.states.used == len(self.running) + len(self.cached)
+        held = len(self.of_tokens.owned) + len(self.of_states.owned)
+        assert held <= self.of_tokens.limit
+        assert self.kv.held_bytes == held * EXTENT
+
+
+FLOOR = 2 * STATE_EXTENTS + 6
+"""Extents for the padding's state, one request's, and its tokens: 40, what it says, the dummy, and what is lost at the
+edges of extents."""
+
+
+@given(
+    st.integers(FLOOR, 40),
+    st.lists(st.one_of(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 5)), max_size=40),
+)
+@example(12, [[33, 9]])  # slots of others would take the memory of the first one's tokens
+@example(12, [[12], 0, [30]])  # a cached state takes tokens along that could have been evicted
+def test_every_admitted_request_finds_its_state_and_an_idle_model_admits_one(limit: int, steps: list[Any]) -> None:
+    books = Books(limit)
+    for step in steps:
+        if isinstance(step, list):
+            idle = not books.running
+            admitted = books.admit(step)
+            assert admitted or not idle, "with nothing that runs there is room for one"
+        elif books.running:
+            books.end(step)
+        books.audit()
+    while books.running:
+        books.end(0)
+    while books.cached:
+        books.evict_one()
+    books.kv.give_up_everything()
+    assert not books.of_tokens.owned and not books.of_states.owned
+
+
+def test_cached_states_leave_before_memory_of_tokens_is_evicted_for_a_state() -> None:
+    books = Books(2 * STATE_EXTENTS + STATE_EXTENTS + 6)
+    for _ in range(2):
+        assert books.admit([20]) == 1
+        books.end(0)
+    assert len(books.cached) == 2
+    books.admit([20])
+    assert len(books.cached) == 1, "the one used longest ago has left"
+
+
+def test_tokens_of_a_running_request_take_the_memory_of_cached_states() -> None:
+    books = Books(3 * STATE_EXTENTS + 4)
+    assert books.admit([10]) == 1
+    books.end(0)
+    assert books.admit([10]) == 1 and len(books.cached) == 1
+    books.provisioning.before_allocation(books, 50)
+    assert books.tokens.available >= 50 and not books.cached
+
+
+def test_free_slots_that_a_step_is_to_have_are_not_given_up_for_tokens() -> None:
+    books = Books(2 * STATE_EXTENTS + 3)
+    waiting = SimpleNamespace(
+        full_untruncated_fill_ids=[0], sampling_params=SimpleNamespace(max_new_tokens=1), output_ids=[], prefix_len=0
+    )
+    assert books.provisioning.provide_states(books, [waiting], 64, CAP) == 1
+    books.provisioning.before_allocation(books, 100)
+    assert books.states.available == 1 and books.tokens.available < 100
+    books.kv.promised = 0
+    books.provisioning.before_allocation(books, 50)
+    assert books.states.available == 0 and books.tokens.available >= 50
+
+
+def test_request_for_whose_state_there_is_no_memory_is_refused_for_now() -> None:
+    books = Books(2 * STATE_EXTENTS + 4)
+    assert books.admit([20]) == 1
+    assert books.admit([1]) == 0 and books.provisioning.refused
+    books.end(0)
+    assert books.admit([1]) == 1
+
+
+def test_reclaim_beside_an_empty_slot_of_a_state_gives_back_as_many_extents_as_were_asked_for() -> None:
+    books = Books(6 * STATE_EXTENTS)
+    for _ in range(2):
+        assert books.admit([1]) == 1
+    books.end(0)  # cached
+    slots, state = books.running.pop()  # aborted: its slot is empty, and held
+    books.tokens.envelopes.give(slots)
+    books.states.envelopes.give(state)
+    before, wanted = books.kv.held_bytes, 2 * STATE_EXTENTS * EXTENT
+    tree = SimpleNamespace(of=lambda _: SimpleNamespace(unlocked_nodes=lambda: iter(())))
+    memory = SimpleNamespace(kv=SimpleNamespace(extent_bytes=EXTENT))
+    model: Any = SimpleNamespace(kv=books.kv, memory=memory, tree=tree, counters=EngineCounters(), ranks=None)
+    assert Reclaim(model, lambda: None)._give_up(wanted) >= wanted
+    assert before - books.kv.held_bytes >= wanted and not books.cached
+
+
+COPIES = """
+import torch
+from sglang.srt.mem_cache.layout.token_major import build_mamba_entry_views
+from sglang.srt.mem_cache.memory_pool import MambaPool
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpu_scheduler.engines.sglang.kv.pools.states import ElasticStatePool
+
+LAYERS, SLOTS, ENTRY, CONV, TEMPORAL = 3, 9, 4096, (4, 3), (2, 4, 8)
+
+class Largest(TorchDispatchMode):
+    made = 0
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not function.is_view and result._base is None:
+            self.made = max(self.made, result.numel() * result.itemsize)
+        return result
+
+def pool_of(kind, raw):
+    conv, temporal = build_mamba_entry_views(
+        raw, layer_num=LAYERS, conv_state_shapes=[CONV], conv_dtype=torch.bfloat16, temporal_state_shape=TEMPORAL,
+        temporal_dtype=torch.float32, max_slots=SLOTS, entry_bytes=ENTRY)
+    pool = object.__new__(kind)
+    pool.mamba_cache = kind.State(conv=conv, temporal=temporal)
+    pool.replayssm_write_pos, pool.debug_memory_pool = None, False
+    return pool
+
+raw = torch.randint(0, 100, (SLOTS * ENTRY,), dtype=torch.uint8)
+sources, targets = torch.tensor([3, 1, 3, 7]), torch.tensor([2, 8, 5, 4])
+copied, largest = [], []
+for kind in (MambaPool, ElasticStatePool):
+    mine = raw.clone()
+    with Largest() as seen:
+        pool_of(kind, mine).copy_from(sources, targets)
+    copied.append(mine)
+    largest.append(seen.made)
+assert torch.equal(*copied) and not torch.equal(copied[0], raw)
+state = LAYERS * 2 * 4 * 8 * 4
+assert largest == [len(sources) * state, state], largest
+"""
+
+
+@pytest.mark.sglang
+def test_states_of_several_requests_are_copied_through_memory_for_one(imported: Imported) -> None:
+    imported.run(COPIES)
