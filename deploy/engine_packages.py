@@ -35,7 +35,7 @@ KINDS = {
     "cpu": EnginePackages(
         "torch==2.13.0+cpu", "https://download.pytorch.org/whl/cpu", "about 300 MB to fetch, 1.4 GB on disk"
     ),
-    "cuda": EnginePackages("torch==2.11.0", "", "about 3.5 GB to fetch, 8 GB on disk, with CUDA 13's libraries"),
+    "cuda": EnginePackages("torch==2.14.1", "", "about 3.9 GB to fetch, 9 GB on disk, with CUDA 13's libraries"),
 }
 
 

@@ -117,6 +117,9 @@ async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, l
     def keep_ready(table: Mapping[str, Route]) -> None:
         heard.set()
         links.keep([place.address for place in route.places] for route in table.values())
+        relay.prefixes.keep(
+            (place.address, name, place.active) for name, route in table.items() for place in route.places
+        )
         tokenizers.prefetch((route.model.path, route.model.generation) for route in table.values() if route.places)
 
     routes.on_change(keep_ready)

@@ -34,6 +34,8 @@ from gateway.openai.scoring import RerankEndpoint, ScoreEndpoint
 from gateway.request import Prompt
 from gateway.routing.routes import Route as ModelRoute
 from gateway.serving import Serving
+from kv_kinds import messages as kv_messages
+from kv_kinds import wording as kv_wording
 from placement.client import PlacementClient
 from protos import common_pb2
 from services.errors import PrismError
@@ -187,6 +189,7 @@ class Endpoints:
             "image_pinned": route.image_pinned,
             "weights_bytes": model.weights_bytes,
             "kv_bytes_per_token": model.kv_bytes_per_token,
+            "kv_kinds": kv_wording.listed(kv_messages.layout(model)),
             "measured_weights_bytes": route.measured_weights_bytes or None,
             "measured_private_bytes": route.measured_private_bytes or None,
             "task": _task(model),

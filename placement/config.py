@@ -91,7 +91,7 @@ class PlacementConfig(Config):
     the call may take."""
     relieve: bool = True
     """False: idle models leave for activations only, not for others' KV."""
-    window_s: float = Field(default=60.0, gt=0)
+    window_s: float = Field(default=60.0, gt=0, le=86_400)
     """Window over which a model's token rate is taken, or `short_window_s` if the rate was higher in that."""
     short_window_s: float = Field(default=20.0, ge=1)
     """Second, shorter window of token rates, so that a burst counts before it is over; at most `window_s`."""

@@ -74,6 +74,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         prospect = self._reconciler.prospect(model) if model else None
         if prospect is not None:
             answer.prospect.CopyFrom(prospect_view(*prospect))
+        answer.kept = self._reconciler.keeps(model)
         return answer
 
     async def AddModel(self, request: placement_pb2.AddModelRequest, context: Any) -> placement_pb2.AddModelResponse:

@@ -16,7 +16,7 @@ from sim.inputs.request import SimulatedRequest
 from sim.inputs.trace import Workload
 from sim.replay import Replay
 from sim.report import build
-from sim.system import Build, FleetError
+from sim.system import Build, FleetError, SettingError
 
 _WARM_GAP_S = 10.0
 """Seconds between the first requests of two models before the load: longer than a start takes."""
@@ -28,9 +28,13 @@ class PlannedLoad:
 
     trace: Workload
 
+    def models(self) -> list[str]:
+        """Names of the models that are asked for, sorted."""
+        return sorted({request.model for request in self.trace.requests})
+
     def again(self) -> tuple[Workload, list[SimulatedRequest]]:
         """A workload of new requests, with one for each model before the load, and the requests that count."""
-        names = sorted({request.model for request in self.trace.requests})
+        names = self.models()
         warm = [SimulatedRequest(f"warm-{name}", name, i * _WARM_GAP_S, 16, 1) for i, name in enumerate(names)]
         begin = len(names) * _WARM_GAP_S
         counted = [
@@ -71,7 +75,7 @@ class FleetPlanner:
     progress: Callable[[str], None] = lambda line: None
 
     def tried(self, singles: int) -> FleetAttempt:
-        """The attempt with so many GPUs as a group each, beside the fixed groups."""
+        """The attempt with so many GPUs as a group each, beside the fixed groups. Raises SettingError."""
         sizes = [*[1] * singles, *self.groups]
         if not sizes:
             return FleetAttempt(sizes, refused="no GPUs")
@@ -87,6 +91,8 @@ class FleetPlanner:
         )
         try:
             outcome = replay.run()
+        except SettingError:
+            raise
         except FleetError as error:
             return FleetAttempt(sizes, refused=str(error))
         return FleetAttempt(sizes, build(replace(outcome, trace=replace(self.load.trace, requests=counted))))
@@ -94,7 +100,7 @@ class FleetPlanner:
     def fewest(self, most: int, target: float) -> list[FleetAttempt]:
         """Every fleet that was tried, in order; the last one is the answer, which misses the target only if `most` GPUs
         in groups of their own miss it too. More GPUs are taken to serve no worse, which is nearly always so: the number
-        is searched by halves."""
+        is searched by halves. Raises SettingError."""
         seen = [self.tried(most)]
         if seen[0].attainment < target:
             return seen

@@ -47,3 +47,7 @@ Build = Callable[[World, Callable[[SimulatedRequest], None], dict[str, str]], Sy
 
 class FleetError(ValueError):
     """A fleet that cannot serve the models, or a setting that makes no sense."""
+
+
+class SettingError(FleetError):
+    """A setting that makes no sense, whatever the fleet."""

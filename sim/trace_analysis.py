@@ -104,16 +104,14 @@ def analyse(
 ) -> TraceActivity:
     """The figures of a trace's rows (arrival in seconds, model, prompt tokens, output tokens), in order of time.
 
-    They are of so many seconds (None: to the last request) from `start_s` on. None: from 0, or from the first request
-    of a trace that begins later than it lasts, as one does whose times are those of a clock. Raises ValueError for a
-    part without requests, or one that is not longer than ACTIVE_S."""
-    taken = list(rows)
-    if start_s is None:
-        first, last = (taken[0][0], taken[-1][0]) if taken else (0.0, 0.0)
-        start_s = first if first > last - first else 0.0
-    end = start_s + seconds if seconds is not None else inf
-    taken = [row for row in taken if start_s <= row[0] < end]
-    if not taken:
+    They are of so many seconds (None: to the last request) from `start_s` on (None: from the first request). Raises
+    ValueError for a part without requests, or one that is not longer than ACTIVE_S."""
+    taken: list[tuple[float, str, int, int]] = []
+    for row in rows:
+        start_s = row[0] if start_s is None else start_s
+        if start_s <= row[0] < start_s + (inf if seconds is None else seconds):
+            taken.append(row)
+    if start_s is None or not taken:
         raise ValueError("no request in this part of the trace")
     length = seconds if seconds is not None else taken[-1][0] - start_s
     if length <= ACTIVE_S:

@@ -19,9 +19,9 @@ import grpc
 
 from deploy import engine_packages, places
 from deploy.hub import names
-from deploy.local import bundled, kernels, sizing
+from deploy.local import bundled, descriptors, kernels, sizing
 from deploy.local import models as local_models
-from deploy.local.devices import Group, first, groups, host_bytes_for_images, host_bytes_free
+from deploy.local.devices import Group, first, gpu_bytes, groups, host_bytes_for_images, host_bytes_free
 from deploy.local.hub_models import fetched
 from deploy.local.introduction import introduction
 from deploy.local.models import check_names, described, named, read_all, write_catalogue
@@ -37,6 +37,7 @@ from loader.catalogue import catalogue
 from placement.client import PlacementClient
 from services.errors import Invalid, PrismError
 from services.runtime import tasks
+from services.runtime.process_limits import allow_descriptors
 from services.runtime.progress import aside
 from services.telemetry import log
 from services.wording import addresses
@@ -83,8 +84,10 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
         "word smollm2, for SmolLM2-135M-Instruct, which is made when it is first asked for. A model is named as its "
         "folder, or ORG/NAME, or as NAME in NAME=MODEL. Without a model three tiny ones are served",
     )
-    parser.add_argument("--models", nargs="+", dest="more", default=[], metavar="MODEL", help="the same")
-    parser.add_argument("--name", help="what clients call the model, where one is named")
+    parser.add_argument(
+        "--models", nargs="+", dest="more", default=[], metavar="MODEL", help="models, like the arguments MODEL"
+    )
+    parser.add_argument("--name", help="name by which clients ask for the model, if there is only one")
     parser.add_argument(
         "--catalogue", type=Path, metavar="FILE", help="a TOML file that lists the models and their targets"
     )
@@ -92,7 +95,7 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
         "--config",
         type=Path,
         metavar="FILE",
-        help="prism.toml, a description of all of this (examples/prism.toml); what is said here goes before it",
+        help="prism.toml, a description of all of this (examples/prism.toml); options given here take precedence",
     )
     parser.add_argument(
         "--device",
@@ -101,8 +104,8 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
         '"cuda:0,cuda:1+cuda:2": the last two together serve models with devices = 2; "cpu:0" with --device-mib',
     )
     parser.add_argument("--host", help="address that the HTTP API listens on (default 127.0.0.1: this machine alone)")
-    parser.add_argument("--port", type=int, help="its port (default 8000)")
-    parser.add_argument("--http", metavar="HOST:PORT", help="both in one")
+    parser.add_argument("--port", type=int, help="port that the HTTP API listens on (default 8000)")
+    parser.add_argument("--http", metavar="HOST:PORT", help="address and port of the HTTP API in one")
     parser.add_argument(
         "--cors-origin",
         action="append",
@@ -134,9 +137,11 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
         help="a model idle for longer may be evicted when another needs its memory (default 1)",
     )
     parser.add_argument(
-        "--traces", action="store_true", help="to OTEL_EXPORTER_OTLP_ENDPOINT, http://localhost:4318 if not set"
+        "--traces",
+        action="store_true",
+        help="send traces to OTEL_EXPORTER_OTLP_ENDPOINT (default http://localhost:4318)",
     )
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="least level of log lines")
     options = parser.parse_args(given)
     options.models += options.more
     if "" in options.models:
@@ -242,6 +247,9 @@ async def main(given: Sequence[str] | None = None, prog: str = "python -m deploy
     local = local.with_(host_capacity_bytes=host_bytes_for_images(on_gpus=local.on_gpus))
     if local.on_gpus:
         local = local.with_(engines=_GPU_ENGINES)
+        local, chosen = descriptors.fitted(local, gpu_bytes(local.devices), allow_descriptors())
+        if chosen:
+            say(chosen)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

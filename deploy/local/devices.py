@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from balloond import backends
 from services.errors import Invalid, Unavailable
 
 MIB = 1 << 20
@@ -67,11 +69,29 @@ def first() -> str:
     return "cuda:0"
 
 
+def gpu_bytes(devices: Mapping[str, int | None]) -> dict[str, int]:
+    """Bytes of the GPUs among these devices, by name: the capacity that is given, or the whole GPU. Raises Unavailable
+    if one cannot be looked at."""
+    gpus = {name: size for name, size in devices.items() if name.startswith("cuda:")}
+    with _looking_at_gpus():
+        return {name: backends.look(name).total_bytes if size is None else size for name, size in gpus.items()}
+
+
 def _gpus() -> int:
-    try:
+    with _looking_at_gpus():
         from balloond.backends import cuda_hardware
 
         count = cuda_hardware.count()
+    if count == 0:
+        raise Unavailable("no GPU can be used: CUDA shows none")
+    return count
+
+
+@contextmanager
+def _looking_at_gpus() -> Iterator[None]:
+    """Raises Unavailable in place of what looking at GPUs raises where none can be used."""
+    try:
+        yield
     except ImportError as error:
         raise Unavailable(
             f"this environment is without CUDA ({error}): prism install cuda, or in a checkout make env DEVICE=cuda, "
@@ -79,9 +99,6 @@ def _gpus() -> int:
         ) from None
     except OSError as error:
         raise Unavailable(f"no GPU can be used: {error.strerror}") from None
-    if count == 0:
-        raise Unavailable("no GPU can be used: CUDA shows none")
-    return count
 
 
 def host_bytes_for_images(*, on_gpus: bool) -> int:

@@ -44,6 +44,8 @@ class Local:
     groups: tuple[tuple[str, ...], ...] = ()
     """Groups of devices that serve models together, each model spread over all devices of its group; empty: each device
     is a group."""
+    kv_extent_bytes: int | None = None
+    """Bytes of an extent of KV on GPUs, for all services; None: what their settings or defaults say."""
     engine: str = "sglang"
     engine_options: dict[str, str] = field(default_factory=dict)
     engines: int = 4
@@ -95,8 +97,9 @@ class Local:
             metrics=lambda number, name: f"127.0.0.1:{self.metrics_port + number}" if self.metrics_port else "",
         )
         sizes = {device: {} if size is None else {"capacity_bytes": size} for device, size in self.devices.items()}
+        extents = self._extents()
         groups = [
-            {device: {**self.device_settings.get(device, {}), **sizes[device]} for device in group}
+            {device: {**extents, **self.device_settings.get(device, {}), **sizes[device]} for device in group}
             for group in self.group_names.values()
         ]
         keeper = str(self.state / "keeper.sock")
@@ -116,10 +119,11 @@ class Local:
             "limit": self.engines,
             "log_level": self.engine_log_level,
             "poison_fresh_pages": self.poison,
+            **self._extents(),
             "options": self.engine_options,
         }
         made: dict[str, dict[str, Any]] = {
-            "loader": {"host_capacity_bytes": self.host_capacity_bytes},
+            "loader": {"host_capacity_bytes": self.host_capacity_bytes, **self._extents()},
             "gpu_scheduler": {"engines": engines, "arbitration": self.arbitration, "traces": self.traces},
             "placement": {"idle_s": self.idle_s},
             "gateway": {"http": self.http, "traces": self.traces},
@@ -128,6 +132,9 @@ class Local:
             kind: merged({"log_level": self.log_level, "log_format": "json", **made.get(kind, {})}, getattr(self, kind))
             for kind in ("balloond", "loader", "gpu_scheduler", "placement", "gateway")
         }
+
+    def _extents(self) -> dict[str, int]:
+        return {} if self.kv_extent_bytes is None else {"kv_extent_bytes": self.kv_extent_bytes}
 
     def with_groups(self, groups: Sequence[Mapping[str, int | None]]) -> Local:
         """The same system on other devices: for each group, device name -> capacity in bytes."""

@@ -120,3 +120,10 @@ def _extents(given: Sequence[ConfigFile]) -> Iterator[tuple[str, Fault]]:
             if loader.kv_extent_bytes != group.kv_extent_bytes:
                 what = f"{loader.kv_extent_bytes} is not the {group.kv_extent_bytes} of the engines of {other}"
                 yield path, Fault(("kv_extent_bytes",), f"{what}: floors would not be whole extents")
+    for path, balloond in _of(given, BalloondConfig):
+        for number, device in enumerate(balloond.devices):
+            for other, group in _of(given, GpuSchedulerConfig):
+                if device.is_gpu and device.name in group.devices and device.kv_extent_bytes != group.kv_extent_bytes:
+                    what = f"{device.kv_extent_bytes} is not the {group.kv_extent_bytes} of the engines of {other}"
+                    at = ("devices", number, "kv_extent_bytes")
+                    yield path, Fault(at, f"{what}: descriptors would be counted wrongly")

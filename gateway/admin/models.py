@@ -133,16 +133,19 @@ class AdminEndpoints:
         return await self._answer(request, caller, "move", name, move(), asked.wait_s)
 
     async def replicate(self, request: Request) -> Response:
-        """Brings a model that is up up on one group more, and it stays on all of them; nothing is done if it is on the
-        group that is named."""
+        """Brings a model that is up up on one group more, and it stays on all of them; it is not brought up if it is on
+        the group that is named."""
         caller, route = self._model(request)
         asked = query(ReplicaParameters, request.query_params)
         name = route.model.name
-        if asked.to and asked.to in self._groups(name):
-            return self._state(name, caller)
 
         async def replicate() -> None:
-            group, _ = await _in_turn(partial(self._placement.replicate, name, asked.to))
+            try:
+                group, _ = await _in_turn(partial(self._placement.replicate, name, asked.to))
+            except Unmet:
+                if asked.to and asked.to in self._groups(name):
+                    return
+                raise
             await self._heard(lambda: group in self._groups(name))
 
         return await self._answer(request, caller, "replicate", name, replicate(), asked.wait_s)

@@ -40,6 +40,25 @@ class GroupOutlook:
         return self.queue_s + max(1, prompt_tokens - self.cached_tokens) / self.tokens_per_s
 
 
+@dataclass(slots=True)
+class SentWork:
+    """Seconds of prefill that were sent to a group and that its last outlook does not count. The group works them off
+    as time passes, whether or not it tells another outlook: one that is the same as before is not told again."""
+
+    seconds: float = 0.0
+    """Seconds of prefill that were left to do at the time `at`."""
+    at: float = 0.0
+    """Time at which `seconds` were left, in seconds of the caller's clock."""
+
+    def left_s(self, now: float) -> float:
+        """Seconds of prefill that are left to do at the time `now`."""
+        return max(0.0, self.seconds - max(0.0, now - self.at))
+
+    def add(self, seconds: float, now: float) -> None:
+        """Adds seconds of prefill that are sent to the group at the time `now`."""
+        self.seconds, self.at = self.left_s(now) + seconds, now
+
+
 def choose(outlooks: Sequence[GroupOutlook], prompt_tokens: int, left_s: float = inf) -> int:
     """The number of the group that gets the request. `left_s`: seconds until its first token is late; +inf: it has no
     target."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.policy.replica_choice import GroupOutlook
+from gateway.policy.replica_choice import GroupOutlook, SentWork
 from gateway.routing.transports import transport
 from protos import common_pb2, gpu_scheduler_pb2
 from services.runtime import tasks
@@ -47,7 +47,7 @@ class ToldOutlook:
     tokens_per_s: float
     """Prompt tokens that the model prefills in a second."""
     of_others: int
-    """The model's requests there that are not this gateway's, and those of its adapters."""
+    """The requests of the model and its adapters there that are not this gateway's."""
 
 
 class GroupLink:
@@ -58,13 +58,13 @@ class GroupLink:
         self._connect_s = connect_s
         self._transport = transport(address)
         self._open: dict[str, tuple[Receiver, str]] = {}
-        """Receiver and model of each request in flight, by the request's name."""
+        """Receiver and model of each request in flight, by the request's name. The model of an adapter is its base."""
         self._of_model: Counter[str] = Counter()
-        """Requests in flight by model."""
+        """Requests in flight by model, those of its adapters among them."""
         self._outlooks: dict[str, ToldOutlook] = {}
         """What the group last told of each model that is active there, while that is followed."""
-        self._sent_s = 0.0
-        """Seconds of prefill that were sent there since."""
+        self._sent = SentWork()
+        """Prefill that was sent to the group since its last outlook."""
         self._follows = False
         """Whether the group is to tell its outlook."""
         self._waiting: list[gpu_scheduler_pb2.FromGateway] = []
@@ -76,18 +76,14 @@ class GroupLink:
     def in_flight(self) -> int:
         return len(self._open)
 
-    def in_flight_of(self, model: str) -> int:
-        """Number of the model's requests in flight."""
-        return self._of_model[model]
-
-    def outlook(self, model: str, base: str, cached_tokens: int = 0) -> GroupOutlook:
-        """What a new request of the model meets at the group. `base`: the model itself, or that of which it is an
-        adapter."""
-        told = self._outlooks.get(base)
+    def outlook(self, model: str, cached_tokens: int = 0) -> GroupOutlook:
+        """Queue and speed that a new request of the model, or of one of its adapters, finds at the group."""
+        told = self._outlooks.get(model)
         mine = self._of_model[model]
         if told is None:
             return GroupOutlook(mine, cached_tokens=cached_tokens)
-        queue_s = max(0.0, told.queue_s - (time.monotonic() - told.at)) + self._sent_s
+        now = time.monotonic()
+        queue_s = max(0.0, told.queue_s - (now - told.at)) + self._sent.left_s(now)
         return GroupOutlook(mine + told.of_others, queue_s, told.tokens_per_s, cached_tokens)
 
     def follow(self, follow: bool) -> None:
@@ -105,12 +101,14 @@ class GroupLink:
 
     def sends(self, seconds: float) -> None:
         """Notes that so many seconds of prefill are sent there, which its last outlook does not count."""
-        self._sent_s += seconds
+        self._sent.add(seconds, time.monotonic())
 
-    def submit(self, submit: gpu_scheduler_pb2.Submit, receiver: Receiver) -> None:
-        """Sends a request; `receiver` gets its tokens until it has finished, was lost, or is cancelled."""
-        self._open[submit.request_id] = receiver, submit.model
-        self._of_model[submit.model] += 1
+    def submit(self, submit: gpu_scheduler_pb2.Submit, receiver: Receiver, base: str = "") -> None:
+        """Sends a request; `receiver` gets its tokens until it has finished, was lost, or is cancelled. `base`: the
+        model of whose adapter it is one; empty: it is of no adapter."""
+        model = base or submit.model
+        self._open[submit.request_id] = receiver, model
+        self._of_model[model] += 1
         self._send(gpu_scheduler_pb2.FromGateway(submit=submit))
 
     def cancel(self, request_id: str) -> None:
@@ -151,7 +149,7 @@ class GroupLink:
 
     def _take(self, message: gpu_scheduler_pb2.ToGateway) -> None:
         if message.HasField("outlook") and self._follows:
-            now, self._sent_s = time.monotonic(), 0.0
+            now, self._sent = time.monotonic(), SentWork()
             self._outlooks = {
                 each.model: ToldOutlook(
                     now, each.queue_s, each.tokens_per_s, max(0, each.requests - self._of_model[each.model])

@@ -35,6 +35,11 @@ from services.wording.plurals import counted
 _log = log.get(__name__)
 _NOT_HERE = "not here"
 """Beginning of a group's error that it does not serve the model: the gateway's routes were old, and nothing failed."""
+_FOR_CLIENTS = {
+    _NOT_HERE: "the model had left the group that the request was sent to",
+    "handed back": "the model left its GPUs before the answer was complete",
+}
+"""Texts for clients, by the errors of groups and engines that are meant for the gateway."""
 _COMPILED_IN_S = 30.0
 """Seconds after which a request may come again whose model's kernels are still being compiled."""
 
@@ -257,7 +262,8 @@ class Tokens:
         attempt.leave()
         self._attempt = None
         self._failed_address = attempt.link.address
-        self._why = why = without_folders(why)
+        why = without_folders(why)
+        self._why = _FOR_CLIENTS.get(why, why.removeprefix(f"{_NOT_HERE}: "))
         self._tries += 1
         self._strikes += strike
         if self._stranded_at is None:
@@ -266,7 +272,9 @@ class Tokens:
             self._paused_at, self._pause_reason = time.monotonic(), why
             self._emitted_before = len(self._emitted)
         if self._strikes > self._relay.patience.strikes_of(self._job):
-            self._end(Unavailable(f"given up after {counted(self._strikes, 'failure')} in a row, the last: {why}"))
+            self._end(
+                Unavailable(f"given up after {counted(self._strikes, 'failure')} in a row, the last: {self._why}")
+            )
         else:
             self._wake()
 
@@ -362,6 +370,12 @@ class Tokens:
             raise route.fault
         return self._best([place for place in route.places if place.address != self._failed_address])
 
+    @property
+    def _base(self) -> str:
+        """The model of whose adapter the request is one; empty: it is of no adapter."""
+        routes, model = self._relay.routes, self._job.model
+        return routes.get(model).model.adapter.base if routes.has(model) else ""
+
     def _best(self, places: Sequence[RoutePlace]) -> RoutePlace | None:
         """The best of the places: the one that was given the request's KV; else active before waking, connected before
         not. Among several such `replica_choice.choose` chooses."""
@@ -370,6 +384,7 @@ class Tokens:
             return places[0] if places else None
         links, job = self._relay.links, self._job
         if (given := next((place for place in places if place.active and place.address == kv_at), None)) is not None:
+            self._relay.prefixes.add(given.address, job.model, job.token_ids)
             return given
 
         def badness(place: RoutePlace) -> tuple[bool, bool]:
@@ -377,9 +392,9 @@ class Tokens:
 
         least = min(map(badness, places))
         found = [place for place in places if badness(place) == least]
-        base = self._relay.routes.get(job.model).model.adapter.base or job.model
+        model = self._base or job.model
         cached = self._relay.prefixes.longest([place.address for place in found], job.model, job.token_ids)
-        outlooks = [links.get(place.address).outlook(job.model, base, cached[place.address]) for place in found]
+        outlooks = [links.get(place.address).outlook(model, cached[place.address]) for place in found]
         tokens, timed = len(job.token_ids) + len(self._emitted), job.slo.ttft_ms and not self._emitted
         number = choose(outlooks, tokens, self._ttft_left_ms() / 1e3 if timed else inf)
         best, link = found[number], links.get(found[number].address)
@@ -451,7 +466,7 @@ class Tokens:
         self._set_timer(place.address)
         if link.connected:
             self._unreached_at = None
-        link.submit(submit, self._attempt)
+        link.submit(submit, self._attempt, self._base)
 
     def _ttft_left_ms(self) -> int:
         if not self._job.slo.ttft_ms:

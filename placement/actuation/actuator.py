@@ -194,6 +194,7 @@ class Actuator:
             )
             seconds = time.monotonic() - began
             record.done(seconds)
+            await self._reported(source, model)
             return seconds
         except PrismError as error:
             record.outcome = f"failed: {error}"
@@ -248,11 +249,20 @@ class Actuator:
         try:
             self._cluster.changed(model)
             successor = self.successor(group, self.beside(group, model))
-            return await self.bring_down(self.spec(model), group, target, record, self._drain_ms, successor)
+            reached = await self.bring_down(self.spec(model), group, target, record, self._drain_ms, successor)
+            await self._reported(group, model)
+            return reached
         finally:
             self.leaving.pop(model, None)
             self.moving.discard(model)
             self._cluster.changed(model)
+
+    async def _reported(self, group: HeardGroup, model: str) -> None:
+        """Returns once the group reports that the model takes no requests there any more, and after `silent_s` at the
+        latest: until then, routes would lead there again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._silent_s):
+                await self._cluster.until(lambda: not group.reachable or not _takes_requests(group, model))
 
     def beside(self, group: HeardGroup, model: str) -> HeardGroup | None:
         """The other group that serves the model and is to go on doing so: one of the same node if there is one, since

@@ -168,11 +168,17 @@ class Reconciler:
         return verdict.group
 
     def yields(self, verdict: PlacementPlan, outcome: str) -> list[gpu_scheduler_pb2.Yield]:
-        """The models that make way for a plan, for the group's activation call; each is recorded with `outcome`."""
-        assert verdict.group is not None
+        """The models that make way for a plan, for the group's activation call; each is recorded with `outcome`. What
+        one of them has running goes on at another group that serves it, with its KV if that is on the same node."""
+        group, found = verdict.group, []
+        assert group is not None
         for each in verdict.yields:
-            self._history.add(each.model, _action(each.target), verdict.group.name, each.reason, outcome=outcome)
-        return [gpu_scheduler_pb2.Yield(model=each.model, target=each.target) for each in verdict.yields]
+            self._history.add(each.model, _action(each.target), group.name, each.reason, outcome=outcome)
+            resident = group.residents.get(each.model)
+            busy = resident is not None and resident.running
+            successor = self._actuator.successor(group, self._actuator.beside(group, each.model)) if busy else ""
+            found.append(gpu_scheduler_pb2.Yield(model=each.model, target=each.target, successor=successor))
+        return found
 
     async def _place(self, spec: common_pb2.ModelSpec) -> PlacementPlan:
         """A plan whose group can be ordered to bring the model up. A group that is still bringing it down would refuse,
@@ -277,6 +283,7 @@ class Reconciler:
                 last = await self._actuator.bring_down(spec, place, target, record)
             finally:
                 self._evicting.discard(model)
+            self._planner.hold(model, False)
             if target == common_pb2.HIBERNATING != last.residency:
                 reached = common_pb2.COLD
             reason = reason or last.reason or why
@@ -307,15 +314,18 @@ class Reconciler:
 
     async def replicate(self, model: str, to_group: str = "") -> tuple[str, float]:
         """Brings an active model up on one group more, `to_group` or the one with the least pressure, and returns its
-        name and the seconds that it took. The model keeps its groups until an operator takes it off one. Raises
-        NotFound, Unmet, Conflict, Refused."""
+        name and the seconds that it took. The model keeps its groups until an operator takes it off one; so it does if
+        `to_group` is one of several that serve it already. Raises NotFound, Unmet, Conflict, Refused."""
         spec = self._actuator.spec(model)
         only = self._cluster.known_group(to_group) if to_group else None
         here = [group for group, there in self._cluster.residents(model) if there.residency == common_pb2.ACTIVE]
         if not here:
             raise Unmet(f"{model} is not active")
         if only is not None and only in here:
-            raise Unmet(f"{model} is on {only.name} already")
+            if len(here) == 1:
+                raise Unmet(f"{model} is on {only.name} already")
+            self._planner.hold(model, True)
+            return only.name, 0.0
         most = spec.most_replicas or self._config.most_replicas
         if len(here) >= min(most, self._config.most_replicas):
             whose = "its" if most <= self._config.most_replicas and spec.most_replicas else "placement's"
@@ -338,6 +348,10 @@ class Reconciler:
                 await self._cluster.until(lambda: _serves(group, model))
         self._planner.hold(model, True)
         return group.name, record.took_s
+
+    def keeps(self, model: str) -> bool:
+        """Whether the model leaves none of its groups as not needed, by an operator's order."""
+        return self._planner.holds(model)
 
     def _is_on_its_way(self, model: str) -> bool:
         """Whether a group is bringing the model up or down, or is about to."""
@@ -404,7 +418,9 @@ class Reconciler:
             raise Unmet(f"{model} is on {target.name} already")
         source = min(active, key=lambda group: group.residents[model].waiting + group.residents[model].running)
         record = self._history.add(model, "migrate", target.name, f"from {source.name}: an operator asked for it")
-        return await self._actuator.migrate(model, source, target, record)
+        seconds = await self._actuator.migrate(model, source, target, record)
+        self._planner.moved(model)  # or placement might take it back at once
+        return seconds
 
     # --- the loop
 
@@ -468,9 +484,9 @@ class Reconciler:
             return False
         self._replicas_after = loop.time() + self._config.period_s
         on_their_way = actuator.moving | actuator.removing | actuator.activating.keys() | self._evicting
-        surplus = [(model, group) for model, group in self._planner.surplus() if model not in on_their_way]
-        for model, group in surplus:
-            record = self._history.add(model, "hibernate", group.name, "its other groups can serve its requests")
+        surplus = [each for each in self._planner.surplus() if each[0] not in on_their_way]
+        for model, group, why in surplus:
+            record = self._history.add(model, "hibernate", group.name, why)
             _log.info("leaves a group", model=model, group=group.name, why=record.reason)
             tasks.spawn(self._quietly(actuator.let_go(model, group, record)), f"{model} leaves {group.name}")
         # One at a time, and not while a model waits for the room that it would take.

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import inf
+from typing import TypeVar
 
 from balloond.client import WARM_ENGINES
+from kv_kinds import messages
 from placement.cluster.cluster import PRESENT, Cluster, HeardGroup, Measured
 from placement.config import PlacementConfig
 from placement.planning.traffic_record import TrafficRecord
@@ -27,6 +29,7 @@ from placement.policy.traffic import TrafficCounts
 from placement.policy.window import RateWindow
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
 
+_T = TypeVar("_T")
 _NOTHING = (0, 0, 0, 0)
 
 
@@ -69,19 +72,23 @@ class GroupIndexes:
         self._demands: dict[str, float] = {}
         self._windows: dict[str, RateWindow] = {}
         self._seen: dict[str, dict[str, tuple[int, int, int, int]]] = {}
-        """Address of a group's client -> its residents' counters at the last report: requests, prompt tokens, output
-        tokens, returns."""
+        """Address of a group's client -> model -> its counters as last reported: requests, prompt tokens, output
+        tokens, returns. A group's process counts on when a model that has left comes back, so counters of such a model
+        are kept."""
         self._tpot_ms: dict[str, float] = {}
         self._traffic = traffic or TrafficRecord()
         self._expectations = Expectations(self._traffic.expected if config.remembers else None, now())
-        self._foreseen: dict[int, tuple[tuple[Group, ...], dict[str, str]]] = {}
-        """Number of devices of a group -> the groups of that size, and model -> name of the one where it belongs."""
+        self._foreseen: dict[int, tuple[tuple[tuple[Group, ...], list[str]], dict[str, str]]] = {}
+        """Number of devices of a group -> the groups of that size and the models of which anything is expected, and
+        model -> name of the group where it belongs."""
         self.outcomes = Outcomes()
         self._expectations.tell(self.outcomes)
-        self.expected = frozenset(self._expectations)
-        """Models whose first places follow from traffic of before the start."""
+        self._settled = self._traffic.settled if config.remembers else frozenset()
+        self.expected = frozenset(self._expectations) | self._settled
+        """Models whose places follow from traffic of before the start. Of those that a group had when it was found
+        only those of which the placement before this one said so: it may have known nothing when it chose."""
         self._counted: dict[str, dict[str, tuple[int, int]]] = {}
-        """Address of a group's client -> its residents' missed targets and returns at the last report."""
+        """Address of a group's client -> model -> its missed targets and returns, as last reported."""
         self.replication = Replication(config.replication)
 
     # --- groups
@@ -120,6 +127,8 @@ class GroupIndexes:
             del self._tpot_ms[name]
         if self._cluster.catalogue_known:
             self.outcomes.keep(self._cluster.catalogue)
+            self.replication.keep(self._cluster.catalogue)
+            self.expected &= self._cluster.catalogue.keys()
         self._stand([*heard, *(group for name in changed for group, _ in self._cluster.residents(name))])
 
     def listen(self) -> None:
@@ -200,13 +209,14 @@ class GroupIndexes:
 
     def _count(self, group: HeardGroup, now: float) -> None:
         """Adds a group's token counters to the windows."""
-        address = group.client.address
-        before_of, self._seen[address] = self._seen.get(address), {}
+        before_of, first = self._before(self._seen, group)
+        if first:
+            self.expected -= group.residents.keys() - self._settled
         for name, resident in group.residents.items():
             counters = (resident.arrived, resident.prefill_tokens, resident.decode_tokens, resident.returns)
             # What a group had counted before it was found is of any age.
-            before = counters if before_of is None else before_of.get(name, _NOTHING)
-            self._seen[address][name] = counters
+            before = counters if first else before_of.get(name, _NOTHING)
+            before_of[name] = counters
             total, total_before = sum(counters[1:3]), sum(before[1:3])
             if total != total_before:
                 self._window(name).counted(total, total_before, now)
@@ -218,23 +228,25 @@ class GroupIndexes:
 
     def _count_outcomes(self, group: HeardGroup, now: float) -> None:
         """Takes in what became of the requests of a group's models since its last report."""
+        before_of, first = self._before(self._counted, group)
+        for name, resident in group.residents.items():
+            counters = (resident.ttft_missed + resident.tpot_missed, resident.returns)
+            before = counters if first else before_of.get(name, (0, 0))  # as in `_count`
+            before_of[name] = counters
+            missed, returns = map(_since, counters, before)
+            self.outcomes.observe(name, now, late=resident.late > 0, missed=missed, returns=returns, group=group.name)
+
+    def _before(self, counted: dict[str, dict[str, _T]], group: HeardGroup) -> tuple[dict[str, _T], bool]:
+        """(model -> its counters as the group last reported them, whether this is the group's first report). Counters
+        of models that are not in the catalogue any more are dropped."""
         address = group.client.address
-        before_of = self._counted.get(address)
-        self._counted[address] = {
-            name: (resident.ttft_missed + resident.tpot_missed, resident.returns)
-            for name, resident in group.residents.items()
-        }
-        for name, (missed, returns) in self._counted[address].items():
-            # What a group had counted before it was found is of any age.
-            missed_before, returns_before = (missed, returns) if before_of is None else before_of.get(name, (0, 0))
-            self.outcomes.observe(
-                name,
-                now,
-                late=group.residents[name].late > 0,
-                missed=max(0, missed - missed_before),
-                returns=max(0, returns - returns_before),
-                group=group.name,
-            )
+        first = address not in counted
+        before_of = counted.setdefault(address, {})
+        if self._cluster.catalogue_known and len(before_of) > len(group.residents):
+            known = self._cluster.catalogue.keys() | group.residents.keys()
+            for name in before_of.keys() - known:
+                del before_of[name]
+        return before_of, first
 
     def _hear_replicas(self, group: HeardGroup, now: float) -> None:
         """Takes in which models are active on a group, and how late they are there."""
@@ -271,7 +283,7 @@ class GroupIndexes:
         target = self._tpot_ms.get(spec.name) or spec.default_slo.tpot_ms
         return kvpr.demand(
             self._expectations.rate(spec.name, self._window(spec.name).rate(self._now()), self._now()),
-            spec.kv_bytes_per_token,
+            messages.layout(spec).demand_bytes,
             target / 1e3 if target else None,
             self._config.default_tpot_ms / 1e3,
         )
@@ -284,15 +296,18 @@ class GroupIndexes:
         if there is None or not self._expectations.any(self._now()):
             return None
         groups = tuple(there.groups)
-        if self._foreseen.get(size, ((), {}))[0] != groups:
-            entries = [entry for name in self._expectations if (entry := self._cluster.entry(name)) is not None]
+        entries = [entry for name in self._expectations if (entry := self._cluster.entry(name)) is not None]
+        made_of = groups, [each.model.name for each in entries]
+        known = self._foreseen.get(size)
+        if known is None or known[0] != made_of:
             models = [
                 self.model(each.model).wanted(self.demand(each.model))
                 for each in entries
                 if max(1, each.model.devices) == size and each.model.name not in self._config.places
             ]
-            self._foreseen[size] = groups, foreseen(groups, there.residents, models, self._config.moves.assign)
-        return self._foreseen[size][1].get(spec.name)
+            known = made_of, foreseen(groups, there.residents, models, self._config.moves.assign)
+            self._foreseen[size] = known
+        return known[1].get(spec.name)
 
     def rates(self) -> dict[str, float]:
         """Tokens per second of every model that has had any."""

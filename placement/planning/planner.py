@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 
+from kv_kinds import messages
 from placement.cluster.cluster import Cluster, HeardGroup
 from placement.config import PlacementConfig
 from placement.planning.group_indexes import GroupIndexes
@@ -16,6 +17,7 @@ from placement.policy.kvpr import Model
 from placement.policy.lifecycle.activation_plan import ActivationPlan
 from placement.policy.lifecycle.decisions import Activate, Hibernate
 from placement.policy.lifecycle.group_index import GroupIndex
+from placement.policy.lifecycle.refusal import LongestRequest
 from placement.policy.lifecycle.reservations import Reservations
 from protos import common_pb2, placement_pb2
 from services.wording.plurals import counted
@@ -66,10 +68,14 @@ class Planner:
         """Number of devices of a group -> the last round of moves that was wanted among groups of that size."""
         self._reservations: dict[int, Reservations] = {}
         """Number of devices of a group -> reservations of groups of that size."""
+        if traffic is not None:
+            traffic.follow(self._settled_here)
 
     def observe(self) -> None:
         """Takes in what was heard of the groups, and what follows from it and from the time."""
         self._group_indexes.observe()
+        if self._cluster.catalogue_known:
+            self._cool_downs.keep(self._cluster.catalogue)
         for reservations in self._reservations.values():
             reservations.look(self._now())
 
@@ -103,7 +109,8 @@ class Planner:
         there = self._suitable(spec)
         if there is None:
             return self._unsuitable(spec)
-        answer = there.refused(self._group_indexes.model(spec), self._config.places.get(spec.name))
+        longest = LongestRequest(spec.context_tokens, messages.layout(spec).share(max(1, spec.devices)))
+        answer = there.refused(self._group_indexes.model(spec), self._config.places.get(spec.name), longest)
         return answer.reason if answer is not None else ""
 
     def _suitable(self, spec: common_pb2.ModelSpec) -> GroupIndex | None:
@@ -201,10 +208,18 @@ class Planner:
             self._config.moves,
             self._rounds.get(size, NONE),
             self._group_indexes.outcomes,
-            self._group_indexes.expected | self._cool_downs.moved_once,
+            self._settled(),
         )
         moves = [verdict for each in wanted.begin if (verdict := self._move(there, each)) is not None]
         return moves
+
+    def _settled(self) -> frozenset[str]:
+        """Models whose place was chosen by what they are asked for, or has been corrected since."""
+        return self._group_indexes.expected | self._cool_downs.moved_once
+
+    def _settled_here(self) -> list[str]:
+        """Settled models (`_settled`) that are on a group now."""
+        return [name for name in self._settled() if self._cluster.residents(name)]
 
     def _move(self, there: GroupIndex, wanted: WantedMove) -> PlacementPlan | None:
         """The plan of a move, with the models that make way at the target; None if there is no room after all, or what
@@ -273,6 +288,8 @@ class Planner:
             return PlacementPlan(spec.name, None, self._unsuitable(spec))
         residents = self._cluster.residents(spec.name)
         closed = {group.name for group, each in residents if each.residency != common_pb2.HIBERNATING}
+        if only is None and closed.issuperset(group.name for group in there.groups):
+            return PlacementPlan(spec.name, None, f"no group is left: it is on {' and '.join(sorted(closed))}")
         wanted = self._wanted(spec)
         answer = there.activate(wanted.wanted(wanted.demand / (len(closed) + 1)), only, closed=closed)
         return self._verdict(spec, answer)
@@ -281,13 +298,32 @@ class Planner:
         """Has the model leave none of its groups as not needed, or lets it again."""
         self._group_indexes.replication.hold(model, held)
 
-    def surplus(self) -> list[tuple[str, HeardGroup]]:
-        """Models that have more groups than they need, each with the group that it can do without."""
+    def holds(self, model: str) -> bool:
+        """Whether the model leaves none of its groups as not needed."""
+        return self._group_indexes.replication.holds(model)
+
+    def surplus(self) -> list[tuple[str, HeardGroup, str]]:
+        """Models that have more groups than they need or may have, each with the group that it can do without, and the
+        reason."""
         self._group_indexes.listen()
-        groups = self._cluster.groups
+        groups, entry = self._cluster.groups, self._cluster.entry
         going = {address for address, group in groups.items() if group.drained or group.state.stopping}
-        found = self._group_indexes.replication.surplus(self._now(), self._group_indexes.rate, going)
-        return [(name, groups[where]) for name, where in found if where in groups]
+
+        def most(model: str) -> int:
+            known = entry(model)
+            return self._config.replication.most if known is None else self.most_replicas(known.model)
+
+        def reason(model: str) -> str:
+            if len(replication.groups(model)) > most(model):
+                return f"its most_replicas is {most(model)}"
+            return "its other groups can serve its requests"
+
+        replication = self._group_indexes.replication
+        found = replication.surplus(self._now(), self._group_indexes.rate, going, most)
+        # A model that was found again on a group is settled by `Deduplicator`, or it would leave two groups at once.
+        doubtful = {model for _, model in self._cluster.doubtful}
+        found = [(name, where) for name, where in found if where in groups and name not in doubtful]
+        return [(name, groups[where], reason(name)) for name, where in found]
 
     def moved(self, model: str) -> None:
         """Notes that a migration has ended: the model's cool-down begins."""

@@ -1,13 +1,15 @@
-"""The file of hourly traffic by model: JSON, replaced as a whole.
+"""The file of hourly traffic by model, and of models whose places were chosen by it: JSON, replaced as a whole.
 
 It is a help and nothing else: without it, placement begins as it does on its first day. So a file that is missing,
-damaged or of another version is a line in the log and an empty history.
+damaged or of another version is a line in the log and an empty history. One that cannot be read may be whole, and is an
+error.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +21,11 @@ from services.telemetry import log
 
 _log = log.get(__name__)
 _VERSION = 1
-_Count = Annotated[int, pydantic.Field(ge=0)]
+_Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 53)]
+
+
+class _Version(pydantic.BaseModel):
+    version: int
 
 
 class _Hour(pydantic.BaseModel):
@@ -28,40 +34,48 @@ class _Hour(pydantic.BaseModel):
     """Name of a model -> its requests, prompt tokens, output tokens and returns."""
 
 
-class _Document(pydantic.BaseModel):
-    version: int
+class _Document(_Version):
     hours: dict[_Count, _Hour]
     """Number of the hour since 1970 -> what was asked for in it."""
+    settled: list[str] = []
+    """Models whose places need no correction (`TrafficRecord.settled`)."""
 
 
 def read(path: str) -> dict[int, TrafficHour]:
-    """The hours of the file; none, with a line in the log, if it cannot be used."""
+    """The hours of the file, as `read_all` reads them."""
+    return read_all(path)[0]
+
+
+def read_all(path: str) -> tuple[dict[int, TrafficHour], frozenset[str]]:
+    """The hours of the file, and the settled models; none, with a line in the log, if it cannot be used. Raises OSError
+    if it is there and cannot be read."""
     try:
-        document = _Document.model_validate_json(Path(path).read_bytes())
+        content = Path(path).read_bytes()
     except FileNotFoundError:
         _log.info("no traffic of earlier hours is known: there is no file yet", file=path)
-        return {}
-    except OSError as error:
-        _log.warning("no traffic of earlier hours is known", file=path, why=str(error))
-        return {}
+        return {}, frozenset()
+    try:
+        version = _Version.model_validate_json(content).version
+        if version != _VERSION:
+            _log.warning(
+                "no traffic of earlier hours is known: the file is of another version, and will be replaced",
+                file=path,
+                version=version,
+            )
+            return {}, frozenset()
+        document = _Document.model_validate_json(content)
     except pydantic.ValidationError:
         _log.warning("no traffic of earlier hours is known: the file is damaged, and will be replaced", file=path)
-        return {}
-    if document.version != _VERSION:
-        _log.warning(
-            "no traffic of earlier hours is known: the file is of another version, and will be replaced",
-            file=path,
-            version=document.version,
-        )
-        return {}
-    return {
+        return {}, frozenset()
+    hours = {
         number: TrafficHour(hour.observed_s, {name: TrafficCounts(*counts) for name, counts in hour.models.items()})
         for number, hour in document.hours.items()
     }
+    return hours, frozenset(document.settled)
 
 
-def encoded(hours: dict[int, TrafficHour]) -> bytes:
-    """The content of a file with these hours."""
+def encoded(hours: dict[int, TrafficHour], settled: Collection[str] = ()) -> bytes:
+    """The content of a file with these hours and settled models."""
     document = {
         "version": _VERSION,
         "hours": {
@@ -74,6 +88,7 @@ def encoded(hours: dict[int, TrafficHour]) -> bytes:
             }
             for number, hour in hours.items()
         },
+        "settled": sorted(settled),
     }
     return orjson.dumps(document)
 

@@ -27,6 +27,9 @@ LEAST_DEMAND = 1.0
 """Demand w of a model without recent requests. One token a second counts for a million of it; being above zero it makes
 the model prefer, of devices without load, the one with the most memory left."""
 
+_LEAST_SHOWN = 0.0001
+"""The least pressure that is told in digits: a group without demand has far less."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -108,8 +111,9 @@ def share(amount: int, parts: int) -> int:
 
 
 def demand(tokens_per_s: float, kv_bytes_per_token: int, tpot_target_s: float | None, default_target_s: float) -> float:
-    """Demand w of a model in bytes/s^2, never below LEAST_DEMAND; `default_target_s` counts for a model without a TPOT
-    target (best effort)."""
+    """Demand w of a model in bytes/s^2, never below LEAST_DEMAND. `kv_bytes_per_token`: those of a long request's
+    token on all devices together (`KvLayout.demand_bytes` in `kv_kinds/layout.py`); `default_target_s` counts for a
+    model without a TPOT target (best effort)."""
     return max(LEAST_DEMAND, tokens_per_s * kv_bytes_per_token / (tpot_target_s or default_target_s))
 
 
@@ -123,6 +127,15 @@ def pressure(total_demand: float, capacity: int, fixed: int, load: float = 0.0) 
     """Pressure of a device with so many bytes; +inf if nothing is left for KV."""
     left = capacity - fixed
     return total_demand / left + total_demand * load if left > 0 else inf
+
+
+def pressure_text(pressure: float) -> str:
+    """A pressure in a sentence: four digits, and no powers of ten."""
+    if pressure == inf:
+        return "infinite"
+    if 0.0 < pressure < _LEAST_SHOWN:
+        return f"below {_LEAST_SHOWN:.4f}"
+    return f"{pressure:.0f}" if pressure >= 1000.0 else f"{pressure:.4g}"
 
 
 class Books:

@@ -120,7 +120,7 @@ class Replication:
         self._grants: dict[str, _Grant] = {}
         """Model -> the last group that it was granted."""
         self._held: set[str] = set()
-        """Models that leave none of their groups as long as they have several."""
+        """Models that leave none of their groups as not needed."""
 
     def heard(self, group: str, replicas: Mapping[str, Replica], now: float) -> None:
         """Takes in the models that are active on a group; none if the group is away."""
@@ -190,24 +190,50 @@ class Replication:
         self._short_at[model] = rate / max(1, there)
 
     def hold(self, model: str, held: bool) -> None:
-        """Has the model leave none of its groups as long as it has several, or lets it again. An operator's order."""
+        """Has the model leave none of its groups as not needed, or lets it again. An operator's order, which holds
+        also while one of the groups is away."""
         (self._held.add if held else self._held.discard)(model)
 
-    def surplus(self, now: float, rate: Callable[[str], float], going: Container[str] = ()) -> list[tuple[str, str]]:
+    def holds(self, model: str) -> bool:
+        """Whether the model leaves none of its groups as not needed."""
+        return model in self._held
+
+    def keep(self, models: Container[str]) -> None:
+        """Forgets all models but these."""
+        self._held = {name for name in self._held if name in models}
+        self._forget_inactive()
+
+    def _forget_inactive(self) -> None:
+        """Forgets the rates and times of models that are active nowhere."""
+        self._short_at = {name: at for name, at in self._short_at.items() if name in self._replicas}
+        self._calm_since = {name: at for name, at in self._calm_since.items() if name in self._replicas}
+
+    def surplus(
+        self,
+        now: float,
+        rate: Callable[[str], float],
+        going: Container[str] = (),
+        most: Callable[[str], int] | None = None,
+    ) -> list[tuple[str, str]]:
         """(model, group that it can do without): one that is in `going`, of groups that are to be emptied, else the one
-        with the fewest of its requests. `rate`: tokens per second of a model on all its groups. It is to be asked every
+        with the fewest of its requests. `rate`: tokens per second of a model on all its groups. `most`: the most groups
+        that a model may have; None: as the rules say. A model that has more leaves one at once. It is to be asked every
         second or so: it takes in the rates at which models with several groups are short."""
         found = []
-        self._held &= {name for name, there in self._replicas.items() if len(there) > 1}
-        for name in [name for name, there in self._replicas.items() if len(there) > 1 and name not in self._held]:
+        for name in [name for name, there in self._replicas.items() if len(there) > 1]:
             there, rules, tokens_per_s = self._replicas[name], self._rules, rate(name)
+            leaves = min(there, key=lambda group: (group not in going, there[group].now.busy, group))
+            if len(there) > (rules.most if most is None else most(name)):
+                found.append((name, leaves))
+                continue
+            if name in self._held:
+                continue
             if name in self._short_since:
                 self._short_at[name] = max(self._short_at.get(name, 0.0), tokens_per_s / len(there))
                 continue
             calm_s, known = now - self._calm_since[name], name in self._short_at
             enough = known and tokens_per_s <= rules.calm * self._short_at[name] * (len(there) - 1)
             if calm_s >= (rules.stay_s if enough or not tokens_per_s else rules.unknown_s) and (enough or not known):
-                found.append((name, min(there, key=lambda group: (group not in going, there[group].now.busy, group))))
-        self._short_at = {name: at for name, at in self._short_at.items() if name in self._replicas}
-        self._calm_since = {name: at for name, at in self._calm_since.items() if name in self._replicas}
+                found.append((name, leaves))
+        self._forget_inactive()
         return found

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from deploy.local.models import sizes
+from kv_kinds import wording
 from loader.catalogue.catalogue import CatalogueEntry
 from loader.catalogue.models import CatalogueModel, read_model
 from loader.checkpoints.adapter_folder import is_adapter
-from loader.checkpoints.classes import CLASSES
+from loader.checkpoints.architectures.classes import CLASSES
+from loader.checkpoints.architectures.kv_of_config import kv_of_folder
 from prismctl.commands.models import absolute, listed
 from prismctl.system.system import SystemAddresses
 from prismctl.views.terminal import Json, show_json
@@ -23,14 +26,18 @@ _NAME, _BASE = "checked", "its-base"
 
 def check(
     context: typer.Context,
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Its Hugging Face folder, on this machine.")],
-    devices: Annotated[int, typer.Option(help="Of one group, that it is spread over: 1, 2 or 4.")] = 1,
-    context_tokens: Annotated[int, typer.Option(help="Shorter than the checkpoint's, to need less memory.")] = 0,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Hugging Face folder of the model, on this machine.")],
+    devices: Annotated[
+        int, typer.Option(help="Number of devices of a group that the model is spread over: 1, 2 or 4.")
+    ] = 1,
+    context_tokens: Annotated[
+        int, typer.Option(help="Tokens of the longest request, fewer than the checkpoint's to need less memory.")
+    ] = 0,
     kv_dtype: Annotated[str, typer.Option(help="fp8: KV of one byte a value, on GPUs.")] = "",
     unverified: Annotated[
-        bool, typer.Option("--unverified", help="Also a class that nobody has compared with another implementation.")
+        bool, typer.Option("--unverified", help="Accept a class that nobody has compared with another implementation.")
     ] = False,
-    on_cpu: Annotated[bool, typer.Option("--cpu", help="For engines on CPUs; left out: on GPUs.")] = False,
+    on_cpu: Annotated[bool, typer.Option("--cpu", help="Check for engines on CPUs; default: on GPUs.")] = False,
     json_: Json = False,
 ) -> None:
     """Say what a folder's model is and needs. Reads its small files and the headers of its weights, and loads nothing:
@@ -70,7 +77,8 @@ def _facts(path: str, model: CatalogueModel) -> dict[str, Any]:
             "weights_bytes": adapter.elements * model.sizes.dtype_bytes,
         }
     if checkpoint is None:
-        return {"path": path, "served": False, "why": model.error}
+        refused = {"path": path, "served": False, "why": model.error, "devices": model.listed.devices}
+        return {**refused, **_kv_of_refused(path, model)}
     known = CLASSES.get(checkpoint.architecture)
     return {
         "path": path,
@@ -82,14 +90,23 @@ def _facts(path: str, model: CatalogueModel) -> dict[str, Any]:
         "quantisation": checkpoint.quantisation,
         "compared_quantised": known is not None and checkpoint.quantisation in known.quantised,
         "devices": model.listed.devices,
+        "layers": checkpoint.layers,
         "weights_bytes": checkpoint.weights_bytes,
         "active_bytes": checkpoint.active_bytes,
         "kv_bytes_per_token": checkpoint.kv_bytes_per_token,
+        "kv": wording.described(checkpoint.kv),
+        "kv_kinds": wording.listed(checkpoint.kv),
         "context_tokens": model.context_tokens,
         "floor_bytes": model.floor_bytes,
         "quota_bytes": model.quota_bytes,
         "device_bytes": checkpoint.weights_bytes + model.floor_bytes + model.quota_bytes,
     }
+
+
+def _kv_of_refused(path: str, model: CatalogueModel) -> dict[str, Any]:
+    """The KV that a refused model would have; empty if its config.json does not say."""
+    layout = kv_of_folder(Path(path), model.sizes.dtype_bytes, model.listed.devices)
+    return {"kv": wording.described(layout), "kv_kinds": wording.listed(layout)} if layout is not None else {}
 
 
 def _groups(system: SystemAddresses, entry: CatalogueEntry, device_bytes: int) -> tuple[list[str], str]:
@@ -117,7 +134,9 @@ def _groups(system: SystemAddresses, entry: CatalogueEntry, device_bytes: int) -
 
 def _lines(found: dict[str, Any]) -> list[str]:
     if not found["served"]:
-        return [f"{found['path']}: refused: {found['why']}"]
+        each = " on each device" if found["devices"] > 1 else ""
+        kv = [f"  KV         {found['kv']}{each}, if it were served"] if "kv" in found else []
+        return [f"{found['path']}: refused: {found['why']}", *kv]
     if "rank" in found:
         return [
             f"{found['path']}: an adapter (LoRA): list it with base, the model that it is for",
@@ -145,7 +164,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"  class      {found['architecture']}: {verified}",
         f"  weights    {size(found['weights_bytes'])}{each}"
         + (active if found["active_bytes"] < found["weights_bytes"] else ""),
-        f"  KV         {size(found['kv_bytes_per_token'])} a token{each}, {size(found['floor_bytes'])} for one request"
+        f"  KV         {found['kv']}{each}, {size(found['floor_bytes'])} for one request"
         f" of {found['context_tokens']} tokens",
         f"  engine     {size(found['quota_bytes'])}{each} for itself until it is measured",
         f"  in all     {size(found['device_bytes'])}{each}",

@@ -58,8 +58,10 @@ class _File:
 
 @cli.command(app, "prismctl config validate /etc/prism/balloond.toml /etc/prism/loader.toml", "validate")
 def validate(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="TOML, of one node's services.")],
-    as_: Annotated[str, typer.Option("--as", metavar="KIND", help="What they are: " + ", ".join(_KINDS))] = "",
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Settings files (TOML) of the services of one node.")
+    ],
+    as_: Annotated[str, typer.Option("--as", metavar="KIND", help="Kind of the files: " + ", ".join(_KINDS))] = "",
     folders: Annotated[bool, typer.Option(help="Look into the folders of a catalogue's models.")] = True,
     json_: Json = False,
 ) -> None:
@@ -96,7 +98,7 @@ def validate(
 @cli.command(app, "prismctl config settings gateway", "settings")
 def settings(
     service: Annotated[str, typer.Argument(metavar="SERVICE", help=", ".join(SERVICES))] = "",
-    markdown: Annotated[bool, typer.Option("--markdown", help="All of docs/operate/settings.md.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print all of docs/operate/settings.md.")] = False,
     json_: Json = False,
 ) -> None:
     """What may be in the configuration of a service, or of all: each key with its type, its default and what it is

@@ -13,8 +13,8 @@ from prismctl.views.terminal import Json, show, show_table, told_meanwhile
 
 def drain(
     context: typer.Context,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="As `prismctl status` calls it.")],
-    undo: Annotated[bool, typer.Option("--undo", help="Let models come up there again.")] = False,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group, as `prismctl status` shows it.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let models come up on the group again.")] = False,
     json_: Json = False,
 ) -> None:
     """Empty a group and keep it empty. Active models move to where there is room, the others go cold. Until it is

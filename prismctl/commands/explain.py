@@ -28,7 +28,9 @@ _COLUMNS = (
 
 def explain(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="One; left out: the decisions about all.")] = "",
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Model whose decisions to list; default: all models.")
+    ] = "",
     last: Annotated[int, typer.Option(min=0, max=100_000, help="Number of decisions to list; 0: none.")] = 10,
     json_: Json = False,
 ) -> None:
@@ -94,6 +96,7 @@ async def _one(system: SystemAddresses, model: str, last: int) -> dict[str, Any]
         "places": places,
         "requests": requests,
         "prospect": values.prospect(answer.prospect) if answer.HasField("prospect") else None,
+        "kept": answer.kept,
         "decisions": values.decisions(answer.decisions),
         "silent": [each.silent(problem) for each, problem in zip(node, problems, strict=True) if problem],
     }

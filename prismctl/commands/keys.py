@@ -24,12 +24,19 @@ def _keys() -> None:
 
 @cli.command(app, "prismctl keys new ann --models 'org/*' --requests-per-minute 60", "new")
 def make(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is: for logs and errors.")],
-    models: Annotated[list[str] | None, typer.Option(help="Names, patterns, or aliases; several times.")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Owner of the key, named in logs and errors.")],
+    models: Annotated[
+        list[str] | None,
+        typer.Option(help="Models that the key may ask for: a name, pattern or alias; may be repeated."),
+    ] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Of prompts and answers.")] = None,
-    in_flight: Annotated[int | None, typer.Option(min=1, help="Answers at once, at each gateway.")] = None,
-    admin: Annotated[bool, typer.Option(help="Also /metrics and /ui, and to steer models.")] = False,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of prompts and answers together.")
+    ] = None,
+    in_flight: Annotated[
+        int | None, typer.Option(min=1, help="Most answers of the key at the same time, at each gateway.")
+    ] = None,
+    admin: Annotated[bool, typer.Option(help="Let the key read /metrics and /ui too, and steer models.")] = False,
     json_: Json = False,
 ) -> None:
     """Make a key and print it, once: what is printed beside it, for the gateway's keys_file, has only its hash."""

@@ -83,11 +83,13 @@ class LogTail:
 
 def logs(
     context: typer.Context,
-    services: Annotated[list[str] | None, typer.Argument(metavar="SERVICE...", help="All when left out.")] = None,
-    last: Annotated[int, typer.Option("--last", "-n", min=0, help="How many lines of what is there.")] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is logged from now on.")] = False,
-    model: Annotated[str, typer.Option(help="Only what is about this model.")] = "",
-    level: Annotated[str, typer.Option(help="The least: " + ", ".join(_LEVELS))] = "debug",
+    services: Annotated[
+        list[str] | None, typer.Argument(metavar="SERVICE...", help="Services to read; default: all.")
+    ] = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, help="Number of last lines to print first.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they are logged.")] = False,
+    model: Annotated[str, typer.Option(help="Print only lines about this model.")] = "",
+    level: Annotated[str, typer.Option(help="Least level to print: " + ", ".join(_LEVELS))] = "debug",
     json_: Json = False,
 ) -> None:
     """What the services log, merged by time. Of a local system (`make serve`): under systemd it is in the journal

@@ -9,6 +9,7 @@ import pydantic
 import typer
 
 from deploy.hub import names as hub_names
+from kv_kinds import wording as kv_wording
 from loader.catalogue.catalogue import CatalogueEntry
 from prismctl import cli
 from prismctl.system.system import SystemAddresses, run
@@ -61,7 +62,7 @@ def list_models(context: typer.Context, json_: Json = False) -> None:
             size(row["weights_bytes"]),
             size(row["floor_bytes"]),
             str(row["context_tokens"]),
-            size(row["kv_bytes_per_token"]),
+            kv_wording.short(kv_wording.of_listed(row["kv_kinds"])),
             size(row["quota_bytes"]),
             row["path"],
             ", ".join(row["aliases"]),
@@ -73,16 +74,24 @@ def list_models(context: typer.Context, json_: Json = False) -> None:
 @cli.command(app, "prismctl models add my-model /models/my-model --check", "add")
 def add_model(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As clients will call it.")],
-    path: Annotated[str, typer.Argument(metavar="FOLDER", help="Its Hugging Face folder, on the loader's node.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name by which clients will ask for the model.")],
+    path: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="Hugging Face folder of the model, on the loader's node.")
+    ],
     ttft_ms: Annotated[int, typer.Option(help="Default target of its requests' first token; 0: none.")] = 0,
     tpot_ms: Annotated[int, typer.Option(help="Default target per further token; 0: none.")] = 0,
-    pinned: Annotated[bool, typer.Option("--pinned", help="Never evicted.")] = False,
+    pinned: Annotated[bool, typer.Option("--pinned", help="Never evict the model.")] = False,
     engine: Annotated[str, typer.Option(help="sglang or echo; left out: the groups' own default.")] = "",
-    context_tokens: Annotated[int, typer.Option(help="Shorter than the checkpoint's, to need less memory.")] = 0,
-    floor_tokens: Annotated[int, typer.Option(help="KV it always has while active; left out: for one request.")] = 0,
+    context_tokens: Annotated[
+        int, typer.Option(help="Tokens of the longest request, fewer than the checkpoint's to need less memory.")
+    ] = 0,
+    floor_tokens: Annotated[
+        int, typer.Option(help="Tokens of KV that the model always has while active; default: those of one request.")
+    ] = 0,
     quota: Annotated[str, typer.Option(help="Private memory of its engine on each device, e.g. 1MiB.")] = "",
-    devices: Annotated[int, typer.Option(help="Of one group, that it is spread over: 1, 2 or 4.")] = 1,
+    devices: Annotated[
+        int, typer.Option(help="Number of devices of a group that the model is spread over: 1, 2 or 4.")
+    ] = 1,
     most_replicas: Annotated[
         int, typer.Option(help="Most groups that serve it at once; 0: as placement's setting says.")
     ] = 0,
@@ -95,9 +104,11 @@ def add_model(
     ] = "",
     kv_dtype: Annotated[str, typer.Option(help="fp8: KV of one byte a value, on GPUs.")] = "",
     unverified: Annotated[
-        bool, typer.Option("--unverified", help="Also a class that nobody has compared with another implementation.")
+        bool, typer.Option("--unverified", help="Accept a class that nobody has compared with another implementation.")
     ] = False,
-    base: Annotated[str, typer.Option(help="It is an adapter (LoRA) of this model; FOLDER is PEFT's.")] = "",
+    base: Annotated[
+        str, typer.Option(help="Model that this one is an adapter (LoRA) of; FOLDER is in PEFT's format.")
+    ] = "",
     alias: Annotated[
         list[str] | None, typer.Option(help="A further name by which clients may ask for it; may be repeated.")
     ] = None,
@@ -187,7 +198,7 @@ def listed(**given: Any) -> CatalogueEntry:
 def remove_model(
     context: typer.Context,
     name: Name,
-    force: Annotated[bool, typer.Option("--force", help="Also one that is pinned, or has requests.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Do it even if the model is pinned or has requests.")] = False,
     json_: Json = False,
 ) -> None:
     """Take a model out of the running system. One that is pinned, or has requests, is refused unless forced: then new

@@ -6,53 +6,75 @@ The simulator answers, with the services' own policy; no running service is call
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from math import inf
+from math import inf, isinf
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from prismctl.commands.plan_folders import PlanFolders
 from prismctl.system.system import failed
 from prismctl.views.tables import Column, Row, render
 from prismctl.views.terminal import show_json, width
 from services.wording.plurals import counted
-from sim.arguments import group_sizes, setting
+from sim.arguments import MOST_GPUS, group_sizes, setting
 from sim.engines.cost import GPUS, GpuModel
 from sim.inputs import catalogue as catalogues
 from sim.inputs import rates as drawn
 from sim.inputs import trace as traces
-from sim.inputs.catalogue import ModelSet
+from sim.inputs.catalogue import ModelSet, Spec
 from sim.plan import FleetAttempt, FleetPlanner, PlannedLoad
 from sim.policies import SYSTEMS
 from sim.system import Build
 
 MISSED, BAD_INPUT = 1, 2
-"""Exit codes: fewer requests are on time than required; the input has a fault."""
+"""Exit codes: fewer requests are on time than required, or the fleet cannot hold the models; the input has a fault."""
 _DRAWN_S = 600.0
 
 
 def plan(
-    catalogue: Annotated[Path, typer.Option(help="Models with shapes and targets, TOML: see sim/inputs/catalogue.py.")],
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs that are a group each; with --fewest the most.")] = 0,
-    groups: Annotated[str, typer.Option(help="Groups for models on several GPUs, e.g. 2x4 for two of four.")] = "",
-    trace: Annotated[Path | None, typer.Option(help="Requests, CSV: " + ",".join(traces.COLUMNS))] = None,
-    rates: Annotated[Path | None, typer.Option(help="Or mean rates, CSV: " + ",".join(drawn.COLUMNS))] = None,
-    from_s: Annotated[float, typer.Option(help="Where in the trace to begin.")] = 0.0,
-    seconds: Annotated[float | None, typer.Option(help="How long; left out: to the trace's end, or 600 drawn.")] = None,
-    rate: Annotated[float, typer.Option(help="Requests for each of the trace, or times the rates.")] = 1.0,
-    slo_scale: Annotated[float, typer.Option(help="Multiplies all targets.")] = 1.0,
+    catalogue: Annotated[
+        Path, typer.Option(help="Models with their folders or shapes, and targets (TOML; docs/guide/models.md).")
+    ],
+    gpus: Annotated[
+        int,
+        typer.Option(
+            min=0, max=MOST_GPUS, help="Number of GPUs, each a group of its own; with --fewest the most to try."
+        ),
+    ] = 0,
+    groups: Annotated[
+        str, typer.Option(help="Groups for models on several GPUs, such as 2x4 for two groups of four.")
+    ] = "",
+    trace: Annotated[
+        Path | None, typer.Option(help="Requests, as CSV with the columns " + ",".join(traces.COLUMNS))
+    ] = None,
+    rates: Annotated[
+        Path | None,
+        typer.Option(help="Mean rates in place of requests, as CSV with the columns " + ",".join(drawn.COLUMNS)),
+    ] = None,
+    from_s: Annotated[
+        float | None, typer.Option(help="Second of the trace to begin at; default: that of its first request.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Seconds to simulate; default: to the trace's end, or 600 for rates.")
+    ] = None,
+    rate: Annotated[float, typer.Option(help="Requests made of each one in the trace, or factor of the rates.")] = 1.0,
+    slo_scale: Annotated[float, typer.Option(help="Factor of all targets.")] = 1.0,
     target: Annotated[float, typer.Option(min=0, max=100, help="Percent of requests that are to be on time.")] = 99.0,
     fewest: Annotated[bool, typer.Option("--fewest", help="Find the fewest GPUs that will do.")] = False,
-    hardware: Annotated[str, typer.Option(help="What GPUs they are, of " + ", ".join(sorted(GPUS)))] = "h200",
-    policy: Annotated[str, typer.Option(help="Of " + ", ".join(sorted(SYSTEMS)))] = "prism",
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of it.")] = None,
-    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    hardware: Annotated[str, typer.Option(help="Kind of the GPUs: " + ", ".join(sorted(GPUS)))] = "h200",
+    policy: Annotated[str, typer.Option(help="Policy to simulate: " + ", ".join(sorted(SYSTEMS)))] = "prism",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the policy; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random draws.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Does a load fit, on how few GPUs? Simulated. Status 0: as many are on time as asked, 1: fewer, 2:
-    something is wrong with the files."""
+    """Does a load fit, on how few GPUs? Simulated. Status 0: as many are on time as asked, 1: fewer, or
+    the GPUs cannot hold the models, 2: something is wrong with the command line or a file."""
+    folders = PlanFolders()
     try:
-        known = catalogues.read(catalogue, _positive("--slo-scale", slo_scale))
+        known = catalogues.read(catalogue, _positive("--slo-scale", slo_scale), folders)
         load = PlannedLoad(_load(known, trace, rates, from_s, seconds, _positive("--rate", rate), seed))
         planner = FleetPlanner(
             load,
@@ -71,19 +93,23 @@ def plan(
     except (ValueError, ArgumentTypeError) as error:
         raise failed(str(error), BAD_INPUT) from None
     answer = found[-1]
+    models = [spec for name in load.models() if (spec := known.find(name))]
+    read = folders.read.values()
     if json_:
-        show_json({"target": target / 100, "fits": _fits(answer, target), "tried": [_told(tried) for tried in found]})
+        told = {"target": target / 100, "fits": _fits(answer, target), "tried": [_told(tried) for tried in found]}
+        show_json({**told, "folders": [each.told for each in read]})
     else:
-        _print(found, target)
+        typer.echo("".join(f"{each.line}\n" for each in read), nl=False)
+        _print(found, target, models)
     if not _fits(answer, target):
-        raise typer.Exit(BAD_INPUT if answer.refused else MISSED)
+        raise typer.Exit(MISSED)
 
 
 def _load(
     known: ModelSet,
     trace: Path | None,
     rates: Path | None,
-    from_s: float,
+    from_s: float | None,
     seconds: float | None,
     rate: float,
     seed: int,
@@ -91,9 +117,12 @@ def _load(
     if (trace is None) == (rates is None):
         raise ValueError("name a --trace or --rates")
     if trace is not None:
-        part = traces.Slice(from_s, inf if seconds is None else seconds, rate, seed)
+        begin = traces.begins(trace) if from_s is None else from_s
+        part = traces.Slice(begin, inf if seconds is None else seconds, rate, seed)
         return traces.read(trace, known, part)
     assert rates is not None
+    if from_s is not None:
+        raise ValueError("--from-s is for a --trace: rates have no times")
     length = _DRAWN_S if seconds is None else _positive("--seconds", seconds)
     return drawn.draw(drawn.read(rates, known), length, rate, seed)
 
@@ -124,7 +153,7 @@ def _told(tried: FleetAttempt) -> dict[str, Any]:
     return {"gpus": tried.gpus, "groups": list(tried.sizes), "refused": tried.refused or None, "report": tried.report}
 
 
-def _print(found: list[FleetAttempt], target: float) -> None:
+def _print(found: list[FleetAttempt], target: float, models: list[Spec]) -> None:
     answer = found[-1]
     for tried in found[:-1]:
         typer.echo(f"{counted(tried.gpus, 'GPU')}: {tried.refused or _percent(tried.attainment)}")
@@ -144,6 +173,10 @@ def _print(found: list[FleetAttempt], target: float) -> None:
     typer.echo(render(columns, rows, width()))
     if replicas := answer.report["counts"].get("replicas", 0):
         typer.echo(f"models came up on one group more {counted(replicas, 'time')}: their load exceeds a group")
+    if clipped := answer.report["counts"]["clipped"]:
+        typer.echo(f"cut to their model's context_tokens: {counted(clipped, 'request')}")
+    if free := [model.name for model in models if isinf(model.ttft_s) and isinf(model.tpot_s)]:
+        typer.echo(f"without targets, on time as soon as they are served: {', '.join(free)}")
     total, fits = answer.report["all"], _fits(answer, target)
     typer.echo(
         f"{'fits' if fits else 'does not fit'}: {_percent(answer.attainment)} of "

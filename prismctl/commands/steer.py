@@ -27,7 +27,9 @@ def wake(
     patience_s: Annotated[
         float, typer.Option("--patience", min=0.0, help="Seconds to wait until it is active.")
     ] = 600.0,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as a group is chosen.")] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return as soon as a group is chosen, before the model is active.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Bring a model up now. As for a request: where, and who makes way, is placement's choice. How far it is is shown
@@ -96,11 +98,13 @@ def move(
 def replicate(
     context: typer.Context,
     name: Name,
-    group: Annotated[str, typer.Argument(metavar="[GROUP]", help="Left out: placement chooses.")] = "",
+    group: Annotated[
+        str, typer.Argument(metavar="[GROUP]", help="Group for the model; default: placement chooses one.")
+    ] = "",
     json_: Json = False,
 ) -> None:
     """Bring a model up on one group more, beside those that serve it. It stays on all of them, however little it is
-    asked for, until it is taken off one (`sleep --group`), or placement ends."""
+    asked for, until it is taken off one (`sleep --group`), idle where others want its memory, or placement ends."""
     system: SystemAddresses = context.obj
 
     async def ask() -> tuple[str, float]:
@@ -112,13 +116,14 @@ def replicate(
                 return await meanwhile(placement, name, coming, tell)
 
     came, seconds = run(ask())
-    show({"model": name, "group": came, "seconds": seconds}, json_, f"{name} is on {came} too after {seconds:.2f} s")
+    text = f"is on {came} too after {seconds:.2f} s" if seconds else f"was on {came} already, and stays there"
+    show({"model": name, "group": came, "seconds": seconds}, json_, f"{name} {text}")
 
 
 def limit(
     context: typer.Context,
     name: Name,
-    most: Annotated[str, typer.Argument(metavar="SIZE", help="Most KV it may hold: 12MiB, 1GiB, or none.")],
+    most: Annotated[str, typer.Argument(metavar="SIZE", help="Most KV that the model may hold: 12MiB, 1GiB, or none.")],
     json_: Json = False,
 ) -> None:
     """Limit the KV memory of a model, on every group that has it, until it leaves that."""

@@ -29,7 +29,7 @@ _STYLES = (
 
 def top(
     context: typer.Context,
-    once: Annotated[bool, typer.Option("--once", help="One frame, without clearing the screen.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame, without clearing the screen.")] = False,
     every_s: Annotated[float, typer.Option("--every", min=0.1, help="Seconds from frame to frame.")] = 1.0,
     json_: Json = False,
 ) -> None:

@@ -25,9 +25,11 @@ BAD_INPUT = 2
 
 def trace(
     file: Annotated[Path, typer.Argument(help="Requests, CSV, also gzipped: " + ",".join(traces.COLUMNS))],
-    from_s: Annotated[float | None, typer.Option(min=0, help="Where in the trace to begin.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="How long; left out: to its last request.")] = None,
-    top: Annotated[int, typer.Option(min=0, help="How many models to list, the busiest first; 0: all.")] = 20,
+    from_s: Annotated[
+        float | None, typer.Option(min=0, help="Second of the trace to begin at; default: that of its first request.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Seconds to look at; default: to the last request.")] = None,
+    top: Annotated[int, typer.Option(min=0, help="Number of models to list, the busiest first; 0: all.")] = 20,
     json_: Json = False,
 ) -> None:
     """How do the models of a log share their time? Who is active at once, how often that changes, how bursty each is.
@@ -35,6 +37,8 @@ def trace(
     try:
         if seconds is not None and not 0 < seconds < inf:
             raise ValueError(f"--seconds has to be above zero, not {seconds:g}")
+        if seconds is not None and seconds > traces.LONGEST_S:
+            raise ValueError(f"--seconds has to be {traces.LONGEST_S:g} at most, not {seconds:g}")
         found = analyse((row[1:] for row in traces.rows(file)), from_s, seconds)
     except OSError as error:
         raise failed(f"{error.filename}: {error.strerror}", BAD_INPUT) from None

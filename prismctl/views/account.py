@@ -87,6 +87,8 @@ def _why(known: Mapping[str, Any]) -> Iterator[str]:
         told = [each for each in newest_of if each is not None]
     else:
         told = brought[:1]
+    if known["kept"] and len(here) > 1:
+        yield "an operator asked for it on several groups (replicate): it leaves none as not needed"
     for each in told:
         on = f" on {each['group']}" if each["group"] else ""
         yield f"why: {each['action']}{on} {each['age_s']:.0f} s ago, {each['outcome']}: {each['reason']}"

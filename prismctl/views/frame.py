@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from prismctl.views.tables import Column, Row, TableSection, render
@@ -79,7 +80,7 @@ def status(seen: Mapping[str, Any], width: int) -> str:
                 f"{model['idle_s']:.0f} s",
                 _number(model["tokens_per_s"]),
                 size(model["weights_bytes"]),
-                "" if model["demand"] is None else f"{model['demand']:.3g}",
+                "" if model["demand"] is None else f"{size(model['demand'])}/s²",
             )
             table.append(Row(cells))
     if table:
@@ -214,7 +215,8 @@ def _called(group: Mapping[str, Any]) -> str:
 
 
 def _pressure(group: Mapping[str, Any]) -> str:
-    return "" if group["pressure"] is None else f", pressure {group['pressure']:.3f}"
+    pressure = group["pressure"]
+    return "" if pressure is None else f", pressure {'infinite' if pressure == inf else f'{pressure:.3f}'}"
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kv_kinds import messages
+from kv_kinds import wording as kv_wording
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2, placement_pb2
 from services.wording import enums
 
@@ -22,6 +24,7 @@ def models(routes: placement_pb2.Routes) -> list[dict[str, Any]]:
             "places": [place.group for place in route.places],
             "weights_bytes": route.measured_weights_bytes or route.model.weights_bytes,
             "kv_bytes_per_token": route.model.kv_bytes_per_token,
+            "kv_kinds": kv_wording.listed(messages.layout(route.model)),
             "floor_bytes": route.model.floor_bytes,
             "quota_bytes": route.model.quota_bytes,
             "context_tokens": route.model.context_tokens,
@@ -54,6 +57,7 @@ def spec(model: common_pb2.ModelSpec) -> dict[str, Any]:
         "context_tokens": model.context_tokens,
         "weights_bytes": model.weights_bytes,
         "kv_bytes_per_token": model.kv_bytes_per_token,
+        "kv_kinds": kv_wording.listed(messages.layout(model)),
         "floor_bytes": model.floor_bytes,
         "quota_bytes": model.quota_bytes,
         "pinned": model.pinned,

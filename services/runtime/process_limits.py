@@ -18,7 +18,9 @@ def few_arenas() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
 
 
-def allow_descriptors() -> None:
-    """Raises this process's limit of descriptors, and that of processes that it starts, as far as the system allows."""
+def allow_descriptors() -> int:
+    """Raises this process's limit of descriptors, and that of processes that it starts, as far as the system allows.
+    Returns the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

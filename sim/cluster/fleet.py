@@ -29,7 +29,7 @@ from sim.group.arbiter import SimulatedQueue
 from sim.group.node import SimulatedGroup, SimulatedResidency
 from sim.inputs.catalogue import Spec
 from sim.inputs.request import SimulatedRequest
-from sim.system import World
+from sim.system import FleetError, World
 
 _LOOK_S = 0.03
 """Seconds after a change on a group until placement looks again; `placement/actuation/reconcile.py` waits 0.01 to
@@ -49,7 +49,7 @@ class Fleet:
         rules: Arbitration,
         finished: Callable[[SimulatedRequest], None],
     ) -> None:
-        """Raises FleetError if no group can hold a model."""
+        """Raises FleetError if no group can hold a model, or if a model's place is on none."""
         self._clock = clock = world.clock
         self._config = config
         self.specs = {spec.name: spec for spec in world.specs}
@@ -64,6 +64,8 @@ class Fleet:
             arbiters[group.name] = group, group.queue
         self._queues = {name: queue for name, (_, queue) in arbiters.items()}
         self._by_name = {group.name: group for group in self.groups}
+        if lost := next((each for each in config.places.items() if each[1] not in self._by_name), None):
+            raise FleetError(f"places: {lost[0]} is to be on {lost[1]}; there are {', '.join(self._by_name)}")
         self._group_indexes = SimulatedIndexes(world, arbiters, config)
         self._home: dict[str, list[SimulatedGroup]] = {}
         """Model -> groups to which its requests go; there is one at least."""

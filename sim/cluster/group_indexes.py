@@ -193,7 +193,7 @@ class SimulatedIndexes:
         spec = self._specs[name]
         demand = kvpr.demand(
             rate,
-            spec.shape.kv_bytes_per_token,
+            spec.shape.kv.demand_bytes,
             spec.tpot_s if spec.tpot_s < inf else None,
             self._config.default_tpot_ms / 1e3,
         )

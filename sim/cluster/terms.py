@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from placement.policy import kvpr
-from placement.policy.lifecycle.refusal import refusal
+from placement.policy.lifecycle.refusal import LongestRequest, refusal
+from services.wording.plurals import counted
 from sim.group.node import SimulatedGroup
 from sim.inputs.catalogue import Spec
 from sim.system import FleetError
@@ -40,8 +41,9 @@ def suitable(spec: Spec, groups: Sequence[SimulatedGroup]) -> list[SimulatedGrou
     found = [group for group in groups if group.devices == spec.parts]
     if not found:
         have = ", ".join(f"{group.name} has {group.devices}" for group in groups)
-        raise FleetError(f"{spec.name} is for a group of {spec.parts} devices: {have}")
-    refused = refusal(model_of(spec, found[0]), [group_of(group) for group in found])
+        raise FleetError(f"{spec.name} is for a group of {counted(spec.parts, 'device')}: {have}")
+    longest = LongestRequest(spec.context_tokens, spec.shape.kv.share(spec.parts))
+    refused = refusal(model_of(spec, found[0]), [group_of(group) for group in found], longest)
     if refused is not None:
         raise FleetError(f"no group can hold {spec.name}: {refused.reason}")
     return found

@@ -32,7 +32,8 @@ requests need together: those bytes for one, nearly all weights for many,
 
     read = weights - (weights - active) * (1 - expert_share) ** (batch - 1)
 
-as if each request chose its experts by itself. Experts are not fitted to measurements yet.
+as if each request chose its experts by itself. Experts are not fitted to measurements yet. Embeddings of every layer
+are never read as a whole.
 
 Bytes are those of one device of the model; with several devices every step exchanges too (`exchange_s`). Engines that
 share a device get equal slices of it, and together `sharing` of what one alone would get, or `decode_sharing` while
@@ -47,6 +48,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpu_scheduler.engines.sharing.prefill_graphs import LEAST_TOKENS, graph_tokens
+from kv_kinds.layout import KvKind, KvLayout, of_tokens
 
 GB = 1e9
 MIB = 1 << 20
@@ -162,7 +164,15 @@ class Shape:
     active_bytes: int = 0
     """Bytes of weights that one token goes through; 0: all of them."""
     expert_share: float = 0.0
-    """Share of a layer's experts that a token goes through; 0: the share of the bytes."""
+    """Share of a layer's experts that a token goes through; 0: the share of the bytes; 1: there are no experts, and
+    weights beyond `active_bytes` are embeddings, of which no batch reads more than rows."""
+    other_kinds: tuple[KvKind, ...] = ()
+    """Kinds of KV beside attention over all tokens, which `kv_bytes_per_token` is of."""
+
+    @property
+    def kv(self) -> KvLayout:
+        """All its kinds of KV."""
+        return KvLayout(of_tokens(self.kv_bytes_per_token).kinds + self.other_kinds)
 
 
 def largest_graph(shape: Shape, hardware: GpuModel) -> int:
@@ -229,8 +239,12 @@ class Cost:
         active = (shape.active_bytes or shape.weights_bytes) / shape.devices
         self._decode_fixed = shape.layers * hardware.step_layer_s + exchange + weights / hardware.weight_bytes_per_s
         self._idle = 1 - (shape.expert_share or active / weights) if weights else 0.0
+        if shape.expert_share == 1:
+            self._idle = 1.0
         self._idle_s = (weights - active) / hardware.weight_bytes_per_s
-        self._each = active * hardware.request_s_per_byte
+        # A step reads a request's windows, as if they were full, and reads and writes its state.
+        beside = sum(kind.window_tokens * kind.bytes_per_token + 2 * kind.bytes_per_state for kind in shape.other_kinds)
+        self._each = active * hardware.request_s_per_byte + beside / shape.devices / hardware.kv_bytes_per_s
         self._kv = kv / hardware.kv_bytes_per_s
         self._host_decode = hardware.decode_host_s + shape.layers * hardware.decode_host_layer_s
         self._host_each = hardware.decode_host_request_s

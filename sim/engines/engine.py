@@ -84,7 +84,7 @@ class SimulatedEngine:
         self._prefill_priority_s = prefill_priority_s
         self._memory = memory
         self._task = Task(self._through)
-        self._token_bytes = -(-cost.shape.kv_bytes_per_token // cost.shape.devices)
+        self._kv = cost.shape.kv.share(cost.shape.devices)
         self._waiting: deque[SimulatedRequest] = deque()
         """Requests to be prefilled, the first perhaps in part."""
         self._batch: dict[str, SimulatedRequest] = {}
@@ -99,6 +99,8 @@ class SimulatedEngine:
         """Tokens of the batch's KV."""
         self._partial = 0
         """Tokens of KV of requests that are prefilled in part."""
+        self._begun = 0
+        """Number of requests that are prefilled in part."""
         self._chunk: list[tuple[SimulatedRequest, int]] = []
         """(request, tokens) of the prefill step under way."""
         self._run = 0
@@ -175,7 +177,7 @@ class SimulatedEngine:
         for request in list(self._batch.values()):
             self._leave(request)
         self._waiting.clear()
-        self._ends, self._chunk, self._partial = [], [], 0
+        self._ends, self._chunk, self._partial, self._begun = [], [], 0, 0
         self._count_used()
         return gone
 
@@ -216,24 +218,34 @@ class SimulatedEngine:
             self._park_newest()
         self._memory.give_back(self.name, self._memory.over_limit(self.name))
 
-    def _fits(self, tokens: int) -> bool:
-        """Whether so many more tokens fit into the memory that is held."""
-        return (self._tokens + tokens) * self._token_bytes <= self._memory.held(self.name)
+    def _need(self, tokens: int = 0, requests: int = 0) -> int:
+        """Bytes of all its requests with so many tokens more, and so many requests more."""
+        return self._kv.bytes_of(self._tokens + tokens, self._requests + requests)
 
-    def _has_memory_for(self, tokens: int, wanted: int) -> bool:
-        """Whether `tokens` more fit; if they do not, requests memory for `wanted`."""
-        if self._fits(tokens):
+    def _fits(self, tokens: int, requests: int = 0) -> bool:
+        """Whether so many more tokens, and requests, fit into the memory that is held."""
+        return self._need(tokens, requests) <= self._memory.held(self.name)
+
+    def _has_memory_for(self, tokens: int, wanted: int, requests: int = 0) -> bool:
+        """Whether `tokens` more of so many requests more fit; if they do not, requests memory for `wanted`."""
+        if self._fits(tokens, requests):
             return True
-        self.used_bytes = self._tokens * self._token_bytes
-        lacking = (self._tokens + tokens) * self._token_bytes - self._memory.held(self.name)
-        return self._memory.grow(self.name, lacking, lacking + max(0, wanted - tokens) * self._token_bytes)
+        self.used_bytes = self._need()
+        held = self._memory.held(self.name)
+        lacking = self._need(tokens, requests) - held
+        return self._memory.grow(self.name, lacking, self._need(max(tokens, wanted), requests) - held)
 
     @property
     def _tokens(self) -> int:
         return self._context + self._partial
 
+    @property
+    def _requests(self) -> int:
+        """Number of requests that have KV."""
+        return len(self._batch) + self._begun
+
     def _count_used(self, more: int = 0) -> None:
-        self.used_bytes = (self._tokens + more) * self._token_bytes
+        self.used_bytes = self._need(more)
 
     # --- the loop
 
@@ -337,10 +349,12 @@ class SimulatedEngine:
                 break
             tokens = min(left, request.to_prefill - request.prefilled)
             needed = tokens + (request.prefilled + tokens == request.to_prefill)  # its first token, too
-            if not self._has_memory_for(needed, needed):
+            begins = request.prefilled == 0
+            if not self._has_memory_for(needed, needed, begins):
                 break
             self._chunk.append((request, tokens))
             self._partial += needed
+            self._begun += begins
             seconds += self.cost.prefill_part(tokens, request.prefilled)
             left -= tokens
             room -= 1
@@ -354,10 +368,10 @@ class SimulatedEngine:
         self._order.prefills()
         self._seen.disturbed()
         tokens = most - left
-        begins = self._clock.now
+        host_from = self._clock.now
         if self._task.busy:
-            begins = max(self._host_free, *(request.given_at for request, _ in self._chunk))
-        host_until = max(self._clock.now, begins + self.cost.prefill_host(tokens))
+            host_from = max(self._host_free, *(request.given_at for request, _ in self._chunk))
+        host_until = max(self._clock.now, host_from + self.cost.prefill_host(tokens))
         self._host_free = host_until + self.cost.prefill_after(tokens)
         self._processor.work(
             self._task,
@@ -379,6 +393,7 @@ class SimulatedEngine:
         """Removes the first request to be prefilled; only that one may be prefilled in part."""
         request = self._waiting.popleft()
         self._partial -= request.prefilled
+        self._begun -= request.prefilled > 0
         return request
 
     def _end_chunk(self) -> None:
@@ -392,6 +407,7 @@ class SimulatedEngine:
                 done.append(request)
                 self._waiting.popleft()
                 self._partial -= request.prefilled + 1
+                self._begun -= 1
                 self._join(request)
             else:
                 self.listener.prefilled(self, request)
@@ -445,7 +461,7 @@ class SimulatedEngine:
         steps = min(most, self._ends[0][0] - self._steps)
         if not self._fits(batch * steps):
             self._has_memory_for(batch, batch * min(steps, _RUN_STEPS))
-            free = self._memory.held(self.name) // self._token_bytes - self._tokens
+            free = self._kv.most_tokens(self._memory.held(self.name), self._requests) - self._tokens
             steps = min(steps, free // batch)
             if steps <= 0:
                 return self._starved()

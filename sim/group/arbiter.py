@@ -210,7 +210,7 @@ def _facts(resident: SimulatedResident) -> ModelFacts:
     cost = resident.cost
     return ModelFacts(
         _PRESENCE.get(resident.residency, Presence.DOWN),
-        resident.token_bytes,
+        resident.kv,
         prefill_tokens_per_s=cost.prefill_tokens_per_s,
         prefill_chunk_tokens=cost.chunk_tokens,
         decode_step_s=cost.decode_step_s,

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from gpu_scheduler.policy.queue.decisions import ROOM_FOR_ACTIVATION
+from kv_kinds.layout import KvLayout
 from loader.policy.floor import floor_bytes
 from services.errors import Refused
 from sim.clock import Clock, Timer
@@ -72,8 +73,8 @@ class SimulatedResident:
     """Seconds that its last cold start took; 0: none yet."""
     active_at: float = 0.0
     """Second at which it last became active."""
-    token_bytes: int = field(init=False)
-    """Bytes of KV for each token, on each device."""
+    kv: KvLayout = field(init=False)
+    """What a request needs of KV on each device."""
     drained: Callable[[], None] | None = None
     """While it drains: called when its engine is empty."""
     drain_timer: Timer | None = None
@@ -81,7 +82,7 @@ class SimulatedResident:
     """Tokens of the model's earlier engines here."""
 
     def __post_init__(self) -> None:
-        self.token_bytes = -(-self.spec.shape.kv_bytes_per_token // self.spec.parts)
+        self.kv = self.spec.shape.kv.share(self.spec.parts)
 
     @property
     def active(self) -> bool:
@@ -155,8 +156,8 @@ class SimulatedGroup:
 
     def floor(self, spec: Spec) -> int:
         """Bytes of a model's floor on each device, in whole extents."""
-        each = -(-spec.shape.kv_bytes_per_token // spec.parts)
-        return floor_bytes(spec.context_tokens, 0, each, self.hardware.kv_extent_bytes)
+        layout = spec.shape.kv.share(spec.parts)
+        return floor_bytes(spec.context_tokens, 0, layout, self.hardware.kv_extent_bytes)
 
     def finished(self, request: SimulatedRequest) -> None:
         """Notes that a request has finished; called by the queue."""

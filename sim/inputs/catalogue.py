@@ -2,27 +2,45 @@
 
     [[model]]
     name = "chat-*"            # a name of the trace, or a pattern: every name that it matches is a model of its own
-    shape = "8b"               # or weights_bytes and kv_bytes_per_token
-    devices = 1                # tensor parallel over so many
-    layers = 32                # left out: the shape's, or 32
-    active_bytes = 4000000000  # of a mixture of experts: bytes of weights for one token; left out: the shape's, or all
+    folder = "/models/chat"    # its checkpoint, relative to this file, or a folder with its config.json alone: weights,
+                               # experts, layers, KV and context are the folder's then (`prismctl plan` only)
+    kv_dtype = "fp8"           # with folder, like unverified = true: as in the services' catalogue
     ttft_ms = 1000             # targets; left out: best effort
     tpot_ms = 50
-    context_tokens = 16384     # longer requests are clipped to it, and the report counts them
+    devices = 1                # tensor parallel over so many
+    context_tokens = 16384     # longer requests are clipped to it, and the report counts them; left out: the folder's,
+                               # or 16384
     pinned = false
 
-The first entry that matches a name counts.
+    [[model]]
+    name = "*"
+    shape = "8b"               # instead of a folder one of the shapes below, or weights_bytes and the KV by its kinds
+    weights_bytes = 16060556368
+    active_bytes = 4000000000  # of a mixture of experts: bytes of weights for one token; left out: the shape's, or all
+    layers = 32                # left out: the shape's, or 32
+    kv_bytes_per_token = 131072      # keys and values, or latent rows, of all tokens; latent rows count for each
+                                     # device, as each has all of them
+    window_bytes_per_token = 819200  # KV of layers with windows, if that has a pool of its own; with window_tokens
+    window_tokens = 1024
+    state_bytes = 67108864     # of a request's state of linear attention, in whole extents of the engines
+
+Bytes are of all devices together. A row needs one of the kinds of KV, not each. With a folder, weights_bytes,
+active_bytes and layers replace what the folder says. The first entry that matches a name counts; one to
+which those before it leave no name is refused.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from kv_kinds.layout import BEYOND_WINDOW_TOKENS, KvKind, KvLayout, state, window
 from sim.engines.cost import Shape
 
 SHAPES = {
@@ -40,23 +58,50 @@ SHAPES = {
     "gpt-oss-20b": Shape(13_761_281_792, 49_152, layers=24, active_bytes=4_866_367_232, expert_share=4 / 32),
 }
 """Shapes in bf16: Llama 3's, and Qwen 2.5's of 14B and 32B."""
-_FIELDS = {
-    "name",
-    "shape",
-    "weights_bytes",
-    "active_bytes",
-    "kv_bytes_per_token",
-    "devices",
-    "layers",
-    "ttft_ms",
-    "tpot_ms",
-    "context_tokens",
-    "pinned",
-}
+_KV = ("kv_bytes_per_token", "window_bytes_per_token", "state_bytes")
+"""Fields of which each is a kind of KV."""
+_NUMBERS = (
+    *("weights_bytes", "active_bytes", *_KV, "window_tokens"),
+    *("devices", "layers", "ttft_ms", "tpot_ms", "context_tokens"),
+)
+_FLAGS = ("pinned", "unverified")
+_OF_FOLDERS = ("kv_dtype", "unverified")
+_FIELDS = {"name", "shape", "folder", *_NUMBERS, *_FLAGS, *_OF_FOLDERS}
+_CONTEXT_TOKENS = 16_384
+_INSTEAD = f"a shape, or weights_bytes and its KV ({', '.join(_KV)})"
 
 
 class CatalogueError(ValueError):
     """A fault in a catalogue, with its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderQuestion:
+    """A folder that a row names, with the row's settings by which it is read."""
+
+    path: Path
+    devices: int
+    weights_bytes: int
+    """Bytes of the row's own, of all devices together; 0: the folder says them."""
+    kv_dtype: str
+    unverified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FolderModel:
+    """The model in a folder. Bytes are of all devices together."""
+
+    weights_bytes: int
+    active_bytes: int
+    layers: int
+    expert_share: float
+    """Share of a layer's experts that a token goes through; 1: it has none."""
+    kv: KvLayout
+    context_tokens: int
+
+
+Folders = Callable[[FolderQuestion], FolderModel]
+"""Reads a folder. Raises ValueError with what is wrong with it, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +112,7 @@ class Spec:
     shape: Shape
     ttft_s: float = inf
     tpot_s: float = inf
-    context_tokens: int = 16_384
+    context_tokens: int = _CONTEXT_TOKENS
     pinned: bool = False
     begins_on: str = ""
     """Under Prism, name of the group on which the model comes up the first time, as in a run that is replayed; "":
@@ -93,8 +138,9 @@ class ModelSet:
         return self._found[name]
 
 
-def read(path: Path, slo_scale: float = 1.0) -> ModelSet:
-    """The catalogue of a file. `slo_scale` multiplies all targets. Raises CatalogueError, OSError."""
+def read(path: Path, slo_scale: float = 1.0, folders: Folders | None = None) -> ModelSet:
+    """The catalogue of a file. `slo_scale` multiplies all targets; `folders` reads the folders that rows name, which
+    are refused without it. Raises CatalogueError, OSError."""
     try:
         document = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -104,57 +150,129 @@ def read(path: Path, slo_scale: float = 1.0) -> ModelSet:
         raise CatalogueError(f"{path}: no [[model]] in it")
     if set(document) != {"model"}:
         raise CatalogueError(f"{path}: unknown {', '.join(sorted(set(document) - {'model'}))}")
-    return ModelSet([_spec(row, f"{path}, model {number}", slo_scale) for number, row in enumerate(rows, start=1)])
+    entries: list[Spec] = []
+    for number, row in enumerate(rows, start=1):
+        where = _checked(row, f"{path}, model {number}")
+        if earlier := next((entry.name for entry in entries if _covers(entry.name, row["name"])), None):
+            raise CatalogueError(f"{where}: no model is left to it, as {earlier!r} before it matches them all")
+        if "folder" in row:
+            shape, context_tokens = _of_folder(row, where, path.parent, folders)
+        else:
+            shape, context_tokens = _of_row(row, where), row.get("context_tokens", _CONTEXT_TOKENS)
+        ttft_s, tpot_s = (slo_scale * row[key] / 1e3 if key in row else inf for key in ("ttft_ms", "tpot_ms"))
+        entries.append(Spec(row["name"], shape, ttft_s, tpot_s, context_tokens, row.get("pinned", False)))
+    return ModelSet(entries)
 
 
-def _spec(row: dict[str, Any], where: str, slo_scale: float) -> Spec:
-    if unknown := set(row) - _FIELDS:
-        other = "; this is no catalogue of folders, as the services have it" if "path" in unknown else ""
-        keys, known = ", ".join(sorted(unknown)), ", ".join(sorted(_FIELDS))
-        raise CatalogueError(f"{where}: unknown {keys}; known are {known}{other}")
+def _covers(earlier: str, name: str) -> bool:
+    """Whether a pattern matches every name that `name`, a name or a pattern, does; False for patterns that leave it
+    open."""
+    literal = not set(name) & set("*?[")
+    return earlier == name or ((literal or not set(earlier) & set("?[")) and fnmatchcase(name, earlier))
+
+
+def _checked(row: Any, where: str) -> str:
+    """The place of a row in words, with its name. Raises CatalogueError for a field that is not known, or not what it
+    has to be."""
+    if not isinstance(row, dict):
+        raise CatalogueError(f"{where}: it is {row!r}, not a table")
     name = row.get("name")
     if not isinstance(name, str) or not name:
         raise CatalogueError(f"{where}: it has no name")
     where += f" ({name})"
-    for field in (
-        "weights_bytes",
-        "active_bytes",
-        "kv_bytes_per_token",
-        "devices",
-        "layers",
-        "ttft_ms",
-        "tpot_ms",
-        "context_tokens",
-    ):
+    if unknown := set(row) - _FIELDS:
+        other = "; the path of the services' catalogue is folder here" if "path" in unknown else ""
+        keys, known = ", ".join(sorted(unknown)), ", ".join(sorted(_FIELDS))
+        raise CatalogueError(f"{where}: unknown {keys}; known are {known}{other}")
+    for field in _NUMBERS:
         value = row.get(field, 1)
         kinds = (int, float) if field.endswith("_ms") else (int,)
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < inf:
             raise CatalogueError(f"{where}: {field} has to be a number above zero, not {value!r}")
-    if not isinstance(row.get("pinned", False), bool):
-        raise CatalogueError(f"{where}: pinned has to be true or false, not {row['pinned']!r}")
+    if row.get("context_tokens", 2) < 2:
+        raise CatalogueError(f"{where}: context_tokens has to be 2 or more, room for a prompt and an answer")
+    for field in _FLAGS:
+        if not isinstance(row.get(field, False), bool):
+            raise CatalogueError(f"{where}: {field} has to be true or false, not {row[field]!r}")
+    if row.get("kv_dtype", "fp8") != "fp8":
+        raise CatalogueError(f'{where}: kv_dtype is "fp8" or left out, not {row["kv_dtype"]!r}')
+    if "folder" not in row and (only := next((field for field in _OF_FOLDERS if field in row), None)):
+        raise CatalogueError(f"{where}: {only} is for a row with a folder")
+    return where
+
+
+def _of_folder(row: dict[str, Any], where: str, beside: Path, folders: Folders | None) -> tuple[Shape, int]:
+    """(shape, tokens of context) of the model in a row's folder. `beside`: the folder that paths are relative to."""
+    if folders is None:
+        raise CatalogueError(f"{where}: folder is read by prismctl plan only: give it {_INSTEAD}")
+    if not isinstance(row["folder"], str) or not row["folder"]:
+        raise CatalogueError(f"{where}: folder has to be the path of one, not {row['folder']!r}")
+    if said := [field for field in ("shape", *_KV, "window_tokens") if field in row]:
+        raise CatalogueError(f"{where}: {' and '.join(said)} beside folder, which says it: leave out one of them")
+    path = beside / os.path.expanduser(row["folder"])
+    weights = row.get("weights_bytes", 0)
+    question = FolderQuestion(
+        path, row.get("devices", 1), weights, row.get("kv_dtype", ""), row.get("unverified", False)
+    )
+    try:
+        found = folders(question)
+    except ValueError as error:
+        raise CatalogueError(f"{where}: folder {path}: {error}") from None
+    context = row.get("context_tokens", found.context_tokens)
+    if context > found.context_tokens:
+        raise CatalogueError(f"{where}: context_tokens {context} are more than the {found.context_tokens} of {path}")
+    every = KvLayout(tuple(kind for kind in found.kv.kinds if kind.bytes_per_token and not kind.window_tokens))
+    shape = Shape(
+        found.weights_bytes,
+        every.marginal(0),
+        question.devices,
+        row.get("layers", found.layers),
+        _active(row.get("active_bytes", found.active_bytes), found.weights_bytes, where),
+        # Bytes that the row gives are those of experts, also of a class whose experts are not known.
+        0.0 if "active_bytes" in row and found.expert_share == 1 else found.expert_share,
+        tuple(kind for kind in found.kv.kinds if kind not in every.kinds),
+    )
+    return shape, context
+
+
+def _of_row(row: dict[str, Any], where: str) -> Shape:
+    """The shape that a row's own numbers make, or the one that it names, as far as they do not change it."""
     if "shape" in row:
-        if row["shape"] not in SHAPES:
+        if not isinstance(row["shape"], str) or row["shape"] not in SHAPES:
             raise CatalogueError(f"{where}: no shape {row['shape']!r}; there are {', '.join(SHAPES)}")
         shape = SHAPES[row["shape"]]
-    elif "weights_bytes" in row and "kv_bytes_per_token" in row:
+    elif "weights_bytes" in row and any(field in row for field in _KV):
         shape = Shape(0, 0)
+    elif "weights_bytes" in row:
+        raise CatalogueError(f"{where}: weights_bytes without its KV: give it {', '.join(_KV[:-1])} or {_KV[-1]}")
     else:
-        raise CatalogueError(f"{where}: it needs a shape, or weights_bytes and kv_bytes_per_token")
-    weights, active = row.get("weights_bytes", shape.weights_bytes), row.get("active_bytes", shape.active_bytes)
+        raise CatalogueError(f"{where}: it needs a folder, {_INSTEAD}")
+    weights = row.get("weights_bytes", shape.weights_bytes)
+    return Shape(
+        weights,
+        row.get("kv_bytes_per_token", shape.kv_bytes_per_token),
+        row.get("devices", 1),
+        row.get("layers", shape.layers),
+        _active(row.get("active_bytes", shape.active_bytes), weights, where),
+        shape.expert_share,
+        _other_kinds(row, where),
+    )
+
+
+def _active(active: int, weights: int, where: str) -> int:
     if active > weights:
         raise CatalogueError(f"{where}: active_bytes {active} are more than weights_bytes {weights}")
-    return Spec(
-        name,
-        Shape(
-            weights,
-            row.get("kv_bytes_per_token", shape.kv_bytes_per_token),
-            row.get("devices", 1),
-            row.get("layers", shape.layers),
-            active,
-            shape.expert_share,
-        ),
-        slo_scale * row["ttft_ms"] / 1e3 if "ttft_ms" in row else inf,
-        slo_scale * row["tpot_ms"] / 1e3 if "tpot_ms" in row else inf,
-        row.get("context_tokens", 16_384),
-        row.get("pinned", False),
-    )
+    return active
+
+
+def _other_kinds(row: dict[str, Any], where: str) -> tuple[KvKind, ...]:
+    """Kinds of KV beside attention over all tokens."""
+    kinds: list[KvKind] = []
+    each, tokens = row.get("window_bytes_per_token"), row.get("window_tokens")
+    if (each is None) != (tokens is None):
+        raise CatalogueError(f"{where}: window_bytes_per_token and window_tokens are given together")
+    if each is not None and tokens is not None:
+        kinds.append(window(each, tokens, BEYOND_WINDOW_TOKENS))
+    if "state_bytes" in row:
+        kinds.append(state(row["state_bytes"]))
+    return tuple(kinds)

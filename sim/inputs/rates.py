@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sim.inputs.catalogue import ModelSet, Spec
 from sim.inputs.request import SimulatedRequest
-from sim.inputs.trace import TraceError, Workload, listed, rows_of
+from sim.inputs.trace import ENCODING, MOST, MOST_REQUESTS, TraceError, Workload, listed, rows_of
 
 COLUMNS = ["model", "requests_per_s", "prompt_tokens", "output_tokens"]
 _SPREADS = (1.0, 1.4)
@@ -35,8 +35,10 @@ class Rate:
 def read(path: Path, catalogue: ModelSet) -> list[Rate]:
     """The rates of a file. Raises TraceError with the line, OSError."""
     found: dict[str, Rate] = {}
-    with open(path, newline="") as file:
+    with open(path, encoding=ENCODING, newline="") as file:
         for where, row in rows_of(path, file, COLUMNS):
+            if not row[0]:
+                raise TraceError(f"{where}: model is empty")
             spec = listed(row[0], catalogue, where)
             if row[0] in found:
                 raise TraceError(f"{where}: model {row[0]!r} again")
@@ -48,7 +50,9 @@ def read(path: Path, catalogue: ModelSet) -> list[Rate]:
 
 def draw(rates: list[Rate], seconds: float, scale: float = 1.0, seed: int = 0) -> Workload:
     """A drawn workload of so many seconds. `scale` multiplies the rates. Raises TraceError if it would have no
-    request."""
+    request, or more than MOST_REQUESTS."""
+    if (many := seconds * scale * sum(rate.requests_per_s for rate in rates)) > MOST_REQUESTS:
+        raise TraceError(f"at these rates {many:,.0f} requests come in {seconds:g} s, over {MOST_REQUESTS:,}")
     rows = sorted(
         (at, number, rest) for number, rate in enumerate(rates) for at, *rest in _of(rate, seconds, scale, seed)
     )
@@ -81,4 +85,6 @@ def _positive(text: str, column: str, where: str) -> float:
         raise TraceError(f"{where}: {column} is {text!r}, not a number") from None
     if not (isfinite(value) and value > 0):
         raise TraceError(f"{where}: {column} is {text}; it has to be above zero")
+    if value > MOST:
+        raise TraceError(f"{where}: {column} is above {MOST:,}")
     return value

@@ -9,6 +9,7 @@ import csv
 import gzip
 import io
 import random
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -19,6 +20,14 @@ from sim.inputs.catalogue import ModelSet, Spec
 from sim.inputs.request import SimulatedRequest
 
 COLUMNS = ["arrival_s", "model", "prompt_tokens", "output_tokens"]
+ENCODING = "utf-8-sig"
+"""Encoding of CSV files. Spreadsheets write a byte order mark before the first column."""
+MOST = 10**9
+"""Most tokens of a request, or requests a second: above it a number is a mistake, and arithmetic overflows."""
+MOST_REQUESTS = 10**7
+"""Most requests of a workload: more would fill the memory of the machine that simulates them."""
+LONGEST_S = 10 * 365 * 86400.0
+"""Most seconds from a trace's first request to its last: times that take longer are not seconds."""
 
 
 class TraceError(ValueError):
@@ -68,6 +77,10 @@ def read(path: Path, catalogue: ModelSet, part: Slice) -> Workload:
             prompt = min(prompt, spec.context_tokens - 1)
             output = min(output, spec.context_tokens - prompt)
         copies = int(part.rate) + (draw.random() < part.rate % 1)
+        if len(trace.requests) + copies > MOST_REQUESTS:
+            raise TraceError(
+                f"{where}: more than {MOST_REQUESTS:,} requests at rate {part.rate:g}: take a shorter part"
+            )
         for _ in range(copies):
             trace.requests.append(
                 SimulatedRequest(
@@ -90,13 +103,25 @@ def read(path: Path, catalogue: ModelSet, part: Slice) -> Workload:
 def rows(path: Path) -> Iterator[tuple[str, float, str, int, int]]:
     """The rows of a trace file, each as its place in words, its arrival in seconds, model, prompt tokens and output
     tokens. Raises TraceError, OSError."""
-    last = 0.0
+    first, last = inf, 0.0
     for where, row in _rows(path):
         arrival = _number(row[0], where, "arrival_s")
+        first = min(first, arrival)
         if arrival < last:
             raise TraceError(f"{where}: time goes back, from {last:g} to {arrival:g} s")
+        if arrival - first > LONGEST_S:
+            raise TraceError(
+                f"{where}: arrival_s is {arrival - first:g} s after the first, over ten years: is it seconds?"
+            )
         last = arrival
+        if not row[1]:
+            raise TraceError(f"{where}: model is empty")
         yield where, arrival, row[1], _count(row[2], where, COLUMNS[2]), _count(row[3], where, COLUMNS[3])
+
+
+def begins(path: Path) -> float:
+    """Arrival in seconds of the first request of a trace file, 0 if it has none. Raises TraceError, OSError."""
+    return next((arrival for _, arrival, *_ in rows(path)), 0.0)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -104,7 +129,7 @@ def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
         zipped = raw.read(2) == b"\x1f\x8b"
     opened = gzip.open(path, "rb") if zipped else open(path, "rb")
     with opened as file:
-        yield from rows_of(path, io.TextIOWrapper(file, encoding="utf-8", newline=""), COLUMNS)
+        yield from rows_of(path, io.TextIOWrapper(file, encoding=ENCODING, newline=""), COLUMNS)
 
 
 def rows_of(path: Path, file: TextIO, columns: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -112,6 +137,8 @@ def rows_of(path: Path, file: TextIO, columns: list[str]) -> Iterator[tuple[str,
     rows = csv.reader(file)
     try:
         header = next(rows, [])
+        if not header:
+            raise TraceError(f"{path}: it is empty, or begins with an empty line, instead of {','.join(columns)!r}")
         if header != columns:
             raise TraceError(f"{path}, line 1: the columns are {','.join(header)!r}, not {','.join(columns)!r}")
         for row in rows:
@@ -119,7 +146,7 @@ def rows_of(path: Path, file: TextIO, columns: list[str]) -> Iterator[tuple[str,
             if len(row) != len(columns):
                 raise TraceError(f"{where}: {len(row)} columns instead of {len(columns)}")
             yield where, row
-    except (EOFError, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}, after line {rows.line_num}: {error}") from None
 
 
@@ -148,4 +175,6 @@ def _count(text: str, where: str, column: str) -> int:
         raise TraceError(f"{where}: {column} is {text!r}, not a whole number") from None
     if value <= 0:
         raise TraceError(f"{where}: {column} is {value}; it has to be above zero")
+    if value > MOST:
+        raise TraceError(f"{where}: {column} is above {MOST:,}")
     return value

@@ -20,7 +20,7 @@ from sim.group.node import Queue, SimulatedGroup, SimulatedResidency, SimulatedR
 from sim.inputs.catalogue import Spec
 from sim.inputs.request import SimulatedRequest
 from sim.policies.blind import by_size
-from sim.system import FleetError, World
+from sim.system import SettingError, World
 
 
 class Fixed:
@@ -85,20 +85,20 @@ class Fixed:
 
 
 def seed(system: str, settings: Mapping[str, str]) -> int | None:
-    """The setting `blind`, a whole number; None where it is left out. Raises FleetError, also for any other setting."""
+    """The setting `blind`, a whole number; None where it is left out. Raises SettingError, also for other settings."""
     if unknown := settings.keys() - {"blind"}:
-        raise FleetError(f"{system} has no setting {', '.join(sorted(unknown))}")
+        raise SettingError(f"{system} has no setting {', '.join(sorted(unknown))}")
     text = settings.get("blind")
     if text is None:
         return None
     if not text.isdecimal():
-        raise FleetError(f"{system}: blind has to be a whole number, the seed of its draw, not {text!r}")
+        raise SettingError(f"{system}: blind has to be a whole number, the seed of its draw, not {text!r}")
     return int(text)
 
 
 def _demand(spec: Spec, rates: Mapping[str, float]) -> float:
     return kvpr.demand(
-        rates.get(spec.name, 0.0), spec.shape.kv_bytes_per_token, spec.tpot_s if spec.tpot_s < inf else None, 0.1
+        rates.get(spec.name, 0.0), spec.shape.kv.demand_bytes, spec.tpot_s if spec.tpot_s < inf else None, 0.1
     )
 
 

@@ -121,7 +121,7 @@ class EngineQueues:
         prefilling, forecast = self._prefilling[name], self._forecasts[name].tokens
         while line and tokens > 0 and len(prefilling) < self._most_prefilling:
             request = line[0][-1]
-            needed = (request.to_prefill + min(request.most_new_tokens, forecast)) * resident.token_bytes
+            needed = resident.kv.bytes_of(request.to_prefill + min(request.most_new_tokens, forecast))
             if self._committed[name] and self._committed[name] + needed > reach:
                 break
             heappop(line)

@@ -22,11 +22,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
+from services.wording.plurals import counted
 from sim.group.node import SimulatedGroup
 from sim.inputs.request import SimulatedRequest
 from sim.policies.fixed import Fixed, seed
 from sim.policies.lines import EngineQueues
-from sim.system import FleetError, World
+from sim.system import FleetError, SettingError, World
 
 
 class Rounds(EngineQueues):
@@ -67,7 +68,7 @@ def build(world: World, finished: Callable[[SimulatedRequest], None], settings: 
     own = dict(settings)
     rounds = own.pop("rounds", "true")
     if rounds not in ("true", "false"):
-        raise FleetError(f"muxserve: rounds has to be true or false, not {rounds!r}")
+        raise SettingError(f"muxserve: rounds has to be true or false, not {rounds!r}")
     fleet = Fixed(world, finished, Rounds if rounds == "true" else EngineQueues, seed("muxserve", own))
     if fleet.homeless:
         names = ", ".join(spec.name for spec in fleet.homeless)
@@ -75,7 +76,7 @@ def build(world: World, finished: Callable[[SimulatedRequest], None], settings: 
         capacity = sum(world.sizes) * world.hardware.capacity_bytes
         raise FleetError(
             f"muxserve keeps all models on their devices, and finds no place for {names}: {len(world.specs)} models "
-            f"have {weights:,} bytes of weights, besides engines and floors; {sum(world.sizes)} devices have "
-            f"{capacity:,}, {ceil(100 * weights / capacity)} % of which that is"
+            f"have {weights:,} bytes of weights, besides engines and floors; {counted(sum(world.sizes), 'device')} of "
+            f"{world.hardware.capacity_bytes:,} make {capacity:,}, {ceil(100 * weights / capacity)} % of which that is"
         )
     return fleet

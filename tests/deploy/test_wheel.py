@@ -24,7 +24,8 @@ from tests.loader import checkpoint_files
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
-    *("protos", "services", "balloond", "loader", "gpu_scheduler", "placement", "gateway", "tokenization", "prismctl"),
+    *("protos", "services", "balloond", "loader", "gpu_scheduler", "placement", "gateway", "kv_kinds", "tokenization"),
+    "prismctl",
     *("deploy", "sim"),
 )
 BUILT = (*PACKAGES, "examples", "requirements", *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"))

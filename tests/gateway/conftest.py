@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,6 +86,14 @@ class World:
 
     async def complete(self, **more: Any) -> httpx.Response:
         return await self.http.post("/v1/completions", json={"model": MODEL, "prompt": "hello", **more})
+
+
+@pytest.fixture
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock stands still. A gateway's counters forget requests while the next minute of it goes by, and a test
+    may begin just before one."""
+    now_s = time.time()
+    monkeypatch.setattr("time.time", lambda: now_s)
 
 
 @pytest.fixture

@@ -242,6 +242,8 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.EvictResponse(residency=request.target)
 
     async def Replicate(self, request: placement_pb2.ReplicateRequest, context: Any) -> placement_pb2.ReplicateResponse:
+        if self.refusal is not None:
+            await context.abort(*self.refusal)
         self.steered.append(request)
         return placement_pb2.ReplicateResponse(group=request.to_group or "chosen", seconds=0.5)
 

@@ -263,6 +263,7 @@ def until_told(world: World) -> asyncio.Event:
     return stop
 
 
+@pytest.mark.usefixtures("stopped_clock")
 async def test_key_limits_hold_over_both_apis_and_headers_say_what_is_left(world: World, file: Path) -> None:
     world.say("one two")
     await take(world, file, USERS + entry("few", requests_per_minute=2, tokens_per_minute=10_000))
@@ -288,6 +289,7 @@ async def test_key_limits_hold_over_both_apis_and_headers_say_what_is_left(world
     assert (await world.http.post("/v1/completions", json=body, headers=bearer("ann"))).status_code == 200
 
 
+@pytest.mark.usefixtures("stopped_clock")
 async def test_quota_counts_requested_tokens_while_a_request_runs_and_generated_ones_after(
     world: World, file: Path
 ) -> None:

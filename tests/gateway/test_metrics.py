@@ -291,6 +291,7 @@ class TestWithKeys:
     def key(self) -> str:
         return "ops"
 
+    @pytest.mark.usefixtures("stopped_clock")
     async def test_metrics_requests_without_a_key_count_without_a_model_name(self, world: World) -> None:
         world.say("one")
         since = Since()

@@ -19,6 +19,8 @@ def test_config_short_window_is_no_longer_than_the_long_one_and_at_least_a_secon
         config(window_s=15)
     with pytest.raises(ValidationError, match="short_window_s"):
         config(short_window_s=0.4)
+    with pytest.raises(ValidationError, match="window_s"):
+        config(window_s=float("inf"))
 
 
 def test_config_with_fixed_places_requires_rebalance_to_be_off():

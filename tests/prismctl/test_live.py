@@ -233,9 +233,11 @@ async def test_model_comes_up_on_a_second_group_and_leaves_the_first(system):
     await run(system, "models", "wake", LLAMA)
     told = await value(system, "models", "replicate", LLAMA)
     assert told["group"] == "cpu:1" and told["seconds"] > 0
-    assert f"{LLAMA} is on cpu:1 already" in await run(system, "models", "replicate", LLAMA, "cpu:1", status=1)
+    said = f"{LLAMA} was on cpu:1 already, and stays there\n"
+    assert await run(system, "models", "replicate", LLAMA, "cpu:1") == said
     await with_image(system, LLAMA)
     account = (await value(system, "explain", LLAMA))["account"]
+    assert "an operator asked for it on several groups (replicate): it leaves none as not needed" in account
     assert [line.split(" ago")[0].rsplit(" ", 2)[0] for line in account if line.startswith("why")] == [
         "why: activate on cpu:0",
         "why: replicate on cpu:1",
@@ -246,6 +248,7 @@ async def test_model_comes_up_on_a_second_group_and_leaves_the_first(system):
     (row,) = [row for row in await value(system, "models", "list") if row["model"] == LLAMA]
     assert row["places"] == ["cpu:1"]
     assert f"{LLAMA} is not on cpu:0" in await run(system, "models", "sleep", LLAMA, "--group", "cpu:0", status=1)
+    assert f"{LLAMA} is on cpu:1 already" in await run(system, "models", "replicate", LLAMA, "cpu:1", status=1)
 
 
 @pytest.mark.parametrize("first", ["cold", None])

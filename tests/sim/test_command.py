@@ -72,7 +72,7 @@ def test_a_bad_line_of_a_trace_is_named(say, lines, said):
         (("--set", "speed=9"), "prism has no setting speed; it has"),
         (("--set", "tau=-1"), "tau: it should be at least 0"),
         (("--policy", "static", "--set", "tau=1"), "static has no setting tau"),
-        (("--groups", "3x2"), "chat-1 is for a group of 1 devices: g0 has 2, g1 has 2, g2 has 2"),
+        (("--groups", "3x2"), "chat-1 is for a group of 1 device: g0 has 2, g1 has 2, g2 has 2"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(say, arguments, said):
@@ -88,9 +88,9 @@ def test_bad_settings_are_refused_in_one_line(say, arguments, said):
             "no group can hold chat-1: ",
         ),
         ('[[model]]\nname = "chat-*"\nshape = "9b"\n', "model 1 (chat-*): no shape '9b'; there are 1b, "),
-        ('[[model]]\nname = "chat-*"\nshape = "1b"\nttft = 3\n', "model 1: unknown ttft; known are "),
+        ('[[model]]\nname = "chat-*"\nshape = "1b"\nttft = 3\n', "model 1 (chat-*): unknown ttft; known are "),
         ('[[model]]\nname = "chat-*"\nshape = "1b"\ntpot_ms = 0\n', "tpot_ms has to be a number above zero, not 0"),
-        ('[[model]]\nname = "chat-*"\nweights_bytes = 9\n', "it needs a shape, or weights_bytes and"),
+        ('[[model]]\nname = "chat-*"\nweights_bytes = 9\n', "without its KV: give it kv_bytes_per_token,"),
         ('[[model]]\nshape = "1b"\n', "model 1: it has no name"),
         ("", "no [[model]] in it"),
         ("[[model]", "models.toml: "),

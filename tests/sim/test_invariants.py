@@ -5,19 +5,21 @@ from math import isnan
 
 import pytest
 
+from kv_kinds.layout import state, window
 from sim import report
 from sim.policies import SYSTEMS
 from tests.sim.worlds import GB, SMALL, crowded, models, replay
 
 KNOWN = models(*"abcdef", kv=100_000, context_tokens=4096)
+OF_KINDS = models(*"abcdef", kv=80_000, other_kinds=(window(60_000, 512, 256), state(60 << 20, 2)), context_tokens=4096)
 SIZES = {"muxserve": (1, 1, 1)}
 """Of the groups, where two of one device are not enough: two models of the six fit on each."""
 
 
-def run(seed, policy, sizes=(), **settings):
+def run(seed, policy, sizes=(), known=KNOWN, **settings):
     requests = crowded(seed)
     sizes = sizes or SIZES.get(policy, (1, 1))
-    return replay(requests, KNOWN, policy, sizes, SMALL, check_every_s=0.25, settings=settings), requests
+    return replay(requests, known, policy, sizes, SMALL, check_every_s=0.25, settings=settings), requests
 
 
 @cache
@@ -42,6 +44,15 @@ def test_replay_conserves_bytes_and_ends_every_request_with_all_its_tokens(seed,
         assert ledger.leased + ledger.free + ledger.booked == SMALL.capacity_bytes
         assert held + sum(group.memory.weights(name) for name in group.residents) == ledger.leased
         assert all(resident.engine is None or resident.engine.empty for resident in group.residents.values())
+
+
+@pytest.mark.parametrize(("policy", "parks"), [("prism", True), ("qlm", False)])
+def test_replay_of_models_with_windows_and_states_loses_no_byte_and_ends_every_request(policy, parks):
+    outcome, requests = run(0, policy, (1,), known=OF_KINDS)
+    assert all(request.served and request.generated == request.output_tokens for request in requests)
+    assert (sum(request.parked for request in requests) > 0) == parks
+    for group in outcome.system.groups:
+        assert all(resident.engine is None or not resident.engine.used_bytes for resident in group.residents.values())
 
 
 def test_crowded_requests_on_one_group_make_models_share_memory():

@@ -50,6 +50,13 @@ def test_planned_fleet_that_cannot_hold_a_model_is_refused_with_the_reason():
     assert tried.report is None and tried.refused.startswith("no group can hold a: weights ")
 
 
+def test_planned_fleet_without_the_group_of_a_place_is_refused_by_its_name():
+    settings = {"places": '{"a": "g1"}', "rebalance": "false"}
+    found = planner(load(), worlds.models("a", "b"), settings=settings)
+    assert found.tried(1).refused == "places: a is to be on g1; there are g0"
+    assert found.tried(2).report is not None
+
+
 def test_planner_without_gpus_refuses_the_load():
     assert planner(load(), worlds.models("a", "b")).tried(0).refused == "no GPUs"
 

@@ -70,10 +70,10 @@ def test_rates_tokens_and_the_busiest_fifth_are_of_all_requests():
     assert found.prompt_tokens.low == pytest.approx(100.5) and found.output_tokens.high == 5
 
 
-def test_trace_with_times_of_a_clock_begins_with_its_first_request():
+@pytest.mark.parametrize("begins", [300.0, 1_780_000_000.0])
+def test_trace_begins_with_its_first_request_whatever_the_times_count_from(begins):
     rows = trace(steady=STEADY, burst=[200.0, 210.0])
-    later = [(1_780_000_000.0 + at, *rest) for at, *rest in rows]
-    assert analyse(later) == analyse(rows)
+    assert analyse([(begins + at, *rest) for at, *rest in rows]) == analyse(rows)
 
 
 @pytest.mark.parametrize(

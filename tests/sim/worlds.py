@@ -54,11 +54,14 @@ SMALL = replace(
 """A device that holds three of `crowded`'s models, with little KV."""
 
 
-def models(*names, weights=GB, kv=1000, large=None, **facts):
-    """`large`: bytes of weights of those that have others, by name."""
+def models(*names, weights=GB, kv=1000, large=None, other_kinds=(), **facts):
+    """`large`: bytes of weights of those that have others, by name; `other_kinds`: of KV, beside attention."""
     sizes = dict.fromkeys(names, weights) | (large or {})
     return catalogue.ModelSet(
-        [catalogue.Spec(name, Shape(size, kv, facts.pop("devices", 1)), **facts) for name, size in sizes.items()]
+        [
+            catalogue.Spec(name, Shape(size, kv, facts.pop("devices", 1), other_kinds=other_kinds), **facts)
+            for name, size in sizes.items()
+        ]
     )
 
 

@@ -80,7 +80,8 @@ function spoken(device) {
 function update(card, { device, group }, hue, matches, fresh) {
   card.device = device;
   const state = group.reachable ? (group.drained ? "drained, " : "") : "its gpu_scheduler is away, ";
-  const pressure = group.pressure === "infinite" ? "∞" : Number(group.pressure.toPrecision(2)).toString();
+  const digits = group.pressure < 0.0001 ? "0" : Number(Number(group.pressure).toPrecision(2)).toString();
+  const pressure = group.pressure === "infinite" ? "∞" : digits;
   const shared = group.devices.length > 1 ? `group ${group.group}, ` : "";
   text(card.parts.facts, `${state}${shared}${bytes(device.free_bytes)} of ${bytes(device.capacity_bytes)} free, pressure ${pressure}`);
   card.classList.toggle("away", !group.reachable);

@@ -30,7 +30,7 @@ from math import inf
 
 from placement.policy.assignment.improve import Placed, clearly_lower, improve, place_left_out
 from placement.policy.field import Field, Option
-from placement.policy.kvpr import Group, Model, Place
+from placement.policy.kvpr import Group, Model, Place, pressure_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ class Reason:
         """The reason as one sentence, for `explain`."""
         where = self.place.group if self.place else "nowhere"
         best = self.options[0] if self.options else None
+        there, stay = pressure_text(self.pressure), pressure_text(self.stay_pressure)
         match self.kind:
             case ModelKind.PINNED:
                 return f"pinned to {where}"
@@ -109,24 +110,21 @@ class Reason:
                 return f"stays on {where}: it moved lately, {self.cool_down_left_s:.0f} s of its cool-down are left"
             case ModelKind.STAYS if best is not None:
                 return (
-                    f"stays on {where}: pressure {self.stay_pressure:.4g}, the best is {best.place.group} with "
-                    f"{best.pressure:.4g}; a move takes more than {self.tau:.0%} less"
+                    f"stays on {where}: pressure {stay}, the best is {best.place.group} with "
+                    f"{pressure_text(best.pressure)}; a move takes more than {self.tau:.0%} less"
                 )
             case ModelKind.MOVES:
-                return (
-                    f"moves to {where}: pressure {self.pressure:.4g} instead of {self.stay_pressure:.4g}, "
-                    f"more than {self.tau:.0%} less"
-                )
+                return f"moves to {where}: pressure {there} instead of {stay}, more than {self.tau:.0%} less"
             case ModelKind.DISPLACED:
-                return f"moves to {where} (pressure {self.pressure:.4g}): where it was there is no room for it"
+                return f"moves to {where} (pressure {there}): where it was there is no room for it"
             case ModelKind.PLACED:
-                return f"goes to {where}, the least resulting pressure: {self.pressure:.4g}"
+                return f"goes to {where}, the least resulting pressure: {there}"
             case ModelKind.PACKED:
                 return f"goes to {where}: by demand not every model found a place, so weights decided, largest first"
             case ModelKind.IMPROVED:
                 return (
                     f"goes to {where}: from Algorithm 1's answer local search lowered the largest pressure that this "
-                    f"touches from {self.stay_pressure:.4g} to {self.pressure:.4g}"
+                    f"touches from {stay} to {there}"
                 )
             case ModelKind.KEPT:
                 return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 _AGAIN_S = 5.0
 """Seconds before a failed move is tried again. Building a model costs its target two to five seconds of its links and
@@ -34,6 +34,10 @@ class CoolDowns:
         self.moved_once.add(model)
         self._failures.pop(model, None)
         self._rest(model, now, self._cool_down_s)
+
+    def keep(self, models: Container[str]) -> None:
+        """Forgets of all models but these that they have moved: another one may come under the name."""
+        self.moved_once = {name for name in self.moved_once if name in models}
 
     def not_moved(self, model: str, now: float) -> None:
         """Has the model rest after a failed move. The obstacle may be gone soon, or may be there for long: the move is

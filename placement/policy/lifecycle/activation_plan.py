@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 
 from placement.policy.field import Option
-from placement.policy.kvpr import Books, Group, Model, Place
+from placement.policy.kvpr import Books, Group, Model, Place, pressure_text
 from placement.policy.lifecycle.decisions import Activate, GoCold, Hibernate, LifecycleRules, PlacedModel, Refuse, Wait
 from placement.policy.lifecycle.model_eviction import Eviction, evict, freed_by, may_leave
 from placement.policy.lifecycle.refusal import arithmetic
@@ -44,7 +44,8 @@ def chosen(model: Model, found: list[GroupOption], compared: int, rules: Lifecyc
 
 def belongs(model: Model, option: GroupOption) -> ActivationPlan:
     """The plan for the group where the model belongs by the traffic of earlier hours."""
-    why = f"it belongs on {option.place.group} by the traffic of earlier hours; pressure {option.pressure:.4g} there"
+    here, pressure = option.place.group, pressure_text(option.pressure)
+    why = f"it belongs on {here} by the traffic of earlier hours; pressure {pressure} there"
     outcome = Activate(model.name, option.place, option.pressure, why)
     return ActivationPlan(outcome, options=(Option(option.place, option.pressure),))
 
@@ -52,6 +53,12 @@ def belongs(model: Model, option: GroupOption) -> ActivationPlan:
 def wait(model: Model, lacking: Sequence[tuple[int, str]]) -> ActivationPlan:
     """The plan to wait. `lacking`: bytes that the nearest groups lack, with the sentence about each (`lack`, below)."""
     return ActivationPlan(Wait(model.name, f"no group has room now; the nearest is {min(lacking)[1]}"))
+
+
+def wait_for_others(model: Model) -> ActivationPlan:
+    """The plan to wait where every group that could hold the model is closed to it."""
+    why = "no group has room now: those that could hold it are reserved for other models, or have it"
+    return ActivationPlan(Wait(model.name, why))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +133,11 @@ def _prefer(found: Sequence[GroupOption], rules: LifecycleRules) -> GroupOption:
 
 
 def _why(best: GroupOption, found: Sequence[GroupOption], compared: int, rules: LifecycleRules) -> str:
-    text = f"pressure {best.pressure:.4g} on {best.place.group}"
+    text = f"pressure {pressure_text(best.pressure)} on {best.place.group}"
     least = found[0]
     if least is not best and least.pressure < best.pressure:
         gain = rules.home if best.home else rules.tau
-        text += f", {least.pressure:.4g} on {least.place.group}: not less by more than {gain:.0%}"
+        text += f", {pressure_text(least.pressure)} on {least.place.group}: not less by more than {gain:.0%}"
     elif compared > 1:
         text += f", the least of {compared} groups"
     if best.home:

@@ -20,12 +20,21 @@ import numpy as np
 
 from placement.policy.field import Field, Floats, Mask
 from placement.policy.kvpr import LEAST_DEMAND, Group, Model, Place
-from placement.policy.lifecycle.activation_plan import ActivationPlan, GroupOption, attempt, belongs, chosen, lack, wait
+from placement.policy.lifecycle.activation_plan import (
+    ActivationPlan,
+    GroupOption,
+    attempt,
+    belongs,
+    chosen,
+    lack,
+    wait,
+    wait_for_others,
+)
 from placement.policy.lifecycle.decisions import Activate, LifecycleRules, PlacedModel, Refuse
 from placement.policy.lifecycle.kv_pressure import relieve
 from placement.policy.lifecycle.model_eviction import Eviction, may_leave
 from placement.policy.lifecycle.preemption import holds, preempt
-from placement.policy.lifecycle.refusal import refusal
+from placement.policy.lifecycle.refusal import LongestRequest, refusal
 
 TRIES = 12
 """The most groups that are tried closely; each takes a fraction of a millisecond."""
@@ -107,12 +116,13 @@ class GroupIndex:
 
     # --- decisions
 
-    def refused(self, model: Model, only: str | None = None) -> Refuse | None:
-        """Why no group could hold the model even if it were alone there; None if one could. `only`: name of the one
-        group that the model may be on; None: any."""
+    def refused(self, model: Model, only: str | None = None, longest: LongestRequest | None = None) -> Refuse | None:
+        """The reason for which no group could hold the model even if it were alone there; None if one could. `only`:
+        name of the one group that the model may be on; None: any. `longest`: the request that its floor has room for,
+        by which the reason tells whether a shorter context would fit."""
         if self._could_hold(model, only).any():
             return None
-        return refusal(model, [group for group in self.groups if only in (None, group.name)])
+        return refusal(model, [group for group in self.groups if only in (None, group.name)], longest)
 
     def activate(
         self, model: Model, only: str | None = None, closed: Collection[str] = (), first: str | None = None
@@ -127,6 +137,8 @@ class GroupIndex:
         at = self._at()
         could_hold = self._could_hold(model, only)
         could_hold[[at.row[name] for name in closed if name in at.row]] = False
+        if not could_hold.any():
+            return wait_for_others(model)
         homes = sorted(at.row[name] for name in self._with.get(model.name, ()) if could_hold[at.row[name]])
         if first is not None and first in at.row and could_hold[row := at.row[first]] and not homes:
             option = self._try(model, row)

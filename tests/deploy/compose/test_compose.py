@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from balloond.config import BalloondConfig
+from balloond.policy import capacity
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader.catalogue import catalogue
@@ -49,6 +50,12 @@ def test_compose_file_fits_the_specification(name):
     command = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", FOLDER / name]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["keeper", "balloond"])
+def test_compose_services_that_hold_extents_may_open_a_descriptor_for_each_on_eight_large_gpus(name):
+    limit = read({"PRISM_DEVICE": "cuda"})["services"][name]["ulimits"]["nofile"]
+    capacity.check_descriptors(name, [(192 << 30, capacity.KV_EXTENT)] * 8, limit)
 
 
 def test_compose_file_refers_only_to_what_exists():

@@ -1,7 +1,9 @@
 import pytest
 
+from balloond import backends
+from balloond.policy.capacity import DeviceHardware
 from deploy.local import devices
-from services.errors import Invalid, PrismError
+from services.errors import Invalid, PrismError, Unavailable
 
 
 def test_cpu_devices_are_groups_of_the_given_sizes_of_host_memory():
@@ -36,6 +38,22 @@ def test_a_machine_without_a_gpu_says_so_in_one_line():
         assert devices.groups("cuda", ())
     except PrismError as error:
         assert "CUDA" in str(error) and "\n" not in str(error)
+
+
+def test_bytes_of_gpus_are_those_given_or_of_the_whole_gpu(monkeypatch):
+    gpu = DeviceHardware("a GPU", "580.1", 80 << 30, 70 << 30, 2 << 20, True, False)
+    monkeypatch.setattr(backends, "look", {"cuda:1": gpu}.__getitem__)
+    assert devices.gpu_bytes({"cuda:0": 5, "cuda:1": None}) == {"cuda:0": 5, "cuda:1": 80 << 30}
+    assert devices.gpu_bytes({"cpu:0": 7}) == {}
+
+
+def test_bytes_of_a_gpu_without_a_driver_are_refused_in_one_line(monkeypatch):
+    def look(name):
+        raise OSError(19, "no driver")
+
+    monkeypatch.setattr(backends, "look", look)
+    with pytest.raises(Unavailable, match="no GPU can be used: no driver"):
+        devices.gpu_bytes({"cuda:0": None})
 
 
 def test_host_memory_for_images_is_half_of_what_is_free_and_less_beside_cpu_devices(monkeypatch):

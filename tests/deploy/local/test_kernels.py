@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_kernel_caches_are_in_the_given_folder_unless_the_user_set_them(tmp_path):
-    found = kernels.caches(tmp_path / "kernels", {"TRITON_CACHE_DIR": "/mine", "TVM_FFI_CACHE_DIR": ""})
+    found = kernels.caches(tmp_path / "kernels", {"TRITON_CACHE_DIR": "/mine", "SGLANG_JIT_CACHE_DIR": ""})
     assert set(found) == set(kernels.CACHES) - {"TRITON_CACHE_DIR"}
     assert all(Path(path).parent == tmp_path / "kernels" and Path(path).is_dir() for path in found.values())
 
@@ -34,7 +34,7 @@ async def test_processes_of_a_system_get_the_environment_of_kernel_caches(tmp_pa
         pass
 
     process = Process("p", "json.tool", ("--help",), "unix:/none")
-    system = LocalSystem([process], tmp_path, print, {"TVM_FFI_CACHE_DIR": "/kept"})
+    system = LocalSystem([process], tmp_path, print, {"SGLANG_JIT_CACHE_DIR": "/kept"})
     started = {}
 
     async def start(*command, env, **_):
@@ -45,7 +45,7 @@ async def test_processes_of_a_system_get_the_environment_of_kernel_caches(tmp_pa
         patch.setattr(asyncio, "create_subprocess_exec", start)
         with pytest.raises(Ended):
             await system.running["p"].start()
-    assert started["TVM_FFI_CACHE_DIR"] == "/kept" and started["PATH"] == os.environ["PATH"]
+    assert started["SGLANG_JIT_CACHE_DIR"] == "/kept" and started["PATH"] == os.environ["PATH"]
 
 
 def precompiled(tmp_path, script, say):

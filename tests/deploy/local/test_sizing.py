@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from deploy.local.sizing import SMALL, needed_mib, sized
+from kv_kinds.layout import KvLayout, attention, of_tokens, state
 from loader.catalogue.catalogue import CatalogueEntry
 from loader.catalogue.models import CatalogueModel, Sizes
 from loader.checkpoints.checkpoint import Checkpoint
@@ -12,7 +15,7 @@ SIZES = Sizes(4, 256 << 10, MIB)
 
 def model(name, weights_mib, *, devices=1, context=1024, token_bytes=1024):
     """Needs its weights, two MiB at most of KV, and one of quota."""
-    found = Checkpoint(1, "Llama", context, 1, 1, 1, 1, weights_mib * MIB, token_bytes)
+    found = Checkpoint(1, "Llama", context, 1, 1, 1, 1, weights_mib * MIB, of_tokens(token_bytes))
     return CatalogueModel(CatalogueEntry(name=name, path="/m", devices=devices), SIZES, found)
 
 
@@ -23,6 +26,12 @@ def broken(name):
 def test_memory_needed_by_a_model_is_weights_kv_of_its_longest_request_and_quota():
     assert needed_mib(model("m", 10, context=1024 - 192)) == 12
     assert needed_mib(model("m", 10, context=8192 - 192, token_bytes=MIB)) == 10 + 8192 + 1
+
+
+def test_memory_needed_by_a_model_with_states_has_whole_extents_for_one_and_for_the_padding():
+    plain = model("m", 10, context=1024 - 192)
+    states = replace(plain, checkpoint=replace(plain.checkpoint, kv=KvLayout((attention(1024), state(3 * MIB + 1)))))
+    assert needed_mib(states) == needed_mib(plain) + 7, "two states of three MiB and an extent of a quarter"
 
 
 @pytest.mark.parametrize("models", [[], [broken("b")], [model("a", 10), model("b", 24), model("c", 10)]])

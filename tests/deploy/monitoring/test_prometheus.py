@@ -140,7 +140,7 @@ async def test_panels_and_rules_have_numbers_once_the_system_was_used(watched):
 
     await watched.lose_engines()
     try:
-        await watched.at.until(all_there, "panels stay empty", 120)
+        await watched.at.until(all_there, "panels stay empty")
     except TimeoutError:
         pytest.fail(f"no numbers: {await without_numbers()}")
     # What a rule compares is there, whether it holds or not; of failures and misses the successes are.

@@ -93,3 +93,12 @@ def test_group_that_no_gpu_scheduler_serves_is_a_fault():
 def test_extent_size_of_the_loader_unlike_the_engines_is_a_fault():
     ((path, key, what),) = found(loader(kv_extent_bytes=MIB), group(0))
     assert (path, key) == ("loader.toml", "kv_extent_bytes") and "262144 of the engines of group-0.toml" in what
+
+
+def test_extent_size_of_a_gpu_in_balloond_unlike_its_engines_is_a_fault():
+    gpus = balloond(devices=[{"name": "cuda:0"}, {"name": "cuda:1"}])
+    one, two = group(0, devices=["cuda:0"]), group(1, devices=["cuda:1"], engines={"kv_extent_bytes": 2 * MIB})
+    ((path, key, what),) = found(gpus, one, two)
+    assert (path, key) == ("balloond.toml", "devices.1.kv_extent_bytes")
+    assert f"{8 * MIB} is not the {2 * MIB} of the engines of group-1.toml" in what
+    assert found(balloond(), group(0), group(1)) == [], "host memory needs no agreement"

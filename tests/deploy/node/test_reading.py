@@ -27,7 +27,16 @@ FAULTS = [
     ("[placement]\ngroups = []", SERVE, f":2: placement.groups: {MADE}services find each other by it"),
     ("\n[scheduler.engines]\nwrm = 1", SERVE, ":3: scheduler.engines.wrm: unknown key; the nearest one is warm"),
     ("[loader]\n\nhost_capacity_bytes = 0", SERVE, ":3: loader.host_capacity_bytes: it should be greater than 0"),
-    ("[scheduler.engines]\nkv_extent_bytes = 4096", SERVE, ": loader: kv_extent_bytes: 8388608 is not the 4096"),
+    (
+        "[[devices]]\nname = 'cuda:0'\nkv_extent_bytes = 4096\n[scheduler.engines]\nkv_extent_bytes = 4096",
+        SERVE,
+        ": loader: kv_extent_bytes: 8388608 is not the 4096",
+    ),
+    (
+        "[loader]\nkv_extent_bytes = 4096\n[scheduler.engines]\nkv_extent_bytes = 4096",
+        SERVE,
+        "devices.0.kv_extent_bytes: 8388608 is not the 4096",
+    ),
     ("models = ['/a']\nmodels_folder = '/b'", TARGETS["compose"], ":1: models.0: /a is not below models_folder, /b"),
     ("http = '127.0.0.1:${NOWHERE_SET}'", SERVE, ":1: http: NOWHERE_SET is not set in the environment"),
     (

@@ -12,6 +12,7 @@ import pytest
 import tomli_w
 
 from balloond.config import BalloondConfig
+from balloond.policy import capacity
 from deploy.node.consistency import ConfigFile, disagreements
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
@@ -71,6 +72,12 @@ def test_systemd_configuration_files_are_those_that_units_name_and_are_valid(nam
     assert command.endswith(f" -m {name.removesuffix('-0').replace('-', '_')} --config /etc/prism/{name}.toml")
     # Drains, then what stops after them.
     assert int(unit(service)["Service"]["TimeoutStopSec"].removesuffix("s")) >= 2 * config.drain_s + 10
+
+
+@pytest.mark.parametrize("name", ["keeper", "balloond"])
+def test_systemd_units_that_hold_extents_may_open_a_descriptor_for_each_on_eight_large_gpus(name):
+    limit = int(unit(name)["Service"]["LimitNOFILE"])
+    capacity.check_descriptors(name, [(192 << 30, capacity.KV_EXTENT)] * 8, limit)
 
 
 def test_gateways_of_one_host_differ_in_their_instance_and_share_a_socket():

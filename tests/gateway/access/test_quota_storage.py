@@ -93,6 +93,7 @@ async def test_tokens_used_at_one_gateway_count_at_the_other_and_after_its_resta
 
 
 @pytest.mark.parametrize("fault", ["dies", "hangs"])
+@pytest.mark.usefixtures("stopped_clock")
 async def test_each_gateway_counts_for_itself_while_the_storage_is_away_and_again_with_others_once_it_is_back(
     redis: Redis, storages: list[QuotaStorage], fault: str
 ) -> None:

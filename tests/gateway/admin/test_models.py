@@ -163,8 +163,12 @@ async def test_model_is_brought_up_on_one_group_more_and_taken_off_one_over_http
     await world.publish(world.route(first, second), key="ops")
     answer = await asked
     assert (answer.status_code, answer.json()["groups"]) == (200, [first.group, second.group])
+    world.placement.refusal = (grpc.StatusCode.FAILED_PRECONDITION, "it is on its only group already")
     again = await world.http.post(f"/v1/models/{MODEL}/replicate?to={second.group}", headers=OPS)
-    assert again.status_code == 200 and len(world.placement.steered) == 1, "it is there"
+    assert again.status_code == 200, "it is there"
+    again = await world.http.post(f"/v1/models/{MODEL}/replicate?to=another", headers=OPS)
+    assert again.status_code == 409 and "its only group" in again.text
+    world.placement.refusal = None
     asked = tasks.spawn(world.http.post(f"/v1/models/{MODEL}/sleep?group={first.group}", headers=OPS), "sleep")
     while len(world.placement.steered) < 2:
         await asyncio.sleep(0)

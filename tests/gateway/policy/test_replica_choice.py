@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy.replica_choice import AHEAD, PATIENT_S, GroupOutlook, choose
+from gateway.policy.replica_choice import AHEAD, PATIENT_S, GroupOutlook, SentWork, choose
 
 SPEED = 8_000.0
 PROMPT = 16_000
@@ -85,3 +85,23 @@ def test_request_is_never_late_where_another_group_would_have_it_on_time(
 def test_request_without_a_target_waits_no_longer_than_it_is_patient_or_has_to(groups: list[GroupOutlook]) -> None:
     firsts = [each.first_token_s(PROMPT) for each in groups]
     assert firsts[choose(groups, PROMPT)] <= max(PATIENT_S, min(firsts))
+
+
+def test_sent_work_is_worked_off_as_time_passes_and_never_below_nothing() -> None:
+    sent = SentWork()
+    for second in range(1, 1000):  # a quarter of a second of prefill each second
+        sent.add(0.25, float(second))
+        assert sent.left_s(float(second)) == 0.25
+    sent.add(2.0, 1000.0)
+    assert (sent.left_s(1000.0), sent.left_s(1001.5), sent.left_s(1010.0)) == (2.0, 0.5, 0.0)
+    assert sent.left_s(999.0) == 2.0, "a second that is earlier takes nothing off"
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(0.0, 5.0)), max_size=30))
+def test_sent_work_is_that_of_a_queue_that_one_server_works_off(steps: list[tuple[float, float]]) -> None:
+    sent, now, ends = SentWork(), 0.0, 0.0
+    for pause_s, seconds in steps:
+        now += pause_s
+        sent.add(seconds, now)
+        ends = max(ends, now) + seconds
+        assert sent.left_s(now) == pytest.approx(ends - now)

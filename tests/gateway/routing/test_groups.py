@@ -130,9 +130,9 @@ async def test_links_open_with_the_routes_and_close_when_idle_and_unnamed(group:
 async def outlook(group: FakeGroup, link: GroupLink, requests: int) -> GroupOutlook:
     """What is known of the model, once the group has told so many requests of it."""
     async with asyncio.timeout(PATIENCE_S):
-        while link.outlook("m", "m").requests != requests:
+        while link.outlook("m").requests != requests:
             await asyncio.sleep(0)
-    return link.outlook("m", "m")
+    return link.outlook("m")
 
 
 async def test_link_follows_a_groups_outlook_while_there_is_a_choice(group: FakeGroup, links: GroupLinks) -> None:
@@ -141,15 +141,15 @@ async def test_link_follows_a_groups_outlook_while_there_is_a_choice(group: Fake
     link, collector = links.get(group.address), Collector()
     link.submit(submit("a"), collector)
     await asyncio.wait_for(collector.ended.wait(), PATIENCE_S)
-    assert group.followed == [] and link.outlook("m", "m") == GroupOutlook(0)
+    assert group.followed == [] and link.outlook("m") == GroupOutlook(0)
     links.keep([[group.address, "unix:/another"], [group.address]])
     told = await outlook(group, link, 7)
     assert told.tokens_per_s == 1000.0 and 0 < told.queue_s <= 100.0
     link.sends(50.0)
-    assert link.outlook("m", "m").queue_s > told.queue_s, "what was sent since comes before the next request"
-    assert link.outlook("adapter", "m", 5).cached_tokens == 5
+    assert link.outlook("m").queue_s > told.queue_s, "what was sent since comes before the next request"
+    assert link.outlook("m", 5).cached_tokens == 5
     links.keep([[group.address]])
-    assert link.outlook("m", "m") == GroupOutlook(0)
+    assert link.outlook("m") == GroupOutlook(0)
 
 
 async def test_link_counts_its_own_requests_once(group: FakeGroup, links: GroupLinks) -> None:
@@ -159,11 +159,16 @@ async def test_link_counts_its_own_requests_once(group: FakeGroup, links: GroupL
     request = submit("a")
     request.model = "m"
     link.submit(request, Collector())
-    await asyncio.wait_for(group.arrived(1), PATIENCE_S)
+    of_adapter = submit("b")
+    of_adapter.model = "adapter"
+    link.submit(of_adapter, Collector(), base="m")
+    await asyncio.wait_for(group.arrived(2), PATIENCE_S)
     links.keep([[group.address, "unix:/another"]])
     await outlook(group, link, 3)
     link.cancel("a")
-    assert link.outlook("m", "m").requests == 2
+    assert link.outlook("m").requests == 2
+    link.cancel("b")
+    assert link.outlook("m").requests == 1
 
 
 async def test_link_follows_on_after_its_stream_broke(tmp_path: Path, links: GroupLinks) -> None:

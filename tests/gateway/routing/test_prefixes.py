@@ -27,3 +27,21 @@ def test_sent_prefixes_that_were_sent_longest_ago_are_forgotten_first() -> None:
     for prompt in (BLOCK, other, BLOCK, third):
         sent.add("a", "m", prompt)
     assert [sent.longest(["a"], "m", prompt)["a"] for prompt in (BLOCK, other, third)] == [128, 0, 128]
+
+
+def test_sent_prefixes_count_no_more_once_the_model_has_left_or_slept() -> None:
+    sent = SentPrefixes()
+
+    def known(*places: tuple[str, str, bool]) -> list[int]:
+        sent.keep(places)
+        return list(sent.longest(["a", "b"], "m", BLOCK).values())
+
+    known(("a", "m", False), ("b", "m", True), ("b", "other", True))
+    for address in "ab":
+        sent.add(address, "m", BLOCK)
+    assert known(("a", "m", True), ("b", "m", True)) == [128, 128], "it came up, with what was sent meanwhile"
+    assert known(("a", "m", True), ("b", "m", False)) == [128, 0], "its engine died on b, or it sleeps"
+    sent.add("b", "m", BLOCK)
+    assert known(("a", "m", True), ("b", "m", True)) == [128, 128]
+    assert known(("b", "m", True)) == [0, 128], "it left a"
+    assert known(("a", "m", True), ("b", "m", True)) == [0, 128], "and came back"

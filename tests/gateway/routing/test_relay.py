@@ -344,6 +344,29 @@ async def test_relay_of_two_active_places_takes_the_one_with_the_prefix_unless_i
     await tasks.cancel(*stuck)
 
 
+async def hold_on(running: Running) -> None:
+    await running.cancelled.wait()
+
+
+async def test_relay_takes_no_group_for_a_prefix_that_the_model_had_before_it_left_there(world: World) -> None:
+    world.say(TEXT)
+    first, second = world.groups
+    shared = {"messages": [{"role": "user", "content": "one and the same beginning " * 12}]}
+    await both_places(world)
+    speaks, first.script = first.script, hold_on
+    waits = tasks.spawn(world.chat(), "a request that waits")
+    await asyncio.wait_for(first.arrived(1), PATIENCE_S)
+    await world.chat(**shared)
+    first.script = speaks
+    await tasks.cancel(waits)
+    await world.chat(**shared)
+    assert (len(first.requests), len(second.requests)) == (1, 2), "to the one that has it"
+    await world.publish(world.route(fakes.place(first)))
+    await both_places(world)
+    await world.chat(**shared)
+    assert (len(first.requests), len(second.requests)) == (2, 2), "neither has it"
+
+
 async def followed(world: World, count: int = 1) -> None:
     """Returns when both groups were asked for their outlooks, which were told right then, so often."""
     async with asyncio.timeout(PATIENCE_S):
@@ -706,3 +729,22 @@ class TestCompilingElsewhere:
 
         world.placement.activate = later
         assert (await world.chat()).json()["choices"][0]["message"]["content"] == TEXT
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("not here", "the model had left the group that the request was sent to"),
+        ("handed back", "the model left its GPUs before the answer was complete"),
+        ("not here: no room for it", "no room for it"),
+    ],
+)
+@pytest.mark.parametrize("settings", [{"park_time_out_s": 0.3}])
+async def test_relay_that_found_no_place_in_time_says_why_in_a_clients_words(
+    world: World, error: str, told: str
+) -> None:
+    for group in world.groups:
+        group.script = fails_after(world, 0, error)
+    refused = await world.chat()
+    message = refused.json()["error"]["message"]
+    assert refused.status_code == 503 and message.endswith(f"could not be brought up within 0.3 s: {told}")

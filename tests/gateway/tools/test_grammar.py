@@ -141,5 +141,7 @@ def test_grammar_applies_after_the_reasoning(before: str, begun: bool, fits: boo
 
 def test_xgrammars_own_schemas_allow_what_ours_do_not() -> None:
     """Why gateways compile schemas themselves: what fails here may be left to xgrammar."""
-    format = {"type": "json_schema", "json_schema": {"type": "integer", "minimum": 1, "maximum": 120}}
-    assert Compiled(json.dumps({"type": "structural_tag", "format": format}), "structural_tag").takes("129")
+    schema = {"type": "string", "pattern": "^a+$", "minLength": 3}
+    format = {"type": "json_schema", "json_schema": schema}
+    assert Compiled(json.dumps({"type": "structural_tag", "format": format}), "structural_tag").takes('"aa"')
+    assert not Compiled(structured_outputs.of_schema(json.dumps(schema), "x"), "ebnf").takes('"aa"')

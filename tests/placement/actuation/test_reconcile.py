@@ -228,6 +228,25 @@ async def test_pressure_on_one_group_moves_a_model_to_the_other_once_per_cool_do
     assert world.planner.moves() == []
 
 
+@pytest.mark.parametrize("by_an_operator", [False, True])
+async def test_model_that_an_operator_moved_stays_there_for_the_cool_down(by_an_operator):
+    world = FakeCluster(cool_down_s=30)
+    world.model("a", pinned=True)
+    world.model("b")
+    world.groups[0].put("a", weights_bytes=30 * MIB)
+    world.groups[1 if by_an_operator else 0].put("b", weights_bytes=30 * MIB)
+    world.tell()
+    world.planner.observe()
+    if by_an_operator:
+        await world.reconciler.migrate("b", "g0")
+    for name in "ab":
+        world.groups[0].put(name, weights_bytes=30 * MIB, decode_tokens=10_000)
+    world.tell()
+    world.time += 1
+    world.planner.observe()
+    assert [move.model for move in world.planner.moves()] == ([] if by_an_operator else ["b"])
+
+
 @pytest.mark.parametrize("room", [True, False])
 async def test_round_of_two_moves_is_finished_despite_a_moment_without_room(room, monkeypatch):
     """As in policy/assignment/test_rebalance.py: a and b change places."""

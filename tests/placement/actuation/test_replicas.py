@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from placement.planning.planner import DepartingModel, PlacementPlan
 from protos import common_pb2
 from services.errors import Conflict, NotFound, Refused, Unmet
 from services.runtime import tasks
@@ -164,6 +166,48 @@ async def test_replica_that_is_let_go_hands_its_requests_to_another_of_the_same_
     assert routed == [["g1", "g2"]], "no new requests go to it while it is active still"
 
 
+@pytest.mark.parametrize(("running", "node", "successor"), [(1, "here", "unix:/g1"), (0, "here", ""), (1, "there", "")])
+async def test_replica_that_makes_way_gives_its_kv_to_another_group_of_the_node_if_it_has_requests(
+    world: FakeCluster, running: int, node: str, successor: str
+) -> None:
+    for group, its_node in zip(world.groups, ("here", node, "there"), strict=True):
+        group.state.node = its_node
+    world.groups[0].put("hot", weights_bytes=30 * MIB, running=running)
+    world.groups[1].put("hot", weights_bytes=30 * MIB)
+    world.tell()
+    leaves = DepartingModel("hot", common_pb2.HIBERNATING, "its time is over")
+    plan = PlacementPlan("new", world.cluster.known_group("g0"), "", yields=[leaves])
+    (told,) = world.reconciler.yields(plan, "part of activating new")
+    assert (told.model, told.target, told.successor) == ("hot", common_pb2.HIBERNATING, successor)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_group_that_a_model_has_left_gets_no_requests_before_it_reports_so(
+    world: FakeCluster, moves: bool
+) -> None:
+    world.actuator._silent_s = PATIENCE_S
+    leaves, other = world.groups[0], world.groups[1]
+    other.put("hot", weights_bytes=30 * MIB)
+    world.tell()
+    tell, told, leaves.tell = leaves.tell, asyncio.Event(), lambda: told.set()
+    if moves:
+        record = world.history.add("hot", "migrate", "g1", "an operator asked for it")
+        source, target = world.cluster.known_group("g0"), world.cluster.known_group("g1")
+        work: asyncio.Task[Any] = tasks.spawn(world.actuator.migrate("hot", source, target, record), "move")
+    else:
+        record = world.history.add("hot", "hibernate", "g0", "it is not needed")
+        work = tasks.spawn(world.actuator.let_go("hot", world.cluster.known_group("g0"), record), "leave")
+    await told.wait()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    (route,) = world.table.message().routes
+    assert not work.done() and [place.group for place in route.places] == ["g1"]
+    tell()
+    await work
+    (route,) = world.table.message().routes
+    assert [place.group for place in route.places] == ["g1"]
+
+
 async def test_replica_that_no_other_group_outlasts_is_let_go_as_before(world: FakeCluster) -> None:
     for group in world.groups:
         group.state.node = "here"
@@ -213,6 +257,66 @@ async def test_operators_replica_is_refused_with_the_reason(world: FakeCluster) 
     with pytest.raises(Unmet, match="hot is not active"):
         await world.reconciler.replicate("hot", "g2")
     assert places(world) == []
+
+
+async def test_replica_that_placement_made_is_an_operators_once_it_is_asked_for_by_its_group(
+    world: FakeCluster,
+) -> None:
+    await overloaded(world)
+    group = next(each for each in places(world) if each != "g0")
+    assert await world.reconciler.replicate("hot", group) == (group, 0.0)
+    for _ in range(100):
+        report(world, late=0, tokens=0, seconds=100.0)
+        await asyncio.sleep(0)
+    assert sorted(places(world)) == ["g0", group]
+
+
+async def test_operators_replica_is_refused_where_every_group_has_the_model(world: FakeCluster) -> None:
+    for _ in range(2):
+        await world.reconciler.replicate("hot")
+    with pytest.raises(Refused, match="hot: no group is left: it is on g0 and g1 and g2"):
+        await world.reconciler.replicate("hot")
+
+
+async def test_operators_replica_is_kept_over_the_absence_of_a_group_and_not_over_an_eviction(
+    world: FakeCluster,
+) -> None:
+    async def calm() -> list[str]:
+        for _ in range(100):
+            report(world, late=0, tokens=0, seconds=100.0)
+            await asyncio.sleep(0)
+        return places(world)
+
+    name, _ = await world.reconciler.replicate("hot")
+    (group,) = [each for each in world.groups if each.state.group == name]
+    world.cluster.heard_group(group.address, None)
+    world.reconciler.changed()
+    world.planner.surplus()  # a look while it is away
+    assert len(places(world)) == 1
+    world.tell()
+    async with asyncio.timeout(PATIENCE_S):
+        while len(places(world)) < 2:
+            await calm()
+    assert len(await calm()) == 2
+    await world.reconciler.evict("hot", common_pb2.HIBERNATING)
+    for each in (world.groups[0], group):
+        each.put("hot", weights_bytes=30 * MIB)
+    world.tell()
+    async with asyncio.timeout(PATIENCE_S):
+        while len(places(world)) == 2:
+            await calm()
+
+
+async def test_model_whose_most_replicas_falls_leaves_a_group(world: FakeCluster) -> None:
+    await world.reconciler.replicate("hot")
+    assert len(places(world)) == 2
+    world.model("hot", most_replicas=1)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(places(world)) == 2:
+            report(world, late=0, tokens=0)
+            await asyncio.sleep(0)
+    (decision,) = [each for each in world.history.last("hot", 10) if each.action == "hibernate"]
+    assert decision.reason == "its most_replicas is 1"
 
 
 async def test_operators_replica_beyond_the_most_is_refused() -> None:

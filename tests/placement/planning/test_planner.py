@@ -1,5 +1,7 @@
 import pytest
 
+from kv_kinds import messages
+from kv_kinds.layout import KvLayout, attention, state, window
 from placement.planning.traffic_record import TrafficRecord
 from placement.policy.expectations import WORTH_S
 from placement.policy.kvpr import LEAST_DEMAND
@@ -285,10 +287,10 @@ def test_token_rate_leaves_out_tokens_counted_before_the_group_was_found():
 
 def names_within(root, seen=None):
     """Every string that it keeps, in itself and in what it has."""
-    seen = set() if seen is None else seen
+    seen = {} if seen is None else seen
     if id(root) in seen:
         return
-    seen.add(id(root))
+    seen[id(root)] = root  # which keeps it, so that nothing else gets its id
     if isinstance(root, str):
         yield root
     elif isinstance(root, dict):
@@ -303,7 +305,8 @@ def names_within(root, seen=None):
 
 
 def test_planner_keeps_no_state_of_vanished_models_beyond_the_last_few():
-    world = FakeCluster(groups=2, most_vanished=4)
+    traffic = TrafficRecord()  # of which nothing is left after two days
+    world = FakeCluster(groups=2, most_vanished=4, traffic=traffic)
     world.model("stays")
     world.planner.observe()
     world.groups[0].put("stays", decode_tokens=5)
@@ -325,7 +328,8 @@ def test_planner_keeps_no_state_of_vanished_models_beyond_the_last_few():
     assert world.planner.rates().keys() == {"stays"}
     world.planner.moved("stays")
     kept = ["gone-3", "gone-3-unused", "gone-4", "gone-4-unused"]
-    assert {name for name in names_within(world.planner) if name.startswith("gone")} == set(kept)
+    within = names_within(world.planner, {id(traffic): traffic})
+    assert {name for name in within if name.startswith("gone")} == set(kept)
     assert list(world.cluster.vanished) == kept
 
 
@@ -336,6 +340,9 @@ class Past(TrafficRecord):
         super().__init__()
         self.expected = {name: ExpectedTraffic(rate, returns_per_s) for name, rate in dict(tokens_per_s).items()}
         self.counted = []
+
+    def follow(self, settled):
+        self.told = settled
 
     def observe(self, model, counts):
         self.counted.append((model, counts))
@@ -372,6 +379,15 @@ def test_places_by_the_rules_of_the_paper_are_not_those_of_earlier_hours():
     assert {world.planner.prospect(spec).group.name for spec in specs.values()} == {"g0"}
 
 
+def test_demand_of_a_model_with_several_kinds_of_kv_is_by_the_bytes_of_a_long_requests_token():
+    world, _ = warm(Past({"a": 50.0, "e": 50.0}))
+    layout = KvLayout((attention(1000), window(9000, 1024, 64), state(1 << 26)))
+    world.model("e", kv_kinds=messages.kinds(layout))
+    world.planner.observe()
+    demands = world.planner.demands()
+    assert demands["e"] == demands["a"] > LEAST_DEMAND
+
+
 def test_expected_demand_counts_until_more_is_seen_and_falls_with_time():
     world, specs = warm(Past({"a": 50.0}))
     world.planner.observe()
@@ -381,6 +397,18 @@ def test_expected_demand_counts_until_more_is_seen_and_falls_with_time():
     assert LEAST_DEMAND < world.planner.demands()["a"] < at_first
     world.time += WORTH_S / 2
     assert world.planner.demands()["a"] == LEAST_DEMAND
+
+
+def test_places_by_earlier_hours_count_models_that_the_catalogue_has_only_now():
+    past = Past({"a": 50.0, "b": 40.0, "c": 30.0, "d": 20.0})
+    world, specs = warm(past)
+    entries = dict(world.cluster.catalogue)
+    world.cluster.heard_catalogue([entries["d"]])
+    world.planner.observe()
+    assert world.planner.activation(specs["d"]).group is not None
+    world.cluster.heard_catalogue(entries.values())
+    world.planner.observe()
+    assert {"by the traffic of earlier hours" in world.planner.prospect(specs[name]).reason for name in "abc"} == {True}
 
 
 def test_model_that_is_fixed_to_a_group_comes_up_there_whatever_was_expected():
@@ -409,6 +437,74 @@ def test_traffic_is_counted_once_from_what_a_group_reports_after_it_was_found():
         ("a", TrafficCounts(1, 20, 0, 0)),
         ("a", TrafficCounts(1, 5, 0, 0)),
     ]
+
+
+def come_back(world, **counters):
+    """The model "a" leaves its group, and comes back with these counters, which its group has kept."""
+    for put in (lambda group: group.remove("a"), lambda group: group.put("a", **counters)):
+        put(world.groups[0])
+        world.tell()
+        world.planner.observe()
+
+
+def test_traffic_of_a_model_that_comes_back_to_its_group_is_not_counted_again():
+    past = Past()
+    world, _ = warm(past)
+    world.planner.observe()
+    world.groups[0].put("a", arrived=5, prefill_tokens=30, decode_tokens=7, returns=2)
+    world.tell()
+    world.planner.observe()
+    come_back(world, arrived=5, prefill_tokens=0, decode_tokens=0, returns=2)  # with another engine, whose counters are
+    come_back(world, arrived=6, prefill_tokens=4, decode_tokens=0, returns=3)
+    assert past.counted == [
+        ("a", TrafficCounts(5, 30, 7, 2)),
+        ("a", TrafficCounts(0, 0, 0, 0)),
+        ("a", TrafficCounts(1, 4, 0, 1)),
+    ]
+
+
+def test_missed_targets_of_a_model_that_comes_back_to_its_group_are_not_counted_again():
+    world, _ = warm(Past())
+    outcomes = world.planner._group_indexes.outcomes
+    world.planner.observe()
+    world.groups[0].put("a", ttft_missed=600, returns=40)
+    world.tell()
+    world.planner.observe()
+    assert outcomes.missed_per_s("a", world.time) == 10.0
+    missed, returned = outcomes.missed_per_s("a", world.time), outcomes.returns_per_s("a", world.time)
+    come_back(world, ttft_missed=600, returns=40)
+    assert (outcomes.missed_per_s("a", world.time), outcomes.returns_per_s("a", world.time)) == (missed, returned)
+    come_back(world, ttft_missed=60, returns=0)  # the group's process is another one
+    assert outcomes.missed_per_s("a", world.time) == 11.0
+
+
+def test_models_that_a_group_had_when_it_was_found_may_be_moved_though_earlier_hours_are_known():
+    world, _ = warm(Past({"a": 50.0, "b": 40.0, "c": 30.0}))
+    world.groups[0].put("a")
+    world.groups[1].put("b", common_pb2.HIBERNATING)
+    world.tell()
+    world.planner.observe()
+    world.groups[1].put("c")
+    world.tell()
+    world.planner.observe()
+    assert world.planner._group_indexes.expected == {"c"}
+
+
+def test_models_that_the_placement_before_called_settled_stay_so_as_long_as_they_are_on_a_group():
+    past = Past({"c": 30.0, "d": 20.0})
+    past.settled = frozenset({"a", "gone"})
+    world, _ = warm(past)
+    world.groups[0].put("a")
+    world.groups[1].put("b")
+    world.tell()
+    world.planner.observe()
+    assert world.planner._group_indexes.expected == {"a", "c", "d"}
+    assert sorted(past.told()) == ["a"], "those that have no place yet have none to keep"
+    world.planner.moved("b")
+    assert sorted(past.told()) == ["a", "b"]
+    world.groups[0].remove("a")
+    world.tell()
+    assert past.told() == ["b"]
 
 
 def test_model_that_returns_often_by_earlier_hours_does_not_make_way_before_one_that_does_not():

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -15,10 +16,20 @@ NOW = (HOUR + 0.5) * HOUR_S
 
 
 class Clock:
+    """The clock of the calendar and the time since a moment, in seconds."""
+
     at = NOW
+    up = 5.0
 
     def __call__(self):
         return self.at
+
+    def passes(self, seconds):
+        self.at += seconds
+        self.up += seconds
+
+    def record(self, path):
+        return TrafficRecord(path, self, lambda: self.up)
 
 
 @pytest.fixture
@@ -32,25 +43,57 @@ def hours(tokens=3600):
 
 async def test_record_that_starts_again_expects_what_the_one_before_it_saw(path):
     clock = Clock()
-    record = TrafficRecord(path, clock)
+    record = clock.record(path)
     assert record.expected == {}
     record.observe("a", TrafficCounts(4, 500, 100, 3))
-    clock.at += 600.0
+    clock.passes(600.0)
     await record.write()
-    after = TrafficRecord(path, clock).expected["a"]
+    after = clock.record(path).expected["a"]
     assert (after.tokens_per_s, after.returns_per_s) == (1.0, 0.005)
+
+
+async def test_record_that_starts_again_knows_which_models_were_settled(path):
+    clock = Clock()
+    record = clock.record(path)
+    assert record.settled == frozenset()
+    record.follow(lambda: ["b", "a"])
+    await record.write()
+    again = clock.record(path)
+    assert again.settled == {"a", "b"}
+    await again.write()
+    assert clock.record(path).settled == {"a", "b"}
+
+
+def test_file_of_a_placement_that_knew_of_no_settled_models_is_read(path):
+    with open(path, "wb") as file:
+        file.write(b'{"version": 1, "hours": {}}')
+    assert traffic_file.read_all(path) == ({}, frozenset())
 
 
 async def test_record_adds_to_what_was_in_the_file(path):
     traffic_file.write(path, traffic_file.encoded(hours()))
     clock = Clock()
-    record = TrafficRecord(path, clock)
+    record = clock.record(path)
     record.observe("a", TrafficCounts(1, 2, 3, 4))
-    clock.at += 60.0
+    clock.passes(60.0)
     await record.write()
     there = traffic_file.read(path)
     assert there[HOUR - 1] == hours()[HOUR - 1]
     assert there[HOUR] == TrafficHour(60.0, {"a": TrafficCounts(1, 2, 3, 4)})
+
+
+@pytest.mark.parametrize("set_by_s", [-7200.0, 3 * HOUR_S, 30 * 24 * HOUR_S])
+async def test_record_counts_no_hour_as_observed_by_a_clock_that_is_set(path, set_by_s):
+    clock = Clock()
+    record = clock.record(path)
+    clock.passes(60.0)
+    await record.write()
+    clock.at += set_by_s
+    clock.passes(60.0)
+    await record.write()
+    there = traffic_file.read(path)
+    assert sum(hour.observed_s for hour in there.values()) <= 120.0
+    assert there[int(clock.at // HOUR_S)].observed_s == 60.0
 
 
 @pytest.mark.parametrize(
@@ -64,8 +107,9 @@ async def test_record_adds_to_what_was_in_the_file(path):
         json.dumps({"version": 1, "hours": {"x": {"observed_s": 1, "models": {}}}}).encode(),
         json.dumps({"version": 1, "hours": {"494000": {"observed_s": 1, "models": {"a": [1, -2, 3, 4]}}}}).encode(),
         json.dumps({"version": 1, "hours": {"494000": {"observed_s": 1, "models": {"a": [1, 2]}}}}).encode(),
+        json.dumps({"version": 1, "hours": {"494000": {"observed_s": 9, "models": {"a": [1, 9**999, 1, 1]}}}}).encode(),
     ],
-    ids=["empty", "truncated", "garbage", "a list", "another version", "no number", "negative", "too few"],
+    ids=["empty", "truncated", "garbage", "a list", "another version", "no number", "negative", "few", "large"],
 )
 async def test_file_that_cannot_be_used_is_an_empty_history_and_is_replaced(path, content, capsys):
     with open(path, "wb") as file:
@@ -78,9 +122,30 @@ async def test_file_that_cannot_be_used_is_an_empty_history_and_is_replaced(path
     assert traffic_file.read(path)[HOUR].models == {"a": TrafficCounts(1, 2, 3, 4)}
 
 
-def test_file_that_is_missing_or_a_folder_is_an_empty_history(tmp_path):
-    assert traffic_file.read(str(tmp_path / "missing.json")) == {}
-    assert traffic_file.read(str(tmp_path)) == {}
+def test_file_that_is_missing_is_an_empty_history(path):
+    assert traffic_file.read(path) == {}
+
+
+def test_file_of_another_version_is_called_so_whatever_its_shape(path, capsys):
+    with open(path, "wb") as file:
+        file.write(b'{"version": 2, "days": []}')
+    assert traffic_file.read(path) == {}
+    assert "of another version" in "".join(capsys.readouterr())
+
+
+async def test_file_that_cannot_be_read_is_an_empty_history_and_is_not_written_over(path, monkeypatch):
+    traffic_file.write(path, traffic_file.encoded(hours()))
+
+    def refused(file):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", refused)
+        record = Clock().record(path)
+    assert record.expected == {}
+    record.observe("b", TrafficCounts(1, 2, 3, 4))
+    await record.write()
+    assert traffic_file.read(path) == hours()
 
 
 async def test_full_disk_leaves_the_old_file_and_fails_nothing(path, monkeypatch):

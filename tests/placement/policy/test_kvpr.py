@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.policy.kvpr import LEAST_DEMAND, Books, Device, Group, Model, demand, load, pressure, share
+from placement.policy.kvpr import (
+    LEAST_DEMAND,
+    Books,
+    Device,
+    Group,
+    Model,
+    demand,
+    load,
+    pressure,
+    pressure_text,
+    share,
+)
 
 GROUP = Group("g", (Device("d0", 100), Device("d1", 200), Device("d2", 100)))
 
@@ -92,3 +103,19 @@ def test_books_after_a_release_are_as_before_the_booking(bookings):
         assert books.free(device.name) == device.capacity
         assert books.pressure(device.name) == 0.0
         assert copy.free(device.name) == device.capacity - sum(m.needed for m, d in models if d == device.name)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (2.011e-06, "below 0.0001"),
+        (0.0001, "0.0001"),
+        (0.94031, "0.9403"),
+        (525.469, "525.5"),
+        (123_456.7, "123457"),
+        (inf, "infinite"),
+    ],
+)
+def test_pressure_in_a_sentence_has_no_power_of_ten(value, text):
+    assert pressure_text(value) == text

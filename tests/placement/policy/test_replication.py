@@ -131,7 +131,7 @@ def test_replication_model_of_unknown_rate_leaves_a_group_after_a_long_time_with
     assert replication.surplus(600.0, lambda _: 500.0) == [("m", "a")]
 
 
-def test_replication_model_that_is_held_leaves_no_group_while_it_has_several() -> None:
+def test_replication_model_that_is_held_leaves_no_group_though_one_was_away() -> None:
     replication = Replication(RULES)
     for group in ("a", "b"):
         replication.heard(group, {"m": ON_TIME}, 0.0)
@@ -141,9 +141,24 @@ def test_replication_model_that_is_held_leaves_no_group_while_it_has_several() -
     assert replication.surplus(10_000.0, lambda name: 0.0) != []
     replication.hold("m", True)
     replication.heard("b", {}, 10_000.0)
-    replication.surplus(10_000.0, lambda name: 0.0)
+    assert replication.surplus(10_000.0, lambda name: 0.0) == [], "it has one group"
     replication.heard("b", {"m": ON_TIME}, 10_000.0)
-    assert replication.surplus(20_000.0, lambda name: 0.0) != [], "it had one group in between"
+    assert replication.surplus(20_000.0, lambda name: 0.0) == []
+    replication.keep(["m"])
+    assert replication.surplus(20_000.0, lambda name: 0.0) == []
+    replication.keep([])
+    assert replication.surplus(20_000.0, lambda name: 0.0) != [], "another model may have come under the name"
+
+
+def test_replication_model_on_more_groups_than_it_may_have_leaves_one_at_once_though_it_is_short_or_held() -> None:
+    replication = late("a", "b", "c")
+    replication.hold("m", True)
+    assert replication.surplus(UP_S, lambda _: 1e6, most=lambda _: 3) == []
+    assert replication.surplus(UP_S, lambda _: 1e6, most=lambda _: 2) == [("m", "a")]
+    assert replication.surplus(UP_S, lambda _: 1e6, going={"c"}, most=lambda _: 1) == [("m", "c")]
+    replication.heard("d", {"m": LATE}, UP_S)
+    assert len(replication.groups("m")) > RULES.most
+    assert replication.surplus(UP_S, lambda _: 1e6) == [("m", "a")], "the bound of the rules"
 
 
 def test_replication_forgets_the_models_of_a_lost_group() -> None:
@@ -182,4 +197,5 @@ def test_replication_decisions_keep_to_the_bounds_whatever_is_heard(steps: list)
             replication.granted(name, rate, now)
         assert replication.short(now) == []
         for name, group in replication.surplus(now, lambda _, rate=rate: rate):
-            assert group in on[name] and len(on[name]) > 1 and name not in short
+            assert group in on[name] and len(on[name]) > 1
+            assert name not in short or len(on[name]) > RULES.most

@@ -148,7 +148,21 @@ async def test_check_names_what_a_folder_needs_and_the_groups_that_could_hold_it
     assert found["kv_bytes_per_token"] == 2 * 2 * 2 * 8 * 2, "keys and values, layers, heads, head size, 16 bit"
     small = json.loads((await run("models", "check", str(folder), "--kv-dtype", "fp8", "--json")).stdout)
     assert 2 * small["kv_bytes_per_token"] == found["kv_bytes_per_token"]
+    assert "  KV         128 B a token, " in result.stdout
+    assert [(kind["name"], kind["bytes_per_token"]) for kind in found["kv_kinds"]] == [("attention", 128)]
     assert run.asked == []
+
+
+async def test_check_of_a_folder_of_a_refused_class_tells_the_kinds_of_kv_that_it_would_have(run, tmp_path):
+    linear = {f"linear_num_{part}_heads": 2 for part in ("key", "value")}
+    linear |= {f"linear_{part}_head_dim": 64 for part in ("key", "value")} | {"linear_conv_kernel_dim": 4}
+    types = {"layer_types": ["linear_attention", "full_attention"]}
+    folder = checkpoint_files.write(tmp_path / "m", architectures=["NextHybridForCausalLM"], **types, **linear)
+    result = await run("models", "check", str(folder))
+    assert result.exit_code == 1 and "is a hybrid of attention and state-space or linear layers" in result.stdout
+    assert "  KV         attention 64 B a token, state 34.2 KiB a request, if it were served\n" in result.stdout
+    found = json.loads((await run("models", "check", str(folder), "--json")).stdout)
+    assert [kind["name"] for kind in found["kv_kinds"]] == ["attention", "state"]
 
 
 async def test_check_of_a_folder_that_cannot_be_served_ends_with_the_reason(run, tmp_path):

@@ -45,6 +45,11 @@ def test_trace_for_a_script_has_null_for_what_is_not_known(file):
         (HEADER + "1,a,2,3\n2,a,x,3\n", "line 3: prompt_tokens is 'x', not a whole number"),
         (HEADER + "5,a,2,3\n4,a,2,3\n", "line 3: time goes back"),
         (HEADER + "1,a,2\n", "line 2: 3 columns instead of 4"),
+        (HEADER + "1,,2,3\n", "line 2: model is empty"),
+        (HEADER + "1,a,2,1000000001\n", "line 2: output_tokens is above 1,000,000,000"),
+        (HEADER + f"1,a,{10**400},3\n200,a,2,3\n", "line 2: prompt_tokens is above 1,000,000,000"),
+        (HEADER + "1.7e15,a,2,3\n1.8e15,a,2,3\n", "line 3: arrival_s is 1e+14 s after the first, over ten years"),
+        ("", "it is empty"),
         (HEADER, "no request"),
         (HEADER + "1,a,2,3\n9,a,2,3\n", "too short"),
     ],
@@ -56,6 +61,20 @@ def test_fault_in_a_trace_is_told_with_its_line(tmp_path, text, says):
     assert result.exit_code == 2 and says in result.stderr and str(path) in result.stderr
 
 
+def test_trace_as_spreadsheets_write_it_is_read_as_any_other(tmp_path, file):
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + (HEADER + ROWS).replace("\n", "\r\n").encode())
+    assert run(path).exit_code == 0 and run(path).stdout == run(file).stdout
+
+
 def test_trace_that_is_not_there_or_a_length_of_nothing_is_refused(tmp_path, file):
     assert "No such file" in run(tmp_path / "none.csv").stderr
     assert "--seconds has to be above zero" in run(file, "--seconds", 0).stderr
+    assert "--seconds has to be 3.1536e+08 at most" in run(file, "--seconds", 1e15).stderr
+
+
+def test_trace_in_an_archive_that_is_damaged_is_refused_by_its_name(tmp_path, file):
+    head = file.read_bytes()[:10]
+    (tmp_path / "log.csv").write_bytes(head + b"\xff" * 40)
+    result = run(tmp_path / "log.csv")
+    assert result.exit_code == 2 and "log.csv, after line 0: " in result.stderr

@@ -17,6 +17,7 @@ def decision(action, reason, age_s=9.0, group="g0", outcome="done in 0.50 s"):
 def told(state, places=(), **keys):
     known = {"model": "m", "state": state, "error": None, "places": places, "requests": [], "prospect": None}
     known |= {"retry_s": 0.0, "path": "", "base": "", "no_image": "", "decisions": [], "silent": []}
+    known |= {"kept": False}
     return account(known | keys)
 
 
@@ -46,6 +47,13 @@ def test_account_of_a_model_on_several_groups_has_the_decision_of_each():
         "why: activate on g0 90 s ago, done in 0.50 s: the least pressure",
         "why: replicate on g1 3 s ago, done in 0.50 s: its requests are late on g0",
     ]
+
+
+def test_account_of_a_model_that_an_operator_keeps_on_several_groups_says_so():
+    said = "an operator asked for it on several groups (replicate): it leaves none as not needed"
+    assert said in told("active", [place(), place(group="g1")], kept=True)
+    assert said not in told("active", [place(), place(group="g1")])
+    assert said not in told("active", [place(), place("hibernating", group="g1")], kept=True), "it is on one"
 
 
 def test_account_of_a_hibernating_model_says_what_a_request_would_meet():

@@ -1,5 +1,7 @@
 """Frames of `top` and `status`, from values as `Looking` gives them."""
 
+from math import inf
+
 import pytest
 
 from prismctl.views.frame import bar, status, top
@@ -100,6 +102,12 @@ def test_frame_of_a_wide_terminal_has_bytes_by_owner_and_the_queues():
     assert "cpu:0: 28.0 MiB of 32.0 MiB, 4.0 MiB free, pressure 0.250" in lines
     (row,) = (line for line in lines if "Llama" in line)
     assert row.split()[2:] == ("28.0 MiB 16.0 MiB 4.0 MiB 2.0 MiB 2.0 MiB 4.0 MiB 32.0 MiB 2 0 1 12 3 s".split())
+
+
+def test_status_has_demand_in_units_and_no_power_of_ten():
+    busy = model("m", tokens_per_s=1.0, demand=3.25e6)
+    text = status(seen(groups=[group("g", [device("d", BUSY)], [busy], pressure=inf)]), 200)
+    assert "3.1 MiB/s²" in text and ", pressure infinite" in text and "e+" not in text
 
 
 def test_bar_is_in_proportion_and_shows_small_owners():

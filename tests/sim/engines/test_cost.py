@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_kinds.layout import state, window
 from sim.engines.cost import H100, H200, Cost, Shape, on_host
 from sim.inputs.catalogue import SHAPES
 
 ALONE_ON_H100S = Path(__file__).parents[3] / "benchmarks" / "results" / "compare_h100" / "slos.json"
 EIGHT = Cost(SHAPES["8b"])
+MB, GB = 10**6, 10**9
 
 
 @given(st.integers(0, 3000), st.integers(1, 256), st.integers(0, 400_000), st.floats(0.0, 0.999))
@@ -69,6 +71,15 @@ def test_host_time_of_a_prefill_follows_the_layers_and_has_no_graphs_on_several_
     assert two.prefill(0.0, 16) == two.prefill(0.0, 2048) == four.prefill(0.0, 16) > EIGHT.prefill(0.0, 2048)
 
 
+def test_a_decode_step_reads_the_windows_of_each_request_and_reads_and_writes_its_state():
+    plain = Shape(GB, 1000)
+    kinds = replace(plain, other_kinds=(window(2000, 500, 100), state(3 * MB)))
+    one, two = (Cost(kinds).decode_devices(1, batch, 1000) for batch in (1, 2))
+    own = (500 * 2000 + 2 * 3 * MB) / H200.kv_bytes_per_s
+    assert one - Cost(plain).decode_devices(1, 1, 1000) == pytest.approx(own)
+    assert two - Cost(plain).decode_devices(1, 2, 1000) == pytest.approx(2 * own)
+
+
 def test_a_model_on_two_devices_has_half_of_its_bytes_and_compute_on_each():
     whole = SHAPES["8b"]
     two = Cost(Shape(whole.weights_bytes, whole.kv_bytes_per_token, 2))
@@ -115,6 +126,14 @@ def test_decode_step_of_a_mixture_costs_between_its_active_and_all_of_its_weight
     if batch == 1:
         assert step == pytest.approx(least.decode_devices(1, batch, context))
     assert mixture.prefill_part(512, 0) == pytest.approx(least.prefill_part(512, 0))
+
+
+@given(st.integers(1, 256), st.integers(0, 400_000))
+def test_decode_step_reads_no_embeddings_of_a_model_without_experts_whatever_the_batch(batch, context):
+    rows = replace(SHAPES["8b"], active_bytes=9_000_000_000, expert_share=1.0)
+    without = replace(rows, weights_bytes=rows.active_bytes)
+    step = Cost(rows).decode_devices(1, batch, context)
+    assert step == pytest.approx(Cost(without).decode_devices(1, batch, context))
 
 
 @given(st.integers(0, 300), st.integers(1, 256), st.integers(0, 400_000), st.floats(0.0, 0.999))

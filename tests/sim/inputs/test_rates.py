@@ -45,15 +45,23 @@ def test_rates_drawn_with_one_seed_are_equal_and_fit_the_context(file):
     assert all(prompt > 0 and output > 0 and prompt + output <= 100 for _, prompt, output in drawn(1))
 
 
+def test_rates_with_a_byte_order_mark_are_those_without(file):
+    known = worlds.models("a")
+    assert rates.read(file("\ufeff" + HEADER + "a,1,2,3\n"), known) == rates.read(file(HEADER + "a,1,2,3\n"), known)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("", "it is empty"),
         ("model,rate\n", "line 1: the columns are"),
         (HEADER, "no model in it"),
         (HEADER + "a,1,2\n", "line 2: 3 columns instead of 4"),
         (HEADER + "a,1,2,3\nz,1,2,3\n", "line 3: model 'z' is not in the catalogue"),
         (HEADER + "a,1,2,3\na,1,2,3\n", "line 3: model 'a' again"),
         (HEADER + "a,0,2,3\n", "line 2: requests_per_s is 0; it has to be above zero"),
+        (HEADER + "a,1,1e300,3\n", "line 2: prompt_tokens is above 1,000,000,000"),
+        (HEADER + ",1,2,3\n", "line 2: model is empty"),
         (HEADER + "a,1,-2,3\n", "line 2: prompt_tokens is -2"),
         (HEADER + "a,1,2,many\n", "line 2: output_tokens is 'many', not a number"),
     ],
@@ -67,6 +75,12 @@ def test_rates_that_give_no_request_are_refused(file):
     found = rates.read(file(HEADER + "a,0.0001,2,3\n"), worlds.models("a"))
     with pytest.raises(TraceError, match="no request comes in 1 s"):
         rates.draw(found, 1.0)
+
+
+def test_rates_that_give_more_requests_than_fit_in_memory_are_refused(file):
+    found = rates.read(file(HEADER + "a,1000,2,3\nb,1000,2,3\n"), worlds.models("a", "b"))
+    with pytest.raises(TraceError, match="20,000,000 requests come in 5000 s, over 10,000,000"):
+        rates.draw(found, 5000.0, scale=2.0)
 
 
 def test_rates_in_a_file_that_is_no_text_are_refused_by_its_name(tmp_path):

@@ -118,6 +118,15 @@ def test_a_model_for_one_group_alone_comes_up_there_or_waits_for_it():
     assert "100" in there.refused(Model("m", 1.0, 120), "B").reason and there.refused(Model("m", 1.0, 90), "B") is None
 
 
+def test_activation_where_every_group_that_could_hold_the_model_is_closed_says_so_and_no_bytes():
+    there = GroupIndex()
+    there.hear(Group("A", (Device("a", 100),)), ())
+    there.hear(Group("small", (Device("s", 10),)), ())
+    outcome = there.activate(Model("m", 1.0, 50), closed=["A"]).outcome
+    assert isinstance(outcome, Wait)
+    assert outcome.reason.endswith("those that could hold it are reserved for other models, or have it")
+
+
 def test_a_model_comes_up_where_an_engine_is_free_before_another_model_loses_its_own():
     groups = [Group("full", (Device("full", 100),), 1), Group("free", (Device("free", 95),), 1)]
     asleep = PlacedModel(Model("asleep", 1.0, 20, quota=1), Place("full", ("full",)), hibernating=True, idle_s=90.0)
