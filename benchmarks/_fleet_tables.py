@@ -3,16 +3,16 @@ loses are bold."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import sim_bias
+from benchmarks import _series, sim_bias
 from benchmarks._day import SYSTEMS_OF_DAY, Marks
 from benchmarks._paper_tables import PRISM, Found, cost, value
 from benchmarks._search import Crossing
+from benchmarks._series import Done
 
 STATIC = "static, hour before"
 MARKS: Marks = (99.0, 99.0, 95.0)
@@ -47,28 +47,14 @@ class DaySeries:
         return f"{self.setting}: {self.system}"
 
 
-class FleetResultsError(ValueError):
-    """A file of results that cannot be read."""
+def read(out: Path) -> Done:
+    """Series by key; none where there is no file. Raises ResultsError."""
+    return _series.read(out, "fleet_sim", _check)
 
 
-def read(out: Path) -> dict[str, Any]:
-    """Series by key; none where there is no file. Raises FleetResultsError."""
-    if not out.exists():
-        return {}
-    try:
-        kept = json.loads(out.read_text())
-        if kept["benchmark"] != "fleet_sim":
-            raise ValueError(f"of the benchmark {kept['benchmark']}")
-        found: dict[str, Any] = kept["series"]
-        for one in found.values():
-            DaySeries(**one["arguments"])
-            one["commit"], float(one["weights_gb"]), {int(gpus): dict(of) for gpus, of in one["points"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FleetResultsError(
-            f"{out} is damaged, or no result of fleet_sim ({type(error).__name__}: {error}): "
-            "put it right, or move it away to begin anew"
-        ) from None
-    return found
+def _check(one: dict[str, Any]) -> None:
+    DaySeries(**one["arguments"])
+    one["commit"], float(one["weights_gb"]), {int(gpus): dict(of) for gpus, of in one["points"].items()}
 
 
 # --- enough

@@ -4,16 +4,16 @@ loses are bold.
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import sim_bias
+from benchmarks import _series, sim_bias
 from benchmarks._paper import CONTENDERS, PLANS
 from benchmarks._search import Crossing, first_crossing
+from benchmarks._series import Done
 
 EIGHT = ("light", "tight")
 TRACES_OF_EIGHT = ("arena27", "hyperbolic7")
@@ -62,28 +62,14 @@ GRID = (
 # --- what is kept
 
 
-class PaperResultsError(ValueError):
-    """A file of results that cannot be read."""
+def read(out: Path) -> Done:
+    """Series by key; none where there is no file. Raises ResultsError."""
+    return _series.read(out, "paper_sim", _check)
 
 
-def read(out: Path) -> dict[str, Any]:
-    """Series by key; none where there is no file. Raises PaperResultsError."""
-    if not out.exists():
-        return {}
-    try:
-        kept = json.loads(out.read_text())
-        if kept["benchmark"] != "paper_sim":
-            raise ValueError(f"of the benchmark {kept['benchmark']}")
-        found: dict[str, Any] = kept["series"]
-        for one in found.values():
-            PaperSeries(**one["arguments"])
-            one["commit"], {float(at): dict(point) for at, point in one["points"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PaperResultsError(
-            f"{out} is damaged, or no result of paper_sim ({type(error).__name__}: {error}): "
-            "put it right, or move it away to begin anew"
-        ) from None
-    return found
+def _check(one: dict[str, Any]) -> None:
+    PaperSeries(**one["arguments"])
+    one["commit"], {float(at): dict(point) for at, point in one["points"].items()}
 
 
 def value(point: Found, name: str) -> float:

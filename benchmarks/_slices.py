@@ -72,7 +72,7 @@ RATES = {
 }
 BURST_HOUR, BURST_RATES = 21, (0.5, 1.0)
 """22 requests a second at rate 1, more than all other hours at 4."""
-_SECOND_HALF_S = {"hyperbolic7.csv.gz": 300.0, "arena27.csv.gz": 300.0, "azure2023.csv.gz": 1764.0}
+_HALF_S = {"hyperbolic7.csv.gz": 300.0, "arena27.csv.gz": 300.0, "azure2023.csv.gz": 1764.0}
 QUICK = {
     "tuning": {"6 h": (1.0, 4.0), "11 h": (2.0,)},
     "unseen": {"5 h": (1.0, 4.0), "17 h": (2.0, 4.0), "19 h": (1.0, 2.0), "hyperbolic7": (4.0,)},
@@ -81,12 +81,14 @@ QUICK = {
 and not by any result; of the unseen half also the hour with the most requests, bursts aside."""
 
 
-def parts(half: str, quick: bool = False) -> Iterator[Part]:
-    """The half's slices at all their rates, in the order of the traces."""
+def parts(half: str, quick: bool = False, seconds: float = SECONDS) -> Iterator[Part]:
+    """The half's slices at all their rates, in the order of the traces. A slice has so many seconds, or those of its
+    half of a short trace."""
     for part in _slices(half):
         rates = BURST_RATES if part.name == f"{BURST_HOUR} h" else RATES[part.file]
         for rate in QUICK[half].get(part.name, ()) if quick else rates:
-            yield replace(part, rate=rate)
+            most_s = _HALF_S.get(part.file, HOUR_S)
+            yield replace(part, rate=rate, seconds=min(seconds, most_s))
 
 
 def dealt(names: Sequence[str], models: Sequence[str], dealing: int) -> dict[str, str]:
@@ -103,6 +105,6 @@ def _slices(half: str) -> Iterator[Part]:
     for hour in UNSEEN_HOURS if unseen else TUNING_HOURS:
         before_s = HOUR_S if hour else 0.0
         yield Part(f"{hour} h", "servegen48.csv.gz", HOUR_S * hour, 1.0, half=half, dealing=dealing, before_s=before_s)
-    for file, from_s in _SECOND_HALF_S.items():
+    for file, from_s in _HALF_S.items():
         from_s = from_s if unseen else 0.0
         yield Part(file.split(".")[0], file, from_s, 1.0, half=half, dealing=dealing, before_s=from_s)

@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import _report, sim_bias
+from benchmarks import _report, _series, sim_bias
 from benchmarks._fleets import FLEETS, HARDWARE, WARM_GAP_S, Fleet, workload
 from benchmarks._pool import pool, results
 from sim import report
@@ -225,19 +225,12 @@ def _counts(system: System) -> dict[str, int]:
 # --- all of them
 
 
-def commit() -> str:
-    """The last that touched what points depend on."""
-    last = _report.git("log", "-1", "--format=%H", "--", *SOURCES)
-    changed = _report.git("status", "--porcelain", "--untracked-files=no", "--", *SOURCES)
-    return last + ("+changes" if changed else "")
-
-
 def measure(out: Path, traces: Path, only: str, workers: int) -> dict[str, Any]:
     """Runs what `out` lacks, and writes it after each point."""
     kept: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     done: dict[str, Any] = kept.get("points", {})
     targets: dict[str, Any] = kept.get("alone", {})
-    now = commit()
+    now = _series.commit(SOURCES)
     wanted = dict.fromkeys(point for sweep in SWEEPS if only in ("", sweep.fleet) for point in points(sweep))
     todo = [point for point in wanted if done.get(point.key, {}).get("commit") != now]
     with pool(workers) as processes:
@@ -249,9 +242,7 @@ def measure(out: Path, traces: Path, only: str, workers: int) -> dict[str, Any]:
         for count, (point, found) in enumerate(results(processes, running), start=1):
             done[point.key] = {"arguments": asdict(point), "commit": now, **found}
             result = {"seed": SEED, "alone": targets, "points": dict(sorted(done.items()))}
-            partial = out.with_suffix(".partial")
-            _report.write(partial, "comparison_sim", result)
-            partial.replace(out)
+            _series.keep(out, "comparison_sim", result)
             told = done[point.key].get("attainment", "refused")
             print(f"{count} of {len(running)}: {point.key}: {told}", flush=True)
     return done

@@ -77,7 +77,7 @@ def _slots(before: Any, after: Any, last: Any, pages: Any, out: Any, size: int) 
 def _pages_by_numpy() -> None:
     from sglang.srt.mem_cache.allocator import paged
 
-    from gpu_scheduler.engines.sglang.kv import paged_allocator as ours
+    from gpu_scheduler.engines.sglang.kv.pools import paged_allocator as ours
 
     def extend(before: Any, after: Any, last: Any, pages: Any, out: Any, *rest: Any) -> None:
         _slots(before.numpy(), after.numpy(), last.numpy(), pages.numpy(), out.numpy(), rest[-1])

@@ -144,8 +144,9 @@ FLEET = {PRISM: "#c0392b", STATIC: "#7f8c8d", "static that knows": "#bdc3c7", "M
 
 
 def fleet(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
-    """GPUs that are enough by number of models, with the simulator's bias taken off; and how many times as many a
-    static partition needs as Prism, by how full of weights its GPUs are. Settings with the largest sample of hours."""
+    """GPUs that are enough by number of models, for all requests and for each model, with the simulator's bias taken
+    off; and how many times as many a static partition needs as Prism, by how full of weights its GPUs are. Settings
+    with the largest sample of hours."""
     every = list(rows(found["series"], sim_bias.kept()))
     sample = {(row.setting.every, row.setting.seconds) for row in every}
     mine = [
@@ -157,12 +158,17 @@ def fleet(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
     alike = [
         row for row in mine if row.setting.rate == 1 and row.setting.ttft_s == lax and row.setting.memory in memory
     ]
-    for name, colour in FLEET.items():
-        line = [(row.setting.models, row.corrected[name].rate) for row in alike if _told(row, name)]
-        if line:
-            numbers.plot(*zip(*sorted(line), strict=True), marker="o", markersize=3, color=colour, label=name)
-    numbers.set(title=f"rate 1, TTFT from {lax:g} s", xlabel="models", ylabel="GPUs", ylim=(0, None))
     of_all = {row.setting: row for row in rows(found["series"], sim_bias.kept(), count=OVERALL)}
+    for name, colour in FLEET.items():
+        for style, some in ((":", alike), ("-", [of_all[row.setting] for row in alike])):
+            line = [(row.setting.models, row.corrected[name].rate) for row in some if _told(row, name)]
+            if line:
+                label = name if style == "-" else None
+                numbers.plot(
+                    *zip(*sorted(line), strict=True), style, marker="o", markersize=3, color=colour, label=label
+                )
+    title = f"rate 1, TTFT from {lax:g} s; dotted: no model under 95 %"
+    numbers.set(title=title, xlabel="models", ylabel="GPUs", ylim=(0, None))
     for label, colour, lines in (
         ("of all requests", "#e59866", {row.setting: of_all[row.setting] for row in mine}),
         ("also of each model", "#c0392b", {row.setting: row for row in mine}),
@@ -364,12 +370,9 @@ FIGURES: dict[str, Callable[[dict[str, Any]], Iterable[tuple[str, Figure]]]] = {
     "sensitivity": sensitivity,
     "policy": growth,
     "two_models": two_models,
-    "staircase_sim": stairs,
-    "staircase_h200": stairs,  # with the simulated lines in it: instead of the one before
+    "staircase_h200": stairs,
 }
 """By the result file that each is drawn from, or the folder of several."""
-NOT_YET = {"staircase_h200"}
-"""Results that nobody has measured yet: that they are not there is no news."""
 
 
 def draw(names: Iterable[str], results: Path, out: Path) -> None:
@@ -384,8 +387,7 @@ def draw(names: Iterable[str], results: Path, out: Path) -> None:
         elif folder.is_dir():
             found = {each.stem: json.loads(each.read_text()) for each in sorted(folder.glob("*.json"))}
         else:
-            if name not in NOT_YET:
-                print(f"figures: no {path.name}, so none of its figures", file=sys.stderr)
+            print(f"figures: no {path.name}, so none of its figures", file=sys.stderr)
             continue
         for title, figure in FIGURES[name](found):
             figure.savefig(out / f"{title}.svg", metadata={"Date": None})

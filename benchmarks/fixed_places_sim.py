@@ -10,6 +10,7 @@ with the slice known, so not all of it can be.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from dataclasses import replace
@@ -40,7 +41,7 @@ def divisions() -> list[dict[str, str]]:
 
 def attained(part: Part, places: dict[str, str] | None, traces: Path) -> float:
     """Requests on time, %."""
-    settings: dict[str, Any] = {} if places is None else {"rebalance": False, "places": places}
+    settings = {} if places is None else {"rebalance": "false", "places": json.dumps(places)}
     return 100.0 * float(slices_sim.run(part, "prism", settings, traces)["attainment"])
 
 

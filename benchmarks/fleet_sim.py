@@ -1,7 +1,7 @@
 """The fewest GPUs that a fleet needs over a day, by system, in the simulator: where Prism pays, and where it does not.
 
     python benchmarks/fleet_sim.py --traces FOLDER                   # every second hour, 240 s of each
-    python benchmarks/fleet_sim.py --traces FOLDER --quick           # every fourth, 120 s; under ten minutes of a core
+    python benchmarks/fleet_sim.py --traces FOLDER --quick           # every fourth, 120 s; under half an hour of a core
     python benchmarks/fleet_sim.py --traces FOLDER --every 1 --seconds 3540      # the whole day
     python benchmarks/fleet_sim.py --show [--dollars 2.5]            # the tables of what the file has, as Markdown
     python benchmarks/fleet_sim.py --figure                          # its figure, into docs/lab/figures
@@ -19,11 +19,8 @@ A series is one system in one setting; those that the file has from the same com
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import cache, partial
 from math import ceil
 from pathlib import Path
@@ -31,12 +28,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import _day, _report, figures, paper_sim, sim_bias
+from benchmarks import _command_line, _day, _series, paper_sim, sim_bias
 from benchmarks._day import SYSTEMS_OF_DAY, Day, Targets
-from benchmarks._fleet_tables import ALL, OVERALL, DaySeries, FleetResultsError, enough, marks_to_reach, read, show
+from benchmarks._fleet_tables import ALL, OVERALL, DaySeries, enough, marks_to_reach, read, show
 from benchmarks._fleets import HARDWARE
-from benchmarks._pool import pool, results
 from benchmarks._search import fewest
+from benchmarks._series import Done
 
 SOURCES = (*paper_sim.SOURCES, "benchmarks/_day.py")
 """Files and folders whose last commit a series is valid for."""
@@ -45,9 +42,9 @@ MODELS = (48, 96, 16, 32, 64)
 LEAST_TTFT_S = 1.0
 SETTINGS = (
     *((models, 1.0, GB, ttft_s) for models in MODELS for ttft_s in (LEAST_TTFT_S, 0.0)),
-    *((48, rate, GB, LEAST_TTFT_S) for rate in (2.0, 4.0, 8.0)),
+    *((48, rate, GB, LEAST_TTFT_S) for rate in (2.0, 4.0, 8.0, 16.0)),
     *((48, 4.0, memory, LEAST_TTFT_S) for memory in (141.0, 282.0)),
-    (16, 4.0, 141.0, LEAST_TTFT_S),
+    *((16, rate, 141.0, LEAST_TTFT_S) for rate in (4.0, 16.0)),
 )
 """Models, requests for each of the trace, GB of a GPU, and the least TTFT target in seconds."""
 QUICK = (
@@ -58,6 +55,9 @@ QUICK = (
     (16, 4.0, 141.0, LEAST_TTFT_S),
     (48, 4.0, 282.0, LEAST_TTFT_S),
     (48, 4.0, 141.0, LEAST_TTFT_S),
+    (48, 8.0, GB, LEAST_TTFT_S),
+    (48, 16.0, GB, LEAST_TTFT_S),
+    (16, 16.0, 141.0, LEAST_TTFT_S),
 )
 SPREAD, SLACK = 2.0, 4
 """No more GPUs are tried than so many times those that would hold the weights, and so many more; with more traffic, as
@@ -105,59 +105,32 @@ def _holds(point: Callable[[int], dict[str, Any]], marks: Sequence[float], gpus:
     return enough(point(gpus), marks)
 
 
-def commit() -> str:
-    """The last that touched what series depend on."""
-    last = _report.git("log", "-1", "--format=%H", "--", *SOURCES)
-    changed = _report.git("status", "--porcelain", "--untracked-files=no", "--", *SOURCES)
-    return last + ("+changes" if changed else "")
-
-
-def measure(out: Path, traces: Path, wanted: Iterable[DaySeries], workers: int) -> dict[str, Any]:
+def measure(out: Path, traces: Path, wanted: Iterable[DaySeries], workers: int) -> Done:
     """Runs what `out` lacks, in the order that is wanted, and writes it after each series."""
-    done, now, bias = read(out), commit(), sim_bias.kept()
+    done, now = read(out), _series.commit(SOURCES)
     todo = [one for one in wanted if done.get(one.key, {}).get("commit") != now]
-    for one in todo:
-        _load(traces, one.models, one.every, one.seconds, one.ttft_s)  # before processes are forked
-    with pool(workers) as processes:
-        running = {processes.submit(searched, one, traces, bias): one for one in todo}
-        for count, (one, found) in enumerate(results(processes, running), start=1):
-            done[one.key] = {"arguments": asdict(one), "commit": now, **found}
-            unfinished = out.with_suffix(".partial")
-            _report.write(unfinished, "fleet_sim", {"seed": _day.SEED, "series": dict(sorted(done.items()))})
-            unfinished.replace(out)
-            cpu_s = sum(point["cpu_s"] for point in found["points"].values())
-            print(f"{count} of {len(todo)}: {one.key}: {len(found['points'])} points, {cpu_s:.1f} s", flush=True)
-    return done
+    search = partial(searched, traces=traces, bias=sim_bias.kept())
+
+    def load(one: DaySeries) -> None:
+        _load(traces, one.models, one.every, one.seconds, one.ttft_s)
+
+    return _series.measure(out, "fleet_sim", _day.SEED, done, todo, now, search, load, workers)
 
 
 def main() -> None:
-    parser = _report.arguments("fleet_sim", __doc__ or "")
-    parser.add_argument("--traces", type=Path, help=f"the folder with {_day.FILE}")
+    traces, quick = f"the folder with {_day.FILE}", "every fourth hour, 120 s of each, ten settings"
+    parser = _command_line.arguments("fleet_sim", __doc__ or "", traces, quick)
     parser.add_argument("--every", type=int, default=2, help="one hour of so many (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=240.0, help="of each hour that count (default: %(default)g)")
     parser.add_argument("--models", type=int, default=0, help="only settings with so many models")
-    parser.add_argument("--quick", action="store_true", help="every fourth hour, 120 s of each, seven settings")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at a time")
-    parser.add_argument("--show", action="store_true", help="runs nothing")
-    parser.add_argument("--dollars", type=float, default=2.5, help="for a GPU and hour (default: %(default)s)")
-    parser.add_argument("--figure", action="store_true", help="draws what the file has; runs nothing")
-    given: argparse.Namespace = parser.parse_args()
-    try:
-        if given.figure:
-            read(given.out)
-            figures.draw([given.out.stem], given.out.parent, figures.OUT)
-            return
-        if given.show:
-            done = read(given.out)
-        elif given.traces is None:
-            parser.error("--traces is needed")
-        else:
-            every, seconds = (4, 120.0) if given.quick else (given.every, given.seconds)
-            settings = [one for one in (QUICK if given.quick else SETTINGS) if given.models in (0, one[0])]
-            done = measure(given.out, given.traces, series(settings, every, seconds), given.workers)
-    except FleetResultsError as error:
-        raise SystemExit(str(error)) from None
-    show(done, sim_bias.kept(), given.dollars)
+    given = parser.parse_args()
+
+    def lacking() -> Done:
+        every, seconds = (4, 120.0) if given.quick else (given.every, given.seconds)
+        settings = [one for one in (QUICK if given.quick else SETTINGS) if given.models in (0, one[0])]
+        return measure(given.out, given.traces, series(settings, every, seconds), given.workers)
+
+    _command_line.carry_out(parser, given, read, lacking, lambda done: show(done, sim_bias.kept(), given.dollars))
 
 
 if __name__ == "__main__":

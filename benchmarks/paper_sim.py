@@ -21,18 +21,16 @@ A series is one system in one setting; those that the file has from the same com
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import _paper, _report, figures, sim_bias
+from benchmarks import _command_line, _paper, _series, sim_bias
 from benchmarks._paper import CONTENDERS, PaperLoad, Targets
 from benchmarks._paper_tables import (
     GPUS_OF_EIGHT,
@@ -42,7 +40,6 @@ from benchmarks._paper_tables import (
     Bias,
     Enough,
     Found,
-    PaperResultsError,
     PaperSeries,
     corrected,
     in_time,
@@ -51,8 +48,8 @@ from benchmarks._paper_tables import (
     suffices,
     value,
 )
-from benchmarks._pool import pool, results
 from benchmarks._search import Aim, fewest, locate
+from benchmarks._series import Done
 
 SOURCES = (
     "sim",
@@ -103,7 +100,7 @@ def _load(fleet: str, trace: str, traces: Path) -> tuple[PaperLoad, Targets]:
     return given, _paper.alone(given)
 
 
-def searched(one: PaperSeries, traces: Path) -> dict[str, Found]:
+def searched(one: PaperSeries, traces: Path) -> dict[str, dict[str, Found]]:
     """The points of a series, by rate or number of GPUs."""
     given, targets = _load(one.fleet, one.trace, traces)
     contender = CONTENDERS[one.contender]
@@ -113,7 +110,7 @@ def searched(one: PaperSeries, traces: Path) -> dict[str, Found]:
             return _paper.run(given, targets, one.scale, contender, rate, (1,) * GPUS_OF_EIGHT, one.starts)
 
         points = locate(measured, list(_aims(one.contender)), BEGIN[one.trace], STEP, LEAST_RATE, MOST_RATE)
-        return {f"{rate:.4g}": point for rate, point in points.items()}
+        return {"points": {f"{rate:.4g}": point for rate, point in points.items()}}
     tried: dict[int, Found] = {}
 
     def point(gpus: int) -> Found:
@@ -135,7 +132,7 @@ def searched(one: PaperSeries, traces: Path) -> dict[str, Found]:
                 return enough(corrected(point(gpus), one.contender, bias))
 
             fewest(holds, FIRST_GPUS[one.fleet], MOST_GPUS[one.fleet])
-    return {str(gpus): found for gpus, found in sorted(tried.items())}
+    return {"points": {str(gpus): found for gpus, found in sorted(tried.items())}}
 
 
 def layouts(fleet: str, gpus: int) -> list[tuple[int, ...]]:
@@ -171,30 +168,17 @@ def _bias() -> Bias:
 # --- all of them
 
 
-def commit() -> str:
-    """The last that touched what series depend on."""
-    last = _report.git("log", "-1", "--format=%H", "--", *SOURCES)
-    changed = _report.git("status", "--porcelain", "--untracked-files=no", "--", *SOURCES)
-    return last + ("+changes" if changed else "")
-
-
-def measure(out: Path, traces: Path, wanted: Iterable[PaperSeries], workers: int) -> dict[str, Any]:
+def measure(out: Path, traces: Path, wanted: Iterable[PaperSeries], workers: int) -> Done:
     """Runs what `out` lacks, and writes it after each series."""
-    done, now = read(out), commit()
+    done, now = read(out), _series.commit(SOURCES)
     todo = [one for one in wanted if not _is_done(one, done.get(one.key), now)]
     todo.sort(key=lambda one: CONTENDERS[one.contender].plan != "")  # the long ones first
-    for one in todo:
-        _load(one.fleet, one.trace, traces)  # before processes are forked, so that each has it
-    with pool(workers) as processes:
-        running = {processes.submit(searched, one, traces): one for one in todo}
-        for count, (one, points) in enumerate(results(processes, running), start=1):
-            done[one.key] = {"arguments": asdict(one), "commit": now, "points": points}
-            partial = out.with_suffix(".partial")
-            _report.write(partial, "paper_sim", {"seed": _paper.SEED, "series": dict(sorted(done.items()))})
-            partial.replace(out)
-            cpu_s = sum(point["cpu_s"] for point in points.values())
-            print(f"{count} of {len(todo)}: {one.key}: {len(points)} points, {cpu_s:.1f} s", flush=True)
-    return done
+
+    def load(one: PaperSeries) -> None:
+        _load(one.fleet, one.trace, traces)
+
+    search = partial(searched, traces=traces)
+    return _series.measure(out, "paper_sim", _paper.SEED, done, todo, now, search, load, workers)
 
 
 def _is_done(one: PaperSeries, kept: Mapping[str, Any] | None, now: str) -> bool:
@@ -206,30 +190,19 @@ def _is_done(one: PaperSeries, kept: Mapping[str, Any] | None, now: str) -> bool
 
 
 def main() -> None:
-    parser = _report.arguments("paper_sim", __doc__ or "")
-    parser.add_argument("--traces", type=Path, help="the folder with the trace files")
+    quick = "under ten minutes of a core"
+    parser = _command_line.arguments("paper_sim", __doc__ or "", "the folder with the trace files", quick)
     parser.add_argument("--only", default="", choices=["", *dict.fromkeys(fleet for fleet, *_ in GRID)], help="a fleet")
-    parser.add_argument("--quick", action="store_true", help="under ten minutes of a core")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at a time")
-    parser.add_argument("--show", action="store_true", help="runs nothing")
     parser.add_argument("--corrected", action="store_true", help="what is shown has each system's bias taken off")
-    parser.add_argument("--dollars", type=float, default=2.5, help="for a GPU and hour (default: %(default)s)")
-    parser.add_argument("--figure", action="store_true", help="draws what the file has; runs nothing")
-    given: argparse.Namespace = parser.parse_args()
-    try:
-        if given.figure:
-            read(given.out)
-            figures.draw([given.out.stem], given.out.parent, figures.OUT)
-            return
-        if given.show:
-            done = read(given.out)
-        elif given.traces is None:
-            parser.error("--traces is needed")
-        else:
-            done = measure(given.out, given.traces, series(given.quick, given.only), given.workers)
-    except PaperResultsError as error:
-        raise SystemExit(str(error)) from None
-    show(done, sim_bias.kept() if given.corrected else {}, given.dollars)
+    given = parser.parse_args()
+
+    def lacking() -> Done:
+        return measure(given.out, given.traces, series(given.quick, given.only), given.workers)
+
+    def shown(done: Done) -> None:
+        show(done, sim_bias.kept() if given.corrected else {}, given.dollars)
+
+    _command_line.carry_out(parser, given, read, lacking, shown)
 
 
 if __name__ == "__main__":

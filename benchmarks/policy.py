@@ -53,6 +53,7 @@ from gpu_scheduler.policy.queue.backlog import Backlog
 from gpu_scheduler.policy.queue.decisions import Start
 from gpu_scheduler.policy.queue.moore_hodgson import Job, late_indices, schedule
 from gpu_scheduler.policy.queue.slack import PrefillSpeed, WaitingRequest
+from kv_kinds.layout import of_tokens
 from placement.config import PlacementConfig
 from placement.policy import kvpr
 from placement.policy.assignment.assign import Assignment, Candidate, assign
@@ -122,7 +123,7 @@ def filled(waiting: list[WaitingRequest]) -> Backlog:
 
 
 def arbitration(n: int, runs: int) -> Iterator[dict[str, Any]]:
-    memory = AdmissionMemory({f"model-{i}": ModelKv(1 << 50, 0, token_bytes=GIB >> 13) for i in range(MODELS)})
+    memory = AdmissionMemory({f"model-{i}": ModelKv(1 << 50, 0, kv=of_tokens(GIB >> 13)) for i in range(MODELS)})
     for load in LOADS:
         waiting = requests(n, load)
         jobs = [Job(r.request_id, r.deadline, r.prompt_tokens / 25_000) for r in waiting]

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import _report, comparison_sim
+from benchmarks import _report, _series, comparison_sim
 from benchmarks._fleets import FLEETS
 from benchmarks._pool import pool, results
 from gpu_scheduler.config import Arbitration
@@ -86,7 +86,7 @@ def run(workload: Workload, settings: dict[str, str], targets: Any, traces: Path
 def measure(out: Path, traces: Path, workers: int) -> dict[str, Any]:
     """Runs what `out` lacks, and writes it after each point. Defaults are run once for each workload."""
     kept: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    now = comparison_sim.commit()
+    now = _series.commit(comparison_sim.SOURCES)
     done: dict[str, Any] = {k: v for k, v in kept.get("points", {}).items() if v["commit"] == now}
     wanted: dict[str, tuple[Workload, dict[str, str]]] = {}
     for workload in WORKLOADS:
@@ -105,7 +105,7 @@ def measure(out: Path, traces: Path, workers: int) -> dict[str, Any]:
         running = {processes.submit(run, w, s, targets[w], traces): (name, w, s) for name, (w, s) in todo.items()}
         for (name, workload, settings), found in results(processes, running):
             done[name] = {"workload": workload, "settings": settings, "commit": now, **found}
-            _report.write(out, "sensitivity", {"seed": comparison_sim.SEED, "points": dict(sorted(done.items()))})
+            _series.keep(out, "sensitivity", {"seed": comparison_sim.SEED, "points": dict(sorted(done.items()))})
             print(f"{len(done)} of {len(wanted)}: {name}: {done[name]['attainment']:.4f}", flush=True)
     return done
 

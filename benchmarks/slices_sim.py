@@ -7,13 +7,16 @@
     python benchmarks/slices_sim.py --traces FOLDER --half both --quick          # beside rivals, on unseen hours too
     python benchmarks/slices_sim.py --traces FOLDER --half unseen --out FILE     # the whole half
     python benchmarks/slices_sim.py --traces FOLDER --half unseen --rivals FILE  # rivals' figures as they were then
+    python benchmarks/slices_sim.py --traces FOLDER --half unseen --seconds 1500 # longer slices
 
 The eighteen are those of `benchmarks.gpu.compare`, and twelve more of servegen48, one from every second hour. A change
 to a policy is to be better in the mean of all, not in the slice that it was made for: settings next to each other
 differ by some tenths of a point. With `--half` a cell is a slice at a rate, of the half that policies are tuned on or
-of the other one (`_slices.py` says how the traces are split). Beside Prism are static partition and MuxServe++, whose
-engines have queues of their own as on GPUs, each in three forms: `blind` knows sizes and no rates (mean of DRAWS
-draws), `before` is planned from the rates of the hour before the slice, `slice` from those of the slice itself.
+of the other one (`_slices.py` says how the traces are split). Four minutes judge how a system begins; what its
+placement does later is seen in slices of 25 minutes (`--seconds 1500`). Beside Prism are static partition and
+MuxServe++, whose engines have queues of their own as on GPUs, each in three forms: `blind` knows sizes and no rates
+(mean of DRAWS draws), `before` is planned from the rates of the hour before the slice, `slice` from those of the slice
+itself.
 
 Where the trace has an hour before the slice, Prism's placement begins with the traffic of it, as services do that
 restart; with `--cold` it knows nothing, as in all figures of before 29 November 2026. Rates and places of the slice
@@ -40,10 +43,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import sim_bias
+from benchmarks import _report, sim_bias
 from benchmarks._pool import pool
 from benchmarks._rivals import Cell, Figures, gap, mean, summary
-from benchmarks._slices import EIGHTEEN, HALVES, Part, dealt, parts
+from benchmarks._slices import EIGHTEEN, HALVES, SECONDS, Part, dealt, parts
 from benchmarks.gpu.slices import ALONE, ALONE_GAP_S, CAPACITY_BYTES, MODELS, TPOT_SCALE, TTFT_SCALE
 from placement.policy.traffic import ExpectedTraffic
 from sim import report
@@ -204,6 +207,11 @@ def _try(*arguments: Any) -> dict[str, Any] | str:
         return str(error)
 
 
+def _wanted(name: str, only: Sequence[str]) -> bool:
+    """Whether the name has one of these in it; all names are wanted if there are none."""
+    return not only or any(part in name for part in only)
+
+
 # --- one system, slice by slice
 
 
@@ -212,7 +220,7 @@ def slice_by_slice(systems: Sequence[str], given: argparse.Namespace, settings: 
     found = [
         replace(part, start=start, cold=given.cold)
         for part in EIGHTEEN
-        if given.only in part.name
+        if _wanted(part.name, given.only)
         for start in range(given.starts)
     ]
     for system in systems:
@@ -291,13 +299,15 @@ def compare(systems: Sequence[str], given: argparse.Namespace, settings: dict[st
     kept: dict[str, Cell] = {}
     if given.rivals:
         document = json.loads(given.rivals.read_text())
-        for name in ("scale", "corrected"):
+        for name in ("scale", "corrected", "seconds"):
             if document[name] != getattr(given, name):
                 raise SystemExit(f"{given.rivals} has {name} {document[name]}, not {getattr(given, name)}")
         kept = document["cells"]
     contenders = [Contender(system, plan) for system in systems for plan in PLANS.get(system, ("",))]
     halves = HALVES if given.half == "both" else (given.half,)
-    every = [part for half in halves for part in parts(half, given.quick) if given.only in part.cell]
+    every = [
+        part for half in halves for part in parts(half, given.quick, given.seconds) if _wanted(part.cell, given.only)
+    ]
     every = [replace(part, cold=given.cold) for part in every]
     bias = sim_bias.kept() if given.corrected else {}
     cells: dict[str, dict[str, Figures]] = {}
@@ -327,12 +337,16 @@ def compare(systems: Sequence[str], given: argparse.Namespace, settings: dict[st
         for line in summary(half, {name: of for name, of in cells.items() if name.startswith(half)}):
             print(line)
     if given.out:
-        given.out.write_text(
-            json.dumps(
-                {"scale": given.scale, "corrected": given.corrected, "starts": given.starts, "cells": cells}, indent=1
-            )
-            + "\n"
-        )
+        rounded = {
+            cell: {name: {key: _rounded(value) for key, value in of.items()} for name, of in systems_of.items()}
+            for cell, systems_of in cells.items()
+        }
+        kind = {name: getattr(given, name) for name in ("scale", "corrected", "seconds", "starts")}
+        _report.write(given.out, "slices_sim", {**kind, "cells": rounded})
+
+
+def _rounded(figure: float | None) -> float | None:
+    return None if figure is None else round(figure, 4)
 
 
 def _gathered(
@@ -381,13 +395,19 @@ def main() -> None:
         help="may be repeated (default: prism, with --half its rivals too)",
     )
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="of Prism's policies, or the one system's")
-    add("--only", default="", help="slices, or cells of a half, whose names have this in them")
+    add(
+        "--only",
+        action="append",
+        default=[],
+        help="slices, or cells of a half, whose names have this in them; may be repeated",
+    )
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     add("--starts", type=int, default=1, help="orders in which models come up (default: %(default)s)")
     add("--scale", choices=SCALES, default=next(iter(SCALES)), help="of targets, TTFT/TPOT (default: %(default)s)")
     add("--cold", action="store_true", help="placement begins without the traffic of the hour before")
     add("--half", choices=(*HALVES, "both"), help="beside rivals, on the slices of a half")
     add("--quick", action="store_true", help="some of the half's cells: about a minute of a core with both")
+    add("--seconds", type=float, default=SECONDS, help="of a slice of a half, at most (default: %(default)g)")
     add("--corrected", action="store_true", help="with each system's bias taken off (`sim_bias.py`)")
     add("--rivals", type=Path, metavar="FILE", help="what --out wrote: rivals' figures are taken from there")
     add("--out", type=Path, metavar="FILE", help="all figures of a half, as JSON")

@@ -9,7 +9,7 @@ in random places. Two shapes:
               about ten slots are free in each extent
     large     slots of 1.75 MiB (16 tokens of a 3B model) in extents of 8 MiB, 50,000 of them; two are free in each
 
-    sglang    SGLang 0.5.16's own allocator and eviction check, with as many slots
+    sglang    SGLang 0.5.23's own allocator and eviction check, with as many slots
     warm      the elastic pool, memory mapped and free; slots are given back a few allocations later
     filling   the same without giving back, until a quarter of what was free is taken
     crowded   the same with a twentieth of the pool free, and what is given back lies anywhere
@@ -53,9 +53,11 @@ from balloond.client import BalloondClient  # noqa: E402
 from balloond.driver.connection.lease import Lease  # noqa: E402
 from balloond.driver.kv.range import ElasticRange  # noqa: E402
 from benchmarks import _report  # noqa: E402
-from gpu_scheduler.engines.sglang.kv.allocator import ElasticAllocator  # noqa: E402
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv  # noqa: E402
+from gpu_scheduler.engines.sglang.kv.engine_kv import EngineKv  # noqa: E402
+from gpu_scheduler.engines.sglang.kv.pools.allocator import ElasticAllocator  # noqa: E402
 from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning  # noqa: E402
+from gpu_scheduler.engines.sglang.memory.kv_stretch import KvStretch  # noqa: E402
 from services.errors import PrismError  # noqa: E402
 
 COUNTS = (1, 16, 64, 256)
@@ -217,11 +219,12 @@ class Elastic:
 
     def __init__(self, memory: Any, shape: Shape) -> None:
         self.memory = memory
-        self.kv = ElasticKv(memory, shape.slot_bytes, shape.slots + 1)
+        addresses = KvStretch(memory, 0) if isinstance(memory, ElasticRange) else memory
+        self.kv = ElasticKv(addresses, shape.slot_bytes, shape.slots + 1)
         self.kv.hold_dummy(10.0)
         self.allocator = ElasticAllocator(shape.slots, dtype=torch.float32, device="cpu", kvcache=None, kv=self.kv)
         self.tree = RadixCache.create_simulated(mock_allocator=self.allocator)
-        self.provisioning = KvProvisioning(self.kv, WAIT_S, WAIT_S, lambda tree, tokens: None)
+        self.provisioning = KvProvisioning(EngineKv(memory, [self.kv]), WAIT_S, WAIT_S, lambda tree, tokens: None)
 
     def take(self, count: int) -> torch.Tensor:
         self.provisioning.before_allocation(self.tree, count)

@@ -143,9 +143,9 @@ def plan(
         wanted.append(
             kvpr.Model(
                 model.name,
-                kvpr.demand(rate, found.kv_bytes_per_token, target if target < inf else None, DEFAULT_TPOT_S),
+                kvpr.demand(rate, found.kv.demand_bytes, target if target < inf else None, DEFAULT_TPOT_S),
                 _up(found.weights_bytes, sizes.weights_extent_bytes) + model.graph_bytes,
-                floor_bytes(model.context_tokens, 0, found.kv_bytes_per_token, sizes.kv_extent_bytes),
+                floor_bytes(model.context_tokens, 0, found.kv, sizes.kv_extent_bytes),
                 sizes.quota_bytes,
             )
         )

@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any
 
 _MODULE = "sglang.benchmark.serving"
-"""What `sglang.bench_serving` is in 0.5.16; by that name it warns."""
+"""SGLang's load generator. Its former name, `sglang.bench_serving`, still works and warns."""
 
 
 def load() -> Any:

@@ -1,4 +1,4 @@
-"""The engine comparison's plugin for SGLang 0.5.16: page-major with any backend, weights worth comparing, NaN KV.
+"""The engine comparison's plugin for SGLang: KV in a layout of ours, weights worth comparing, NaN KV.
 
 Loaded through SGLang's own entry point in each of its processes. Each hook leaves a line in the file that
 `PAGE_MAJOR_EVIDENCE` names, because SGLang only logs a hook that did not take.
@@ -17,9 +17,44 @@ def _evidence(**facts: Any) -> None:
         file.write(json.dumps(facts) + "\n")
 
 
-def _allow_any_backend(server_args: Any) -> None:
-    """In place of the check that page-major goes with Triton only (server_args.py, _handle_page_major_kv_layout)."""
-    _evidence(hook="assertion", page_major=server_args.enable_page_major_kv_layout)
+def _pool_class(original: Any, configurator: Any, *, kind: str, default: type) -> type:
+    """The pool in the layout that `KV_LAYOUT` names, over one tensor; SGLang's own where it names none."""
+    named = os.environ.get("KV_LAYOUT", "")
+    if kind != "mha" or not named:
+        found: type = original(configurator, kind=kind, default=default)
+        return found
+    import torch
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    from gpu_scheduler.engines.sglang.kv.pools.kv_layouts import KvShape, PageMajor, TokenMajor
+    from gpu_scheduler.engines.sglang.kv.pools.pool import ElasticPool
+
+    layout = {"page-major": PageMajor, "token-major": TokenMajor}[named]()
+
+    class LaidOutPool(MHATokenToKVPool):  # type: ignore[misc]
+        def _create_buffers(self) -> None:
+            pages = self.size // self.page_size + 1
+            shape = KvShape(
+                self.layer_num, self.head_num, self.head_dim, self.v_head_dim, self.page_size, pages, self.store_dtype
+            )
+            raw = torch.zeros(pages * shape.page_bytes, dtype=torch.uint8, device=self.device)
+            self.k_buffer, self.v_buffer = layout.views(raw, shape)
+            self._rows = layout.rows(raw, shape)
+            self.native_k_scale_buffer = self.native_v_scale_buffer = None
+            self.dq_k_buffer = self.dq_v_buffer = None
+            self._kv_buffer_descs: list[object] = []
+            self._init_data_ptrs_and_strides()
+            _poison(None, self)
+
+        _store_kv_layer = ElasticPool._store_kv_layer
+
+    return LaidOutPool
+
+
+def _own_store(_forward_batch: Any) -> bool:
+    """Keys and values are stored by the pool: the kernel that stores them with the rotary embedding knows flat pools
+    only."""
+    return False
 
 
 def _random_weights(model: Any, *_: Any, **__: Any) -> None:
@@ -42,9 +77,8 @@ def _poison(result: Any, pool: Any, *_: Any, **__: Any) -> None:
     """Every slot but the dummy page's is NaN until it is written."""
     import torch
 
-    page_major = hasattr(pool, "_raw")
     for view in [*pool.k_buffer, *pool.v_buffer]:
-        view[1 if page_major else pool.page_size :].fill_(float("nan"))
+        view[1 if view.dim() == 4 else pool.page_size :].fill_(float("nan"))
     view = pool.k_buffer[0]
     _evidence(
         hook="poison",
@@ -59,10 +93,11 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     memory_pool = "sglang.srt.mem_cache.memory_pool"
-    args = "sglang.srt.server_args.ServerArgs._handle_page_major_kv_layout"
-    HookRegistry.register(args, _allow_any_backend, HookType.REPLACE)
+    classes = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._resolve_kv_pool_class"
+    HookRegistry.register(classes, _pool_class, HookType.AROUND)
+    if os.environ.get("KV_LAYOUT"):
+        HookRegistry.register("sglang.srt.models.utils.enable_fused_set_kv_buffer", _own_store, HookType.REPLACE)
     HookRegistry.register(
         "sglang.srt.model_loader.weight_utils.initialize_dummy_weights", _random_weights, HookType.REPLACE
     )
-    for pool in ("MHATokenToKVPool", "PageMajorMHATokenToKVPool"):
-        HookRegistry.register(f"{memory_pool}.{pool}._create_buffers", _poison, HookType.AFTER)
+    HookRegistry.register(f"{memory_pool}.MHATokenToKVPool._create_buffers", _poison, HookType.AFTER)

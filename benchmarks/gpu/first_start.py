@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = named(given.model, given.folders or Path(folder))
         checks = http_needed.machine(given.device, [model.folder])
-        checks.append(asyncio.run(http_needed.prism()))
+        checks += asyncio.run(http_needed.ours())
         well = http_needed.show(checks)
         if given.check or not well:
             return 0 if well else 1

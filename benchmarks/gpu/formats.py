@@ -2,14 +2,14 @@
 
     python -m benchmarks.gpu.formats --out DIR --commit HASH [--device cuda:0] [--cases qwen3:fp8,gpt-oss:mxfp4,...]
 
-For each case, a name of `model_configs` and a format of `testing/format_checkpoints.py`, a checkpoint with random
-weights is written and looked at as the loader does; or a class and "small", as Transformers makes it
-(`testing/small_checkpoints.py`). A third part, "fp8", is the type of the KV. Unmodified SGLang answers all prompts at
-once, and some at a time in other orders, also with as little KV as our engine has at times: where its own answers part
-is what they depend on anyway. Our engine answers from the files, several times asleep and awake in between, while its
-limit moves; and once more in a process that got the weights from an image alone. With --shared all models are on one
-node, and once each was compared by itself all are asked at the same time, for some seconds, while the limits of all
-move.
+For each case, a name of `model_configs` (NAME@LAYERS: its first layers alone) and a format of
+`testing/format_checkpoints.py`, a checkpoint with random weights is written and looked at as the loader does; or a
+class and "small", as Transformers makes it (`testing/small_checkpoints.py`). A third part, "fp8", is the type of the
+KV. Unmodified SGLang answers all prompts at once, and some at a time in other orders, also with as little KV as our
+engine has at times: where its own answers part is what they depend on anyway. Our engine answers from the files,
+several times asleep and awake in between, while its limit moves; and once more in a process that got the weights from
+an image alone. With --shared all models are on one node, and once each was compared by itself all are asked at the same
+time, for some seconds, while the limits of all move.
 
 DIR/gpu_formats.json has for each case the partings, the bytes of the weights range beside those of the tensors in it,
 the loader's estimates, and the seconds of each wake. Exit status 1 if answers part by more than SGLang's own, weights
@@ -35,9 +35,10 @@ from typing import Any
 from benchmarks.gpu import fleet, report
 from benchmarks.gpu.answers import Answer, partings, widest
 from benchmarks.gpu.fleet import Client, Model, say
-from benchmarks.gpu.model_configs import CONFIGS
+from benchmarks.gpu.model_configs import config_of
 from benchmarks.gpu.same_answers import make_prompts
 from loader.checkpoints.checkpoint import read
+from loader.policy.floor import floor_bytes
 from protos import engine_pb2
 from services.runtime import tasks
 from testing import format_checkpoints, small_checkpoints
@@ -45,9 +46,10 @@ from testing.engines import harness
 from testing.engines.images import Image
 
 CASES = (
-    "qwen3-moe:bf16", "gemma3:bf16", "gpt-oss:mxfp4", "qwen3:fp8-blocks", "qwen3:fp8", "qwen3-moe:fp8-blocks",
-    "llama:fp8-channels", "llama:int8", "llama:int4", "llama:awq", "llama:gptq", "mixtral:bf16", "glm4-moe:fp8-blocks",
-    "minimax-m2:fp8-blocks",
+    "qwen3.5:bf16", "nemotron-h:bf16", "qwen3.5-moe:bf16", "qwen3-next:bf16", "deepseek-v2:bf16", "deepseek-v3:bf16",
+    "glm4-moe-lite:bf16", "gemma4:bf16", "gemma4-moe:bf16", "qwen3-moe:bf16", "gemma3:bf16", "gpt-oss:mxfp4",
+    "qwen3:fp8-blocks", "qwen3:fp8", "qwen3-moe:fp8-blocks", "llama:fp8-channels", "llama:int8", "llama:int4",
+    "llama:awq", "llama:gptq", "mixtral:bf16", "glm4-moe:fp8-blocks", "minimax-m2:fp8-blocks",
 )  # fmt: skip
 _STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 _RUN_S = 120.0
@@ -171,13 +173,14 @@ class Case:
             begun = time.monotonic()
             place = "cpu" if given.device.startswith("cpu") else given.device
             write = format_checkpoints.write
-            await asyncio.to_thread(write, self._folder, CONFIGS[self._model], self._format, place)
+            await asyncio.to_thread(write, self._folder, config_of(self._model), self._format, place)
             (self._folder / "tokenizer.json").write_text("{}")
             say(f"{self.name}: checkpoint written in {time.monotonic() - begun:.1f} s")
         self._checkpoint = read(self._folder, 4 if given.device.startswith("cpu") else 2, kv_dtype=self._kv_dtype)
         longest = min(given.longest, self._checkpoint.context_tokens - given.new)
         asked, _ = make_prompts(given.prompts, longest, self._checkpoint.vocabulary, seed=7)
-        tokens = sum(map(len, asked)) + len(asked) * given.new
+        lengths = [len(prompt) + given.new for prompt in asked]
+        tokens = sum(lengths)
         options = {"max_running_requests": 32, "cuda_graphs": 1}
         options |= {
             key: int(value) for key, _, value in (each.partition("=") for each in given.options.split(",")) if key
@@ -191,9 +194,11 @@ class Case:
             self._checkpoint.weights_bytes,
             self._kv_dtype,
         )
-        need = tokens * self._checkpoint.kv_bytes_per_token
-        extent = 2 << 20
-        self._least = max(_LEAST_KV, -(-need // 4 // extent) * extent)
+        extent = harness.extent_bytes(given.device)
+        kinds = self._checkpoint.kv.in_extents(extent)
+        need = sum(map(kinds.bytes_of, lengths))
+        floor = floor_bytes(longest + given.new, 0, kinds, extent)
+        self._least = max(_LEAST_KV, floor, -(-need // 4 // extent) * extent)
         self._most = max(4 * _LEAST_KV, -(-2 * need // extent) * extent)
         weights = int(1.3 * self._checkpoint.weights_bytes) + (1 << 30)
         async with contextlib.AsyncExitStack() as stack:
@@ -239,7 +244,7 @@ class Case:
             base = await answers(stock, asked, given.new, len(asked))
             own = [await answers(stock, asked, given.new, few) for few in _RERUNS]
             await fleet.stop([stock])
-            little = await self._stock("stock with little", self._least // self._checkpoint.kv_bytes_per_token)
+            little = await self._stock("stock with little", self._checkpoint.kv.most_tokens(self._least))
             own += [await answers(little, asked, given.new, few) for few in _RERUNS_WITH_LITTLE]
             await fleet.stop([little])
             bound = max(widest(partings(base, each)) for each in own)

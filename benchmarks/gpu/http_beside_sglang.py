@@ -73,7 +73,7 @@ MEASURES = {
 """What a table shows -> what bench_serving calls it."""
 CACHES = {
     "TRITON_CACHE_DIR": "triton",
-    "TVM_FFI_CACHE_DIR": "tvm_ffi",
+    "SGLANG_JIT_CACHE_DIR": "sglang_jit",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
     "SGLANG_CACHE_DIR": "sglang",

@@ -37,6 +37,38 @@ import uvicorn
 from importlib.metadata import entry_points
 assert any(each.name == "prism" for each in entry_points(group="sglang.srt.plugins")), "the plugin is not installed"
 """
+_ENGINE_IMPORTS = """
+from gpu_scheduler.engines.sglang.base import environment
+environment.prepare()
+import importlib, logging
+logging.disable(logging.ERROR)
+failed = []
+def imported(name):
+    try:
+        return importlib.import_module(name)
+    except BaseException as error:
+        failed.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:120]}")
+if environment.has_gpu():
+    # Kernels of attention and of mixtures, and what compiles others: SGLang imports some when a model needs them.
+    for name in ("sgl_kernel.flash_attn", "triton_kernels.matmul", "flashinfer", "tvm_ffi", "cuda.bindings.runtime"):
+        imported(name)
+plugin = imported("gpu_scheduler.engines.sglang.plugin")
+plugin.load()
+from gpu_scheduler.engines.sglang.base import kernels
+if environment.has_gpu():
+    kernels.take_all_numbers()
+    kernels.Compilations(lambda told: None).watch()
+imported("gpu_scheduler.engines.sglang.engine")
+# SGLang leaves out models whose modules cannot be imported, and only logs why.
+from sglang.srt.models.registry import ModelRegistry
+from loader.checkpoints.architectures.classes import CLASSES
+import sglang
+if absent := sorted(set(CLASSES) - set(ModelRegistry.models)):
+    failed.append("SGLang has no " + ", ".join(absent))
+if failed:
+    raise SystemExit("; ".join(failed))
+print("SGLang", sglang.__version__, "with our plugin and", len(CLASSES), "classes of models")
+"""
 _SGLANG_IMPORTS = """
 import argparse, sys, torch
 import sglang, sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler
@@ -80,6 +112,18 @@ async def prism() -> Check:
     return await _imported("Prism's modules", [sys.executable, "-W", "ignore", "-c", _PRISM_IMPORTS], dict(os.environ))
 
 
+async def engine() -> Check:
+    """Whether an engine finds all modules and kernels that its models may need, in a process of its own."""
+    return await _imported(
+        "an engine's modules", [sys.executable, "-W", "ignore", "-c", _ENGINE_IMPORTS], dict(os.environ)
+    )
+
+
+async def ours() -> list[Check]:
+    """The faults that all our processes find, asked for at the same time."""
+    return list(await asyncio.gather(prism(), engine()))
+
+
 async def imports(device: str, kv_tokens: int) -> list[Check]:
     """Whether all processes find their modules and SGLang knows its flags, each in a process of its own, at once."""
     python = [sys.executable, "-W", "ignore"]
@@ -117,7 +161,7 @@ async def _imported(what: str, command: Sequence[str], environment: Mapping[str,
         return Check(what, False, f"not imported after {_IMPORTS_S:.0f} s")
     text = (printed if process.returncode == 0 else errors).decode(errors="replace").strip()
     last = text.splitlines()[-1] if text else ""
-    return Check(what, process.returncode == 0, f"{last[:150]} ({time.monotonic() - began:.1f} s)")
+    return Check(what, process.returncode == 0, f"{last[:400]} ({time.monotonic() - began:.1f} s)")
 
 
 def show(checks: Sequence[Check]) -> bool:

@@ -42,6 +42,8 @@ from benchmarks.gpu.fleet import Client, Model, say
 from benchmarks.gpu.windows import Load, Shape, Side, Window
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.engines import shared_board
+from kv_kinds.layout import PADDING_STATES
+from loader.checkpoints.architectures.kv_of_config import kv_of_folder
 from loader.checkpoints.checkpoint import read
 from testing.engines import harness
 
@@ -93,9 +95,13 @@ class Part:
         path = given.folder or shapes.write(folder / given.shape, given.shape)
         self._config = json.loads((path / "config.json").read_text())
         on_host = given.device.startswith("cpu")
-        self._bytes_per_token = shapes.kv_bytes_per_token(self._config, 4 if on_host else 2)
-        self._pool_tokens = int((given.kv_gib or kv_gib) * 2**30 / self._count / self._bytes_per_token) // 64 * 64
-        self._limit = self._pool_tokens * self._bytes_per_token
+        kinds = kv_of_folder(path, 4 if on_host else 2, 1)
+        assert kinds is not None, f"what {path} keeps of a request is not known"
+        self._kv = kinds.in_extents(harness.extent_bytes(given.device))
+        most = int((given.kv_gib or kv_gib) * 2**30 / self._count)
+        self._pool_tokens = self._kv.most_tokens(most, given.in_flight) // 64 * 64
+        # One state more than requests is for the empty places of a batch.
+        self._limit = self._kv.bytes_of(self._pool_tokens, given.in_flight + PADDING_STATES)
         self._floor = self._limit // 16
         options = {"random_weights": int(given.folder is None), **json.loads(given.options)}
         self._model = Model(path, given.device, given.context, options)
@@ -177,7 +183,7 @@ class Part:
             "cores": None if pinned is None else {name: sorted(value) for name, value in vars(pinned).items()},
             "measured": {client.name: fleet.as_dict(client.measured) for client in clients},
             "pool_tokens": self._pool_tokens,
-            "kv_bytes_per_token": self._bytes_per_token,
+            "kv_bytes_per_token": self._kv.marginal(0),
             "same_answers_alone": await self._same(clients),
             "gpu_memory_used_mib": report.smi("memory.used"),
             "clocks": {"before": report.smi("clocks.sm,temperature.gpu,power.draw")},

@@ -68,7 +68,8 @@ def _lengths(batch: Batch, device: str) -> dict[str, Any]:
 def _call(
     attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, known: dict[str, Any], splits: int
 ) -> torch.Tensor:
-    """As in SGLang 0.5.16, layers/attention/flashattention_backend.py, forward_decode and forward_extend."""
+    """The output of attention, (tokens, query heads, head size), by the call that SGLang 0.5.23 makes
+    (layers/attention/flashattention_backend.py, forward_decode and forward_extend)."""
     return attention(
         q=q,
         k_cache=k,
@@ -149,9 +150,10 @@ def compare(
 
 
 def store_case(shape: Shape, page_size: int, tokens: int, device: str) -> dict[str, Any]:
-    """New K and V by SGLang's 4-D kernel, by torch indexing, into an ordinary tensor: same bytes? how long?"""
-    from sglang.jit_kernel.kvcache import can_use_store_cache, store_cache
-    from sglang.kernels.ops.kvcache.cache_move import store_cache_4d
+    """New K and V by rows of the page-major range, by torch indexing, into an ordinary tensor: same bytes? how long?"""
+    from sglang.kernels.ops.kvcache.kvcache import can_use_store_cache, store_cache
+
+    from gpu_scheduler.engines.sglang.kv.pools.kv_layouts import Rows
 
     pages = 2 * -(-tokens // page_size) + 2
     raws = [torch.empty(pages * shape.envelope_bytes(page_size), dtype=torch.uint8, device=device) for _ in range(2)]
@@ -165,8 +167,12 @@ def store_case(shape: Shape, page_size: int, tokens: int, device: str) -> dict[s
     row = shape.kv_heads * shape.head_dim
     plain = [torch.full((pages * page_size, row), float("nan"), dtype=torch.bfloat16, device=device) for _ in range(2)]
 
+    rows = Rows(raws[0].view(torch.bfloat16), shape.layers, page_size, row)
+    k_rows, v_rows = rows.of_layer(layer)
+
     def kernel() -> None:
-        store_cache_4d(by_kernel[0], by_kernel[1], new[0], new[1], slots, page_size=page_size)
+        at = rows.of_tokens(slots)
+        store_cache(new[0].view(-1, row), new[1].view(-1, row), k_rows, v_rows, at, row_bytes=row * 2)
 
     def index() -> None:
         for view, values in zip(by_index, new, strict=True):
@@ -190,7 +196,7 @@ def store_case(shape: Shape, page_size: int, tokens: int, device: str) -> dict[s
 
 def fused_store(shape: Shape, page_size: int, device: str) -> dict[str, Any]:
     """The store that some models fuse into RoPE, given page-major views the way SGLang's models/utils.py gives them."""
-    from sglang.jit_kernel.rope import FusedSetKVBufferArg, apply_rope_with_cos_sin_cache_inplace
+    from sglang.kernels.ops.attention.rope import FusedSetKVBufferArg, apply_rope_with_cos_sin_cache_inplace
 
     raw = torch.zeros(8 * shape.envelope_bytes(page_size), dtype=torch.uint8, device=device)
     views = page_major_views(raw, shape, page_size, 0)

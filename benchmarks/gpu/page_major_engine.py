@@ -1,4 +1,4 @@
-"""SGLang itself on page-major KV with FlashAttention 3: the same greedy tokens and log-probabilities as on ordinary KV?
+"""SGLang itself on KV in our layouts: the same greedy tokens and log-probabilities as on ordinary KV?
 
 One engine for each configuration, each in a process of its own: random weights of a 1B shape, KV filled with NaN,
 prefix cache and CUDA graphs on. Prompts go one by one (then the schedule cannot differ, and equality must be exact)
@@ -22,13 +22,15 @@ from typing import Any
 from benchmarks.gpu import report
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "fa3, per layer, 16": {"attention_backend": "fa3", "page_size": 16},
-    "fa3, page-major, 16": {"attention_backend": "fa3", "page_size": 16, "enable_page_major_kv_layout": True},
-    "triton, per layer, 16": {"attention_backend": "triton", "page_size": 16},
-    "triton, page-major, 16": {"attention_backend": "triton", "page_size": 16, "enable_page_major_kv_layout": True},
-    "fa3, per layer, 64": {"attention_backend": "fa3", "page_size": 64},
-    "fa3, page-major, 64": {"attention_backend": "fa3", "page_size": 64, "enable_page_major_kv_layout": True},
+    f"{backend}, {layout or 'per layer'}, {size}": {"attention_backend": backend, "page_size": size, "layout": layout}
+    for backend, layouts, size in (
+        ("fa3", ("", "page-major", "token-major"), 16),
+        ("triton", ("", "token-major"), 16),
+        ("fa3", ("", "page-major", "token-major"), 64),
+    )
+    for layout in layouts
 }
+"""`layout`: of ours, for the plugin (`engine_hooks.py`); empty: SGLang's own. The rest are arguments of SGLang's."""
 BASE = "fa3, per layer, 16"
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -77,7 +79,7 @@ def run_engine(name: str, model: str, new_tokens: int) -> dict[str, Any]:
         chunked_prefill_size=512,
         log_level="warning",
         random_seed=0,
-        **CONFIGURATIONS[name],
+        **{key: value for key, value in CONFIGURATIONS[name].items() if key != "layout"},
     )
     started = time.perf_counter() - begun
     sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
@@ -126,7 +128,7 @@ def _environment(folder: pathlib.Path, evidence: pathlib.Path) -> dict[str, str]
 def _start(name: str, folder: pathlib.Path, new_tokens: int, log: pathlib.Path) -> subprocess.Popen[bytes]:
     answer = folder / f"{name}.json"
     command = [sys.executable, "-m", "benchmarks.gpu.page_major_engine", "--out", str(answer), "--only", name]
-    environment = _environment(folder, folder / f"{name}.evidence")
+    environment = _environment(folder, folder / f"{name}.evidence") | {"KV_LAYOUT": CONFIGURATIONS[name]["layout"]}
     with log.open("ab") as sink:
         return subprocess.Popen(
             [*command, "--model", str(folder / "model"), "--new-tokens", str(new_tokens)],
@@ -198,14 +200,20 @@ def main() -> None:
         (BASE, BASE, "together", "together, again"),
         (BASE, BASE, "one by one", "together"),
         *(
-            (BASE, "fa3, page-major, 16", way, None)
+            (BASE, f"fa3, {layout}, 16", way, None)
+            for layout in ("page-major", "token-major")
             for way in ("one by one", "one by one, cached", "together", "together, again")
         ),
-        ("fa3, per layer, 64", "fa3, page-major, 64", "one by one", None),
-        ("fa3, per layer, 64", "fa3, page-major, 64", "one by one, cached", None),
-        ("triton, per layer, 16", "triton, page-major, 16", "one by one", None),
-        ("triton, per layer, 16", "triton, page-major, 16", "one by one, cached", None),
-        (BASE, "triton, page-major, 16", "one by one", None),
+        *(
+            ("fa3, per layer, 64", f"fa3, {layout}, 64", way, None)
+            for layout in ("page-major", "token-major")
+            for way in ("one by one", "one by one, cached")
+        ),
+        *(
+            ("triton, per layer, 16", "triton, token-major, 16", way, None)
+            for way in ("one by one", "one by one, cached")
+        ),
+        (BASE, "triton, token-major, 16", "one by one", None),
     ]
     for first, second, way, other_way in pairs:
         if "failed" in runs[first] or "failed" in runs[second]:

@@ -27,7 +27,6 @@ from typing import Any, Protocol
 
 KIND_VARIABLE, FILE_VARIABLE, RECORDERS_VARIABLE = "PROFILED", "PROFILE_TO", "PROFILE_WITH"
 MAINS = {"sglang": "gpu_scheduler.engines.sglang.__main__", "stock": "benchmarks.gpu.stock"}
-RECEIVER = "sglang.srt.managers.scheduler_components.request_receiver"
 _LOOK_S = 0.02
 Found = dict[str, tuple[int, float]]
 """Name -> (times, seconds)."""
@@ -87,7 +86,7 @@ class Stages:
     name = "stages"
     _SRT = "sglang.srt"
     _PARTS = (
-        ("receive", f"{RECEIVER}:SchedulerRequestReceiver.recv_requests"),
+        ("receive", f"{_SRT}.managers.scheduler:Scheduler.ingest_requests"),
         ("take requests", f"{_SRT}.managers.scheduler:Scheduler.process_input_requests"),
         ("plan", f"{_SRT}.managers.scheduler:Scheduler.get_next_batch_to_run"),
         ("plan/prefill", f"{_SRT}.managers.scheduler:Scheduler.get_new_batch_prefill"),
@@ -98,11 +97,11 @@ class Stages:
         ("run/forward", f"{_SRT}.model_executor.model_runner:ModelRunner.forward"),
         ("run/store", f"{_SRT}.mem_cache.memory_pool:MHATokenToKVPool.set_kv_buffer"),
         ("results", f"{_SRT}.managers.scheduler:Scheduler.process_batch_result"),
-        ("evict", f"{_SRT}.mem_cache.radix_cache:RadixCache.evict"),
-        ("cache finished", f"{_SRT}.mem_cache.radix_cache:RadixCache.cache_finished_req"),
+        ("evict", f"{_SRT}.mem_cache.unified_radix_cache:UnifiedRadixCache.evict"),
+        ("cache finished", f"{_SRT}.mem_cache.unified_radix_cache:UnifiedRadixCache.checkpoint"),
         ("grow", "gpu_scheduler.engines.sglang.kv.elastic_kv:ElasticKv.grow"),
         ("settle", "gpu_scheduler.engines.sglang.kv.elastic_kv:ElasticKv.settle"),
-        ("before allocation", "gpu_scheduler.engines.sglang.kv.provisioning:Admission.before_allocation"),
+        ("before allocation", "gpu_scheduler.engines.sglang.kv.provisioning:KvProvisioning.before_allocation"),
     )
 
     def __init__(self) -> None:
@@ -205,15 +204,15 @@ def _watch(file: Path, toggle: Callable[[], None]) -> None:
 
 def _before_next_turn(toggle: Callable[[], None]) -> None:
     """In the main thread, which the profiler of Python is for."""
-    receiver: Any = importlib.import_module(RECEIVER).SchedulerRequestReceiver
-    original = receiver.recv_requests
+    scheduler: Any = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
+    original = scheduler.ingest_requests
 
     def once(*args: Any, **kwargs: Any) -> Any:
-        receiver.recv_requests = original
+        scheduler.ingest_requests = original
         toggle()
-        return receiver.recv_requests(*args, **kwargs)
+        return scheduler.ingest_requests(*args, **kwargs)
 
-    receiver.recv_requests = once
+    scheduler.ingest_requests = once
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Every GPU measurement that the contracts rest on, one after another; a failing one does not stop the others.
 #   benchmarks/gpu/run_contracts.sh OUT COMMIT [extents|attention|token_path|engine ...]
-# Needs one NVIDIA GPU, python3 with torch 2.11 and cuda-bindings, and SGLang 0.5.16 with sglang-kernel on PYTHONPATH
+# Needs one NVIDIA GPU, python3 with torch 2.14 and cuda-bindings, and SGLang 0.5.23 with sglang-kernel on PYTHONPATH
 # (for `extents` torch and cuda-bindings are enough).
 set -u
 out=$1

@@ -245,7 +245,8 @@ async def _one(
         stairs.write_traffic(traffic)
         trace = stairs.write_stairs(Path(folder) / "stairs.csv", made.step_s)
         chosen = system(of, traffic)
-        parts = stairs.plan(models, site.devices, site.sizes)
+        known = json.loads(path.read_text()) if (path := given.out / "alone.json").exists() else {}
+        parts = stairs.plan(models, site.devices, site.sizes, scaled(known))
         async with stack(chosen, models, parts, site) as at:
             start_s = time.monotonic() - began
             print(f"{name}: up and warm after {start_s:.1f} s, {end - time.monotonic():.0f} s left", flush=True)

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from benchmarks._paper import MISTRAL_7B, NEMO_12B
@@ -67,10 +68,18 @@ class StairLoad:
     counts: Mapping[str, TrafficCounts]
     """Of that hour."""
 
-    def plan(self, models: Sequence[Model], devices: Mapping[str, int], sizes: Sizes) -> dict[str, Part]:
-        """Places and memory by what each model was asked for in the hour before. Raises ValueError."""
+    def plan(
+        self,
+        models: Sequence[Model],
+        devices: Mapping[str, int],
+        sizes: Sizes,
+        slos: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> dict[str, Part]:
+        """Places and memory by what each model was asked for in the hour before, and by `slos` in milliseconds where
+        they are known. Raises ValueError."""
+        targets = {name: of["tpot_ms"] / 1e3 for name, of in (slos or {}).items() if "tpot_ms" in of}
         asked = [
-            SimulatedRequest(name, name, 0.0, counts.prompt_tokens, counts.output_tokens)
+            SimulatedRequest(name, name, 0.0, counts.prompt_tokens, counts.output_tokens, tpot_s=targets.get(name, inf))
             for name, counts in self.counts.items()
         ]
         return plan(models, asked, HOUR_S, devices, sizes)

@@ -35,10 +35,9 @@ def sglang_arguments(load: engine_pb2.Load) -> dict[str, Any]:
     named = arguments(load.model, load.device, options, RandomLoader, 1 + len(load.others))
     named |= {"max_total_tokens": pool_tokens, "load_format": RandomLoader if options.random_weights else "auto"}
     if kind_of(load.device) == "cuda":
-        named["enable_page_major_kv_layout"] = False
         del named["sampling_backend"]  # its own choice: FlashInfer's
     else:
-        named["page_size"] = 1  # SGLang's own paged allocator is a GPU's kernel
+        named["page_size"] = 1
     return named
 
 

@@ -1,5 +1,5 @@
-"""SGLang's Scheduler behind our socket. What is hooked is the front: where SGLang reads its sockets, where it sleeps
-when idle, where it writes; by the functions of our own engine, so that the two cost the same.
+"""SGLang's Scheduler behind our socket. What is ours is the front: where SGLang reads its sockets, where it sleeps
+when idle, where it writes; as in our own engine, so that the two cost the same.
 
 Imports SGLang: for the reference's own process.
 """
@@ -9,41 +9,40 @@ from __future__ import annotations
 import gc
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import sglang
 from sglang.srt.managers.io_struct import AbortReq, BatchTokenIDOutput, LoadLoRAAdapterReqInput
-from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.models import registry as _models  # noqa: F401  (imports what a model needs, before Hello)
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import ServerArgs
 
 from benchmarks.gpu import stock_model
 from gpu_scheduler.engines.sglang import plugin
 from gpu_scheduler.engines.sglang.base import current, options
+from gpu_scheduler.engines.sglang.base.environment import has_gpu
 from gpu_scheduler.engines.sglang.base.errors import LeaveLoop, RejectedRequest
 from gpu_scheduler.engines.sglang.base.request_table import RequestTable
-from gpu_scheduler.engines.sglang.hooks import loop as hooks_loop
+from gpu_scheduler.engines.sglang.hooks import attention, cpu_kernels
 from gpu_scheduler.engines.sglang.hooks import lora as hooks_lora
-from gpu_scheduler.engines.sglang.hooks import memory as hooks_memory
 from gpu_scheduler.engines.sglang.hooks import process as hooks_process
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
+from gpu_scheduler.engines.sglang.hooks.scheduler import SocketlessScheduler, step_begins
+from gpu_scheduler.engines.sglang.kv.pools import latent_pool
 from gpu_scheduler.engines.sglang.model import stats
 from gpu_scheduler.engines.sglang.model.outputs import Outputs
 from gpu_scheduler.engines.sglang.model.requests import to_sglang
 from gpu_scheduler.engines.sglang.ranks.channel import Channel
 from gpu_scheduler.engines.sglang.step.current import set_loop
+from loader.checkpoints.architectures.kv_of_config import kv_of_folder
 from protos import common_pb2, engine_pb2
 
 _FRONT = (
     hooks_process.parallel_groups,
     hooks_process.watchdog,
-    hooks_process.ipc_channels,
-    hooks_loop.idle_sleeper,
-    hooks_loop.pull_requests,
-    hooks_loop.before_step,
-    hooks_memory.count_evicted,
     hooks_lora.unpinned,  # on a CPU alone
 )
 
@@ -53,10 +52,25 @@ def count_retracted(result: Any, *_: Any) -> Any:
     return result
 
 
+def count_evicted(result: Any, *_: Any, **__: Any) -> Any:
+    current.model().counters.evicted_tokens += result.num_tokens_evicted
+    return result
+
+
+class CountingScheduler(SocketlessScheduler):
+    """SGLang's own Scheduler, which counts its steps."""
+
+    def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        step_begins(batch)
+        return super().run_batch(batch, *args, **kwargs)
+
+
 def hooks() -> list[Hook]:
     front = [hook for hook in plugin.all_hooks() if hook.function in _FRONT]
     retraction = "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode"
-    return [*front, Hook(retraction, count_retracted, "AFTER")]
+    eviction = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache._evict"
+    on_a_cpu = [*attention.HOOKS, *cpu_kernels.HOOKS]
+    return [*front, *on_a_cpu, Hook(retraction, count_retracted, "AFTER"), Hook(eviction, count_evicted, "AFTER")]
 
 
 class StockOutputs(Outputs):
@@ -76,7 +90,7 @@ class StockOutputs(Outputs):
 
 
 class Front:
-    """What the hooks find in the place of an instance of ours and of its loop."""
+    """A stand-in for our engine's instance and its loop, for a Scheduler of SGLang's that has neither."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -91,17 +105,18 @@ class Front:
         named = stock_model.sglang_arguments(load)
         index = int(load.device.partition(":")[2] or 0)
         stock_model.bound(load)
-        self.scheduler = Scheduler(ServerArgs(**named), options.port_args(), index, 0, 0, 0, 0, 0, None)
+        server_args = ServerArgs(**named)
+        publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=index))
+        self.scheduler = CountingScheduler(server_args, options.port_args())
         stock_model.check_pool(named["max_total_tokens"], self.scheduler.max_total_num_tokens)
         self._context_tokens = int(self.scheduler.model_config.context_len) - options.CONTEXT_SLACK_TOKENS
-        pool = self.scheduler.token_to_kv_pool_allocator.get_kvcache()
-        self._bytes_per_token = (
-            pool.layer_num * pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
-        )
+        kinds = kv_of_folder(Path(load.model.path), self.scheduler.tp_worker.model_runner.kv_cache_dtype.itemsize, 1)
+        # Of a model that the loader does not know nothing is told.
+        self._bytes_per_token = 0 if kinds is None else kinds.marginal(0)
         measured = engine_pb2.Measured(kv_bytes_per_token=self._bytes_per_token, context_tokens=self._context_tokens)
         self.channel.send(done=engine_pb2.Done(command_id=load.command_id, measured=measured))
 
-    # --- called by the hooks
+    # --- called by the Scheduler
 
     def prefill_begins(self, prompts: int) -> None:
         """The reference prefills whenever it can."""
@@ -172,8 +187,10 @@ class Front:
     def _tell(self) -> None:
         self._told_at = time.monotonic()
         scheduler, counters = self.scheduler, self.counters
-        cached = scheduler.tree_cache.evictable_size()
-        free = scheduler.token_to_kv_pool_allocator.available_size()
+        allocator = scheduler.token_to_kv_pool_allocator
+        cached = scheduler.tree_cache.full_evictable_size()
+        # Where windows have a pool of their own, the tokens of the other layers are counted.
+        free = allocator.full_available_size() if scheduler.is_hybrid_swa else allocator.available_size()
         pool = scheduler.max_total_num_tokens
         told = engine_pb2.EngineStats(
             running=stats.running(scheduler),
@@ -196,6 +213,8 @@ def run(channel_fd: int) -> None:
         HookRegistry.register(hook.target, hook.function, HookType[hook.kind])
     load_plugins()
     plugin.verify(hooks())
+    if not has_gpu():
+        latent_pool.attend_by_torch()
     gc.collect()
     gc.freeze()  # as our engine does
     channel = Channel(channel_fd)

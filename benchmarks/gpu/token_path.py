@@ -4,7 +4,7 @@ Questions: what does a decode step's allocation cost on the host with ids chosen
 tensors; does anything on that path synchronise; how long until a freed id is known on the host; and is an extent safe
 to unmap after the event behind the last launch, while later kernels run?
 
-    python -m benchmarks.gpu.token_path --out DIR --commit HASH       (needs SGLang 0.5.16 and its kernels)
+    python -m benchmarks.gpu.token_path --out DIR --commit HASH       (needs SGLang 0.5.23 and its kernels)
 """
 
 from __future__ import annotations

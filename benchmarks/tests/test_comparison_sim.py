@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import comparison_sim
+from benchmarks import _series, comparison_sim
 from benchmarks._fleets import FLEETS, Fleet, Source, tp, workload
 from benchmarks.comparison_sim import Point, Sweep
 
@@ -32,7 +32,7 @@ def test_of_many_models_the_busiest_and_some_of_the_long_tail_are_taken(tiny):
 
 
 def test_points_are_written_with_their_arguments_and_run_again_only_after_a_change(tiny, monkeypatch):
-    monkeypatch.setattr(comparison_sim, "commit", lambda: "one")
+    monkeypatch.setattr(_series, "commit", lambda sources: "one")
     out = tiny / "out.json"
     done = comparison_sim.measure(out, tiny, "tiny", 1)
     written = json.loads(out.read_text())
@@ -45,7 +45,7 @@ def test_points_are_written_with_their_arguments_and_run_again_only_after_a_chan
     before = out.stat().st_mtime_ns
     assert comparison_sim.measure(out, tiny, "tiny", 1) == done | written["points"]
     assert out.stat().st_mtime_ns == before
-    monkeypatch.setattr(comparison_sim, "commit", lambda: "two")
+    monkeypatch.setattr(_series, "commit", lambda sources: "two")
     again = comparison_sim.measure(out, tiny, "tiny", 1)
     assert {point["commit"] for point in again.values()} == {"two"} and set(again) == set(done)
 

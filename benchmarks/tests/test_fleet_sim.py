@@ -6,9 +6,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from benchmarks import _day, _fleet_tables, _paper_tables, fleet_sim, sim_bias
+from benchmarks import _day, _fleet_tables, _paper_tables, _series, fleet_sim, sim_bias
 from benchmarks._day import SYSTEMS_OF_DAY
-from benchmarks._fleet_tables import ALL, MARKS, OVERALL, STATIC, DaySeries, FleetResultsError, marks_to_reach, number
+from benchmarks._fleet_tables import ALL, MARKS, OVERALL, STATIC, DaySeries, marks_to_reach, number
 from benchmarks._paper_tables import PRISM
 
 NAMES = [f"tenant-{i}" for i in range(6)]
@@ -113,7 +113,7 @@ def test_search_runs_each_number_of_gpus_once(traces, monkeypatch):
 
 def test_measure_runs_what_the_file_lacks_and_nothing_else(traces, tmp_path, monkeypatch, capsys):
     out = tmp_path / "fleet_sim.json"
-    monkeypatch.setattr(fleet_sim, "commit", lambda: "now")
+    monkeypatch.setattr(_series, "commit", lambda sources: "now")
     wanted = [replace(ONE, system=name) for name in (STATIC, "static that knows")]
     fleet_sim.measure(out, traces, wanted[:1], 1)
     done = fleet_sim.measure(out, traces, wanted, 1)
@@ -124,7 +124,7 @@ def test_measure_runs_what_the_file_lacks_and_nothing_else(traces, tmp_path, mon
 def test_file_that_is_damaged_is_refused_by_name(tmp_path, monkeypatch):
     out = tmp_path / "fleet_sim.json"
     out.write_text('{"benchmark":"fleet_sim","series":{"a":{}}}')
-    with pytest.raises(FleetResultsError, match="fleet_sim.json is damaged"):
+    with pytest.raises(_series.ResultsError, match="fleet_sim.json is damaged"):
         _fleet_tables.read(out)
     monkeypatch.setattr(sys, "argv", ["fleet_sim", "--show", "--out", str(out)])
     with pytest.raises(SystemExit, match="move it away"):

@@ -243,6 +243,15 @@ def test_a_machine_without_a_gpu_lacks_it_and_says_so(tmp_path, monkeypatch, cap
     assert http_needed.show(http_needed.machine("cpu:0", [tmp_path]))
 
 
+@pytest.mark.sglang
+async def test_an_engine_that_would_miss_a_module_is_seen_beforehand(monkeypatch):
+    checks = await http_needed.ours()
+    assert http_needed.show(checks) and "classes of models" in checks[-1].found
+    monkeypatch.setenv("SGLANG_PLUGINS", "another")
+    refused = await http_needed.engine()
+    assert not refused.ok and "did not take" in refused.found
+
+
 # --- prompts and bench_serving
 
 

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from benchmarks import _paper, _paper_tables, paper_sim
+from benchmarks import _paper, _paper_tables, _series, paper_sim
 from benchmarks._paper import CONTENDERS, HARDWARE
 from benchmarks._paper_tables import PRISM, PaperCell, PaperSeries
 from benchmarks.sim_bias import corrected
@@ -69,7 +69,7 @@ def test_run_of_models_that_do_not_fit_is_refused_with_the_reason(traces):
 @pytest.fixture
 def small(traces, monkeypatch):
     """Two short series of eight models, and the file for their results."""
-    monkeypatch.setattr(paper_sim, "commit", lambda: "one")
+    monkeypatch.setattr(_series, "commit", lambda sources: "one")
     monkeypatch.setattr(paper_sim, "MOST_RATE", 3.0)
     names = ("S-Partition, slice", PRISM)
     return traces, traces / "out.json", [PaperSeries("light", "arena27", 5.0, 0.0, name, 1) for name in names]
@@ -175,7 +175,7 @@ def test_gpus_are_searched_for_first_tokens_and_for_all_that_is_asked(monkeypatc
 
     monkeypatch.setattr(paper_sim, "_load", lambda *arguments: (None, None))
     monkeypatch.setattr(_paper, "run", run)
-    points = paper_sim.searched(PaperSeries("eighteen", "arena27", 5.0, 4.0, PRISM, 1), None)
+    points = paper_sim.searched(PaperSeries("eighteen", "arena27", 5.0, 4.0, PRISM, 1), None)["points"]
     assert _paper_tables.gpus(points, _paper_tables.in_time).rate == 4
     assert _paper_tables.gpus(points, _paper_tables.suffices).rate == 6
     assert len(points) == next(calls) and points["6"]["groups"] == [6, 0]

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import slices_sim
 from benchmarks._rivals import gap, summary
-from benchmarks._slices import EIGHTEEN, HALVES, Part, dealt, parts
+from benchmarks._slices import EIGHTEEN, HALVES, SECONDS, Part, dealt, parts
 from benchmarks.gpu.slices import MODELS
 
 TRACE = "arrival_s,model,prompt_tokens,output_tokens\n" + "".join(
@@ -16,18 +16,19 @@ TRACE = "arrival_s,model,prompt_tokens,output_tokens\n" + "".join(
 )
 
 
-def seconds_of(half, file):
+def seconds_of(half, file, seconds=SECONDS):
     return {
         second
-        for part in parts(half)
+        for part in parts(half, seconds=seconds)
         if part.file == file
         for second in range(int(part.from_s), int(part.from_s + part.seconds))
     }
 
 
-def test_no_second_of_a_trace_is_in_both_halves():
+@pytest.mark.parametrize("seconds", [SECONDS, 1500.0, 7200.0])
+def test_no_second_of_a_trace_is_in_both_halves(seconds):
     for file in {part.file for half in HALVES for part in parts(half)}:
-        tuning, unseen = (seconds_of(half, file) for half in HALVES)
+        tuning, unseen = (seconds_of(half, file, seconds) for half in HALVES)
         assert tuning and unseen and not tuning & unseen
 
 
@@ -78,7 +79,7 @@ def tiny(tmp_path, monkeypatch):
     """A half with one cell, of a trace of five names."""
     (tmp_path / "t.csv").write_text(TRACE)
     part = Part("t", "t.csv", 60.0, 2.0, seconds=30.0, half="unseen", dealing=1, before_s=60.0)
-    monkeypatch.setattr(slices_sim, "parts", lambda half, quick: [part] if half == "unseen" else [])
+    monkeypatch.setattr(slices_sim, "parts", lambda half, quick, seconds: [part] if half == "unseen" else [])
     return tmp_path, part
 
 
@@ -106,6 +107,13 @@ def test_rivals_are_planned_in_three_ways_and_kept_for_the_next_try(tiny, monkey
     assert again["prism"] == cell["prism"]
     assert {of["both"] for name, of in again.items() if name != "prism"} == {1.0}
     assert "Prism is below the best rival in 0 of 1 cells" in capsys.readouterr().out
+
+
+def test_cells_are_those_with_any_of_the_given_parts_in_their_names(tiny, monkeypatch):
+    folder, part = tiny
+    prism = ("--system", "prism")
+    assert set(compared(monkeypatch, folder, *prism, "--only", "another", "--only", "t, 2")) == {part.cell}
+    assert compared(monkeypatch, folder, *prism, "--only", "another") == {}
 
 
 def test_plan_of_the_hour_before_sees_no_request_of_the_slice(tiny):

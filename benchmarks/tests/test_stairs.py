@@ -161,7 +161,7 @@ def test_prism_remembers_the_hour_before_and_the_others_have_planned_places(fold
 
 
 def test_a_simulated_staircase_is_shown_and_drawn(folder: Path, tmp_path: Path, capsys) -> None:
-    out = tmp_path / "staircase_sim.json"
+    out = tmp_path / "staircase_h200.json"
     assert stairs_sim.main(["--slice", str(folder), "--out", str(out), "--step-s", "5", "static"]) == 0
     found = json.loads(out.read_text())
     (run,) = found["runs"]
@@ -169,7 +169,7 @@ def test_a_simulated_staircase_is_shown_and_drawn(folder: Path, tmp_path: Path, 
     assert set(run["slos"]) == {BUSY, "12b-1"} and run["steps"][0]["ttft"] == 100.0
     assert stairs.main(["show", "--out", str(out)]) == 0
     assert "static, simulated" in capsys.readouterr().out
-    figures.draw(["staircase_sim"], tmp_path, tmp_path)
+    figures.draw(["staircase_h200"], tmp_path, tmp_path)
     assert (tmp_path / "staircase.svg").exists()
 
 

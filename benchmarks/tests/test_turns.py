@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks.gpu.turns import Clock, Processes, order, take
 from services.runtime import tasks
+from testing.patience import PATIENCE_S
 
 
 class Wall:
@@ -70,7 +71,7 @@ async def test_a_side_does_nothing_while_it_is_the_others_turn(tmp_path):
     logs = [tmp_path / name for name in ("first", "second")]
     children = [subprocess.Popen([sys.executable, "-c", code, str(log)]) for log in logs]
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not all(map(ticks, logs)):
                 await asyncio.sleep(0.01)
         sides = [Processes([child.pid]) for child in children]

@@ -6,7 +6,8 @@
 # Several may run at once on GPUs of their own: CUDA_VISIBLE_DEVICES, and `taskset` for cores of their own.
 cd "$SRC" || return 1
 COMMIT=$(cat COMMIT)
-export PYTHONPATH="$SRC:$SITE" PYTHONUNBUFFERED=1 COMMIT
+. "$SRC/benchmarks/gpu/offline/environment.sh"
+export PYTHONUNBUFFERED=1 COMMIT
 # Programs that use NVLink multicast have put hosts out of service.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
 ulimit -n "$(ulimit -Hn)"

@@ -18,4 +18,4 @@ fi
 if [ -e "$in/kernels.txz" ] && [ ! -d "$HOME/.triton" ]; then tar -xJf "$in/kernels.txz" -C "$HOME"; fi
 nvidia-smi --query-gpu=name,memory.used,driver_version --format=csv,noheader
 # What a run would die of is better known now.
-(cd "$src" && PYTHONPATH="$src:$site" python3 -c "import benchmarks.replay, gateway.app, gpu_scheduler.server, loader.server, placement.server, uvicorn")
+(cd "$src" && SRC=$src SITE=$site && . benchmarks/gpu/offline/environment.sh && python3 -c "import benchmarks.replay, gateway.app, gpu_scheduler.server, loader.server, placement.server, uvicorn")

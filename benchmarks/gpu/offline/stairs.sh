@@ -11,6 +11,7 @@
 # prism.
 #   ENDS_S=1740     seconds after `first` by which all is to be done
 #   STEP_S=55       of a step, at most; steps are shorter where the first three systems would not fit
+#   CORES=18        so many cores of the host are used, those with the lowest numbers; all if not said
 # Kernels of an earlier host, as kernels.txz in PACK, save some 100 s of the first start. Results of an earlier host
 # (halves and all), as results/ in PACK, are kept: what is there is not run again, and steps and targets are theirs.
 #   REHEARSE=1      without a GPU, with the packages of PATH: this tree, echo engines, steps of STEP_S (5); PACK has
@@ -77,7 +78,7 @@ case $1 in
         shift
         . "$SRC/benchmarks/gpu/offline/run.sh"
         set +e
-        of=$(($(gpus) / 2)) cores=$(nproc)
+        of=$(($(gpus) / 2)) cores=${CORES:-$(nproc)}
         [ "$of" -le 2 ] || of=2
         # Kernels may have to be compiled first.
         export PRISM_TEST_START_S=300
