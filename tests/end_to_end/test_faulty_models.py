@@ -1,13 +1,19 @@
 """Models that cannot be served, beside one that can."""
 
+import asyncio
 import json
+import re
 import shutil
 
 import pytest
+from typer.testing import CliRunner
 
+from loader.checkpoints.architectures import families
+from prismctl.__main__ import app
 from protos import common_pb2, placement_pb2
 from services.errors import PrismError
 from testing.systems.local import FOLDER, MODELS, world
+from tests.loader import checkpoint_files
 
 GOOD = MODELS[1]
 
@@ -74,6 +80,104 @@ async def test_broken_and_too_large_models_are_in_error_with_reasons_and_the_res
             return (await it.get("/v1/models/added"))[0] == 200
 
         await it.until(listed_now, "an added model never was listed")
+
+
+TEXT = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 1 << 24,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "hidden_act": "silu",
+}
+STATES = {
+    **TEXT,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "layer_types": ["linear_attention", "full_attention"],
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 1,
+    "linear_key_head_dim": 1 << 12,
+    "linear_value_head_dim": 1 << 12,
+    "linear_conv_kernel_dim": 4,
+    "mamba_ssm_dtype": "float32",
+    "partial_rotary_factor": 0.25,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+"""A state of 64 MiB."""
+WINDOWS = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "model_type": "gemma4",
+    "text_config": {
+        **TEXT,
+        "model_type": "gemma4_text",
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 1 << 23,
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        },
+    },
+}
+"""A window of eight million tokens."""
+
+
+def of_config(folder, config):
+    """A folder with this config.json, whose tensors are holes, and the tokenizer of another model."""
+    shutil.copytree(FOLDER / GOOD, folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = families.expected_tensors(families.read_shape(config), config)
+    inner = "model.language_model." if "text_config" in config else "model."
+    named = {re.sub("^model.", inner, name): ("BF16", size) for name, size in tensors.items()}
+    checkpoint_files.write_safetensors(folder / "model.safetensors", checkpoint_files.described(named))
+    return folder
+
+
+async def test_models_whose_kv_fits_no_device_are_in_error_from_the_start_and_told_which_context_would_fit(tmp_path):
+    long = {**json.loads((FOLDER / GOOD / "config.json").read_text()), "max_position_embeddings": 1 << 24}
+    configs = {"long": long, "window": WINDOWS, "state": STATES}
+    models = {name: {"path": str(of_config(tmp_path / name, config))} for name, config in configs.items()}
+    async with world("echo", {**models, GOOD: {}}) as it:
+        routes = {route.model.name: route for route in (await it.placement.routes()).routes}
+        _, listed = await it.get("/v1/models")
+        rows = await asyncio.to_thread(
+            CliRunner().invoke, app, ["--state", str(it.local.state), "models", "list", "--json"]
+        )
+        printed = {row["model"]: row for row in json.loads(rows.stdout)}
+        for name in models:
+            why = routes[name].error
+            assert "; the largest group, " in why, why
+            told = {"id": name, "residency": "error", "error": why}
+            assert [told] == [{key: each[key] for key in told} for each in listed["data"] if each["id"] == name]
+            assert (printed[name]["state"], printed[name]["error"]) == ("error", why)
+            status, answer = await it.post("/v1/completions", {"model": name, "prompt": [5], "max_tokens": 1})
+            assert status == 503 and why in answer["error"]["message"], answer
+            decided = (await it.placement.explanation(name, 9)).decisions
+            assert not [each for each in decided if each.action != "refuse"], "no group has tried it"
+        assert "bytes of KV before its first token" in routes["state"].error
+        assert routes["state"].error.endswith("no context is short enough")
+        for name in ("long", "window"):
+            named = re.search(
+                r"with context_tokens \(and any floor_tokens\) of about ([0-9,]+) it would fit$", routes[name].error
+            )
+            assert named is not None, routes[name].error
+            listing = common_pb2.ModelListing(
+                name=f"shorter-{name}", context_tokens=int(named[1].replace(",", "")), **models[name]
+            )
+            await it.placement.add_model(listing, check_only=True)
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from protos import common_pb2
+from gpu_scheduler.client import GpuSchedulerClient
+from protos import common_pb2, gpu_scheduler_pb2
 from services.runtime import tasks
 from testing.systems.local import MODELS, World, world
 
@@ -106,3 +107,40 @@ async def test_streams_of_a_group_that_a_model_leaves_go_on_with_their_kv_and_no
         assert any(each["requests"] and each["bytes"] for each in handed), "no stream was handed over"
         resumed = told(it, "stream resumed")
         assert any(each["cached"] for each in resumed), "its KV was computed again"
+
+
+@pytest.mark.sglang
+async def test_streams_of_a_replica_that_makes_way_go_on_with_their_kv_and_no_token_changes() -> None:
+    other, model, new = MODELS[0], MODELS[1], 200
+    prompts = [list(range(100 + 40 * i, 140 + 40 * i)) for i in range(3)]
+    async with world("sglang", {other: {}, model: {}}, devices=DEVICES) as it:
+
+        async def answer(i: int, started: asyncio.Event | None = None) -> tuple[str, dict[str, Any], str]:
+            return await it.stream(model, prompts[i], new, started, ignore_eos=True)
+
+        undisturbed = [(text, finish) for text, _, finish in await asyncio.gather(*map(answer, range(len(prompts))))]
+        (here,) = await places(it, model)
+        await it.placement.replicate(model)
+        (beside,) = (group for group in DEVICES if group != here)
+        scheduler = GpuSchedulerClient(it.local.unix(it.local.scheduler(here)))
+        spec = next(route.model for route in (await it.placement.routes()).routes if route.model.name == other)
+        left = asyncio.Event()
+
+        async def keep_asking(i: int, started: asyncio.Event) -> None:
+            while not left.is_set():
+                text, _, finish = await answer(i, started)
+                assert (text, finish) == undisturbed[i]
+
+        started = [asyncio.Event() for _ in prompts]
+        async with asyncio.TaskGroup() as streams:
+            for i, event in enumerate(started):
+                streams.create_task(keep_asking(i, event))
+            for event in started:
+                await event.wait()
+            successor = it.local.unix(it.local.scheduler(beside))
+            leaves = gpu_scheduler_pb2.Yield(model=model, target=common_pb2.HIBERNATING, successor=successor)
+            reached = await scheduler.set_residency(spec, common_pb2.ACTIVE, "test", yields=[leaves])
+            left.set()
+        assert reached.residency == common_pb2.ACTIVE
+        assert [each["to"] for each in told(it, "KV handed over")] == [successor]
+        await scheduler.close()

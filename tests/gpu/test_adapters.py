@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from balloond.client import BalloondClient
-from loader.checkpoints import classes
+from loader.checkpoints.architectures import classes
 from protos import common_pb2, engine_pb2
 from services.runtime import tasks
 from testing import small_adapters, small_checkpoints

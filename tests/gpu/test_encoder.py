@@ -24,7 +24,7 @@ from tests.gpu.conftest import DEVICE, MIB
 from tests.gpu.test_engine import EXTENT, make_prompts
 from tests.gpu.test_engine import MODEL as DECODER
 from tests.gpu_scheduler.engines.sglang import checkpoints
-from tests.gpu_scheduler.engines.sglang.test_encoder import (
+from tests.gpu_scheduler.engines.sglang.classes.test_encoder import (
     PACKAGE,
     PROMPTS,
     logits_of,

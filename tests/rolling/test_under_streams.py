@@ -103,7 +103,7 @@ async def test_models_are_added_changed_and_removed_while_others_stream(running)
             routes = (await running.placement.routes()).routes
             return any(route.model.name == SPARE and route.model.default_slo.ttft_ms == 5000 for route in routes)
 
-        await running.until(has_target, "the target is not told", 30)
+        await running.until(has_target, "the target is not told")
         assert await engine_of(running, SPARE) == engine
 
         # Another context is another engine, once what runs has ended.
@@ -114,7 +114,7 @@ async def test_models_are_added_changed_and_removed_while_others_stream(running)
             told = await card(running, SPARE)
             return told is not None and told["max_model_len"] == 256
 
-        await running.until(is_short, "the context is not told", 30)
+        await running.until(is_short, "the context is not told")
         after = await streaming(running, SPARE)
         assert [(await each)[0] for each in (before, after)] == [text, text]
 
@@ -123,7 +123,7 @@ async def test_models_are_added_changed_and_removed_while_others_stream(running)
             assert (await running.stream(SPARE, prompt(0), 60))[0] == text
             return await engine_of(running, SPARE) not in (None, engine)
 
-        await running.until(is_another, "it has the engine that it had", 60)
+        await running.until(is_another, "it has the engine that it had")
 
         # What is listed no more is gone at once for who asks, and for what runs when that has ended.
         last = await streaming(running, SPARE)
@@ -132,21 +132,21 @@ async def test_models_are_added_changed_and_removed_while_others_stream(running)
         async def is_gone() -> bool:
             return await card(running, SPARE) is None
 
-        await running.until(is_gone, "it is listed", 30)
+        await running.until(is_gone, "it is listed")
         assert (await last)[0] == text
 
         async def has_left() -> bool:
             return await running.resident(SPARE) is None
 
-        await running.until(has_left, "it does not leave", 30)
+        await running.until(has_left, "it does not leave")
 
         # The same by calls.
         added = common_pb2.ModelListing(name="added", path=str(FOLDER / MODELS[0]), engine="echo")
         await running.placement.add_model(added)
-        await running.until(lambda: card(running, "added"), "it is not listed", 30)
+        await running.until(lambda: card(running, "added"), "it is not listed")
         last = await streaming(running, "added")
         await running.placement.remove_model("added", force=True)
-        await running.until(lambda: _no(card(running, "added")), "it is listed", 30)
+        await running.until(lambda: _no(card(running, "added")), "it is listed")
         assert (await last)[1]["completion_tokens"] == 60
     assert (load.failures, load.wrong, load.ended >= STREAMS) == ([], [], True)
 
