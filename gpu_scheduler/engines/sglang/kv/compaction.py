@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_scheduler.engines.sglang.kv.prefix_eviction import envelopes_of
-from gpu_scheduler.engines.sglang.policy.compaction import begun, moves, moves_within
+from gpu_scheduler.engines.sglang.kv.renumbering import Renumbering
+from gpu_scheduler.engines.sglang.policy.compaction import begun, moves, moves_within, renumbered
 from gpu_scheduler.engines.sglang.policy.layout import Indices
 
 if TYPE_CHECKING:
-    import torch
-
     from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
     from gpu_scheduler.engines.sglang.kv.prefix_tree import KindOfTree
 
@@ -28,6 +27,7 @@ RATIO = 1.1
 """Bytes of extents in use for each byte of live blocks, above which prefixes of an idle engine are moved together."""
 _TOGETHER_BYTES = 32 << 20
 """Bytes copied at a time. Torch needs as much spare memory meanwhile, since it copies by way of a temporary tensor."""
+_NONE: Indices = np.empty(0, dtype=np.int64)
 _SLOTS_TOGETHER = 1 << 18
 """Entries of the table of requests' slots rewritten at a time: the intermediate results are five times as large."""
 
@@ -46,11 +46,8 @@ def compact(tree: KindOfTree, kv: ElasticKv) -> int:
     envelopes = kv.envelopes
     nodes = [node for node, _ in tree.unlocked_nodes()]
     places = envelopes_of((tree.slots(node) for node in nodes), kv.page_size)
-    stays = np.zeros(envelopes.total, dtype=bool)
-    stays[envelopes.all_live()] = True
-    for some in places:
-        stays[some] = False
-    sources, destinations = moves(envelopes, RATIO, kv.units(), np.flatnonzero(stays))
+    stays = np.setdiff1d(envelopes.all_live(), np.concatenate([_NONE, *places]))
+    sources, destinations = moves(envelopes, RATIO, kv.units(), stays)
     if len(sources):
         _move(tree, kv, nodes, places, sources, destinations)
     return len(sources)
@@ -68,10 +65,10 @@ def make_leave(scheduler: Any, tree: KindOfTree, kv: ElasticKv, extents: int, fi
         return 0
     nodes = [node for node, _ in tree.nodes()]
     places = envelopes_of((tree.slots(node) for node in nodes), kv.page_size)
-    new_numbers = _move(tree, kv, nodes, places, sources, destinations)
+    _move(tree, kv, nodes, places, sources, destinations)
     if scheduler is None:
         return len(sources)
-    translation = _Translation(kv, new_numbers)
+    renumbering = Renumbering(kv.ids, sources, destinations, kv.page_size)
     pool = scheduler.req_to_token_pool
     table = pool.req_to_token
     free = set(pool.free_slots)
@@ -79,8 +76,8 @@ def make_leave(scheduler: Any, tree: KindOfTree, kv: ElasticKv, extents: int, fi
     together = max(1, _SLOTS_TOGETHER // table.shape[1])
     for start in range(0, len(rows), together):
         part = rows[start : start + together]
-        table[part] = translation.of(table[part])
-    translation.apply([(batch, "out_cache_loc") for batch in _batches(scheduler)])
+        table[part] = renumbering.of(table[part])
+    _renumber(renumbering, [(batch, "out_cache_loc") for batch in _batches(scheduler)])
     return len(sources)
 
 
@@ -91,10 +88,9 @@ def _move(
     places: list[Indices],
     sources: Indices,
     destinations: Indices,
-) -> Indices:
+) -> None:
     """Moves envelopes from `sources` to `destinations`: first their contents, then the slots of the tree's `nodes`,
-    whose envelopes are `places`, then what `kv.moved` corrects, and the accounting. Returns the new number of each
-    envelope, (total,)."""
+    whose envelopes are `places`, then what `kv.moved` corrects, and the accounting."""
     import torch
 
     envelopes = kv.envelopes
@@ -104,10 +100,9 @@ def _move(
     for start in range(0, len(sources), together):
         part = slice(start, start + together)
         rows[kv.ids.send(destinations[part])] = rows[kv.ids.send(sources[part])]
-    new_numbers = np.arange(envelopes.total)
-    new_numbers[sources] = destinations
-    after = [(node, new_numbers[some], some) for node, some in zip(nodes, places, strict=True)]
-    moved = [(node, new) for node, new, old in after if not np.array_equal(new, old)]
+    ends = np.cumsum([len(some) for some in places], dtype=np.int64)
+    *after, _ = np.split(renumbered(np.concatenate([_NONE, *places]), sources, destinations), ends)
+    moved = [(node, new) for node, new, old in zip(nodes, after, places, strict=True) if not np.array_equal(new, old)]
     if moved:
         firsts = kv.ids.send(np.concatenate([some for _, some in moved]) * kv.page_size)
         slots = (firsts[:, None] + torch.arange(kv.page_size, device=firsts.device)).reshape(-1)
@@ -117,31 +112,19 @@ def _move(
             tree.set_slots(node, value.to(tree.slots(node).dtype, copy=True))  # a view would keep all of them
     kv.moved(sources, destinations)
     envelopes.move(sources, destinations)
-    return new_numbers
 
 
-class _Translation:
-    """The translation of old slots into new ones, on the device."""
+def _renumber(renumbering: Renumbering, holders: Iterable[tuple[Any, str]]) -> None:
+    """Gives the attributes named in `holders`, (object, attribute), each a tensor of slots, their new slots, all in one
+    go."""
+    import torch
 
-    def __init__(self, kv: ElasticKv, new_numbers: Indices) -> None:
-        self._size = kv.page_size
-        self._new_numbers = kv.ids.send(new_numbers)
-
-    def of(self, slots: torch.Tensor) -> torch.Tensor:
-        """The new slots for `slots`, of the same shape and dtype."""
-        pages = slots.long() // self._size
-        return (self._new_numbers[pages] * self._size + slots % self._size).to(slots.dtype)
-
-    def apply(self, holders: Iterable[tuple[Any, str]]) -> None:
-        """Translates the attributes named in `holders`, (object, attribute), each a tensor of slots, all in one go."""
-        import torch
-
-        found = [(holder, name, slots) for holder, name in holders if len(slots := getattr(holder, name)) > 0]
-        if not found:
-            return
-        parts = self.of(torch.cat([slots.long() for *_, slots in found])).split([len(slots) for *_, slots in found])
-        for (holder, name, slots), part in zip(found, parts, strict=True):
-            setattr(holder, name, part.to(slots.dtype))
+    found = [(holder, name, slots) for holder, name in holders if len(slots := getattr(holder, name)) > 0]
+    if not found:
+        return
+    parts = renumbering.of(torch.cat([slots.long() for *_, slots in found])).split([len(slots) for *_, slots in found])
+    for (holder, name, slots), part in zip(found, parts, strict=True):
+        setattr(holder, name, part.to(slots.dtype))
 
 
 def _batches(scheduler: Any) -> Iterator[Any]:

@@ -23,6 +23,16 @@ def moves(
     return moves_within(envelopes, allowed, units, fixed)
 
 
+def renumbered(numbers: Indices, sources: Indices, destinations: Indices) -> Indices:
+    """The numbers of envelopes after a move: a source becomes its destination, any other number stays."""
+    if not len(sources):
+        return numbers
+    order = np.argsort(sources)
+    near = np.minimum(np.searchsorted(sources, numbers, sorter=order), len(sources) - 1)
+    moved = order[near]
+    return np.where(sources[moved] == numbers, destinations[moved], numbers)
+
+
 def begun(envelopes: Envelopes, units: Indices) -> int:
     """Number of extents that hold a live envelope, or that leave only together with one that does."""
     in_use = np.unique(units[np.flatnonzero(envelopes.live_by_extent())])

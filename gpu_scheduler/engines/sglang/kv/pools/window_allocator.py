@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 from gpu_scheduler.engines.sglang.kv.pools.allocator import ElasticAllocator, GrowingAllocator
 from gpu_scheduler.engines.sglang.kv.pools.paged_allocator import ElasticPagedAllocator
+from gpu_scheduler.engines.sglang.kv.renumbering import Renumbering
 from gpu_scheduler.engines.sglang.policy.envelopes import Indices
 
 
@@ -61,12 +62,9 @@ class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # ty
 
     def _window_moved(self, sources: Indices, destinations: Indices) -> None:
         """Writes the new slots of pages of the window that were moved into the table."""
-        every, window = self.kinds
-        new_numbers = torch.arange(window.envelopes.total, device=self.device)
-        new_numbers[every.ids.send(sources)] = every.ids.send(destinations)
+        every = self.kinds[0]
         pages, live = self._pages(), every.ids.send(every.envelopes.all_live())
-        slots = pages[live]
-        pages[live] = new_numbers[slots // self.page_size] * self.page_size + slots % self.page_size
+        pages[live] = Renumbering(every.ids, sources, destinations, self.page_size).of(pages[live])
 
 
 def _allocator(

@@ -160,3 +160,15 @@ def test_compaction_of_a_pool_without_live_envelopes_needs_no_move() -> None:
     envelopes = made(4, 16, 12, range(3), [])
     sources, destinations = compaction.moves(envelopes, 1.15, alone(envelopes))
     assert len(sources) == len(destinations) == 0
+
+
+@given(st.dictionaries(st.integers(0, 1 << 40), st.integers(0, 1 << 40), max_size=8), st.data())
+def test_sources_of_a_move_become_its_destinations_and_other_numbers_stay(
+    moved: dict[int, int], data: st.DataObject
+) -> None:
+    """Numbers are so large that a table of all of them has no place."""
+    any_number = st.one_of(st.integers(0, 1 << 40), st.sampled_from([*moved, 0]))
+    numbers = data.draw(st.lists(any_number))
+    sources, destinations = (np.array([*some], dtype=np.int64) for some in (moved, moved.values()))
+    found = compaction.renumbered(np.array(numbers, dtype=np.int64), sources, destinations)
+    assert found.tolist() == [moved.get(number, number) for number in numbers]
