@@ -1,5 +1,5 @@
-"""Times of the kernels of a step for each layout of their memory: KV in SGLang's ordinary layout or in one of ours, in
-torch's memory or in extents, and weights in either.
+"""Times of the kernels of a step for each layout of their memory: KV in SGLang's ordinary layout or in ours, token by
+token, in torch's memory or in extents, and weights in either.
 
     python -m benchmarks.gpu.kv_layouts --out DIR --commit HASH [--shapes 8B,1B] [--weights]
 
@@ -17,13 +17,13 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from benchmarks.gpu import report, vmm
-from benchmarks.gpu.attention_cases import SHAPES, Shape, page_major_views
-from gpu_scheduler.engines.sglang.kv.pools.kv_layouts import KvShape, Rows, TokenMajor
+from gpu_scheduler.engines.sglang.kv.pools.kv_views import KvShape, kv_views
 
 PAGE = 16
 HIDDEN, INTERMEDIATE = 4096, 14336
@@ -38,6 +38,23 @@ LOADS = {
 }
 """Requests, tokens of each, and how many of them the step computes."""
 Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The attention of one model: what decides the size of a token's KV and the kernel that is chosen."""
+
+    name: str
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+
+    def page_bytes(self) -> int:
+        return self.layers * 2 * PAGE * self.kv_heads * self.head_dim * 2
+
+
+SHAPES = (Shape("1B", 16, 32, 8, 64), Shape("3B", 28, 24, 8, 128), Shape("8B", 32, 32, 8, 128))
 
 
 def mapped(nbytes: int, extent_bytes: int) -> torch.Tensor:
@@ -88,7 +105,7 @@ class Kv:
     def __init__(self, shape: Shape, batch: int, tokens: int, pool_bytes: int, new: int = 1) -> None:
         """`new`: the last tokens of each request, which the step computes; 1 in a decode step."""
         self._shape, self._new = shape, new
-        self.pages = pool_bytes // shape.envelope_bytes(PAGE)
+        self.pages = pool_bytes // shape.page_bytes()
         need = -(-tokens // PAGE)
         chosen = random.Random(1).sample(range(1, self.pages), batch * need)
         table = torch.tensor(chosen, dtype=torch.int32, device="cuda").view(batch, need)
@@ -139,15 +156,15 @@ class Kv:
 
         return step
 
-    def token_major(self, raw: torch.Tensor) -> Step:
+    def token_by_token(self, raw: torch.Tensor) -> Step:
         from sglang.kernels.ops.kvcache.kvcache import store_cache
 
         shape, row = self._shape, self._shape.kv_heads * self._shape.head_dim
-        raw = raw[: self.pages * shape.envelope_bytes(PAGE)]
+        raw = raw[: self.pages * shape.page_bytes()]
         lies = KvShape(
             shape.layers, shape.kv_heads, shape.head_dim, shape.head_dim, PAGE, self.pages, dtype=torch.bfloat16
         )
-        views = list(zip(*TokenMajor().views(raw, lies), strict=True))
+        views = list(zip(*kv_views(raw, lies), strict=True))
         flat = [tuple(each.view(-1, row) for each in pair) for pair in views]
         paged = [tuple(each.view(self.pages, PAGE, shape.kv_heads, shape.head_dim) for each in pair) for pair in views]
 
@@ -156,23 +173,6 @@ class Kv:
                 k, v = flat[layer]
                 store_cache(self._k, self._v, k, v, self._slots, row_bytes=2 * row, size_limit=len(k))
                 self._attend(*paged[layer])
-
-        return step
-
-    def page_major(self, raw: torch.Tensor) -> Step:
-        from sglang.kernels.ops.kvcache.kvcache import store_cache
-
-        raw = raw[: self.pages * self._shape.envelope_bytes(PAGE)]
-        row = self._shape.kv_heads * self._shape.head_dim
-        layout = Rows(raw.view(torch.bfloat16), self._shape.layers, PAGE, row)
-        views = [page_major_views(raw, self._shape, PAGE, layer) for layer in range(self._shape.layers)]
-
-        def step() -> None:
-            for layer in range(self._shape.layers):
-                k, v = layout.of_layer(layer)
-                at = layout.of_step(layer, self._slots)
-                store_cache(self._k, self._v, k, v, at, row_bytes=2 * row, size_limit=len(k))
-                self._attend(*views[layer])
 
         return step
 
@@ -217,12 +217,9 @@ def kv_cases(shape: Shape, pool_bytes: int) -> dict[str, dict[str, list[float]]]
         kv = Kv(shape, batch, tokens, pool_bytes, new)
         steps = {
             "ordinary, torch's": kv.ordinary(),
-            "page-major, torch's": kv.page_major(own),
-            "page-major, extents of 64 MiB": kv.page_major(large),
-            "page-major, extents of 8 MiB": kv.page_major(ours),
-            "token-major, torch's": kv.token_major(own),
-            "token-major, extents of 64 MiB": kv.token_major(large),
-            "token-major, extents of 8 MiB": kv.token_major(ours),
+            "token by token, torch's": kv.token_by_token(own),
+            "token by token, extents of 64 MiB": kv.token_by_token(large),
+            "token by token, extents of 8 MiB": kv.token_by_token(ours),
         }
         found[name] = in_turns(steps)
         show(f"{shape.name}, {name}", found[name])
@@ -234,7 +231,7 @@ def kv_cases(shape: Shape, pool_bytes: int) -> dict[str, dict[str, list[float]]]
 def main() -> None:
     parser = report.arguments(__doc__ or "")
     parser.add_argument("--shapes", default="8B,1B", help="of the KV")
-    parser.add_argument("--pool-gib", type=float, default=16.0)
+    parser.add_argument("--pool-gib", type=float, default=20.0, help="of each of three pools")
     parser.add_argument("--batch", type=int, default=48, help="rows of the products")
     parser.add_argument("--weights", action="store_true", help="also the products, of an 8B shape")
     given = parser.parse_args()
@@ -242,8 +239,8 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name in given.shapes.split(","):
         shape = next(each for each in SHAPES if each.name == name)
-        pages = int(given.pool_gib * 2**30) // shape.envelope_bytes(PAGE)
-        found[name] = kv_cases(shape, pages * shape.envelope_bytes(PAGE))
+        pages = int(given.pool_gib * 2**30) // shape.page_bytes()
+        found[name] = kv_cases(shape, pages * shape.page_bytes())
         torch.cuda.empty_cache()
     if given.weights:
         shape = next(each for each in SHAPES if each.name == "8B")

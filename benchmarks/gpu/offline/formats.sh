@@ -1,13 +1,11 @@
 #!/bin/sh
 # Classes and formats beside unmodified SGLang on one GPU (benchmarks.gpu.formats), after setup.sh; 12 minutes with
 # kernels that are compiled already, 60 GB of disk:
-#   SRC=... SITE=... RESULTS=... sh formats.sh small     every class and format, small: 5 minutes
-#   SRC=... SITE=... RESULTS=... sh formats.sh states    kernels of states alone (benchmarks.gpu.state_kernels), then of
-#                                                        these the classes with states, and one without: 2
-#                                                        minutes, and 3 more where Triton has to compile
+#   SRC=... SITE=... RESULTS=... sh formats.sh small     every class and format, small: 5 minutes, and 3 more where
+#                                                        kernels have to be compiled
 #   SRC=... SITE=... RESULTS=... sh formats.sh kinds     states, windows with a pool of their own and latent rows, in
 #                                                        published shapes with fewer layers, share the GPU, 20 times
-#                                                        asleep and awake each: 5 minutes
+#                                                        asleep and awake each: 5 minutes. They need all of it
 #   SRC=... SITE=... RESULTS=... sh formats.sh beside_kinds   their steps and first tokens beside SGLang's own: 1.5
 #                                                        minutes a shape
 #   SRC=... SITE=... RESULTS=... sh formats.sh shapes    gpt-oss-20b, Qwen3-30B-A3B in FP8 and a small one share the GPU,
@@ -21,15 +19,10 @@ mkdir -p "$FOLDERS"
 KINDS="qwen3.6-27b@8 qwen3.6-35b-a3b@8 gemma-4-31b@6 deepseek-v2-lite@6"
 case $1 in
     small)
-        bench formats_small 300 formats --folders "$FOLDERS" --together 5 --cases "$(python3 -c "
+        bench formats_small "${LIMIT:-420}" formats --folders "$FOLDERS" --together 10 --cases "$(python3 -c "
 from benchmarks.gpu.formats import CASES
 mixtures = ('qwen3-moe:int4', 'qwen3-moe:awq', 'qwen3-moe:gptq', 'mixtral:fp8-channels', 'qwen3:bf16:fp8')
 print(','.join([*CASES, *mixtures]))")"
-        ;;
-    states)
-        bench state_kernels 110 state_kernels
-        bench formats_states 300 formats --folders "$FOLDERS" --together 5 \
-            --cases qwen3.5:bf16,nemotron-h:bf16,qwen3.5-moe:bf16,qwen3-next:bf16,qwen3:bf16
         ;;
     kinds)
         cases=$(for each in $KINDS; do printf '%s:bf16,' "$each"; done)
@@ -51,5 +44,5 @@ print(','.join([*CASES, *mixtures]))")"
                 --loads 24 --windows 12 --window 2 --lead-in 2 --kv-gib 6
         done
         ;;
-    *) echo "small, states, kinds, beside_kinds, shapes or beside, not $1" >&2; exit 2 ;;
+    *) echo "small, kinds, beside_kinds, shapes or beside, not $1" >&2; exit 2 ;;
 esac

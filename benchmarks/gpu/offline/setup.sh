@@ -13,6 +13,8 @@ if [ ! -e "$site/.complete" ]; then
     # On all cores where it was packed in blocks (`xz --block-size`), half a minute quicker.
     cat "$@" | ${UNPACK:-xz -dc -T0} | tar -x -C "$site"
     python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" "$in"/wheels/*.whl
+    # Imports of all classes would take a minute otherwise, in each process that is the first.
+    python3 -m compileall -q -j 0 "$site" >"$site/.compileall" 2>&1 || true
     touch "$site/.complete"
 fi
 if [ -e "$in/kernels.txz" ] && [ ! -d "$HOME/.triton" ]; then tar -xJf "$in/kernels.txz" -C "$HOME"; fi

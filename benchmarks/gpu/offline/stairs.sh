@@ -57,7 +57,7 @@ case $1 in
     begin)
         shift
         if [ -z "$REHEARSE" ]; then
-            if [ -x "$TOOLS/zstd" ]; then export UNPACK="env LD_LIBRARY_PATH=$TOOLS $TOOLS/zstd -dc"; fi
+            if [ -x "$TOOLS/zstd" ]; then export UNPACK="env LD_LIBRARY_PATH=$TOOLS $TOOLS/zstd -dc --long=27"; fi
             # In order of their numbers, whatever those are.
             sh "$(dirname "$0")/setup.sh" "$IN" "$SRC" "$SITE" $(ls -v "$PARTS"/*)
         else

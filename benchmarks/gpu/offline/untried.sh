@@ -1,22 +1,18 @@
 #!/bin/sh
-# What has changed since a GPU was last there (SGLang 0.5.23, latent attention, states), in the order of what it is worth, on a
-# host of one GPU that one has for half an hour, in a tree that came there without .git:
+# What a GPU has not seen yet (SGLang 0.5.23 with KV that lies token by token, kinds of KV), in the order of what it is
+# worth, on a host of one GPU that one has for half an hour, in a tree that came there without .git:
 #   sh untried.sh first PACK          what pack.sh made is put in place; the time counts
 #   sh untried.sh begin [WORD...]     after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...: unpacks them, says
 #                                     what is missing and fails then, and begins the rest in processes that outlive the shell
 #   sh untried.sh look SECONDS OUT    waits until all is done, or so long; logs and results so far come to OUT
 # Words, all of them in this order if nothing is said; each is bounded by what is left of the time:
-#   one       an engine alone: it starts, answers, sleeps and wakes
-#   states    models with states, small, beside unmodified SGLang: these alone, since no part of them ran on a GPU
-#   layouts   kernels over KV token-major, page-major and as SGLang has it, decode and prefill: decides whether one layout
-#             is enough
-#   engines   the tests of engines, moves, private memory, encoders and adapters, three at once: each has a balloond with
-#             a GiB of its own or a system that takes what it needs, and the device tells the memory of each process
 #   formats   every class and format, small, beside unmodified SGLang
+#   overhead  one engine beside SGLang's own scheduler
 #   kinds     models with states, windows and latent rows in published shapes, together on the GPU, 20 times asleep
 #   beside_kinds   steps and first tokens of these, beside SGLang's own scheduler
+#   engines   the tests of engines, moves, private memory, encoders and adapters, three at once: each has a balloond with
+#             a GiB of its own or a system that takes what it needs, and the device tells the memory of each process
 #   serve     the test of a whole system, alone: it counts the device's free memory
-#   overhead  one engine beside SGLang's own scheduler, page-major and token-major
 # REHEARSE=1: without a GPU, where tests are only collected. An archive made by zstd needs its program and liblz4.so.1 in
 # /tmp/c.
 set -eu
@@ -54,7 +50,7 @@ case $1 in
         nvidia-smi -L
         ;;
     begin)
-        if [ -x "$TOOLS/zstd" ]; then export UNPACK="env LD_LIBRARY_PATH=$TOOLS $TOOLS/zstd -dc"; fi
+        if [ -x "$TOOLS/zstd" ]; then export UNPACK="env LD_LIBRARY_PATH=$TOOLS $TOOLS/zstd -dc --long=27"; fi
         # In order of their numbers, whatever those are.
         sh "$(dirname "$0")/setup.sh" "$IN" "$SRC" "$SITE" $(ls -v "$PARTS"/*)
         (. "$SRC/benchmarks/gpu/offline/run.sh" && python3 -m benchmarks.gpu.first_start --check --folders "$WORK/models" \
@@ -66,30 +62,27 @@ case $1 in
         ;;
     all)
         shift
-        [ $# -gt 0 ] || set -- one states layouts engines formats kinds beside_kinds serve overhead
+        [ $# -gt 0 ] || set -- formats overhead kinds beside_kinds engines serve
         . "$SRC/benchmarks/gpu/offline/run.sh"
         set +e
         for word in "$@"; do
             case $word in
-                one) gpu_tests one 240 -x -p no:xdist tests/gpu/test_engine.py ;;
-                states) bounded 420 200 && FOLDERS=$WORK/checkpoints sh "$SRC/benchmarks/gpu/offline/formats.sh" states ;;
-                layouts) bounded 150 60 && TAIL=90 bench kv_layouts "$limit" kv_layouts ;;
                 engines)
                     # Each has an engine of its own, so files need not stay together.
                     gpu_tests engines 700 -n 3 --dist load --maxschedchunk 1 --max-worker-restart 0 tests/gpu/test_engine.py \
                         tests/gpu/test_moving.py tests/gpu/test_private_memory.py tests/gpu/test_encoder.py \
                         tests/gpu/test_adapters.py ;;
-                formats) bounded 330 200 && FOLDERS=$WORK/checkpoints sh "$SRC/benchmarks/gpu/offline/formats.sh" small ;;
+                formats)
+                    bounded 420 200 && LIMIT=$limit FOLDERS=$WORK/checkpoints \
+                        sh "$SRC/benchmarks/gpu/offline/formats.sh" small ;;
                 kinds) bounded 360 200 && FOLDERS=$WORK/checkpoints sh "$SRC/benchmarks/gpu/offline/formats.sh" kinds ;;
                 beside_kinds)
                     bounded 480 240 && FOLDERS=$WORK/checkpoints sh "$SRC/benchmarks/gpu/offline/formats.sh" beside_kinds ;;
                 serve) gpu_tests serve 120 -p no:xdist tests/gpu/test_serve.py ;;
                 overhead)
-                    for layout in 0 1; do
-                        bounded 170 100 && TAIL=40 bench "overhead_token_major_$layout" "$limit" overhead --windows 12 \
-                            --window 2 --lead-in 2 --loads 28,full --options "{\"token_major\": $layout}"
-                    done ;;
-                *) echo "one, states, layouts, engines, formats, kinds, beside_kinds, serve or overhead, not $word" ;;
+                    bounded 170 100 && TAIL=40 bench overhead "$limit" overhead --windows 12 --window 2 --lead-in 2 \
+                        --loads 28,full ;;
+                *) echo "formats, overhead, kinds, beside_kinds, engines or serve, not $word" ;;
             esac
         done
         touch "$RESULTS/untried.ended"

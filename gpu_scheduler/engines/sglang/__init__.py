@@ -46,11 +46,10 @@ How a request is served:
 
 SGLang's tree of cached prefixes is read and changed through `kv/prefix_tree.py` alone.
 
-On a GPU, `base/options.py` has other arguments for SGLang, and the pool may have another layout
-(`kv/pools/kv_layouts.py`).
-`base/device.py` and `model/quota.py` account for the GPU memory that the process itself keeps, and
-`memory/graph_memory.py` for the part of it that leaves while the model sleeps. `base/kernels.py` reports kernels that
-are compiled; `precompile.py`, a process beside the engines, compiles the longest ones before they are needed.
+On a GPU, `base/options.py` has other arguments for SGLang. `base/device.py` and `model/quota.py` account for the GPU
+memory that the process itself keeps, and `memory/graph_memory.py` for the part of it that leaves while the model
+sleeps. `base/kernels.py` reports kernels that are compiled; `precompile.py`, a process beside the engines, compiles the
+longest ones before they are needed.
 
 `answer_parsers.py`, a process beside a gateway, takes answers apart with SGLang's parsers, with `json_calls.py` for
 calls that are JSON.

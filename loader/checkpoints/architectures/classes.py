@@ -215,13 +215,13 @@ CLASSES = {
         embeds=True,
         bare_names=True,
     ),
-    "Qwen3_5ForCausalLM": ModelClass("Qwen 3.5 and 3.6, text models", ("CPU",), states="split", **_GATED_DELTA),
+    "Qwen3_5ForCausalLM": ModelClass("Qwen 3.5 and 3.6, text models", _BOTH, states="split", **_GATED_DELTA),
     "Qwen3_5ForConditionalGeneration": ModelClass(
         "Qwen 3.5 and 3.6, text", ("CPU",), states="split", wrapper=True, **_GATED_DELTA
     ),
     "Qwen3_5MoeForCausalLM": ModelClass(
         "Qwen 3.5 and 3.6 mixtures, text models",
-        ("CPU",),
+        _BOTH,
         states="split",
         experts=Experts(**_QWEN_EXPERTS, joined_too=True),
         **_GATED_DELTA,

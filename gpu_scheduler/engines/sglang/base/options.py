@@ -81,9 +81,6 @@ class Options:
     them, which is best where weights are copied straight out of the mapping, as on a CPU."""
     read_ahead_bytes: int = 1 << 30
     """Most bytes of a checkpoint that lie in host memory while `read_threads` read it."""
-    token_major: int = 0
-    """1: on a GPU the KV of a token lies together for all layers; 0: that of a page lies together for each layer, where
-    the attention backend reads it so, which is FlashAttention."""
     window_pool: int = 0
     """1: in layers with a window, KV of tokens that have left it is freed, where SGLang has a pool of its own for them;
     0: it stays as long as the request. Models whose layers with a window have other heads always have such a pool."""

@@ -17,8 +17,6 @@ model_config.get_hybrid_layer_ids     Layers that use the KV of others have no  
                                       place in a pool                            written
 KVCacheConfigurator                   Slots come from mapped KV blocks only      SGLang hands out slots without memory
 ._build_token_to_kv_pool_allocator
-utils.enable_fused_set_kv_buffer      Keys and values are stored by the pool     a fused kernel stores them, which knows
-                                                                                 flat pools only
 cuda_graph_buffer_registry            Buffers fit the largest possible step      SGLang makes them for the whole pool,
 .build_eager_registry                                                            which is more than the device has
 SchedulerPoolStatsObserver            SGLang's check for leaks counts slots      it reports leaks that are none
@@ -178,12 +176,6 @@ def _unlock_first_state(component: Any, lock: Any) -> None:
     lock.receipt.skipped_lock_components += (kind,)
 
 
-def no_fused_store(_forward_batch: Any) -> bool:
-    """Whether SGLang may store keys and values inside the kernel of the rotary embedding. It may not, since that kernel
-    knows flat pools only."""
-    return False
-
-
 def eager_buffers(original: Callable[..., Any], *, max_bs: int, max_num_token: int, **arguments: Any) -> Any:
     """Builds SGLang's buffers for the largest step that its limits on prompt tokens allow. SGLang would build them for
     a step that fills the whole pool, which is larger than the memory of any device."""
@@ -227,7 +219,6 @@ HOOKS = [
     Hook(f"{_SIZES}.calculate_pool_sizes", divided_addresses, "AROUND"),
     Hook(f"{_CONFIGURATOR}._build_hybrid_swa_kv_pool", window_pools, "AROUND"),
     Hook(f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator", allocator, "REPLACE"),
-    Hook("sglang.srt.models.utils.enable_fused_set_kv_buffer", no_fused_store, "REPLACE"),
     Hook("sglang.srt.model_executor.cuda_graph_buffer_registry.build_eager_registry", eager_buffers, "AROUND"),
     Hook(f"{_OBSERVER}.session_held_tokens", held_elsewhere, "AFTER"),
     Hook(f"{_OBSERVER}.session_held_swa_tokens", held_in_window, "AFTER"),

@@ -2,7 +2,7 @@
 
 pool, latent_pool, states       SGLang's pools as views over the range: keys and values, latent rows (MLA), states of
                                 recurrent layers; states with their allocator
-kv_layouts                      where the K and V of a token lie in the range: token by token, or page by page
+kv_views                        where the K and V of a token lie in the range
 allocator, paged_allocator      SGLang's token allocators over the range
 window_allocator                SGLang's allocator for models whose layers partly have a window
 """

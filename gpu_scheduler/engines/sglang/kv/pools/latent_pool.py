@@ -2,10 +2,9 @@
 the engine process may import this.
 
 A token has one row in each layer: the latent vector of which all heads' keys and values are made, and behind it the
-part of the key that is rotated by position. It is the same on every rank of a tensor-parallel group. One layout serves
-all devices: the rows of all layers of a token lie together, and a KV block (envelope) is a page of such tokens. What
-reads and stores rows takes the distance from token to token from the views: FlashAttention 3, FlashMLA, Triton's
-attention and SGLang's kernel that stores a row.
+part of the key that is rotated by position. It is the same on every rank of a tensor-parallel group. What reads and
+stores rows takes the distance from token to token from the views: FlashAttention 3, FlashMLA, Triton's attention and
+SGLang's kernel that stores a row.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods
 from typing_extensions import override
 
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
-from gpu_scheduler.engines.sglang.kv.pools.kv_layouts import KvShape, TokenMajor
+from gpu_scheduler.engines.sglang.kv.pools.kv_views import KvShape, kv_views
 from gpu_scheduler.engines.sglang.kv.pools.pool import open_range
 
 
@@ -44,7 +43,7 @@ class ElasticLatentPool(MLATokenToKVPool):  # type: ignore[misc]
         if torch.device(self.device).type == "cpu":
             attend_by_torch()
         self.kv, raw = open_range(shape, self.device, divided=False)
-        self.kv_buffer, _ = TokenMajor().views(raw, shape)
+        self.kv_buffer, _ = kv_views(raw, shape)
 
 
 def attend_by_torch() -> None:

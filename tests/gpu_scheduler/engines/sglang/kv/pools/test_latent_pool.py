@@ -14,13 +14,13 @@ from sglang.kernels.ops.kvcache.mla_buffer import set_mla_kv_buffer_naive
 from sglang.kernels.ops.kvcache.set_mla_kv_buffer import set_mla_kv_buffer
 from sglang.srt.mem_cache.layout.paged_view import paged_view
 
-from gpu_scheduler.engines.sglang.kv.pools.kv_layouts import KvShape, TokenMajor
+from gpu_scheduler.engines.sglang.kv.pools.kv_views import KvShape, kv_views
 
 LAYERS, RANK, ROTATED, PAGES, PAGE_SIZE = 3, 8, 4, 5, 16
 shape = KvShape(LAYERS, 1, RANK + ROTATED, 0, PAGE_SIZE, PAGES, torch.bfloat16)
 assert shape.page_bytes == PAGE_SIZE * LAYERS * (RANK + ROTATED) * 2
 raw = torch.zeros(PAGES * shape.page_bytes, dtype=torch.uint8)
-buffers, _ = TokenMajor().views(raw, shape)
+buffers, _ = kv_views(raw, shape)
 slots = PAGE_SIZE + torch.randperm((PAGES - 1) * PAGE_SIZE)  # the first page is the dummy
 said = [
     (torch.rand(len(slots), 1, RANK).bfloat16(), torch.rand(len(slots), 1, ROTATED).bfloat16()) for _ in buffers

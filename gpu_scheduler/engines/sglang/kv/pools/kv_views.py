@@ -1,0 +1,49 @@
+"""Where keys and values lie in a range of bytes: token by token, the K and V of all layers of a token together, layer
+by layer. A page of tokens is one KV block (envelope), and pages are packed back to back. Pure tensor arithmetic, on any
+device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """The KV of one model on one device."""
+
+    layers: int
+    heads: int
+    k_dim: int
+    """Elements of a key of one head."""
+    v_dim: int
+    """Elements of a value of one head; 0 where values are parts of the keys (latent rows)."""
+    page_size: int
+    """Tokens of a page."""
+    pages: int
+    dtype: torch.dtype
+
+    @property
+    def token_elements(self) -> int:
+        """Elements of one token in all layers."""
+        return self.layers * self.heads * (self.k_dim + self.v_dim)
+
+    @property
+    def page_bytes(self) -> int:
+        return self.page_size * self.token_elements * self.dtype.itemsize
+
+
+def kv_views(raw: torch.Tensor, shape: KvShape) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """K and V of each layer, (slots, heads, dim), as views of the bytes `raw`, (pages * page_bytes,). They are like the
+    buffers of any pool of SGLang's, but for the distance from slot to slot, which is a token of all layers."""
+    flat, slots = raw.view(shape.dtype), shape.pages * shape.page_size
+    k_row, v_row = shape.heads * shape.k_dim, shape.heads * shape.v_dim
+
+    def view(layer: int, dim: int, behind: int) -> torch.Tensor:
+        strides = (shape.token_elements, dim, 1)
+        return flat.as_strided((slots, shape.heads, dim), strides, layer * (k_row + v_row) + behind)
+
+    layers = range(shape.layers)
+    return [view(each, shape.k_dim, 0) for each in layers], [view(each, shape.v_dim, k_row) for each in layers]

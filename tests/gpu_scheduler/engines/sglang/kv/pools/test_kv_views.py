@@ -1,0 +1,96 @@
+"""Where the keys and values of a token lie in a range of bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu_scheduler.engines.sglang.kv.pools.kv_views import KvShape, kv_views
+from tests.gpu_scheduler.engines.sglang.forks import Imported
+
+LAYERS, HEADS, DIM, PAGES = 3, 2, 4, 5
+
+
+@pytest.fixture(params=[1, 3, 16])
+def page_size(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def shape_of(page_size: int, v_dim: int = DIM, dtype: torch.dtype = torch.float32) -> KvShape:
+    return KvShape(LAYERS, HEADS, DIM, v_dim, page_size, PAGES, dtype)
+
+
+def raw_of(shape: KvShape) -> torch.Tensor:
+    return torch.zeros(shape.pages * shape.page_bytes, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("v_dim", [DIM, 7, 0])
+def test_views_share_no_element_and_leave_none_out(page_size: int, v_dim: int) -> None:
+    shape = shape_of(page_size, v_dim)
+    raw = raw_of(shape)
+    views = [view for both in kv_views(raw, shape) for view in both]
+    for number, view in enumerate(views, start=1):
+        assert torch.count_nonzero(view) == 0, "somebody else's"
+        view.fill_(number)
+    assert torch.count_nonzero(raw.view(torch.float32)) == raw.numel() // 4
+    assert [view.shape for view in views] == [
+        (PAGES * page_size, HEADS, dim) for dim in (DIM, v_dim) for _ in range(LAYERS)
+    ]
+
+
+def test_a_page_is_the_same_bytes_in_all_layers(page_size: int) -> None:
+    """So a page can be mapped, moved and copied by itself."""
+    shape = shape_of(page_size)
+    raw = raw_of(shape)
+    for both in kv_views(raw, shape):
+        for view in both:
+            view[2 * page_size : 3 * page_size] = 1.0
+    written = raw.view(PAGES, -1).ne(0).any(dim=1)
+    assert written.tolist() == [page == 2 for page in range(PAGES)]
+
+
+def test_elements_of_a_head_and_heads_of_a_token_lie_in_a_row(page_size: int) -> None:
+    """As kernels of attention, and kernels that store a row, want it."""
+    for dtype in (torch.bfloat16, torch.uint8):
+        shape = shape_of(page_size, dtype=dtype)
+        for both in kv_views(raw_of(shape), shape):
+            assert all(view.stride() == (shape.token_elements, DIM, 1) for view in both)
+
+
+POOL = """
+import torch
+from sglang.srt.mem_cache.layout.paged_view import paged_kv_view
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+from gpu_scheduler.engines.sglang.kv.pools import pool as ours
+from gpu_scheduler.engines.sglang.kv.pools.kv_views import KvShape, kv_views
+
+LAYERS, HEADS, K_DIM, PAGES, PAGE_SIZE = 2, 3, 4, 5, 8
+assert ours.ElasticPool._store_kv_layer is MHATokenToKVPool._store_kv_layer
+
+for v_dim in (K_DIM, 7):
+    shape = KvShape(LAYERS, HEADS, K_DIM, v_dim, PAGE_SIZE, PAGES, torch.bfloat16)
+    raw = torch.zeros(shape.pages * shape.page_bytes, dtype=torch.uint8)
+    pool = object.__new__(ours.ElasticPool)
+    pool.size, pool.page_size, pool.store_dtype = (PAGES - 1) * PAGE_SIZE, PAGE_SIZE, torch.bfloat16
+    pool.row_dim, pool.v_row_dim = HEADS * K_DIM, HEADS * v_dim
+    pool.kv_cache_layout, pool.device_module, pool.alt_stream = "layer_major", None, None
+    pool.k_buffer, pool.v_buffer = kv_views(raw, shape)
+    loc = torch.randperm(PAGES * PAGE_SIZE)
+    for layer in range(LAYERS):
+        k = torch.rand(len(loc), HEADS, K_DIM).to(torch.bfloat16)
+        v = torch.rand(len(loc), HEADS, v_dim).to(torch.bfloat16)
+        pool._store_kv_layer(layer, loc, k, v)
+        for buffer, said, dim in ((pool.k_buffer[layer], k, K_DIM), (pool.v_buffer[layer], v, v_dim)):
+            # Kernels that store a row on a GPU take this view, which has to copy nothing.
+            assert buffer.view(len(buffer), -1).data_ptr() == buffer.data_ptr()
+            read = paged_kv_view(buffer, PAGE_SIZE, HEADS, dim)
+            assert read.shape == (PAGES, PAGE_SIZE, HEADS, dim)
+            assert read.data_ptr() == buffer.data_ptr()
+            assert torch.equal(read[loc // PAGE_SIZE, loc % PAGE_SIZE], said)
+"""
+
+
+@pytest.mark.sglang
+def test_what_sglangs_pool_stores_into_our_views_its_attention_reads(imported: Imported) -> None:
+    imported.run(POOL)
