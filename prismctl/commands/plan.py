@@ -45,12 +45,10 @@ def plan(
     groups: Annotated[
         str, typer.Option(help="Groups for models on several GPUs, such as 2x4 for two groups of four.")
     ] = "",
-    trace: Annotated[
-        Path | None, typer.Option(help="Requests, as CSV with the columns " + ",".join(traces.COLUMNS))
-    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Requests, CSV, also gzipped: " + ",".join(traces.COLUMNS))] = None,
     rates: Annotated[
         Path | None,
-        typer.Option(help="Mean rates in place of requests, as CSV with the columns " + ",".join(drawn.COLUMNS)),
+        typer.Option(help="Mean rates in place of requests, CSV, also gzipped: " + ",".join(drawn.COLUMNS)),
     ] = None,
     from_s: Annotated[
         float | None, typer.Option(help="Second of the trace to begin at; default: that of its first request.")

@@ -1,5 +1,5 @@
-"""A trace drawn from mean rates, for users who have no trace: CSV with the columns `model,requests_per_s,prompt_tokens,
-output_tokens`.
+"""A trace drawn from mean rates, for users who have no trace: CSV, perhaps gzipped, with the columns
+`model,requests_per_s,prompt_tokens,output_tokens`.
 
 Requests of a model come at random (Poisson); their tokens are lognormal around the given means, with the spreads that
 servegen48 has (`synthetic.py`).
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sim.inputs.catalogue import ModelSet, Spec
 from sim.inputs.request import SimulatedRequest
-from sim.inputs.trace import ENCODING, MOST, MOST_REQUESTS, TraceError, Workload, listed, rows_of
+from sim.inputs.trace import MOST, MOST_REQUESTS, TraceError, Workload, listed, rows_of
 
 COLUMNS = ["model", "requests_per_s", "prompt_tokens", "output_tokens"]
 _SPREADS = (1.0, 1.4)
@@ -35,14 +35,13 @@ class Rate:
 def read(path: Path, catalogue: ModelSet) -> list[Rate]:
     """The rates of a file. Raises TraceError with the line, OSError."""
     found: dict[str, Rate] = {}
-    with open(path, encoding=ENCODING, newline="") as file:
-        for where, row in rows_of(path, file, COLUMNS):
-            if not row[0]:
-                raise TraceError(f"{where}: model is empty")
-            spec = listed(row[0], catalogue, where)
-            if row[0] in found:
-                raise TraceError(f"{where}: model {row[0]!r} again")
-            found[row[0]] = Rate(spec, *(_positive(*cell, where) for cell in zip(row[1:], COLUMNS[1:], strict=True)))
+    for where, row in rows_of(path, COLUMNS):
+        if not row[0]:
+            raise TraceError(f"{where}: model is empty")
+        spec = listed(row[0], catalogue, where)
+        if row[0] in found:
+            raise TraceError(f"{where}: model {row[0]!r} again")
+        found[row[0]] = Rate(spec, *(_positive(*cell, where) for cell in zip(row[1:], COLUMNS[1:], strict=True)))
     if not found:
         raise TraceError(f"{path}: no model in it")
     return list(found.values())

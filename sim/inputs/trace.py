@@ -26,6 +26,8 @@ MOST = 10**9
 """Most tokens of a request, or requests a second: above it a number is a mistake, and arithmetic overflows."""
 MOST_REQUESTS = 10**7
 """Most requests of a workload: more would fill the memory of the machine that simulates them."""
+LATEST_S = 1e11
+"""Latest arrival in seconds since 1970, some 3,000 years from now: clocks that show more count milliseconds."""
 LONGEST_S = 10 * 365 * 86400.0
 """Most seconds from a trace's first request to its last: times that take longer are not seconds."""
 
@@ -104,9 +106,11 @@ def rows(path: Path) -> Iterator[tuple[str, float, str, int, int]]:
     """The rows of a trace file, each as its place in words, its arrival in seconds, model, prompt tokens and output
     tokens. Raises TraceError, OSError."""
     first, last = inf, 0.0
-    for where, row in _rows(path):
+    for where, row in rows_of(path, COLUMNS):
         arrival = _number(row[0], where, "arrival_s")
         first = min(first, arrival)
+        if arrival > LATEST_S:
+            raise TraceError(f"{where}: arrival_s is {arrival:,.0f}, over {LATEST_S:,.0f}: is it milliseconds?")
         if arrival < last:
             raise TraceError(f"{where}: time goes back, from {last:g} to {arrival:g} s")
         if arrival - first > LONGEST_S:
@@ -124,16 +128,17 @@ def begins(path: Path) -> float:
     return next((arrival for _, arrival, *_ in rows(path)), 0.0)
 
 
-def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
+def rows_of(path: Path, columns: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """The rows of a CSV file with these columns, perhaps gzipped, each with its place in words. Raises TraceError,
+    OSError."""
     with open(path, "rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
     opened = gzip.open(path, "rb") if zipped else open(path, "rb")
     with opened as file:
-        yield from rows_of(path, io.TextIOWrapper(file, encoding=ENCODING, newline=""), COLUMNS)
+        yield from _rows(path, io.TextIOWrapper(file, encoding=ENCODING, newline=""), columns)
 
 
-def rows_of(path: Path, file: TextIO, columns: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """The rows of a CSV file with these columns, each with its place in words. Raises TraceError."""
+def _rows(path: Path, file: TextIO, columns: list[str]) -> Iterator[tuple[str, list[str]]]:
     rows = csv.reader(file)
     try:
         header = next(rows, [])

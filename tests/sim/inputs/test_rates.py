@@ -1,5 +1,6 @@
 """Traces drawn from mean rates."""
 
+import gzip
 from statistics import fmean
 
 import pytest
@@ -43,6 +44,13 @@ def test_rates_drawn_with_one_seed_are_equal_and_fit_the_context(file):
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert all(prompt > 0 and output > 0 and prompt + output <= 100 for _, prompt, output in drawn(1))
+
+
+def test_rates_in_a_gzipped_file_are_those_of_the_file(file):
+    known, plain = worlds.models("a"), file(HEADER + "a,5,60,10\n")
+    zipped = plain.with_suffix(".gz")
+    zipped.write_bytes(gzip.compress(plain.read_bytes()))
+    assert rates.read(zipped, known) == rates.read(plain, known)
 
 
 def test_rates_with_a_byte_order_mark_are_those_without(file):
