@@ -124,14 +124,15 @@ class EngineScheduler(SocketlessScheduler):
 
         The order: requests whose grammars are ready join the queue; states get memory; tokens get memory, unless an
         earlier call has requested it; SGLang forms the batch; memory for the step after that is requested."""
-        # Done here, because SGLang would start a request whose grammar is ready without asking whether it may.
+        # Done here, because SGLang would start a request whose grammar is ready without asking whether it may. For the
+        # same reason it is not asked where none waits: it looks at the grammars again, and one may be ready by then.
         if self.grammar_manager.has_waiting_grammars():
             for request in self.grammar_manager.get_ready_grammar_requests():
                 self._add_request_to_queue(request)
         provisioning, loop = current.model().provisioning, current.loop()
         if not self.waiting_queue and self.chunked_req is None:
             provisioning.asked = False
-            return super().get_new_batch_prefill(running_batch)
+            return _nothing(running_batch)
         if not loop.may_prefill(running_batch):
             return _nothing(running_batch)
         self._provide_states()

@@ -468,3 +468,38 @@ def requests_begin_behind_a_prompt_in_parts_of_a_model_with_states_although_one_
         scheduler.get_new_batch_prefill(running)
     assert admitted == [1] and not running.batch_is_full
     assert scheduler.most_admitted is None and scheduler.chunked_prefill_size == 512
+
+
+def request_whose_grammar_is_ready_behind_the_look_for_it_begins_with_a_state() -> None:
+    """SGLang looks at grammars too, and starts a request whose grammar is ready by then."""
+    bench = Bench()
+    set_loop(bench.loop)
+    bench.loop.may_prefill = lambda running: True  # type: ignore[method-assign]
+    bench.model.provisioning.provide_states = lambda *_: 1
+    bench.model.ranks = SimpleNamespace(size=2)  # which request no memory ahead
+    running = SimpleNamespace(reqs=[], batch_is_full=False)
+    scheduler = object.__new__(EngineScheduler)
+    compiled: list[list[str]] = [[], ["with a grammar"]]
+    grammars = {"has_waiting_grammars.side_effect": lambda: bool(compiled)}
+    scheduler.grammar_manager = MagicMock(
+        **{"get_ready_grammar_requests.side_effect": lambda: compiled.pop(0)}, **grammars
+    )
+    scheduler.waiting_queue, scheduler.chunked_req, scheduler.chunked_prefill_size = [], None, 512
+    scheduler._add_request_to_queue = scheduler.waiting_queue.append
+    begun: list[tuple[str, int | None]] = []
+
+    def form(self: EngineScheduler, batch: SimpleNamespace) -> SimpleNamespace:
+        if self.grammar_manager.has_waiting_grammars():
+            self.waiting_queue += self.grammar_manager.get_ready_grammar_requests()
+        begun.extend((each, self.most_admitted) for each in self.waiting_queue)
+        return SimpleNamespace(batch_to_run=None, running_batch=batch)
+
+    with (
+        patch.object(current, "model", lambda: bench.model),
+        patch.object(Scheduler, "get_new_batch_prefill", form),
+        patch.object(Scheduler, "get_num_allocatable_reqs", lambda *_: 8),
+    ):
+        assert scheduler.get_new_batch_prefill(running).batch_to_run is None
+        assert begun == []
+        scheduler.get_new_batch_prefill(running)
+    assert begun == [("with a grammar", 1)]
