@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 import trustme
 
 from deploy.local.processes import LocalSystem
