@@ -9,7 +9,7 @@ from functools import partial
 import starlette.routing
 
 from gateway import app, metrics
-from gateway.access import keys
+from gateway.access import keys, quota_storage
 from gateway.access.access import Access
 from gateway.access.cors import Cors
 from gateway.access.keys import Keys
@@ -51,14 +51,21 @@ _LAST_S = 1.0
 less."""
 
 
-async def build(service: Service, *, first_request_s: float = FIRST_REQUEST_S, look_s: float = ANSWER_S) -> None:
+async def build(
+    service: Service,
+    *,
+    first_request_s: float = FIRST_REQUEST_S,
+    look_s: float = ANSWER_S,
+    quota_s: float = quota_storage.ANSWER_S,
+) -> None:
     """`first_request_s`: seconds that a connection taken before a stop has for its first request. `look_s`: seconds
-    after which a look at the system, for the page, has failed."""
+    after which a look at the system, for the page, has failed. `quota_s`: seconds after which a shared quota storage
+    that has not answered counts as away."""
     config = service.config
     assert isinstance(config, GatewayConfig)
     if config.traces:
         service.on_stop(tracing.start(config.name))
-    storage = QuotaStorage(config.quota_storage)
+    storage = QuotaStorage(config.quota_storage, answer_s=quota_s)
     service.on_stop(storage.close)
     usage = UsageLog(config.usage_file)
     service.on_stop(usage.close)

@@ -23,7 +23,7 @@ _log = log.get(__name__)
 T = TypeVar("T")
 MINUTE_S = 60
 _UNLIMITED = 1 << 62
-_ANSWER_S = 1.0
+ANSWER_S = 1.0
 """Seconds after which the shared storage counts as away: a healthy one answers in a millisecond."""
 _AT_ONCE = 16
 """Number of calls at once, each of which takes a connection."""
@@ -111,7 +111,7 @@ class Window(NamedTuple):
 class QuotaStorage:
     """Counters of the last minute, by key."""
 
-    def __init__(self, uri: str = "", *, answer_s: float = _ANSWER_S, again_s: float = _AGAIN_S) -> None:
+    def __init__(self, uri: str = "", *, answer_s: float = ANSWER_S, again_s: float = _AGAIN_S) -> None:
         """`uri`: address of the shared storage, checked by `check_uri`; empty: this gateway counts for itself.
         `again_s`: seconds between looks at one that is away."""
         self._own = MemoryStorage()

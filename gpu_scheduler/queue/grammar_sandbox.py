@@ -70,11 +70,14 @@ class GrammarSandbox:
             if self._process is not None and not self._process.alive:
                 await self._stop()  # it died while it was idle
             process = self._process or await self._started()
-            return str(json.loads(await process.ask(json.dumps([kind, text]).encode(), ANSWER_S)))
+            found = json.loads(await process.ask(json.dumps([kind, text]).encode(), ANSWER_S))
         except (OSError, ValueError, TimeoutError) as error:
             await self._stop()
             _log.warning("a grammar cannot be tried", why=str(error) or type(error).__name__)
             raise Unavailable("the process that tries grammars has failed; ask again") from None
+        if found is None:
+            raise Unavailable("the trial of a grammar was killed; ask again")
+        return str(found)
 
     async def _started(self) -> LineProcess:
         process = await LineProcess.start(self._command, START_S)

@@ -314,7 +314,7 @@ class NodeModels:
         if refused and not before.error and not self.is_refused(name):
             self._refused[name] = before.reading
             self._on_change()
-        looked = await asyncio.get_running_loop().run_in_executor(self._looking, look_again, before, thorough)
+        looked = await self._looked(before, thorough)
         if looked.changed and self.is_refused(name):
             again = await asyncio.get_running_loop().run_in_executor(self._looking, _read_again, before)
             looked = replace(looked, model=again)
@@ -330,14 +330,20 @@ class NodeModels:
         self._on_change()
         return replace(looked, model=found)
 
+    async def _looked(self, model: CatalogueModel, thorough: bool = False) -> FolderReport:
+        """The report of `look_again`, which blocks."""
+        return await asyncio.get_running_loop().run_in_executor(self._looking, look_again, model, thorough)
+
     async def _tried(self, model: CatalogueModel) -> CatalogueModel:
         """The model, in error where its files are whole but its tokenizer, chat template or configuration cannot be
-        used."""
+        used, or where they went away during the trial: then in the error that a look finds."""
         if model.error or model.listed.base or self._text_fault is None:
             return model
         fault = await self._text_fault(model.listed.path, model.generation, partial(_generation, model.listed))
         if fault is None:
             return model
+        if fault.may_pass and (gone := (await self._looked(model)).model).error:
+            return gone
         # A fault that passes, as of a folder that went away meanwhile, leaves the sizes that were read.
         kept = model.checkpoint if fault.may_pass else None
         return replace(model, checkpoint=kept, error=fault.why, may_pass=fault.may_pass, seen=model.generation)

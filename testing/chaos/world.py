@@ -40,8 +40,6 @@ DEVICES = {"cpu:0": 64 << 20, "cpu:1": 64 << 20}
 STEP_MS = 100
 """Of a decode step: 50 streams are then 500 tokens a second."""
 _DISK_BYTES = 160 << 20
-_LOOKS = 10
-"""At what is left behind, a second apart, before it counts as leaked."""
 
 
 class KeyFile:
@@ -154,7 +152,7 @@ class Chaos(World):
 
     async def left_behind(self) -> tuple[int, int]:
         """(bytes by the ledger, bytes by the kernel) that are still taken when no request runs and no model is up and
-        there is no image. What goes away by itself is waited for."""
+        there is no image. What goes away by itself is waited for, as long as tests wait."""
 
         async def idle() -> bool:
             for group in self.local.group_names:
@@ -167,7 +165,8 @@ class Chaos(World):
 
         await self.until(idle, "requests run on without a client")
         books = LedgerAudit(self.balloond)
-        for _ in range(_LOOKS):
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
             # Again: what asked for a model may have been under way, and an image that can be dropped is not lost.
             await self.rest()
             if not await books.taken() and not held(self.pids()):
@@ -190,13 +189,15 @@ async def chaos(
     host_capacity_bytes: int = 256 << 20,
     metrics_port: int = 0,
     left_out: Mapping[str, str] | None = None,
+    patient: bool = False,
 ) -> AsyncIterator[Chaos]:
     """A system that serves; ends it whatever happens, and shows the logs' last lines when that was a failure.
     `small_disk`: all its files lie on a tmpfs of its own (needs root). `under`: of every process. `models`: the
     catalogue's entries of those under load, by default the examples. `keys`: which both gateways ask for.
     `host_capacity_bytes`: of weight images. `clock`: their time of day can be set (needs libfaketime).
     `metrics_port`: the first of a row of ports for services that tell their metrics; 0: none does. `left_out`: process
-    -> a setting that its file does not have, because an older version would not know it."""
+    -> a setting that its file does not have, because an older version would not know it. `patient`: gateways let
+    requests wait for a place as long as tests wait, and not as long as is set by default."""
     state = Path(tempfile.mkdtemp(prefix="prism-"))
     if small_disk:
         _run("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "prism-chaos", str(state))
@@ -206,8 +207,9 @@ async def chaos(
     disk = {"disk_folder": str(state / "images"), "disk_capacity_bytes": 1 << 30}
     models = models or {name: {} for name in MODELS}
     listed = catalogue(state, "echo", {**models, SPARE: {"path": str(FOLDER / MODELS[1])}})
-    gateway = {} if keys is None else {"keys_file": str(state / "keys.toml")}
+    gateway: dict[str, Any] = {"park_time_out_s": PATIENCE_S, "reach_time_out_s": PATIENCE_S} if patient else {}
     if keys is not None:
+        gateway["keys_file"] = str(state / "keys.toml")
         keys.write(state / "keys.toml")
     local = Local(
         state=state,

@@ -278,7 +278,7 @@ class Fleet(World):
         await self.complete(model, PROMPT, 2)
         await self.wait_residency(model, common_pb2.ACTIVE)
         if await self.places(model) != [node]:
-            await self.placement.migrate(model, group_name(node))
+            await self.migrate(model, group_name(node))
 
         async def there() -> bool:
             return await self.places(model) == [node]

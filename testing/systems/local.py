@@ -10,9 +10,9 @@ import shutil
 import signal
 import tempfile
 import tomllib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -27,6 +27,7 @@ from testing import zygote
 from testing.patience import PATIENCE_S
 from testing.ports import free_port
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("PRISM_TEST_MODELS", ROOT / "examples" / "models"))
 MODELS = ("llama-debian", "qwen2-python", "qwen3-perl")
@@ -176,20 +177,32 @@ class World:
 
         await self.until(there, f"{model} never was {common_pb2.Residency.Name(residency)}", timeout_s)
 
-    async def evict(self, model: str, target: common_pb2.Residency) -> None:
-        """Brings a model down once it is up. It takes requests before its group has ended the change that brought it
-        up, and refuses another one that long."""
+    async def evict(self, model: str, target: common_pb2.Residency) -> common_pb2.Residency:
+        """Brings a model down once it is up; the residency that it has then."""
+        return await self._ordered(model, lambda: self.placement.evict(model, target), "brought down")
+
+    async def migrate(self, model: str, to_group: str) -> None:
+        """Moves a model once it is up."""
+        await self._ordered(model, lambda: self.placement.migrate(model, to_group), "moved")
+
+    async def replicate(self, model: str, to_group: str = "") -> None:
+        """Brings a model up on one group more once it is up."""
+        await self._ordered(model, lambda: self.placement.replicate(model, to_group), "brought up on another group")
+
+    async def _ordered(self, model: str, order: Callable[[], Awaitable[T]], what: str) -> T:
+        """Placement's answer to an order for a model, once that is up. It takes requests before its group has ended the
+        change that brought it up, and refuses another one that long."""
         await self.wait_residency(model, common_pb2.ACTIVE)
 
-        async def brought_down() -> bool:
+        async def carried_out() -> tuple[T] | None:
             if any(decision.outcome == "under way" for decision in await self.placement.explain(model, limit=1)):
-                return False
+                return None
             with contextlib.suppress(Conflict):  # a group starts a model by itself when its engine died
-                await self.placement.evict(model, target)
-                return True
-            return False
+                return (await order(),)
+            return None
 
-        await self.until(brought_down, f"{model} is not brought down")
+        (answer,) = await self.until(carried_out, f"{model} is not {what}")
+        return answer  # type: ignore[no-any-return]
 
     async def away(self, model: str) -> None:
         """Returns when the model is on no group."""

@@ -14,7 +14,7 @@ STREAMS = 50
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running():
-    async with chaos(STREAMS) as it:
+    async with chaos(STREAMS, patient=True) as it:
         yield it
 
 
@@ -31,7 +31,7 @@ async def test_a_killed_process_costs_no_stream_but_a_gateways_own(running, proc
 async def test_the_time_of_day_may_jump_by_days_under_streams():
     if not faketime.INSTALLED:
         pytest.skip("libfaketime is not installed")
-    async with chaos(12, clock=True) as it:
+    async with chaos(12, clock=True, patient=True) as it:
         outcome = await faults.suffer(it, faults.clock_jumps)
     assert (outcome.failed, outcome.wrong, outcome.why) == (0, 0, ())
     assert (outcome.ledger_unequal, outcome.leaked_bytes) == (0, 0)

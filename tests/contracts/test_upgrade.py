@@ -33,7 +33,8 @@ def old(tmp_path_factory) -> tuple[str, ...]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(old):
-    async with chaos(STREAMS, step_ms=30, under=old, left_out={"placement": "traffic_file"}) as it:
+    left_out = {"placement": "traffic_file"}
+    async with chaos(STREAMS, step_ms=30, under=old, left_out=left_out, patient=True) as it:
         it.load.balanced = True
         await it.prepare()
         yield it

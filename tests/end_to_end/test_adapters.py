@@ -78,6 +78,6 @@ async def test_adapters_are_served_by_name_and_keep_their_prefixes_apart(tmp_pat
         await asyncio.gather(*(began.wait() for began in started))
         here = await it.resident("base")
         assert here is not None
-        await it.placement.migrate("base", next(group for group in it.local.group_names if group != here[0]))
+        await it.migrate("base", next(group for group in it.local.group_names if group != here[0]))
         assert [text for text, _, _ in await asyncio.gather(*running)] == [said[name] for name in names]
         assert await answers(*names), "each is itself there, too"

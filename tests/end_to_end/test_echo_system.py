@@ -144,7 +144,7 @@ async def test_a_model_moves_to_the_other_device_while_it_streams(slow):
     streams = await ten_streams(slow, MODELS[0])
     source, _ = await slow.resident(MODELS[0])
     target = next(device for device in slow.local.devices if device != source)
-    await slow.placement.migrate(MODELS[0], target)
+    await slow.migrate(MODELS[0], target)
     assert await asyncio.gather(*streams) == expected
     assert (await slow.resident(MODELS[0]))[0] == target
 
@@ -171,7 +171,7 @@ async def test_a_move_takes_the_weights_from_the_device_that_is_left(imaged):
     target = next(device for device in imaged.local.devices if device != source)
     for left, to in ((source, target), (target, source)):
         streams = await ten_streams(imaged, MODELS[0])
-        await imaged.placement.migrate(MODELS[0], to)
+        await imaged.migrate(MODELS[0], to)
         assert await asyncio.gather(*streams) == expected
         assert (await imaged.measured(MODELS[0])).weights_from == [left]
 
@@ -181,7 +181,7 @@ async def test_weights_that_went_bad_on_the_device_that_is_left_are_taken_from_t
     source, _ = await imaged.resident(MODELS[0])
     target = next(device for device in imaged.local.devices if device != source)
     await scribble_over_weights(imaged, source)
-    await imaged.placement.migrate(MODELS[0], target)
+    await imaged.migrate(MODELS[0], target)
     assert (await imaged.measured(MODELS[0])).weights_from == ["image"]
     assert await undisturbed(imaged, MODELS[0]) == expected
 

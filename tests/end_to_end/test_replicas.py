@@ -76,7 +76,7 @@ async def test_streams_of_a_group_that_a_model_leaves_go_on_with_their_kv_and_no
 
         undisturbed = [(text, finish) for text, _, finish in await asyncio.gather(*map(answer, range(len(prompts))))]
         (here,) = await places(it, model)
-        await it.placement.replicate(model)
+        await it.replicate(model)
         assert sorted(await places(it, model)) == sorted(DEVICES)
 
         async def leave(group: str) -> None:
@@ -103,7 +103,7 @@ async def test_streams_of_a_group_that_a_model_leaves_go_on_with_their_kv_and_no
             handed = told(it, "KV handed over")
             if any(each["requests"] and each["bytes"] for each in handed):
                 break
-            await it.placement.replicate(model, here)
+            await it.replicate(model, here)
         assert any(each["requests"] and each["bytes"] for each in handed), "no stream was handed over"
         resumed = told(it, "stream resumed")
         assert any(each["cached"] for each in resumed), "its KV was computed again"
@@ -120,7 +120,7 @@ async def test_streams_of_a_replica_that_makes_way_go_on_with_their_kv_and_no_to
 
         undisturbed = [(text, finish) for text, _, finish in await asyncio.gather(*map(answer, range(len(prompts))))]
         (here,) = await places(it, model)
-        await it.placement.replicate(model)
+        await it.replicate(model)
         (beside,) = (group for group in DEVICES if group != here)
         scheduler = GpuSchedulerClient(it.local.unix(it.local.scheduler(here)))
         spec = next(route.model for route in (await it.placement.routes()).routes if route.model.name == other)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 import trustme
 
 from deploy.local.processes import LocalSystem
@@ -92,7 +91,12 @@ async def secured(ca: trustme.CA) -> AsyncIterator[Secured]:
         engine="echo",
         engine_options={"step_ms": "20"},
         devices={"cpu:0": 32 << 20},
-        gateway={"keys_file": str(state / "keys.toml"), "public_tls": public},
+        gateway={
+            "park_time_out_s": PATIENCE_S,
+            "reach_time_out_s": PATIENCE_S,
+            "keys_file": str(state / "keys.toml"),
+            "public_tls": public,
+        },
     )
     processes, files = over_tcp(plan.processes(), state, ca)
     me = Identity(issued(state, "tool", ca).node(NAME))
@@ -123,7 +127,6 @@ async def stream(http: aiohttp.ClientSession, base: str) -> int:
     return text.count("data: ")
 
 
-@pytest.mark.timeout(300)
 async def test_a_system_over_tcp_has_mtls_everywhere_and_takes_new_certificates_while_it_serves() -> None:
     old, new = trustme.CA(), trustme.CA()
     async with secured(old) as it, it.trusting(old, new) as http:

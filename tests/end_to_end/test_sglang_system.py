@@ -287,7 +287,7 @@ async def moves_under_streams(it, model, prompts, new=100):
             loader = it.system.running["loader"].pid
             os.kill(loader, signal.SIGSTOP)  # the target wakes until it has its weights
             try:
-                moving = streams.create_task(it.placement.migrate(model, target))
+                moving = streams.create_task(it.migrate(model, target))
                 await it.until(wakes_while_it_serves, "the source did not serve while the target woke")
             finally:
                 os.kill(loader, signal.SIGCONT)

@@ -50,7 +50,7 @@ async def test_model_with_states_says_the_same_asleep_awake_and_at_another_place
         assert resident is not None
         running = asyncio.get_running_loop().create_task(answers(it))
         there = {"cpu:0": "cpu:1", "cpu:1": "cpu:0"}[resident[0]]
-        await it.placement.migrate(MODEL, there)
+        await it.migrate(MODEL, there)
         assert await running == expected, "while it moves"
         resident = await it.resident(MODEL)
         assert resident is not None and resident[0] == there

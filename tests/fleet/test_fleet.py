@@ -47,7 +47,7 @@ async def test_models_of_both_nodes_serve_and_one_moves_between_them_while_it_st
     expected = await nodes.undisturbed(MODEL, LONGER)
     for target in ("b", "a"):
         streams = await nodes.streams(MODEL, LONGER)
-        await nodes.placement.migrate(MODEL, group_name(target))
+        await nodes.migrate(MODEL, group_name(target))
         assert await texts(streams) == expected
         assert await nodes.places(MODEL) == [target]
     assert await nodes.places(OTHER) == ["b"], "nobody touched it"
@@ -60,7 +60,7 @@ async def test_a_node_with_files_and_clocks_of_its_own_makes_images_and_wakes_fr
 
     await nodes.placement.drain(group_name("a"))  # or it might as well come up there
     try:
-        assert await nodes.placement.evict(MODEL, common_pb2.HIBERNATING) == common_pb2.HIBERNATING
+        assert await nodes.evict(MODEL, common_pb2.HIBERNATING) == common_pb2.HIBERNATING
         assert (await nodes.complete(MODEL, PROMPT, 8))["choices"] == before["choices"]
         assert await nodes.places(MODEL) == ["b"]
     finally:

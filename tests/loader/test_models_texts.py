@@ -69,6 +69,26 @@ async def test_models_of_the_catalogue_file_are_listed_at_once_and_in_error_afte
     assert catalogue.models.get("bad").checkpoint is None
 
 
+async def test_folder_that_goes_away_during_its_trial_is_in_the_error_that_a_look_finds(catalogue, tmp_path):
+    folder = checkpoint_files.write(tmp_path / "m")
+
+    async def goes_away(path, generation, present):
+        folder.rename(tmp_path / "away")
+        return TextFault("its tokenizer is not there", may_pass=True)
+
+    catalogue.models._text_fault = goes_away
+    file = tmp_path / "catalogue.toml"
+    file.write_text(f'[[model]]\nname = "m"\npath = "{folder}"\n')
+    await catalogue.models.reload(str(file))
+    before = catalogue.models.get("m")
+    await catalogue.until("m", "its folder does not exist")
+    found = (await catalogue.models.look("m")).model
+    assert found is catalogue.models.get("m") and found.may_pass and found.checkpoint == before.checkpoint
+    catalogue.models._text_fault = catalogue.fault
+    (tmp_path / "away").rename(folder)
+    assert (await catalogue.models.look("m")).model.error == ""
+
+
 async def test_look_at_a_model_with_a_text_fault_tries_again_and_serves_it_only_on_success(catalogue, tmp_path):
     folder = checkpoint_files.write(tmp_path / "m")
     model = await catalogue.models.add(listed(folder))

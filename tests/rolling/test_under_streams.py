@@ -31,7 +31,7 @@ STREAMS = 18
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running():
-    async with chaos(STREAMS, step_ms=30) as it:
+    async with chaos(STREAMS, step_ms=30, patient=True) as it:
         it.load.balanced = True
         await it.prepare()
         yield it

@@ -58,8 +58,8 @@ async def redis(tmp_path: Path) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 async def storages(redis: Redis) -> AsyncIterator[list[QuotaStorage]]:
-    """Those of two gateways."""
-    storages = [QuotaStorage(redis.uri, again_s=0.01) for _ in range(2)]
+    """Those of two gateways. A server that is slow is not away."""
+    storages = [QuotaStorage(redis.uri, answer_s=PATIENCE_S, again_s=0.01) for _ in range(2)]
     yield storages
     for storage in storages:
         await storage.close()
@@ -105,12 +105,16 @@ async def test_each_gateway_counts_for_itself_while_the_storage_is_away_and_agai
             await redis.die()
         else:
             redis.process.send_signal(signal.SIGSTOP)
+            for storage in storages:
+                storage._answer_s = 0.05
         await one.take_request(KEY)
         assert away() == 1
         with pytest.raises(OverLimit, match="Limit 3, Used 3"):  # what it had counted before is known
             await one.take_request(KEY)
         await other.take_request(KEY)
         looking = [storage._back for storage in storages]
+        for storage in storages:
+            storage._answer_s = PATIENCE_S
         if fault == "dies":
             await redis.start()
         else:
@@ -140,12 +144,18 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path, redis: Redis) -> di
 
 
 @pytest.fixture
+def waits() -> dict[str, float]:
+    """A server that is slow is not away."""
+    return {"quota_s": PATIENCE_S}
+
+
+@pytest.fixture
 def key() -> str:
     return "ann"
 
 
 async def test_gateway_with_a_storage_refuses_what_a_key_has_used_at_another(world: World, redis: Redis) -> None:
-    other = QuotaStorage(redis.uri)
+    other = QuotaStorage(redis.uri, answer_s=PATIENCE_S)
     for _ in range(2):
         await Quotas(other).of(KEY).take_request(KEY)
     await other.close()

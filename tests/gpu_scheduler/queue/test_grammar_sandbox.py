@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,12 +54,15 @@ async def test_grammar_that_is_wrong_is_refused_and_others_compiled(tried: Gramm
 
 
 CRASHES = """
-import os, signal
+import os, signal, sys
 from gpu_scheduler.engines.sglang.grammar import compiling, sandbox
 compiles = compiling.matcher
 def crashes(compiler, vocab_size, kind, text):
     if text == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if text == "killed" and not os.path.exists(sys.argv[1]):
+        open(sys.argv[1], "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
     return compiles(compiler, vocab_size, kind, text)
 compiling.matcher = crashes
 sandbox.main()
@@ -72,6 +76,17 @@ async def test_grammar_that_crashes_its_compiler_is_refused_and_the_next_one_com
     assert await tried.verdict("regex", "crash") == "the compiler fails at it"
     process = pid(tried)
     assert await tried.verdict("regex", "a") == "" and pid(tried) == process
+    await tried.close()
+
+
+@pytest.mark.sglang
+async def test_grammar_whose_trial_somebody_kills_is_tried_again_at_the_next_request(tmp_path: Path) -> None:
+    tried = GrammarSandbox((sys.executable, "-c", CRASHES, str(tmp_path / "killed once")))
+    with pytest.raises(Unavailable, match="ask again"):
+        await tried.verdict("regex", "killed")
+    process = pid(tried)
+    assert tried.known("regex", "killed") is None
+    assert await tried.verdict("regex", "killed") == "" and pid(tried) == process
     await tried.close()
 
 

@@ -7,8 +7,8 @@ So each grammar is first compiled and followed for some tokens in a child proces
 which takes milliseconds: what can go wrong lies in the grammar's states, seldom in the tokens.
 
 It reads lines of JSON, [kind, text], each text checked before (`policy/slow_grammars.py`), and answers each with a line
-of JSON: the reason, in a client's words, why it cannot be compiled, or an empty text. An empty line comes first, when
-all is imported.
+of JSON: the reason, in a client's words, why it cannot be compiled, or an empty text, or null if the trial says nothing
+of the grammar. An empty line comes first, when all is imported.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class GrammarTrials:
         self._vocab_size = len(known)
         self._compiler = compiling.compiler(TokenizerInfo(known, VocabType.RAW, stop_token_ids=[_NUL]))
 
-    def verdict(self, kind: str, text: str) -> str:
-        """Reason why a grammar cannot be compiled; empty: it can. `kind` is that of `permitted_grammars`."""
+    def verdict(self, kind: str, text: str) -> str | None:
+        """Reason why a grammar cannot be compiled; empty: it can; None: the child was killed by somebody else, as by a
+        kernel that is short of memory. `kind` is that of `permitted_grammars`."""
         reads, writes = os.pipe()
         child = os.fork()
         if child == 0:
@@ -59,11 +60,13 @@ class GrammarTrials:
         os.close(writes)
         with open(reads, encoding="utf-8", errors="replace") as said:
             why = said.read()
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        _, ended, used = os.wait4(child, 0)
+        status = os.waitstatus_to_exitcode(ended)
         if status == 0:
             return why
         if -status in (signal.SIGXCPU, signal.SIGKILL):
-            return f"compiling it takes more than {MOST_CPU_S} s"
+            of_its_own = used.ru_utime + used.ru_stime >= MOST_CPU_S
+            return f"compiling it takes more than {MOST_CPU_S} s" if of_its_own else None
         return "the compiler fails at it"
 
     def _end(self, writes: int, kind: str, text: str) -> None:
