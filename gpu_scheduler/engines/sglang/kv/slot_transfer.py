@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from gpu_scheduler.engines.sglang.policy.layout import distinct
+
 if TYPE_CHECKING:
     import torch
 
@@ -60,7 +62,7 @@ class HostIds:
         return torch.from_numpy(numbers)
 
     def fetch(self, numbers: torch.Tensor, arrived: Callable[[Indices], None]) -> None:
-        arrived(np.unique(numbers.numpy()))
+        arrived(distinct(numbers.numpy()))
 
     def arrived(self) -> int:
         return 0
@@ -122,7 +124,7 @@ class CudaIds:
 
         def last(part: Indices) -> None:
             got.append(part)
-            arrived(np.unique(np.concatenate(got)))
+            arrived(distinct(np.concatenate(got)))
 
         for index, part in enumerate(parts, start=1):
             buffer = self._take()

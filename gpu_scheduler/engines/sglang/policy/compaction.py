@@ -35,8 +35,9 @@ def renumbered(numbers: Indices, sources: Indices, destinations: Indices) -> Ind
 
 def begun(envelopes: Envelopes, units: Indices) -> int:
     """Number of extents that hold a live envelope, or that leave only together with one that does."""
-    in_use = np.unique(units[np.flatnonzero(envelopes.live_by_extent())])
-    return int(np.count_nonzero(np.isin(units, in_use)))
+    in_use = np.zeros(len(units), dtype=bool)
+    in_use[units[np.flatnonzero(envelopes.live_by_extent())]] = True
+    return int(np.count_nonzero(in_use[units]))
 
 
 def moves_within(

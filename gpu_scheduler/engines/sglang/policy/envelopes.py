@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_scheduler.engines.sglang.policy.layout import BlockLayout
+from gpu_scheduler.engines.sglang.policy.layout import BlockLayout, distinct
 from gpu_scheduler.engines.sglang.policy.layout import Indices as Indices
 
 _SORTED_AT_MOST = 512
@@ -152,7 +152,7 @@ class Envelopes(BlockLayout):
     def move(self, sources: Indices, destinations: Indices) -> None:
         """Makes each destination live in place of its source, which is free afterwards. Raises ValueError, with nothing
         changed, unless all sources are live, all destinations available, and each is named once."""
-        if not len(sources) == len(np.unique(sources)) == len(destinations) == len(np.unique(destinations)):
+        if not len(sources) == len(distinct(sources)) == len(destinations) == len(distinct(destinations)):
             raise ValueError("sources and destinations are not pairs")
         if not self._is_free[destinations].all():
             raise ValueError("a destination is not available")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.engines.sglang.policy.layout import BlockLayout
+from gpu_scheduler.engines.sglang.policy.layout import BlockLayout, distinct
 
 layouts = st.builds(BlockLayout, st.integers(1, 40), st.sampled_from([1, 7, 16, 24, 32]), st.integers(1, 40))
 
@@ -64,3 +64,9 @@ def test_range_of_small_envelopes_as_large_as_a_gpu_costs_no_memory(envelope_byt
 def test_a_range_without_envelopes_is_refused(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="envelopes of"):
         BlockLayout(*sizes)
+
+
+@given(st.lists(st.integers(-3, 8)))
+def test_distinct_numbers_are_sorted_and_each_there_once(numbers: list[int]) -> None:
+    given = np.array(numbers, dtype=np.int64)
+    assert distinct(given).tolist() == sorted(set(numbers)) and given.tolist() == numbers
