@@ -46,7 +46,7 @@ def compact(tree: KindOfTree, kv: ElasticKv) -> int:
     envelopes = kv.envelopes
     nodes = [node for node, _ in tree.unlocked_nodes()]
     places = envelopes_of((tree.slots(node) for node in nodes), kv.page_size)
-    stays = np.setdiff1d(envelopes.all_live(), np.concatenate([_NONE, *places]))
+    stays = envelopes.all_live_but(np.concatenate([_NONE, *places]))
     sources, destinations = moves(envelopes, RATIO, kv.units(), stays)
     if len(sources):
         _move(tree, kv, nodes, places, sources, destinations)

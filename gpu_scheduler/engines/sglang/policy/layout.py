@@ -72,3 +72,16 @@ class BlockLayout:
         first[1:] = np.maximum(first[1:], last[:-1] + 1)
         envelopes = first[:, None] + self._offsets
         return envelopes[envelopes <= last[:, None]]
+
+    def inside(self, extents: Indices) -> Indices:
+        """Number of envelopes that lie wholly in each of these extents; same shape."""
+        first = -(-extents * self.extent_bytes // self.envelope_bytes)
+        end = np.minimum((extents + 1) * self.extent_bytes // self.envelope_bytes, self.total)
+        return np.maximum(end - first, 0)
+
+    def crossing(self, extents: Indices) -> Indices:
+        """Numbers of the envelopes that touch one of these extents and another extent as well, each once, sorted."""
+        first = extents * self.extent_bytes // self.envelope_bytes
+        last = np.minimum(((extents + 1) * self.extent_bytes - 1) // self.envelope_bytes, self.total - 1)
+        outer = distinct(np.concatenate((first, last)))
+        return outer[self.homes(outer) < self.ends(outer)]

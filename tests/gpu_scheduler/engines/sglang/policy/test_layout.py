@@ -30,6 +30,9 @@ def test_block_layout_agrees_with_a_count_of_every_byte(layout: BlockLayout) -> 
     assert layout.ends(every).tolist() == [layout.extents_of(envelope)[-1] for envelope in range(layout.total)]
     for extent, expected in touching.items():
         assert layout.touching(np.array([extent])).tolist() == expected
+        alone = [envelope for envelope in expected if list(layout.extents_of(envelope)) == [extent]]
+        assert layout.inside(np.array([extent])).tolist() == [len(alone)]
+        assert layout.crossing(np.array([extent])).tolist() == sorted(set(expected) - set(alone))
 
 
 @given(layouts, st.data())
