@@ -65,6 +65,18 @@ def test_compaction_moves_prefixes_together_and_keeps_their_content(page_size: i
     assert live == set(kv.envelopes.all_live().tolist())
 
 
+def test_new_slots_are_sent_in_parts_that_a_quota_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "TOGETHER", 6)
+    kv, tree, held = world(1, 0)
+    monkeypatch.setattr(compaction, "_TOGETHER_BYTES", 6 * ENVELOPE)
+    sent, send = [], kv.ids.send
+    kv.ids.send = lambda numbers: sent.append(len(numbers)) or send(numbers)
+    assert compaction.compact(tree, kv) > 6
+    assert max(sent) <= 6
+    for node, _, content, _ in held.values():
+        assert kv.rows[node.value].numpy().tobytes() == content
+
+
 def test_compaction_leaves_pages_alone_that_are_close_together() -> None:
     kv, tree, _ = world(1, 0)
     while compaction.compact(tree, kv):
