@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
-_TABLE_BYTES = 64 << 20
-"""Most bytes of a layout's table: with pages of one token a range has tens of millions of envelopes."""
+_TABLE_BYTES = 16 << 20
+"""Most bytes of a layout's table: with pages of one token a range has tens of millions of envelopes, and every process
+of a host has a table."""
 
 
 def distinct(numbers: Indices) -> Indices:
@@ -35,8 +36,8 @@ class BlockLayout:
         some = np.arange(min(count, period))
         self._most = int((self.ends(some) - self.homes(some)).max()) + 1
         self._offsets = np.arange((extent_bytes - 1) // envelope_bytes + 2)
-        # Looking up is several times faster than dividing, and done on the token path.
-        small = 8 * count * self._most <= _TABLE_BYTES
+        # Looking up is done on the token path, and takes half a microsecond for a step; dividing takes up to ten.
+        small = self._most > 1 and 8 * count * self._most <= _TABLE_BYTES
         self._table: Indices | None = self._computed(np.arange(count)) if small else None
 
     def touched(self, envelopes: Indices) -> Indices:

@@ -42,7 +42,7 @@ def test_envelopes_touching_several_given_extents_are_named_once(layout: BlockLa
     assert layout.touching(np.array(extents, dtype=np.int64)).tolist() == sorted(expected)
 
 
-@pytest.mark.parametrize("envelope_bytes", [1 << 10, 6 << 10, 20 << 10])
+@pytest.mark.parametrize("envelope_bytes", [1 << 10, 6 << 10, 20 << 10, 48 << 10, 64 << 10, 96 << 10])
 def test_range_of_small_envelopes_as_large_as_a_gpu_costs_no_memory(envelope_bytes: int) -> None:
     extent_bytes, few = 8 << 20, 100_000
     count = (192 << 30) // envelope_bytes
