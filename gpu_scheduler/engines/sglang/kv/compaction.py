@@ -74,10 +74,13 @@ def make_leave(scheduler: Any, tree: KindOfTree, kv: ElasticKv, extents: int, fi
     table = pool.req_to_token
     free = set(pool.free_slots)
     rows = [row for row in range(1, len(table)) if row not in free]
-    together = max(1, _SLOTS_TOGETHER // table.shape[1])
+    width = table.shape[1]
+    together = max(1, _SLOTS_TOGETHER // width)
     for start in range(0, len(rows), together):
         part = rows[start : start + together]
-        table[part] = renumbering.of(table[part])
+        for first in range(0, width, _SLOTS_TOGETHER):  # a row is as long as the context, which may be a million
+            columns = slice(first, first + _SLOTS_TOGETHER)
+            table[part, columns] = renumbering.of(table[part, columns])
     _renumber(renumbering, [(batch, "out_cache_loc") for batch in _batches(scheduler)])
     return len(sources)
 
