@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_scheduler.engines.sglang.kv.prefix_eviction import envelopes_of
+from gpu_scheduler.engines.sglang.kv.prefix_eviction import TOGETHER, envelopes_of
 from gpu_scheduler.engines.sglang.kv.renumbering import Renumbering
 from gpu_scheduler.engines.sglang.policy.compaction import begun, moves, moves_within, renumbered
-from gpu_scheduler.engines.sglang.policy.layout import Indices
+from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Indices
+from gpu_scheduler.engines.sglang.policy.parts import slices
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
@@ -46,7 +47,7 @@ def compact(tree: KindOfTree, kv: ElasticKv) -> int:
     envelopes = kv.envelopes
     nodes = [node for node, _ in tree.unlocked_nodes()]
     places = envelopes_of((tree.slots(node) for node in nodes), kv.page_size)
-    stays = np.setdiff1d(envelopes.all_live(), np.concatenate([_NONE, *places]))
+    stays = envelopes.all_live_but(np.concatenate([_NONE, *places]))
     sources, destinations = moves(envelopes, RATIO, kv.units(), stays)
     if len(sources):
         _move(tree, kv, nodes, places, sources, destinations)
@@ -73,10 +74,13 @@ def make_leave(scheduler: Any, tree: KindOfTree, kv: ElasticKv, extents: int, fi
     table = pool.req_to_token
     free = set(pool.free_slots)
     rows = [row for row in range(1, len(table)) if row not in free]
-    together = max(1, _SLOTS_TOGETHER // table.shape[1])
+    width = table.shape[1]
+    together = max(1, _SLOTS_TOGETHER // width)
     for start in range(0, len(rows), together):
         part = rows[start : start + together]
-        table[part] = renumbering.of(table[part])
+        for first in range(0, width, _SLOTS_TOGETHER):  # a row is as long as the context, which may be a million
+            columns = slice(first, first + _SLOTS_TOGETHER)
+            table[part, columns] = renumbering.of(table[part, columns])
     _renumber(renumbering, [(batch, "out_cache_loc") for batch in _batches(scheduler)])
     return len(sources)
 
@@ -89,8 +93,8 @@ def _move(
     sources: Indices,
     destinations: Indices,
 ) -> None:
-    """Moves envelopes from `sources` to `destinations`: first their contents, then the slots of the tree's `nodes`,
-    whose envelopes are `places`, then what `kv.moved` corrects, and the accounting."""
+    """Moves envelopes from `sources` to `destinations`: first their contents, then the accounting, then the slots of
+    the tree's `nodes`, whose envelopes are `places`, and what `kv.moved` corrects."""
     import torch
 
     envelopes = kv.envelopes
@@ -100,18 +104,31 @@ def _move(
     for start in range(0, len(sources), together):
         part = slice(start, start + together)
         rows[kv.ids.send(destinations[part])] = rows[kv.ids.send(sources[part])]
-    ends = np.cumsum([len(some) for some in places], dtype=np.int64)
-    *after, _ = np.split(renumbered(np.concatenate([_NONE, *places]), sources, destinations), ends)
-    moved = [(node, new) for node, new, old in zip(nodes, after, places, strict=True) if not np.array_equal(new, old)]
-    if moved:
-        firsts = kv.ids.send(np.concatenate([some for _, some in moved]) * kv.page_size)
+    envelopes.move(sources, destinations)
+    moved = _moved(envelopes, nodes, places, sources, destinations)
+    for part in slices([len(some) * kv.page_size for _, some in moved], TOGETHER):
+        firsts = kv.ids.send(np.concatenate([some for _, some in moved[part]]) * kv.page_size)
         slots = (firsts[:, None] + torch.arange(kv.page_size, device=firsts.device)).reshape(-1)
         # Pages are whole: a node's tokens are as many as before.
-        parts = slots.split([len(some) * kv.page_size for _, some in moved])
-        for (node, _), value in zip(moved, parts, strict=True):
+        values = slots.split([len(some) * kv.page_size for _, some in moved[part]])
+        for (node, _), value in zip(moved[part], values, strict=True):
             tree.set_slots(node, value.to(tree.slots(node).dtype, copy=True))  # a view would keep all of them
     kv.moved(sources, destinations)
-    envelopes.move(sources, destinations)
+
+
+def _moved(
+    envelopes: Envelopes, nodes: Sequence[Any], places: Sequence[Indices], sources: Indices, destinations: Indices
+) -> list[tuple[Any, Indices]]:
+    """The nodes of which envelopes were moved, each with the numbers of all its envelopes after the move. `places`: the
+    numbers before. The accounting must know of the move: those that are not live any more are looked up, as there may
+    be far more that stayed."""
+    every = np.concatenate([_NONE, *places])
+    gone = np.flatnonzero(~envelopes.are_live(every))
+    every[gone] = renumbered(every[gone], sources, destinations)
+    ends = np.cumsum([len(some) for some in places], dtype=np.int64)
+    *after, _ = np.split(every, ends)
+    changed = np.diff(np.searchsorted(gone, ends), prepend=0) > 0
+    return [(node, new) for node, new, some in zip(nodes, after, changed.tolist(), strict=True) if some]
 
 
 def _renumber(renumbering: Renumbering, holders: Iterable[tuple[Any, str]]) -> None:

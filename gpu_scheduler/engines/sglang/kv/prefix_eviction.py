@@ -9,30 +9,37 @@ and the part before the cut stays cached.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpu_scheduler.engines.sglang.policy.envelopes import EnvelopePiece, Envelopes, Indices, coldest_first
+from gpu_scheduler.engines.sglang.policy.parts import slices
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
     from gpu_scheduler.engines.sglang.kv.engine_kv import EngineKv
     from gpu_scheduler.engines.sglang.kv.prefix_tree import KindOfTree, PrefixTree
 
+TOGETHER = 1 << 20
+"""Slots of prefixes that are copied on the device at a time, 8 MiB of them. With pages of one token, those of all
+cached tokens are tens of millions, and no quota has room for a copy."""
+
 
 def envelopes_of(slots: Iterable[Any], page_size: int) -> list[Indices]:
-    """Numbers of the envelopes of each tensor of slots, in the order of the slots. They are fetched from the device in
-    one go. Each tensor has whole pages, and the slots of a page in a row, as those of a tree's nodes do."""
+    """Numbers of the envelopes of each tensor of slots, in the order of the slots. They are fetched from the device
+    together, as many at a time as its quota has room for. Each tensor has whole pages, and the slots of a page in a
+    row, as those of a tree's nodes do."""
     import torch
 
     firsts = [each[::page_size] for each in slots]
-    if not firsts:
-        return []
-    here = torch.cat(firsts).to(device="cpu").numpy() // page_size
-    return np.split(here, np.cumsum([len(first) for first in firsts])[:-1])
+    found: list[Indices] = []
+    for part in slices([len(first) for first in firsts], TOGETHER):
+        here = torch.cat(firsts[part]).to(device="cpu").numpy() // page_size
+        found += np.split(here, np.cumsum([len(first) for first in firsts[part]])[:-1])
+    return found
 
 
 def empty_extents(tree: KindOfTree, kv: ElasticKv, wanted: int) -> int:
@@ -54,9 +61,9 @@ def empty_extents(tree: KindOfTree, kv: ElasticKv, wanted: int) -> int:
     there = {id(node): some for (node, _), some in zip(nodes, places, strict=True)}
     gone: list[Indices] = []
     # A parent is cut before its children are looked at; the children of a cut parent went with it.
-    for node, _ in nodes:
-        if (some := there.get(id(node))) is not None and len(hit := on_any(envelopes, some, doomed)):
-            keep = 0 if tree.cuts_whole else int(hit[0])
+    for (node, _), hit in zip(nodes, first_on_any(envelopes, places, doomed), strict=True):
+        if hit is not None and id(node) in there:
+            keep = 0 if tree.cuts_whole else hit
             for taken in tree.cut(node, keep * kv.page_size):
                 gone.append(there.pop(id(taken))[keep if taken is node else 0 :])
     if not gone:
@@ -82,6 +89,16 @@ def on_any(envelopes: Envelopes, places: Indices, doomed: NDArray[np.bool_]) -> 
     """Positions in `places` of the envelopes that touch a doomed extent. `doomed`: one flag per extent."""
     counts = np.concatenate(([0], np.cumsum(doomed)))
     return np.flatnonzero(counts[envelopes.ends(places) + 1] - counts[envelopes.homes(places)])
+
+
+def first_on_any(envelopes: Envelopes, places: Sequence[Indices], doomed: NDArray[np.bool_]) -> list[int | None]:
+    """Position of the first envelope that touches a doomed extent, in each of `places`; None: there is none. All are
+    looked at in one go, because there are as many extents as the largest device has, and thousands of places."""
+    hits = on_any(envelopes, np.concatenate(places), doomed)
+    lengths = np.array([len(some) for some in places])
+    starts = lengths.cumsum() - lengths
+    firsts = np.append(hits, lengths.sum())[np.searchsorted(hits, starts)] - starts
+    return [first if first < length else None for first, length in zip(firsts.tolist(), lengths.tolist(), strict=True)]
 
 
 def cached_by_age(tree: PrefixTree, kv: EngineKv, now: float) -> list[tuple[float, int]]:

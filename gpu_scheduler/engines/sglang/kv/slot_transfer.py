@@ -14,15 +14,23 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from gpu_scheduler.engines.sglang.policy.layout import distinct
+
 if TYPE_CHECKING:
     import torch
 
     from gpu_scheduler.engines.sglang.policy.envelopes import Indices
 
 _BUFFERS = 64
-"""Number of pinned buffers that are made at first: as many copies may be under way before another is made."""
+"""Number of the largest buffers, in pinned memory, that are made at first: as many copies may be under way before
+another is made."""
 _BUFFER_NUMBERS = 4096
 """Most numbers in one buffer."""
+_SIZES = (_BUFFER_NUMBERS // 64, _BUFFER_NUMBERS // 8, _BUFFER_NUMBERS)
+"""Numbers in buffers. Smaller ones are parts of a large one: an eviction frees thousands of short prefixes, each with a
+copy of its own, and a buffer stays pinned as long as the model is here."""
+_AT_ONCE = _BUFFERS * _BUFFER_NUMBERS
+"""Numbers from which a copy to the device is waited for. Only moves of KV send so many, and the device is idle then."""
 
 
 class Ids(Protocol):
@@ -60,7 +68,7 @@ class HostIds:
         return torch.from_numpy(numbers)
 
     def fetch(self, numbers: torch.Tensor, arrived: Callable[[Indices], None]) -> None:
-        arrived(np.unique(numbers.numpy()))
+        arrived(distinct(numbers.numpy()))
 
     def arrived(self) -> int:
         return 0
@@ -80,7 +88,9 @@ class CudaIds:
 
         self._torch = torch
         self._device = device
-        self._idle = [self._buffer() for _ in range(_BUFFERS)]
+        self._idle: dict[int, list[torch.Tensor]] = {size: [] for size in _SIZES}
+        """Buffers that no copy uses, by size."""
+        self._idle[_BUFFER_NUMBERS] += [self._buffer() for _ in range(_BUFFERS)]
         self._events: list[torch.cuda.Event] = []
         self._outgoing: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
         """Buffers that are being copied to the device, each with the event behind its copy."""
@@ -93,13 +103,20 @@ class CudaIds:
     def _buffer(self) -> torch.Tensor:
         return self._torch.empty(_BUFFER_NUMBERS, dtype=self._torch.int64, pin_memory=True)
 
-    def _take(self) -> torch.Tensor:
-        """A pinned buffer that no copy uses; a burst makes more of them rather than wait."""
+    def _take(self, count: int) -> torch.Tensor:
+        """A pinned buffer for `count` numbers that no copy uses; a burst makes more of them rather than wait."""
         while self._outgoing and self._outgoing[0][0].query():
-            event, buffer = self._outgoing.popleft()
-            self._events.append(event)
-            self._idle.append(buffer)
-        return self._idle.pop() if self._idle else self._buffer()
+            self._give(*self._outgoing.popleft())
+        size = next(size for size in _SIZES if count <= size)
+        idle = self._idle[size]
+        if not idle:
+            idle += self._buffer().split(size)
+        return idle.pop()
+
+    def _give(self, event: torch.cuda.Event, buffer: torch.Tensor) -> None:
+        """Takes back the event and the buffer of a copy that is done."""
+        self._events.append(event)
+        self._idle[len(buffer)].append(buffer)
 
     def _mark(self) -> torch.cuda.Event:
         event = self._events.pop() if self._events else self._torch.cuda.Event()
@@ -107,10 +124,12 @@ class CudaIds:
         return event
 
     def send(self, numbers: Indices) -> torch.Tensor:
+        if len(numbers) > _AT_ONCE:
+            return self._torch.from_numpy(numbers).to(self._device)
         there = self._torch.empty(len(numbers), dtype=self._torch.int64, device=self._device)
         for start in range(0, len(numbers), _BUFFER_NUMBERS):
             part = numbers[start : start + _BUFFER_NUMBERS]
-            buffer = self._take()
+            buffer = self._take(len(part))
             buffer.numpy()[: len(part)] = part
             there[start : start + len(part)].copy_(buffer[: len(part)], non_blocking=True)
             self._outgoing.append((self._mark(), buffer))
@@ -122,10 +141,10 @@ class CudaIds:
 
         def last(part: Indices) -> None:
             got.append(part)
-            arrived(np.unique(np.concatenate(got)))
+            arrived(distinct(np.concatenate(got)))
 
         for index, part in enumerate(parts, start=1):
-            buffer = self._take()
+            buffer = self._take(len(part))
             buffer[: len(part)].copy_(part, non_blocking=True)
             self._incoming.append((self._mark(), buffer, len(part), last if index == len(parts) else got.append))
 
@@ -145,6 +164,5 @@ class CudaIds:
         event, buffer, count, arrived = self._incoming.popleft()
         self._booked += 1
         numbers = buffer.numpy()[:count].copy()
-        self._events.append(event)
-        self._idle.append(buffer)
+        self._give(event, buffer)
         arrived(numbers)

@@ -35,8 +35,9 @@ def renumbered(numbers: Indices, sources: Indices, destinations: Indices) -> Ind
 
 def begun(envelopes: Envelopes, units: Indices) -> int:
     """Number of extents that hold a live envelope, or that leave only together with one that does."""
-    in_use = np.unique(units[np.flatnonzero(envelopes.live_by_extent())])
-    return int(np.count_nonzero(np.isin(units, in_use)))
+    in_use = np.zeros(len(units), dtype=bool)
+    in_use[units[np.flatnonzero(envelopes.live_by_extent())]] = True
+    return int(np.count_nonzero(in_use[units]))
 
 
 def moves_within(
@@ -51,29 +52,66 @@ def moves_within(
     stay where they are.
     """
     count = envelopes.n_extents
-    live_here = np.bincount(units, weights=envelopes.live_by_extent(), minlength=count)
+    live_here = envelopes.live_by_extent()
+    on_unit = np.bincount(units, weights=live_here, minlength=count)
     size = np.bincount(units, minlength=count)
-    in_use = np.flatnonzero(live_here)
+    in_use = np.flatnonzero(on_unit)
     # The padding of `touched` counts as a unit of its own.
     units = np.append(units, count)
     pinned = np.zeros(count + 1, dtype=bool)
     pinned[units[envelopes.touched(np.array(fixed, dtype=np.int64))]] = True
-    in_use = in_use[np.lexsort((live_here[in_use] / size[in_use], pinned[in_use]))]
+    in_use = in_use[np.lexsort((on_unit[in_use] / size[in_use], pinned[in_use]))]
     # An envelope has to leave with the first of its units that is emptied, and can be a destination until then.
     turns = np.full(count + 1, -1)
     turns[in_use] = np.arange(len(in_use))
     turns[-1] = len(in_use)
     turns = turns[units]
-    live, free = envelopes.all_live(), envelopes.all_available()
-    leaves, lost = turns[envelopes.touched(live)].min(axis=1), turns[envelopes.touched(free)].min(axis=1)
-    free, lost = free[lost >= 0], lost[lost >= 0]
-    leaving = np.bincount(leaves, minlength=len(in_use)).cumsum()
-    holes = len(free) - np.bincount(lost, minlength=len(in_use)).cumsum()
-    possible = min(int(np.count_nonzero(leaving <= holes)), len(in_use) - int(np.count_nonzero(pinned[in_use])))
+    leaving, lost = _by_turn(envelopes, turns, live_here, len(in_use))
+    holes = lost.sum() - lost.cumsum()
+    possible = min(
+        int(np.count_nonzero(leaving.cumsum() <= holes)), len(in_use) - int(np.count_nonzero(pinned[in_use]))
+    )
     leaving_first = size[in_use].cumsum()
     surplus = int(size[in_use].sum()) - allowed
     emptied = min(int(np.searchsorted(leaving_first, surplus)) + 1, possible) if surplus > 0 else 0
-    sources = live[leaves < emptied]
-    # The fullest extents are emptied last.
-    destinations = free[np.argsort(-lost, kind="stable")][: len(sources)]
-    return sources, destinations
+    sources = envelopes.touching(np.flatnonzero((turns[:-1] >= 0) & (turns[:-1] < emptied)))
+    sources = sources[envelopes.are_live(sources)]
+    return sources, _last_lost(envelopes, turns, lost, len(sources))
+
+
+def _by_turn(envelopes: Envelopes, turns: Indices, live_here: Indices, count: int) -> tuple[Indices, Indices]:
+    """Numbers of live and of available envelopes by the least turn of the extents that they touch, (count,) each.
+    `turns`: the turn of each extent, below `count`, or -1: it has none, and an envelope that touches it is not counted;
+    the last entry is for the padding of `touched`. Envelopes in one extent are counted together, because there may be
+    millions of them; only those that lie over an edge are looked at."""
+    used = np.flatnonzero(turns[:-1] >= 0)
+    over = envelopes.crossing(used)
+    touched = envelopes.touched(over)
+    first, live, free = turns[touched].min(axis=1), envelopes.are_live(over), envelopes.are_available(over)
+    inside = live_here[used] - np.bincount(touched[live].ravel(), minlength=len(turns))[used]
+    room = np.where(envelopes.held_by_extent()[used], envelopes.inside(used), 0) - inside
+    free &= first >= 0
+    return (
+        _counted(turns[used], inside, count) + np.bincount(first[live], minlength=count),
+        _counted(turns[used], room, count) + np.bincount(first[free], minlength=count),
+    )
+
+
+def _counted(turns: Indices, numbers: Indices, count: int) -> Indices:
+    """Sums of `numbers` by turn, (count,)."""
+    sums = np.zeros(count, dtype=np.int64)
+    np.add.at(sums, turns, numbers)
+    return sums
+
+
+def _last_lost(envelopes: Envelopes, turns: Indices, lost: Indices, count: int) -> Indices:
+    """The `count` available envelopes whose least turn is greatest, so that they lie on the fullest extents. `turns`:
+    as in `_by_turn`; `lost`: the number of available envelopes by their least turn."""
+    if not count:
+        return np.empty(0, dtype=np.int64)
+    least = len(lost) - 1 - int(np.searchsorted(lost[::-1].cumsum(), count))
+    free = envelopes.touching(np.flatnonzero(turns[:-1] >= least))
+    free = free[envelopes.are_available(free)]
+    first = turns[envelopes.touched(free)].min(axis=1)
+    free, first = free[first >= least], first[first >= least]
+    return free[np.argsort(-first, kind="stable")][:count]

@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_scheduler.engines.sglang.policy.layout import BlockLayout
+from gpu_scheduler.engines.sglang.policy.layout import BlockLayout, distinct
 from gpu_scheduler.engines.sglang.policy.layout import Indices as Indices
 
 _SORTED_AT_MOST = 512
@@ -51,11 +51,32 @@ class Envelopes(BlockLayout):
 
     def all_live(self) -> Indices:
         """Numbers of all live envelopes, sorted."""
-        return np.flatnonzero(self._is_live)
+        return np.flatnonzero(self._is_live[: self._end])
+
+    def all_live_but(self, envelopes: Indices) -> Indices:
+        """Numbers of the live envelopes that are not among these, sorted. All of these must be live."""
+        others = self._is_live[: self._end].copy()
+        others[envelopes] = False
+        return np.flatnonzero(others)
 
     def all_available(self) -> Indices:
         """Numbers of all available envelopes, sorted."""
-        return np.flatnonzero(self._is_free)
+        return np.flatnonzero(self._is_free[: self._end])
+
+    def are_live(self, envelopes: Indices) -> NDArray[np.bool_]:
+        """Whether each of these envelopes is live; same shape."""
+        return self._is_live[envelopes]
+
+    def are_available(self, envelopes: Indices) -> NDArray[np.bool_]:
+        """Whether each of these envelopes is available; same shape."""
+        return self._is_free[envelopes]
+
+    @property
+    def _end(self) -> int:
+        """Number of envelopes before the end of the last held extent. Those behind it are neither live nor available,
+        and there may be a hundred million of them."""
+        held = np.flatnonzero(self._is_held[:-1])
+        return min(self.total, (int(held[-1]) + 1) * self.extent_bytes // self.envelope_bytes) if len(held) else 0
 
     # --- extents come and go
 
@@ -67,6 +88,10 @@ class Envelopes(BlockLayout):
     def is_held(self, extent: int) -> bool:
         """Whether this extent is held."""
         return bool(self._is_held[extent])
+
+    def held_by_extent(self) -> NDArray[np.bool_]:
+        """A copy of whether each extent is held; (n_extents,)."""
+        return self._is_held[:-1].copy()
 
     def live_in(self, extent: int) -> int:
         """Number of live envelopes that touch this extent."""
@@ -152,7 +177,7 @@ class Envelopes(BlockLayout):
     def move(self, sources: Indices, destinations: Indices) -> None:
         """Makes each destination live in place of its source, which is free afterwards. Raises ValueError, with nothing
         changed, unless all sources are live, all destinations available, and each is named once."""
-        if not len(sources) == len(np.unique(sources)) == len(destinations) == len(np.unique(destinations)):
+        if not len(sources) == len(distinct(sources)) == len(destinations) == len(distinct(destinations)):
             raise ValueError("sources and destinations are not pairs")
         if not self._is_free[destinations].all():
             raise ValueError("a destination is not available")

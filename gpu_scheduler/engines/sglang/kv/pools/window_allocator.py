@@ -19,6 +19,10 @@ from gpu_scheduler.engines.sglang.kv.pools.paged_allocator import ElasticPagedAl
 from gpu_scheduler.engines.sglang.kv.renumbering import Renumbering
 from gpu_scheduler.engines.sglang.policy.envelopes import Indices
 
+_SLOTS_TOGETHER = 1 << 18
+"""Entries of the table rewritten at a time: the intermediate results are five times as large, and all entries of live
+pages are millions."""
+
 
 class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # type: ignore[misc]
     """An allocator composed of one for each kind. Methods override SGLang's."""
@@ -62,9 +66,12 @@ class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # ty
 
     def _window_moved(self, sources: Indices, destinations: Indices) -> None:
         """Writes the new slots of pages of the window that were moved into the table."""
-        every = self.kinds[0]
-        pages, live = self._pages(), every.ids.send(every.envelopes.all_live())
-        pages[live] = Renumbering(every.ids, sources, destinations, self.page_size).of(pages[live])
+        every, pages = self.kinds[0], self._pages()
+        renumbering = Renumbering(every.ids, sources, destinations, self.page_size)
+        live, together = every.envelopes.all_live(), max(1, _SLOTS_TOGETHER // self.page_size)
+        for start in range(0, len(live), together):
+            some = every.ids.send(live[start : start + together])
+            pages[some] = renumbering.of(pages[some])
 
 
 def _allocator(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gpu_scheduler.engines.sglang.kv import compaction
+from gpu_scheduler.engines.sglang.kv.renumbering import Renumbering
 from gpu_scheduler.engines.sglang.kv.slot_transfer import HostIds
 from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes
 from tests.gpu_scheduler.engines.sglang.kv.test_prefix_eviction import Node, Tree
@@ -65,6 +66,18 @@ def test_compaction_moves_prefixes_together_and_keeps_their_content(page_size: i
     assert live == set(kv.envelopes.all_live().tolist())
 
 
+def test_new_slots_are_sent_in_parts_that_a_quota_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "TOGETHER", 6)
+    kv, tree, held = world(1, 0)
+    monkeypatch.setattr(compaction, "_TOGETHER_BYTES", 6 * ENVELOPE)
+    sent, send = [], kv.ids.send
+    kv.ids.send = lambda numbers: sent.append(len(numbers)) or send(numbers)
+    assert compaction.compact(tree, kv) > 6
+    assert max(sent) <= 6
+    for node, _, content, _ in held.values():
+        assert kv.rows[node.value].numpy().tobytes() == content
+
+
 def test_compaction_leaves_pages_alone_that_are_close_together() -> None:
     kv, tree, _ = world(1, 0)
     while compaction.compact(tree, kv):
@@ -105,6 +118,27 @@ def test_pages_of_running_requests_move_with_every_reference_to_them(page_size: 
     assert int(nodes[0][0].value[0]) // page_size == stays
     assert batch.out_cache_loc.tolist() == [int(node.value[-1]) for node, *_ in nodes[:3]]
     assert set(table[-1].tolist()) == {7 * page_size}, "nobody's row"
+
+
+@pytest.mark.parametrize("together", [3, 5, 12])
+def test_table_of_requests_is_rewritten_in_parts_that_a_quota_has_room_for(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "_SLOTS_TOGETHER", together)
+    rewritten, of = [], Renumbering.of
+    monkeypatch.setattr(Renumbering, "of", lambda self, slots: rewritten.append(slots.numel()) or of(self, slots))
+    kv, tree, held = world(1, 0)
+    table = torch.zeros((len(held) + 1, 5), dtype=torch.int32)
+    for row, (_, slots, _, _) in enumerate(held.values(), start=1):
+        table[row, : len(slots)] = torch.tensor(slots)
+    nobody = SimpleNamespace(out_cache_loc=None)
+    scheduler = SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(req_to_token=table, free_slots=[]), running_batch=nobody, last_batch=None
+    )
+    assert compaction.make_leave(scheduler, tree, kv, 8, []) > 0
+    for row, (node, slots, _, _) in enumerate(held.values(), start=1):
+        assert table[row, : len(slots)].tolist() == node.value.tolist()
+    assert 0 < max(rewritten) <= together and sum(rewritten) == 5 * len(held)
 
 
 def test_compaction_vacates_only_extents_whose_pages_find_a_place() -> None:

@@ -165,6 +165,36 @@ def test_straddling_slots_count_on_every_extent_that_they_touch() -> None:
     assert prefix_eviction.on_any(envelopes, np.arange(8), doomed).tolist() == [1, 2, 3]
 
 
+def test_first_envelope_on_a_doomed_extent_is_found_for_every_prefix() -> None:
+    envelopes = Envelopes(envelope_bytes=10, extent_bytes=16, count=8)
+    doomed = np.zeros(envelopes.n_extents, dtype=bool)
+    doomed[1] = True
+    places = [np.array(some, dtype=np.int64) for some in ([0, 4], [5, 0, 2, 1], [], [3], [7])]
+    assert prefix_eviction.first_on_any(envelopes, places, doomed) == [None, 2, None, 0, None]
+
+
+def test_extents_are_looked_at_once_for_all_prefixes(envelopes: Envelopes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number is that of the largest device's, and there are thousands of prefixes."""
+    tree, looks = Tree(), []
+    for start in range(0, 40, 4):
+        Node(tree.root_node, list(range(start, start + 4)), used_at=float(start))
+    on_any = prefix_eviction.on_any
+    monkeypatch.setattr(prefix_eviction, "on_any", lambda *given: looks.append(given) or on_any(*given))
+    assert prefix_eviction.empty_extents(tree, kv(envelopes), 3) == 12
+    assert len(looks) == 1
+
+
+def test_slots_are_fetched_in_parts_that_a_quota_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_eviction, "TOGETHER", 5)
+    copied, cat = [], torch.cat
+    monkeypatch.setattr(torch, "cat", lambda some: copied.append(sum(map(len, some))) or cat(some))
+    slots = [torch.arange(32 * i, 32 * i + 16 * length) for i, length in enumerate((2, 3, 1, 7, 0, 4, 2))]
+    found = prefix_eviction.envelopes_of(slots, 16)
+    assert [some.tolist() for some in found] == [(each[::16] // 16).tolist() for each in slots]
+    assert copied == [5, 1, 7, 4, 2]
+    assert prefix_eviction.envelopes_of([], 16) == []
+
+
 def test_cached_bytes_are_counted_by_doubling_age(envelopes: Envelopes) -> None:
     tree = Tree()
     for used_at, slots in ((99.5, [0]), (97.0, [1, 2]), (90.0, [3]), (50.0, [4, 5, 6])):

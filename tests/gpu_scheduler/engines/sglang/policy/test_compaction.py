@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -160,6 +161,31 @@ def test_compaction_of_a_pool_without_live_envelopes_needs_no_move() -> None:
     envelopes = made(4, 16, 12, range(3), [])
     sources, destinations = compaction.moves(envelopes, 1.15, alone(envelopes))
     assert len(sources) == len(destinations) == 0
+
+
+class Counted(Envelopes):
+    """Envelopes that count those whose extents are looked up."""
+
+    looked_up = 0
+
+    def touched(self, envelopes: Indices) -> Indices:
+        self.looked_up += len(envelopes)
+        return super().touched(envelopes)
+
+
+@pytest.mark.parametrize("envelope_bytes", [4, 5])
+def test_choosing_moves_looks_up_envelopes_that_move_or_lie_over_edges_alone(envelope_bytes: int) -> None:
+    extents = 40
+    envelopes = Counted(envelope_bytes=envelope_bytes, extent_bytes=4000, count=extents * 4000 // envelope_bytes)
+    envelopes.hold(range(extents))
+    taken = envelopes.take(envelopes.total)
+    assert taken is not None
+    sparse = envelopes.touching(np.array([3]))
+    envelopes.give(np.concatenate((sparse[:-5], envelopes.touching(np.array([7]))[:100])))
+    envelopes.looked_up = 0
+    sources, _ = compaction.moves_within(envelopes, extents - 1, alone(envelopes), [0])
+    assert 0 < len(sources) <= 5
+    assert envelopes.looked_up <= extents + 100 + 10
 
 
 @given(st.dictionaries(st.integers(0, 1 << 40), st.integers(0, 1 << 40), max_size=8), st.data())

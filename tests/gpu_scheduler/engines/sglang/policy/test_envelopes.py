@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -113,6 +114,13 @@ class AgainstSets(RuleBasedStateMachine):
         assert self.envelopes.held == len(self.held)
         assert self.envelopes.all_live().tolist() == sorted(self.live)
         assert self.envelopes.all_available().tolist() == sorted(self.free())
+        every = np.arange(self.count)
+        assert np.flatnonzero(self.envelopes.are_live(every)).tolist() == sorted(self.live)
+        assert np.flatnonzero(self.envelopes.are_available(every)).tolist() == sorted(self.free())
+        assert np.flatnonzero(self.envelopes.held_by_extent()).tolist() == sorted(self.held)
+        some = sorted(self.live)[::2]
+        others = self.envelopes.all_live_but(np.array(some, dtype=np.int64))
+        assert others.tolist() == sorted(self.live - set(some))
         assert self.envelopes.live_by_extent().tolist() == [len(self.on(extent)) for extent in range(self.n)]
         for extent in range(self.n):
             assert self.envelopes.live_in(extent) == len(self.on(extent))
@@ -228,6 +236,19 @@ def test_a_straddling_envelope_needs_both_extents_and_keeps_both() -> None:
     assert envelopes.empties() == []
     envelopes.give(np.array([1]))
     assert envelopes.empties() == [0, 1]
+
+
+def test_listing_live_envelopes_takes_no_memory_for_those_without_memory() -> None:
+    envelopes = Envelopes(envelope_bytes=4 << 10, extent_bytes=8 << 20, count=100_000_000)
+    envelopes.hold([0])
+    taken = envelopes.take(3)
+    assert taken is not None
+    tracemalloc.start()
+    try:
+        assert envelopes.all_live_but(taken[:1]).tolist() == [1, 2]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_envelope_freed_twice_is_refused() -> None:

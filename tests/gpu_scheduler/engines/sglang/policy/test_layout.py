@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.engines.sglang.policy.layout import BlockLayout
+from gpu_scheduler.engines.sglang.policy.layout import BlockLayout, distinct
 
 layouts = st.builds(BlockLayout, st.integers(1, 40), st.sampled_from([1, 7, 16, 24, 32]), st.integers(1, 40))
 
@@ -30,6 +30,9 @@ def test_block_layout_agrees_with_a_count_of_every_byte(layout: BlockLayout) -> 
     assert layout.ends(every).tolist() == [layout.extents_of(envelope)[-1] for envelope in range(layout.total)]
     for extent, expected in touching.items():
         assert layout.touching(np.array([extent])).tolist() == expected
+        alone = [envelope for envelope in expected if list(layout.extents_of(envelope)) == [extent]]
+        assert layout.inside(np.array([extent])).tolist() == [len(alone)]
+        assert layout.crossing(np.array([extent])).tolist() == sorted(set(expected) - set(alone))
 
 
 @given(layouts, st.data())
@@ -39,7 +42,7 @@ def test_envelopes_touching_several_given_extents_are_named_once(layout: BlockLa
     assert layout.touching(np.array(extents, dtype=np.int64)).tolist() == sorted(expected)
 
 
-@pytest.mark.parametrize("envelope_bytes", [1 << 10, 6 << 10, 20 << 10])
+@pytest.mark.parametrize("envelope_bytes", [1 << 10, 6 << 10, 20 << 10, 48 << 10, 64 << 10, 96 << 10])
 def test_range_of_small_envelopes_as_large_as_a_gpu_costs_no_memory(envelope_bytes: int) -> None:
     extent_bytes, few = 8 << 20, 100_000
     count = (192 << 30) // envelope_bytes
@@ -64,3 +67,9 @@ def test_range_of_small_envelopes_as_large_as_a_gpu_costs_no_memory(envelope_byt
 def test_a_range_without_envelopes_is_refused(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="envelopes of"):
         BlockLayout(*sizes)
+
+
+@given(st.lists(st.integers(-3, 8)))
+def test_distinct_numbers_are_sorted_and_each_there_once(numbers: list[int]) -> None:
+    given = np.array(numbers, dtype=np.int64)
+    assert distinct(given).tolist() == sorted(set(numbers)) and given.tolist() == numbers

@@ -1,4 +1,5 @@
-"""The number of tokens for which the pools of layers with and without a window have addresses."""
+"""The pools of layers with and without a window: the number of tokens for which they have addresses, and the table that
+leads from one to the other."""
 
 from __future__ import annotations
 
@@ -48,6 +49,51 @@ def test(span, every, in_window, page_size):
 
 test()
 """
+
+MOVED = """
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from gpu_scheduler.engines.sglang.kv.pools import window_allocator
+from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes
+
+SIZE, PAGES, TOGETHER = 4, 40, 3
+window_allocator._SLOTS_TOGETHER = SIZE * TOGETHER
+sent = []
+
+
+def send(numbers):
+    sent.append(len(numbers))
+    return torch.from_numpy(numbers)
+
+
+every = Envelopes(envelope_bytes=8, extent_bytes=64, count=PAGES)
+every.hold(range(5))
+live = every.take(23)
+table = torch.zeros(PAGES * SIZE + 1, dtype=torch.int64)
+table[-1] = -1
+peers = {int(page): 50 + int(page) for page in live[1:]}
+for page, peer in peers.items():
+    table[page * SIZE : (page + 1) * SIZE] = torch.arange(peer * SIZE, (peer + 1) * SIZE)
+allocator = object.__new__(window_allocator.ElasticWindowAllocator)
+allocator.kinds = (SimpleNamespace(ids=SimpleNamespace(send=send), envelopes=every), None)
+allocator.page_size, allocator.full_to_swa_index_mapping = SIZE, table
+allocator._window_moved(np.array([60, 53]), np.array([1, 7]))
+new = {60: 1, 53: 7}
+for page in range(PAGES):
+    peer = new.get(peers.get(page, 0), peers.get(page, 0))
+    assert table[page * SIZE : (page + 1) * SIZE].tolist() == [
+        peer * SIZE + i if peer else 0 for i in range(SIZE)
+    ], page
+assert table[-1] == -1
+assert max(sent) <= TOGETHER and sum(sent) == 2 * 2 + len(live), sent
+"""
+
+
+def test_slots_of_a_moved_window_are_rewritten_in_parts_that_a_quota_has_room_for(imported: Imported) -> None:
+    imported.run(MOVED)
 
 
 def test_layers_without_a_window_have_addresses_for_many_times_the_tokens_of_layers_with_one(
