@@ -98,7 +98,7 @@ def divided_addresses(original: Callable[..., Any], configurator: Any, available
 def window_pools(original: Callable[..., Any], configurator: Any, **arguments: Any) -> Any:
     """Has SGLang make the pools of layers with and without a window, after it has reserved a stretch for each in one
     range."""
-    from gpu_scheduler.engines.sglang.kv.pools.kv_layouts import KvShape
+    from gpu_scheduler.engines.sglang.kv.pools.kv_views import KvShape
     from gpu_scheduler.engines.sglang.kv.pools.pool import open_stretches
 
     config, size = configurator.model_config, configurator.pool_page_size
