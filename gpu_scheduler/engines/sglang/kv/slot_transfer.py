@@ -148,3 +148,8 @@ class CudaIds:
         self._events.append(event)
         self._idle.append(buffer)
         arrived(numbers)
+
+
+def ids_of(device: torch.device) -> Ids:
+    """The transfers of a device."""
+    return HostIds() if device.type == "cpu" else CudaIds(device)
