@@ -12,7 +12,7 @@ from benchmarks._series import Done, ResultsError
 
 
 def arguments(benchmark: str, description: str, traces: str, quick: str) -> argparse.ArgumentParser:
-    """A parser of what all such searches take. `traces` and `quick`: what is said of these options."""
+    """A parser of the options that all such searches take. `traces` and `quick`: help texts of these options."""
     parser = _report.arguments(benchmark, description)
     parser.add_argument("--traces", type=Path, help=traces)
     parser.add_argument("--quick", action="store_true", help=quick)

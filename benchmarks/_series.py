@@ -1,4 +1,5 @@
-"""Searches in the simulator whose results are kept by series: what is valid still, what is run, and how it is written.
+"""Searches in the simulator whose results are kept by series: series that are valid still, series to run, and their
+file.
 
 A series is one system in one setting. The file has, by key of the series, its arguments, the commit that it is from,
 and what was found; it is replaced as a whole after each series, so that a run that ends early loses one at most.
@@ -78,7 +79,8 @@ def measure(
     prepare: Callable[[_S], object],
     workers: int,
 ) -> Done:
-    """Searches what is to be done, each in a process, and adds it to `done` and the file as from the commit `now`.
+    """Searches the series `todo`, each in a process, and adds what is found to `done` and to the file, as of the commit
+    `now`.
     `search` returns the points of a series among what is found. `prepare` is called for each series before processes
     are forked, so that each of them has what it loads."""
     for one in todo:

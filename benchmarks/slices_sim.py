@@ -12,8 +12,8 @@
 The eighteen are those of `benchmarks.gpu.compare`, and twelve more of servegen48, one from every second hour. A change
 to a policy is to be better in the mean of all, not in the slice that it was made for: settings next to each other
 differ by some tenths of a point. With `--half` a cell is a slice at a rate, of the half that policies are tuned on or
-of the other one (`_slices.py` says how the traces are split). Four minutes judge how a system begins; what its
-placement does later is seen in slices of 25 minutes (`--seconds 1500`). Beside Prism are static partition and
+of the other one (`_slices.py` says how the traces are split). Slices of four minutes judge how a system begins; slices
+of 25 minutes (`--seconds 1500`) show what its placement does later. Beside Prism are static partition and
 MuxServe++, whose engines have queues of their own as on GPUs, each in three forms: `blind` knows sizes and no rates
 (mean of DRAWS draws), `before` is planned from the rates of the hour before the slice, `slice` from those of the slice
 itself.

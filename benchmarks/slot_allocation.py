@@ -1,4 +1,4 @@
-"""What the elastic pool adds to SGLang's own slot allocation.
+"""The time that the elastic pool adds to SGLang's own slot allocation.
 
     python benchmarks/slot_allocation.py            # a minute
 

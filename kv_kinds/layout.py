@@ -26,7 +26,8 @@ BEYOND_WINDOW_TOKENS = 2048 + 64
 """Tokens that a request is taken to hold beyond its window before an engine has reported the number: a chunk of its
 prompt, of the default length on GPUs, and a page of the greatest length."""
 _USUAL_TOKENS = 1024
-"""Tokens of a usual request. Its mean bytes a token are the demand of a model in which every kind stops growing."""
+"""Tokens of a usual request. The mean bytes a token of such a request are the demand of a model in which every kind
+stops growing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class KvKind:
     except in what `times` returns. Raises ValueError for values that no kind has."""
 
     name: str
-    """One of the names above, or one of a later version. It is for people: what is counted follows from the numbers."""
+    """ATTENTION, WINDOW, STATE or LATENT, or a name of a later version. The name is for people: bytes are counted by
+    the numbers alone."""
     bytes_per_token: int = 0
     window_tokens: int = 0
     """Number of latest tokens of a request that layers of this kind read; 0: they read all of them."""
@@ -135,8 +137,8 @@ class KvLayout:
         return bool(self.kinds)
 
     def bytes_of(self, tokens: int, requests: int = 1) -> int:
-        """Most bytes that `requests` requests with `tokens` tokens in all need. It is exact for one request, and where
-        all requests are shorter, or all are longer, than every window."""
+        """Most bytes that `requests` requests with `tokens` tokens in all need. The number is exact for one request,
+        and where all requests are shorter, or all are longer, than every window."""
         if tokens <= 0 or requests <= 0:
             return 0
         need = tokens * self._growing + requests * self._states

@@ -64,5 +64,6 @@ def _numbers(message: common_pb2.KvKind) -> _Numbers:
 
 @lru_cache(maxsize=1 << 12)
 def _layout(kinds: tuple[_Numbers, ...]) -> KvLayout:
-    """Cached, because placement counts the demand of every model again and again."""
+    """The layout of these kinds. Layouts are cached, because placement counts the demand of every model again and
+    again."""
     return KvLayout(tuple(KvKind(*numbers) for numbers in kinds))

@@ -46,8 +46,8 @@ Build = Callable[[World, Callable[[SimulatedRequest], None], dict[str, str]], Sy
 
 
 class FleetError(ValueError):
-    """A fleet that cannot serve the models, or a setting that makes no sense."""
+    """Raised where a fleet cannot serve the models."""
 
 
 class SettingError(FleetError):
-    """A setting that makes no sense, whatever the fleet."""
+    """Raised for a setting that makes no sense, whatever the fleet."""

@@ -104,8 +104,8 @@ def analyse(
 ) -> TraceActivity:
     """The figures of a trace's rows (arrival in seconds, model, prompt tokens, output tokens), in order of time.
 
-    They are of so many seconds (None: to the last request) from `start_s` on (None: from the first request). Raises
-    ValueError for a part without requests, or one that is not longer than ACTIVE_S."""
+    The figures are of so many seconds (None: to the last request) from `start_s` on (None: from the first request).
+    Raises ValueError for a part without requests, or one that is not longer than ACTIVE_S."""
     taken: list[tuple[float, str, int, int]] = []
     for row in rows:
         start_s = row[0] if start_s is None else start_s

@@ -46,7 +46,7 @@ LATENT = {
     "topk_group": 2,
     "routed_scaling_factor": 1.8,
 }
-"""Latent attention with experts in groups; no two sizes of a row are the same."""
+"""Settings of latent attention with experts in groups; no two sizes of a row are the same."""
 _DRAWN = {
     "e_score_correction_bias": (0.5, 1.5),
     "_a_layernorm.weight": (0.5, 1.5),
@@ -133,7 +133,7 @@ class SmallCheckpoint:
     beside: Mapping[str, Any] = field(default_factory=dict)
     """Values that published configurations have in `vision_config` beside those that Transformers saves."""
     unused: bool = False
-    """Whether published weights have what no step reads, and Transformers does not save."""
+    """Whether published weights have tensors that no step reads, and that Transformers does not save."""
 
 
 def text(config: str, **changes: Any) -> SmallCheckpoint:
@@ -204,8 +204,8 @@ def gemma_4(*, clipped: bool = False, audio: dict[str, Any] | None = None, **cha
 
 
 def small_gemma_4(*, unused: bool, **changes: Any) -> SmallCheckpoint:
-    """A Gemma 4 whose last layers use the KV of others. `unused`: whether it has what would make KV of their own, as
-    Google publishes it, and others, who tune it, do not."""
+    """A Gemma 4 whose last layers use the KV of others. `unused`: whether these layers have projections to keys and
+    values all the same, as in Google's checkpoints, and not in those of people who tune the model."""
     made = gemma_4(
         num_hidden_layers=6,
         layer_types=["sliding_attention", "full_attention"] * 3,
@@ -408,7 +408,7 @@ def write(architecture: str, folder: Path, form: str = "") -> Path:
 
 
 def joined(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same weights with all experts of a layer in one tensor for gate and up projection, and one for down."""
+    """The weights with all experts of a layer in one tensor for gate and up projection, and one for down."""
     made = {name: each for name, each in weights.items() if ".experts." not in name}
     for module in {name.partition(".experts.")[0] for name in weights if ".experts." in name}:
         one_by_one = range(sum(name.startswith(f"{module}.experts.") for name in weights) // 3)

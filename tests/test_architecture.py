@@ -28,7 +28,10 @@ PACKAGES = (
 FILES = [
     path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "cpu_stubs" not in path.parts
 ]
-PURE = [f"balloond/driver/kv/{name}.py" for name in ("address_map", "growth", "reclaims", "reserve", "watermarks")]
+PURE = [
+    f"balloond/driver/kv/{name}.py"
+    for name in ("address_map", "growth", "reclaims", "reserve", "stretch", "watermarks")
+]
 PURE += ["kv_kinds/layout.py"]
 POLICIES = [path for path in FILES if {"policy", "sharing"} & {*path.parts}] + [ROOT / path for path in PURE]
 FORBIDDEN_IN_POLICY = {
@@ -87,6 +90,38 @@ def test_the_shared_services_package_imports_no_message_of_the_services():
     for path in FILES:
         if path.relative_to(ROOT).parts[0] == "services":
             assert "protos" not in {name.split(".")[0] for name in imports(path)}, path
+
+
+def test_every_import_of_the_trees_own_finds_its_module_even_inside_functions():
+    """Functions of hooks and benchmarks import what only a GPU's run reaches."""
+    tops = (*PACKAGES, "testing", "tests", "benchmarks")
+    absent = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for top in tops
+        for path in (ROOT / top).rglob("*.py")
+        for name in imported_from(path)
+        if name.split(".")[0] in tops and not is_there(name)
+    }
+    assert not is_there("kv_kinds.no_such_module") and is_there("kv_kinds.layout")
+    assert absent == set()
+
+
+def imported_from(path: Path) -> set[str]:
+    """Names of the modules that a file imports, or imports something from."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+    return found
+
+
+@functools.cache
+def is_there(name: str) -> bool:
+    """Whether the tree has a module, or a folder of modules, of this name."""
+    path = ROOT / name.replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def test_what_starts_a_system_imports_nothing_of_the_command_that_looks_at_one():

@@ -17,6 +17,7 @@ DOCUMENTS = [name for name in FILES if name.endswith(".md")]
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _FILE = re.compile(r"`([\w./-]+\.(?:py|proto|sh))`")
 _DOCUMENT = re.compile(r"\bdocs/[\w./-]+\.md\b")
+_COMMAND = re.compile(r"\bpython3? -m ([\w.]+)|\bfrom ([\w.]+) import (\w+)")
 
 
 def anchors(text: str) -> set[str]:
@@ -50,6 +51,39 @@ def test_files_that_the_code_names_exist():
     texts = {name: (ROOT / name).read_text() for name in FILES if name.endswith((".py", ".proto"))}
     found = {name: [file for file in _FILE.findall(text) if file not in ENDS] for name, text in texts.items()}
     assert {name: files for name, files in found.items() if files} == {}
+
+
+def modules(text: str) -> list[str]:
+    """Modules of the tree that commands in a text run, or import from. A name that is imported counts as a module
+    unless the file that it is imported from has it. Names in capitals stand for any."""
+    found = []
+    for run, module, name in _COMMAND.findall(text):
+        path = (run or module).rstrip(".").replace(".", "/")
+        source = ROOT / f"{path}.py"
+        has_name = source.is_file() and re.search(rf"\b{name}\b", source.read_text())
+        if (ROOT / path.partition("/")[0]).is_dir() and not path.rpartition("/")[2].isupper():
+            found.append(path if run or has_name else f"{path}/{name}")
+    return found
+
+
+def test_modules_that_commands_in_documents_and_scripts_run_exist():
+    kinds = (".md", ".sh", "Makefile", ".service")
+    texts = {name: (ROOT / name).read_text() for name in FILES if name.endswith(kinds)}
+    texts |= {name: "\n".join(_runs((ROOT / name).read_text())) for name in FILES if name.endswith(".py")}
+    found = {
+        name: [path for path in modules(text) if not (ROOT / path).is_dir() and f"{path}.py" not in FILES]
+        for name, text in texts.items()
+    }
+    assert modules("python -m benchmarks.none, from loader.checkpoints import none") == [
+        "benchmarks/none",
+        "loader/checkpoints/none",
+    ]
+    assert {name: paths for name, paths in found.items() if paths} == {}
+
+
+def _runs(text: str) -> list[str]:
+    """Lines of Python's source that name a command; its imports are no commands."""
+    return [line for line in text.split("\n") if "python -m " in line and "import" not in line]
 
 
 def test_documents_that_any_file_names_exist():

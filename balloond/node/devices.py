@@ -66,8 +66,8 @@ def most_extents(config: BalloondConfig, capacities: Mapping[str, int], keeper: 
         f"the keeper (process {keeper.pid})": resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE)[0],
     }
     if gpus:
-        for who, limit in limits.items():
-            capacity.check_descriptors(who, gpus, limit)
+        for process, limit in limits.items():
+            capacity.check_descriptors(process, gpus, limit)
         _log.info("descriptors", needed=capacity.descriptors(gpus), limit=min(limits.values()))
     return capacity.most_extents(min(limits.values()))
 

@@ -48,10 +48,10 @@ class ExtentStore:
 
     def create(self, device: str, token: str, extents: Sequence[Extent]) -> asyncio.Task[None]:
         """Creates `extents`. The task ends when the keeper has them and they may be sent. Raises OSError, also for
-        more extents than there are descriptors; then none of them exists."""
+        more extents than there are descriptors; then none of `extents` exists."""
         if len(self._fds) + len(extents) > self._most:
             # The keeper would lose the connection over a message with more descriptors than it may open.
-            raise OSError(errno.EMFILE, f"there are descriptors for {self._most} extents, and as many exist")
+            raise OSError(errno.EMFILE, f"there are descriptors for {self._most} extents, and {len(self._fds)} exist")
         maker = self._makers[device]
         made: list[int] = []
         try:

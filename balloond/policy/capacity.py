@@ -99,16 +99,16 @@ def fitting(devices: Sequence[tuple[int, int]], limit: int) -> int | None:
     return size
 
 
-def check_descriptors(who: str, devices: Sequence[tuple[int, int]], limit: int) -> None:
-    """Raises Refused when a process may not open as many descriptors as its devices, (capacity, extent of KV) each, can
-    have extents."""
+def check_descriptors(process: str, devices: Sequence[tuple[int, int]], limit: int) -> None:
+    """Raises Refused when a process of this name may not open as many descriptors as its devices, (capacity, extent of
+    KV) each, can have extents."""
     needed = descriptors(devices)
     if needed <= limit:
         return
     sizes = " and ".join(str(size) for size in sorted({extent for _, extent in devices}))
     larger = fitting(devices, limit)
     raise Refused(
-        f"{who} may open {limit} descriptors, and {needed} are needed for the extents of its devices, which are of "
+        f"{process} may open {limit} descriptors, and {needed} are needed for the extents of its devices, which are of "
         f"{sizes} bytes; raise its limit to that (ulimit -Hn, LimitNOFILE=, --ulimit nofile=)"
         + (f", or give kv_extent_bytes of balloond, the loader and engines {larger}" if larger else "")
     )

@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any
 
 _MODULE = "sglang.benchmark.serving"
-"""SGLang's load generator. Its former name, `sglang.bench_serving`, still works and warns."""
+"""SGLang's load generator. The former name, `sglang.bench_serving`, still works and warns."""
 
 
 def load() -> Any:

@@ -58,7 +58,7 @@ SHAPES = (Shape("1B", 16, 32, 8, 64), Shape("3B", 28, 24, 8, 128), Shape("8B", 3
 
 
 def mapped(nbytes: int, extent_bytes: int) -> torch.Tensor:
-    """A byte tensor over extents of that size. They stay until the process ends."""
+    """A byte tensor over extents of that size, which stay until the process ends."""
     extents = vmm.Extents()
     nbytes = -(-nbytes // extent_bytes) * extent_bytes
     base = vmm.reserve(nbytes)
@@ -82,7 +82,7 @@ def graph(step: Step) -> torch.cuda.CUDAGraph:
 
 
 def in_turns(steps: dict[str, Step]) -> dict[str, list[float]]:
-    """Microseconds of each round's fastest replay, by name."""
+    """Microseconds of the median replay of each round, by name."""
     graphs = {name: graph(step) for name, step in steps.items()}
     found: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(ROUNDS):

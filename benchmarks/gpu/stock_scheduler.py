@@ -1,5 +1,5 @@
-"""SGLang's Scheduler behind our socket. What is ours is the front: where SGLang reads its sockets, where it sleeps
-when idle, where it writes; as in our own engine, so that the two cost the same.
+"""SGLang's Scheduler behind our socket. The front is ours, as in our own engine, so that the two cost the same: reading
+in place of SGLang's sockets, sleeping when idle, and writing.
 
 Imports SGLang: for the reference's own process.
 """
@@ -111,7 +111,7 @@ class Front:
         stock_model.check_pool(named["max_total_tokens"], self.scheduler.max_total_num_tokens)
         self._context_tokens = int(self.scheduler.model_config.context_len) - options.CONTEXT_SLACK_TOKENS
         kinds = kv_of_folder(Path(load.model.path), self.scheduler.tp_worker.model_runner.kv_cache_dtype.itemsize, 1)
-        # Of a model that the loader does not know nothing is told.
+        # Nothing is told of a model whose KV the loader does not know.
         self._bytes_per_token = 0 if kinds is None else kinds.marginal(0)
         measured = engine_pb2.Measured(kv_bytes_per_token=self._bytes_per_token, context_tokens=self._context_tokens)
         self.channel.send(done=engine_pb2.Done(command_id=load.command_id, measured=measured))
@@ -189,7 +189,7 @@ class Front:
         scheduler, counters = self.scheduler, self.counters
         allocator = scheduler.token_to_kv_pool_allocator
         cached = scheduler.tree_cache.full_evictable_size()
-        # Where windows have a pool of their own, the tokens of the other layers are counted.
+        # If windows have a pool of their own, the tokens of the other layers are counted.
         free = allocator.full_available_size() if scheduler.is_hybrid_swa else allocator.available_size()
         pool = scheduler.max_total_num_tokens
         told = engine_pb2.EngineStats(

@@ -1,5 +1,5 @@
-"""The size of an extent of KV for want of descriptors: each extent is one in balloond and in the keeper, and a host may
-allow a process too few of them for extents of the usual size."""
+"""The size of an extent of KV by the number of descriptors: balloond and the keeper both hold one for each extent, and
+a host may allow a process too few for extents of the usual size."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _MIB = 1 << 20
 
 
 def fitted(local: Local, gpus: Mapping[str, int], limit: int) -> tuple[Local, str]:
-    """The system with extents of KV of which a process that may open `limit` descriptors can hold one each, and a line
-    about that; empty if those of the usual size suffice. `gpus`: bytes of each GPU by its name. A system whose settings
-    name a size keeps it, and so does one for which no size would do: balloond says then what is needed."""
+    """(the system, with extents of KV so large that `limit` descriptors are enough for a process that holds one for
+    each; a line about that, empty if extents of the usual size suffice). `gpus`: bytes of each GPU by its name. A
+    system whose settings name a size keeps it, and so does one for which no size would do: balloond says then what is
+    needed."""
     usual = [(size, capacity.KV_EXTENT) for size in gpus.values()]
     if not gpus or _is_set(local, list(gpus)):
         return local, ""

@@ -89,7 +89,7 @@ def _gpus() -> int:
 
 @contextmanager
 def _looking_at_gpus() -> Iterator[None]:
-    """Raises Unavailable in place of what looking at GPUs raises where none can be used."""
+    """Context for looking at GPUs. Raises Unavailable if none can be used."""
     try:
         yield
     except ImportError as error:

@@ -133,8 +133,8 @@ class AdminEndpoints:
         return await self._answer(request, caller, "move", name, move(), asked.wait_s)
 
     async def replicate(self, request: Request) -> Response:
-        """Brings a model that is up up on one group more, and it stays on all of them; it is not brought up if it is on
-        the group that is named."""
+        """Brings an active model up on one group more, and it stays on all of them; a model that is on the named group
+        already is not brought up."""
         caller, route = self._model(request)
         asked = query(ReplicaParameters, request.query_params)
         name = route.model.name

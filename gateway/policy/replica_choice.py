@@ -43,7 +43,7 @@ class GroupOutlook:
 @dataclass(slots=True)
 class SentWork:
     """Seconds of prefill that were sent to a group and that its last outlook does not count. The group works them off
-    as time passes, whether or not it tells another outlook: one that is the same as before is not told again."""
+    as time passes, whether or not it tells another outlook: an outlook that is the same as before is not told again."""
 
     seconds: float = 0.0
     """Seconds of prefill that were left to do at the time `at`."""

@@ -104,8 +104,8 @@ class GroupLink:
         self._sent.add(seconds, time.monotonic())
 
     def submit(self, submit: gpu_scheduler_pb2.Submit, receiver: Receiver, base: str = "") -> None:
-        """Sends a request; `receiver` gets its tokens until it has finished, was lost, or is cancelled. `base`: the
-        model of whose adapter it is one; empty: it is of no adapter."""
+        """Sends a request; `receiver` gets its tokens until the request has finished, was lost, or is cancelled.
+        `base`: the base model of the adapter that the request names; empty: it names none."""
         model = base or submit.model
         self._open[submit.request_id] = receiver, model
         self._of_model[model] += 1

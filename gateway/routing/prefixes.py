@@ -1,8 +1,8 @@
-"""Which groups have computed the beginning of a prompt, as far as this gateway sent it there.
+"""Groups that have computed the beginning of a prompt, as far as this gateway sent it there.
 
-Where a model is served by several groups, a request does best at the one that has its prefix in its cache. Groups do
-not say what they cache; what was sent there of late stands for it, for as long as the model is there: one that leaves
-or sleeps, or whose engine died, comes back without its cache.
+If several groups serve a model, a request does best at the group that has its prefix in its cache. Groups do not say
+what they cache. Prompts that were sent to a group of late stand for its cache as long as the model is there: a model
+that leaves or sleeps, or whose engine died, comes back without its cache.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class SentPrefixes:
         self._numbers = count(1)
 
     def keep(self, places: Iterable[tuple[str, str, bool]]) -> None:
-        """Takes all places as they are now: address of the group, model, whether it is active there. What was sent to a
-        model that has left its place, or is active there no longer, counts no more."""
+        """Takes all places as they are now: address of the group, model, whether it is active there. Prompts that were
+        sent to a model count no more once the model has left its place, or is not active there."""
         stays: dict[tuple[str, str], tuple[int, bool]] = {}
         for address, model, active in places:
             number, was_active = self._stays.get((address, model), (0, False))

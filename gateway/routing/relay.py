@@ -372,7 +372,7 @@ class Tokens:
 
     @property
     def _base(self) -> str:
-        """The model of whose adapter the request is one; empty: it is of no adapter."""
+        """The base model of the adapter that the request names; empty: it names none."""
         routes, model = self._relay.routes, self._job.model
         return routes.get(model).model.adapter.base if routes.has(model) else ""
 

@@ -88,7 +88,7 @@ class CatalogueModel:
 
     @property
     def kv(self) -> KvLayout:
-        """Its kinds of KV on each device, states in whole extents; no kinds without a checkpoint."""
+        """The kinds of KV on each device, states in whole extents; no kinds without a checkpoint."""
         if self.checkpoint is None:
             return KvLayout()
         return self.checkpoint.kv.in_extents(self.sizes.kv_extent_bytes)

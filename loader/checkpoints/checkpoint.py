@@ -1,4 +1,5 @@
-"""A reader of Hugging Face folders. It finds what a folder's model needs, or why the folder cannot be served.
+"""A reader of Hugging Face folders, which finds the memory that a folder's model needs, or why the folder cannot be
+served.
 
 Headers and small files are read, no weights; nothing is kept open.
 """
@@ -19,9 +20,9 @@ from loader.checkpoints import embedding, generation_defaults, reranking
 from loader.checkpoints.adapter_folder import is_adapter
 from loader.checkpoints.architectures import encoders, families, latent, quantisation
 from loader.checkpoints.architectures.classes import CLASSES, MAMBA, Experts
-from loader.checkpoints.architectures.families import CONFIG
 from loader.checkpoints.architectures.kv_of_config import kv_layout
 from loader.checkpoints.architectures.quantisation import Quantisation, QuantisedTensor
+from loader.checkpoints.config_values import CONFIG
 from loader.checkpoints.embedding import Embedding
 from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
 from loader.checkpoints.generation_defaults import SamplingDefaults
@@ -79,7 +80,8 @@ class Checkpoint:
     """A model by its config.json and the headers of its weights. Sizes are in bytes of one device's part."""
 
     generation: int
-    """Number of the state of the folder's files (`fingerprint`), never 0. It is another one once a file has changed."""
+    """Number of the state of the folder's files (`fingerprint`), never 0. The number is another one once a file has
+    changed."""
     architecture: str
     context_tokens: int
     layers: int
@@ -146,9 +148,9 @@ def read_config(
     kv_dtype: str = "",
     unverified: bool = False,
 ) -> Checkpoint:
-    """Reads and checks the config.json of a folder whose weights are not there. Their bytes are those that tensors of
-    such a model have, without a part for images, and with every layer quantised that config.json does not except; 0 for
-    a class that is not in the table of classes. Parameters and errors are those of `read`."""
+    """Reads and checks the config.json of a folder whose weights are not there. Bytes of weights are those that tensors
+    of such a model have, without a part for images, and with every layer quantised that config.json does not except; 0
+    for a class that is not in the table of classes. Parameters and errors are those of `read`."""
     folder = Path(folder)
     with _faults_of(folder):
         _check_kind(folder)
@@ -191,8 +193,8 @@ def check_config(folder: str | os.PathLike[str], dtype_bytes: int, *, unverified
 
 def fingerprint(folder: Path, devices: int = 1, task: str = "") -> int:
     """A number that tells one state of a checkpoint's files from another, by their names, sizes, times of change and
-    inodes. It is another one for another number of devices, too, and for another kind of answer (text, embeddings,
-    ranks of documents)."""
+    inodes. The number also differs by the number of devices, and by the kind of answer (text, embeddings, ranks of
+    documents)."""
     digest = hashlib.blake2b(f"{devices}\0".encode() if devices > 1 else b"", digest_size=8)
     if task == reranking.TASK:
         digest.update(b"rerank\0")

@@ -2,7 +2,7 @@
 checkpoint and by config.json.
 
 For a decoder, engines take the hidden state of the last token; for an encoder that of the first token, or the mean of
-all. They scale it to length 1. A model that needs another pooling is refused.
+all. The state is scaled to length 1. A model that needs another pooling is refused.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from services.errors import Unmet
 
 class BrokenCheckpoint(Unmet):
     """Raised for a folder that cannot be served until its files have changed. The message is one line that names the
-    file, key or tensor. It becomes the model's error, which clients see, so it does not name the folder."""
+    file, key or tensor. Clients see the message as the model's error, so it does not name the folder."""
 
     may_pass = False
     """Whether the same folder may be usable later, without a change."""

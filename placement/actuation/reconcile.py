@@ -168,8 +168,9 @@ class Reconciler:
         return verdict.group
 
     def yields(self, verdict: PlacementPlan, outcome: str) -> list[gpu_scheduler_pb2.Yield]:
-        """The models that make way for a plan, for the group's activation call; each is recorded with `outcome`. What
-        one of them has running goes on at another group that serves it, with its KV if that is on the same node."""
+        """The models that make way for a plan, for the group's activation call; each is recorded with `outcome`.
+        Running requests of such a model go on at another group that serves it, with their KV if that group is on the
+        same node."""
         group, found = verdict.group, []
         assert group is not None
         for each in verdict.yields:
@@ -314,7 +315,7 @@ class Reconciler:
 
     async def replicate(self, model: str, to_group: str = "") -> tuple[str, float]:
         """Brings an active model up on one group more, `to_group` or the one with the least pressure, and returns its
-        name and the seconds that it took. The model keeps its groups until an operator takes it off one; so it does if
+        name and the seconds that it took. The model keeps its groups until an operator takes it off one, also if
         `to_group` is one of several that serve it already. Raises NotFound, Unmet, Conflict, Refused."""
         spec = self._actuator.spec(model)
         only = self._cluster.known_group(to_group) if to_group else None

@@ -85,8 +85,8 @@ class GroupIndexes:
         self._expectations.tell(self.outcomes)
         self._settled = self._traffic.settled if config.remembers else frozenset()
         self.expected = frozenset(self._expectations) | self._settled
-        """Models whose places follow from traffic of before the start. Of those that a group had when it was found
-        only those of which the placement before this one said so: it may have known nothing when it chose."""
+        """Models whose places follow from traffic of before the start. A model that a group had when it was found is
+        among them only if the placement before this one said so, which may have known nothing when it chose."""
         self._counted: dict[str, dict[str, tuple[int, int]]] = {}
         """Address of a group's client -> model -> its missed targets and returns, as last reported."""
         self.replication = Replication(config.replication)

@@ -1,8 +1,8 @@
 """The file of hourly traffic by model, and of models whose places were chosen by it: JSON, replaced as a whole.
 
-It is a help and nothing else: without it, placement begins as it does on its first day. So a file that is missing,
-damaged or of another version is a line in the log and an empty history. One that cannot be read may be whole, and is an
-error.
+The file is a help and nothing else: without it, placement begins as it does on its first day. A file that is missing,
+damaged or of another version is therefore a line in the log and an empty history. A file that is there and cannot be
+read may be whole, and is an error.
 """
 
 from __future__ import annotations
@@ -41,12 +41,7 @@ class _Document(_Version):
     """Models whose places need no correction (`TrafficRecord.settled`)."""
 
 
-def read(path: str) -> dict[int, TrafficHour]:
-    """The hours of the file, as `read_all` reads them."""
-    return read_all(path)[0]
-
-
-def read_all(path: str) -> tuple[dict[int, TrafficHour], frozenset[str]]:
+def read(path: str) -> tuple[dict[int, TrafficHour], frozenset[str]]:
     """The hours of the file, and the settled models; none, with a line in the log, if it cannot be used. Raises OSError
     if it is there and cannot be read."""
     try:

@@ -48,7 +48,7 @@ class TrafficRecord:
         if not self._path:
             return {}, frozenset()
         try:
-            return traffic_file.read_all(self._path)
+            return traffic_file.read(self._path)
         except OSError as error:
             _log.warning(
                 "no traffic of earlier hours is known, and none is kept: the file cannot be read, and stays as it is",

@@ -190,8 +190,8 @@ class Replication:
         self._short_at[model] = rate / max(1, there)
 
     def hold(self, model: str, held: bool) -> None:
-        """Has the model leave none of its groups as not needed, or lets it again. An operator's order, which holds
-        also while one of the groups is away."""
+        """Has the model leave none of its groups as not needed, or lets it again. This is an operator's order, and
+        holds also while one of the groups is away."""
         (self._held.add if held else self._held.discard)(model)
 
     def holds(self, model: str) -> bool:
@@ -217,8 +217,8 @@ class Replication:
     ) -> list[tuple[str, str]]:
         """(model, group that it can do without): one that is in `going`, of groups that are to be emptied, else the one
         with the fewest of its requests. `rate`: tokens per second of a model on all its groups. `most`: the most groups
-        that a model may have; None: as the rules say. A model that has more leaves one at once. It is to be asked every
-        second or so: it takes in the rates at which models with several groups are short."""
+        that a model may have; None: as the rules say. A model that has more leaves one at once. The call is to be made
+        every second or so, since it takes in the rates at which models with several groups are short."""
         found = []
         for name in [name for name, there in self._replicas.items() if len(there) > 1]:
             there, rules, tokens_per_s = self._replicas[name], self._rules, rate(name)

@@ -103,8 +103,8 @@ def replicate(
     ] = "",
     json_: Json = False,
 ) -> None:
-    """Bring a model up on one group more, beside those that serve it. It stays on all of them, however little it is
-    asked for, until it is taken off one (`sleep --group`), idle where others want its memory, or placement ends."""
+    """Bring a model up on one group more, beside those that serve it. The model stays on all of them, however little it
+    is asked for, until it is taken off one (`sleep --group`), idle where others want its memory, or placement ends."""
     system: SystemAddresses = context.obj
 
     async def ask() -> tuple[str, float]:

@@ -1,4 +1,4 @@
-"""What work costs: seconds of prefill and decode steps, of wake-ups and of memory on its way.
+"""The cost of work: seconds of prefill and decode steps, of wake-ups and of memory on its way.
 
 A decode step reads all weights, once, and the KV of every request of the batch, and computes with each weight for each
 request, which takes two thirds of the time that it takes for a token of a prompt. A layer takes some time whatever its
@@ -171,7 +171,7 @@ class Shape:
 
     @property
     def kv(self) -> KvLayout:
-        """All its kinds of KV."""
+        """All kinds of KV of a model of this shape."""
         return KvLayout(of_tokens(self.kv_bytes_per_token).kinds + self.other_kinds)
 
 

@@ -74,7 +74,7 @@ class SimulatedResident:
     active_at: float = 0.0
     """Second at which it last became active."""
     kv: KvLayout = field(init=False)
-    """What a request needs of KV on each device."""
+    """The kinds of KV that a request needs on each device."""
     drained: Callable[[], None] | None = None
     """While it drains: called when its engine is empty."""
     drain_timer: Timer | None = None

@@ -82,7 +82,7 @@ class FolderQuestion:
     path: Path
     devices: int
     weights_bytes: int
-    """Bytes of the row's own, of all devices together; 0: the folder says them."""
+    """Bytes of weights that the row gives, of all devices together; 0: those of the folder count."""
     kv_dtype: str
     unverified: bool
 

@@ -283,8 +283,8 @@ class EngineEnd:
             await self._changed.wait_for(what)
 
     async def steps(self, count: int) -> None:
-        """Until so many more steps have made tokens or all requests have ended, or for a second: those that are left
-        may wait for memory."""
+        """Waits until so many more steps have made tokens or all requests have ended, but for a second at most:
+        requests that are left may wait for memory."""
         last = self.told + count
 
         def over() -> bool:

@@ -2,8 +2,8 @@
 it prints how the source of every hooked function, and of every method that a class of ours overrides, has changed from
 one wheel to the other. A signature that stayed says little: most of these functions have another body in each release.
 
-OLD and NEW are wheels (`pip download --no-deps sglang==VERSION`) or folders in which one is unpacked. It runs in an
-environment with the engine, of either version.
+OLD and NEW are wheels (`pip download --no-deps sglang==VERSION`) or folders in which one is unpacked. The program runs
+in an environment with the engine, of either version.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def flat(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def compare(targets: Iterable[str], old: Read, new: Read) -> Iterator[str]:
-    """Lines that say how each target has changed; targets that have not are left out."""
+    """Lines that say how each target has changed. A target that has not changed has none."""
     for target in targets:
         before, after = body(old, target), body(new, target)
         if after is None:

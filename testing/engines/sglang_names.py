@@ -1,5 +1,5 @@
-"""Every name of SGLang that our code imports, whether SGLang has it. What a GPU's code imports is imported there at the
-earliest; this looks it up on any machine.
+"""A check that SGLang has every name of it that our code imports. Code for GPUs is imported on a GPU at the earliest;
+this check finds its names on any machine.
 
     python -m testing.engines.sglang_names
 
@@ -45,7 +45,8 @@ def ours(folders: Iterable[str] = FOLDERS) -> set[Name]:
 
 
 def names(text: str) -> Iterator[tuple[str, str]]:
-    """(module, name) of what this file imports of SGLang. An attribute of a module that it imports is a name too."""
+    """(module, name) of each name that a file with this text imports of SGLang. An attribute of a module that it
+    imports is a name too."""
     tree = ast.parse(text)
     modules: dict[str, str] = {}
     for each in ast.walk(tree):
@@ -113,7 +114,7 @@ def _defined(module: str) -> set[str]:
 
 
 def all_ours() -> set[Name]:
-    """`ours`, and what our code names in text: kernels and modules that are compiled at run time."""
+    """`ours`, and the names of kernels and modules that are compiled at run time, which our code has as text."""
     from gpu_scheduler.engines.sglang.base import kernels
     from gpu_scheduler.engines.sglang.policy import jit
 

@@ -1,4 +1,4 @@
-"""`python -m testing.fleet.asked ADDRESS`: what a gpu_scheduler has, a line for each model: its name, its requests, the
+"""`python -m testing.fleet.asked ADDRESS`: prints a line for each model of a gpu_scheduler: its name, its requests, the
 tokens that it made."""
 
 import asyncio

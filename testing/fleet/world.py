@@ -1,8 +1,8 @@
 """A fleet for tests: nodes in network namespaces, speaking TCP with placement and gateway, which run outside of them.
 
 Node b has its own copy of the models' files, where the kernel allows it a monotonic clock that is a day ahead, and
-where libfaketime is installed a calendar that is two days ahead: none of it may matter. It has these clocks until it is
-started again, and those of its host from then on.
+where libfaketime is installed a calendar that is two days ahead: none of it may matter. Node b has these clocks until
+it is started again, and those of its host from then on.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ async def test_placement_with_traffic_of_the_hour_before_has_places_before_any_r
             assert group in [each.group for each in cluster.groups if any(m.model == model for m in each.models)]
         await it.until(partial(counted, it), "placement has heard of all requests")
         await it.system.running["placement"].end()
-        hours = traffic_file.read(path)
+        hours, _ = traffic_file.read(path)
         seen = {model: sum(h.models[model].requests for h in hours.values() if model in h.models) for model in MODELS}
         assert seen == dict.fromkeys(MODELS, 21)
 

@@ -95,8 +95,8 @@ class RangeGrowth:
         """Indices that the engine requested and did not get; what came for it meanwhile is in the reserve, and stays
         there."""
         self.left = False
-        """Whether the engine was offered what it wants and could not take all of it. What it left stays here for its
-        next offer, unless another stretch wants the memory."""
+        """Whether the engine was offered what it wants and could not take all of it. The reserve keeps the rest for the
+        engine's next offer, unless another stretch wants the memory."""
         self.missing = 0
         """Number of `wanted` that no request for them has brought."""
         self.requested = 0
@@ -303,7 +303,7 @@ class RangeGrowth:
 
     def surplus(self, now: float, limit: int, running: bool) -> tuple[int, int, int]:
         """Number of indices that have to leave the reserve: (for the limit, for reclaims, because they are not
-        needed). What makes way for another stretch counts as for the limit."""
+        needed). Indices that make way for another stretch count among those for the limit."""
         whole = self._reserve.whole
         if self.use == "offered" or not whole:
             return 0, 0, 0

@@ -7,12 +7,12 @@ engine: `wake_fd` becomes readable, then `overage_bytes` and `take_reclaims` say
 
 The engine counts in indices, each `extent_bytes` of addresses. Where much is missing at once it comes in large extents
 of several indices, because the cost of mapping is per extent; `extents` says which. A large one leaves as a whole:
-indices of it that come back stay in the reserve until all have come back (`reserve.py`). What is requested when, and
-what goes back, is decided in `growth.py`.
+indices of it that come back stay in the reserve until all have come back (`reserve.py`). `growth.py` decides when
+memory is requested, and which indices go back.
 
-Where a model has KV of several kinds, each has a stretch of the addresses, with indices, reserve and growth of its own.
-Limit, reclaims and reports are those of the whole range. Memory lies where it was mapped: what one stretch wants while
-another has it in reserve leaves there first.
+If a model has KV of several kinds, each kind has a stretch of the addresses, with indices, reserve and growth of its
+own. Limit, reclaims and reports are those of the whole range. An extent stays in the stretch in which it was mapped, so
+memory that one stretch wants and another has in reserve leaves the reserve first.
 
 Conservation, in each stretch: owned (in the engine's hands) + reserve + quarantined (released, but the device may not
 be done with it) = mapped.
@@ -193,8 +193,8 @@ class ElasticRange:
         return self._left_to(stretch, self._limit) + others
 
     def _make_way(self, stretch: Stretch, refused: int = 0) -> int:
-        """Has the reserves of other stretches go back as far as `stretch` misses indices for which the limit, or
-        balloond, which `refused` so many, has no room beside them. Returns how many go back."""
+        """Has indices in the reserves of other stretches go back, as many as `stretch` misses beyond the limit, or as
+        balloond has `refused` it, if that is more. Returns how many go back."""
         over = stretch.growth.missing - stretch.addresses.headroom(self._left_to(stretch, self._limit))
         wanted = max(over, refused)
         made = 0
@@ -462,7 +462,7 @@ class ElasticRange:
     def _leave(self, stretch: Stretch, now: float, floor: int) -> list[int]:
         """Takes the indices that have to go out of the reserve of one stretch; until they are unmapped they count as
         mapped there."""
-        # What leaves the stretches before this one leaves for the limit and the reclaims too.
+        # Indices that leave the stretches before this one count for the limit and the reclaims too.
         left, floor = (self._left_to(stretch, total) + self._unmapping for total in (self._limit, floor))
         leaving = stretch.growth.leave(now, left, floor, self._reports.running)
         self._unmapping += len(leaving)
@@ -545,12 +545,12 @@ class ElasticRange:
             )
 
     def _due(self, now: float) -> list[tuple[Stretch, ExtentRequest]]:
-        """Requests to make now. What the engine waits for comes first; no reserve is filled while a stretch misses
-        some."""
+        """Requests to make now. Requests for which the engine waits come first; no reserve is filled while another
+        stretch misses indices."""
         found = []
         for stretch in sorted(self._stretches, key=lambda each: not each.growth.misses):
             may_fill = not any(other.growth.misses for other in self._stretches if other is not stretch)
-            # What is requested for the others, and has not come, is theirs.
+            # Indices that are requested for other stretches, and have not come, are theirs.
             left = self._left_to(stretch, self._limit) - sum(
                 other.growth.under_way for other in self._stretches if other is not stretch
             )
@@ -565,7 +565,7 @@ class ElasticRange:
         with self._changed:
             growth, is_refused = stretch.growth, refused is not None
             if is_refused and not request.is_fill and request.size == 1:
-                # What other stretches have in reserve goes back, and then there is some.
+                # Reserves of other stretches go back first; then balloond has something for this request.
                 is_refused = not self._make_way(stretch, request.count - len(extents))
             growth.answered(request, len(extents), is_refused, time.monotonic())
             late = bool(extents) and not request.is_fill and growth.wanted > 0 and not self._waiting

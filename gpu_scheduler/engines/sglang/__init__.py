@@ -46,7 +46,7 @@ How a request is served:
 
 SGLang's tree of cached prefixes is read and changed through `kv/prefix_tree.py` alone.
 
-On a GPU, `base/options.py` has other arguments for SGLang. `base/device.py` and `model/quota.py` account for the GPU
+On a GPU SGLang gets other arguments (`base/options.py`). `base/device.py` and `model/quota.py` account for the GPU
 memory that the process itself keeps, and `memory/graph_memory.py` for the part of it that leaves while the model
 sleeps. `base/kernels.py` reports kernels that are compiled; `precompile.py`, a process beside the engines, compiles the
 longest ones before they are needed.

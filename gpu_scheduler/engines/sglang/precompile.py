@@ -2,9 +2,10 @@
 need from nvcc before an engine needs them, several at a time; an engine would compile one after another while requests
 wait. Engines find them where SGLang keeps compiled modules: in SGLANG_JIT_CACHE_DIR, or in SGLang's own default folder.
 
-It reports on standard output as lines of JSON: first {"of": N}, the number of modules to compile, then one line for
-each. It takes no memory of a GPU: it asks NVML for the GPU's architecture and passes that on to torch. The modules that
-it has compiled are listed in a file beside them, so that the next run need not import anything to find that out.
+The program reports on standard output as lines of JSON: first {"of": N}, the number of modules to compile, then one
+line for each. The program takes no memory of a GPU: it asks NVML for the GPU's architecture and passes that on to
+torch. The modules that it has compiled are listed in a file beside them, so that the next run need not import anything
+to find that out.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelClass:
-    """One model class of SGLang's. Of a field that is a flag or a string, True means that each model of the class has
-    that part, False that none has, and a string is the key of config.json that says whether a model has."""
+    """One model class of SGLang's. In a field that is a flag or a string, True means that each model of the class has
+    that part, False that none has, and a string is the key of config.json that says whether a model has the part."""
 
     models: str
     """Published models of this class, as users know them."""
@@ -88,7 +88,8 @@ class ModelClass:
     sinks: bool = False
     """Whether attention has a sink for each head."""
     adapters: bool = False
-    """Whether adapters (LoRA) of the class are served. Their answers were compared with those of merged weights."""
+    """Whether adapters (LoRA) of the class are served. Answers with such adapters were compared with those of merged
+    weights."""
     embeds: bool = False
     """Whether SGLang's class makes embeddings of hidden states. An engine of another class would die of a request for
     one."""
@@ -112,8 +113,8 @@ class ModelClass:
     latent: bool = False
     """Whether its attention is multi-head latent attention (`latent.py`)."""
     windows: bool = False
-    """Whether layers with sliding windows are served. Their KV lies in one pool with that of the other layers, so that
-    a window saves compute and no memory, unless the class has `two_shapes`."""
+    """Whether layers with sliding windows are served. Unless the class has `two_shapes`, KV of these layers lies in one
+    pool with that of the other layers, so that a window saves compute and no memory."""
     two_shapes: bool = False
     """Whether the heads of layers with windows have another shape than those of the other layers (`two_shapes.py`). If
     so, KV of windows has a pool of its own, in which a token that has left its window takes no memory."""
@@ -178,7 +179,7 @@ _DEEPSEEK_EXPERTS: dict[str, Any] = {
     "dense_layers": "first_k_dense_replace",
 }
 _DEEPSEEK_NEEDS = ("n_group", "topk_group", "routed_scaling_factor", "first_k_dense_replace")
-_SIGMOID = "gate.e_score_correction_bias"
+_CORRECTION_BIAS = "gate.e_score_correction_bias"
 _DEEPSEEK_V3: dict[str, Any] = {
     "latent": True,
     "needs": _DEEPSEEK_NEEDS,
@@ -188,7 +189,7 @@ _DEEPSEEK_V3: dict[str, Any] = {
         "norm_topk_prob": (True,),
         "moe_layer_freq": (1,),
     },
-    "experts": Experts(**_DEEPSEEK_EXPERTS, router_bias=_SIGMOID),
+    "experts": Experts(**_DEEPSEEK_EXPERTS, router_bias=_CORRECTION_BIAS),
 }
 
 CLASSES = {
@@ -217,7 +218,7 @@ CLASSES = {
     ),
     "Qwen3_5ForCausalLM": ModelClass("Qwen 3.5 and 3.6, text models", _BOTH, states="split", **_GATED_DELTA),
     "Qwen3_5ForConditionalGeneration": ModelClass(
-        "Qwen 3.5 and 3.6, text", ("CPU",), states="split", wrapper=True, **_GATED_DELTA
+        "Qwen 3.5 and 3.6, text", _CPU, states="split", wrapper=True, **_GATED_DELTA
     ),
     "Qwen3_5MoeForCausalLM": ModelClass(
         "Qwen 3.5 and 3.6 mixtures, text models",
@@ -228,7 +229,7 @@ CLASSES = {
     ),
     "Qwen3_5MoeForConditionalGeneration": ModelClass(
         "Qwen 3.5 and 3.6 mixtures: 35B-A3B, text",
-        ("CPU",),
+        _CPU,
         states="split",
         wrapper=True,
         experts=Experts(**_QWEN_EXPERTS, joined_too=True),
@@ -236,14 +237,14 @@ CLASSES = {
     ),
     "Qwen3NextForCausalLM": ModelClass(
         "Qwen 3 Next, Coder Next",
-        ("CPU",),
+        _CPU,
         states="by_key_head",
         experts=Experts(**_QWEN_EXPERTS),
         **{**_GATED_DELTA, "needs": (*_GATED_DELTA["needs"], "rope_theta", "partial_rotary_factor")},
     ),
     "NemotronHForCausalLM": ModelClass(
         "Nemotron-H, Nemotron Nano 2, Nemotron 3",
-        ("CPU",),
+        _CPU,
         states=MAMBA,
         mlp_bias="mlp_bias",
         defaults={"head_dim": 128},
@@ -252,7 +253,7 @@ CLASSES = {
             "moe_intermediate_size",
             module="mixer",
             gate="",
-            router_bias=_SIGMOID,
+            router_bias=_CORRECTION_BIAS,
             shared="n_shared_experts",
             shared_size="moe_shared_expert_intermediate_size",
             latent_size="moe_latent_size",
@@ -273,7 +274,7 @@ CLASSES = {
     "Gemma3ForConditionalGeneration": ModelClass("Gemma 3 4B to 27B, text", _BOTH, wrapper=True, **_GEMMA_3),
     "Gemma4ForConditionalGeneration": ModelClass(
         "Gemma 4 E2B, E4B, 12B, 31B and 26B-A4B, text",
-        ("CPU",),
+        _CPU,
         qk_norm=True,
         norms=_GEMMA_NORMS,
         activation=_GELU,
@@ -331,7 +332,7 @@ CLASSES = {
         experts=Experts(
             ("n_routed_experts", "num_local_experts"),
             "moe_intermediate_size",
-            router_bias="gate.e_score_correction_bias",
+            router_bias=_CORRECTION_BIAS,
             shared="n_shared_experts",
             dense_layers="first_k_dense_replace",
         ),
@@ -363,7 +364,7 @@ CLASSES = {
         latent=True,
         needs=(*_DEEPSEEK_NEEDS, "q_lora_rank"),  # without it engines would leave the projection of queries unset
         values={"norm_topk_prob": (True,)},
-        experts=Experts(**_DEEPSEEK_EXPERTS, router_bias=_SIGMOID),
+        experts=Experts(**_DEEPSEEK_EXPERTS, router_bias=_CORRECTION_BIAS),
     ),
     "HYV3ForCausalLM": ModelClass(
         "Hy3",

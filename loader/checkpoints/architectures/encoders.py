@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from loader.checkpoints.architectures.families import CONFIG, ModelShape
-from loader.checkpoints.config_values import TOKEN, check
+from loader.checkpoints.architectures.families import ModelShape, checked_layers
+from loader.checkpoints.config_values import CONFIG, TOKEN, check, number
 from loader.checkpoints.errors import BrokenCheckpoint
 from services.wording.json_values import COUNT, at_least, one_of
 
@@ -25,14 +25,13 @@ _KNOWN = ("Bert", "Roberta", "XLMRoberta", "DistilBert", "ModernBert", "MPNet", 
 """Beginnings of the names of encoders' classes."""
 _LABELS = ("ForSequenceClassification", "ForRewardModel", "ForClassification")
 """Ends of the names of classes that give a text labels or a reward."""
-_LARGEST_NUMBER = (1 << 31) - 1
 _ACTIVATION, _IDENTITY = "sbert_ce_default_activation_function", "Identity"
 _VALUES = {
     "hidden_act": one_of("gelu"),
     "position_embedding_type": one_of("absolute"),
     "layer_norm_eps": at_least(0),
 }
-"""Values that SGLang's classes compute. They read all of these keys."""
+"""Values that SGLang's classes compute, by keys of config.json that the classes read."""
 
 
 def is_one(config: Mapping[str, Any]) -> bool:
@@ -76,27 +75,17 @@ def refusal(config: Mapping[str, Any]) -> str | None:
 
 def read_shape(config: Mapping[str, Any]) -> ModelShape:
     """The shape of an encoder. Raises BrokenCheckpoint naming the key that is missing or impossible."""
-
-    def number(key: str) -> int:
-        value = config.get(key)
-        if value is None:
-            raise BrokenCheckpoint(f"{CONFIG} has no {key}")
-        check(CONFIG, key, value, COUNT)
-        if value > _LARGEST_NUMBER:
-            raise BrokenCheckpoint(f"{CONFIG}: {key} is larger than {_LARGEST_NUMBER}")
-        return int(value)
-
     for key, kind in _VALUES.items():
         if config.get(key) is None:
             if key != "position_embedding_type":
                 raise BrokenCheckpoint(f"{CONFIG} has no {key}")
         else:
             check(CONFIG, key, config[key], kind)
-    heads, hidden = number("num_attention_heads"), number("hidden_size")
+    heads, hidden = number(config, "num_attention_heads"), number(config, "hidden_size")
     if hidden % heads:
         raise BrokenCheckpoint(f"{CONFIG}: hidden_size {hidden} does not divide into {heads} heads")
     name = config["architectures"][0]
-    context = number("max_position_embeddings")
+    context = number(config, "max_position_embeddings")
     if name != BERT:  # the first position is the one behind the padding token's id
         pad = config.get("pad_token_id")
         check(CONFIG, "pad_token_id", pad, TOKEN)
@@ -105,13 +94,13 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
             raise BrokenCheckpoint(f"{CONFIG}: pad_token_id leaves none of max_position_embeddings")
     return ModelShape(
         architecture=name,
-        layers=number("num_hidden_layers"),
+        layers=checked_layers(number(config, "num_hidden_layers")),
         hidden=hidden,
-        intermediate=number("intermediate_size"),
+        intermediate=number(config, "intermediate_size"),
         heads=heads,
         kv_heads=heads,
         head_dim=hidden // heads,
-        vocabulary=number("vocab_size"),
+        vocabulary=number(config, "vocab_size"),
         context_tokens=context,
         tied=True,
     )

@@ -1,5 +1,5 @@
-"""The model classes and parsers that SGLang has. They are read from the source of its installed package, since
-importing it takes seconds and a GB."""
+"""The model classes and parsers that SGLang has. The names are read from the source of the installed package, since
+importing SGLang takes seconds and a GB."""
 
 from __future__ import annotations
 

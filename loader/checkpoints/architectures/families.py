@@ -15,7 +15,7 @@ from loader.checkpoints.architectures import engine_source, latent, mamba, rope,
 from loader.checkpoints.architectures.classes import CLASSES, MAMBA, Experts, ModelClass
 from loader.checkpoints.architectures.latent import Latent
 from loader.checkpoints.architectures.two_shapes import FullHeads, LayerParts
-from loader.checkpoints.config_values import TOKEN, TOKENS, check, check_given
+from loader.checkpoints.config_values import CONFIG, TOKEN, TOKENS, check, check_given, number
 from loader.checkpoints.errors import BrokenCheckpoint
 from services.wording.json_values import (
     COUNT,
@@ -32,8 +32,6 @@ from services.wording.json_values import (
 
 T = TypeVar("T")
 
-
-CONFIG = "config.json"
 _FLOATS = one_of("float16", "half", "bfloat16", "float32", "float")
 """Names that torch has for the floats in which engines compute."""
 _KINDS = {
@@ -70,7 +68,6 @@ _LONGEST_CONTEXT = (1 << 31) - 1
 """Most tokens of a context, as for `context_tokens` of the catalogue."""
 
 
-_LARGEST_NUMBER = (1 << 31) - 1
 _MOST_LAYERS = 4096
 _MOST_EXPERTS = 1 << 18
 """Most experts of a model, those of all layers together: a hundred times as many as large models have."""
@@ -141,8 +138,8 @@ def refusal(config: Mapping[str, Any], unverified: bool = False) -> str | None:
     """Why a model with this config.json is not served, in one line that names its kind; None if it may be served.
     `unverified`: whether a class that is not in the table may be served, unless its KV is of a kind without a pool.
 
-    What the file says is checked in this order: class and wrapper, latent attention, states, windows, and what only a
-    class that is not in the table may have wrong."""
+    Checks come in this order: class and wrapper, latent attention, states, windows, and faults that only a class which
+    is not in the table may have."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         return "config.json names no architecture"
@@ -233,17 +230,8 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     activation = one_of(known.activation) if name in CLASSES else TEXT
     check_given(CONFIG, config, _KINDS | {"hidden_act": activation, "hidden_activation": activation})
 
-    def number(key: str, default: int | None = None) -> int:
-        value = config.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise BrokenCheckpoint(f"config.json has no {key}")
-        check(CONFIG, key, value, COUNT)
-        return checked_number(key, value)
-
-    heads, hidden = number("num_attention_heads"), number("hidden_size")
-    kv_heads = number("num_key_value_heads", heads)
+    heads, hidden = number(config, "num_attention_heads"), number(config, "hidden_size")
+    kv_heads = number(config, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise BrokenCheckpoint(f"config.json: {heads} attention heads cannot share {kv_heads} key-value heads")
     sizes = latent.read(config) if known.latent else None
@@ -251,8 +239,8 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         raise BrokenCheckpoint(
             f"config.json: hidden_size {hidden} does not divide into {heads} heads; no head_dim is given"
         )
-    head_dim = number("head_dim", hidden // heads) if sizes is None else sizes.query
-    context = number("max_position_embeddings")
+    head_dim = number(config, "head_dim", hidden // heads) if sizes is None else sizes.query
+    context = number(config, "max_position_embeddings")
     if known.rope_by_layer:
         rope.check_by_layer(config)
     else:
@@ -262,7 +250,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         mamba.check_config(config)
     elif known.states:
         _check_states(config)
-    layers = len(mamba.layers(config)) if known.states == MAMBA else number("num_hidden_layers")
+    layers = len(mamba.layers(config)) if known.states == MAMBA else number(config, "num_hidden_layers")
     kinds = config.get("layer_types")
     if kinds is not None and len(kinds) != layers:
         raise BrokenCheckpoint(f"config.json: layer_types has {len(kinds)} of {layers} layers")
@@ -272,17 +260,17 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         architecture=name,
         layers=checked_layers(layers),
         hidden=hidden,
-        # Where every layer has experts and their sizes have keys of their own, the key may be missing.
-        intermediate=number("intermediate_size", 1 if known.experts and known.experts.shared_size else None),
+        # The key may be missing in a class whose layers all have experts with keys of their own for sizes.
+        intermediate=number(config, "intermediate_size", 1 if known.experts and known.experts.shared_size else None),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        vocabulary=number("vocab_size"),
+        vocabulary=number(config, "vocab_size"),
         context_tokens=context,
         tied=config.get("tie_word_embeddings") is True,
         latent=sizes,
         full=two_shapes.read(config, heads, kv_heads) if known.two_shapes else None,
-        parts=two_shapes.read_parts(config, number("num_hidden_layers")) if known.two_shapes else None,
+        parts=two_shapes.read_parts(config, number(config, "num_hidden_layers")) if known.two_shapes else None,
     )
 
 
@@ -309,13 +297,6 @@ def _check_states(config: Mapping[str, Any]) -> None:
         beside = config.get(key, default)
         if None not in (inside, beside) and inside != beside:
             raise BrokenCheckpoint(f"config.json: {key} is {beside}, and {inside} in rope_parameters")
-
-
-def checked_number(key: str, value: int) -> int:
-    """The value of a key. Raises BrokenCheckpoint for more than any model has, which messages could not hold."""
-    if value > _LARGEST_NUMBER:
-        raise BrokenCheckpoint(f"config.json: {key} is larger than {_LARGEST_NUMBER}")
-    return int(value)
 
 
 def checked_layers(count: int) -> int:
@@ -364,10 +345,11 @@ def expected_tensors(shape: ModelShape, config: Mapping[str, Any], joined: bool 
     known, config, mixture = CLASSES[shape.architecture], text_config(config), mixture_of(config)
     tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocabulary, shape.hidden)}
     dense = _count(config, mixture.dense_layers) if mixture and mixture.dense_layers else 0
+    letters = mamba.layers(config) if known.states == MAMBA else ""
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."
-        if known.states == MAMBA:
-            part = _part_alone(mamba.layers(config)[layer], shape, known, config)
+        if letters:
+            part = _part_alone(letters[layer], shape, known, config)
             tensors |= {prefix + name: size for name, size in {**part, "norm.weight": (shape.hidden,)}.items()}
             continue
         attends = not known.states or (layer + 1) % config["full_attention_interval"] == 0
@@ -417,9 +399,9 @@ def _part_alone(
 
 
 def held_beside(shape: ModelShape, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor that engines hold even if a checkpoint lacks it, by name. These are projections of keys and
-    values in layers that use the KV of others, which no step reads, and projections of values where values are keys,
-    which are copies of those of keys."""
+    """Shape of every tensor that engines hold even if a checkpoint lacks it, by name: projections of keys and values in
+    layers that use the KV of others, which no step reads, and projections of values where values are keys, which are
+    copies of those of keys."""
     known, config = CLASSES[shape.architecture], text_config(config)
     found: dict[str, tuple[int, ...]] = {}
     for layer in range(shape.layers if shape.full is not None else 0):

@@ -15,17 +15,11 @@ from typing import Any
 from kv_kinds.layout import BEYOND_WINDOW_TOKENS, KvKind, KvLayout, attention, latent, state, window
 from loader.checkpoints.architectures import mamba
 from loader.checkpoints.architectures.classes import CLASSES, MAMBA
-from loader.checkpoints.architectures.families import (
-    CONFIG,
-    UNCOUNTED_KV,
-    checked_layers,
-    checked_number,
-    text_config,
-)
-from loader.checkpoints.config_values import check
+from loader.checkpoints.architectures.families import UNCOUNTED_KV, checked_layers, text_config
+from loader.checkpoints.config_values import CONFIG, check, number
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.checkpoints.weight_files import read_json
-from services.wording.json_values import COUNT, COUNT_OR_NONE, NAMES
+from services.wording.json_values import COUNT_OR_NONE, NAMES
 
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 _STATES = 1
@@ -46,9 +40,9 @@ def kv_layout(config: Mapping[str, Any], dtype_bytes: int, devices: int = 1, *, 
     # Classes that are served with one pool keep keys and values alone, whatever else their files have keys for.
     if not one_pool and (key := next((key for key in UNCOUNTED_KV if text.get(key)), None)):
         raise BrokenCheckpoint(f"config.json: what a model with {key} keeps is not known")
-    layers = checked_layers(_number(text, "num_hidden_layers"))
+    layers = checked_layers(number(text, "num_hidden_layers"))
     if text.get("kv_lora_rank"):
-        row = _number(text, "kv_lora_rank") + _number(text, "qk_rope_head_dim")
+        row = number(text, "kv_lora_rank") + number(text, "qk_rope_head_dim")
         return _checked(latent(layers * row * dtype_bytes))
     counts = _layers_by_type(text, layers)
     if one_pool and _heads(text, _SLIDING) == _heads(text, _FULL):
@@ -60,7 +54,7 @@ def kv_layout(config: Mapping[str, Any], dtype_bytes: int, devices: int = 1, *, 
         kinds.append(attention(counts[_FULL] * _keys_and_values(text, _FULL, devices) * dtype_bytes))
     if counts.get(_SLIDING):
         each = counts[_SLIDING] * _keys_and_values(text, _SLIDING, devices) * dtype_bytes
-        kinds.append(window(each, _number(text, "sliding_window"), BEYOND_WINDOW_TOKENS))
+        kinds.append(window(each, number(text, "sliding_window"), BEYOND_WINDOW_TOKENS))
     if counts[_LINEAR]:
         kinds.append(state(counts[_LINEAR] * _state_bytes(text, dtype_bytes, devices), _STATES))
     if not kinds:
@@ -87,8 +81,8 @@ def _with_mamba(text: Mapping[str, Any], dtype_bytes: int, devices: int) -> KvLa
 
 
 def kv_of_folder(folder: Path, dtype_bytes: int, devices: int) -> KvLayout | None:
-    """The kinds that a folder's model has by its config.json. Of a class that is not served these are the kinds that it
-    would have with a pool for each. None if the file does not say."""
+    """The kinds that a folder's model has by its config.json; those of a class that is not served are counted with a
+    pool for each. None if the file does not say."""
     try:
         config = read_json(folder / CONFIG)
         names = config.get("architectures") if isinstance(config, dict) else None
@@ -105,7 +99,7 @@ def _layers_by_type(text: Mapping[str, Any], layers: int) -> dict[str, int]:
     """Number of layers with KV of their own, by type."""
     types = text.get("layer_types")
     if types is None:
-        every = _number(text, "full_attention_interval") if text.get("full_attention_interval") else 1
+        every = number(text, "full_attention_interval") if text.get("full_attention_interval") else 1
         types = [_FULL if layer % every == 0 else _LINEAR for layer in range(1, layers + 1)]
     check(CONFIG, "layer_types", types, NAMES)
     if len(types) != layers:
@@ -120,15 +114,15 @@ def _layers_by_type(text: Mapping[str, Any], layers: int) -> dict[str, int]:
 
 def _heads(text: Mapping[str, Any], layer_type: str) -> tuple[int, int]:
     """(key-value heads, their size) of a layer of this type."""
-    heads = _number(text, "num_attention_heads")
-    kv_heads = _number(text, "num_key_value_heads") if text.get("num_key_value_heads") is not None else heads
-    size = _number(text, "head_dim") if text.get("head_dim") is not None else _number(text, "hidden_size") // heads
+    heads = number(text, "num_attention_heads")
+    kv_heads = number(text, "num_key_value_heads", heads)
+    size = number(text, "head_dim") if text.get("head_dim") is not None else number(text, "hidden_size") // heads
     if not size:
         raise BrokenCheckpoint(f"config.json: hidden_size is less than {heads} heads; no head_dim is given")
     if layer_type == _FULL and text.get("global_head_dim") is not None:
-        size = _number(text, "global_head_dim")
+        size = number(text, "global_head_dim")
         if text.get("attention_k_eq_v") is True and text.get("num_global_key_value_heads") is not None:
-            kv_heads = _number(text, "num_global_key_value_heads")
+            kv_heads = number(text, "num_global_key_value_heads")
     return kv_heads, size
 
 
@@ -141,16 +135,9 @@ def _keys_and_values(text: Mapping[str, Any], layer_type: str, devices: int) -> 
 
 def _state_bytes(text: Mapping[str, Any], dtype_bytes: int, devices: int) -> int:
     """Bytes of the state of a request in one gated delta net, on each device."""
-    keys, values = _number(text, "linear_num_key_heads"), _number(text, "linear_num_value_heads")
-    key_size, value_size = _number(text, "linear_key_head_dim"), _number(text, "linear_value_head_dim")
+    keys, values = number(text, "linear_num_key_heads"), number(text, "linear_num_value_heads")
+    key_size, value_size = number(text, "linear_key_head_dim"), number(text, "linear_value_head_dim")
     keys, values = -(-keys // devices), -(-values // devices)
-    columns = _number(text, "linear_conv_kernel_dim") - 1
+    columns = number(text, "linear_conv_kernel_dim") - 1
     inputs = (2 * keys * key_size + values * value_size) * columns * dtype_bytes
     return inputs + values * value_size * key_size * mamba.float_bytes(text)
-
-
-def _number(text: Mapping[str, Any], key: str) -> int:
-    if text.get(key) is None:
-        raise BrokenCheckpoint(f"config.json has no {key}")
-    check(CONFIG, key, text[key], COUNT)
-    return checked_number(key, text[key])

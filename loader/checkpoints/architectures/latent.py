@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from loader.checkpoints.architectures import rope
-from loader.checkpoints.config_values import check, check_given
+from loader.checkpoints.config_values import CONFIG, check_given, number
 from loader.checkpoints.errors import BrokenCheckpoint
-from services.wording.json_values import COUNT, ValueKind
+from services.wording.json_values import ValueKind
 
 REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa")
 """Names of linear layers of which each device has the whole."""
-_FILE = "config.json"
 _INDEX = ("index_topk", "index_head_dim", "index_n_heads")
 """Keys of models with sparse attention, in which an index chooses a few tokens that each token attends to."""
 _ROPE = ("default", "yarn")
-"""Kinds of rotary embeddings that engines compute for these classes. They would take any other for YaRN."""
+"""Kinds of rotary embeddings that engines compute for classes with latent attention. Engines would take any other kind
+for YaRN."""
 _FALSE = ValueKind("false: engines have no biases there", lambda value: value is False)
 _TRUE = ValueKind("true: engines always truncate", lambda value: value is True)
 _PAIRED = ValueKind("true: engines rotate adjacent elements", lambda value: value is True)
@@ -70,29 +70,22 @@ def refusal(name: str, config: Mapping[str, Any], served: bool) -> str | None:
 def read(config: Mapping[str, Any]) -> Latent:
     """The sizes by a config.json. Raises BrokenCheckpoint naming a key that is missing or impossible, or whose value
     engines do not compute."""
-
-    def number(key: str) -> int:
-        if config.get(key) is None:
-            raise BrokenCheckpoint(f"{_FILE} has no {key}")
-        check(_FILE, key, config[key], COUNT)
-        return int(config[key])
-
     if "q_lora_rank" not in config:
-        raise BrokenCheckpoint(f"{_FILE} has no q_lora_rank: null says that queries have none")
-    check_given(_FILE, config, {"attention_bias": _FALSE, "rope_interleave": _PAIRED, "partial_rotary_factor": _WHOLE})
+        raise BrokenCheckpoint(f"{CONFIG} has no q_lora_rank: null says that queries have none")
+    check_given(CONFIG, config, {"attention_bias": _FALSE, "rope_interleave": _PAIRED, "partial_rotary_factor": _WHOLE})
     rope.check_kind(config, _ROPE, {"truncate": _TRUE, "partial_rotary_factor": _WHOLE})
     if config.get("topk_method") == "greedy" and config.get("n_group") != 1:
-        raise BrokenCheckpoint(f"{_FILE}: n_group = {config.get('n_group')!r} is not 1, which greedy selection has")
+        raise BrokenCheckpoint(f"{CONFIG}: n_group = {config.get('n_group')!r} is not 1, which greedy selection has")
     _check_layers(config)
     sizes = Latent(
-        rank=number("kv_lora_rank"),
-        rotated=number("qk_rope_head_dim"),
-        plain=number("qk_nope_head_dim"),
-        value=number("v_head_dim"),
-        query_rank=0 if config["q_lora_rank"] is None else number("q_lora_rank"),
+        rank=number(config, "kv_lora_rank"),
+        rotated=number(config, "qk_rope_head_dim"),
+        plain=number(config, "qk_nope_head_dim"),
+        value=number(config, "v_head_dim"),
+        query_rank=0 if config["q_lora_rank"] is None else number(config, "q_lora_rank"),
     )
     if sizes.rotated % 2:
-        raise BrokenCheckpoint(f"{_FILE}: qk_rope_head_dim = {sizes.rotated} is not a whole number of pairs")
+        raise BrokenCheckpoint(f"{CONFIG}: qk_rope_head_dim = {sizes.rotated} is not a whole number of pairs")
     return sizes
 
 
@@ -103,7 +96,7 @@ def _check_layers(config: Mapping[str, Any]) -> None:
     if kinds is None or type(dense) is not int:
         return
     if not isinstance(kinds, list) or kinds != ([_DENSE] * dense + [_SPARSE] * len(kinds))[: len(kinds)]:
-        raise BrokenCheckpoint(f"{_FILE}: mlp_layer_types is not {dense} times dense, as first_k_dense_replace has it")
+        raise BrokenCheckpoint(f"{CONFIG}: mlp_layer_types is not {dense} times dense, as first_k_dense_replace has it")
 
 
 def tensors(sizes: Latent, heads: int, hidden: int) -> dict[str, tuple[int, ...]]:

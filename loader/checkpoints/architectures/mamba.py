@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from loader.checkpoints.config_values import check, check_given
+from loader.checkpoints.config_values import CONFIG, check, check_given, number
 from loader.checkpoints.errors import BrokenCheckpoint
 from services.wording.json_values import COUNT, FLAG, NAMES, TEXT, ValueKind, at_least, one_of
 
@@ -23,7 +23,6 @@ _NEWER_NAMES = {"linear_attention": RECURRENT, "full_attention": ATTENTION}
 """Other names that newer versions of Transformers write for two of these, with their letters."""
 _STATE_FLOATS = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of the floats that `mamba_ssm_dtype` may name."""
-_FILE = "config.json"
 _GROUPS = 8
 """Number of groups of a Mamba layer that engines take where there is no `mamba_n_groups`."""
 _SAME = {"n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv", "use_conv_bias": "mamba_conv_bias"}
@@ -51,53 +50,53 @@ def layers(text: Mapping[str, Any]) -> str:
     layers, or contradicts itself."""
     pattern, names = text.get("hybrid_override_pattern"), text.get("layers_block_type")
     if text.get("layer_types") is not None:
-        raise BrokenCheckpoint(f"{_FILE}: engines read layers_block_type, not layer_types")
+        raise BrokenCheckpoint(f"{CONFIG}: engines read layers_block_type, not layer_types")
     if pattern is None and names is None:
-        raise BrokenCheckpoint(f"{_FILE} has neither hybrid_override_pattern nor layers_block_type")
+        raise BrokenCheckpoint(f"{CONFIG} has neither hybrid_override_pattern nor layers_block_type")
     if pattern is not None:
-        check(_FILE, "hybrid_override_pattern", pattern, TEXT)
+        check(CONFIG, "hybrid_override_pattern", pattern, TEXT)
         if other := next((letter for letter in pattern if letter not in _LETTERS.values()), None):
-            raise BrokenCheckpoint(f"{_FILE}: hybrid_override_pattern has {other!r}, a layer that is not known")
+            raise BrokenCheckpoint(f"{CONFIG}: hybrid_override_pattern has {other!r}, a layer that is not known")
     if names is not None:
-        check(_FILE, "layers_block_type", names, NAMES)
+        check(CONFIG, "layers_block_type", names, NAMES)
         letters = _LETTERS | _NEWER_NAMES
         if other := next((name for name in names if name not in letters), None):
-            raise BrokenCheckpoint(f"{_FILE}: layers_block_type has {other!r}; engines know {', '.join(_LETTERS)}")
+            raise BrokenCheckpoint(f"{CONFIG}: layers_block_type has {other!r}; engines know {', '.join(_LETTERS)}")
         named = "".join(letters[name] for name in names)
         if pattern not in (None, named):
-            raise BrokenCheckpoint(f"{_FILE}: layers_block_type and hybrid_override_pattern are of different layers")
+            raise BrokenCheckpoint(f"{CONFIG}: layers_block_type and hybrid_override_pattern are of different layers")
         pattern = named
     assert isinstance(pattern, str)
     if text.get("num_hidden_layers") not in (None, len(pattern)):
-        raise BrokenCheckpoint(f"{_FILE} names {len(pattern)} of {text['num_hidden_layers']} layers")
+        raise BrokenCheckpoint(f"{CONFIG} names {len(pattern)} of {text['num_hidden_layers']} layers")
     for letter, what in ((RECURRENT, "a Mamba layer"), (ATTENTION, "attention")):
         if letter not in pattern:
-            raise BrokenCheckpoint(f"{_FILE}: no layer is {what}, and engines serve models with some of each")
+            raise BrokenCheckpoint(f"{CONFIG}: no layer is {what}, and engines serve models with some of each")
     return pattern
 
 
 def check_config(text: Mapping[str, Any]) -> None:
     """Raises BrokenCheckpoint where engines would compute something else than the model."""
-    check_given(_FILE, text, _GIVEN)
+    check_given(CONFIG, text, _GIVEN)
     for key, older in _SAME.items():
         if text.get(older) is not None and text[older] != text.get(key):
-            raise BrokenCheckpoint(f"{_FILE}: {key} is {text.get(key)}, and {older} is {text[older]}")
-    groups, heads = _number(text, "n_groups"), _number(text, "mamba_num_heads")
+            raise BrokenCheckpoint(f"{CONFIG}: {key} is {text.get(key)}, and {older} is {text[older]}")
+    groups, heads = number(text, "n_groups"), number(text, "mamba_num_heads")
     # Engines size the cache by n_groups, and the layer by mamba_n_groups.
     if groups != _GROUPS and text.get("mamba_n_groups") is None:
-        raise BrokenCheckpoint(f"{_FILE}: n_groups is {groups} without mamba_n_groups: engines take {_GROUPS} for it")
+        raise BrokenCheckpoint(f"{CONFIG}: n_groups is {groups} without mamba_n_groups: engines take {_GROUPS} for it")
     if heads % groups:
-        raise BrokenCheckpoint(f"{_FILE}: {heads} heads of Mamba layers cannot share {groups} groups")
+        raise BrokenCheckpoint(f"{CONFIG}: {heads} heads of Mamba layers cannot share {groups} groups")
     if text.get("mlp_bias") and EXPERTS in layers(text):
-        raise BrokenCheckpoint(f"{_FILE}: mlp_bias is true, and engines have no biases in shared experts")
+        raise BrokenCheckpoint(f"{CONFIG}: mlp_bias is true, and engines have no biases in shared experts")
 
 
 def tensors(text: Mapping[str, Any], hidden: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of a Mamba layer, by their names within it."""
-    heads, inner, mixed = _number(text, "mamba_num_heads"), _inner(text), _mixed(text)
+    heads, inner, mixed = number(text, "mamba_num_heads"), _inner(text), _mixed(text)
     found: dict[str, tuple[int, ...]] = {
         "in_proj.weight": (inner + mixed + heads, hidden),
-        "conv1d.weight": (mixed, 1, _number(text, "conv_kernel")),
+        "conv1d.weight": (mixed, 1, number(text, "conv_kernel")),
         "A_log": (heads,),
         "D": (heads,),
         "dt_bias": (heads,),
@@ -113,8 +112,8 @@ def tensors(text: Mapping[str, Any], hidden: int) -> dict[str, tuple[int, ...]]:
 
 def state_bytes(text: Mapping[str, Any], dtype_bytes: int, devices: int) -> int:
     """Bytes of the state of a request in one Mamba layer, on each device. `dtype_bytes`: bytes of a float there."""
-    inputs = _mixed(text, devices) * (_number(text, "conv_kernel") - 1) * dtype_bytes
-    return inputs + _inner(text, devices) * _number(text, "ssm_state_size") * float_bytes(text)
+    inputs = _mixed(text, devices) * (number(text, "conv_kernel") - 1) * dtype_bytes
+    return inputs + _inner(text, devices) * number(text, "ssm_state_size") * float_bytes(text)
 
 
 def float_bytes(text: Mapping[str, Any]) -> int:
@@ -122,27 +121,20 @@ def float_bytes(text: Mapping[str, Any]) -> int:
     `mamba_ssm_dtype` alone, and not the `mamba_ssm_cache_dtype` that Nemotron-H's files have. Raises BrokenCheckpoint
     for floats that are not known."""
     floats = text.get("mamba_ssm_dtype") or "float32"
-    check(_FILE, "mamba_ssm_dtype", floats, one_of(*_STATE_FLOATS))
+    check(CONFIG, "mamba_ssm_dtype", floats, one_of(*_STATE_FLOATS))
     return _STATE_FLOATS[floats]
 
 
 def _inner(text: Mapping[str, Any], devices: int = 1) -> int:
     """Elements of all heads of a Mamba layer on each device."""
-    return -(-_number(text, "mamba_num_heads") // devices) * _number(text, "mamba_head_dim")
+    return -(-number(text, "mamba_num_heads") // devices) * number(text, "mamba_head_dim")
 
 
 def _mixed(text: Mapping[str, Any], devices: int = 1) -> int:
     """Rows that the convolution of a Mamba layer mixes, on each device: those of all heads, and for each group those of
     the state's input and of its output."""
-    groups = -(-_number(text, "n_groups") // devices)
-    return _inner(text, devices) + 2 * groups * _number(text, "ssm_state_size")
-
-
-def _number(text: Mapping[str, Any], key: str) -> int:
-    if text.get(key) is None:
-        raise BrokenCheckpoint(f"{_FILE} has no {key}")
-    check(_FILE, key, text[key], COUNT)
-    return int(text[key])
+    groups = -(-number(text, "n_groups") // devices)
+    return _inner(text, devices) + 2 * groups * number(text, "ssm_state_size")
 
 
 def _bounds(value: Any) -> list[float]:

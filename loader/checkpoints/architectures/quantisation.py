@@ -35,8 +35,8 @@ _EXCEPTIONS = ("modules_to_not_convert", "ignored_layers", "ignore")
 _LINEAR = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 """Ends of the names of the weights that are quantised unless they are excepted; those of routers are not."""
 _REGEX = "re:"
-"""Beginning of an exception that is a regular expression. It is never run, since one from a checkpoint may take for
-ever."""
+"""Beginning of an exception that is a regular expression. No regular expression of a checkpoint is run, since it may
+take for ever."""
 _NVFP4 = "it is quantised to NVFP4, which is not supported: it needs kernels of newer GPUs"
 _NO_KERNELS = "for none of this kind"
 _PLAIN_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")

@@ -1,5 +1,5 @@
-"""The context of a model, by the rotary embedding in its config.json. It is longer than `max_position_embeddings` where
-positions are stretched by a factor that is not in that number yet.
+"""The context of a model, by the rotary embedding in its config.json. The context is longer than
+`max_position_embeddings` if positions are stretched by a factor that is not in that number yet.
 
 Published models describe the embedding in several ways: under `rope_scaling`, or `rope_parameters` since Transformers
 5; its kind as `rope_type` or `type`; the length that is stretched in there, beside it, or as `max_position_embeddings`.
@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loader.checkpoints.config_values import check, check_given
+from loader.checkpoints.config_values import CONFIG, check, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
 from services.wording.json_values import COUNT, FLAG, FRACTION, POSITIVE, ValueKind, at_least, is_number
 
-_FILE = "config.json"
 _WHERE = ("rope_scaling", "rope_parameters")
 """Keys of config.json that may describe the embedding. The first that is not empty counts."""
 _ORIGINAL = "original_max_position_embeddings"
@@ -54,11 +53,11 @@ def context_tokens(config: Mapping[str, Any], positions: int) -> int:
     BrokenCheckpoint naming a key that is wrong."""
     where, kind, rope = _written(config)
     original = config.get(_ORIGINAL) or rope.get(_ORIGINAL) or positions
-    check(_FILE, _ORIGINAL, original, COUNT)
+    check(CONFIG, _ORIGINAL, original, COUNT)
     if kind == "yarn" and rope.get("factor") is None:
         return max(original, positions)
     for key, needed in _NEEDS[kind].items():
-        check(_FILE, f"{where}.{key}", rope.get(key), needed)
+        check(CONFIG, f"{where}.{key}", rope.get(key), needed)
     match kind:
         case "linear" | "dynamic":
             return _stretched(rope["factor"], positions)
@@ -76,10 +75,10 @@ def check_by_layer(config: Mapping[str, Any]) -> None:
         if said is None:
             continue
         if not isinstance(said, dict):
-            raise BrokenCheckpoint(f"{_FILE}: {where} is not an object")
+            raise BrokenCheckpoint(f"{CONFIG}: {where} is not an object")
         parts = {f"{where}.{kind}": part for kind, part in said.items() if isinstance(part, dict)} or {where: said}
         for key, part in parts.items():
-            check_given(_FILE, part, {"factor": POSITIVE, "rope_theta": POSITIVE}, key)
+            check_given(CONFIG, part, {"factor": POSITIVE, "rope_theta": POSITIVE}, key)
 
 
 def check_kind(config: Mapping[str, Any], kinds: Sequence[str], values: Mapping[str, ValueKind]) -> None:
@@ -87,8 +86,8 @@ def check_kind(config: Mapping[str, Any], kinds: Sequence[str], values: Mapping[
     which `values` has for its key."""
     where, kind, rope = _written(config)
     if kind not in kinds:
-        raise BrokenCheckpoint(f"{_FILE}: {where} is of type {kind!r}, where only {' and '.join(kinds)} are supported")
-    check_given(_FILE, rope, values, where)
+        raise BrokenCheckpoint(f"{CONFIG}: {where} is of type {kind!r}, where only {' and '.join(kinds)} are supported")
+    check_given(CONFIG, rope, values, where)
 
 
 def _stretched(factor: float, positions: int) -> int:
@@ -96,14 +95,14 @@ def _stretched(factor: float, positions: int) -> int:
     try:
         return int(factor * positions)
     except OverflowError:
-        raise BrokenCheckpoint(f"{_FILE}: the context is {positions} positions {factor:g} times") from None
+        raise BrokenCheckpoint(f"{CONFIG}: the context is {positions} positions {factor:g} times") from None
 
 
 def check_factors(config: Mapping[str, Any], head_dim: int) -> None:
     """Raises BrokenCheckpoint for lists of factors that do not suit heads of `head_dim` elements, and for other values
     with which engines cannot compute."""
     where, kind, rope = _written(config)
-    check_given(_FILE, rope, {**_MAY_HAVE, **_KIND_MAY_HAVE.get(kind, {})}, where)
+    check_given(CONFIG, rope, {**_MAY_HAVE, **_KIND_MAY_HAVE.get(kind, {})}, where)
     if kind in ("longrope", "su"):
         for key in ("short_factor", "long_factor"):
             _check_list(rope.get(key), f"{where}.{key}", head_dim // 2)

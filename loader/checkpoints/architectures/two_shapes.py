@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from loader.checkpoints.config_values import check, check_given
+from loader.checkpoints.config_values import CONFIG, check, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
 from services.wording.json_values import COUNT, COUNT_OR_NONE, FLAG, ValueKind
 
-_FILE = "config.json"
 _WINDOW = ValueKind("2 or more: engines have no window of a token alone", lambda value: value > 1)
 _NOT_SERVED = {
     "use_bidirectional_attention": "attention to what follows",
@@ -41,9 +40,9 @@ class LayerParts:
     """Parts in which the layers of a Gemma 4 model differ from each other."""
 
     own_kv: int
-    """Number of layers that have KV of their own. They come first."""
+    """Number of layers that have KV of their own; these layers come first."""
     wide: bool
-    """Whether the MLP of the layers behind these is twice as wide."""
+    """Whether the MLP is twice as wide in the layers without KV of their own."""
     embedding: int
     """Elements of the embedding that each layer has for a token; 0: only the model has embeddings."""
     tokens: int
@@ -62,16 +61,16 @@ def refusal(name: str, text: Mapping[str, Any]) -> str | None:
 def read(text: Mapping[str, Any], heads: int, kv_heads: int) -> FullHeads:
     """The heads of layers without a window. `heads`: attention heads of every layer; `kv_heads`: key-value heads of
     layers with a window. Raises BrokenCheckpoint naming a key that is missing or impossible."""
-    check_given(_FILE, text, {"attention_k_eq_v": FLAG, "sliding_window": _WINDOW})
+    check_given(CONFIG, text, {"attention_k_eq_v": FLAG, "sliding_window": _WINDOW})
     same = text.get("attention_k_eq_v") is True
     given = text.get("num_global_key_value_heads") if same else None
     for key in ("global_head_dim", *(["num_global_key_value_heads"] if given is not None else [])):
         if text.get(key) is None:
-            raise BrokenCheckpoint(f"{_FILE} has no {key}")
-        check(_FILE, key, text[key], COUNT)
+            raise BrokenCheckpoint(f"{CONFIG} has no {key}")
+        check(CONFIG, key, text[key], COUNT)
     full = int(given) if given is not None else kv_heads
     if heads % full:
-        raise BrokenCheckpoint(f"{_FILE}: {heads} attention heads cannot share {full} key-value heads")
+        raise BrokenCheckpoint(f"{CONFIG}: {heads} attention heads cannot share {full} key-value heads")
     return FullHeads(full, int(text["global_head_dim"]), same)
 
 
@@ -81,16 +80,16 @@ def read_parts(text: Mapping[str, Any], layers: int) -> LayerParts:
 
     def count(key: str) -> int:
         found = text.get(key) or 0
-        check(_FILE, key, found, COUNT_OR_NONE)
+        check(CONFIG, key, found, COUNT_OR_NONE)
         return int(found)
 
-    check_given(_FILE, text, {"use_double_wide_mlp": FLAG})
+    check_given(CONFIG, text, {"use_double_wide_mlp": FLAG})
     shared, embedding = count("num_kv_shared_layers"), count("hidden_size_per_layer_input")
     tokens = count("vocab_size_per_layer_input") if embedding else 0
     kinds = text["layer_types"]
     own = layers - shared
     if own < 1 or set(kinds[own:]) - set(kinds[:own]):
-        raise BrokenCheckpoint(f"{_FILE}: num_kv_shared_layers = {shared} leaves layers without any whose KV they use")
+        raise BrokenCheckpoint(f"{CONFIG}: num_kv_shared_layers = {shared} leaves layers without any whose KV they use")
     if embedding and not tokens:
-        raise BrokenCheckpoint(f"{_FILE} has no vocab_size_per_layer_input")
+        raise BrokenCheckpoint(f"{CONFIG} has no vocab_size_per_layer_input")
     return LayerParts(own, text.get("use_double_wide_mlp") is True, embedding, tokens)

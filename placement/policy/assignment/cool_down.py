@@ -36,7 +36,7 @@ class CoolDowns:
         self._rest(model, now, self._cool_down_s)
 
     def keep(self, models: Container[str]) -> None:
-        """Forgets of all models but these that they have moved: another one may come under the name."""
+        """Forgets that a model has moved unless it is among `models`: another one may come under the name."""
         self.moved_once = {name for name in self.moved_once if name in models}
 
     def not_moved(self, model: str, now: float) -> None:

@@ -67,7 +67,7 @@ async def test_record_that_starts_again_knows_which_models_were_settled(path):
 def test_file_of_a_placement_that_knew_of_no_settled_models_is_read(path):
     with open(path, "wb") as file:
         file.write(b'{"version": 1, "hours": {}}')
-    assert traffic_file.read_all(path) == ({}, frozenset())
+    assert traffic_file.read(path) == ({}, frozenset())
 
 
 async def test_record_adds_to_what_was_in_the_file(path):
@@ -77,7 +77,7 @@ async def test_record_adds_to_what_was_in_the_file(path):
     record.observe("a", TrafficCounts(1, 2, 3, 4))
     clock.passes(60.0)
     await record.write()
-    there = traffic_file.read(path)
+    there = traffic_file.read(path)[0]
     assert there[HOUR - 1] == hours()[HOUR - 1]
     assert there[HOUR] == TrafficHour(60.0, {"a": TrafficCounts(1, 2, 3, 4)})
 
@@ -91,7 +91,7 @@ async def test_record_counts_no_hour_as_observed_by_a_clock_that_is_set(path, se
     clock.at += set_by_s
     clock.passes(60.0)
     await record.write()
-    there = traffic_file.read(path)
+    there = traffic_file.read(path)[0]
     assert sum(hour.observed_s for hour in there.values()) <= 120.0
     assert there[int(clock.at // HOUR_S)].observed_s == 60.0
 
@@ -119,17 +119,17 @@ async def test_file_that_cannot_be_used_is_an_empty_history_and_is_replaced(path
     assert record.expected == {}
     record.observe("a", TrafficCounts(1, 2, 3, 4))
     await record.write()
-    assert traffic_file.read(path)[HOUR].models == {"a": TrafficCounts(1, 2, 3, 4)}
+    assert traffic_file.read(path)[0][HOUR].models == {"a": TrafficCounts(1, 2, 3, 4)}
 
 
 def test_file_that_is_missing_is_an_empty_history(path):
-    assert traffic_file.read(path) == {}
+    assert traffic_file.read(path)[0] == {}
 
 
 def test_file_of_another_version_is_called_so_whatever_its_shape(path, capsys):
     with open(path, "wb") as file:
         file.write(b'{"version": 2, "days": []}')
-    assert traffic_file.read(path) == {}
+    assert traffic_file.read(path)[0] == {}
     assert "of another version" in "".join(capsys.readouterr())
 
 
@@ -145,7 +145,7 @@ async def test_file_that_cannot_be_read_is_an_empty_history_and_is_not_written_o
     assert record.expected == {}
     record.observe("b", TrafficCounts(1, 2, 3, 4))
     await record.write()
-    assert traffic_file.read(path) == hours()
+    assert traffic_file.read(path)[0] == hours()
 
 
 async def test_full_disk_leaves_the_old_file_and_fails_nothing(path, monkeypatch):
@@ -165,7 +165,7 @@ async def test_full_disk_leaves_the_old_file_and_fails_nothing(path, monkeypatch
     assert os.listdir(os.path.dirname(path)) == ["traffic.json"]
     record.observe("b", TrafficCounts(1, 2, 3, 4))
     await record.write()
-    assert "b" in traffic_file.read(path)[HOUR].models
+    assert "b" in traffic_file.read(path)[0][HOUR].models
 
 
 async def test_folder_that_is_missing_fails_nothing(tmp_path):

@@ -37,7 +37,7 @@ NUMBERS = {
         "total_bs",
     ),
 }
-"""Names of the parameters that change from step to step, by (module, kernel). Those that SGLang declares constant
+"""Names of the parameters that change from step to step, by (module, kernel). Parameters that SGLang declares constant
 become plain arguments: prompts of linear attention are convolved over copies of their states, whose number would be a
 constant (`num_cache_lines`), and compiling takes seconds."""
 BATCHES = 256
@@ -85,7 +85,7 @@ class Compilations:
         knobs.compilation.listener = self._heard_triton
         from sglang.kernels.jit.utils.compile import ninja
 
-        # SGLang looks it up in the module at each use.
+        # SGLang looks `build` up in the module at each use.
         ninja.build = self._watched(ninja.build)
 
     def _watched(self, build: Callable[..., Any]) -> Callable[..., Any]:

@@ -185,7 +185,7 @@ def arguments(
         "disable_priority_preemption": True,
         "sleep_on_idle": True,
         "random_seed": 0,
-        # Otherwise windows lie in the same pool as the KV of other layers, and nothing of it leaves early.
+        # Without a pool of their own windows lie in the pool of the other layers, and nothing of it leaves early.
         "disable_hybrid_swa_memory": not (options.window_pool or _needs_window_pool(Path(model.path))),
         "swa_full_tokens_ratio": 1.0,
         **(_with_states(options) if has_states(Path(model.path)) else {}),
@@ -255,7 +255,7 @@ def _for_gpu(model: common_pb2.ModelSpec, options: Options, ranks: int) -> dict[
         # SGLang knows no FlashAttention for two shapes of heads.
         "attention_backend": "fa3" if hopper and not _needs_window_pool(Path(model.path)) else "triton",
         # With latent attention SGLang would make keys and values of all heads of long cached prefixes, gigabytes for a
-        # step, in memory that no quota has room for. Without, steps attend over the latent rows themselves.
+        # step, in memory that no quota has room for. With this argument, steps attend over the latent rows themselves.
         "disable_chunked_prefix_cache": True,
         "kv_cache_dtype": "fp8_e4m3" if model.kv_dtype == "fp8" else "auto",
         "disable_cuda_graph": not options.cuda_graphs,
@@ -344,8 +344,8 @@ def kernels_with_states(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def prompts_with_states(chunk: int) -> dict[str, Any]:
     """SGLang's arguments for the prompts of a step of at most `chunk` tokens, where requests have states; 0: no bound.
-    Every prompt takes copies of its states, and whole blocks of tokens, in memory that was measured with a step of one:
-    so no more begin in a step than would fill it with a block each."""
+    Every prompt takes copies of its states, and whole blocks of tokens, in memory that was measured with a step of one
+    prompt. So no more prompts begin in a step than would fill it with a block each."""
     return {"prefill_max_requests": max(1, chunk // _BLOCK_TOKENS)} if chunk > 0 else {}
 
 

@@ -6,9 +6,9 @@ versions before this one, and no check of the text finds them all. An engine wou
 So each grammar is first compiled and followed for some tokens in a child process, for a small vocabulary of our own,
 which takes milliseconds: what can go wrong lies in the grammar's states, seldom in the tokens.
 
-It reads lines of JSON, [kind, text], each text checked before (`policy/slow_grammars.py`), and answers each with a line
-of JSON: the reason, in a client's words, why it cannot be compiled, or an empty text, or null if the trial says nothing
-of the grammar. An empty line comes first, when all is imported.
+The process reads lines of JSON, [kind, text], each text checked before (`policy/slow_grammars.py`), and answers each
+with a line of JSON: the reason, in a client's words, why it cannot be compiled, or an empty text, or null if the trial
+says nothing of the grammar. An empty line comes first, when all is imported.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@ Imports SGLang: only the engine process may import this.
 Target in SGLang                      Why                                        Without it
 ------------------------------------  -----------------------------------------  ---------------------------------------
 TorchNativeAttnBackend                Layers with a window read their own pool   they read it at slots of the other
-pool; ._run_sdpa_forward_extend,            at its slots; sinks are part of attention  sinks are left out
-._run_sdpa_forward_decode TorchNativeAttnBackend                Models with sinks are served on a CPU      SGLang passes
-them to a function that .forward_extend, .forward_decode                                                 does not take
-them model_hook                            Models with windows are served on a CPU    SGLang refuses them there
+._run_sdpa_forward_extend,            at its slots; sinks are part of attention  pool; sinks are left out
+._run_sdpa_forward_decode
+TorchNativeAttnBackend                Models with sinks are served on a CPU      SGLang passes them to a function that
+.forward_extend, .forward_decode                                                 does not take them
+model_hook                            Models with windows are served on a CPU    SGLang refuses them there
 .handle_model_specific_adjustments
 """
 
@@ -26,8 +27,8 @@ from gpu_scheduler.engines.sglang.hooks.hook import Hook
 def keep_sinks(
     original: Callable[..., Any], backend: Any, *args: Any, sinks: torch.Tensor | None = None, **kwargs: Any
 ) -> Any:
-    """Computes attention of one layer. Its `sinks`, one for each head, are left at the backend, where `extend` and
-    `decode` find them."""
+    """Computes attention of one layer, and leaves the layer's `sinks`, one for each head, at the backend, where
+    `extend` and `decode` find them."""
     backend.sinks = sinks
     return original(backend, *args, **kwargs)
 
@@ -118,8 +119,8 @@ def _with_sinks(
 
 def accept_torch(original: Callable[..., Any], server_args: Any) -> Any:
     """Has SGLang check the settings of a model. For models with windows SGLang accepts some backends of attention, and
-    plain torch is not among them. The hooks above make it compute windows rightly, so during this check it counts as
-    Triton."""
+    plain torch is not among them. With `extend` and `decode` plain torch computes windows rightly, so during this check
+    it counts as Triton."""
     from sglang.srt.arg_groups import model_hook
 
     backends_of = model_hook.attention_backends_of

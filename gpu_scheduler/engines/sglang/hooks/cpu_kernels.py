@@ -104,8 +104,8 @@ def state_scan(
     state_dtype: torch.dtype,
     **_arguments: Any,
 ) -> tuple[None, torch.Tensor, None]:
-    """Runs the prompts of a step through a Mamba layer. Of what the kernel returns, only the states at the ends of the
-    prompts are made."""
+    """Runs the prompts of a step through a Mamba layer. Only the states at the ends of the prompts are made, of all
+    that the kernel returns."""
     states = initial_states
     if states is None:
         states = torch.zeros(len(cu_seqlens) - 1, *x.shape[2:], B.shape[-1], dtype=state_dtype)
@@ -162,7 +162,7 @@ def experts(original: Callable[..., Any], layer: Any, x: torch.Tensor, topk_outp
         inner = functional.relu(functional.linear(x[tokens], layer.w13_weight[expert])).square()
         weights = topk_output.topk_weights[tokens, places, None]
         out.index_add_(0, tokens, (functional.linear(inner, layer.w2_weight[expert]) * weights).to(x.dtype))
-    # Where this says so, SGLang's router has put the factor into the weights.
+    # SGLang's router may have put the factor into the weights, which the layer's flag says.
     scaled = layer.should_fuse_routed_scaling_factor_in_topk or config.routed_scaling_factor is None
     return out if scaled else out * config.routed_scaling_factor
 

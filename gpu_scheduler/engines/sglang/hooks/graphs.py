@@ -108,7 +108,7 @@ def prefill_output(original: Callable[..., Any], backend: Any, output: Any, size
 
 
 def input_buffer(original: Callable[..., Any], name: str, buffer: torch.Tensor) -> Any:
-    """Makes the graphs' input buffer for embeddings in scratch memory. It is by far the largest, and steps of
+    """Makes the graphs' input buffer for embeddings in scratch memory. This buffer is by far the largest, and steps of
     text neither write nor read it."""
     graphs = current.model().graphs
     if graphs is not None and name == "input_embeds":
@@ -175,7 +175,7 @@ HOOKS = [
     Hook(f"{_EXECUTOR}.model_runner_components.cuda_graph_setup.capture_cuda_graphs", capture_all, "AROUND"),
     Hook(f"{_EXECUTOR}.graph_shared_output.GraphSharedOutput.get_logits_buffer", logits, "AROUND"),
     Hook(f"{_EXECUTOR}.input_buffers.share_input_buffer", input_buffer, "AROUND"),
-    # It cannot be imported on a machine without a GPU.
+    # This backend cannot be imported on a machine without a GPU.
     *([Hook(f"{_FLASH_ATTENTION}.init_cuda_graph_state", page_tables, "AFTER")] if has_gpu() else []),
     *(Hook(f"{_EXECUTOR}.runner.{kind}_cuda_graph_runner.freeze_gc", uncollected, "REPLACE") for kind in _KINDS),
     Hook(f"{_BACKENDS[1]}._alloc_full_buffer", prefill_output, "AROUND"),

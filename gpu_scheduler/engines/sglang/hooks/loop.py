@@ -47,8 +47,8 @@ def retraction(original: Callable[..., Any], batch: Any) -> Any:
     """Counts and reports the requests that SGLang retracts. A request that SGLang would abort, because it does not fit
     even alone, goes back to the shared queue. Beside a half computed prompt it is not alone: there it is retracted as
     others are, and goes on once that prompt has made room. A request that was about to end anyway ends at once: SGLang
-    would compute its prompt again before that, or forget why it ends. Where no request is left, the share of outputs
-    that SGLang keeps memory for stays as it was: SGLang would take none for the next requests."""
+    would compute its prompt again before that, or forget why it ends. If no request is left, the share of outputs for
+    which SGLang keeps memory stays as it was: SGLang would take none for the next requests."""
     ending = {id(request): request.to_finish for request in batch.reqs if request.to_finish is not None}
     model = current.model()
     retracted, ratio, given_up = original(batch)

@@ -157,9 +157,10 @@ def state_pool(original: Callable[..., Any], pool: Any, *, mamba_size: int, devi
 def cached_states(
     original: Callable[..., Any], component: Any, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
 ) -> Any:
-    """Number of a request's tokens that the prefix cache may keep now. They are kept with the request's state once it
-    ends or is retracted. SGLang would cache a copy of the state behind each step of a prompt, and dies where there is
-    no memory for one. A request that still runs has copied the cached state that it began from, so that is unlocked."""
+    """Number of a request's tokens that the prefix cache may keep now. Tokens are kept, with the request's state, once
+    the request ends or is retracted. SGLang would cache a copy of the state behind each step of a prompt, and dies
+    where there is no memory for one. A request that still runs has copied the cached state that it began from, so that
+    is unlocked."""
     if is_finished:
         return original(component, req, insert_params, token_ids_len, is_finished)
     _unlock_first_state(component, req.lock)

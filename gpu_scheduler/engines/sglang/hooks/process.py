@@ -98,8 +98,8 @@ def watchdog(*_args: Any, **_kwargs: Any) -> None:
 
 
 def configuration(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Reads a configuration, and adapts its rotary embedding so that SGLang understands it as Transformers does. It
-    goes around SGLang's cache, which knows configurations by their path, where another checkpoint may be by now. An
+    """Reads a configuration, and adapts its rotary embedding so that SGLang understands it as Transformers does.
+    SGLang's cache is not asked, since it knows configurations by their path, where another checkpoint may be by now. An
     encoder gets the type of its positions, which newer Transformers leave out because there is only one."""
     config = original.__wrapped__(*args, **kwargs)
     if encoder.is_one(current.model().load.model) and not hasattr(config, "position_embedding_type"):

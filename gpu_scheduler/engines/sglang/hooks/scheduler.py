@@ -82,8 +82,8 @@ class _Sleeper:
 
 
 class _Receiver:
-    """Where requests come from, in place of SGLang's sockets. With several ranks all of them have agreed on these, so
-    that nothing is broadcast."""
+    """The source of requests, in place of SGLang's sockets. With several ranks all of them have agreed on the requests,
+    so that nothing is broadcast."""
 
     def recv_requests(self, local_reqs: list[Any] | None = None) -> list[Any]:
         """The requests of the next step, and those that SGLang makes itself to end others."""
@@ -105,9 +105,9 @@ class EngineScheduler(SocketlessScheduler):
 
     @override
     def get_next_batch_to_run(self, running_batch: Any, last_batch: Any) -> Any:
-        """Chooses the next batch; none where every request of a step ends with the results of the step before, since a
-        stop would wait for that step; and no decode step while another engine goes first: results of the step before go
-        out meanwhile, and a prompt may come."""
+        """Chooses the next batch. There is none if every request of it ends with the results of the step before, since
+        a stop would wait for the batch. There is no decode step while another engine goes first: results of the step
+        before go out meanwhile, and a prompt may come."""
         if self.enable_overlap and not self.waiting_queue and last_batch and last_batch.forward_mode.is_decode():
             ending = bool(running_batch.reqs) and all(request.to_finish is not None for request in running_batch.reqs)
             if ending and self.chunked_req is None:
@@ -119,13 +119,14 @@ class EngineScheduler(SocketlessScheduler):
 
     @override
     def get_new_batch_prefill(self, running_batch: Any) -> Any:
-        """Forms a prefill batch of no more tokens than the throttle allows. It forms none, and decoding goes on, while
-        it is another engine's turn, memory is over the limit or missing, or decodes are behind.
+        """Forms a prefill batch of no more tokens than the throttle allows. No batch is formed, and decoding goes on,
+        while it is another engine's turn, memory is over the limit or missing, or decodes are behind.
 
         The order: requests whose grammars are ready join the queue; states get memory; tokens get memory, unless an
         earlier call has requested it; SGLang forms the batch; memory for the step after that is requested."""
-        # Done here, because SGLang would start a request whose grammar is ready without asking whether it may. For the
-        # same reason it is not asked where none waits: it looks at the grammars again, and one may be ready by then.
+        # Requests join the queue here, because SGLang would start one whose grammar is ready without asking whether it
+        # may. Where no request waits, SGLang is not asked for a batch: it would look at the grammars again, and start a
+        # request whose grammar has become ready meanwhile.
         if self.grammar_manager.has_waiting_grammars():
             for request in self.grammar_manager.get_ready_grammar_requests():
                 self._add_request_to_queue(request)
@@ -193,9 +194,9 @@ class EngineScheduler(SocketlessScheduler):
 
     @override
     def is_disable_overlap_for_batch(self, batch: Any, last_batch: Any) -> Any:
-        """Whether the results of the last step go out before the next one is launched. They do if both are prefill
-        steps and the results are here already. The host needs 5 ms to launch a step with a graph and 12 to 30 ms
-        without, which may be longer than the devices needed for the last step; first tokens would wait for that in
+        """Whether the results of the last step go out before the next one is launched. Results go out first if both are
+        prefill steps and the results are here already. The host needs 5 ms to launch a step with a graph and 12 to 30
+        ms without, which may be longer than the devices needed for the last step; first tokens would wait for that in
         vain."""
         if super().is_disable_overlap_for_batch(batch, last_batch):
             return True

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 DUMMY = 0
 """The envelope that SGLang lets padded tokens write to. It is held while the model is active, never handed out."""
+MAP_DUMMY_WAIT_S = 5.0
+"""Seconds to wait for memory for the dummy envelope."""
 _RETRY_S = 0.02
 """Seconds for which growth does not wait for balloond after balloond had nothing to give."""
 _MOST_POLITE_S = 1.28
@@ -57,8 +59,8 @@ class ElasticKv:
         self.rows: torch.Tensor
         """The KV as bytes, (envelopes, bytes of one); only held memory may be touched. Set by the pool."""
         self.moved: Callable[[Indices, Indices], None] = _nothing_else
-        """Called with the old and the new numbers of envelopes that were moved. It corrects what the allocator knows of
-        them; the prefix tree and the table of requests' slots are corrected by `compaction`. Set by the allocator."""
+        """Function of the old and the new numbers of envelopes that were moved, which corrects the allocator's own
+        notes of them; `compaction` corrects the prefix tree and the table of requests' slots. Set by the allocator."""
         self.page_size = page_size
         self.ids = ids or HostIds()
         self.envelopes = Envelopes(envelope_bytes=envelope_bytes, extent_bytes=memory.extent_bytes, count=count)
@@ -132,8 +134,8 @@ class ElasticKv:
     # --- freeing
 
     def free(self, envelopes: torch.Tensor) -> None:
-        """Frees envelopes by their numbers on the device, in any order, repeats allowed. They are available once the
-        numbers have arrived (`poll`, `settle`)."""
+        """Frees envelopes by their numbers on the device, in any order, repeats allowed. The envelopes are available
+        once the numbers have arrived (`poll`, `settle`)."""
         expected = len(envelopes)
         self._arriving += expected
 
@@ -205,7 +207,7 @@ class ElasticKv:
         self._polite_s = _RETRY_S
 
     def _hold(self, extents: list[int]) -> None:
-        """Takes in extents that the range has handed over. They count as empty since now."""
+        """Takes in extents that the range has handed over, which count as empty since now."""
         self.envelopes.hold(extents)
         now = self._clock()
         for extent in extents:

@@ -1,15 +1,15 @@
-"""All KV of one model, in one range under one limit. Where the layers of a model keep tokens of different size or for
+"""All KV of one model, in one range under one limit. If the layers of a model keep tokens of different size or for
 different times, the KV is of several kinds, each with an accounting and a stretch of the range of its own.
 
 The first kind (`EVERY`) holds every token of a request, for the layers that attend to all of them. A second one
 (`WINDOW`), if the model has it, holds the latest tokens, for the layers that attend to a window. A token that is
 computed needs a place in every kind, so numbers of tokens are tuples with an entry for each kind.
 
-States of a recurrent model are no tokens: a request has one, however long it is. They lie over a stretch of their own,
-and are counted beside the kinds (`states`).
+States of a recurrent model are no tokens: a request has one, however long the request is. States lie in a stretch of
+their own, and are counted beside the kinds (`states`).
 
-Empty extents of one kind are of no use to another before they have left. So where one kind lacks memory, the others
-give up extents that they keep empty.
+Empty extents of one kind are of no use to another before they have left. If one kind lacks memory, the other kinds
+therefore give up extents that they keep empty.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
 
 _EXPECTED_S = 1.0
-"""Seconds from the beginning of an import in which its requests are expected. They are for the copy, for the last step
-of the requests at their old place, and for their way here."""
+"""Seconds from the beginning of an import in which its requests are expected: time for the copy, for the last step of
+the requests at their old place, and for their way here."""
 
 
 @dataclass
@@ -62,8 +62,8 @@ class KvTransfer:
         """`scheduler`: SGLang's; `lease_id`: balloond's name of the lease; `on`: the device of the KV."""
         self._kv = kv.kinds[EVERY]
         self._is_transferable = len(kv.kinds) == 1 and kv.states is None
-        """Whether KV of this model can go to other engines and come from them. It cannot where it is of several kinds
-        or has states, since a message names pages of one size only: requests are computed again then."""
+        """Whether KV of this model can go to other engines and come from them. KV of several kinds, or beside states,
+        cannot, since a message names pages of one size only: requests are computed again then."""
         self._tree = tree
         self._provisioning = provisioning
         self._scheduler = scheduler
@@ -101,7 +101,7 @@ class KvTransfer:
 
     def keep(self) -> None:
         """Puts the KV of tokens that running requests have made so far into the cache, in whole pages, where that of
-        their prompts is already. There it stays in its place while other engines read it, even if the requests end."""
+        their prompts is already. Cached KV stays in its place while other engines read it, even if the requests end."""
         if not self._is_transferable:
             return
         self._finish_device()

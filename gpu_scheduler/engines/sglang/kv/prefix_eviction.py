@@ -1,9 +1,9 @@
 """Empties extents by evicting cached prefixes. Knows the cache as a `PrefixTree`, and imports nothing of SGLang.
 
 SGLang's own eviction frees slots, oldest leaf first, which leaves many extents partly used. Memory leaves only by whole
-units, an extent or several that are mapped as one. So units that hold nothing but cached prefixes are emptied here. A
-unit is as old as its youngest prefix, and the oldest unit is first. A prefix is cut where it first meets such a unit,
-and the part before the cut stays cached.
+units, an extent or several that are mapped as one. This module therefore empties units that hold nothing but cached
+prefixes. A unit is as old as its youngest prefix, and the oldest unit is first. A prefix is cut where it first meets
+such a unit, and the part before the cut stays cached.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ cached tokens are tens of millions, and no quota has room for a copy."""
 
 
 def envelopes_of(slots: Iterable[Any], page_size: int) -> list[Indices]:
-    """Numbers of the envelopes of each tensor of slots, in the order of the slots. They are fetched from the device
-    together, as many at a time as its quota has room for. Each tensor has whole pages, and the slots of a page in a
-    row, as those of a tree's nodes do."""
+    """Numbers of the envelopes of each tensor of slots, in the order of the slots. The numbers are fetched from the
+    device together, as many at a time as its quota has room for. Each tensor has whole pages, and the slots of a page
+    in a row, as those of a tree's nodes do."""
     import torch
 
     firsts = [each[::page_size] for each in slots]

@@ -110,7 +110,7 @@ class KindOfTree:
     def unlocked_ages(self, now: float) -> Iterator[tuple[float, int]]:
         """(seconds since its last use, tokens) of each node whose KV of this kind no running request uses. `now`:
         monotonic seconds."""
-        # It walks the whole tree while requests run, so it is written for speed.
+        # This loop walks the whole tree while requests run, so it is written for speed.
         component = self._component
         waiting = list(self._core.root_node.children.values())
         while waiting:
@@ -144,7 +144,8 @@ class KindOfTree:
 
     def cut(self, node: Any, keep: int) -> list[Any]:
         """Takes the KV of this kind out of `node` from token `keep` on, and returns the nodes that lost theirs. `keep`:
-        tokens of the node, a multiple of the page size. No request may use that KV. Its slots are the caller's now."""
+        tokens of the node, a multiple of the page size. No request may use that KV, and its slots are the caller's
+        now."""
         raise NotImplementedError
 
 
@@ -192,9 +193,10 @@ class PrefixTree(KindOfTree):
 
     @override
     def cut(self, node: Any, keep: int) -> list[Any]:
-        """Takes `node` from token `keep` on, and all nodes below it, out of the tree, and returns them. What is kept
-        stays as another node. `keep`: tokens of the node, a multiple of the page size. No request may use any of what
-        is taken. Slots of the first kind are the caller's now, and those of other kinds are free."""
+        """Takes `node` from token `keep` on, and all nodes below it, out of the tree, and returns them. The front part,
+        if there is one, stays as another node. `keep`: tokens of the node, a multiple of the page size. No request may
+        use any of the nodes that are taken. Slots of the first kind are the caller's now, and those of other kinds are
+        free."""
         if self.cuts_whole:
             assert keep == 0
             return self._cut_whole(node)
@@ -279,7 +281,7 @@ class PrefixTree(KindOfTree):
         return RadixKey(array("q", tokens), adapter or None).page_aligned(self._cache.page_size)
 
     def match(self, key: RadixKey) -> CachedPrefix:
-        """The longest prefix of `key` that is in the cache. It counts as used now."""
+        """The longest prefix of `key` that is in the cache, which counts as used now."""
         node = self._cache.match_prefix(MatchPrefixParams(key=key)).last_device_node
         return CachedPrefix(self._cache.path_device_indices(node), node)
 
@@ -292,13 +294,13 @@ class PrefixTree(KindOfTree):
         self._cache.unlock(lock)
 
     def insert(self, key: RadixKey, slots: torch.Tensor, known: int) -> None:
-        """Puts a prefix into the cache. Its first `known` tokens were there before. If later ones are there by now as
-        well, their slots in `slots` are freed."""
+        """Puts a prefix into the cache, of which the first `known` tokens were there before. If later tokens are there
+        by now as well, their slots in `slots` are freed."""
         self._cache.insert(InsertParams(key=key, value=slots, prev_prefix_len=known))
 
     def keep(self, request: Any, tokens: int) -> None:
-        """Puts the first `tokens` of a running request into the cache, in whole pages, and locks them there. Their KV
-        must have been computed."""
+        """Puts the first `tokens` of a running request, whose KV must have been computed, into the cache, in whole
+        pages, and locks them there."""
         self._cache.checkpoint(request, up_to=tokens)
 
     def check(self) -> None:

@@ -5,7 +5,7 @@ Memory is looked for in this order: mapped and free; the driver's reserve; ballo
 If all that is not enough, SGLang retracts running requests.
 
 On a GPU an evicted place can be used once its number has arrived from the device, and a step that waits for that leaves
-the device idle. So where memory cannot grow, prefixes are evicted a step or two before their place is needed.
+the device idle. If memory cannot grow, prefixes are therefore evicted a step or two before their place is needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LATELY_S = 1.0
 _LOOKED_AT = 8
 """Most waiting requests for which memory is requested at a time: each costs a walk through the prefix cache."""
 _IDLE_WAIT_S = 0.5
-"""Seconds that an idle engine waits for memory for KV that is transferred here. Its request still runs at its old
+"""Seconds that an idle engine waits for memory for KV that is transferred here. The request still runs at its old
 place; computing the KV again would take as long, and the client would wait for that."""
 _START_OVER_S = 1.0
 """Seconds to wait for unmapping; a GiB takes some tens of milliseconds."""
@@ -160,8 +160,8 @@ class KvProvisioning:
         may admit as many requests. Call it for models with states only, and before SGLang looks at any request, since
         cached states leave here.
 
-        The first request gets a state from any memory that no request uses, and then room for its tokens. Those behind
-        it get states only if memory comes for them, until the prompts together have `most` tokens."""
+        The first request gets a state from any memory that no request uses, and then room for its tokens. Requests
+        behind the first get states only if memory comes for them, until the prompts together have `most` tokens."""
         kv, states = self._kv, self._kv.states
         assert states is not None
         if not waiting:
@@ -185,8 +185,8 @@ class KvProvisioning:
         return states.available
 
     def _provide_state(self, tree: Any) -> bool:
-        """Makes room for one state; False if it cannot. It takes the first of these that there is: a free slot, memory
-        that comes, memory of cached states, memory of cached tokens."""
+        """Makes room for one state; False if it cannot. The room is the first that is found of a free slot, memory that
+        comes, memory of cached states, and memory of cached tokens."""
         kv, states = self._kv, self._kv.states
         assert states is not None
         kv.promised = 0
@@ -242,8 +242,8 @@ class KvProvisioning:
         if max(lacking) <= 0:
             lacking = [1] * len(lacking)
         wanted = tuple(max(0, here + more) for here, more in zip(kv.available, lacking, strict=True))
-        # It does not wait: other requests run meanwhile, and memory that comes later wakes the loop. Nothing could be
-        # evicted instead, since the adder has counted on all that is cached.
+        # Growth does not wait: other requests run meanwhile, and memory that comes later wakes the loop. Nothing could
+        # be evicted instead, since the adder has counted on all that is cached.
         grown = kv.grow(wanted, 0.0, kv.of_each(0), states_leave=False)
         if not grown:
             self.refused = True
@@ -287,10 +287,10 @@ class KvProvisioning:
         ratio: float,
     ) -> None:
         """Requests the memory of the next prefill step ahead: for the rest of the prompt that is half computed
-        (`chunked`), and for as many `waiting` requests as it takes for the prompts to have `most` tokens. It comes on
-        top of what running requests are expected to need yet, which is `ratio` of their outputs (each at most
-        `estimate_cap` tokens). The first call waits a moment. A call behind one that has asked does not wait: a step
-        was just formed, and the memory comes while that is launched."""
+        (`chunked`), and for as many `waiting` requests as it takes for the prompts to have `most` tokens. This memory
+        comes on top of the one that running requests are expected to need yet, which is `ratio` of their outputs (each
+        at most `estimate_cap` tokens). The first call waits a moment. A call behind one that has asked does not wait: a
+        step was just formed, and the memory comes while that is launched."""
         kv = self._kv
         asked_before, self.asked = self.asked, bool(waiting) or chunked is not None
         if not self.asked or not any(kind.may_grow() for kind in kv.kinds):
@@ -303,7 +303,8 @@ class KvProvisioning:
         for request in waiting[:_LOOKED_AT]:
             if prompts >= most:
                 break
-            # Counts its cached tokens, and copies no state; SGLang does so again at its turn.
+            # This call counts the request's cached tokens, and copies no state; SGLang makes it again at the request's
+            # turn.
             request.init_next_round_input(tree, cow_mamba=False)
             prompt, forecast = _needs(request, estimate_cap)
             prompts += prompt

@@ -166,3 +166,8 @@ class CudaIds:
         numbers = buffer.numpy()[:count].copy()
         self._give(event, buffer)
         arrived(numbers)
+
+
+def ids_of(device: torch.device) -> Ids:
+    """The transfers of a device."""
+    return HostIds() if device.type == "cpu" else CudaIds(device)

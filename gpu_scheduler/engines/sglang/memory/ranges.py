@@ -51,7 +51,7 @@ class KvAddresses(Protocol):
 
 
 class KvRange(Protocol):
-    """The KV range (`balloond.driver.kv.range.ElasticRange`), as far as the engine uses it. It has a stretch of
+    """The KV range (`balloond.driver.kv.range.ElasticRange`), as far as the engine uses it. The range has a stretch of
     addresses for each kind of KV; extents are named by their index in their stretch. Calls with a `stretch` are those
     of `KvAddresses`, for the stretch with that number."""
 

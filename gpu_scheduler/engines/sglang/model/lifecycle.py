@@ -18,6 +18,7 @@ from gpu_scheduler.engines.sglang.base import collector, device, options
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NoMemory, WrongWeights
 from gpu_scheduler.engines.sglang.base.states import EngineState
 from gpu_scheduler.engines.sglang.kv import prefix_eviction
+from gpu_scheduler.engines.sglang.kv.elastic_kv import MAP_DUMMY_WAIT_S
 from gpu_scheduler.engines.sglang.kv.engine_kv import EngineKv, Tokens
 from gpu_scheduler.engines.sglang.kv.kv_transfer import KvTransfer
 from gpu_scheduler.engines.sglang.kv.prefix_tree import CORE, PrefixTree
@@ -36,7 +37,6 @@ from protos import engine_pb2
 from services.telemetry import log
 
 _log = log.get(__name__)
-_MAP_DUMMY_WAIT_S = 5.0
 
 
 class Lifecycle:
@@ -62,12 +62,12 @@ class Lifecycle:
         ranks = model.ranks.size
         arguments = options.server_args(model.load.model, model.load.device, model.options, loader, ranks, peers)
         model.server_args = arguments
-        # On a CPU SGLang chooses by it the cores of the process, of which every rank has its own.
+        # On a CPU SGLang chooses the cores of the process by this number, and every rank has cores of its own.
         index = int(model.load.device.partition(":")[2] or 0) if model.device.type == "cuda" else model.ranks.rank
         os.environ["SGLANG_LOGPROB_CHUNK_SIZE"] = str(model.options.scored_together)  # read as the model is made
         os.environ["SGLANG_RADIX_FORCE_MISS"] = str(int(encoder.is_one(model.load.model)))  # read for each request
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = CORE  # read as the cache is made
-        # It knows it by its path, where another checkpoint may be by now.
+        # SGLang's cache knows a folder by its path, where another checkpoint may be by now.
         get_generation_config.cache_clear()
         publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=model.ranks.rank, gpu_id=index))
         scheduler = scheduler_class(arguments, options.port_args())
@@ -140,7 +140,7 @@ class Lifecycle:
                 if model.checksum and found != model.checksum:
                     raise WrongWeights(f"the weights do not verify: {found} instead of {model.checksum}")
             model.checksum = found
-            model.kv.hold_dummy(_MAP_DUMMY_WAIT_S)
+            model.kv.hold_dummy(MAP_DUMMY_WAIT_S)
         except CommandError:
             self.roll_back()
             raise

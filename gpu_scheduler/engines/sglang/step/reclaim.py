@@ -82,7 +82,7 @@ class Reclaim:
 
     def _give_up(self, nbytes: int) -> int:
         """Returns empty extents, and evicts cached states, then prefixes, as far as `nbytes` need it; returns how many
-        bytes left. They leave all at once: unmapping on the lease's thread meanwhile would slow the walk over the
+        bytes left. Extents leave all at once: unmapping on the lease's thread meanwhile would slow the walk over the
         tree."""
         model = self._model
         memory, kv = model.memory.kv, model.kv

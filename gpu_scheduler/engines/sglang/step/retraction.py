@@ -29,7 +29,7 @@ def retract_one(scheduler: Any, batch: Any) -> Any:
     if request.to_finish is None:
         scheduler._add_request_to_queue(request, is_retracted=True)
     else:
-        # Its prompt would be computed again first, once there is memory for it, and a drain would wait for that.
+        # The prompt would be computed again first, once there is memory for it, and a drain would wait for that.
         reason = request.to_finish.to_json()
         scheduler.send_abort_output(AbortReq(rid=request.rid, finished_reason=reason), request)
     return request

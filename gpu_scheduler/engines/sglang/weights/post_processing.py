@@ -4,9 +4,9 @@ SGLang does this layer by layer. A layer's new tensors take the places in the we
 those of a layer before it, so that the range never holds much more than the model; tensors larger than those that they
 replace find no such place, and the range holds both until it is closed up. Some layers keep tensors beside
 their parameters, in attributes or in objects of their own: they belong to the weights and go into the range too, under
-the name of the attribute. An image has them, therefore, and they leave while the model sleeps. So does what a model
-makes of its weights as they are read (latent attention's projections, split for keys and for values) or would make of
-them at its first step (the factors of a router's input, folded into a norm).
+the name of the attribute. An image has them, therefore, and they leave while the model sleeps. The range also has the
+tensors that a model makes of its weights as they are read (latent attention's projections, split for keys and for
+values) or would make of them at its first step (the factors of a router's input, folded into a norm).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _LEAVES = ("builtins", "torch", "functools", "types", "enum")
 
 
 def process(model: torch.nn.Module, range_: MappedWeights) -> None:
-    """Has SGLang process the weights of each layer, in SGLang's own order, and moves what it makes into the range; also
-    what a model has made of its weights as they were read. Raises BrokenModel for a tensor that cannot lie there,
-    NoMemory."""
+    """Has SGLang process the weights of each layer, in SGLang's own order, and moves the tensors that it makes into the
+    range, with those that a model has made of its weights as they were read. Raises BrokenModel for a tensor that
+    cannot lie there, NoMemory."""
     if hasattr(model, "post_load_weights"):
         _adopt_made(model, range_)
     _fold_scales(model, range_)
-    # What was made of a layer's weights may be a view of them.
+    # A tensor that was made of a layer's weights may be a view of them.
     made = [span for each in range_.others.values() if (span := range_.span(each)) is not None]
     shared = [*_shared(model, range_), *made]
     for name, module in model.named_modules():
@@ -47,8 +47,8 @@ def process(model: torch.nn.Module, range_: MappedWeights) -> None:
 
 
 def make(model: torch.nn.Module) -> None:
-    """Has a model make what it makes of its weights where they are read, for one whose weights are not: SGLang's models
-    do it in the course of reading. The values mean nothing, the places and shapes are as after reading."""
+    """Has a model whose weights are not read make the tensors that SGLang's models make of their weights in the course
+    of reading. The values mean nothing; the places and shapes are as after reading."""
     if hasattr(model, "post_load_weights"):
         model.post_load_weights()  # type: ignore[operator]
 

@@ -17,8 +17,9 @@ _WORDS = len(_PATTERN)
 _CHUNK = (64 << 20) // 16
 """Patterns that are compared at a time: the comparison takes memory of its own."""
 _OPTIONAL = ("scale", "g_idx", "g_idx_sort_indices")
-"""Ends of the names of parameters that a checkpoint may lack, because they have meaningful defaults. Those that it has
-to have all the same are looked for by name before (`loader/checkpoints/architectures/quantisation.py`)."""
+"""Ends of the names of parameters that a checkpoint may lack, because they have meaningful defaults. Parameters among
+them that a checkpoint has to have all the same are looked for by name before
+(`loader/checkpoints/architectures/quantisation.py`)."""
 
 
 _UNUSED = "position_ids"
@@ -48,8 +49,8 @@ def mark(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def fill_unused(model: torch.nn.Module) -> None:
-    """Sets what SGLang's models have and no step reads, which a checkpoint may lack: a table of encoders, and what
-    would make the keys and values of layers that use those of others."""
+    """Sets the parameters that SGLang's models have and no step reads, which a checkpoint may lack: a table of
+    encoders, and projections to keys and values in layers that use those of other layers."""
     for name, parameter in model.named_parameters():
         if name.rpartition(".")[2] == _UNUSED:
             parameter.data.zero_()

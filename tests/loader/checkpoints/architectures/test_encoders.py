@@ -139,3 +139,13 @@ def test_encoder_on_several_devices_or_for_text_is_refused(tmp_path):
     change_config(tmp_path, hidden_size="32")
     with pytest.raises(BrokenCheckpoint, match="hidden_size"):
         read(tmp_path, FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("layers", "why"), [(1 << 20, "num_hidden_layers is 1048576, more"), (1 << 40, "is larger than 2147483647")]
+)
+def test_encoder_of_more_layers_than_any_has_is_refused_before_its_tensors_are_counted(tmp_path, layers, why):
+    write(tmp_path)
+    change_config(tmp_path, num_hidden_layers=layers)
+    with pytest.raises(BrokenCheckpoint, match=why):
+        read(tmp_path, FLOAT32)

@@ -1,6 +1,6 @@
-"""Where keys and values lie in a range of bytes: token by token, the K and V of all layers of a token together, layer
-by layer. A page of tokens is one KV block (envelope), and pages are packed back to back. Pure tensor arithmetic, on any
-device.
+"""Views of the keys and values in a range of bytes, which lie token by token: the K and V of all layers of a token
+together, layer by layer. A page of tokens is one KV block (envelope), and pages are packed back to back. Pure tensor
+arithmetic, on any device.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class KvShape:
 
 
 def kv_views(raw: torch.Tensor, shape: KvShape) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """K and V of each layer, (slots, heads, dim), as views of the bytes `raw`, (pages * page_bytes,). They are like the
-    buffers of any pool of SGLang's, but for the distance from slot to slot, which is a token of all layers."""
+    """K and V of each layer, (slots, heads, dim), as views of the bytes `raw`, (pages * page_bytes,). The views are
+    like the buffers of any pool of SGLang's, but for the distance from slot to slot, which is a token of all layers."""
     flat, slots = raw.view(shape.dtype), shape.pages * shape.page_size
     k_row, v_row = shape.heads * shape.k_dim, shape.heads * shape.v_dim
 

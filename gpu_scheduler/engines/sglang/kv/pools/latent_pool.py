@@ -2,9 +2,9 @@
 the engine process may import this.
 
 A token has one row in each layer: the latent vector of which all heads' keys and values are made, and behind it the
-part of the key that is rotated by position. It is the same on every rank of a tensor-parallel group. What reads and
-stores rows takes the distance from token to token from the views: FlashAttention 3, FlashMLA, Triton's attention and
-SGLang's kernel that stores a row.
+part of the key that is rotated by position. Rows are the same on every rank of a tensor-parallel group. The kernels
+that read and store rows take the distance from token to token from the views: FlashAttention 3, FlashMLA, Triton's
+attention and SGLang's kernel that stores a row.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def attend_by_torch() -> None:
 
 
 def _over_rows(_attention: Any, _forward_batch: Any) -> AttnForwardMethod:
-    """How a step attends with torch's own attention, which engines on CPUs have: over latent rows always. SGLang knows
-    no way for it and would take Triton's, which attends over keys and values of all heads where no prompt of a step has
-    a cached prefix; torch's attention reads keys and values from the pool, where there are none of heads."""
+    """The method by which a step attends with torch's own attention, which engines on CPUs have: over latent rows
+    always. SGLang knows no way for it and would take Triton's, which attends over keys and values of all heads where no
+    prompt of a step has a cached prefix; torch's attention reads keys and values from the pool, where there are none of
+    heads."""
     return AttnForwardMethod.MLA

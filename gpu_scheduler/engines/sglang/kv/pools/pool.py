@@ -1,6 +1,7 @@
 """SGLang's KV pool as views over the elastic range. Imports SGLang: only the engine process may import this.
 
-Only the range and where KV lies in it (`kv_views.py`) are ours; what is read and written through the views is SGLang's.
+Only the range and the places of KV in it (`kv_views.py`) are ours; SGLang's own code reads and writes through the
+views.
 """
 
 from __future__ import annotations
@@ -13,16 +14,15 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from typing_extensions import override
 
 from gpu_scheduler.engines.sglang.base import current
-from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
+from gpu_scheduler.engines.sglang.kv.elastic_kv import MAP_DUMMY_WAIT_S, ElasticKv
 from gpu_scheduler.engines.sglang.kv.engine_kv import EVERY, WINDOW
 from gpu_scheduler.engines.sglang.kv.pools.kv_views import KvShape, kv_views
-from gpu_scheduler.engines.sglang.kv.slot_transfer import CudaIds, HostIds
+from gpu_scheduler.engines.sglang.kv.slot_transfer import ids_of
 from gpu_scheduler.engines.sglang.memory.kv_stretch import KvStretch
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
 
-_MAP_DUMMY_WAIT_S = 5.0
 _LABEL_OF_WINDOWS = "SWA"
 """SGLang's label of the pool of layers with a window, where there are two."""
 
@@ -37,9 +37,9 @@ def open_range(
     shape: KvShape, device: str, *, divided: bool = True, kind: int = EVERY
 ) -> tuple[ElasticKv, torch.Tensor]:
     """The stretch for one kind of KV in the range of the model that is being loaded, for KV of this shape: (its KV
-    blocks, its bytes). Where no stretches are reserved yet, it is the only one. Only the dummy page is mapped, before
-    anything can run. `divided`: whether each rank has the KV of some heads. Raises NoMemory if the page cannot be
-    mapped."""
+    blocks, its bytes). If no stretches are reserved yet, the stretch is the only one. Only the dummy page is mapped,
+    before anything can run. `divided`: whether each rank has the KV of some heads. Raises NoMemory if the page cannot
+    be mapped."""
     model = current.model()
     memory: ModelMemory = model.memory
     if memory.kv is None:
@@ -48,17 +48,16 @@ def open_range(
     nbytes = shape.pages * shape.page_bytes
     raw = memory.kv_tensor(kind)[:nbytes]
     assert len(raw) == nbytes, "the pool is larger than the stretch that is reserved for it"
-    on_host = torch.device(device).type == "cpu"
     kv = ElasticKv(
         KvStretch(memory.kv, kind),
         shape.page_bytes,
         shape.pages,
         model.ranks.now,
         page_size=shape.page_size,
-        ids=HostIds() if on_host else CudaIds(torch.device(device)),
+        ids=ids_of(torch.device(device)),
         divided=divided,
     )
-    kv.hold_dummy(_MAP_DUMMY_WAIT_S)
+    kv.hold_dummy(MAP_DUMMY_WAIT_S)
     kv.rows = raw.view(shape.pages, shape.page_bytes)
     return kv, raw
 

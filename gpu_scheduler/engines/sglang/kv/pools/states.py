@@ -1,9 +1,10 @@
 """The states of a recurrent model's requests (of layers with linear attention, or of Mamba layers) as a kind of KV:
 their memory, and SGLang's pool and allocator over it. Imports SGLang: only the engine process may import this.
 
-A state is the same for a request of any length, and large: tens of MiB. It owns whole extents, so it is never moved,
-and a slot that is freed leaves as it is. A request that runs has one, and the prefix cache has one for each prefix that
-it can continue from. Slot 0, which padded tokens write to, is mapped while the model is active.
+A state has the same size for a request of any length, and is large: tens of MiB. States have whole extents to
+themselves, so a state is never moved, and a slot that is freed leaves as it is. A request that runs has one, and the
+prefix cache has one for each prefix that it can continue from. Slot 0, which padded tokens write to, is mapped while
+the model is active.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from sglang.srt.mem_cache.memory_pool import MambaPool
 from typing_extensions import override
 
 from gpu_scheduler.engines.sglang.base import current
-from gpu_scheduler.engines.sglang.kv.elastic_kv import DUMMY, ElasticKv
-from gpu_scheduler.engines.sglang.kv.slot_transfer import CudaIds, HostIds
+from gpu_scheduler.engines.sglang.kv.elastic_kv import DUMMY, MAP_DUMMY_WAIT_S, ElasticKv
+from gpu_scheduler.engines.sglang.kv.slot_transfer import ids_of
 from gpu_scheduler.engines.sglang.memory.kv_stretch import KvStretch
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 STATES = 1
 """Number of the stretch of the KV range that states lie over."""
-_MAP_DUMMY_WAIT_S = 5.0
 _BEHIND_TOKENS_BYTES = 64 << 20
 """Bytes of addresses for tokens beyond those that SGLang is told of: its pool has a page more, the dummy."""
 
@@ -40,7 +40,8 @@ def state_bytes(cache_params: Any, layers: int) -> int:
 
 
 class StateKv(ElasticKv):
-    """The memory of states: an envelope is one state, and whole extents. What `ElasticKv` calls tokens are states."""
+    """The memory of states: an envelope is one state, in whole extents. Numbers of tokens in `ElasticKv` are numbers of
+    states here."""
 
     @override
     def hold_dummy(self, wait_s: float) -> None:
@@ -51,8 +52,8 @@ class StateKv(ElasticKv):
 
 
 class ElasticStatePool(MambaPool):  # type: ignore[misc]
-    """SGLang's pool of states over the elastic range, with its arguments. Its own constructor would allocate all slots,
-    so what else it sets is set here; methods of SGLang's that are not overridden work on the views."""
+    """SGLang's pool of states over the elastic range, with SGLang's arguments. SGLang's constructor would allocate all
+    slots, so this one sets all other attributes too; methods of SGLang's that are not overridden work on the views."""
 
     def __init__(
         self, *, size: int, cache_params: Any, mamba_layer_ids: list[int], device: str, **_arguments: Any
@@ -66,17 +67,16 @@ class ElasticStatePool(MambaPool):  # type: ignore[misc]
         slots = size + 1
         memory.open_kv([model.kv_span_bytes + _BEHIND_TOKENS_BYTES, slots * stride])
         assert memory.kv is not None
-        on_host = torch.device(device).type == "cpu"
         self.kv = StateKv(
             KvStretch(memory.kv, STATES),
             stride,
             slots,
             model.ranks.now,
-            ids=HostIds() if on_host else CudaIds(torch.device(device)),
+            ids=ids_of(torch.device(device)),
         )
         raw = memory.kv_tensor(STATES)[: slots * stride]
         self.kv.rows = raw.view(slots, stride)
-        self.kv.hold_dummy(_MAP_DUMMY_WAIT_S)
+        self.kv.hold_dummy(MAP_DUMMY_WAIT_S)
         conv, temporal = build_mamba_entry_views(
             raw,
             layer_num=layers,
@@ -123,7 +123,7 @@ class ElasticStateAllocator(MambaSlotAllocator):  # type: ignore[misc]
 
     @property
     def free_slots(self) -> torch.Tensor:
-        """Slots that have memory and are free; read by SGLang's debug output only."""
+        """Slots that have memory and are free; only SGLang's debug output reads them."""
         return torch.from_numpy(self.kv.envelopes.all_available())
 
     @override

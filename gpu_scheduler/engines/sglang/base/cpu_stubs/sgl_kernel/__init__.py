@@ -2,7 +2,7 @@
 of state-space layers (`state_space.py`) do anything; all others are importable, and never callable.
 
 With SGLANG_USE_CPU_ENGINE=1 SGLang imports names ending in `_cpu` when its modules load, and looks for some in
-torch.ops.sgl_kernel. Of those only what `OPERATORS` lists is there, so SGLang finds no AMX kernels, and every layer
+torch.ops.sgl_kernel. Only the names that `OPERATORS` lists are there, so SGLang finds no AMX kernels, and every layer
 that has a plain torch path takes it.
 """
 

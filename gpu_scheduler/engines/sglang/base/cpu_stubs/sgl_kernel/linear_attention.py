@@ -1,9 +1,10 @@
 """The operators of linear attention (gated delta rule) that SGLang takes from sgl_kernel on a CPU, in plain torch: one
-step for each token, in float32. They follow the published formulas (Gated Delta Networks, arXiv 2412.06464), and are
-for models small enough for tests.
+step for each token, in float32. The operators follow the published formulas (Gated Delta Networks, arXiv 2412.06464),
+and are for models small enough for tests.
 
-A state is (value heads, value size, key size) for each slot, a convolution's the last inputs, (channels, width - 1).
-Both may be strided views of any memory; a call writes the slots that it is given and no others.
+The state of a slot is (value heads, value size, key size). The state of its convolution is the last inputs, (channels,
+one less than the width). Both may be strided views of any memory; a call writes the slots that it is given and no
+others.
 """
 
 from __future__ import annotations
@@ -136,8 +137,9 @@ def _delta_rule(
     indices: torch.Tensor,
     bounds: torch.Tensor,
 ) -> torch.Tensor:
-    """All sequences take their first tokens together, then their second ones, and so on. One that has fewer than others
-    stays as it is: its state neither decays nor changes."""
+    """The outputs of all tokens, (tokens, value heads, value size). All sequences take their first tokens together,
+    then their second ones, and so on. A sequence that has no more tokens keeps its state, which neither decays nor
+    changes."""
     group = v.shape[1] // k.shape[1]
     slots, starts = indices.long(), bounds[:-1].long()
     lengths = bounds[1:].long() - starts
@@ -148,7 +150,7 @@ def _delta_rule(
     at = torch.where(there, starts[:, None] + steps, starts[:, None].clamp(max=len(v) - 1))
 
     def laid_out(of_tokens: torch.Tensor) -> torch.Tensor:
-        """A row for each step, of all sequences and heads: (longest, count * heads, ...)."""
+        """Values of tokens as a row for each step, of all sequences and heads: (longest, count * heads, ...)."""
         return of_tokens.float()[at].transpose(0, 1).reshape(longest, count * heads, *of_tokens.shape[2:])
 
     absent = ~there.T[:, :, None].expand(longest, count, heads).reshape(longest, count * heads)

@@ -1,6 +1,6 @@
 """Operators of state-space layers (Mamba2) in plain torch: one step for each token, in float32. SGLang has Triton
-kernels for them and nothing for a CPU, so hooks put these in their place (`hooks/cpu_kernels.py`). They follow the
-published recurrence (Mamba2, arXiv 2405.21060), and are for models small enough for tests.
+kernels for them and nothing for a CPU, so hooks put these in their place (`hooks/cpu_kernels.py`). The operators follow
+the published recurrence (Mamba2, arXiv 2405.21060), and are for models small enough for tests.
 
 A state is (heads, head size, state size) for each sequence. Inputs of the state and outputs of it, `b` and `c`, are
 shared by the heads of a group. `decay` is the rate of each head, below zero.
