@@ -20,6 +20,10 @@ from gpu_scheduler.engines.sglang.policy.layout import BlockLayout, distinct
 from gpu_scheduler.engines.sglang.policy.layout import Indices as Indices
 
 _NONE: Indices = np.empty(0, dtype=np.int64)
+_MANY = 1 << 16
+"""Envelopes from which their number on each extent is found by searching for the extent's first and last, because
+looking up what each touches takes tens of times their own memory: a cache that is flushed has millions. Nor are so
+many kept as available before the frontier."""
 _SORTED_AT_MOST = 512
 """Most available envelopes before the frontier that `give` sorts, beside those that it frees; with more it moves the
 frontier back."""
@@ -167,9 +171,11 @@ class Envelopes(BlockLayout):
             raise ValueError("an envelope is not live: it was freed twice")
         self._is_live[envelopes] = False
         self._is_free[envelopes] = True
-        np.subtract.at(self._live_here, self.touched(envelopes).ravel(), 1)
+        self._count_live(envelopes, -1)
         self.available += len(envelopes)
         self.live -= len(envelopes)
+        if len(envelopes) >= _MANY:  # the next that are taken are found again, without sorting them all
+            self._draw_back(min(self._frontier, int(envelopes.min())))
         if len(self._lowest) > _SORTED_AT_MOST:
             self._draw_back(int(self._lowest[_SORTED_AT_MOST // 2]))
         self._lowest = np.concatenate((self._lowest, envelopes.compress(envelopes < self._frontier)))
@@ -203,9 +209,20 @@ class Envelopes(BlockLayout):
     def _become_live(self, envelopes: Indices) -> None:
         self._is_free[envelopes] = False
         self._is_live[envelopes] = True
-        np.add.at(self._live_here, self.touched(envelopes).ravel(), 1)
+        self._count_live(envelopes, 1)
         self.available -= len(envelopes)
         self.live += len(envelopes)
+
+    def _count_live(self, envelopes: Indices, change: int) -> None:
+        """Adds `change` to the number of live envelopes of each extent for each of these that touches it."""
+        if len(envelopes) < _MANY:
+            np.add.at(self._live_here, self.touched(envelopes).ravel(), change)
+            return
+        envelopes = np.sort(envelopes, kind="stable")  # they are sorted nearly always, and then it only looks at them
+        extents = np.arange(self.homes(envelopes[:1])[0], self.ends(envelopes[-1:])[0] + 1)
+        first, last = self.first_and_last(extents)
+        here = envelopes.searchsorted(last, side="right") - envelopes.searchsorted(first)
+        self._live_here[extents] += change * here
 
     # --- for tests, and for a process that checks itself
 

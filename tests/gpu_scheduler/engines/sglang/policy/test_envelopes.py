@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
+from gpu_scheduler.engines.sglang.policy import envelopes as envelopes_module
 from gpu_scheduler.engines.sglang.policy.envelopes import CachedPieces, Envelopes, coldest_first
 
 Taken = NDArray[np.int64]
@@ -250,6 +251,40 @@ def test_listing_live_envelopes_takes_no_memory_for_those_without_memory() -> No
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+@given(st.integers(1, 40), st.sampled_from([1, 7, 16, 24, 32]), st.integers(1, 40), st.randoms())
+def test_many_envelopes_are_counted_on_the_extents_that_they_touch(
+    envelope_bytes: int, extent_bytes: int, count: int, chance: random.Random
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envelopes_module, "_MANY", 1)
+        envelopes = Envelopes(envelope_bytes=envelope_bytes, extent_bytes=extent_bytes, count=count)
+        envelopes.hold(each for each in range(envelopes.n_extents) if chance.random() < 0.9)
+        taken = envelopes.take(envelopes.available)
+        assert taken is not None
+        envelopes.audit()
+        some = [each for each in taken.tolist() if chance.random() < 0.5]
+        chance.shuffle(some)
+        envelopes.give(np.array(some, dtype=np.int64))
+        envelopes.audit()
+
+
+def test_freeing_millions_of_envelopes_looks_up_no_extents_of_each() -> None:
+    envelopes = Envelopes(envelope_bytes=6 << 10, extent_bytes=8 << 20, count=30_000_000)
+    envelopes.hold(range(1000))
+    taken = envelopes.take(1_000_000)
+    assert taken is not None
+    tracemalloc.start()
+    try:
+        envelopes.give(taken)
+        left, most = tracemalloc.get_traced_memory()
+        assert most < 3 * taken.nbytes and left < 1 << 16
+    finally:
+        tracemalloc.stop()
+    assert envelopes.live == 0 and not envelopes.live_by_extent().any()
+    again = envelopes.take(3)
+    assert again is not None and again.tolist() == [0, 1, 2]
 
 
 def test_envelope_freed_twice_is_refused() -> None:
