@@ -9,13 +9,12 @@ such a unit, and the part before the cut stays cached.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gpu_scheduler.engines.sglang.policy.envelopes import EnvelopePiece, Envelopes, Indices, coldest_first
+from gpu_scheduler.engines.sglang.policy.envelopes import CachedPieces, Indices, coldest_first
 from gpu_scheduler.engines.sglang.policy.parts import slices
 
 if TYPE_CHECKING:
@@ -50,10 +49,8 @@ def empty_extents(tree: KindOfTree, kv: ElasticKv, wanted: int) -> int:
     envelopes, units = kv.envelopes, kv.units()
     nodes = list(tree.unlocked_nodes())
     places = envelopes_of((tree.slots(node) for node, _ in nodes), kv.page_size)
-    pieces = [
-        EnvelopePiece(now - tree.used_at(node), depth // kv.page_size, *touched(envelopes, some))
-        for (node, depth), some in zip(nodes, places, strict=True)
-    ]
+    ages, depths = [now - tree.used_at(node) for node, _ in nodes], [depth // kv.page_size for _, depth in nodes]
+    pieces = CachedPieces.of(envelopes, places, ages, depths)
     chosen = coldest_first(pieces, envelopes.live_by_extent(), wanted, units)
     if not len(chosen):
         return 0
@@ -61,7 +58,7 @@ def empty_extents(tree: KindOfTree, kv: ElasticKv, wanted: int) -> int:
     there = {id(node): some for (node, _), some in zip(nodes, places, strict=True)}
     gone: list[Indices] = []
     # A parent is cut before its children are looked at; the children of a cut parent went with it.
-    for (node, _), hit in zip(nodes, first_on_any(envelopes, places, doomed), strict=True):
+    for (node, _), hit in zip(nodes, pieces.first_on(doomed), strict=True):
         if hit is not None and id(node) in there:
             keep = 0 if tree.cuts_whole else hit
             for taken in tree.cut(node, keep * kv.page_size):
@@ -71,34 +68,6 @@ def empty_extents(tree: KindOfTree, kv: ElasticKv, wanted: int) -> int:
     evicted = np.concatenate(gone)
     envelopes.give(evicted)
     return len(evicted) * kv.page_size
-
-
-def touched(envelopes: Envelopes, places: Indices) -> tuple[Indices, Indices]:
-    """(extents, positions): the extents that these envelopes touch, one entry for each envelope and extent, and for
-    each entry the envelope's position in `places`."""
-    position = np.arange(len(places))
-    extents, last = envelopes.homes(places), envelopes.ends(places)
-    parts = [(extents, position)]
-    while (more := extents < last).any():
-        extents, last, position = extents[more] + 1, last[more], position[more]
-        parts.append((extents, position))
-    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-
-
-def on_any(envelopes: Envelopes, places: Indices, doomed: NDArray[np.bool_]) -> Indices:
-    """Positions in `places` of the envelopes that touch a doomed extent. `doomed`: one flag per extent."""
-    counts = np.concatenate(([0], np.cumsum(doomed)))
-    return np.flatnonzero(counts[envelopes.ends(places) + 1] - counts[envelopes.homes(places)])
-
-
-def first_on_any(envelopes: Envelopes, places: Sequence[Indices], doomed: NDArray[np.bool_]) -> list[int | None]:
-    """Position of the first envelope that touches a doomed extent, in each of `places`; None: there is none. All are
-    looked at in one go, because there are as many extents as the largest device has, and thousands of places."""
-    hits = on_any(envelopes, np.concatenate(places), doomed)
-    lengths = np.array([len(some) for some in places])
-    starts = lengths.cumsum() - lengths
-    firsts = np.append(hits, lengths.sum())[np.searchsorted(hits, starts)] - starts
-    return [first if first < length else None for first, length in zip(firsts.tolist(), lengths.tolist(), strict=True)]
 
 
 def cached_by_age(tree: PrefixTree, kv: EngineKv, now: float) -> list[tuple[float, int]]:

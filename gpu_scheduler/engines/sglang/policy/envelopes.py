@@ -19,6 +19,11 @@ from numpy.typing import NDArray
 from gpu_scheduler.engines.sglang.policy.layout import BlockLayout, distinct
 from gpu_scheduler.engines.sglang.policy.layout import Indices as Indices
 
+_NONE: Indices = np.empty(0, dtype=np.int64)
+_MANY = 1 << 16
+"""Envelopes from which their number on each extent is found by searching for the extent's first and last, because
+looking up what each touches takes tens of times their own memory: a cache that is flushed has millions. Nor are so
+many kept as available before the frontier."""
 _SORTED_AT_MOST = 512
 """Most available envelopes before the frontier that `give` sorts, beside those that it frees; with more it moves the
 frontier back."""
@@ -166,9 +171,11 @@ class Envelopes(BlockLayout):
             raise ValueError("an envelope is not live: it was freed twice")
         self._is_live[envelopes] = False
         self._is_free[envelopes] = True
-        np.subtract.at(self._live_here, self.touched(envelopes).ravel(), 1)
+        self._count_live(envelopes, -1)
         self.available += len(envelopes)
         self.live -= len(envelopes)
+        if len(envelopes) >= _MANY:  # the next that are taken are found again, without sorting them all
+            self._draw_back(min(self._frontier, int(envelopes.min())))
         if len(self._lowest) > _SORTED_AT_MOST:
             self._draw_back(int(self._lowest[_SORTED_AT_MOST // 2]))
         self._lowest = np.concatenate((self._lowest, envelopes.compress(envelopes < self._frontier)))
@@ -202,9 +209,20 @@ class Envelopes(BlockLayout):
     def _become_live(self, envelopes: Indices) -> None:
         self._is_free[envelopes] = False
         self._is_live[envelopes] = True
-        np.add.at(self._live_here, self.touched(envelopes).ravel(), 1)
+        self._count_live(envelopes, 1)
         self.available -= len(envelopes)
         self.live += len(envelopes)
+
+    def _count_live(self, envelopes: Indices, change: int) -> None:
+        """Adds `change` to the number of live envelopes of each extent for each of these that touches it."""
+        if len(envelopes) < _MANY:
+            np.add.at(self._live_here, self.touched(envelopes).ravel(), change)
+            return
+        envelopes = np.sort(envelopes, kind="stable")  # they are sorted nearly always, and then it only looks at them
+        extents = np.arange(self.homes(envelopes[:1])[0], self.ends(envelopes[-1:])[0] + 1)
+        first, last = self.first_and_last(extents)
+        here = envelopes.searchsorted(last, side="right") - envelopes.searchsorted(first)
+        self._live_here[extents] += change * here
 
     # --- for tests, and for a process that checks itself
 
@@ -229,20 +247,56 @@ class Envelopes(BlockLayout):
 
 
 @dataclass(frozen=True)
-class EnvelopePiece:
-    """Cached tokens that may be evicted, from their end on: one node of the prefix tree."""
+class CachedPieces:
+    """Cached tokens that may be evicted, in pieces, each from its end on: nodes of the prefix tree. There is one entry
+    for each run of a piece's envelopes that touch one extent: envelopes of one token are millions, and lie in few
+    runs."""
 
-    age_s: float
-    """Seconds since the last use."""
-    depth: int
-    """Number of envelopes of the prefix before this piece."""
-    touched: NDArray[np.int64]
-    """Extents that its envelopes touch, one entry for each envelope and extent."""
-    position: NDArray[np.int64]
-    """Index of the envelope within the piece, for each entry of `touched`."""
+    age_s: NDArray[np.float64]
+    """Seconds since the last use of each piece; (pieces,)."""
+    depth: Indices
+    """Number of envelopes of the prefix before each piece; (pieces,)."""
+    piece: Indices
+    """Index of the piece; (entries,), like all below."""
+    extent: Indices
+    position: Indices
+    """Index of the run's first envelope within the piece."""
+    count: Indices
+    """Number of envelopes in the run."""
+
+    @classmethod
+    def of(
+        cls, layout: BlockLayout, places: Sequence[Indices], age_s: Sequence[float], depth: Sequence[int]
+    ) -> CachedPieces:
+        """Pieces of these ages and depths. `places`: the envelopes of each."""
+        every = np.concatenate([_NONE, *places])
+        ends = np.cumsum([len(some) for some in places], dtype=np.int64)
+        extents, last = layout.homes(every), layout.ends(every)
+        begins = np.append(True, extents[1:] != extents[:-1])[: len(every)]
+        begins[ends[ends < len(every)]] = True  # a run ends with its piece
+        first = np.flatnonzero(begins)
+        parts = [(first, extents[first], np.diff(np.append(first, len(every))))]
+        # Those that lie over edges touch further extents, and are runs by themselves there.
+        over = np.flatnonzero(extents < last)
+        while len(over):
+            extents[over] += 1
+            parts.append((over, extents[over], np.ones(len(over), dtype=np.int64)))
+            over = over[extents[over] < last[over]]
+        at, extent, count = (np.concatenate(each) for each in zip(*parts, strict=True))
+        piece = np.searchsorted(ends, at, side="right")
+        position = at - np.append(0, ends)[piece]
+        return cls(np.array(age_s, dtype=np.float64), np.array(depth, dtype=np.int64), piece, extent, position, count)
+
+    def first_on(self, extents: NDArray[np.bool_]) -> list[int | None]:
+        """Index of the first envelope of each piece that touches one of these extents; None: no envelope does.
+        `extents`: whether each is one of these."""
+        least = np.full(len(self.depth), np.iinfo(np.int64).max)
+        hit = extents[self.extent]
+        np.minimum.at(least, self.piece[hit], self.position[hit])
+        return [first if first < np.iinfo(np.int64).max else None for first in least.tolist()]
 
 
-def coldest_first(pieces: Sequence[EnvelopePiece], live: NDArray[np.int64], wanted: int, units: Indices) -> Indices:
+def coldest_first(pieces: CachedPieces, live: NDArray[np.int64], wanted: int, units: Indices) -> Indices:
     """Units to empty by eviction, in order, so that `wanted` extents can leave, or as many as can. `units` names for
     each extent the first of those that leave with it, a unit.
 
@@ -250,17 +304,17 @@ def coldest_first(pieces: Sequence[EnvelopePiece], live: NDArray[np.int64], want
     as old as its youngest piece; the oldest goes first. Among equals the one deepest in its prefix goes first, because
     evicting a token evicts everything behind it in the prefix.
     """
-    if not pieces or wanted <= 0:
+    if not len(pieces.extent) or wanted <= 0:
         return np.empty(0, dtype=np.int64)
     count = len(units)
-    lengths = [len(piece.touched) for piece in pieces]
-    touched = units[np.concatenate([piece.touched for piece in pieces])]
+    touched = units[pieces.extent]
     youngest = np.full(count, np.inf)
-    np.minimum.at(youngest, touched, np.repeat([piece.age_s for piece in pieces], lengths))
+    np.minimum.at(youngest, touched, pieces.age_s[pieces.piece])
     shallowest = np.full(count, np.iinfo(np.int64).max)
-    np.minimum.at(shallowest, touched, np.concatenate([piece.depth + piece.position for piece in pieces]))
+    np.minimum.at(shallowest, touched, pieces.depth[pieces.piece] + pieces.position)
     on_unit = np.bincount(units, weights=live, minlength=count)
-    candidates = np.flatnonzero((on_unit > 0) & (np.bincount(touched, minlength=count) == on_unit))
+    cached = np.bincount(touched, weights=pieces.count, minlength=count)
+    candidates = np.flatnonzero((on_unit > 0) & (cached == on_unit))
     order = candidates[np.lexsort((candidates, -shallowest[candidates], -youngest[candidates]))]
     leaving = np.bincount(units, minlength=count)[order].cumsum()
     return order[: int(np.searchsorted(leaving, wanted)) + 1]

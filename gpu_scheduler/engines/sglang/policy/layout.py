@@ -65,11 +65,15 @@ class BlockLayout:
         """The extent in which each envelope ends; same shape."""
         return ((envelopes + 1) * self.envelope_bytes - 1) // self.extent_bytes
 
+    def first_and_last(self, extents: Indices) -> tuple[Indices, Indices]:
+        """Numbers of the first and of the last envelope that touch each of these extents; same shape."""
+        first = extents * self.extent_bytes // self.envelope_bytes
+        last = ((extents + 1) * self.extent_bytes - 1) // self.envelope_bytes
+        return first, np.minimum(last, self.total - 1)
+
     def touching(self, extents: Indices) -> Indices:
         """Numbers of the envelopes that touch any of these extents, each once, sorted."""
-        extents = np.sort(extents)
-        first = extents * self.extent_bytes // self.envelope_bytes
-        last = np.minimum(((extents + 1) * self.extent_bytes - 1) // self.envelope_bytes, self.total - 1)
+        first, last = self.first_and_last(np.sort(extents))
         first[1:] = np.maximum(first[1:], last[:-1] + 1)
         envelopes = first[:, None] + self._offsets
         return envelopes[envelopes <= last[:, None]]
@@ -82,7 +86,5 @@ class BlockLayout:
 
     def crossing(self, extents: Indices) -> Indices:
         """Numbers of the envelopes that touch one of these extents and another extent as well, each once, sorted."""
-        first = extents * self.extent_bytes // self.envelope_bytes
-        last = np.minimum(((extents + 1) * self.extent_bytes - 1) // self.envelope_bytes, self.total - 1)
-        outer = distinct(np.concatenate((first, last)))
+        outer = distinct(np.concatenate(self.first_and_last(extents)))
         return outer[self.homes(outer) < self.ends(outer)]

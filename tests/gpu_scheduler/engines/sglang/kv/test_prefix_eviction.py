@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpu_scheduler.engines.sglang.kv import prefix_eviction
-from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes
+from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Indices
 
 
 class Node:
@@ -156,32 +156,29 @@ def test_prefix_in_pages_of_several_tokens_is_cut_at_whole_pages(envelopes: Enve
     assert tree.cached() == list(range(0, 8)) and 1 in envelopes.empties()
 
 
-def test_straddling_slots_count_on_every_extent_that_they_touch() -> None:
-    envelopes = Envelopes(envelope_bytes=10, extent_bytes=16, count=8)
-    extents, of = prefix_eviction.touched(envelopes, np.array([0, 1, 4]))
-    assert sorted(zip(extents.tolist(), of.tolist(), strict=True)) == [(0, 0), (0, 1), (1, 1), (2, 2), (3, 2)]
-    doomed = np.zeros(envelopes.n_extents, dtype=bool)
-    doomed[1] = True
-    assert prefix_eviction.on_any(envelopes, np.arange(8), doomed).tolist() == [1, 2, 3]
+class Counted(Envelopes):
+    """Envelopes that count how often extents are looked up."""
+
+    looks = 0
+
+    def homes(self, envelopes: Indices) -> Indices:
+        self.looks += 1
+        return super().homes(envelopes)
 
 
-def test_first_envelope_on_a_doomed_extent_is_found_for_every_prefix() -> None:
-    envelopes = Envelopes(envelope_bytes=10, extent_bytes=16, count=8)
-    doomed = np.zeros(envelopes.n_extents, dtype=bool)
-    doomed[1] = True
-    places = [np.array(some, dtype=np.int64) for some in ([0, 4], [5, 0, 2, 1], [], [3], [7])]
-    assert prefix_eviction.first_on_any(envelopes, places, doomed) == [None, 2, None, 0, None]
-
-
-def test_extents_are_looked_at_once_for_all_prefixes(envelopes: Envelopes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their number is that of the largest device's, and there are thousands of prefixes."""
-    tree, looks = Tree(), []
-    for start in range(0, 40, 4):
-        Node(tree.root_node, list(range(start, start + 4)), used_at=float(start))
-    on_any = prefix_eviction.on_any
-    monkeypatch.setattr(prefix_eviction, "on_any", lambda *given: looks.append(given) or on_any(*given))
-    assert prefix_eviction.empty_extents(tree, kv(envelopes), 3) == 12
-    assert len(looks) == 1
+def test_extents_are_looked_up_for_all_prefixes_together() -> None:
+    """There are thousands of prefixes, and a call for each takes tens of microseconds."""
+    looks = []
+    for prefixes in (5, 50):
+        envelopes, tree = Counted(envelope_bytes=4, extent_bytes=16, count=200), Tree()
+        envelopes.hold(range(50))
+        envelopes.take(4 * prefixes)
+        for start in range(0, 4 * prefixes, 4):
+            Node(tree.root_node, list(range(start, start + 4)), used_at=float(start))
+        envelopes.looks = 0
+        assert prefix_eviction.empty_extents(tree, kv(envelopes), 3) == 12
+        looks.append(envelopes.looks)
+    assert looks[0] == looks[1] > 0
 
 
 def test_slots_are_fetched_in_parts_that_a_quota_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

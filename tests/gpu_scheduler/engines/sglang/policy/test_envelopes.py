@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
-from gpu_scheduler.engines.sglang.policy.envelopes import EnvelopePiece, Envelopes, coldest_first
+from gpu_scheduler.engines.sglang.policy import envelopes as envelopes_module
+from gpu_scheduler.engines.sglang.policy.envelopes import CachedPieces, Envelopes, coldest_first
 
 Taken = NDArray[np.int64]
 
@@ -251,6 +253,40 @@ def test_listing_live_envelopes_takes_no_memory_for_those_without_memory() -> No
         tracemalloc.stop()
 
 
+@given(st.integers(1, 40), st.sampled_from([1, 7, 16, 24, 32]), st.integers(1, 40), st.randoms())
+def test_many_envelopes_are_counted_on_the_extents_that_they_touch(
+    envelope_bytes: int, extent_bytes: int, count: int, chance: random.Random
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envelopes_module, "_MANY", 1)
+        envelopes = Envelopes(envelope_bytes=envelope_bytes, extent_bytes=extent_bytes, count=count)
+        envelopes.hold(each for each in range(envelopes.n_extents) if chance.random() < 0.9)
+        taken = envelopes.take(envelopes.available)
+        assert taken is not None
+        envelopes.audit()
+        some = [each for each in taken.tolist() if chance.random() < 0.5]
+        chance.shuffle(some)
+        envelopes.give(np.array(some, dtype=np.int64))
+        envelopes.audit()
+
+
+def test_freeing_millions_of_envelopes_looks_up_no_extents_of_each() -> None:
+    envelopes = Envelopes(envelope_bytes=6 << 10, extent_bytes=8 << 20, count=30_000_000)
+    envelopes.hold(range(1000))
+    taken = envelopes.take(1_000_000)
+    assert taken is not None
+    tracemalloc.start()
+    try:
+        envelopes.give(taken)
+        left, most = tracemalloc.get_traced_memory()
+        assert most < 3 * taken.nbytes and left < 1 << 16
+    finally:
+        tracemalloc.stop()
+    assert envelopes.live == 0 and not envelopes.live_by_extent().any()
+    again = envelopes.take(3)
+    assert again is not None and again.tolist() == [0, 1, 2]
+
+
 def test_envelope_freed_twice_is_refused() -> None:
     envelopes = Envelopes(envelope_bytes=4, extent_bytes=16, count=4)
     envelopes.hold([0])
@@ -298,9 +334,14 @@ def test_eviction_picks_extents_of_cached_pieces_alone_oldest_and_deepest_first(
     live = np.zeros(n, dtype=np.int64)
     for extent in [e for _, _, touched in pieces for e in touched] + [e for e in running if e < n]:
         live[extent] += 1
-    chosen = coldest_first(
-        [EnvelopePiece(a, d, np.array(t, dtype=np.int64), np.arange(len(t))) for a, d, t in pieces], live, wanted, units
-    ).tolist()
+    # An extent may hold any envelope of a piece here, each in a run of its own.
+    entries = [(piece, e, i, 1) for piece, (_, _, t) in enumerate(pieces) for i, e in enumerate(t)]
+    cached = CachedPieces(
+        np.array([age for age, _, _ in pieces]),
+        np.array([depth for _, depth, _ in pieces], dtype=np.int64),
+        *np.array(entries, dtype=np.int64).reshape(-1, 4).T,
+    )
+    chosen = coldest_first(cached, live, wanted, units).tolist()
     on = {u: [(a, d, [int(units[e]) for e in t]) for a, d, t in pieces] for u in units.tolist()}
     ages = {u: min((a for a, _, t in some if u in t), default=None) for u, some in on.items()}
     depths = {u: min((d + t.index(u) for _, d, t in some if u in t), default=0) for u, some in on.items()}
@@ -313,6 +354,53 @@ def test_eviction_picks_extents_of_cached_pieces_alone_oldest_and_deepest_first(
     left_out = [(ages[u], depths[u]) for u in eligible if u not in chosen]
     if chosen and left_out:
         assert min((ages[u], depths[u]) for u in chosen) >= max(left_out)
+
+
+@given(st.integers(1, 40), st.sampled_from([7, 16, 24]), st.lists(st.lists(st.integers(0, 30), max_size=8)))
+def test_runs_of_cached_pieces_have_all_that_their_envelopes_touch(
+    envelope_bytes: int, extent_bytes: int, places: list[list[int]]
+) -> None:
+    envelopes = Envelopes(envelope_bytes=envelope_bytes, extent_bytes=extent_bytes, count=31)
+    arrays = [np.array(some, dtype=np.int64) for some in places]
+    pieces = CachedPieces.of(envelopes, arrays, [0.0] * len(places), [0] * len(places))
+    counts: Counter[tuple[int, int]] = Counter()
+    first: dict[tuple[int, int], int] = {}
+    for piece, extent, position, count in zip(
+        pieces.piece.tolist(), pieces.extent.tolist(), pieces.position.tolist(), pieces.count.tolist(), strict=True
+    ):
+        counts[piece, extent] += count
+        first[piece, extent] = min(position, first.get((piece, extent), position))
+    touching = [
+        (piece, extent, position)
+        for piece, some in enumerate(places)
+        for position, envelope in enumerate(some)
+        for extent in envelopes.extents_of(envelope)
+    ]
+    assert counts == Counter((piece, extent) for piece, extent, _ in touching)
+    assert first == {(piece, extent): position for piece, extent, position in reversed(touching)}
+    for extent in range(envelopes.n_extents):
+        found = pieces.first_on(np.arange(envelopes.n_extents) == extent)
+        assert found == [first.get((piece, extent)) for piece in range(len(places))]
+
+
+def test_straddling_envelopes_count_on_every_extent_that_they_touch() -> None:
+    envelopes = Envelopes(envelope_bytes=10, extent_bytes=16, count=8)
+    pieces = CachedPieces.of(envelopes, [np.array([0, 1, 4])], [0.0], [0])
+    runs = zip(pieces.extent, pieces.position, pieces.count, strict=True)
+    assert sorted(tuple(map(int, run)) for run in runs) == [(0, 0, 2), (1, 1, 1), (2, 2, 1), (3, 2, 1)]
+    alone = CachedPieces.of(envelopes, np.split(np.arange(8), 8), [0.0] * 8, [0] * 8)
+    first = alone.first_on(np.arange(envelopes.n_extents) == 1)
+    assert [envelope for envelope in range(8) if first[envelope] == 0] == [1, 2, 3]
+
+
+def test_neighbours_on_one_extent_are_one_run() -> None:
+    envelopes = Envelopes(envelope_bytes=10, extent_bytes=1000, count=1000)
+    pieces = CachedPieces.of(envelopes, [np.arange(50, 350), np.arange(350, 360)], [1.0, 2.0], [0, 300])
+    runs = zip(pieces.piece, pieces.extent, pieces.position, pieces.count, strict=True)
+    assert [tuple(map(int, run)) for run in runs] == [(0, 0, 0, 50), (0, 1, 50, 100), (0, 2, 150, 100)] + [
+        (0, 3, 250, 50),
+        (1, 3, 0, 10),
+    ]
 
 
 def test_mark_tells_the_same_numbers_in_other_places_apart() -> None:
