@@ -86,8 +86,13 @@ def allow(device: torch.device, nbytes: int | None) -> None:
     """Limits torch to `nbytes` of the device, which includes ranges of ours that it uses; beyond that it raises
     OutOfMemoryError. None removes the limit. Does nothing on a CPU."""
     if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(1.0 if nbytes is None else min(1.0, nbytes / total), device)
+        fraction = 1.0 if nbytes is None else min(1.0, nbytes / total_bytes(device))
+        torch.cuda.set_per_process_memory_fraction(fraction, device)
+
+
+def total_bytes(device: torch.device) -> int:
+    """Bytes of memory of a GPU."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def lower_stack(device: torch.device) -> None:

@@ -210,7 +210,9 @@ class Lifecycle:
             quota.draw_most(model.scheduler, rows)
             peak = device.private_bytes(model.device, elastic, model.graphs)
             given = 0 if spec.quota_is_default else -(-spec.quota_bytes // model.ranks.size)
-            booked = policy.booked(spec.name, peak, given)
+            of_token = [kind.bytes_of(1) for kind in model.kv.kinds]
+            prefixes = policy.prefix_bytes(device.total_bytes(model.device), of_token)
+            booked = policy.booked(spec.name, peak, given, prefixes)
         except NoMemory as error:
             failure = error
         try:

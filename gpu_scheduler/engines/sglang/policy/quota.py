@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpu_scheduler.engines.sglang.base.errors import NoMemory
 
 SPARE_BYTES = 128 << 20
@@ -11,16 +13,26 @@ later."""
 DRIVER_GROWS_BYTES = 64 << 20
 """Bytes of a quota that torch may not use: kernels that are first used later are loaded later."""
 
+_SLOT_BYTES = 8
+"""Bytes of the number of a token's slot."""
 
-def booked(model: str, peak_bytes: int, stated_bytes: int) -> int:
-    """Bytes to book for a process that took at most `peak_bytes`: the catalogue's `stated_bytes`, or, where that is 0,
-    the peak plus `SPARE_BYTES`. Raises NoMemory when less is stated than was taken."""
+
+def prefix_bytes(device_bytes: int, token_bytes: Sequence[int]) -> int:
+    """Most bytes that SGLang's tree of cached prefixes takes beside the KV itself: it keeps the slots of all cached
+    tokens on the device. `token_bytes`: bytes of KV of a token, for each kind of KV that has slots for tokens."""
+    return _SLOT_BYTES * (device_bytes // min(token_bytes))
+
+
+def booked(model: str, peak_bytes: int, stated_bytes: int, prefix_bytes: int) -> int:
+    """Bytes to book for a process that took at most `peak_bytes` while hardly a prefix was cached: the catalogue's
+    `stated_bytes`, or, where that is 0, the peak plus `SPARE_BYTES` and `prefix_bytes`. Raises NoMemory when less is
+    stated than was taken."""
     if stated_bytes and peak_bytes > stated_bytes:
         raise NoMemory(
             f"{model} needs {gib(peak_bytes)} of its device beside weights and KV, its quota is {gib(stated_bytes)}: "
             "raise quota_bytes"
         )
-    return stated_bytes or peak_bytes + SPARE_BYTES
+    return stated_bytes or peak_bytes + SPARE_BYTES + prefix_bytes
 
 
 def left_to_torch(quota_bytes: int, peak_bytes: int, driver_bytes: int) -> int:
