@@ -12,7 +12,8 @@ GENERATED := $(PROTOS:.proto=_pb2.py)
 # Three processes for two cores, since a third of a file's time is waiting; each has a file at a time, the long files
 # (engines, whole systems) not last.
 # A process that dies ends the run: with the one that xdist starts in its place the run would never end.
-# Compiled modules are kept even where the environment says otherwise: the tests start a thousand processes that import the tree.
+# Compiled modules are kept even where the environment says otherwise: the tests start a thousand processes that import
+# the tree.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help

@@ -1,8 +1,7 @@
 """An engine process for `engine_step.py`: ours or the reference's, without a forward pass, with a clock on every step.
 
-Both sides are changed in the same way, and in nothing else. The forward pass gives constant logits. What a GPU does in
-kernels, choosing slots on pages, is done by numpy, because SGLang's own stand-in for hosts is a Python loop over the
-requests. On a CPU SGLang's own paged allocator has no kernels at all, so the reference has pages here only.
+Both sides are changed in the same way, and in nothing else. The forward pass gives constant logits. Slots on pages,
+which a GPU's kernels choose, are chosen by numpy: SGLang's own function for hosts is a Python loop over requests.
 
 As each step begins, these are noted, and written to the file `STEP_LOG` as the process ends: the clock, the main
 thread's CPU time, the process's CPU time (all ns), how many requests the step has, and whether it is a prefill.
@@ -50,16 +49,6 @@ def _without_forward() -> None:
     ModelRunner.forward = forward
 
 
-class _Kernel:
-    """Called as Triton's kernels are."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def __getitem__(self, _grid: Any) -> Any:
-        return self._function
-
-
 def _slots(before: Any, after: Any, last: Any, pages: Any, out: Any, size: int) -> None:
     """Slots of tokens `before`..`after` of each request: what is left of its last page, then new pages."""
     counts = after - before
@@ -75,22 +64,20 @@ def _slots(before: Any, after: Any, last: Any, pages: Any, out: Any, size: int) 
 
 
 def _pages_by_numpy() -> None:
+    """Has both allocators compute slots in numpy, in place of SGLang's functions for hosts."""
     from sglang.srt.mem_cache.allocator import paged
 
     from gpu_scheduler.engines.sglang.kv.pools import paged_allocator as ours
 
-    def extend(before: Any, after: Any, last: Any, pages: Any, out: Any, *rest: Any) -> None:
-        _slots(before.numpy(), after.numpy(), last.numpy(), pages.numpy(), out.numpy(), rest[-1])
+    def extend(before: Any, after: Any, last: Any, pages: Any, out: Any, size: int, _device: Any) -> None:
+        _slots(before.numpy(), after.numpy(), last.numpy(), pages.numpy(), out.numpy(), size)
 
-    def decode(after: Any, last: Any, pages: Any, out: Any, *rest: Any) -> None:
+    def decode(after: Any, last: Any, pages: Any, out: Any, size: int, _new: int) -> None:
         lengths = after.numpy()
-        _slots(lengths - 1, lengths, last.numpy(), pages.numpy(), out.numpy(), rest[-1])
+        _slots(lengths - 1, lengths, last.numpy(), pages.numpy(), out.numpy(), size)
 
-    def naive(before: Any, after: Any, last: Any, pages: Any, out: Any, size: int, _device: Any) -> None:
-        extend(before, after, last, pages, out, size)
-
-    paged.alloc_extend_kernel, paged.alloc_decode_kernel = _Kernel(extend), _Kernel(decode)
-    ours.alloc_extend_naive = naive
+    for module in (paged, ours):
+        vars(module).update(alloc_extend_naive=extend, alloc_decode_naive=decode)
 
 
 def _with_clock() -> None:

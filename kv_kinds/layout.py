@@ -32,7 +32,7 @@ stops growing."""
 
 @dataclass(frozen=True, slots=True)
 class KvKind:
-    """One kind of KV. It has bytes for each token or bytes for each state, not both. Bytes are those of one device,
+    """One kind of KV, with bytes for each token or bytes for each state, not both. Bytes are those of one device,
     except in what `times` returns. Raises ValueError for values that no kind has."""
 
     name: str
@@ -188,7 +188,7 @@ class KvLayout:
 
 
 def of_tokens(bytes_per_token: int) -> KvLayout:
-    """The layout of a model with attention alone. It has no kinds if a token takes no bytes."""
+    """The layout of a model with attention alone, which has no kinds if a token takes no bytes."""
     return KvLayout((attention(bytes_per_token),) if bytes_per_token else ())
 
 

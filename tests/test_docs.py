@@ -104,3 +104,15 @@ def test_prose_of_a_document_fits_into_120_columns(name):
     text = re.sub(r"^ *```.*?^ *```", "", (ROOT / name).read_text(), flags=re.M | re.S)
     prose = [line for line in text.split("\n") if not re.match(r" {4}|\s*\||> .*\]\(", line)]
     assert [line for line in prose if len(line) > 120] == []
+
+
+def test_comments_of_scripts_messages_and_configurations_fit_into_120_columns():
+    kinds = (".sh", ".proto", ".toml", ".yaml", ".yml", ".service", ".socket", ".env", "Makefile")
+    comments = {
+        name: [line for line in (ROOT / name).read_text().split("\n") if re.match(r"\s*(#|//)", line)]
+        for name in FILES
+        if name.endswith(kinds)
+    }
+    assert {
+        name: long for name, lines in comments.items() if (long := [line for line in lines if len(line) > 120])
+    } == {}

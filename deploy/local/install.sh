@@ -1,6 +1,6 @@
 #!/bin/sh
-# The pinned environment of this machine, in $VENV: DEVICE=cpu without a GPU, DEVICE=cuda with one. Called by `make env`; safe to
-# repeat.
+# The pinned environment of this machine, in $VENV: DEVICE=cpu without a GPU, DEVICE=cuda with one. Called by `make
+# env`; safe to repeat.
 set -eu
 : "${PYTHON:=python3}" "${VENV:=.venv}" "${DEVICE:=cpu}"
 say() { printf '%s\n' "prism: $*"; }

@@ -372,7 +372,9 @@ def _sized(
         name: _held_bytes(name, tensor, dtype_bytes, _parts(name, tensor.shape, shape, config, devices))
         for name, tensor in held.items()
     }
-    nbytes |= {name: _aligned(prod(size) * dtype_bytes) for name, size in beside.items() if name not in nbytes}
+    for name, size in beside.items():
+        if name not in nbytes:
+            nbytes[name] = _aligned(-(-prod(size) * dtype_bytes // _parts(name, size, shape, config, devices)))
     # A token reads one row of these.
     idle = nbytes.get(families.EMBEDDINGS_OF_LAYERS, 0)
     experts = sum(size for name, size in nbytes.items() if ".experts." in name)

@@ -131,7 +131,7 @@ def main() -> int:
     from gpu_scheduler.engines.sglang.base import environment
 
     environment.prepare()
-    from gpu_scheduler.engines.sglang import engine  # noqa: F401  (SGLang's modules import each other in one order only)
+    from gpu_scheduler.engines.sglang import engine  # noqa: F401  (SGLang's modules import each other in one order)
 
     missing = lacking(all_ours())
     for each in missing:

@@ -91,8 +91,8 @@ def write(
 
 
 def sentence_piece_model(folder: Path) -> Path:
-    """A tokenizer.model, of SentencePiece's own trainer. It runs in a process of its own: beside other libraries that
-    bring a protobuf of theirs, the trainer sometimes aborts the process."""
+    """A tokenizer.model, of SentencePiece's own trainer. The trainer runs in a process of its own: beside other
+    libraries that bring a protobuf of theirs, it sometimes aborts the process."""
     folder.mkdir(parents=True, exist_ok=True)
     corpus = folder / "corpus.txt"
     corpus.write_text("\n".join(tokenizers.CORPUS * 8))

@@ -2,8 +2,8 @@
 
 Two threads use them. The engine's takes extents and gives them back: `acquire` from the reserve costs microseconds,
 `release` never waits. The lease's own keeps the reserve between its marks, unmaps and returns what is not needed, and
-answers limits and reclaims as far as the reserve goes, whatever the engine is doing. What goes beyond it is up to the
-engine: `wake_fd` becomes readable, then `overage_bytes` and `take_reclaims` say how much.
+answers limits and reclaims as far as the reserve goes, whatever the engine is doing. Memory that exceeds the reserve is
+for the engine to give up: `wake_fd` becomes readable, then `overage_bytes` and `take_reclaims` say how much.
 
 The engine counts in indices, each `extent_bytes` of addresses. Where much is missing at once it comes in large extents
 of several indices, because the cost of mapping is per extent; `extents` says which. A large one leaves as a whole:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The comparison of systems on two GPUs, on two pairs of them at once where there are four, for longer than one call of a
-# machine may last. After setup.sh, with the slices of pack.sh in SRC/slices:
+# The comparison of systems on two GPUs, on two pairs of them at once where there are four, for longer than one call of
+# a machine may last. After setup.sh, with the slices of pack.sh in SRC/slices:
 #   SRC=... SITE=... RESULTS=... sh compare.sh begin SECONDS [[other] SYSTEM:SLICE:RATE ... [/ ...] [-- ...]]
 #   SRC=... SITE=... RESULTS=... sh compare.sh look SECONDS
 # What comes after `--` is for the next pair of GPUs, what comes after `/` for the same one afterwards; without any the
@@ -8,10 +8,10 @@
 # After `other` it is the tree SRC.other that is measured. Hosts differ, and so do their halves: what is to be compared
 # like this is measured on both pairs, in either order, and each pair has folders of its own for both trees
 # (compare_h200.1, compare_h200.other.1, ...).
-# `begin` goes on where the folder of results ends (RESULTS/compare_h200 or RESULTS/compare_h100; slos.json and results of
-# an earlier time may be put there), in processes that outlive the shell, and begins nothing that would not be done after
-# so many seconds. `look` waits until they are done, or so long, and says what there is; it fails at once where nothing is
-# under way and nothing was done.
+# `begin` goes on where the folder of results ends (RESULTS/compare_h200 or RESULTS/compare_h100; slos.json and results
+# of an earlier time may be put there), in processes that outlive the shell, and begins nothing that would not be done
+# after so many seconds. `look` waits until they are done, or so long, and says what there is; it fails at once where
+# nothing is under way and nothing was done.
 #   MORE="--rehearse echo" GPUS=2    on a machine without them
 set -u
 . "$(dirname "$0")/run.sh"

@@ -8,8 +8,8 @@
 #                                                        asleep and awake each: 5 minutes. They need all of it
 #   SRC=... SITE=... RESULTS=... sh formats.sh beside_kinds   their steps and first tokens beside SGLang's own: 1.5
 #                                                        minutes a shape
-#   SRC=... SITE=... RESULTS=... sh formats.sh shapes    gpt-oss-20b, Qwen3-30B-A3B in FP8 and a small one share the GPU,
-#                                                        20 times asleep and awake each: 5 minutes
+#   SRC=... SITE=... RESULTS=... sh formats.sh shapes    gpt-oss-20b, Qwen3-30B-A3B in FP8 and a small one share the
+#                                                        GPU, 20 times asleep and awake each: 5 minutes
 #   SRC=... SITE=... RESULTS=... sh formats.sh beside    steps and first tokens beside SGLang's own: 2 minutes a shape
 set -u
 . "$(dirname "$0")/run.sh"

@@ -1,18 +1,20 @@
 #!/bin/sh
-# Prism over HTTP beside SGLang's own server, on a host of one GPU that one has for 20 minutes, in a tree that came there
-# without .git:
+# Prism over HTTP beside SGLang's own server, on a host of one GPU that one has for 20 minutes, in a tree that came
+# there without .git:
 #   sh http.sh first PACK             what pack.sh made is put in place; the time counts
-#   sh http.sh begin [WORD...]        after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...: unpacks them, says
-#                                     what is missing and fails then, and begins what is to be measured, in processes that
-#                                     outlive the shell
+#   sh http.sh begin [WORD...]        after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...: unpacks them,
+#                                     says what is missing and fails then, and begins what is to be measured, in
+#                                     processes that outlive the shell
 #   sh http.sh look SECONDS OUT       waits until all is done, or so long; results so far come to OUT, in a few files
 # Words are what is measured, in this order; each may have a number of rounds (8b:6):
-#   fresh     8B, nothing compiled yet: what still runs in the first windows (250 s). It leaves the kernels for the others
+#   fresh     8B, nothing compiled yet: what still runs in the first windows (250 s). It leaves the kernels for the
+#             others
 #   8b        8B, all loads (480 s with four rounds, 680 with six; 90 more where kernels are to be compiled)
-#   start     two starts of make serve with 8B and a request at once, nothing compiled before the first (150 s, and 20 for
-#             the checkpoint); alone: WORDS of the other kinds are not there yet, or have ended
+#   start     two starts of make serve with 8B and a request at once, nothing compiled before the first (150 s, and 20
+#             for the checkpoint); alone: WORDS of the other kinds are not there yet, or have ended
 #   135m      SmolLM2's shape, or SMOLLM2=FOLDER a real one (330 s with four rounds)
-# MORE="--rehearse ..." are arguments after all others. An archive made by zstd needs its program and liblz4.so.1 in /tmp/c.
+# MORE="--rehearse ..." are arguments after all others. An archive made by zstd needs its program and liblz4.so.1 in
+# /tmp/c.
 set -eu
 IN=${IN:-/tmp/in} PARTS=${PARTS:-/tmp/b} TOOLS=${TOOLS:-/tmp/c}
 WORK=${WORK:-/tmp} # checkpoints and compiled kernels, 30 GB

@@ -1,10 +1,10 @@
 #!/bin/sh
-# What one GPU shows of whether engines say the same and what elastic memory costs, for longer than one call of a machine
-# may last, after setup.sh:
+# What one GPU shows of whether engines say the same and what elastic memory costs, for longer than one call of a
+# machine may last, after setup.sh:
 #   SRC=... SITE=... RESULTS=... sh one.sh begin
 #   SRC=... SITE=... RESULTS=... sh one.sh look SECONDS
-# `begin` starts it in processes that outlive the shell (some 1,000 s). `look` waits until it is done, or so long, and shows
-# what has been said so far.
+# `begin` starts it in processes that outlive the shell (some 1,000 s). `look` waits until it is done, or so long, and
+# shows what has been said so far.
 set -u
 . "$(dirname "$0")/run.sh"
 SELF=$SRC/benchmarks/gpu/offline/one.sh

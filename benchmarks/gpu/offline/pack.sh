@@ -1,11 +1,12 @@
 #!/bin/sh
-# For a GPU host that reaches no package registry: the committed tree with its generated code, and the wheels that such a
-# host lacks, as OUT/prism.tgz and OUT/wheels/. SGLang and its kernels come there as an archive of their own.
+# For a GPU host that reaches no package registry: the committed tree with its generated code, and the wheels that such
+# a host lacks, as OUT/prism.tgz and OUT/wheels/. SGLang and its kernels come there as an archive of their own.
 #   benchmarks/gpu/offline/pack.sh OUT [PYTHON] [TRACES]
-# PYTHON: of the environment that `make env` made. TRACES: a folder of whole traces; the slices that benchmarks.gpu.compare
-# replays then go along, as slices/ of the archive, and what benchmarks.gpu.stairs needs, as stairs/. OTHER=COMMIT in the environment: OUT/other.tgz has what that commit has
-# otherwise, to be measured beside HEAD on the same host (compare.sh); HEAD itself where it is systems that are to be
-# measured at the same seconds, in either order.
+# PYTHON: of the environment that `make env` made. TRACES: a folder of whole traces; the slices that
+# benchmarks.gpu.compare replays then go along, as slices/ of the archive, and what benchmarks.gpu.stairs needs, as
+# stairs/. OTHER=COMMIT in the environment: OUT/other.tgz has what that commit has otherwise, to be measured beside HEAD
+# on the same host (compare.sh); HEAD itself where it is systems that are to be measured at the same seconds, in either
+# order.
 set -eu
 out=$1 python=${2:-.venv/bin/python} traces=${3:+$(cd "$3" && pwd)}
 cd "$(dirname "$0")/../../.."

@@ -1,7 +1,7 @@
 #!/bin/sh
 # On the host: what pack.sh made becomes SRC, and SRC.other where it made other.tgz; SGLang's archive (parts in numeric
-# order) and the wheels become SITE. Compiled kernels of an earlier time, if IN/kernels.txz has them, go to their places.
-# Safe to repeat. UNPACK in the environment: the command that unpacks an archive made by something else than xz.
+# order) and the wheels become SITE. Compiled kernels of an earlier time, if IN/kernels.txz has them, go to their
+# places. Safe to repeat. UNPACK in the environment: the command that unpacks an archive made by something else than xz.
 #   sh setup.sh IN SRC SITE PART...
 set -eu
 in=$1 src=$2 site=$3

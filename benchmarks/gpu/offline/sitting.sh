@@ -1,10 +1,13 @@
 #!/bin/sh
 # The comparison on a host of two or four GPUs that one has for half an hour, in a tree that came there without .git:
-#   sh sitting.sh first PACK          what pack.sh made is put in place, with compare_*/slos.json beside it; the time counts
-#   sh sitting.sh begin [WORD...]     after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...; words of compare.sh
-#   sh sitting.sh look SECONDS OUT    waits until all is done, or so long; results so far come to OUT, in eight files at most
-# What is begun without words is in `left`: all systems of a slice and rate are to have the same cards. Where there are no
-# targets of its slices on these, models are measured alone first.
+#   sh sitting.sh first PACK          what pack.sh made is put in place, with compare_*/slos.json beside it; the time
+#                                     counts
+#   sh sitting.sh begin [WORD...]     after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...; words of
+#                                     compare.sh
+#   sh sitting.sh look SECONDS OUT    waits until all is done, or so long; results so far come to OUT, in eight files at
+#                                     most
+# What is begun without words is in `left`: all systems of a slice and rate are to have the same cards. Where there are
+# no targets of its slices on these, models are measured alone first.
 set -eu
 IN=/tmp/in
 export SRC=/tmp/src SITE=/tmp/site RESULTS=/tmp/results
@@ -12,8 +15,8 @@ ENDS_S=${ENDS_S:-1740} # after `first`; the host goes back half a minute later
 
 # left GPUS: what compare.sh is given
 left() {
-    # The two cells in which hosts decide (docs/lab/gpu-runs.md, "A host is not the same"), at the same seconds: with OTHER=HEAD
-    # of pack.sh each pair has folders of its own.
+    # The two cells in which hosts decide (docs/lab/gpu-runs.md, "A host is not the same"), at the same seconds: with
+    # OTHER=HEAD of pack.sh each pair has folders of its own.
     if [ "$1" -ge 4 ]; then
         echo "prism:hyperbolic:24 prism:quiet:6 / muxserve:hyperbolic:24 muxserve:quiet:6"
         echo "-- muxserve:hyperbolic:24 muxserve:quiet:6 / prism:hyperbolic:24 prism:quiet:6"

@@ -1,25 +1,27 @@
 #!/bin/sh
-# What a GPU has not seen yet (SGLang 0.5.23 with KV that lies token by token, kinds of KV), in the order of what it is
-# worth, on a host of one GPU that one has for half an hour, in a tree that came there without .git:
+# Runs what no GPU has seen yet (SGLang 0.5.23 with KV that lies token by token, kinds of KV), the most important first,
+# on a host of one GPU that one has for half an hour, in a tree that came there without .git:
 #   sh untried.sh first PACK          what pack.sh made is put in place; the time counts
-#   sh untried.sh begin [WORD...]     after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...: unpacks them, says
-#                                     what is missing and fails then, and begins the rest in processes that outlive the shell
+#   sh untried.sh begin [WORD...]     after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...: unpacks them,
+#                                     says what is missing and fails then, and begins the rest in processes that outlive
+#                                     the shell
 #   sh untried.sh look SECONDS OUT    waits until all is done, or so long; logs and results so far come to OUT
 # Words, all of them in this order if nothing is said; each is bounded by what is left of the time:
 #   formats   every class and format, small, beside unmodified SGLang
 #   overhead  one engine beside SGLang's own scheduler
 #   kinds     models with states, windows and latent rows in published shapes, together on the GPU, 20 times asleep
 #   beside_kinds   steps and first tokens of these, beside SGLang's own scheduler
-#   engines   the tests of engines, moves, private memory, encoders and adapters, three at once: each has a balloond with
-#             a GiB of its own or a system that takes what it needs, and the device tells the memory of each process
+#   engines   the tests of engines, moves, private memory, encoders and adapters, three at once: each has a balloond
+#             with a GiB of its own or a system that takes what it needs, and the device tells the memory of each
+#             process
 #   serve     the test of a whole system, alone: it counts the device's free memory
-# REHEARSE=1: without a GPU, where tests are only collected. An archive made by zstd needs its program and liblz4.so.1 in
-# /tmp/c.
+# REHEARSE=1: without a GPU, where tests are only collected. An archive made by zstd needs its program and liblz4.so.1
+# in /tmp/c.
 set -eu
 IN=${IN:-/tmp/in} PARTS=${PARTS:-/tmp/b} TOOLS=${TOOLS:-/tmp/c}
 WORK=${WORK:-/tmp} # a checkpoint, 16 GB
 export SRC=${SRC:-/tmp/src} SITE=${SITE:-/tmp/site} RESULTS=${RESULTS:-/tmp/results}
-ENDS_S=${ENDS_S:-1140} # after `first`
+ENDS_S=${ENDS_S:-1500} # after `first`; the host goes back a minute later
 REHEARSE=${REHEARSE:-}
 SELF=$SRC/benchmarks/gpu/offline/untried.sh
 BEGUN=$RESULTS/begun

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class Renumbering:
-    """One move of envelopes, from `sources` to `destinations`. It takes memory for these alone: a table of all
-    envelopes that have addresses may be larger than the model."""
+    """One move of envelopes, from `sources` to `destinations`. Its memory grows with the number of envelopes that
+    move: a table of all envelopes that have addresses may be larger than the model."""
 
     def __init__(self, ids: Ids, sources: Indices, destinations: Indices, envelope_slots: int) -> None:
         """`ids`: takes numbers to the device. `envelope_slots`: slots of an envelope."""

@@ -119,6 +119,12 @@ for page, said in {
     "README.md": f"{on_gpus} hooks on its internals",
 }.items():
     assert said in Path(page).read_text().replace("\\n", " "), (page, said)
+upstream = Path("docs/design/upstream.md").read_text()
+assert f"with {on_gpus} hooks on a GPU" in upstream
+proposed = dict.fromkeys((name for name, (gpu, _) in both.items() if gpu), 0)
+for count, name in re.findall(r"([0-9]+)\\s+of\\s+`([a-z_]+)[.]py`", upstream):
+    proposed[name] += int(count)
+assert proposed == {name: gpu for name, (gpu, _) in both.items() if gpu}, proposed
 """
 
 

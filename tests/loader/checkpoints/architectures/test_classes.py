@@ -131,6 +131,23 @@ def test_heads_of_linear_attention_that_do_not_divide_are_refused_by_name(
         read(folder, 4, 2)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_projections_to_values_that_are_keys_are_divided_as_those_of_other_values(
+    tmp_path: Path, folders: Any, devices: int
+) -> None:
+    """Engines hold both projections, though a checkpoint has one for keys and values together."""
+    whole = config_of(folders("Gemma4ForConditionalGeneration"))
+    found = []
+    for together in (True, False):
+        folder = tmp_path / str(together)
+        folder.mkdir()
+        text = {**whole["text_config"], "num_key_value_heads": 2, "num_global_key_value_heads": 2}
+        config = {**whole, "text_config": {**text, "attention_k_eq_v": together}}
+        (folder / "config.json").write_text(json.dumps(config))
+        found.append(read_config(folder, 4, devices).weights_bytes)
+    assert found[0] == found[1]
+
+
 def test_gate_of_a_shared_expert_is_on_each_device_as_a_whole(folders: Any) -> None:
     """The gate of a shared expert has one row, which does not divide among devices."""
     one, two = (read(folders("Qwen3NextForCausalLM"), 4, devices) for devices in (1, 2))

@@ -23,8 +23,8 @@ class GrowingAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
     @override
     def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> None:
         """Makes room until `num_tokens` slots are free, as far as it can. SGLang calls this before it allocates, and
-        before each decode step. Its own method evicts prefixes; here memory grows, and prefixes are evicted only for
-        what it cannot grow by."""
+        before each decode step. SGLang's own method evicts prefixes; here memory grows, and prefixes are evicted only
+        for slots that growth does not bring."""
         if tree_cache is not None and tree_cache.supports_prefix_sharing():
             current.model().provisioning.before_allocation(tree_cache, num_tokens)
 

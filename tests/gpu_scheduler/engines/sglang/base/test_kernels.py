@@ -34,7 +34,7 @@ def test_sglang_kernels_can_take_their_changing_numbers_as_plain_arguments(modul
     for number in kernels.NUMBERS[module, name]:
         if (annotation := taken[number]) is None or "constexpr" not in ast.unparse(annotation):
             continue
-        # Where numbers are only compared with others they need not be constants.
+        # Numbers that are only compared with others need not be constants.
         compared = [each for each in ast.walk(found[name]) if isinstance(each, ast.Compare)]
         inside = [each for compare in compared for each in ast.walk(compare)]
         uses = [each for each in ast.walk(found[name]) if isinstance(each, ast.Name) and each.id == number]

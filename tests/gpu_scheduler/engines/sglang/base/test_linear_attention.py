@@ -37,7 +37,7 @@ def drawn(*sizes: int, seed: int) -> torch.Tensor:
 
 
 def strided(states: torch.Tensor) -> torch.Tensor:
-    """The same states with a gap behind each, as they lie in extents."""
+    """States with a gap behind each, as states lie in extents."""
     flat = states.flatten(1)
     padded = torch.full((len(states), flat.shape[1] + 11), float("nan"))
     padded[:, : flat.shape[1]] = flat
@@ -64,7 +64,8 @@ def recurrence(
 
 
 def test_gated_delta_rule_keeps_what_is_no_number_to_the_sequence_that_has_it(operators: ModuleType) -> None:
-    """Sequences of a step differ in length. Those that are over stay beside the others, and take nothing of them."""
+    """Sequences of a step differ in length. Sequences that are over stay beside the others, and take nothing of
+    them."""
     tokens, at = sum(LENGTHS), bounds()
     q, k = drawn(1, tokens, KEY_HEADS, KEY, seed=1), drawn(1, tokens, KEY_HEADS, KEY, seed=2)
     v = drawn(1, tokens, VALUE_HEADS, VALUE, seed=3)

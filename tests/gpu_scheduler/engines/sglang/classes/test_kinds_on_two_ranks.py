@@ -133,7 +133,7 @@ async def test_windows_and_states_divide_by_their_heads_and_answers_are_those_of
 
 
 class Neighbour:
-    """A lease on one device, whose memory comes and goes. What it has it uses, so none of it is taken from it."""
+    """A lease on one device, whose memory comes and goes. The lease uses all of its memory, so none of it is taken."""
 
     def __init__(self, at: Node, device: str) -> None:
         self._lease = Lease.attach(at.handoff, device, "neighbour", timeout_s=STEP_S)

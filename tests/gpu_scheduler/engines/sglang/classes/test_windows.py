@@ -62,7 +62,7 @@ async def test_what_has_left_the_window_takes_memory_in_the_other_layers_only(tm
         await end.until(lambda: not end.stats.running and end.stats.kv_cached_bytes > 0)
         assert end.stats.kv_used_bytes == 0
         in_window = (end.stats.kv_cached_bytes - 399 * OF_TOKEN) // OF_TOKEN_IN_WINDOW
-        # Where a chunk of the prompt ends another request may begin, so a window is kept there.
+        # Another request may begin where a chunk of the prompt ends, so a window is kept there.
         assert WINDOW <= in_window <= 2 * WINDOW + WINDOW + FREED_TOGETHER
 
 

@@ -145,7 +145,8 @@ class KindsMachine(RuleBasedStateMachine):
 
     @rule()
     def shrink(self) -> None:
-        """What an engine does over its limit: it frees what would have no place, and moves the rest together."""
+        """Makes memory leave as an engine over its limit does: frees tokens that would have no place, and moves the
+        others together."""
         self.lease.settle()
         kv, memory, lost = self.kv, self.memory, 0
         memory.take_reclaims()

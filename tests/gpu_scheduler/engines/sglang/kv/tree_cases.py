@@ -39,7 +39,7 @@ class Bench:
         self.tree = PrefixTree(self.cache)
 
     def put(self, tokens: list[int]) -> torch.Tensor:
-        """As an engine does with a prompt that it has computed: what is cached already keeps its slots."""
+        """Caches a prompt as an engine does that has computed it: tokens that are cached already keep their slots."""
         key = self.tree.key(tokens)
         there = self.tree.match(key).slots
         fresh = self.slots.take(len(key) - len(there), self.page_size)
@@ -141,8 +141,8 @@ def prefixes_of_adapters_are_kept_apart() -> None:
 
 
 class Books(RuleBasedStateMachine):
-    """Prefixes come, are used, locked, moved, cut and evicted. What SGLang says of the tree, what walks over it find,
-    and the slots that were handed out stay one."""
+    """Prefixes come, are used, locked, moved, cut and evicted. SGLang's own numbers of the tree, walks over it, and the
+    slots that were handed out agree."""
 
     page_size = 1
 

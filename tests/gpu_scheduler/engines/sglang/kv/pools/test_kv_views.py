@@ -1,4 +1,4 @@
-"""Where the keys and values of a token lie in a range of bytes."""
+"""Keys and values of a token lie together in a range of bytes, and kernels find them there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_views_share_no_element_and_leave_none_out(page_size: int, v_dim: int) -
 
 
 def test_a_page_is_the_same_bytes_in_all_layers(page_size: int) -> None:
-    """So a page can be mapped, moved and copied by itself."""
+    """A page that is one range of bytes can be mapped, moved and copied by itself."""
     shape = shape_of(page_size)
     raw = raw_of(shape)
     for both in kv_views(raw, shape):
@@ -50,7 +50,7 @@ def test_a_page_is_the_same_bytes_in_all_layers(page_size: int) -> None:
 
 
 def test_elements_of_a_head_and_heads_of_a_token_lie_in_a_row(page_size: int) -> None:
-    """As kernels of attention, and kernels that store a row, want it."""
+    """Kernels of attention, and kernels that store a row, want rows in one piece."""
     for dtype in (torch.bfloat16, torch.uint8):
         shape = shape_of(page_size, dtype=dtype)
         for both in kv_views(raw_of(shape), shape):
