@@ -46,9 +46,9 @@ class TextTrials:
         """Verdicts that stay with the files, the one used longest ago first."""
 
     async def fault(self, path: str, generation: int, present: Callable[[], int]) -> TextFault | None:
-        """The fault of a folder's text; None when it can be used, or could not be tried. `present`: the
-        generation of the files that are there now, which blocks on the file system; the verdict on files that were not
-        there all the time says nothing about those of `generation`."""
+        """The fault of a folder's text; None when it can be used, or could not be tried. `present`: the generation of
+        the files that are there now, which blocks on the file system; the verdict on files that were not there all the
+        time says nothing about those of `generation`."""
         # This caller may be cancelled; what was begun is the next caller's answer.
         return await asyncio.shield(tasks.spawn(self._in_turn((path, generation), present), "try a tokenizer"))
 
@@ -82,8 +82,8 @@ class TextTrials:
                 await self.close()
 
     async def _confirmed(self, path: str) -> TextFault | None:
-        """The fault of a folder's text, None if there is none. A fault lasts if two trials find it: a folder that was away for a
-        moment, and is back as it was, looks like one that lacks files. Raises as `_tried`."""
+        """The fault of a folder's text, None if there is none. A fault lasts if two trials find it: a folder that was
+        away for a moment, and is back as it was, looks like one that lacks files. Raises as `_tried`."""
         found = await self._tried(path)
         if found is None or found.may_pass:
             return found
@@ -91,9 +91,9 @@ class TextTrials:
         return again if again in (None, found) else replace(found, may_pass=True)
 
     async def _tried(self, path: str) -> TextFault | None:
-        """The fault of a folder's text, None if there is none. Raises OSError, TimeoutError where the process
-        cannot be started. What the process does at a folder is that folder's fault, though a slow disk or short memory
-        may be behind it."""
+        """The fault of a folder's text, None if there is none. Raises OSError, TimeoutError where the process cannot be
+        started. What the process does at a folder is that folder's fault, though a slow disk or short memory may be
+        behind it."""
         if self._process is None or not self._process.alive:
             self._process = await LineProcess.start(self._command, START_S)
         try:
