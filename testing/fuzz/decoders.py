@@ -121,7 +121,7 @@ def surfaces(folder: Path) -> Iterator[tuple[str, Case, Callable[[bytes], object
     yield "images", mutated((header,)), filed("image", disk_file.read_header), (disk_file.Damaged, OSError)
     read_settings = filed("s.toml", lambda path: config.read(GpuSchedulerConfig, path))
     yield "settings", mutated((_SETTINGS,)), read_settings, (ValueError,)
-    yield "traces", mutated((_TRACE,)), filed("t.csv", lambda path: list(trace._rows(path))), (trace.TraceError,)
+    yield "traces", mutated((_TRACE,)), filed("t.csv", lambda path: list(trace.rows(path))), (trace.TraceError,)
     read_rates = filed("r.csv", lambda path: rates.read(path, _Everything()))  # type: ignore[arg-type]
     yield "rates", mutated((_RATES,)), read_rates, (trace.TraceError,)
 
