@@ -72,6 +72,8 @@ _LONGEST_CONTEXT = (1 << 31) - 1
 
 _LARGEST_NUMBER = (1 << 31) - 1
 _MOST_LAYERS = 4096
+_SCORED = 2
+"""Experts of a group whose scores together are the group's, where the router has a bias."""
 _MOST_EXPERTS = 1 << 18
 """Most experts of a model, those of all layers together: a hundred times as many as large models have."""
 UNCOUNTED_KV = (
@@ -604,7 +606,28 @@ def experts_of(config: Mapping[str, Any], experts: Experts) -> tuple[int, int]:
     count, used = _count(config, *experts.count), _count(config, experts.used)
     if not 1 <= used <= count:
         raise BrokenCheckpoint(f"config.json: {experts.used} is {used} of {count} experts")
+    if config.get("n_group") is not None:
+        _check_groups(config, experts, count, used)
     return count, used
+
+
+def _check_groups(config: Mapping[str, Any], experts: Experts, count: int, used: int) -> None:
+    """Raises BrokenCheckpoint if no token could choose `used` of `count` experts: first its best `topk_group` groups of
+    them, then its best experts in these groups."""
+    check_given(CONFIG, config, {"n_group": COUNT, "topk_group": COUNT, "routed_scaling_factor": POSITIVE})
+    groups = int(config["n_group"])
+    best = 1 if config.get("topk_group") is None else int(config["topk_group"])
+    if count % groups:
+        raise BrokenCheckpoint(f"config.json: {count} experts cannot be divided into n_group = {groups} groups")
+    if best > groups:
+        raise BrokenCheckpoint(f"config.json: topk_group is {best} of n_group = {groups} groups")
+    size = count // groups
+    if used > best * size:
+        raise BrokenCheckpoint(
+            f"config.json: {experts.used} is {used}, and topk_group = {best} groups have {best * size}"
+        )
+    if size < _SCORED and experts.router_bias:
+        raise BrokenCheckpoint(f"config.json: n_group = {groups} groups of {size} have no {_SCORED} best experts each")
 
 
 def _linear(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:
