@@ -36,6 +36,8 @@ T = TypeVar("T")
 CONFIG = "config.json"
 _FLOATS = one_of("float16", "half", "bfloat16", "float32", "float")
 """Names that torch has for the floats in which engines compute."""
+_TIED = "tie_word_embeddings"
+"""Key that says whether input and output embedding are one tensor."""
 _KINDS = {
     "rms_norm_eps": at_least(0),
     "rope_theta": POSITIVE,
@@ -43,7 +45,7 @@ _KINDS = {
     "rope_is_neox_style": FLAG,
     "dtype": _FLOATS,
     "torch_dtype": _FLOATS,
-    "tie_word_embeddings": FLAG,
+    _TIED: FLAG,
     "attention_bias": FLAG,
     "mlp_bias": FLAG,
     "bias": FLAG,
@@ -136,7 +138,10 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     text = config.get("text_config")
     given = text if isinstance(text, dict) else config
     known = CLASSES.get(config["architectures"][0])
-    return {**known.defaults, **given} if known else given
+    if known is None:
+        return given
+    beside = {_TIED: config.get(_TIED, False)} if known.tied_beside_text else {}
+    return {**known.defaults, **given, **beside}
 
 
 def refusal(config: Mapping[str, Any], unverified: bool = False) -> str | None:
@@ -281,7 +286,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         head_dim=head_dim,
         vocabulary=number("vocab_size"),
         context_tokens=context,
-        tied=config.get("tie_word_embeddings") is True,
+        tied=config.get(_TIED) is True,
         latent=sizes,
         full=two_shapes.read(config, heads, kv_heads) if known.two_shapes else None,
         parts=two_shapes.read_parts(config, number("num_hidden_layers")) if known.two_shapes else None,

@@ -460,6 +460,23 @@ def test_layers_that_predict_several_tokens_are_no_part_for_images(tmp_path: Pat
     assert read(other, 4).weights_bytes == read(folder, 4).weights_bytes
 
 
+@pytest.mark.parametrize("architecture", [name for name, known in classes.CLASSES.items() if known.tied_beside_text])
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_a_wrapper_whose_engine_reads_beside_its_text_whether_embeddings_are_one_has_them_so(
+    tmp_path: Path, folders: Any, architecture: str, tied: bool | None
+) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["text_config"]["tie_word_embeddings"] = not tied
+        config.pop("tie_word_embeddings")
+        if tied is not None:
+            config["tie_word_embeddings"] = tied
+
+    whole = read(folders(architecture), 4)
+    embedding = 4 * small.VOCABULARY * small.SHAPE["hidden_size"]
+    found = read(changed(folders(architecture), tmp_path / "changed", change), 4)
+    assert found.weights_bytes == whole.weights_bytes - (embedding if tied else 0)
+
+
 def test_a_wrapper_is_read_by_its_text_config_and_is_as_large_as_all_its_parts(folders: Any) -> None:
     text, whole = (read(folders(name), 4) for name in ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"))
     assert (whole.context_tokens, whole.layers, whole.kv_bytes_per_token) == (
