@@ -84,7 +84,7 @@ def check_by_layer(config: Mapping[str, Any]) -> None:
             continue
         if not isinstance(said, dict):
             raise BrokenCheckpoint(f"{_FILE}: {where} is not an object")
-        parts = {where: said}
+        parts: dict[str, Any] = {where: said}
         if any(isinstance(part, dict) for part in said.values()):
             parts = {f"{where}.{kind}": said.get(kind) for kind in sorted(set(config.get("layer_types") or said))}
         for key, part in parts.items():
