@@ -33,6 +33,8 @@ class LogEntry:
     level: str
     text: str
     values: dict[str, Any]
+    continues: bool = False
+    """Whether it belongs to the line before, whose values it has."""
 
     def about(self, model: str) -> bool:
         return self.values.get("model") == model
@@ -47,7 +49,7 @@ def entries(service: str, lines: Iterable[str]) -> Iterator[LogEntry]:
             at, level, text = known["timestamp"], known["level"], known["event"]
         except (ValueError, KeyError, TypeError):
             if line.strip():
-                yield LogEntry(service, at, level, line.rstrip(), values)
+                yield LogEntry(service, at, level, line.rstrip(), values, continues=True)
             continue
         values = {key: value for key, value in known.items() if key not in _OWN}
         yield LogEntry(service, at, level, str(text), values)
@@ -147,5 +149,5 @@ def _print(found: Iterable[LogEntry], as_json: bool) -> None:
             own = {"timestamp": entry.at, "service": entry.service, "level": entry.level, "event": entry.text}
             typer.echo(json.dumps(own | entry.values))
         else:
-            values = "".join(f" {key}={value}" for key, value in entry.values.items())
+            values = "".join(f" {key}={value}" for key, value in entry.values.items() if not entry.continues)
             typer.echo(f"{entry.at[11:23]} {entry.service} {entry.level}: {entry.text}{values}")

@@ -167,14 +167,16 @@ class ModelHost:
         check_folder(path)
         try:
             lifecycle.build(EngineScheduler)
-        except (OSError, ValueError, TypeError, AttributeError, LookupError, AssertionError, MemoryError) as error:
-            # The loaders report faults of the weights themselves. For a configuration that it refuses, SGLang raises
-            # any of these types.
-            _log.warning("SGLang could not build the model", path=path, exc_info=True)
-            raise fault(error, path) from error
+        except CommandError:
+            raise
         except RuntimeError as error:
             _log.warning("SGLang could not start", path=path, exc_info=True)
             raise CommandError(one_line(error)) from error
+        except Exception as error:
+            # The loaders report faults of the weights themselves. For a configuration that it refuses, or with which it
+            # cannot compute, SGLang raises errors of any type.
+            _log.warning("SGLang could not build the model", path=path, exc_info=True)
+            raise fault(error, path) from error
 
     def _serve(self, lifecycle: Lifecycle) -> int | None:
         """Runs SGLang's event loop until the model leaves. Returns the command_id of the Unload that ended it; None:
@@ -196,8 +198,9 @@ class ModelHost:
                 _log.error("out of memory", why=why, quota=model.booked_bytes)
                 raise
             self._ranks.settle(NoMemory(why), _FAILURE_S)
-        except (ValueError, TypeError, AttributeError, LookupError, AssertionError, NotImplementedError) as error:
-            if model.state is not EngineState.PROVING:
+        except Exception as error:
+            # Behind an error of a device's no call to it succeeds, and only the process's end helps.
+            if model.state is not EngineState.PROVING or isinstance(error, (CommandError, torch.AcceleratorError)):
                 raise
             path = model.load.model.path
             _log.error("SGLang fails at the first request of the model", path=path, exc_info=True)

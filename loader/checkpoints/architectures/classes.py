@@ -130,6 +130,9 @@ class ModelClass:
     wrapper: bool = False
     """Whether the class takes images too, so that `text_config` describes its language model. Only text is served, and
     the other parts lie in memory with the weights."""
+    tied_beside_text: bool = False
+    """Whether the key that says that both embeddings are one tensor counts where it stands beside `text_config`, and
+    not within it. Newer versions of Transformers may write another value within it."""
     bare_names: bool = False
     """Whether engines also read checkpoints in which the names of tensors lack "model." in front, as embedding models'
     do."""
@@ -218,7 +221,7 @@ CLASSES = {
     ),
     "Qwen3_5ForCausalLM": ModelClass("Qwen 3.5 and 3.6, text models", _BOTH, states="split", **_GATED_DELTA),
     "Qwen3_5ForConditionalGeneration": ModelClass(
-        "Qwen 3.5 and 3.6, text", _CPU, states="split", wrapper=True, **_GATED_DELTA
+        "Qwen 3.5 and 3.6, text", _CPU, states="split", wrapper=True, tied_beside_text=True, **_GATED_DELTA
     ),
     "Qwen3_5MoeForCausalLM": ModelClass(
         "Qwen 3.5 and 3.6 mixtures, text models",
@@ -232,6 +235,7 @@ CLASSES = {
         _CPU,
         states="split",
         wrapper=True,
+        tied_beside_text=True,
         experts=Experts(**_QWEN_EXPERTS, joined_too=True),
         **_GATED_DELTA,
     ),
@@ -304,7 +308,7 @@ CLASSES = {
     ),
     "Mistral3ForConditionalGeneration": ModelClass("Mistral Small 3.1 and 3.2, Devstral, text", _BOTH, wrapper=True),
     "Qwen3VLForConditionalGeneration": ModelClass(
-        "Qwen 3 VL, text", _BOTH, qk_norm=True, embeds=True, wrapper=True, needs=("head_dim",)
+        "Qwen 3 VL, text", _BOTH, qk_norm=True, embeds=True, wrapper=True, tied_beside_text=True, needs=("head_dim",)
     ),
     "MixtralForCausalLM": ModelClass(
         "Mixtral",

@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 _FLOATS = one_of("float16", "half", "bfloat16", "float32", "float")
 """Names that torch has for the floats in which engines compute."""
+_TIED = "tie_word_embeddings"
+"""Key that says whether input and output embedding are one tensor."""
 _KINDS = {
     "rms_norm_eps": at_least(0),
     "rope_theta": POSITIVE,
@@ -41,7 +43,7 @@ _KINDS = {
     "rope_is_neox_style": FLAG,
     "dtype": _FLOATS,
     "torch_dtype": _FLOATS,
-    "tie_word_embeddings": FLAG,
+    _TIED: FLAG,
     "attention_bias": FLAG,
     "mlp_bias": FLAG,
     "bias": FLAG,
@@ -69,6 +71,8 @@ _LONGEST_CONTEXT = (1 << 31) - 1
 
 
 _MOST_LAYERS = 4096
+_SCORED = 2
+"""Experts of a group whose scores together are the group's, where the router has a bias."""
 _MOST_EXPERTS = 1 << 18
 """Most experts of a model, those of all layers together: a hundred times as many as large models have."""
 UNCOUNTED_KV = (
@@ -131,7 +135,10 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     text = config.get("text_config")
     given = text if isinstance(text, dict) else config
     known = CLASSES.get(config["architectures"][0])
-    return {**known.defaults, **given} if known else given
+    if known is None:
+        return given
+    beside = {_TIED: config.get(_TIED, False)} if known.tied_beside_text else {}
+    return {**known.defaults, **given, **beside}
 
 
 def refusal(config: Mapping[str, Any], unverified: bool = False) -> str | None:
@@ -267,7 +274,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         head_dim=head_dim,
         vocabulary=number(config, "vocab_size"),
         context_tokens=context,
-        tied=config.get("tie_word_embeddings") is True,
+        tied=config.get(_TIED) is True,
         latent=sizes,
         full=two_shapes.read(config, heads, kv_heads) if known.two_shapes else None,
         parts=two_shapes.read_parts(config, number(config, "num_hidden_layers")) if known.two_shapes else None,
@@ -586,7 +593,28 @@ def experts_of(config: Mapping[str, Any], experts: Experts) -> tuple[int, int]:
     count, used = _count(config, *experts.count), _count(config, experts.used)
     if not 1 <= used <= count:
         raise BrokenCheckpoint(f"config.json: {experts.used} is {used} of {count} experts")
+    if config.get("n_group") is not None:
+        _check_groups(config, experts, count, used)
     return count, used
+
+
+def _check_groups(config: Mapping[str, Any], experts: Experts, count: int, used: int) -> None:
+    """Raises BrokenCheckpoint if no token could choose `used` of `count` experts: first its best `topk_group` groups of
+    them, then its best experts in these groups."""
+    check_given(CONFIG, config, {"n_group": COUNT, "topk_group": COUNT, "routed_scaling_factor": POSITIVE})
+    groups = int(config["n_group"])
+    best = 1 if config.get("topk_group") is None else int(config["topk_group"])
+    if count % groups:
+        raise BrokenCheckpoint(f"config.json: {count} experts cannot be divided into n_group = {groups} groups")
+    if best > groups:
+        raise BrokenCheckpoint(f"config.json: topk_group is {best} of n_group = {groups} groups")
+    size = count // groups
+    if used > best * size:
+        raise BrokenCheckpoint(
+            f"config.json: {experts.used} is {used}, and topk_group = {best} groups have {best * size}"
+        )
+    if size < _SCORED and experts.router_bias:
+        raise BrokenCheckpoint(f"config.json: n_group = {groups} groups of {size} have no {_SCORED} best experts each")
 
 
 def _linear(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:

@@ -95,7 +95,8 @@ def _check_layers(config: Mapping[str, Any]) -> None:
     kinds, dense = config.get("mlp_layer_types"), config.get("first_k_dense_replace")
     if kinds is None or type(dense) is not int:
         return
-    if not isinstance(kinds, list) or kinds != ([_DENSE] * dense + [_SPARSE] * len(kinds))[: len(kinds)]:
+    first = min(dense, len(kinds)) if isinstance(kinds, list) else 0
+    if not isinstance(kinds, list) or kinds != [_DENSE] * first + [_SPARSE] * (len(kinds) - first):
         raise BrokenCheckpoint(f"{CONFIG}: mlp_layer_types is not {dense} times dense, as first_k_dense_replace has it")
 
 

@@ -39,6 +39,7 @@ _GIVEN = {
     "layer_norm_epsilon": at_least(0),
     "time_step_limit": _NO_LIMITS,
     "moe_latent_size": COUNT,
+    "chunk_size": COUNT,
     # With 0, engines would leave out the shared experts, and the model would not.
     "n_shared_experts": COUNT,
 }

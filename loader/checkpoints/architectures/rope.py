@@ -14,7 +14,7 @@ from typing import Any
 
 from loader.checkpoints.config_values import CONFIG, check, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
-from services.wording.json_values import COUNT, FLAG, FRACTION, POSITIVE, ValueKind, at_least, is_number
+from services.wording.json_values import COUNT, FLAG, FRACTION, POSITIVE, ValueKind, at_least, is_number, one_of
 
 _WHERE = ("rope_scaling", "rope_parameters")
 """Keys of config.json that may describe the embedding. The first that is not empty counts."""
@@ -32,6 +32,13 @@ _NEEDS: dict[str, Mapping[str, ValueKind]] = {
 """Values that each known kind of embedding has to have."""
 _MAY_HAVE: Mapping[str, ValueKind] = {"rope_theta": POSITIVE, "partial_rotary_factor": FRACTION}
 """Kinds of the values that engines read, if they are there, for every kind of embedding."""
+_BY_LAYER_MAY_HAVE = {
+    **_MAY_HAVE,
+    "factor": POSITIVE,
+    "rope_type": one_of(*_NEEDS, "proportional"),
+    "type": one_of(*_NEEDS, "proportional"),
+}
+"""The same for models whose embeddings may differ by kind of layer."""
 _LONGROPE = {**_FACTOR, "attention_factor": at_least(0)}
 _KIND_MAY_HAVE: Mapping[str, Mapping[str, ValueKind]] = {
     "yarn": {
@@ -76,9 +83,13 @@ def check_by_layer(config: Mapping[str, Any]) -> None:
             continue
         if not isinstance(said, dict):
             raise BrokenCheckpoint(f"{CONFIG}: {where} is not an object")
-        parts = {f"{where}.{kind}": part for kind, part in said.items() if isinstance(part, dict)} or {where: said}
+        parts: dict[str, Any] = {where: said}
+        if any(isinstance(part, dict) for part in said.values()):
+            parts = {f"{where}.{kind}": said.get(kind) for kind in sorted(set(config.get("layer_types") or said))}
         for key, part in parts.items():
-            check_given(CONFIG, part, {"factor": POSITIVE, "rope_theta": POSITIVE}, key)
+            if not isinstance(part, dict):
+                raise BrokenCheckpoint(f"{CONFIG}: {key} is not an object")
+            check_given(CONFIG, part, _BY_LAYER_MAY_HAVE, key)
 
 
 def check_kind(config: Mapping[str, Any], kinds: Sequence[str], values: Mapping[str, ValueKind]) -> None:

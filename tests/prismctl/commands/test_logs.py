@@ -36,7 +36,7 @@ def test_logs_of_all_services_are_one_in_the_order_of_time(state):
         "03:04:01.000 loader info: ready",
         "03:04:02.000 gateway info: ready port=8000",
         "03:04:05.000 loader error: call failed model=m",
-        "03:04:05.000 loader error: Traceback (most recent call last): model=m",
+        "03:04:05.000 loader error: Traceback (most recent call last):",
         "03:04:06.000 gateway warning: stopping",
     ]
 

@@ -477,6 +477,23 @@ def test_layers_that_predict_several_tokens_are_no_part_for_images(tmp_path: Pat
     assert read(other, 4).weights_bytes == read(folder, 4).weights_bytes
 
 
+@pytest.mark.parametrize("architecture", [name for name, known in classes.CLASSES.items() if known.tied_beside_text])
+@pytest.mark.parametrize("tied", [True, False, None])
+def test_a_wrapper_whose_engine_reads_beside_its_text_whether_embeddings_are_one_has_them_so(
+    tmp_path: Path, folders: Any, architecture: str, tied: bool | None
+) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["text_config"]["tie_word_embeddings"] = not tied
+        config.pop("tie_word_embeddings")
+        if tied is not None:
+            config["tie_word_embeddings"] = tied
+
+    whole = read(folders(architecture), 4)
+    embedding = 4 * small.VOCABULARY * small.SHAPE["hidden_size"]
+    found = read(changed(folders(architecture), tmp_path / "changed", change), 4)
+    assert found.weights_bytes == whole.weights_bytes - (embedding if tied else 0)
+
+
 def test_a_wrapper_is_read_by_its_text_config_and_is_as_large_as_all_its_parts(folders: Any) -> None:
     text, whole = (read(folders(name), 4) for name in ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"))
     assert (whole.context_tokens, whole.layers, whole.kv_bytes_per_token) == (
@@ -519,6 +536,47 @@ def test_a_wrapper_is_read_by_its_text_config_and_is_as_large_as_all_its_parts(f
                 ({"layer_types": None}, "config.json has no layer_types"),
             )
         ),
+        *(
+            (
+                "Gemma4ForConditionalGeneration",
+                lambda c, change=change: change(c["text_config"]["rope_parameters"]),
+                reason,
+            )
+            for change, reason in (
+                (lambda c: c.pop("full_attention"), "rope_parameters.full_attention is not an object"),
+                (lambda c: c.update(sliding_attention=1e4), "rope_parameters.sliding_attention is not an object"),
+                (
+                    lambda c: c["full_attention"].update(rope_type="nope"),
+                    "rope_parameters.full_attention.rope_type = 'nope' is not default, ",
+                ),
+                (
+                    lambda c: c["full_attention"].update(partial_rotary_factor=-3),
+                    "rope_parameters.full_attention.partial_rotary_factor = -3 is not a number above 0, at most 1",
+                ),
+            )
+        ),
+        *(
+            (name, lambda c, change=change: c.update(change), reason)
+            for name in (
+                "DeepseekV2ForCausalLM",
+                "DeepseekV3ForCausalLM",
+                "Glm4MoeLiteForCausalLM",
+                "NemotronHForCausalLM",
+            )
+            for change, reason in (
+                ({"n_group": 0}, "n_group = 0 is not a positive whole number"),
+                ({"n_group": 3}, "8 experts cannot be divided into n_group = 3 groups"),
+                ({"topk_group": 0}, "topk_group = 0 is not a positive whole number"),
+                ({"topk_group": 5}, "topk_group is 5 of n_group = 4 groups"),
+                (
+                    {"topk_group": 1, "num_experts_per_tok": 3},
+                    "num_experts_per_tok is 3, and topk_group = 1 groups have 2",
+                ),
+                ({"routed_scaling_factor": -1.0}, "routed_scaling_factor = -1.0 is not a number above 0"),
+            )
+        ),
+        ("DeepseekV3ForCausalLM", lambda c: c.update(n_group=8), "n_group = 8 groups of 1 have no 2 best experts each"),
+        ("Glm4MoeLiteForCausalLM", lambda c: c.update(first_k_dense_replace=2**70), "mlp_layer_types is not 11805916"),
         ("MixtralForCausalLM", lambda c: c.pop("num_local_experts"), "config.json has no num_local_experts"),
         ("MixtralForCausalLM", lambda c: c.update(num_local_experts=-1), "num_local_experts = -1 is not a whole"),
         ("MixtralForCausalLM", lambda c: c.update(num_local_experts=5), "the weights lack model.layers.0.block_sparse"),
@@ -608,6 +666,7 @@ def test_a_wrapper_is_read_by_its_text_config_and_is_as_large_as_all_its_parts(f
                 ({"mlp_hidden_act": "silu"}, "mlp_hidden_act = 'silu' is not relu2"),
                 ({"mamba_hidden_act": "gelu"}, "mamba_hidden_act = 'gelu' is not silu or swish"),
                 ({"time_step_limit": [0.0, 0.1]}, "is not 0 and infinity: engines limit no time steps"),
+                ({"chunk_size": 0}, "chunk_size = 0 is not a positive whole number"),
                 ({"n_shared_experts": 0}, "n_shared_experts = 0 is not a positive whole number"),
                 ({"n_routed_experts": None}, "config.json has no n_routed_experts"),
                 ({"moe_latent_size": 64}, "the weights lack model.layers.1.mixer.fc1_latent_proj.weight"),

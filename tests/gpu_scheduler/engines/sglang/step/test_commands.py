@@ -17,6 +17,7 @@ from gpu_scheduler.engines.sharing.throttle import FREE, PrefillThrottle
 from kv_kinds.layout import of_tokens
 from loader.policy.floor import floor_bytes
 from protos import common_pb2, engine_pb2
+from testing import small_checkpoints
 from testing.engines.harness import KV_EXTENT, EngineEnd, load, node
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT, VOCABULARY
 from tests.gpu_scheduler.engines.sglang.conftest import INDEX, NEW_TOKENS, Motion
@@ -306,6 +307,40 @@ async def test_broken_checkpoints_are_the_models_fault_and_the_engine_takes_the_
         shutil.rmtree(folder)
         shutil.copytree(models["llama"], folder)
         await end.hold(load(at, "llama", folder, context_tokens=CONTEXT))
+        end.ask("whole", prompts[0], NEW_TOKENS, ignore_eos=True)
+        assert (await end.answer("whole")).tokens == said["llama"][0]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "why", "at_fault"),
+    [
+        ("NemotronHForCausalLM", {"chunk_size": 0}, "ZeroDivisionError", True),  # as the model is built
+        ("DeepseekV3ForCausalLM", {"n_group": 3}, "RuntimeError", False),  # at its first request
+    ],
+)
+async def test_error_of_any_type_in_a_load_is_told_and_the_engine_takes_the_next(
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
+    architecture: str,
+    change: dict[str, int],
+    why: str,
+    at_fault: bool,
+) -> None:
+    folder = small_checkpoints.write(architecture, tmp_path / "broken")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("llama")
+        end.send(load=load(at, "llama", folder, context_tokens=64))
+        await end.hear("weights_mapped")
+        failed = (await end.hear("failed")).failed
+        assert why in failed.reason and "\n" not in failed.reason
+        assert (failed.model_at_fault, failed.may_pass) == (at_fault, not at_fault)
+        assert await at.leased_bytes() == 0
+        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
         end.ask("whole", prompts[0], NEW_TOKENS, ignore_eos=True)
         assert (await end.answer("whole")).tokens == said["llama"][0]
 
