@@ -369,7 +369,7 @@ HANGING += [("placement", "placement"), ("gpu_scheduler-cpu-0", "cpu:0")]
 @pytest.mark.parametrize(("process", "service"), HANGING)
 async def test_a_stopped_process_is_named_by_status_and_the_others_answer(system, process, service):
     async with stopped(system, process) as pid:
-        asked = "--wait", "3", "status"
+        asked = "--wait", "15", "status"
         told, text = await asyncio.gather(value(system, *asked, status=3), run_apart(system, *asked, status=3))
     problems = {each["service"]: each["problem"] for each in told["services"]}
     assert {*problems} == {*SERVICES} and f"kill -CONT {pid} lets it go on" in problems.pop(service)
