@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -9,19 +10,23 @@ from typing import Any
 import grpc
 
 from protos import common_pb2, engine_pb2, loader_pb2, loader_pb2_grpc
-from services.errors import PrismError, Unavailable
+from services.errors import PrismError, TimedOut, Unavailable
 from services.rpc import rpc
 from services.rpc.status import from_rpc
 from services.rpc.watch import follow_stream
 
 Progressed = Callable[[common_pb2.Progress], None]
+TRIED_S = 600.0
+"""Seconds for calls in which the loader tries a model's tokenizer and chat template. A trial may take minutes where the
+disk is cold and busy, and waits for those of other models (`checkpoints/text_trials.py`)."""
 
 
 class LoaderClient:
     """The loader at a gRPC address. While it restarts, calls wait for it up to their time."""
 
     def __init__(self, address: str, timeout_s: float = 30.0) -> None:
-        """`timeout_s`: seconds for calls that only read headers; copies take as long as they take."""
+        """`timeout_s`: seconds for calls that only read headers, and within which the loader has to be there for those
+        that try a model's text as well; copies take as long as they take."""
         self._address = address
         self._channel = rpc.channel(address)
         self._stub = loader_pb2_grpc.LoaderStub(self._channel)  # type: ignore[no-untyped-call]
@@ -48,14 +53,14 @@ class LoaderClient:
     async def inspect(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
         """The model that adding `listing` would give; nothing changes. Raises Unmet with the reason when the checkpoint
         is broken, Invalid for a listing that makes no sense, such as a relative path."""
-        answer = await self._call(self._stub.Inspect, loader_pb2.InspectRequest(model=listing), again=True)
+        answer = await self._call_tried(self._stub.Inspect, loader_pb2.InspectRequest(model=listing), again=True)
         return answer.model  # type: ignore[no-any-return]
 
     async def state(self, name: str) -> loader_pb2.Inspection:
         """The state of a model of the catalogue: its checkpoint as it is now, its images, and what is under way for it.
         Raises NotFound, and Unmet when the checkpoint is broken."""
         request = loader_pb2.InspectRequest(model=common_pb2.ModelListing(name=name))
-        return await self._call(self._stub.Inspect, request, again=True)  # type: ignore[no-any-return]
+        return await self._call_tried(self._stub.Inspect, request, again=True)  # type: ignore[no-any-return]
 
     async def look(
         self, name: str, *, thorough: bool = False, refused: bool = False, timeout_s: float | None = None
@@ -64,13 +69,15 @@ class LoaderClient:
         with `thorough` in any case. `refused`: an engine could not use them, and it was their fault. Raises
         NotFound."""
         request = loader_pb2.LookRequest(model=name, thorough=thorough, refused=refused)
+        if timeout_s is None:
+            return await self._call_tried(self._stub.Look, request, again=True)  # type: ignore[no-any-return]
         return await self._call(self._stub.Look, request, again=True, timeout_s=timeout_s)  # type: ignore[no-any-return]
 
     async def add(self, listing: common_pb2.ModelListing, change: int = 0) -> common_pb2.ModelSpec:
         """Adds a model; `change` is the number that placement gave to this change. Raises Exists when the name has
         another path, and what `inspect` raises."""
         request = loader_pb2.AddRequest(model=listing, change=change)
-        return await self._call(self._stub.Add, request)  # type: ignore[no-any-return]
+        return await self._call_tried(self._stub.Add, request)  # type: ignore[no-any-return]
 
     async def register(
         self, listing: common_pb2.ModelListing, *, prefetch: bool = False, on_progress: Progressed | None = None
@@ -168,6 +175,21 @@ class LoaderClient:
             return await rpc.answer(method, request, self._timeout_s if timeout_s is None else timeout_s, again)
         except grpc.aio.AioRpcError as error:
             raise self._told(error) from None
+
+    async def _call_tried(self, method: Any, request: Any, again: bool = False) -> Any:
+        """Makes a call, as `_call` does, in which a model's text is tried."""
+        try:
+            return await rpc.answer(method, request, TRIED_S, again, self._is_there)
+        except grpc.aio.AioRpcError as error:
+            raise self._told(error) from None
+
+    async def _is_there(self) -> None:
+        """Returns once the loader is connected. Raises TimedOut."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._channel.channel_ready()
+        except TimeoutError:
+            raise TimedOut(f"the loader at {self._address} did not answer in time") from None
 
     async def _last(self, stream: Any, on_progress: Progressed | None) -> loader_pb2.ImageProgress:
         """The message that has the image, as soon as it is here; how the call ends after that does not matter."""

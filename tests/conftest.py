@@ -12,7 +12,7 @@ from pathlib import Path  # isort: skip
 from typing import Any  # isort: skip
 
 import pytest  # isort: skip
-from hypothesis import settings  # isort: skip
+from hypothesis import HealthCheck, settings  # isort: skip
 
 from testing import zygote  # isort: skip
 
@@ -23,7 +23,7 @@ gc.disable()
 zygote.install()
 
 # No test fails for being slow: machines are.
-settings.register_profile("prism", deadline=None)
+settings.register_profile("prism", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("prism")
 
 # In a shell's background it is ignored, and so it would be by what tests start and interrupt.

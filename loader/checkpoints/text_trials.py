@@ -49,6 +49,8 @@ class TextTrials:
         """The fault of a folder's text; None when it can be used, or could not be tried. `present`: the generation of
         the files that are there now, which blocks on the file system; the verdict on files that were not there all the
         time says nothing about those of `generation`."""
+        if (path, generation) in self._known:
+            return self._verdict((path, generation))
         # This caller may be cancelled; what was begun is the next caller's answer.
         return await asyncio.shield(tasks.spawn(self._in_turn((path, generation), present), "try a tokenizer"))
 
@@ -62,8 +64,7 @@ class TextTrials:
         try:
             async with self._turn:
                 if folder in self._known:
-                    self._known[folder] = self._known.pop(folder)
-                    return self._known[folder]
+                    return self._verdict(folder)
                 try:
                     found = await self._confirmed(folder[0])
                 except (OSError, TimeoutError) as error:
@@ -80,6 +81,11 @@ class TextTrials:
             self._waiting -= 1
             if not self._waiting:
                 await self.close()
+
+    def _verdict(self, folder: Folder) -> TextFault | None:
+        """The remembered verdict on a folder, which is used once more."""
+        self._known[folder] = self._known.pop(folder)
+        return self._known[folder]
 
     async def _confirmed(self, path: str) -> TextFault | None:
         """The fault of a folder's text, None if there is none. A fault lasts if two trials find it: a folder that was

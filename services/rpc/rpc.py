@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from inspect import isawaitable
 from typing import Any
 
@@ -258,12 +258,21 @@ def channel(address: str) -> grpc.aio.Channel:
     return RenewedChannel(open_now, lambda: identity.revision)
 
 
-async def answer(method: Any, request: Any, timeout_s: float, again: bool = True) -> Any:
+async def answer(
+    method: Any,
+    request: Any,
+    timeout_s: float,
+    again: bool = True,
+    is_there: Callable[[], Awaitable[None]] | None = None,
+) -> Any:
     """The answer of a unary call. Waits for the server to be there, for `timeout_s` seconds in all, and repeats the
-    call if the server stops meanwhile and `again` says that the call may be made twice. Raises AioRpcError."""
+    call if the server stops meanwhile and `again` says that the call may be made twice. `is_there` is awaited before
+    each call, and raises what the caller gets if the server is not there. Raises AioRpcError."""
     loop = asyncio.get_running_loop()
     until = loop.time() + timeout_s
     while True:
+        if is_there is not None:
+            await is_there()
         try:
             return await method(request, timeout=max(0.0, until - loop.time()), wait_for_ready=True)
         except grpc.aio.AioRpcError as error:

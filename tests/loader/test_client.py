@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from loader.checkpoints import text_trials
 from loader.client import LoaderClient
 from loader.server import NAME
 from protos import common_pb2, loader_pb2, loader_pb2_grpc
@@ -17,6 +18,19 @@ class Loader(loader_pb2_grpc.LoaderServicer):
 
     def __init__(self):
         self.ended = asyncio.Event()
+        self.left_s = []
+
+    async def Inspect(self, request, context):
+        self.left_s.append(context.time_remaining())
+        return loader_pb2.Inspection()
+
+    async def Look(self, request, context):
+        self.left_s.append(context.time_remaining())
+        return loader_pb2.LookResponse()
+
+    async def Add(self, request, context):
+        self.left_s.append(context.time_remaining())
+        return common_pb2.ModelSpec()
 
     async def LoadImage(self, request, context):
         try:
@@ -46,6 +60,16 @@ async def test_load_returns_with_the_message_of_its_end_and_ends_the_call(loader
         await loader.ended.wait()
     assert (last.checksum, last.source) == ("rows:1", "image")
     assert told[0].done == 10
+    await client.close()
+
+
+async def test_calls_that_try_a_models_text_last_as_long_as_a_trial_may(loader):
+    client, listing = LoaderClient(loader.address), common_pb2.ModelListing(name="m", path="/m")
+    await client.state("m")
+    await client.inspect(listing)
+    await client.look("m")
+    await client.add(listing)
+    assert len(loader.left_s) == 4 and min(loader.left_s) > text_trials.START_S + 2 * text_trials.ANSWER_S
     await client.close()
 
 

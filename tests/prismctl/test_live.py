@@ -369,7 +369,7 @@ HANGING += [("placement", "placement"), ("gpu_scheduler-cpu-0", "cpu:0")]
 @pytest.mark.parametrize(("process", "service"), HANGING)
 async def test_a_stopped_process_is_named_by_status_and_the_others_answer(system, process, service):
     async with stopped(system, process) as pid:
-        asked = "--wait", "3", "status"
+        asked = "--wait", "15", "status"
         told, text = await asyncio.gather(value(system, *asked, status=3), run_apart(system, *asked, status=3))
     problems = {each["service"]: each["problem"] for each in told["services"]}
     assert {*problems} == {*SERVICES} and f"kill -CONT {pid} lets it go on" in problems.pop(service)
@@ -418,7 +418,7 @@ FOLDER = str(ROOT / "examples" / "models" / LLAMA)
 )
 async def test_commands_name_the_stopped_process_that_they_need(system, impatient, process, command, named):
     async with stopped(system, process) as pid:
-        text = " ".join((await run(system, "--wait", "2", *command, status=3)).split())
+        text = " ".join((await run(system, "--wait", "5", *command, status=3)).split())
     named = named.format(state=system.local.state)
     assert f"{named} does not answer; its process {pid} is stopped, kill -CONT {pid} lets it go on" in text
     assert f"logs/{process}.log" in text
@@ -429,14 +429,14 @@ async def test_commands_on_a_model_of_a_stopped_group_end_and_name_its_gpu_sched
     scheduler = system.local.scheduler("cpu:0")
     async with stopped(system, scheduler) as pid:
         for command in (("models", "sleep", LLAMA), ("models", "limit", LLAMA, "8MiB"), ("explain", LLAMA)):
-            text = " ".join((await run(system, "--wait", "2", *command, status=3)).split())
+            text = " ".join((await run(system, "--wait", "5", *command, status=3)).split())
             assert f"cpu:0 at unix:{system.local.state}/{scheduler}.sock does not answer; its process {pid}" in text
 
 
 async def test_drain_of_a_stopped_group_happens_when_it_continues(system, impatient):
     scheduler = system.local.scheduler("cpu:0")
     async with stopped(system, scheduler):
-        text = await run(system, "--wait", "2", "drain", "cpu:0", status=3)
+        text = await run(system, "--wait", "5", "drain", "cpu:0", status=3)
     assert f"cpu:0 at unix:{system.local.state}/{scheduler}.sock does not answer" in text
 
     async def drained():

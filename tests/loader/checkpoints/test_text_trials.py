@@ -42,6 +42,13 @@ async def test_tokenizer_trial_of_a_folder_happens_once_for_each_state_of_its_fi
     assert lines[1::2] == ["good", "bad", "bad", "good"]
 
 
+async def test_known_verdict_on_a_folder_waits_for_no_trial_of_another(tmp_path: Path) -> None:
+    tried = trials(tmp_path / "log")
+    assert await tried.fault("good", 1, lambda: 1) is None
+    async with tried._turn:  # as while another folder is tried
+        assert await tried.fault("good", 1, lambda: 1) is None
+
+
 async def test_tokenizer_trial_with_a_passing_fault_is_repeated(tmp_path: Path) -> None:
     tried = trials(tmp_path / "log")
     for _ in range(2):

@@ -3,12 +3,14 @@ asleep and awake, in little memory, and in a process that makes text in between.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from pathlib import Path
 
 import pytest
 
 from protos import common_pb2, engine_pb2
-from testing.engines.harness import KV_EXTENT, EngineEnd, Images, Node, load
+from testing.engines.harness import KV_EXTENT, STEP_S, EngineEnd, Images, Node, load
 from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 
@@ -37,6 +39,15 @@ async def all_right(end: EngineEnd, tag: str, vectors: Vectors) -> int:
         assert answer.prompt_tokens == len(prompt)
         cached += answer.cached_tokens
     return cached
+
+
+async def found_again(end: EngineEnd, tag: str, vectors: Vectors) -> None:
+    """Asks again until much was cached. Where balloond gives memory later than an engine waits for it, on a busy
+    machine, the engine evicts what it had cached."""
+    async with asyncio.timeout(STEP_S):
+        for turn in itertools.count():
+            if await all_right(end, f"{tag} {turn}", vectors) > len(LONG) // 2:
+                return
 
 
 async def sleeps_and_wakes(end: EngineEnd, images: Images, lease_id: str) -> None:
@@ -71,7 +82,7 @@ async def story(
     gpu = {"page_size": 16, "overlap": 1}
     await end.hold(load(at, "e", model, context_tokens=CONTEXT, embedding=DIMENSIONS, **gpu))
     await all_right(end, "pages", vectors)
-    assert await all_right(end, "cached pages", vectors) > len(LONG) // 2
+    await found_again(end, "cached pages", vectors)
     await end.do(unload=engine_pb2.Unload())
 
     await generates(end, at, *text)
@@ -83,7 +94,7 @@ async def story(
     end.embed("alone", vectors[0][0])
     assert (await end.answer("alone")).embedding == pytest.approx(vectors[0][1], abs=1e-3)
     await all_right(end, "together", vectors)
-    assert await all_right(end, "cached", vectors) > len(LONG) // 2
+    await found_again(end, "cached", vectors)
 
     for name, prompt in (("none", []), ("too long", [*LONG, 5]), ("unknown", [checkpoints.VOCABULARY])):
         end.embed(name, prompt)

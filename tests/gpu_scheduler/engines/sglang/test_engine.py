@@ -6,6 +6,7 @@ New memory is NaN here, and SGLang recounts its pool after every step, so neithe
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import warnings
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from protos import common_pb2, engine_pb2
 from testing import small_checkpoints
-from testing.engines.harness import KV_EXTENT, EngineEnd, Images, Node, load, node, open_to_others
+from testing.engines.harness import KV_EXTENT, STEP_S, EngineEnd, Images, Node, load, node, open_to_others
 from tests.gpu_scheduler.engines.sglang import checkpoints, embedded
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS, Motion
@@ -38,6 +39,16 @@ async def burst(
         assert (answer.finish, answer.error, answer.parked) == (common_pb2.LENGTH, "", False), name
         assert answer.tokens == said[i], name
         assert answer.prompt_tokens == len(prompts[i])
+
+
+async def found_again(end: EngineEnd, prompts: list[list[int]], said: list[list[int]], cached: int) -> None:
+    """Asks again until so much of the first prompt was cached. Where balloond gives memory later than an engine waits
+    for it, on a busy machine, the engine evicts what it had cached."""
+    async with asyncio.timeout(STEP_S):
+        for turn in itertools.count():
+            await burst(end, f"cached-{turn}", prompts, said, 1)
+            if end.answers[f"cached-{turn}-0-0"].cached_tokens == cached:
+                return
 
 
 async def move_limit(at: Node, end: EngineEnd, model: str, extents: list[int], seed: int = 3) -> None:
@@ -66,8 +77,7 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
         assert not open_to_others(end), "torch's process groups would meet at a port of all interfaces"
 
         await burst(end, "alone", prompts, said["qwen"], 1)
-        await burst(end, "cached", prompts, said["qwen"], 1)
-        assert end.answers["cached-0-0"].cached_tokens == len(prompts[0]) - 1
+        await found_again(end, prompts, said["qwen"], len(prompts[0]) - 1)
 
         for i, prompt in enumerate(prompts):
             end.ask(f"penalized-{i}", prompt, NEW_TOKENS, ignore_eos=True, frequency_penalty=0.9)
@@ -142,8 +152,7 @@ async def test_tokens_equal_transformers_with_pages_and_overlapped_steps_as_on_a
         mapped, measured = await end.hold(asked)
         assert measured.kv_bytes_per_token == 5 * 2 * 2 * 24 * 4
         await burst(end, "alone", prompts, said["qwen"], 1)
-        await burst(end, "cached", prompts, said["qwen"], 1)
-        assert end.answers["cached-0-0"].cached_tokens == (len(prompts[0]) - 1) // 16 * 16
+        await found_again(end, prompts, said["qwen"], (len(prompts[0]) - 1) // 16 * 16)
         mover = asyncio.get_running_loop().create_task(move_limit(at, end, "qwen", [16, 20, 24, 40, 200]))
         await burst(end, "moving", prompts, said["qwen"], 2)
         mover.cancel()
