@@ -150,7 +150,7 @@ def test_prism_remembers_the_hour_before_and_the_others_have_planned_places(fold
     path = tmp_path / "traffic.json"
     found = load(folder)
     found.write_traffic(path)
-    hours = traffic_file.read(str(path))
+    hours, _ = traffic_file.read(str(path))
     told = TrafficHours(hours).expected((max(hours) + 0.5) * 3600)
     assert told[BUSY].tokens_per_s == pytest.approx(found.before[BUSY].tokens_per_s) == pytest.approx(220.0)
     assert system("prism", path).placement["traffic_file"] == str(path)

@@ -11,6 +11,7 @@ from typing import Any
 from deploy.hub import names
 from deploy.local.processes import die_with_parent
 from services.errors import Unmet
+from services.wording.plurals import agreeing
 
 
 async def fetched(
@@ -24,7 +25,15 @@ async def fetched(
     folders: dict[str, str] = {}
     if of_hub:
         unseen = [f"--unverified-model={model}" for name, model in of_hub.values() if name in unverified]
-        fetched_folders = await _fetch([*unseen, *(str(model) for _, model in of_hub.values())], kind, stopping)
+        wanted = [str(model) for _, model in of_hub.values()]
+        fetched_folders = await _fetch([*unseen, *wanted], kind, stopping)
+        if fetched_folders is None:
+            no_folder = agreeing(
+                len(wanted),
+                "is no folder here and was taken for a model",
+                "are no folders here and were taken for models",
+            )
+            raise Unmet(f"nothing was started: {', '.join(wanted)} {no_folder} of the Hugging Face hub")
         folders = dict(zip(of_hub, fetched_folders, strict=False))  # fewer, if it was stopped
     return [
         f"{of_hub[argument][0]}={folders[argument]}" if argument in folders else argument
@@ -33,7 +42,9 @@ async def fetched(
     ]
 
 
-async def _fetch(arguments: Sequence[str], kind: str, stopping: asyncio.Future[Any]) -> list[str]:
+async def _fetch(arguments: Sequence[str], kind: str, stopping: asyncio.Future[Any]) -> list[str] | None:
+    """The folders of fetched models, fewer if it was stopped; None: one cannot be fetched, and the process that tried
+    has printed why."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "deploy.hub", "--whole", "--device", kind, *arguments),
         stdin=asyncio.subprocess.DEVNULL,
@@ -47,5 +58,5 @@ async def _fetch(arguments: Sequence[str], kind: str, stopping: asyncio.Future[A
         child.terminate()
     out, _ = await ended
     if child.returncode != 0 and not stopping.done():
-        raise Unmet("nothing was started")
+        return None
     return os.fsdecode(out).splitlines()

@@ -89,7 +89,9 @@ async def test_model_of_a_class_that_is_not_in_the_table_is_fetched_for_an_entry
     monkeypatch.setenv("HF_ENDPOINT", remote.address)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     stopping = asyncio.get_running_loop().create_future()
-    with pytest.raises(Unmet):
+    with pytest.raises(
+        Unmet, match="nothing was started: org/new, org/model are no folders here and were taken for mod"
+    ):
         await fetched(["a=org/new", "org/model"], "cpu", stopping, ["org/model"])
     new, model = await fetched(["a=org/new", "org/model"], "cpu", stopping, ["a"])
     assert new.startswith("a=/") and model.startswith("org/model=/")
