@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from gpu_scheduler.engines.sglang.kv.pools.kv_views import state_views
+
 SLOTS, STRIDE = 240, 152 << 20
 LIVE = (0, 1, 5, 29, 57, 120, 231)
 """Slots with memory. The highest is beyond what 32 bits count in elements."""
@@ -36,18 +38,7 @@ class Pool:
         self, raw: torch.Tensor, conv: tuple[int, int], temporal: tuple[int, int, int], dtype: torch.dtype
     ) -> None:
         """`raw`: bytes of all slots, of which those in `LIVE` are mapped."""
-        from sglang.srt.mem_cache.layout.token_major import build_mamba_entry_views
-
-        (first,), second = build_mamba_entry_views(
-            raw,
-            layer_num=LAYERS,
-            conv_state_shapes=[conv],
-            conv_dtype=dtype,
-            temporal_state_shape=temporal,
-            temporal_dtype=torch.float32,
-            max_slots=SLOTS,
-            entry_bytes=STRIDE,
-        )
+        first, second = state_views(raw, LAYERS, STRIDE, [(conv, dtype), (temporal, torch.float32)])
         self.views = first, second
         self.plain = tuple(torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in self.views)
         for view, plain in zip(self.views, self.plain, strict=True):

@@ -5,6 +5,7 @@ arithmetic, on any device.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,3 +48,22 @@ def kv_views(raw: torch.Tensor, shape: KvShape) -> tuple[list[torch.Tensor], lis
 
     layers = range(shape.layers)
     return [view(each, shape.k_dim, 0) for each in layers], [view(each, shape.v_dim, k_row) for each in layers]
+
+
+def state_views(
+    raw: torch.Tensor, layers: int, stride_bytes: int, parts: Iterable[tuple[Sequence[int], torch.dtype]]
+) -> list[torch.Tensor]:
+    """The tensors of states as views of the bytes `raw`, (states * stride_bytes,): for each part of a state, given as
+    (shape in one layer, dtype), a view (layers, states, *shape). Raises ValueError for a part that would begin inside
+    one of its numbers."""
+    found, begin = [], 0
+    for shape, dtype in parts:
+        size = torch.Size(shape).numel()
+        if begin % dtype.itemsize or stride_bytes % dtype.itemsize:
+            raise ValueError(f"a part of a state in {dtype} begins at byte {begin} of {stride_bytes}")
+        strides = [size, stride_bytes // dtype.itemsize]
+        strides += [torch.Size(shape[axis + 1 :]).numel() for axis in range(len(shape))]
+        sizes = (layers, len(raw) // stride_bytes, *shape)
+        found.append(raw.view(dtype).as_strided(sizes, strides, begin // dtype.itemsize))
+        begin += layers * size * dtype.itemsize
+    return found

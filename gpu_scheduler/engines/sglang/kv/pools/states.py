@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
-from sglang.srt.mem_cache.layout.token_major import build_mamba_entry_views
 from sglang.srt.mem_cache.memory_pool import MambaPool
 from typing_extensions import override
 
 from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.kv.elastic_kv import DUMMY, MAP_DUMMY_WAIT_S, ElasticKv
+from gpu_scheduler.engines.sglang.kv.pools.kv_views import state_views
 from gpu_scheduler.engines.sglang.kv.slot_transfer import ids_of
 from gpu_scheduler.engines.sglang.memory.kv_stretch import KvStretch
 
@@ -77,16 +77,9 @@ class ElasticStatePool(MambaPool):  # type: ignore[misc]
         raw = memory.kv_tensor(STATES)[: slots * stride]
         self.kv.rows = raw.view(slots, stride)
         self.kv.hold_dummy(MAP_DUMMY_WAIT_S)
-        conv, temporal = build_mamba_entry_views(
-            raw,
-            layer_num=layers,
-            conv_state_shapes=cache_params.shape.conv,
-            conv_dtype=cache_params.dtype.conv,
-            temporal_state_shape=cache_params.shape.temporal,
-            temporal_dtype=cache_params.dtype.temporal,
-            max_slots=slots,
-            entry_bytes=stride,
-        )
+        shape, dtype = cache_params.shape, cache_params.dtype
+        parts = [*((each, dtype.conv) for each in shape.conv), (shape.temporal, dtype.temporal)]
+        *conv, temporal = state_views(raw, layers, stride, parts)
         self.mamba_cache = self.State(conv=conv, temporal=temporal)
         self.size, self.device = size, device
         self.mamba_layer_ids, self.num_mamba_layers = list(mamba_layer_ids), layers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_scheduler.engines.sglang.kv.pools.kv_views import KvShape, kv_views
+from gpu_scheduler.engines.sglang.kv.pools.kv_views import KvShape, kv_views, state_views
 from tests.gpu_scheduler.engines.sglang.forks import Imported
 
 LAYERS, HEADS, DIM, PAGES = 3, 2, 4, 5
@@ -55,6 +55,30 @@ def test_elements_of_a_head_and_heads_of_a_token_lie_in_a_row(page_size: int) ->
         shape = shape_of(page_size, dtype=dtype)
         for both in kv_views(raw_of(shape), shape):
             assert all(view.stride() == (shape.token_elements, DIM, 1) for view in both)
+
+
+def test_states_lie_one_after_the_other_with_their_parts_layer_by_layer() -> None:
+    stride, states, parts = 256, 4, [((3, 2), torch.bfloat16), ((6, 1), torch.bfloat16), ((2, 4), torch.float32)]
+    raw = torch.zeros(states * stride, dtype=torch.uint8)
+    views = state_views(raw, LAYERS, stride, parts)
+    assert [view.shape for view in views] == [(LAYERS, states, *shape) for shape, _ in parts]
+    begin = 2 * stride
+    for view in views:
+        for layer in range(LAYERS):
+            # In one piece and in the order of its dimensions, as kernels want it.
+            assert view[layer, 2].is_contiguous()
+            size = view[layer, 2].numel() * view.itemsize
+            assert not raw.any()
+            view[layer, 2] = 1
+            assert raw[begin : begin + size].any() and raw.count_nonzero() == raw[begin : begin + size].count_nonzero()
+            view[layer, 2] = 0
+            begin += size
+
+
+def test_part_of_a_state_that_would_begin_inside_a_number_is_refused() -> None:
+    parts = [((3,), torch.bfloat16), ((2,), torch.float32)]
+    with pytest.raises(ValueError, match="begins at byte 6 of 64"):
+        state_views(torch.zeros(64, dtype=torch.uint8), 1, 64, parts)
 
 
 POOL = """

@@ -204,10 +204,10 @@ def test_reclaim_beside_an_empty_slot_of_a_state_gives_back_as_many_extents_as_w
 
 COPIES = """
 import torch
-from sglang.srt.mem_cache.layout.token_major import build_mamba_entry_views
 from sglang.srt.mem_cache.memory_pool import MambaPool
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpu_scheduler.engines.sglang.kv.pools.kv_views import state_views
 from gpu_scheduler.engines.sglang.kv.pools.states import ElasticStatePool
 
 LAYERS, SLOTS, ENTRY, CONV, TEMPORAL = 3, 9, 4096, (4, 3), (2, 4, 8)
@@ -221,11 +221,9 @@ class Largest(TorchDispatchMode):
         return result
 
 def pool_of(kind, raw):
-    conv, temporal = build_mamba_entry_views(
-        raw, layer_num=LAYERS, conv_state_shapes=[CONV], conv_dtype=torch.bfloat16, temporal_state_shape=TEMPORAL,
-        temporal_dtype=torch.float32, max_slots=SLOTS, entry_bytes=ENTRY)
+    conv, temporal = state_views(raw, LAYERS, ENTRY, [(CONV, torch.bfloat16), (TEMPORAL, torch.float32)])
     pool = object.__new__(kind)
-    pool.mamba_cache = kind.State(conv=conv, temporal=temporal)
+    pool.mamba_cache = kind.State(conv=[conv], temporal=temporal)
     pool.replayssm_write_pos, pool.debug_memory_pool = None, False
     return pool
 
