@@ -46,6 +46,21 @@ class FakeEngine:
         self.forgotten.append((adapter.name, adapter.generation))
 
 
+class _Timers:
+    """The loop, but for its clock: what is due later is collected."""
+
+    def __init__(self, due):
+        self._due = due
+        self._loop = asyncio.get_running_loop()
+
+    def __getattr__(self, name):
+        return getattr(self._loop, name)
+
+    def call_later(self, _delay, callback):
+        self._due.append(callback)
+        return self._loop.call_soon(lambda: None)
+
+
 class Desk:
     """A dispatcher whose clock stands still, with a stream that collects."""
 
@@ -68,6 +83,9 @@ class Desk:
             lambda: self.turns.append({name: self.dispatcher.count(name)[:2] for name in SPEC}),
             self.requested.append,
         )
+        self.due = []
+        """Calls of timers. The clock stands still, so none is made by itself, however long a test takes."""
+        self.dispatcher._loop = _Timers(self.due)
         self.stream = PulledStream(1)
         self.chunks = []
         self.engines = {}
@@ -568,10 +586,8 @@ async def test_streams_whose_kv_came_with_the_model_start_together_and_not_one_b
     assert len(engine.started) == (4 if came else 1)
 
 
-async def test_streams_that_follow_their_model_one_by_one_start_together(desk, monkeypatch):
+async def test_streams_that_follow_their_model_one_by_one_start_together(desk):
     engine = desk.model("a")
-    due = []
-    monkeypatch.setattr(desk.dispatcher, "_loop", _Timers(due))
     await desk.settle()
     desk.brought.came("a", [range(36)], desk.time)
     both, generate = asyncio.Event(), engine.generate
@@ -588,25 +604,10 @@ async def test_streams_that_follow_their_model_one_by_one_start_together(desk, m
     desk.submit("r2", tokens=40, new=5, resumed_tokens=4)
     await desk.settle()
     assert engine.started == []
-    for begin in due:
+    for begin in desk.due:
         begin()
     async with asyncio.timeout(PATIENCE_S):
         await both.wait()
-
-
-class _Timers:
-    """The loop, but for its clock: what is due later is collected."""
-
-    def __init__(self, due):
-        self._due = due
-        self._loop = asyncio.get_running_loop()
-
-    def __getattr__(self, name):
-        return getattr(self._loop, name)
-
-    def call_later(self, _delay, callback):
-        self._due.append(callback)
-        return self._loop.call_soon(lambda: None)
 
 
 async def test_kv_reserved_for_running_answers_counts_as_a_shortage_once_it_lasts(desk):
