@@ -34,7 +34,7 @@ class LogEntry:
     text: str
     values: dict[str, Any]
     continues: bool = False
-    """Whether it belongs to the line before, whose values it has."""
+    """Whether the line goes on with the message of the line before it, and has a copy of that line's values."""
 
     def about(self, model: str) -> bool:
         return self.values.get("model") == model

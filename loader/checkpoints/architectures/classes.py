@@ -111,7 +111,7 @@ class ModelClass:
     factors that stretch positions are in it already."""
     experts: Experts | None = None
     latent: bool = False
-    """Whether its attention is multi-head latent attention (`latent.py`)."""
+    """Whether models of the class have multi-head latent attention (`latent.py`)."""
     windows: bool = False
     """Whether layers with sliding windows are served. Unless the class has `two_shapes`, KV of these layers lies in one
     pool with that of the other layers, so that a window saves compute and no memory."""

@@ -38,7 +38,8 @@ _BY_LAYER_MAY_HAVE = {
     "rope_type": one_of(*_NEEDS, "proportional"),
     "type": one_of(*_NEEDS, "proportional"),
 }
-"""The same for models whose embeddings may differ by kind of layer."""
+"""Kinds of the values that engines read, if they are there, in models whose layers may have embeddings of different
+kinds."""
 _LONGROPE = {**_FACTOR, "attention_factor": at_least(0)}
 _KIND_MAY_HAVE: Mapping[str, Mapping[str, ValueKind]] = {
     "yarn": {

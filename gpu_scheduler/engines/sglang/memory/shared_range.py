@@ -35,7 +35,7 @@ class SharedRange:
         self._in_use = 0
         """Number of extents in use in all stretches."""
         self._refused: dict[int, bool] = {}
-        """By stretch: whether balloond had nothing for the last request for memory on one of the ranks."""
+        """Whether balloond had no memory for the last request of one of the ranks, by the number of the stretch."""
 
     def facts(self) -> RankFacts:
         """This rank's news for the next step. A reclaim in it counts as taken."""
