@@ -81,6 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--longest", type=int, default=700, help="prompt, in tokens")
     parser.add_argument("--new", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--folders", type=Path, help="where checkpoints are, and stay")
+    parser.add_argument("--write-only", action="store_true", help="write the checkpoints into --folders, and end")
     parser.add_argument("--options", default="", help="engine options as NAME=VALUE, separated by commas")
     return parser.parse_args()
 
@@ -151,10 +152,36 @@ def _itemsize(name: str) -> int:
     return dtype.itemsize
 
 
+class Gate:
+    """Where all cases that have not failed wait for each other."""
+
+    def __init__(self, cases: int) -> None:
+        self._cases = cases
+        self._waiting = 0
+        self._opened = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Until all other cases wait here, or failed."""
+        opened = self._opened
+        self._waiting += 1
+        self._open_if_all()
+        await opened.wait()
+
+    def leave(self) -> None:
+        """Nobody waits for the caller any more."""
+        self._cases -= 1
+        self._open_if_all()
+
+    def _open_if_all(self) -> None:
+        if self._waiting >= self._cases:
+            self._opened.set()
+            self._opened, self._waiting = asyncio.Event(), 0
+
+
 class Case:
     """One model in one format."""
 
-    def __init__(self, given: argparse.Namespace, name: str, folder: Path, gate: asyncio.Barrier | None) -> None:
+    def __init__(self, given: argparse.Namespace, name: str, folder: Path, gate: Gate | None) -> None:
         self.name = name
         self.found: dict[str, Any] = {"case": name}
         self.problems: list[str] = []
@@ -166,19 +193,23 @@ class Case:
         self._gate = gate
         self._names = {what: f"{name}-{what}".replace(":", "-") for what in ("files", "image")}
 
-    async def run(self, shared: harness.Node | None) -> None:
-        self._own.mkdir()
-        given = self._given
+    async def write(self) -> None:
+        """Writes the checkpoint, unless it is there."""
+        begun = time.monotonic()
         if self._format == "small":
             if not self._folder.exists():
                 await asyncio.to_thread(small_checkpoints.write, self._model, self._folder)
         elif not (self._folder / "model.safetensors.index.json").exists():
-            begun = time.monotonic()
-            place = "cpu" if given.device.startswith("cpu") else given.device
+            place = "cpu" if self._given.device.startswith("cpu") else self._given.device
             write = format_checkpoints.write
             await asyncio.to_thread(write, self._folder, config_of(self._model), self._format, place)
             (self._folder / "tokenizer.json").write_text("{}")
             say(f"{self.name}: checkpoint written in {time.monotonic() - begun:.1f} s")
+
+    async def run(self, shared: harness.Node | None) -> None:
+        self._own.mkdir()
+        given = self._given
+        await self.write()
         self._checkpoint = read(self._folder, 4 if given.device.startswith("cpu") else 2, kv_dtype=self._kv_dtype)
         longest = min(given.longest, self._checkpoint.context_tokens - given.new)
         asked, _ = make_prompts(given.prompts, longest, self._checkpoint.vocabulary, seed=7)
@@ -363,18 +394,18 @@ async def main() -> None:
     found: list[dict[str, Any]] = []
     names = given.cases.split(",")
     few = asyncio.Semaphore(given.together)
-    barrier = asyncio.Barrier(len(names)) if given.shared else None
+    gate = Gate(len(names)) if given.shared else None
 
     async def one(name: str, folder: Path, shared: harness.Node | None) -> None:
         async with few:
-            case = Case(given, name, folder, barrier)
+            case = Case(given, name, folder, gate)
             begun = time.monotonic()
             try:
-                await case.run(shared)
+                await (case.write() if given.write_only else case.run(shared))
             except Exception as error:  # the others are still worth their time
                 traceback.print_exc()
-                if barrier is not None:
-                    await barrier.abort()
+                if gate is not None:
+                    gate.leave()
                 case.problems.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:600]}")
             case.found |= {"problems": case.problems, "took_s": round(time.monotonic() - begun, 1)}
             found.append(case.found)

@@ -15,9 +15,11 @@ STEPS = "torch,cublas,sgl_kernel,flash_attn,scheduler,registry,plugin"
 
 def used() -> int:
     import pynvml
+    import torch
 
     pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    # NVML counts all GPUs of a host, CUDA those that this process may use.
+    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
     running = {p.pid: p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
     return int(running.get(os.getpid(), 0) or 0)
 

@@ -26,10 +26,11 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def smi(query: str) -> str:
-    """One line of `nvidia-smi`, or an empty string where there is none."""
+    """One line of `nvidia-smi` about the first GPU that this process may use; an empty string where there is none."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
     try:
         done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
+            ["nvidia-smi", "-i", gpu, f"--query-gpu={query}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             check=False,

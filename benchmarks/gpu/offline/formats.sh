@@ -6,8 +6,9 @@
 #   SRC=... SITE=... RESULTS=... sh formats.sh kinds     states, windows with a pool of their own and latent rows, in
 #                                                        published shapes with fewer layers, share the GPU, 20 times
 #                                                        asleep and awake each: 5 minutes. They need all of it
-#   SRC=... SITE=... RESULTS=... sh formats.sh beside_kinds   their steps and first tokens beside SGLang's own: 1.5
-#                                                        minutes a shape
+#   SRC=... SITE=... RESULTS=... sh formats.sh checkpoints    writes the checkpoints of `kinds`
+#   SRC=... SITE=... RESULTS=... sh formats.sh beside_kinds   their steps and first tokens beside SGLang's own, 2.5
+#                                                        minutes a shape, after `kinds` or `checkpoints`
 #   SRC=... SITE=... RESULTS=... sh formats.sh shapes    gpt-oss-20b, Qwen3-30B-A3B in FP8 and a small one share the
 #                                                        GPU, 20 times asleep and awake each: 5 minutes
 #   SRC=... SITE=... RESULTS=... sh formats.sh beside    steps and first tokens beside SGLang's own: 2 minutes a shape
@@ -17,21 +18,24 @@ FOLDERS=${FOLDERS:-/tmp/checkpoints}
 mkdir -p "$FOLDERS"
 # 40 GiB of weights: each is there twice while its own and SGLang's engines are compared.
 KINDS="qwen3.6-27b@8 qwen3.6-35b-a3b@8 gemma-4-31b@6 deepseek-v2-lite@6"
+cases() { echo "$KINDS" | sed 's/ /:bf16,/g; s/$/:bf16/'; }
 case $1 in
     small)
-        bench formats_small "${LIMIT:-420}" formats --folders "$FOLDERS" --together 10 --cases "$(python3 -c "
+        bench formats_small "${LIMIT:-420}" formats --folders "$FOLDERS" --together 14 --cases "$(python3 -c "
 from benchmarks.gpu.formats import CASES
 mixtures = ('qwen3-moe:int4', 'qwen3-moe:awq', 'qwen3-moe:gptq', 'mixtral:fp8-channels', 'qwen3:bf16:fp8')
 print(','.join([*CASES, *mixtures]))")"
         ;;
     kinds)
-        cases=$(for each in $KINDS; do printf '%s:bf16,' "$each"; done)
-        bench formats_kinds 330 formats --folders "$FOLDERS" --together 4 --naps 20 --shared 12 --cases "${cases%,}"
+        bench formats_kinds "${LIMIT:-360}" formats --folders "$FOLDERS" --together 4 --naps 20 --shared 12 --cases "$(cases)"
+        ;;
+    checkpoints)
+        bench formats_checkpoints "${LIMIT:-200}" formats --folders "$FOLDERS" --together 4 --write-only --cases "$(cases)"
         ;;
     beside_kinds)
         for each in $KINDS; do
-            bench "overhead_$each" 120 overhead --folder "$FOLDERS/$each-bf16" \
-                --loads 24 --windows 12 --window 2 --lead-in 2 --kv-gib 12 --in-flight 64
+            bench "overhead_$each" $((${LIMIT:-680} / 4)) overhead --folder "$FOLDERS/$each-bf16" \
+                --loads 24 --windows 12 --window 2 --lead-in 2 --kv-gib 5 --in-flight 64
         done
         ;;
     shapes)
@@ -44,5 +48,5 @@ print(','.join([*CASES, *mixtures]))")"
                 --loads 24 --windows 12 --window 2 --lead-in 2 --kv-gib 6
         done
         ;;
-    *) echo "small, kinds, beside_kinds, shapes or beside, not $1" >&2; exit 2 ;;
+    *) echo "small, kinds, checkpoints, beside_kinds, shapes or beside, not $1" >&2; exit 2 ;;
 esac

@@ -1,25 +1,29 @@
 #!/bin/sh
 # Runs what no GPU has seen yet (SGLang 0.5.23 with KV that lies token by token, kinds of KV), the most important first,
-# on a host of one GPU that one has for half an hour, in a tree that came there without .git:
+# on a host of one or two GPUs that one has for half an hour, in a tree that came there without .git:
 #   sh untried.sh first PACK          what pack.sh made is put in place; the time counts
 #   sh untried.sh begin [WORD...]     after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...: unpacks them,
 #                                     says what is missing and fails then, and begins the rest in processes that outlive
-#                                     the shell
-#   sh untried.sh look SECONDS OUT    waits until all is done, or so long; logs and results so far come to OUT
-# Words, all of them in this order if nothing is said; each is bounded by what is left of the time:
+#                                     the shell. Words after a `/` are for the next GPU, which has cores of its own
+#   sh untried.sh look SECONDS OUT    waits until all is done, or so long; logs and results so far come to OUT, in two
+#                                     files
+# Each word is bounded by what is left of the time. Where nothing is said, all but `checkpoints` run on one GPU:
 #   formats   every class and format, small, beside unmodified SGLang
 #   overhead  one engine beside SGLang's own scheduler
 #   kinds     models with states, windows and latent rows in published shapes, together on the GPU, 20 times asleep
-#   beside_kinds   steps and first tokens of these, beside SGLang's own scheduler
+#   beside_kinds   steps and first tokens of these, beside SGLang's own scheduler. It needs the checkpoints of `kinds`
+#   checkpoints    writes the checkpoints of `kinds`, for a GPU that does not wait for them
 #   engines   the tests of engines, moves, private memory, encoders and adapters, three at once: each has a balloond
 #             with a GiB of its own or a system that takes what it needs, and the device tells the memory of each
 #             process
 #   serve     the test of a whole system, alone: it counts the device's free memory
+#   http      an 8B model over HTTP beside SGLang's own server
+#   batches, same_answers, reclaim, residency    the program of that name
 # REHEARSE=1: without a GPU, where tests are only collected. An archive made by zstd needs its program and liblz4.so.1
 # in /tmp/c.
 set -eu
 IN=${IN:-/tmp/in} PARTS=${PARTS:-/tmp/b} TOOLS=${TOOLS:-/tmp/c}
-WORK=${WORK:-/tmp} # a checkpoint, 16 GB
+WORK=${WORK:-/tmp} # checkpoints, 60 GB
 export SRC=${SRC:-/tmp/src} SITE=${SITE:-/tmp/site} RESULTS=${RESULTS:-/tmp/results}
 ENDS_S=${ENDS_S:-1500} # after `first`; the host goes back a minute later
 REHEARSE=${REHEARSE:-}
@@ -44,6 +48,18 @@ gpu_tests() {
     TAIL=70 tests "$name" "$limit" -v --durations=0 -o timeout=330 ${REHEARSE:+--collect-only} "$@"
 }
 
+# of_formats WORD SECONDS LEAST
+of_formats() {
+    bounded "$2" "$3" && LIMIT=$limit FOLDERS=$WORK/checkpoints sh "$SRC/benchmarks/gpu/offline/formats.sh" "$1"
+}
+
+# lane GPU CORES [WORD...]: on GPU, or on all of them where it is empty; CORES as taskset takes them
+lane() {
+    gpu=$1 cores=$2
+    shift 2
+    env ${gpu:+CUDA_VISIBLE_DEVICES=$gpu} taskset -c "$cores" sh "$SELF" words "$@"
+}
+
 case $1 in
     first)
         mkdir -p "$IN" "$PARTS" "$RESULTS"
@@ -65,6 +81,22 @@ case $1 in
     all)
         shift
         [ $# -gt 0 ] || set -- formats overhead kinds beside_kinds engines serve
+        lanes=1
+        for word in "$@"; do if [ "$word" = / ]; then lanes=$((lanes + 1)); fi; done
+        share=$(($(nproc) / lanes)) number=0 words=
+        for word in "$@" /; do
+            if [ "$word" != / ]; then words="$words $word" && continue; fi
+            gpu=$number
+            [ "$lanes" -gt 1 ] || gpu=
+            # shellcheck disable=SC2086  # words
+            lane "$gpu" "$((number * share))-$(((number + 1) * share - 1))" $words &
+            number=$((number + 1)) words=
+        done
+        wait
+        touch "$RESULTS/untried.ended"
+        ;;
+    words)
+        shift
         . "$SRC/benchmarks/gpu/offline/run.sh"
         set +e
         for word in "$@"; do
@@ -74,29 +106,33 @@ case $1 in
                     gpu_tests engines 700 -n 3 --dist load --maxschedchunk 1 --max-worker-restart 0 tests/gpu/test_engine.py \
                         tests/gpu/test_moving.py tests/gpu/test_private_memory.py tests/gpu/test_encoder.py \
                         tests/gpu/test_adapters.py ;;
-                formats)
-                    bounded 420 200 && LIMIT=$limit FOLDERS=$WORK/checkpoints \
-                        sh "$SRC/benchmarks/gpu/offline/formats.sh" small ;;
-                kinds) bounded 360 200 && FOLDERS=$WORK/checkpoints sh "$SRC/benchmarks/gpu/offline/formats.sh" kinds ;;
-                beside_kinds)
-                    bounded 480 240 && FOLDERS=$WORK/checkpoints sh "$SRC/benchmarks/gpu/offline/formats.sh" beside_kinds ;;
+                formats) of_formats small 440 200 ;;
+                kinds) of_formats kinds 360 200 ;;
+                beside_kinds) of_formats beside_kinds 680 160 ;;
+                checkpoints) of_formats checkpoints 200 60 ;;
                 serve) gpu_tests serve 120 -p no:xdist tests/gpu/test_serve.py ;;
                 overhead)
-                    bounded 170 100 && TAIL=40 bench overhead "$limit" overhead --windows 12 --window 2 --lead-in 2 \
+                    bounded 330 200 && TAIL=40 bench overhead "$limit" overhead --windows 12 --window 2 --lead-in 2 \
                         --loads 28,full ;;
-                *) echo "formats, overhead, kinds, beside_kinds, engines or serve, not $word" ;;
+                http)
+                    bounded 420 200 && TAIL=40 bench http "$limit" http_beside_sglang --models 8b --rounds 3 \
+                        --limit-s $((limit - 40)) --folders "$WORK/models" ;;
+                batches) bounded 220 120 && TAIL=14 bench batches "$limit" batches --shape 8b ;;
+                same_answers) bounded 330 200 && TAIL=14 bench same_answers "$limit" same_answers ;;
+                reclaim) bounded 150 80 && TAIL=20 bench reclaim "$limit" reclaim ;;
+                residency)
+                    bounded 300 150 && TAIL=40 bench residency "$limit" residency --shapes 8b 1b --cycles 10 ;;
+                *) echo "$word is no word: they are named at the head of $SELF" ;;
             esac
         done
-        touch "$RESULTS/untried.ended"
         ;;
     look)
         until=$(($(date +%s) + $2))
         while [ ! -e "$RESULTS/untried.ended" ] && [ "$(date +%s)" -lt "$until" ]; do sleep 1; done
         cat "$RESULTS/untried.log" || true
-        for each in "$RESULTS"/*/*.json; do
-            if [ -e "$each" ]; then cp "$each" "$3"; fi
-        done
-        (cd "$RESULTS" && find . -name '*.log' -o -name log | tar -czf "$3/untried_logs.tgz" -T -)
+        cd "$RESULTS"
+        find . -name '*.json' | tar -czf "$3/untried.tgz" -T -
+        find . -name '*.log' -o -name log | tar -czf "$3/untried_logs.tgz" -T -
         echo "$(($(date +%s) - $(cat "$BEGUN"))) s after the first call"
         ;;
     *) echo "first, begin or look, not $1" >&2; exit 2 ;;
