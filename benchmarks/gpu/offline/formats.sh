@@ -1,8 +1,8 @@
 #!/bin/sh
 # Classes and formats beside unmodified SGLang on one GPU (benchmarks.gpu.formats), after setup.sh; 12 minutes with
 # kernels that are compiled already, 60 GB of disk:
-#   SRC=... SITE=... RESULTS=... sh formats.sh small     every class and format, small: 5 minutes, and 3 more where
-#                                                        kernels have to be compiled
+#   SRC=... SITE=... RESULTS=... sh formats.sh small     every class and format, small, TOGETHER (10) at a time:
+#                                                        5 minutes, and 3 more where kernels have to be compiled
 #   SRC=... SITE=... RESULTS=... sh formats.sh kinds     states, windows with a pool of their own and latent rows, in
 #                                                        published shapes with fewer layers, share the GPU, 20 times
 #                                                        asleep and awake each: 5 minutes. They need all of it
@@ -21,7 +21,7 @@ KINDS="qwen3.6-27b@8 qwen3.6-35b-a3b@8 gemma-4-31b@6 deepseek-v2-lite@6"
 cases() { echo "$KINDS" | sed 's/ /:bf16,/g; s/$/:bf16/'; }
 case $1 in
     small)
-        bench formats_small "${LIMIT:-420}" formats --folders "$FOLDERS" --together 14 --cases "$(python3 -c "
+        bench formats_small "${LIMIT:-420}" formats --folders "$FOLDERS" --together "${TOGETHER:-10}" --cases "$(python3 -c "
 from benchmarks.gpu.formats import CASES
 mixtures = ('qwen3-moe:int4', 'qwen3-moe:awq', 'qwen3-moe:gptq', 'mixtral:fp8-channels', 'qwen3:bf16:fp8')
 print(','.join([*CASES, *mixtures]))")"
