@@ -106,7 +106,8 @@ class Part:
         options = {"random_weights": int(given.folder is None), **json.loads(given.options)}
         self._model = Model(path, given.device, given.context, options)
         self._theirs = Model(path, given.device, given.context, {**options, **json.loads(given.reference_options)})
-        self._shape = Shape(given.prompt, given.output, self._config["vocab_size"])
+        vocabulary = read(path, 2).vocabulary if given.folder else self._config["vocab_size"]
+        self._shape = Shape(given.prompt, given.output, vocabulary)
         self._folder = folder
         self.rows: list[dict[str, Any]] = []
         """Of the summary."""
@@ -116,8 +117,9 @@ class Part:
         self._words: shared_board.SharedBoard | None = None
 
     async def run(self) -> None:
-        whole = shapes.weights_bytes(self._config)
-        if self._given.folder is not None:
+        if self._given.folder is None:
+            whole = shapes.weights_bytes(self._config)
+        else:
             whole = read(self._given.folder, 2).weights_bytes + (64 << 20)
         weights = -(-whole // (64 << 20)) * (64 << 20)
         capacity = self._count * (weights + self._limit) + SLACK_BYTES

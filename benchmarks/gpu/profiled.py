@@ -100,7 +100,11 @@ class Stages:
         ("evict", f"{_SRT}.mem_cache.unified_radix_cache:UnifiedRadixCache.evict"),
         ("cache finished", f"{_SRT}.mem_cache.unified_radix_cache:UnifiedRadixCache.checkpoint"),
         ("grow", "gpu_scheduler.engines.sglang.kv.elastic_kv:ElasticKv.grow"),
-        ("settle", "gpu_scheduler.engines.sglang.kv.elastic_kv:ElasticKv.settle"),
+        ("settle", "gpu_scheduler.engines.sglang.kv.slot_transfer:CudaIds.settle"),
+        ("provide states", "gpu_scheduler.engines.sglang.kv.provisioning:KvProvisioning.provide_states"),
+        ("ask ahead", "gpu_scheduler.engines.sglang.kv.provisioning:KvProvisioning.ask_ahead"),
+        ("prefer growth", "gpu_scheduler.engines.sglang.kv.provisioning:KvProvisioning.prefer_growth"),
+        ("attend", "gpu_scheduler.engines.sglang.step.reclaim:Reclaim.attend"),
         ("before allocation", "gpu_scheduler.engines.sglang.kv.provisioning:KvProvisioning.before_allocation"),
     )
 

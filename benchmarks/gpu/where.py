@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.where --out DIR --commit HASH [--loads 28,full] [--recorders stages,python]
 
-The engines and loads of `overhead`, one side after the other, each recorded several times (`profiled`). Shown is what
-differs between the two, per turn of the loop that did the like (stages) or per forward step.
+The engines and loads of `overhead`, one side after the other, each recorded several times (`profiled`). Their KV is
+full of prefixes before, as it is after an hour of work. Shown is what differs between the two, per turn of the loop
+that did the like (stages) or per forward step.
 """
 
 from __future__ import annotations
@@ -33,14 +34,25 @@ class Where(overhead.Part):
 
     async def _measure(self, ours: Side, theirs: Side) -> None:
         await self._warm_up([*ours.clients, *theirs.clients])
+        for side in (ours, theirs):
+            await self._fill(side)
         for load in self._given.loads.split(","):
-            sides = [await self._record(side, load) for side in (ours, theirs)]
+            sides = [await self._record(*pair, load) for pair in ((ours, theirs), (theirs, ours))]
             self._found.append({"load": load, "elastic": sides[0], "reference": sides[1]})
             for recorder in self._given.recorders.split(","):
                 (show_stages if recorder == "stages" else show)(load, recorder, *sides)
 
-    async def _record(self, side: Side, load: str) -> dict[str, Any]:
-        """By recorder, what was found and in how many steps."""
+    async def _record(self, side: Side, other: Side, load: str) -> dict[str, Any]:
+        """By recorder, what was found and in how many steps. The `other` side stands meanwhile: a scheduler that looks
+        for requests all the time would slow down the core beside its own."""
+        processes = turns.Processes(other.pids())
+        processes.stop()
+        try:
+            return await self._record_alone(side, load)
+        finally:
+            processes.go_on()
+
+    async def _record_alone(self, side: Side, load: str) -> dict[str, Any]:
         clock = turns.Clock()
         clock.start()
         running = Load(side, clock, self._shape, self._given.seed)

@@ -282,6 +282,8 @@ class ElasticKv:
 
     def _empties(self) -> list[int]:
         """Held extents of units in which nothing is live."""
+        if self.envelopes.held <= self.least_extents:
+            return []
         empties = np.array(self.envelopes.empties(), dtype=np.int64)
         if not len(empties):
             return []

@@ -5,7 +5,8 @@ Memory is looked for in this order: mapped and free; the driver's reserve; ballo
 If all that is not enough, SGLang retracts running requests.
 
 On a GPU an evicted place can be used once its number has arrived from the device, and a step that waits for that leaves
-the device idle. If memory cannot grow, prefixes are therefore evicted a step or two before their place is needed.
+the device idle. If memory cannot grow, prefixes and states are therefore evicted a step or two before their place is
+needed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from gpu_scheduler.engines.sglang.kv.engine_kv import EVERY, EngineKv, Evict, Tokens
 
 _AHEAD_DIVISOR = 32
-"""Divisor of the cached tokens: most of them that are evicted ahead of need at a time."""
+"""Divisor of the cached tokens, and of the cached states: most of them that are evicted ahead of need at a time."""
 _NEED_DECAY = 0.9
 """Factor by which the largest need decays with each step."""
 _LATELY_S = 1.0
@@ -42,20 +43,26 @@ class KvProvisioning:
         hard_wait_s: float,
         evict: Evict,
         empty: Callable[[int, int], None] | None = None,
+        evict_states: Callable[[int], None] | None = None,
     ) -> None:
         """`empty(kind, extents)` evicts prefixes so that `extents` of one kind empty, and gives these up, which makes
-        room for another kind or for states."""
+        room for another kind or for states. `evict_states(count)` evicts cached states, the ones used longest ago
+        first; only models with states need it."""
         self._kv = kv
         self._soft_wait_s = soft_wait_s
         self._hard_wait_s = hard_wait_s
         self._evict = evict
         self._empty = empty
+        self._evict_states = evict_states
         self.refused = False
         """True if a waiting request has found no memory since this was last cleared."""
         self._wanted: Tokens = kv.of_each(0)
         """Tokens that the last waiting request without memory would need of each kind if nothing of it were cached."""
         self._need = 0.0
         """Tokens that the largest of the last steps allocated, decaying with each step."""
+        self._states_need = 0
+        """Free states that the next prefill step should find: as many as the last one could have taken. 0 once it would
+        find them."""
         self._evicted_at = -inf
         self.asked = False
         """True if memory was requested for the next prefill step, for as many of its prompts as had come."""
@@ -64,6 +71,7 @@ class KvProvisioning:
         """Evicts for the next steps where memory cannot grow; called between two steps, never waits. `now`: monotonic
         seconds."""
         kv = self._kv
+        self._states_ahead(tree, now)
         there = [here + arriving for here, arriving in zip(kv.available, kv.arriving, strict=True)]
         needs = kv.of_each(ceil(self._need))
         if min(there) >= self._need or kv.may_grow(needs, politely=True):
@@ -76,9 +84,31 @@ class KvProvisioning:
             self._evict(tree, some)
             self._evicted_at = now
 
+    def _states_ahead(self, tree: Any, now: float) -> None:
+        """Evicts cached states in place of those that the last prefill step took, if memory cannot grow. There may be
+        none to evict until a request ends."""
+        states = self._kv.states
+        if states is None or not self._states_need:
+            return
+        lacking = self._states_need - states.available - states.arriving
+        if lacking <= 0 or self._states_may_grow(lacking):
+            self._states_need = 0
+            return
+        cached = tree.mamba_evictable_size()
+        if cached:
+            assert self._evict_states is not None
+            self._evict_states(min(lacking, cached, max(1, cached // _AHEAD_DIVISOR)))
+            self._evicted_at = now
+
+    def _states_may_grow(self, count: int) -> bool:
+        """Whether the limit has room for `count` states more, and balloond has not just had nothing."""
+        states = self._kv.states
+        assert states is not None
+        return states.may_grow_politely() and states.memory.headroom() >= states.envelopes.needed_for(count)
+
     def evicted_lately(self, now: float) -> bool:
-        """Whether prefixes were evicted ahead of need within the last second: empty places are then for the engine's
-        own next steps."""
+        """Whether prefixes or states were evicted ahead of need within the last second: empty places are then for the
+        engine's own next steps."""
         return now - self._evicted_at < _LATELY_S
 
     def before_allocation(self, tree: Any, tokens: int) -> None:
@@ -167,7 +197,6 @@ class KvProvisioning:
         if not waiting:
             kv.promised = states.available
             return states.available
-        kv.settle()
         if not self._provide_state(tree):
             self.refused = True
             return 0
@@ -181,6 +210,7 @@ class KvProvisioning:
             count, tokens = count + 1, tokens + len(request.full_untruncated_fill_ids)
         if (more := count - states.available) > 0:
             states.grow_politely(more, 0.0, tree.mamba_evictable_size())
+        self._states_need = count
         kv.promised = states.available
         return states.available
 
@@ -190,6 +220,8 @@ class KvProvisioning:
         kv, states = self._kv, self._kv.states
         assert states is not None
         kv.promised = 0
+        if not states.available and states.arriving:
+            kv.settle()
         if not states.available:
             cached = tree.mamba_evictable_size()
             states.grow_politely(1, self._soft_wait_s if cached else self._hard_wait_s, cached)
@@ -209,6 +241,8 @@ class KvProvisioning:
         output = min(max(request.sampling_params.max_new_tokens - len(request.output_ids), 0), estimate_cap)
         whole = len(request.full_untruncated_fill_ids) + output + kv.page_size + 1
         cached, before = kv.evictable(tree), None
+        if any(kv.short([whole - there for there in cached])):
+            kv.settle()  # tokens freed a moment ago may be all that is missing
         # A cached state that leaves takes its tokens along, so that fewer are left to be evicted: look again then.
         while cached != before and any(kv.short(lacking := tuple(max(0, whole - there) for there in cached))):
             self._grow(tree, lacking, self._soft_wait_s)

@@ -89,7 +89,12 @@ class Lifecycle:
         scheduler.tokenizer = EosIds(config.hf_eos_token_id or (), config.vocab_size)
         config.hf_eos_token_id = scheduler.tokenizer.additional_stop_token_ids
         model.provisioning = KvProvisioning(
-            model.kv, model.options.soft_wait_ms / 1e3, model.options.hard_wait_ms / 1e3, self._evict, self._empty
+            model.kv,
+            model.options.soft_wait_ms / 1e3,
+            model.options.hard_wait_ms / 1e3,
+            self._evict,
+            self._empty,
+            self._evict_states,
         )
         model.kv_transfer = KvTransfer(
             model.kv, model.tree, model.provisioning, scheduler, model.memory.lease_id, model.device
@@ -110,6 +115,10 @@ class Lifecycle:
         )
         model.kv.kinds[kind].give_up_empties()
 
+    def _evict_states(self, count: int) -> None:
+        """Evicts `count` cached states, the ones used longest ago first, and counts the tokens that leave with them."""
+        self.model.counters.evicted_tokens += self.model.tree.evict_states(count)
+
     def _give_states(self, extents: int) -> int:
         """Evicts cached states, the ones used longest ago first, until `extents` have left or none are left; returns
         how many left."""
@@ -119,7 +128,7 @@ class Lifecycle:
         left = states.give_up_spare(model.kv.promised)
         while left < extents and (cached := model.tree.mamba_evictable_size()) > 0:
             each = states.envelopes.needed_for(1)
-            model.counters.evicted_tokens += model.tree.evict_states(min(cached, -(-(extents - left) // each)))
+            self._evict_states(min(cached, -(-(extents - left) // each)))
             states.settle()
             left += states.give_up_spare(model.kv.promised)
         return left

@@ -73,9 +73,9 @@ class Reclaim:
             self._changed()
             return
         model.provisioning.ahead(model.tree, now)
-        if kv.states is not None and not model.scheduler.waiting_queue:
-            kv.states.give_up_empties()
         kept = model.provisioning.evicted_lately(now) or model.kv_transfer.expected_s(now) > 0
+        if kv.states is not None and not kept and not model.scheduler.waiting_queue:
+            kv.states.give_up_empties()
         if now >= self._empties_at and not kept and not model.scheduler.is_fully_idle():
             self._empties_at = now + _EMPTIES_LOOK_S
             kv.give_up_empties(older_than_s=model.options.linger_ms / 1e3)

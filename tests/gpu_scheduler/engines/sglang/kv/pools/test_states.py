@@ -46,7 +46,9 @@ class Books:
         self.cached: list[tuple[Any, Any]] = []
         """(tokens, state) of each prefix, the one used longest ago first."""
         self.running: list[tuple[Any, Any]] = []
-        self.provisioning = KvProvisioning(self.kv, 0.0, 0.0, lambda _, tokens: self.evict(*tokens), self.empty)
+        self.provisioning = KvProvisioning(
+            self.kv, 0.0, 0.0, lambda _, tokens: self.evict(*tokens), self.empty, self.evict_states
+        )
 
     # what the provisioning asks of a tree
 
@@ -59,6 +61,10 @@ class Books:
     def evict(self, tokens: int) -> None:
         while tokens > 0 and self.cached:
             tokens -= self.evict_one()
+
+    def evict_states(self, count: int) -> None:
+        for _ in range(count):
+            self.evict_one()
 
     def evict_one(self) -> int:
         slots, state = self.cached.pop(0)
@@ -137,6 +143,7 @@ def test_every_admitted_request_finds_its_state_and_an_idle_model_admits_one(lim
             assert admitted or not idle, "with nothing that runs there is room for one"
         elif books.running:
             books.end(step)
+        books.provisioning.ahead(books, 0.0)
         books.audit()
     while books.running:
         books.end(0)
@@ -154,6 +161,28 @@ def test_cached_states_leave_before_memory_of_tokens_is_evicted_for_a_state() ->
     assert len(books.cached) == 2
     books.admit([20])
     assert len(books.cached) == 1, "the one used longest ago has left"
+
+
+def test_a_state_leaves_ahead_of_the_next_step_where_memory_cannot_grow() -> None:
+    books = Books(4 * STATE_EXTENTS + 6)  # of which two extents are left, too few for a state
+    for _ in range(3):
+        assert books.admit([10]) == 1
+        books.end(0)
+    assert not books.states.available and len(books.cached) == 3
+    books.provisioning.ahead(books, 0.0)
+    assert books.states.available == 1 and len(books.cached) == 2 and books.provisioning.evicted_lately(0.0)
+    books.provisioning.ahead(books, 0.0)
+    assert len(books.cached) == 2, "one took the place of the one that was taken"
+    assert books.admit([10]) == 1 and len(books.cached) == 2, "and the next step evicts none"
+
+
+def test_no_state_leaves_ahead_where_memory_can_grow() -> None:
+    books = Books(5 * STATE_EXTENTS + 7)
+    for _ in range(3):
+        assert books.admit([10]) == 1
+        books.end(0)
+    books.provisioning.ahead(books, 0.0)
+    assert len(books.cached) == 3 and not books.provisioning.evicted_lately(0.0)
 
 
 def test_tokens_of_a_running_request_take_the_memory_of_cached_states() -> None:
