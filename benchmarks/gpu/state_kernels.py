@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gpu_scheduler.engines.sglang.kv.pools.kv_views import state_views
+from gpu_scheduler.engines.sglang.kv.pools.kv_views import heads_of_states, state_views
 
 SLOTS, STRIDE = 240, 152 << 20
 LIVE = (0, 1, 5, 29, 57, 120, 231)
@@ -114,19 +114,17 @@ def delta_net(device: str, dtype: torch.dtype, heads: int, value_heads: int, dim
         return [packed, z[kept], out]
 
     def prefill(conv: torch.Tensor, temporal: torch.Tensor) -> list[torch.Tensor]:
-        inputs, states = conv[1][slots].contiguous(), temporal[1][slots].contiguous()
-        own = torch.arange(len(slots), dtype=torch.int32, device=device)
         convolved = causal_conv1d_fn(
-            prompts.transpose(0, 1), weights, None, conv_states=inputs, query_start_loc=starts, seq_lens_cpu=lengths,
-            cache_indices=own, has_initial_state=goes_on, activation="silu",
+            prompts.transpose(0, 1), weights, None, conv_states=conv[1], query_start_loc=starts, seq_lens_cpu=lengths,
+            cache_indices=slots, has_initial_state=goes_on, activation="silu",
         ).transpose(0, 1)  # fmt: skip
+        states, step = heads_of_states(temporal[1])
         parts = convolved.split([heads * dim, heads * dim, values], dim=-1)
         q, k, v = (each.reshape(1, sum(lengths), -1, dim) for each in parts)
         out, _, _ = chunk_gated_delta_rule(
-            q=q, k=k, v=v, g=forget, beta=learn, initial_state=states, initial_state_indices=own, cu_seqlens=starts,
-            use_qk_l2norm_in_kernel=True,
+            q=q, k=k, v=v, g=forget, beta=learn, initial_state=states, initial_state_indices=slots * step,
+            cu_seqlens=starts, use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
-        conv[1][slots], temporal[1][slots] = inputs, states
         return [convolved, out]
 
     return {"linear attention, a decode step": decode, "linear attention, prompts": prefill}

@@ -26,14 +26,19 @@ SchedulerPoolStatsObserver            SGLang's check for leaks counts slots     
 HybridReqToTokenPool._init_mamba_pool States lie over the elastic range          all of them are allocated at the start
 MambaComponent                        A request's state is cached once, when it  each step of a prompt needs another
 .prepare_for_caching_req              ends                                       state, and SGLang dies if there is none
+GDNAttnBackend.__init__               Kernels of linear attention read and       each layer copies the states of prompts
+                                      write the states of prompts in their       out of the pool and back, in five more
+                                      slots, on a GPU                            launches
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from gpu_scheduler.engines.sglang.base.environment import has_gpu
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
 from gpu_scheduler.engines.sglang.step import current
@@ -209,10 +214,31 @@ def states_elsewhere(result: int, _observer: Any) -> int:
     return result + (0 if states is None else states.unbacked)
 
 
+def states_in_slots(_result: None, backend: Any, _model_runner: Any) -> None:
+    """Has prompts' kernels of linear attention work on states where they lie. Triton's kernel of the convolution takes
+    any distance from slot to slot; that of the states takes it from its first axis, but what calls it would copy a pool
+    that is not contiguous."""
+    backend.requires_contiguous_prefill_state = False
+    kernel = backend.kernel_dispatcher.extend_kernel
+    kernel.extend = partial(extend_in_slots, kernel.extend)
+
+
+def extend_in_slots(
+    original: Callable[..., Any], *args: Any, ssm_states: Any, cache_indices: Any, **kwargs: Any
+) -> Any:
+    """Computes linear attention of a step's prompts over `ssm_states`, (slots, heads, rows, columns), of which the
+    prompts have those at `cache_indices`."""
+    from gpu_scheduler.engines.sglang.kv.pools.kv_views import heads_of_states
+
+    heads, step = heads_of_states(ssm_states)
+    return original(*args, ssm_states=heads, cache_indices=cache_indices * step, **kwargs)
+
+
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _SIZES = "sglang.srt.model_executor.pool_configurator.HybridSWAPoolConfigurator"
 _OBSERVER = "sglang.srt.managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver"
 _COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
+_LINEAR_ATTENTION = "sglang.srt.layers.attention.linear.gdn_backend"
 HOOKS = [
     Hook(f"{_CONFIGURATOR}._profile_available_bytes", profiled_bytes, "REPLACE"),
     Hook(f"{_CONFIGURATOR}._resolve_kv_pool_class", pool_class, "AROUND"),
@@ -227,3 +253,5 @@ HOOKS = [
     Hook("sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool._init_mamba_pool", state_pool, "AROUND"),
     Hook(f"{_COMPONENTS}.mamba.MambaComponent.prepare_for_caching_req", cached_states, "AROUND"),
 ]
+if has_gpu():
+    HOOKS.append(Hook(f"{_LINEAR_ATTENTION}.GDNAttnBackend.__init__", states_in_slots, "AFTER"))

@@ -264,9 +264,11 @@ class ElasticKv:
     def give_up_spare(self, tokens: int) -> int:
         """Returns empty extents to the driver, those with the highest addresses first, as long as there is room for
         `tokens` without them; returns how many."""
+        if not (empties := self._empties()):
+            return 0
         units = self.units()
         by_unit: dict[int, list[int]] = {}
-        for extent in self._empties():
+        for extent in empties:
             by_unit.setdefault(int(units[extent]), []).append(extent)
         given_up = 0
         for _, extents in sorted(by_unit.items(), reverse=True):

@@ -67,3 +67,16 @@ def state_views(
         found.append(raw.view(dtype).as_strided(sizes, strides, begin // dtype.itemsize))
         begin += layers * size * dtype.itemsize
     return found
+
+
+def heads_of_states(states: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The states of one layer, (slots, heads, rows, columns), for kernels that take them back to back: (contiguous view
+    (entries, 1, rows, columns) of which each entry is one head, number of entries from one slot to the next). The first
+    head of slot `i` is entry `i` times that number. Raises ValueError if slots are no whole number of heads apart."""
+    heads, rows, columns = states.shape[1:]
+    size = rows * columns
+    step, rest = divmod(states.stride(0), size)
+    if rest or states.stride()[1:] != (size, columns, 1):
+        raise ValueError(f"states of {tuple(states.shape)} with strides {states.stride()} are not rows of whole heads")
+    entries = (len(states) - 1) * step + heads
+    return states.as_strided((entries, 1, rows, columns), (size, size, columns, 1)), step

@@ -44,7 +44,9 @@ class ElasticPagedAllocator(OneKindAllocator, PagedTokenToKVPoolAllocator):  # t
     @override
     def alloc(self, need_size: int) -> torch.Tensor | None:
         pages = self._take(need_size // self.page_size)
-        return None if pages is None else (pages[:, None] * self.page_size + self._within_page).reshape(-1)
+        if pages is None or self.page_size == 1:
+            return pages
+        return (pages[:, None] * self.page_size + self._within_page).reshape(-1)
 
     @override
     def alloc_extend(

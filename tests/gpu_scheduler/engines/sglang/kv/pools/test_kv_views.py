@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpu_scheduler.engines.sglang.kv.pools.kv_views import KvShape, kv_views, state_views
+from gpu_scheduler.engines.sglang.hooks.memory import states_in_slots
+from gpu_scheduler.engines.sglang.kv.pools.kv_views import KvShape, heads_of_states, kv_views, state_views
 from tests.gpu_scheduler.engines.sglang.forks import Imported
 
 LAYERS, HEADS, DIM, PAGES = 3, 2, 4, 5
@@ -73,6 +78,45 @@ def test_states_lie_one_after_the_other_with_their_parts_layer_by_layer() -> Non
             assert raw[begin : begin + size].any() and raw.count_nonzero() == raw[begin : begin + size].count_nonzero()
             view[layer, 2] = 0
             begin += size
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 5), st.integers(1, 3))
+def test_heads_of_a_state_are_entries_of_one_contiguous_tensor(heads: int, layers: int, more: int, conv: int) -> None:
+    rows, columns, slots = 2, 3, 4
+    of_head = rows * columns * 4
+    # What lies before the states, and what is left behind them, is a whole number of heads, or not.
+    stride = (layers * heads + more) * of_head + -(-layers * conv * 4 // of_head) * of_head
+    raw = torch.arange(slots * stride, dtype=torch.int32).to(torch.uint8)
+    _, temporal = state_views(raw, layers, stride, [((conv,), torch.float32), ((heads, rows, columns), torch.float32)])
+    for layer in temporal:
+        entries, step = heads_of_states(layer)
+        assert entries.is_contiguous()
+        for slot in range(slots):
+            first = slot * step
+            assert torch.equal(entries[first : first + heads, 0].view(torch.uint8), layer[slot].view(torch.uint8))
+            assert entries[first].data_ptr() == layer[slot].data_ptr()
+
+
+def test_states_that_are_no_whole_number_of_heads_apart_are_refused() -> None:
+    states = torch.zeros(64).as_strided((2, 1, 2, 3), (7, 6, 3, 1))
+    with pytest.raises(ValueError, match="not rows of whole heads"):
+        heads_of_states(states)
+
+
+def test_a_kernel_of_prompts_is_given_the_states_in_their_slots() -> None:
+    given_to: dict[str, torch.Tensor] = {}
+    kernel = SimpleNamespace(extend=lambda **arguments: given_to.update(arguments))
+    backend = SimpleNamespace(
+        requires_contiguous_prefill_state=True, kernel_dispatcher=SimpleNamespace(extend_kernel=kernel)
+    )
+    states_in_slots(None, backend, None)
+    assert not backend.requires_contiguous_prefill_state, "or SGLang copies them before"
+    states = torch.randn(5, 4, 2, 3)[:, :2]  # as far apart as two layers
+    kernel.extend(ssm_states=states, cache_indices=torch.tensor([3, 0], dtype=torch.int32))
+    entries, first = given_to["ssm_states"], given_to["cache_indices"]
+    assert entries.is_contiguous() and first.dtype == torch.int32
+    for slot, at in zip((3, 0), first.tolist(), strict=True):
+        assert torch.equal(entries[at : at + 2, 0], states[slot])
 
 
 def test_part_of_a_state_that_would_begin_inside_a_number_is_refused() -> None:
