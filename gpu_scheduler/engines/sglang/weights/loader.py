@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig, LoadFormat
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.environ import envs
 from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.utils.common import reserve_rope_cache_for_long_sequences
 
@@ -218,9 +219,9 @@ class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
 
 
 def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> None:
-    """Moves the model's tensors into the weights range. Tables of rotary embeddings first get the length that SGLang
-    would give them next, in memory of their own. Raises BrokenModel, on all ranks, if they are made for fewer positions
-    than the catalogue's context has."""
+    """Moves the model's tensors into the weights range. Tables of rotary embeddings first get the length that the
+    model's context needs, in memory of their own. Raises BrokenModel, on all ranks, if they are made for fewer
+    positions than the catalogue's context has."""
     instance: Target = current.model()
     context = instance.load.model.context_tokens
     made = min((len(table) for table in _rope_tables(model)), default=context)
@@ -228,10 +229,22 @@ def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> N
         # The rows that SGLang adds to tables are of another kind.
         raise BrokenModel(f"its context is {context} tokens by the catalogue, its rotary embedding is made for {made}")
     encoder.set_pooling(model, instance.load.model)
-    reserve_rope_cache_for_long_sequences(model, instance.server_args, model_config)
+    reserve_rope_cache_for_long_sequences(model, model_config)
+    _cut_rope_tables(model, model_config.context_len)
     instance.bind_weights(model, copy=copy)
     if copy:
         instance.progress("preparing the engine", 0, 0, "steps")
+
+
+def _cut_rope_tables(model: torch.nn.Module, context_tokens: int) -> None:
+    """Leaves out the rows of tables of rotary embeddings that SGLang would not reserve for a context of
+    `context_tokens`. Tables are made for the longest context that the model knows: those of Gemma 4 31B take 805 MB."""
+    align = envs.SGLANG_ROPE_CACHE_ALIGN.get()
+    rows = -(-(context_tokens + envs.SGLANG_ROPE_CACHE_SAFETY_MARGIN.get()) // align) * align
+    for module in model.modules():
+        table = module._buffers.get("cos_sin_cache")
+        if table is not None and len(table) > rows and not getattr(module, "position_start", 0):
+            module.cos_sin_cache = table[:rows].clone()
 
 
 def _rope_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:

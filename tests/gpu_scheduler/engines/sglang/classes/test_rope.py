@@ -146,6 +146,21 @@ async def test_context_whose_table_is_larger_than_twice_the_weights_is_served(tm
         assert await says(end, prompts([12])) == checkpoints.reference(folder, prompts([12]), NEW_TOKENS)
 
 
+async def test_a_table_has_no_rows_for_tokens_that_the_context_does_not_have(tmp_path: Path, engines: Engines) -> None:
+    folder = write(tmp_path / "long", {"max_position_embeddings": 1 << 17})
+    found = read(folder, 4)
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("m")
+        rows = {}
+        for context in (1 << 17, CONTEXT):
+            mapped, _ = await end.hold(load(at, "m", folder, context_tokens=context, weights_bytes=found.weights_bytes))
+            tensors = engine_pb2.Manifest.FromString(mapped.manifest).tensors
+            (rows[context],) = {tensor.shape[0] for tensor in tensors if tensor.name.endswith("cos_sin_cache")}
+            assert await says(end, prompts()) == checkpoints.reference(folder, prompts(), NEW_TOKENS)
+            await end.do(unload=engine_pb2.Unload())
+        assert rows[1 << 17] >= 1 << 17 and CONTEXT <= rows[CONTEXT] < 2 * CONTEXT + 256
+
+
 async def test_a_context_that_the_embedding_is_not_made_for_is_refused_with_both_numbers(
     tmp_path: Path, engines: Engines
 ) -> None:
