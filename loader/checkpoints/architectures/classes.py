@@ -241,14 +241,14 @@ CLASSES = {
     ),
     "Qwen3NextForCausalLM": ModelClass(
         "Qwen 3 Next, Coder Next",
-        _CPU,
+        _BOTH,
         states="by_key_head",
         experts=Experts(**_QWEN_EXPERTS),
         **{**_GATED_DELTA, "needs": (*_GATED_DELTA["needs"], "rope_theta", "partial_rotary_factor")},
     ),
     "NemotronHForCausalLM": ModelClass(
         "Nemotron-H, Nemotron Nano 2, Nemotron 3",
-        _CPU,
+        _BOTH,
         states=MAMBA,
         mlp_bias="mlp_bias",
         defaults={"head_dim": 128},
@@ -278,7 +278,7 @@ CLASSES = {
     "Gemma3ForConditionalGeneration": ModelClass("Gemma 3 4B to 27B, text", _BOTH, wrapper=True, **_GEMMA_3),
     "Gemma4ForConditionalGeneration": ModelClass(
         "Gemma 4 E2B, E4B, 12B, 31B and 26B-A4B, text",
-        _CPU,
+        _BOTH,
         qk_norm=True,
         norms=_GEMMA_NORMS,
         activation=_GELU,
@@ -343,7 +343,7 @@ CLASSES = {
     ),
     "DeepseekV2ForCausalLM": ModelClass(
         "DeepSeek V2, V2 Lite, V2.5, Coder V2",
-        _CPU,
+        _BOTH,
         latent=True,
         needs=_DEEPSEEK_NEEDS,
         values={
@@ -354,7 +354,7 @@ CLASSES = {
         },
         experts=Experts(**_DEEPSEEK_EXPERTS),
     ),
-    "DeepseekV3ForCausalLM": ModelClass("DeepSeek V3, V3.1, R1, and models made like them", _CPU, **_DEEPSEEK_V3),
+    "DeepseekV3ForCausalLM": ModelClass("DeepSeek V3, V3.1, R1, and models made like them", _BOTH, **_DEEPSEEK_V3),
     "KimiK25ForConditionalGeneration": ModelClass(
         "Kimi K2.5 to K2.7, text",
         _CPU,
@@ -364,7 +364,7 @@ CLASSES = {
     ),
     "Glm4MoeLiteForCausalLM": ModelClass(
         "GLM 4.7 Flash",
-        _CPU,
+        _BOTH,
         latent=True,
         needs=(*_DEEPSEEK_NEEDS, "q_lora_rank"),  # without it engines would leave the projection of queries unset
         values={"norm_topk_prob": (True,)},
