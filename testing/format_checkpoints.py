@@ -127,7 +127,7 @@ def _published(name: str, architecture: str, *, wrapped: bool) -> str:
     if architecture == "NemotronHForCausalLM":
         ours = next((begin for begin in families.MAMBA_NAMES if name.startswith(begin)), "")
         return families.MAMBA_NAMES.get(ours, "") + name.removeprefix(ours)
-    if architecture == "Gemma4ForConditionalGeneration":
+    if wrapped and architecture.startswith(("Gemma4For", "Qwen3_5")):
         return name.replace("model.", "model.language_model.", 1)
     return f"language_model.{name}" if wrapped else name
 

@@ -436,7 +436,7 @@ def beside_text(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         model.to(torch.bfloat16).save_pretrained(folder)
         weights = load_file(Path(folder) / "model.safetensors")
     named = {_published(name, known.published): each for name, each in weights.items()}
-    of_text = ("language_model.", "model.language_model.")
+    of_text = ("language_model.", "model.language_model.", "lm_head.")
     return {name: each for name, each in named.items() if not name.startswith(of_text)}
 
 

@@ -46,7 +46,8 @@ from testing.engines import harness
 from testing.engines.images import Image
 
 CASES = (
-    "qwen3.5:bf16", "nemotron-h:bf16", "qwen3.5-moe:bf16", "qwen3-next:bf16", "deepseek-v2:bf16", "deepseek-v3:bf16",
+    "qwen3.5:bf16", "nemotron-h:bf16", "qwen3.5-moe:bf16", "qwen3-next:bf16", "qwen3.5-images:bf16",
+    "qwen3.5-moe-images:bf16", "deepseek-v2:bf16", "deepseek-v3:bf16",
     "glm4-moe-lite:bf16", "gemma4:bf16", "gemma4-moe:bf16", "qwen3-moe:bf16", "gemma3:bf16", "gpt-oss:mxfp4",
     "qwen3:fp8-blocks", "qwen3:fp8", "qwen3-moe:fp8-blocks", "llama:fp8-channels", "llama:int8", "llama:int4",
     "llama:awq", "llama:gptq", "mixtral:bf16", "glm4-moe:fp8-blocks", "minimax-m2:fp8-blocks",

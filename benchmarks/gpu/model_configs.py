@@ -166,6 +166,29 @@ def _delta_net(count: int) -> dict[str, Any]:
     return {**_DELTA_NET, "num_hidden_layers": count, "layer_types": types}
 
 
+def _qwen_3_5(mixture: str = "", **text: Any) -> dict[str, Any]:
+    """Qwen 3.5 with its part for images. `mixture`: what its names have where layers have experts."""
+    inner = {**_SMALL, **_delta_net(4), **text, "model_type": f"qwen3_5{mixture}_text"}
+    positions = {**inner["rope_parameters"], "mrope_section": [11, 11, 10], "mrope_interleaved": True}
+    return {
+        "architectures": [f"Qwen3_5{mixture.removeprefix('_').capitalize()}ForConditionalGeneration"],
+        "model_type": f"qwen3_5{mixture}",
+        "text_config": {**inner, "rope_parameters": {"rope_theta": 1e7, **positions}},
+        "vision_config": {
+            "depth": 1,
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_heads": 4,
+            "out_hidden_size": inner["hidden_size"],
+            "patch_size": 14,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [],
+        },
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+
+
 def _gemma_4(**text: Any) -> dict[str, Any]:
     """Gemma 4 with its part for images."""
     return {
@@ -228,6 +251,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3.5": {**_SMALL, **_delta_net(4), "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"},
     "qwen3.5-moe": {**_SMALL, **_EXPERTS, **_SHARED_EXPERT, **_delta_net(4), "architectures": ["Qwen3_5MoeForCausalLM"]}
     | {"model_type": "qwen3_5_moe_text"},
+    "qwen3.5-images": _qwen_3_5(),
+    "qwen3.5-moe-images": _qwen_3_5("_moe", **_EXPERTS, **_SHARED_EXPERT),
     "qwen3-next": {**_SMALL, **_EXPERTS, **_SHARED_EXPERT, **_delta_net(4), "architectures": ["Qwen3NextForCausalLM"]}
     | {"model_type": "qwen3_next"},
     "nemotron-h": {**_SMALL, **_MAMBA, "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h"}

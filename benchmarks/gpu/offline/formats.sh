@@ -3,6 +3,7 @@
 # kernels that are compiled already, 60 GB of disk:
 #   SRC=... SITE=... RESULTS=... sh formats.sh small     every class and format, small, TOGETHER (10) at a time:
 #                                                        5 minutes, and 3 more where kernels have to be compiled
+#   SRC=... SITE=... RESULTS=... sh formats.sh states    the classes with states, small: 3 minutes with compiling
 #   SRC=... SITE=... RESULTS=... sh formats.sh kinds     states, windows with a pool of their own and latent rows, in
 #                                                        published shapes with fewer layers, share the GPU, 20 times
 #                                                        asleep and awake each: 5 minutes. They need all of it
@@ -26,6 +27,10 @@ from benchmarks.gpu.formats import CASES
 mixtures = ('qwen3-moe:int4', 'qwen3-moe:awq', 'qwen3-moe:gptq', 'mixtral:fp8-channels', 'qwen3:bf16:fp8')
 print(','.join([*CASES, *mixtures]))")"
         ;;
+    states)
+        bench formats_states "${LIMIT:-300}" formats --folders "$FOLDERS" --together 6 --cases \
+            qwen3.5:bf16,nemotron-h:bf16,qwen3.5-moe:bf16,qwen3-next:bf16,qwen3.5-images:bf16,qwen3.5-moe-images:bf16
+        ;;
     kinds)
         bench formats_kinds "${LIMIT:-360}" formats --folders "$FOLDERS" --together 4 --naps 20 --shared 12 --cases "$(cases)"
         ;;
@@ -48,5 +53,5 @@ print(','.join([*CASES, *mixtures]))")"
                 --loads 24 --windows 12 --window 2 --lead-in 2 --kv-gib 6
         done
         ;;
-    *) echo "small, kinds, checkpoints, beside_kinds, shapes or beside, not $1" >&2; exit 2 ;;
+    *) echo "small, states, kinds, checkpoints, beside_kinds, shapes or beside, not $1" >&2; exit 2 ;;
 esac

@@ -1,13 +1,16 @@
 #!/bin/sh
-# Runs what no GPU has seen yet (SGLang 0.5.23 with KV that lies token by token, kinds of KV), the most important first,
-# on a host of one or two GPUs that one has for half an hour, in a tree that came there without .git:
+# Runs what no GPU has seen yet, the most important first, on a host of one or two GPUs that one has for half an hour,
+# in a tree that came there without .git:
 #   sh untried.sh first PACK          what pack.sh made is put in place; the time counts
 #   sh untried.sh begin [WORD...]     after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...: unpacks them,
 #                                     says what is missing and fails then, and begins the rest in processes that outlive
 #                                     the shell. Words after a `/` are for the next GPU, which has cores of its own
 #   sh untried.sh look SECONDS OUT    waits until all is done, or so long; logs and results so far come to OUT, in two
 #                                     files
-# Each word is bounded by what is left of the time. Where nothing is said, all but `checkpoints` run on one GPU:
+# Each word is bounded by what is left of the time. Where nothing is said, one GPU runs what models with states need
+# since their prompts are computed in the slots: state_kernels, states, checkpoints, beside_kinds and overhead.
+#   state_kernels   kernels of states over addresses that are mapped in part
+#   states    the classes with states, small, beside unmodified SGLang
 #   formats   every class and format, small, beside unmodified SGLang
 #   overhead  one engine beside SGLang's own scheduler
 #   kinds     models with states, windows and latent rows in published shapes, together on the GPU, 20 times asleep
@@ -80,7 +83,7 @@ case $1 in
         ;;
     all)
         shift
-        [ $# -gt 0 ] || set -- formats overhead kinds beside_kinds engines serve
+        [ $# -gt 0 ] || set -- state_kernels states checkpoints beside_kinds overhead
         lanes=1
         for word in "$@"; do if [ "$word" = / ]; then lanes=$((lanes + 1)); fi; done
         share=$(($(nproc) / lanes)) number=0 words=
@@ -106,6 +109,8 @@ case $1 in
                     gpu_tests engines 700 -n 3 --dist load --maxschedchunk 1 --max-worker-restart 0 tests/gpu/test_engine.py \
                         tests/gpu/test_moving.py tests/gpu/test_private_memory.py tests/gpu/test_encoder.py \
                         tests/gpu/test_adapters.py ;;
+                state_kernels) bounded 120 60 && bench state_kernels "$limit" state_kernels ;;
+                states) of_formats states 300 150 ;;
                 formats) of_formats small 440 200 ;;
                 kinds) of_formats kinds 360 200 ;;
                 beside_kinds) of_formats beside_kinds 680 160 ;;
