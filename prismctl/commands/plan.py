@@ -92,12 +92,14 @@ def plan(
         raise failed(str(error), BAD_INPUT) from None
     answer = found[-1]
     models = [spec for name in load.models() if (spec := known.find(name))]
-    read = folders.read.values()
+    read, unused = folders.read.values(), known.unused(load.models())
     if json_:
         told = {"target": target / 100, "fits": _fits(answer, target), "tried": [_told(tried) for tried in found]}
-        show_json({**told, "folders": [each.told for each in read]})
+        show_json({**told, "folders": [each.told for each in read], "without_requests": unused})
     else:
         typer.echo("".join(f"{each.line}\n" for each in read), nl=False)
+        if unused:
+            typer.echo(f"left out, since nobody asks for them: {', '.join(unused)}")
         _print(found, target, models)
     if not _fits(answer, target):
         raise typer.Exit(MISSED)

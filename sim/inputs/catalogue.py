@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import inf
@@ -137,6 +137,11 @@ class ModelSet:
             self._found[name] = entry and replace(entry, name=name)
         return self._found[name]
 
+    def unused(self, names: Iterable[str]) -> list[str]:
+        """Names or patterns of the entries that none of these models is of."""
+        found = [next((e for e in self._entries if fnmatchcase(name, e.name)), None) for name in names]
+        return [entry.name for entry in self._entries if not any(entry is each for each in found)]
+
 
 def read(path: Path, slo_scale: float = 1.0, folders: Folders | None = None) -> ModelSet:
     """The catalogue of a file. `slo_scale` multiplies all targets; `folders` reads the folders that rows name, which
@@ -147,7 +152,8 @@ def read(path: Path, slo_scale: float = 1.0, folders: Folders | None = None) -> 
         raise CatalogueError(f"{path}: {error}") from None
     rows = document.get("model")
     if not isinstance(rows, list) or not rows:
-        raise CatalogueError(f"{path}: no [[model]] in it")
+        others = ", ".join(sorted(document))
+        raise CatalogueError(f"{path}: no [[model]] in it" + (f", only {others}" if others else ""))
     if set(document) != {"model"}:
         raise CatalogueError(f"{path}: unknown {', '.join(sorted(set(document) - {'model'}))}")
     entries: list[Spec] = []

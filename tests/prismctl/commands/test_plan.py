@@ -124,8 +124,16 @@ def test_plan_says_which_requests_were_cut_and_which_models_have_no_targets(file
     told = run(files, "--trace", "{files}/trace.csv", "--gpus", "1").stdout
     assert "cut to their model's context_tokens: 1 request\n" in told
     assert "without targets, on time as soon as they are served: free\n" in told
+    assert "left out" not in told
     neither = run(files, "--rates", "{files}/rates.csv", "--seconds", "5", "--gpus", "1").stdout
     assert "cut to" not in neither and "without targets" not in neither
+    assert "left out, since nobody asks for them: free\n" in neither
+
+
+def test_a_catalogue_without_models_is_refused_with_what_it_has(files):
+    (files / "models.toml").write_text(CATALOGUE.replace("[[model]]", "[[models]]"))
+    result = run(files, "--rates", "{files}/rates.csv", "--gpus", "1")
+    assert result.exit_code == 2 and "no [[model]] in it, only models" in result.stderr
 
 
 def test_a_fleet_that_cannot_hold_the_largest_model_is_refused_by_name(files):
