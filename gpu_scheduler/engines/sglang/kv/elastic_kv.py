@@ -113,7 +113,11 @@ class ElasticKv:
     @property
     def least_extents(self) -> int:
         """Number of extents that the live envelopes would take if they lay in a row."""
-        return -(-self.envelopes.live * self.envelopes.envelope_bytes // self.memory.extent_bytes)
+        return self._extents_in_a_row(self.envelopes.live)
+
+    def _extents_in_a_row(self, envelopes: int) -> int:
+        """Number of extents that so many envelopes take at the least."""
+        return -(-envelopes * self.envelopes.envelope_bytes // self.memory.extent_bytes)
 
     def beyond(self, extents: int) -> int:
         """Tokens that have a place now and would find none once `extents` of the held extents have left."""
@@ -264,11 +268,12 @@ class ElasticKv:
     def give_up_spare(self, tokens: int) -> int:
         """Returns empty extents to the driver, those with the highest addresses first, as long as there is room for
         `tokens` without them; returns how many."""
-        if not (empties := self._empties()):
+        kept = min(self.envelopes.available, -(-tokens // self.page_size))
+        if self.envelopes.held <= self._extents_in_a_row(self.envelopes.live + kept):
             return 0
         units = self.units()
         by_unit: dict[int, list[int]] = {}
-        for extent in empties:
+        for extent in self._empties():
             by_unit.setdefault(int(units[extent]), []).append(extent)
         given_up = 0
         for _, extents in sorted(by_unit.items(), reverse=True):
