@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpu_scheduler.engines.sglang.base.errors import NoMemory
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
@@ -95,3 +98,35 @@ def test_hibernation_leaves_nothing_mapped_and_the_range_can_be_used_again() -> 
     kv.hold_dummy(wait_s=1.0)
     assert kv.grow(5, wait_s=0.0)
     kv.envelopes.audit()
+
+
+@given(
+    st.sampled_from([10, 64, 150]),
+    st.lists(st.tuples(st.sampled_from(["grow", "take", "give", "spare"]), st.integers(1, 12)), max_size=30),
+)
+def test_each_empty_extent_is_found_and_leaves_as_long_as_there_is_room(
+    envelope: int, steps: list[tuple[str, int]]
+) -> None:
+    kv, memory, _ = made(envelope, count=60)
+    taken: list[int] = []
+    for what, count in steps:
+        if what == "grow":
+            kv.grow(count, wait_s=0.0)
+        elif what == "take" and (some := kv.envelopes.take(count)) is not None:
+            taken += some.tolist()
+        elif what == "give" and taken:
+            kv.envelopes.give(np.array([taken.pop(count % len(taken))]))
+        elif what == "spare":
+            had, left = kv.available, kv.give_up_spare(count)
+            assert not left or kv.available >= count
+            rest = empty(kv, memory)
+            if rest and had >= count:
+                last = kv.envelopes.available_on([max(rest)])
+                assert kv.available - last < count, "one more had room to leave"
+        assert kv.leaving() == len(empty(kv, memory))
+
+
+def empty(kv: ElasticKv, memory: ScriptedRange) -> list[int]:
+    """Held extents that no live envelope touches."""
+    touched = {extent for number in kv.envelopes.all_live().tolist() for extent in kv.envelopes.extents_of(number)}
+    return sorted(set(memory.owned) - touched)
