@@ -22,6 +22,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import sys
 import tempfile
@@ -84,7 +85,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folders", type=Path, help="where checkpoints are, and stay")
     parser.add_argument("--write-only", action="store_true", help="write the checkpoints into --folders, and end")
     parser.add_argument("--options", default="", help="engine options as NAME=VALUE, separated by commas")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.write_only and given.folders is None:
+        parser.error("--write-only: name --folders")
+    if given.shared and given.together < len(given.cases.split(",")):
+        parser.error("--shared: all cases have to be there at the same time (--together)")
+    return given
 
 
 async def answers(client: Client, asked: Sequence[Sequence[int]], new: int, in_flight: int) -> list[Answer]:
@@ -154,7 +160,7 @@ def _itemsize(name: str) -> int:
 
 
 class Gate:
-    """Where all cases that have not failed wait for each other."""
+    """Meeting point of the cases that have not failed."""
 
     def __init__(self, cases: int) -> None:
         self._cases = cases
@@ -162,14 +168,14 @@ class Gate:
         self._opened = asyncio.Event()
 
     async def wait(self) -> None:
-        """Until all other cases wait here, or failed."""
+        """Waits until all other cases wait here or have failed."""
         opened = self._opened
         self._waiting += 1
         self._open_if_all()
         await opened.wait()
 
     def leave(self) -> None:
-        """Nobody waits for the caller any more."""
+        """Takes the caller out: the others wait for it no longer."""
         self._cases -= 1
         self._open_if_all()
 
@@ -202,9 +208,13 @@ class Case:
                 await asyncio.to_thread(small_checkpoints.write, self._model, self._folder)
         elif not (self._folder / "model.safetensors.index.json").exists():
             place = "cpu" if self._given.device.startswith("cpu") else self._given.device
+            # Another run, on another GPU, may look for the same checkpoint.
+            begun_folder = self._folder.with_name(f"{self._folder.name}.{os.getpid()}")
             write = format_checkpoints.write
-            await asyncio.to_thread(write, self._folder, config_of(self._model), self._format, place)
-            (self._folder / "tokenizer.json").write_text("{}")
+            await asyncio.to_thread(write, begun_folder, config_of(self._model), self._format, place)
+            (begun_folder / "tokenizer.json").write_text("{}")
+            with contextlib.suppress(OSError):  # the other one was quicker
+                begun_folder.rename(self._folder)
             say(f"{self.name}: checkpoint written in {time.monotonic() - begun:.1f} s")
 
     async def run(self, shared: harness.Node | None) -> None:

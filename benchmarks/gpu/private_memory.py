@@ -15,11 +15,11 @@ STEPS = "torch,cublas,sgl_kernel,flash_attn,scheduler,registry,plugin"
 
 def used() -> int:
     import pynvml
-    import torch
 
     pynvml.nvmlInit()
-    # NVML counts all GPUs of a host, CUDA those that this process may use.
-    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    # NVML counts all GPUs of a host.
+    index = int(os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or 0)
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     running = {p.pid: p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
     return int(running.get(os.getpid(), 0) or 0)
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.where --out DIR --commit HASH [--loads 28,full] [--recorders stages,python]
 
-The engines and loads of `overhead`, one side after the other, each recorded several times (`profiled`). Their KV is
-full of prefixes before, as it is after an hour of work. Shown is what differs between the two, per turn of the loop
-that did the like (stages) or per forward step.
+The engines and loads of `overhead`, one side after the other, each recorded several times (`profiled`). The KV of
+both is full of cached prefixes when it begins, as after an hour of work. Shown is what differs between the two, per
+turn of the loop that did the like (stages) or per forward step.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Where(overhead.Part):
                 (show_stages if recorder == "stages" else show)(load, recorder, *sides)
 
     async def _record(self, side: Side, other: Side, load: str) -> dict[str, Any]:
-        """By recorder, what was found and in how many steps. The `other` side stands meanwhile: a scheduler that looks
-        for requests all the time would slow down the core beside its own."""
+        """Findings and number of steps of each recorder, by its name, while the `other` side stands: a scheduler that
+        looks for requests all the time would slow down the core beside its own."""
         processes = turns.Processes(other.pids())
         processes.stop()
         try:
@@ -53,6 +53,7 @@ class Where(overhead.Part):
             processes.go_on()
 
     async def _record_alone(self, side: Side, load: str) -> dict[str, Any]:
+        """Findings and number of steps of each recorder, by its name, under a load."""
         clock = turns.Clock()
         clock.start()
         running = Load(side, clock, self._shape, self._given.seed)

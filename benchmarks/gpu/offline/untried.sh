@@ -56,11 +56,17 @@ of_formats() {
     bounded "$2" "$3" && LIMIT=$limit FOLDERS=$WORK/checkpoints sh "$SRC/benchmarks/gpu/offline/formats.sh" "$1"
 }
 
-# lane GPU CORES [WORD...]: on GPU, or on all of them where it is empty; CORES as taskset takes them
+# lane NUMBER LANES [WORD...]: on the GPU of that number, and its part of the cores that this process may use
 lane() {
-    gpu=$1 cores=$2
+    cores=$(python3 -c "
+import os, sys
+number, lanes = map(int, sys.argv[1:])
+mine = sorted(os.sched_getaffinity(0))
+share = max(1, len(mine) // lanes)
+print(*mine[number * share : (number + 1) * share] or mine, sep=',')" "$1" "$2")
+    gpu=$1
     shift 2
-    env ${gpu:+CUDA_VISIBLE_DEVICES=$gpu} taskset -c "$cores" sh "$SELF" words "$@"
+    CUDA_VISIBLE_DEVICES=$gpu taskset -c "$cores" sh "$SELF" words "$@"
 }
 
 case $1 in
@@ -86,13 +92,11 @@ case $1 in
         [ $# -gt 0 ] || set -- state_kernels states checkpoints beside_kinds overhead
         lanes=1
         for word in "$@"; do if [ "$word" = / ]; then lanes=$((lanes + 1)); fi; done
-        share=$(($(nproc) / lanes)) number=0 words=
+        number=0 words=
         for word in "$@" /; do
             if [ "$word" != / ]; then words="$words $word" && continue; fi
-            gpu=$number
-            [ "$lanes" -gt 1 ] || gpu=
             # shellcheck disable=SC2086  # words
-            lane "$gpu" "$((number * share))-$(((number + 1) * share - 1))" $words &
+            lane "$number" "$lanes" $words &
             number=$((number + 1)) words=
         done
         wait
@@ -113,7 +117,7 @@ case $1 in
                 states) of_formats states 300 150 ;;
                 formats) of_formats small 440 200 ;;
                 kinds) of_formats kinds 360 200 ;;
-                beside_kinds) of_formats beside_kinds 680 160 ;;
+                beside_kinds) of_formats beside_kinds 680 480 ;;
                 checkpoints) of_formats checkpoints 200 60 ;;
                 serve) gpu_tests serve 120 -p no:xdist tests/gpu/test_serve.py ;;
                 overhead)
@@ -135,9 +139,10 @@ case $1 in
         until=$(($(date +%s) + $2))
         while [ ! -e "$RESULTS/untried.ended" ] && [ "$(date +%s)" -lt "$until" ]; do sleep 1; done
         cat "$RESULTS/untried.log" || true
+        out=$(cd "$3" && pwd)
         cd "$RESULTS"
-        find . -name '*.json' | tar -czf "$3/untried.tgz" -T -
-        find . -name '*.log' -o -name log | tar -czf "$3/untried_logs.tgz" -T -
+        find . -name '*.json' | tar -czf "$out/untried.tgz" -T -
+        find . -name '*.log' -o -name log | tar -czf "$out/untried_logs.tgz" -T -
         echo "$(($(date +%s) - $(cat "$BEGUN"))) s after the first call"
         ;;
     *) echo "first, begin or look, not $1" >&2; exit 2 ;;

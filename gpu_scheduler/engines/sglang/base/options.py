@@ -344,8 +344,9 @@ def kernels_with_states(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def prompts_with_states(chunk: int) -> dict[str, Any]:
     """SGLang's arguments for the prompts of a step of at most `chunk` tokens, where requests have states; 0: no bound.
-    Every prompt takes copies of its states, and whole blocks of tokens, in memory that was measured with a step of one
-    prompt. So no more prompts begin in a step than would fill it with a block each."""
+    Every prompt takes whole blocks of tokens, and one that continues a cached prefix or has Mamba layers a copy of its
+    states, in memory that was measured with a step of one prompt. So no more prompts begin in a step than would fill it
+    with a block each."""
     return {"prefill_max_requests": max(1, chunk // _BLOCK_TOKENS)} if chunk > 0 else {}
 
 

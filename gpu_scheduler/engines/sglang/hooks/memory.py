@@ -27,7 +27,7 @@ HybridReqToTokenPool._init_mamba_pool States lie over the elastic range         
 MambaComponent                        A request's state is cached once, when it  each step of a prompt needs another
 .prepare_for_caching_req              ends                                       state, and SGLang dies if there is none
 GDNAttnBackend.__init__               Kernels of linear attention read and       each layer copies the states of prompts
-                                      write the states of prompts in their       out of the pool and back, in five more
+                                      write the states of prompts in their       out of the pool and back, in four more
                                       slots, on a GPU                            launches
 """
 
@@ -216,10 +216,20 @@ def states_elsewhere(result: int, _observer: Any) -> int:
 
 def states_in_slots(_result: None, backend: Any, _model_runner: Any) -> None:
     """Has prompts' kernels of linear attention work on states where they lie. Triton's kernel of the convolution takes
-    any distance from slot to slot; that of the states takes it from its first axis, but what calls it would copy a pool
-    that is not contiguous."""
-    backend.requires_contiguous_prefill_state = False
+    any distance between slots. Triton's kernel of the states takes the distance from the first axis; its caller would
+    copy a pool that is not contiguous. Where slots are no whole number of heads apart, SGLang copies the states of each
+    step."""
+    from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
+
+    from gpu_scheduler.engines.sglang.kv.pools.kv_views import heads_of_states
+
     kernel = backend.kernel_dispatcher.extend_kernel
+    assert isinstance(kernel, TritonGDNKernel), "`kernels_with_states` chooses it"
+    try:
+        heads_of_states(backend.req_to_token_pool.mamba_pool.mamba_cache.temporal[0])
+    except ValueError:
+        return
+    backend.requires_contiguous_prefill_state = False
     kernel.extend = partial(extend_in_slots, kernel.extend)
 
 

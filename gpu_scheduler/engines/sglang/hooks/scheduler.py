@@ -38,6 +38,7 @@ from sglang.srt.managers import schedule_policy
 from sglang.srt.managers.scheduler import NextBatchPlan, Scheduler
 from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+from sglang.srt.runtime_context import get_schedule
 from typing_extensions import override
 
 from gpu_scheduler.engines.sglang.model.stats import prefilled
@@ -136,7 +137,7 @@ class EngineScheduler(SocketlessScheduler):
             return _nothing(running_batch)
         if not loop.may_prefill(running_batch):
             return _nothing(running_batch)
-        self._provide_states()
+        free_states = self._provide_states(running_batch)
         has_states, goes_on = self.most_admitted is not None, self.chunked_req is not None
         unthrottled = self.chunked_prefill_size
         if unthrottled is not None:  # an encoder's prompts cannot be computed in parts
@@ -147,6 +148,9 @@ class EngineScheduler(SocketlessScheduler):
             plan = super().get_new_batch_prefill(running_batch)
             if plan.batch_to_run is not None:
                 self._ask_ahead([*plan.running_batch.reqs, *plan.batch_to_run.reqs])
+                if free_states:
+                    model = current.model()
+                    provisioning.states_taken(free_states - model.kv.states.available, model.ranks.now())
             return plan
         finally:
             self.chunked_prefill_size = unthrottled
@@ -155,19 +159,22 @@ class EngineScheduler(SocketlessScheduler):
                 # No other prompt may begin beside one that goes on. The next step may have room for one all the same.
                 running_batch.batch_is_full = False
 
-    def _provide_states(self) -> None:
+    def _provide_states(self, running_batch: Any) -> int:
         """Makes room for the states of the requests that the next prefill step admits, and bounds their number: SGLang
-        dies where a request finds none."""
+        dies where a request finds none. Returns how many states are free for the step; 0 for models without states."""
         model = current.model()
         if model.kv.states is None:
-            return
+            return 0
         self.most_admitted = 1
         # A prompt that is half computed has its state already, and no other one begins beside it. Looking for another
         # state could take the memory that was found for its tokens.
         if self.chunked_req is None:
-            most = self.chunked_prefill_size or self.max_prefill_tokens
+            rows = max(0, super().get_num_allocatable_reqs(len(running_batch.reqs)))
+            first = self.waiting_queue[: min(rows, get_schedule().prefill_max_requests or rows)]
+            most = current.loop().chunk_tokens() or self.max_prefill_tokens
             cap = schedule_policy.CLIP_MAX_NEW_TOKENS
-            self.most_admitted = model.provisioning.provide_states(model.tree, self.waiting_queue, most, cap)
+            self.most_admitted = model.provisioning.provide_states(model.tree, first, most, cap)
+        return int(model.kv.states.available)
 
     @override
     def get_num_allocatable_reqs(self, *args: Any, **kwargs: Any) -> int:

@@ -60,9 +60,12 @@ class KvProvisioning:
         """Tokens that the last waiting request without memory would need of each kind if nothing of it were cached."""
         self._need = 0.0
         """Tokens that the largest of the last steps allocated, decaying with each step."""
+        self._states_taken = 0
+        """States that the last prefill step took."""
+        self._states_taken_at = -inf
+        """Time (monotonic seconds) of that step."""
         self._states_need = 0
-        """Free states that the next prefill step should find: as many as the last one could have taken. 0 once it would
-        find them."""
+        """Free states that the next prefill step should find; 0 if so many are free, or none is expected to come."""
         self._evicted_at = -inf
         self.asked = False
         """True if memory was requested for the next prefill step, for as many of its prompts as had come."""
@@ -84,27 +87,33 @@ class KvProvisioning:
             self._evict(tree, some)
             self._evicted_at = now
 
+    def states_taken(self, count: int, now: float) -> None:
+        """Notes that a prefill step took `count` states, at `now` monotonic seconds. If the step before it was less
+        than a second ago, another one is expected, which takes as many as the smaller of the two."""
+        if not count:
+            return
+        follows = now - self._states_taken_at < _LATELY_S
+        self._states_need = min(count, self._states_taken) if follows else 0
+        self._states_taken, self._states_taken_at = count, now
+
     def _states_ahead(self, tree: Any, now: float) -> None:
-        """Evicts cached states in place of those that the last prefill step took, if memory cannot grow. There may be
-        none to evict until a request ends."""
+        """Evicts cached states until the next prefill step would find those that it needs, as far as memory cannot grow
+        for them."""
         states = self._kv.states
         if states is None or not self._states_need:
             return
-        lacking = self._states_need - states.available - states.arriving
-        if lacking <= 0 or self._states_may_grow(lacking):
+        there = states.available + states.arriving
+        room = states.memory.headroom() // states.envelopes.needed_for(1) if states.may_grow_politely() else 0
+        lacking = self._states_need - there - room
+        if lacking <= 0 or now - self._states_taken_at >= _LATELY_S:
             self._states_need = 0
             return
         cached = tree.mamba_evictable_size()
         if cached:
             assert self._evict_states is not None
             self._evict_states(min(lacking, cached, max(1, cached // _AHEAD_DIVISOR)))
-            self._evicted_at = now
-
-    def _states_may_grow(self, count: int) -> bool:
-        """Whether the limit has room for `count` states more, and balloond has not just had nothing."""
-        states = self._kv.states
-        assert states is not None
-        return states.may_grow_politely() and states.memory.headroom() >= states.envelopes.needed_for(count)
+            if states.available + states.arriving > there:
+                self._evicted_at = now
 
     def evicted_lately(self, now: float) -> bool:
         """Whether prefixes or states were evicted ahead of need within the last second: empty places are then for the
@@ -186,9 +195,9 @@ class KvProvisioning:
         return True
 
     def provide_states(self, tree: Any, waiting: Sequence[Any], most: int, estimate_cap: int) -> int:
-        """Makes room for the states of `waiting` requests, and returns how many more states there is room for: SGLang
-        may admit as many requests. Call it for models with states only, and before SGLang looks at any request, since
-        cached states leave here.
+        """Makes room for the states of `waiting` requests, which SGLang could admit all if there were memory, and
+        returns how many more states there is room for: SGLang may admit as many requests. Call it for models with
+        states only, and before SGLang looks at any request, since cached states leave here.
 
         The first request gets a state from any memory that no request uses, and then room for its tokens. Requests
         behind the first get states only if memory comes for them, until the prompts together have `most` tokens."""
@@ -208,9 +217,8 @@ class KvProvisioning:
             if tokens >= most:
                 break
             count, tokens = count + 1, tokens + len(request.full_untruncated_fill_ids)
-        if (more := count - states.available) > 0:
+        if (more := count - states.available - states.arriving) > 0:
             states.grow_politely(more, 0.0, tree.mamba_evictable_size())
-        self._states_need = count
         kv.promised = states.available
         return states.available
 

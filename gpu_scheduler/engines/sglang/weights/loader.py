@@ -237,13 +237,15 @@ def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> N
 
 
 def _cut_rope_tables(model: torch.nn.Module, context_tokens: int) -> None:
-    """Leaves out the rows of tables of rotary embeddings that SGLang would not reserve for a context of
-    `context_tokens`. Tables are made for the longest context that the model knows: those of Gemma 4 31B take 805 MB."""
+    """Leaves out the rows of rotary embeddings' tables that SGLang would not reserve for a context of `context_tokens`.
+    Tables are made for the longest context that the model knows: those of Gemma 4 31B take 805 MB. Only tables whose
+    rows are positions from 0 on are cut, which are those that SGLang itself would lengthen."""
     align = envs.SGLANG_ROPE_CACHE_ALIGN.get()
     rows = -(-(context_tokens + envs.SGLANG_ROPE_CACHE_SAFETY_MARGIN.get()) // align) * align
     for module in model.modules():
         table = module._buffers.get("cos_sin_cache")
-        if table is not None and len(table) > rows and not getattr(module, "position_start", 0):
+        by_position = hasattr(module, "_ensure_cos_sin_cache_length") and not getattr(module, "position_start", 0)
+        if table is not None and by_position and len(table) > rows:
             module.cos_sin_cache = table[:rows].clone()
 
 

@@ -15,6 +15,7 @@ from gpu_scheduler.engines import shared_board
 from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.base.states import EngineState
 from gpu_scheduler.engines.sglang.hooks import loop as hooks
+from gpu_scheduler.engines.sglang.hooks import scheduler as hooked_scheduler
 from gpu_scheduler.engines.sglang.hooks.scheduler import EngineScheduler, Scheduler
 from gpu_scheduler.engines.sglang.model.loaded_model import LoadedModel
 from gpu_scheduler.engines.sglang.model.stats import EngineCounters
@@ -498,8 +499,55 @@ def request_whose_grammar_is_ready_behind_the_look_for_it_begins_with_a_state() 
         patch.object(current, "model", lambda: bench.model),
         patch.object(Scheduler, "get_new_batch_prefill", form),
         patch.object(Scheduler, "get_num_allocatable_reqs", lambda *_: 8),
+        patch.object(hooked_scheduler, "get_schedule", lambda: SimpleNamespace(prefill_max_requests=None)),
     ):
         assert scheduler.get_new_batch_prefill(running).batch_to_run is None
         assert begun == []
         scheduler.get_new_batch_prefill(running)
     assert begun == [("with a grammar", 1)]
+
+
+def a_step_looks_for_states_for_no_more_requests_than_sglang_admits() -> None:
+    bench = Bench()
+    set_loop(bench.loop)
+    bench.loop.may_prefill = lambda running: True  # type: ignore[method-assign]
+    bench.model.ranks = SimpleNamespace(size=2, now=lambda: 7.0)  # which request no memory ahead
+    provided: list[int] = []
+    taken: list[tuple[int, float]] = []
+    bench.model.provisioning.provide_states = lambda _tree, waiting, *_: provided.append(len(waiting)) or 1
+    bench.model.provisioning.states_taken = lambda *said: taken.append(said)
+    bench.model.kv.states.available = 3
+    scheduler = object.__new__(EngineScheduler)
+    scheduler.grammar_manager = MagicMock(**{"has_waiting_grammars.return_value": False})
+    scheduler.waiting_queue, scheduler.chunked_req, scheduler.chunked_prefill_size = ["a"] * 50, None, 512
+    running = SimpleNamespace(reqs=["r"] * 5, batch_is_full=False)
+
+    def form(_self: EngineScheduler, batch: SimpleNamespace) -> SimpleNamespace:
+        bench.model.kv.states.available = 1
+        return SimpleNamespace(batch_to_run=SimpleNamespace(reqs=["a"]), running_batch=batch)
+
+    for rows, most, count in ((8, None, 8), (8, 4, 4), (0, 4, 0), (-1, None, 0)):
+        with (
+            patch.object(current, "model", lambda: bench.model),
+            patch.object(Scheduler, "get_new_batch_prefill", form),
+            patch.object(Scheduler, "get_num_allocatable_reqs", lambda *_, rows=rows: rows),
+            patch.object(
+                hooked_scheduler, "get_schedule", lambda most=most: SimpleNamespace(prefill_max_requests=most)
+            ),
+        ):
+            bench.model.kv.states.available = 3
+            scheduler.get_new_batch_prefill(running)
+        assert provided.pop() == count and taken.pop() == (2, 7.0)
+
+
+def free_states_stay_for_the_next_steps_if_states_were_evicted_for_them() -> None:
+    bench = Bench()
+    reclaim = Reclaim(bench.model, lambda: None)
+    bench.scheduler.is_fully_idle = lambda: False
+    states = bench.model.kv.states
+    for lately, waiting, left in ((True, [], 0), (False, ["a"], 0), (False, [], 1)):
+        bench.model.provisioning.evicted_lately = lambda _now, lately=lately: lately
+        bench.scheduler.waiting_queue = waiting
+        states.give_up_empties.reset_mock()
+        reclaim.attend(bench.clock.now)
+        assert states.give_up_empties.call_count == left

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.engines.sglang.hooks.memory import states_in_slots
 from gpu_scheduler.engines.sglang.kv.pools.kv_views import KvShape, heads_of_states, kv_views, state_views
 from tests.gpu_scheduler.engines.sglang.forks import Imported
 
@@ -103,22 +100,6 @@ def test_states_that_are_no_whole_number_of_heads_apart_are_refused() -> None:
         heads_of_states(states)
 
 
-def test_a_kernel_of_prompts_is_given_the_states_in_their_slots() -> None:
-    given_to: dict[str, torch.Tensor] = {}
-    kernel = SimpleNamespace(extend=lambda **arguments: given_to.update(arguments))
-    backend = SimpleNamespace(
-        requires_contiguous_prefill_state=True, kernel_dispatcher=SimpleNamespace(extend_kernel=kernel)
-    )
-    states_in_slots(None, backend, None)
-    assert not backend.requires_contiguous_prefill_state, "or SGLang copies them before"
-    states = torch.randn(5, 4, 2, 3)[:, :2]  # as far apart as two layers
-    kernel.extend(ssm_states=states, cache_indices=torch.tensor([3, 0], dtype=torch.int32))
-    entries, first = given_to["ssm_states"], given_to["cache_indices"]
-    assert entries.is_contiguous() and first.dtype == torch.int32
-    for slot, at in zip((3, 0), first.tolist(), strict=True):
-        assert torch.equal(entries[at : at + 2, 0], states[slot])
-
-
 def test_part_of_a_state_that_would_begin_inside_a_number_is_refused() -> None:
     parts = [((3,), torch.bfloat16), ((2,), torch.float32)]
     with pytest.raises(ValueError, match="begins at byte 6 of 64"):
@@ -162,3 +143,44 @@ for v_dim in (K_DIM, 7):
 @pytest.mark.sglang
 def test_what_sglangs_pool_stores_into_our_views_its_attention_reads(imported: Imported) -> None:
     imported.run(POOL)
+
+
+IN_SLOTS = """
+from types import SimpleNamespace
+
+import torch
+from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
+
+from gpu_scheduler.engines.sglang.hooks.memory import states_in_slots
+
+
+def backend(states):
+    kernel = object.__new__(TritonGDNKernel)
+    kernel.extend = lambda **given: given
+    pool = SimpleNamespace(mamba_pool=SimpleNamespace(mamba_cache=SimpleNamespace(temporal=states[None])))
+    dispatcher = SimpleNamespace(extend_kernel=kernel)
+    made = SimpleNamespace(
+        requires_contiguous_prefill_state=True, kernel_dispatcher=dispatcher, req_to_token_pool=pool
+    )
+    states_in_slots(None, made, None)
+    return made
+
+
+states = torch.randn(5, 4, 2, 3)[:, :2]  # as far apart as two layers
+made = backend(states)
+assert not made.requires_contiguous_prefill_state, "or SGLang copies them before"
+given = made.kernel_dispatcher.extend_kernel.extend(
+    ssm_states=states, cache_indices=torch.tensor([3, 0], dtype=torch.int32)
+)
+entries, first = given["ssm_states"], given["cache_indices"]
+assert entries.is_contiguous() and first.dtype == torch.int32
+for slot, at in zip((3, 0), first.tolist(), strict=True):
+    assert torch.equal(entries[at : at + 2, 0], states[slot])
+
+uneven = torch.zeros(64).as_strided((4, 1, 2, 3), (7, 6, 3, 1))
+assert backend(uneven).requires_contiguous_prefill_state, "SGLang copies what is no whole number of heads apart"
+"""
+
+
+def test_kernels_of_prompts_are_given_the_states_in_their_slots_where_they_can_be(imported: Imported) -> None:
+    imported.run(IN_SLOTS)

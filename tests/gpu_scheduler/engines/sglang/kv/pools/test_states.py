@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -13,6 +15,8 @@ from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 from gpu_scheduler.engines.sglang.kv.engine_kv import EngineKv
 from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
 from gpu_scheduler.engines.sglang.model.stats import EngineCounters
+from gpu_scheduler.engines.sglang.policy.envelopes import Indices
+from gpu_scheduler.engines.sglang.policy.layout import distinct
 from gpu_scheduler.engines.sglang.step.reclaim import Reclaim
 from tests.gpu_scheduler.engines.sglang.forks import Imported
 from tests.gpu_scheduler.engines.sglang.scripted import Clock, ScriptedRange
@@ -20,6 +24,30 @@ from tests.gpu_scheduler.engines.sglang.scripted import Clock, ScriptedRange
 EXTENT, STATE_EXTENTS = 100, 3
 """Bytes of an extent, which has ten tokens, and extents of a state."""
 CAP = 8
+
+
+class LateIds:
+    """The transfers of a GPU, whose numbers arrive once `poll` or `settle` is called."""
+
+    def __init__(self) -> None:
+        self._coming: list[tuple[torch.Tensor, Callable[[Indices], None]]] = []
+
+    def send(self, numbers: Indices) -> torch.Tensor:
+        return torch.from_numpy(numbers)
+
+    def fetch(self, numbers: torch.Tensor, arrived: Callable[[Indices], None]) -> None:
+        self._coming.append((numbers.clone(), arrived))
+
+    def arrived(self) -> int:
+        return 0
+
+    def poll(self, most: int | None = None) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        while self._coming:
+            numbers, arrived = self._coming.pop(0)
+            arrived(distinct(numbers.numpy()))
 
 
 class Stretch(ScriptedRange):
@@ -38,7 +66,8 @@ class Books:
         self.of_tokens, self.of_states = Stretch(EXTENT, limit), Stretch(EXTENT, limit)
         self.of_tokens.beside, self.of_states.beside = self.of_states, self.of_tokens
         clock = Clock()
-        self.tokens = ElasticKv(self.of_tokens, EXTENT // 10, 400, clock)
+        self.clock, ids = clock, LateIds()
+        self.tokens = ElasticKv(self.of_tokens, EXTENT // 10, 400, clock, ids=ids)
         self.states = ElasticKv(self.of_states, STATE_EXTENTS * EXTENT, 30, clock)
         self.kv = EngineKv(self.of_tokens, [self.tokens], 0, self.states)  # type: ignore[arg-type]
         self.kv.give_states = self.give_states
@@ -68,20 +97,22 @@ class Books:
 
     def evict_one(self) -> int:
         slots, state = self.cached.pop(0)
-        self.tokens.envelopes.give(slots)
-        self.states.envelopes.give(state)
+        self.tokens.free(torch.from_numpy(slots))
+        self.states.free(torch.from_numpy(state))
         return len(slots)
 
     def give_states(self, extents: int) -> int:
         left = self.states.give_up_spare(self.kv.promised)
         while left < extents and self.cached:
             self.evict_one()
+            self.kv.settle()
             left += self.states.give_up_spare(self.kv.promised)
         return left
 
     def empty(self, _kind: int, extents: int) -> None:
         while self.tokens.leaving() < extents and self.cached:
             self.evict_one()
+            self.kv.settle()
         self.tokens.give_up_empties()
 
     # steps
@@ -109,7 +140,13 @@ class Books:
             assert slots is not None and state is not None, "SGLang dies where there is none"
             self.running.append((slots, state))
         self.kv.promised = 0
+        self.provisioning.states_taken(len(admitted), self.clock.now)
         return len(admitted)
+
+    def between_steps(self) -> None:
+        """The engine's work between two steps, as far as it moves states: numbers arrive, and some leave ahead."""
+        self.kv.poll()
+        self.provisioning.ahead(self, self.clock.now)
 
     def end(self, number: int) -> None:
         self.cached.append(self.running.pop(number % len(self.running)))
@@ -130,7 +167,10 @@ edges of extents."""
 
 @given(
     st.integers(FLOOR, 40),
-    st.lists(st.one_of(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 5)), max_size=40),
+    st.lists(
+        st.one_of(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 5), st.sampled_from([0.1, 2.0])),
+        max_size=40,
+    ),
 )
 @example(12, [[33, 9]])  # slots of others would take the memory of the first one's tokens
 @example(12, [[12], 0, [30]])  # a cached state takes tokens along that could have been evicted
@@ -141,9 +181,11 @@ def test_every_admitted_request_finds_its_state_and_an_idle_model_admits_one(lim
             idle = not books.running
             admitted = books.admit(step)
             assert admitted or not idle, "with nothing that runs there is room for one"
+        elif isinstance(step, float):
+            books.clock.now += step
+            books.between_steps()
         elif books.running:
             books.end(step)
-        books.provisioning.ahead(books, 0.0)
         books.audit()
     while books.running:
         books.end(0)
@@ -163,26 +205,102 @@ def test_cached_states_leave_before_memory_of_tokens_is_evicted_for_a_state() ->
     assert len(books.cached) == 1, "the one used longest ago has left"
 
 
+def with_cached(limit: int, cached: int, per_step: int = 1) -> Books:
+    """Books with so many cached prefixes, whose requests were admitted in steps that followed each other closely."""
+    books = Books(limit)
+    for _ in range(cached // per_step):
+        assert books.admit([10] * per_step) == per_step
+        for _ in range(per_step):
+            books.end(0)
+        books.clock.now += 0.1
+    assert not books.states.available and len(books.cached) == cached
+    return books
+
+
+NO_ROOM = 4 * STATE_EXTENTS + 6
+"""Extents of four states, the padding's among them, and the tokens of three; two more are too few for a state."""
+
+
 def test_a_state_leaves_ahead_of_the_next_step_where_memory_cannot_grow() -> None:
-    books = Books(4 * STATE_EXTENTS + 6)  # of which two extents are left, too few for a state
-    for _ in range(3):
-        assert books.admit([10]) == 1
-        books.end(0)
-    assert not books.states.available and len(books.cached) == 3
-    books.provisioning.ahead(books, 0.0)
-    assert books.states.available == 1 and len(books.cached) == 2 and books.provisioning.evicted_lately(0.0)
-    books.provisioning.ahead(books, 0.0)
-    assert len(books.cached) == 2, "one took the place of the one that was taken"
+    books = with_cached(NO_ROOM, 3)
+    books.between_steps()
+    assert (books.states.available, books.states.arriving, len(books.cached)) == (0, 1, 2)
+    assert books.provisioning.evicted_lately(books.clock.now)
+    books.provisioning.ahead(books, books.clock.now)
+    books.between_steps()
+    assert books.states.available == 1 and len(books.cached) == 2, "one takes the place of the one that was taken"
     assert books.admit([10]) == 1 and len(books.cached) == 2, "and the next step evicts none"
 
 
-def test_no_state_leaves_ahead_where_memory_can_grow() -> None:
-    books = Books(5 * STATE_EXTENTS + 7)
+def test_a_state_that_left_ahead_in_vain_is_not_followed_by_another() -> None:
+    books = with_cached(NO_ROOM, 3)
+    for _ in range(2):
+        books.between_steps()
+    books.states.give_up_empties()
+    books.tokens.grow(60, 0.0)
+    books.between_steps()
+    assert not books.states.available and len(books.cached) == 2
+
+
+def test_states_leave_ahead_for_as_many_requests_as_the_smaller_of_two_steps_had() -> None:
+    books = with_cached(7 * STATE_EXTENTS + 9, 6, per_step=2)
+    books.between_steps()
+    assert len(books.cached) == 5, "one at a time of so few"
     for _ in range(3):
-        assert books.admit([10]) == 1
-        books.end(0)
-    books.provisioning.ahead(books, 0.0)
-    assert len(books.cached) == 3 and not books.provisioning.evicted_lately(0.0)
+        books.between_steps()
+    assert (books.states.available, len(books.cached)) == (2, 4)
+    assert books.admit([10]) == 1
+    books.between_steps()
+    assert (books.states.available, len(books.cached)) == (1, 4), "one is free already"
+    books.evict_one()
+    books.kv.settle()
+    assert books.admit([10, 10]) == 2
+    for _ in range(3):
+        books.between_steps()
+    assert (books.states.available, len(books.cached)) == (1, 2), "after steps with one request and with two"
+
+
+@pytest.mark.parametrize("apart_s", [1.0, 3.0])
+def test_no_state_leaves_ahead_where_steps_do_not_follow_each_other(apart_s: float) -> None:
+    books = with_cached(NO_ROOM, 3)
+    books.clock.now += apart_s
+    books.between_steps()
+    assert len(books.cached) == 3, "the last step is long ago"
+    assert books.admit([10]) == 1
+    books.end(0)
+    books.clock.now += apart_s / 2
+    books.between_steps()
+    assert len(books.cached) == 3, "the one before it was too"
+
+
+def test_no_state_leaves_ahead_where_memory_can_grow() -> None:
+    books = with_cached(NO_ROOM + STATE_EXTENTS, 3)
+    books.between_steps()
+    assert len(books.cached) == 3 and not books.provisioning.evicted_lately(books.clock.now)
+
+
+def test_a_state_leaves_ahead_where_balloond_has_just_had_nothing() -> None:
+    books = with_cached(NO_ROOM + STATE_EXTENTS, 3)
+    books.of_states.there = len(books.of_states.owned)
+    assert not books.states.grow_politely(1, 0.01, 1)
+    books.between_steps()
+    assert len(books.cached) == 2
+
+
+def test_memory_does_not_grow_for_states_whose_slots_are_about_to_arrive() -> None:
+    books = with_cached(40, 3)
+    books.evict_one()
+    books.kv.settle()
+    books.evict_one()
+    held = len(books.of_states.owned)
+    assert (books.states.available, books.states.arriving) == (1, 1)
+    assert books.admit([10, 10]) == 1 and len(books.of_states.owned) == held
+
+
+def test_a_request_waits_for_the_slot_that_is_about_to_arrive() -> None:
+    books = with_cached(NO_ROOM, 3)
+    books.evict_one()
+    assert books.states.arriving == 1 and books.admit([10]) == 1 and len(books.cached) == 2
 
 
 def test_tokens_of_a_running_request_take_the_memory_of_cached_states() -> None:
