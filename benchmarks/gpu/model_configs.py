@@ -167,7 +167,7 @@ def _delta_net(count: int) -> dict[str, Any]:
 
 
 def _qwen_3_5(mixture: str = "", **text: Any) -> dict[str, Any]:
-    """Qwen 3.5 with its part for images. `mixture`: what its names have where layers have experts."""
+    """Qwen 3.5 with its part for images. `mixture`: ending of the names of models with experts ("_moe")."""
     inner = {**_SMALL, **_delta_net(4), **text, "model_type": f"qwen3_5{mixture}_text"}
     positions = {**inner["rope_parameters"], "mrope_section": [11, 11, 10], "mrope_interleaved": True}
     return {

@@ -43,8 +43,8 @@ class Where(overhead.Part):
                 (show_stages if recorder == "stages" else show)(load, recorder, *sides)
 
     async def _record(self, side: Side, other: Side, load: str) -> dict[str, Any]:
-        """Findings and number of steps of each recorder, by its name, while the `other` side stands: a scheduler that
-        looks for requests all the time would slow down the core beside its own."""
+        """Findings and number of steps under a load, by recorder, while the `other` side stands: a scheduler that looks
+        for requests all the time would slow down the core beside its own."""
         processes = turns.Processes(other.pids())
         processes.stop()
         try:
@@ -53,7 +53,7 @@ class Where(overhead.Part):
             processes.go_on()
 
     async def _record_alone(self, side: Side, load: str) -> dict[str, Any]:
-        """Findings and number of steps of each recorder, by its name, under a load."""
+        """Findings and number of steps under a load, by recorder."""
         clock = turns.Clock()
         clock.start()
         running = Load(side, clock, self._shape, self._given.seed)

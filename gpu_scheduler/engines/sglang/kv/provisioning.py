@@ -61,9 +61,9 @@ class KvProvisioning:
         self._need = 0.0
         """Tokens that the largest of the last steps allocated, decaying with each step."""
         self._states_taken = 0
-        """States that the last prefill step took."""
+        """Number of states that the last prefill step with new requests took."""
         self._states_taken_at = -inf
-        """Time (monotonic seconds) of that step."""
+        """Time (monotonic seconds) of the last prefill step with new requests."""
         self._states_need = 0
         """Free states that the next prefill step should find; 0 if so many are free, or none is expected to come."""
         self._evicted_at = -inf
