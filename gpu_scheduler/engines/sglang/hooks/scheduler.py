@@ -148,8 +148,8 @@ class EngineScheduler(SocketlessScheduler):
             plan = super().get_new_batch_prefill(running_batch)
             if plan.batch_to_run is not None:
                 self._ask_ahead([*plan.running_batch.reqs, *plan.batch_to_run.reqs])
-                if free_states:
-                    model = current.model()
+                model = current.model()
+                if free_states and model.kv.states is not None:
                     provisioning.states_taken(free_states - model.kv.states.available, model.ranks.now())
             return plan
         finally:
