@@ -90,7 +90,7 @@ class KvProvisioning:
     def states_taken(self, count: int, now: float) -> None:
         """Notes that a prefill step took `count` states, at `now` monotonic seconds. If the step before it was less
         than a second ago, another one is expected, which takes as many as the smaller of the two."""
-        if not count:
+        if count <= 0:  # slots may have arrived meanwhile
             return
         follows = now - self._states_taken_at < _LATELY_S
         self._states_need = min(count, self._states_taken) if follows else 0
