@@ -6,6 +6,8 @@ a range. Imports SGLang: only the engine process may import this.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,20 @@ class OneKindAllocator(GrowingAllocator):
     @override
     def available_size(self) -> int:
         return self.kv.available
+
+
+@contextmanager
+def freed_together(allocator: GrowingAllocator) -> Iterator[None]:
+    """Has an allocator of one kind return as one whatever is freed in the block, which takes one copy from the device.
+    Nothing changes inside another such block, or for allocators of several kinds."""
+    if not isinstance(allocator, OneKindAllocator) or allocator.free_group is not None:
+        yield
+        return
+    allocator.free_group_begin()
+    try:
+        yield
+    finally:
+        allocator.free_group_end()
 
 
 class ElasticAllocator(OneKindAllocator, TokenToKVPoolAllocator):  # type: ignore[misc]
