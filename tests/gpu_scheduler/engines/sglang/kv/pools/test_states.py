@@ -297,6 +297,16 @@ def test_memory_does_not_grow_for_states_whose_slots_are_about_to_arrive() -> No
     assert books.admit([10, 10]) == 1 and len(books.of_states.owned) == held
 
 
+def test_memory_does_not_grow_for_tokens_whose_places_are_about_to_arrive() -> None:
+    books = with_cached(40, 3)
+    books.evict_one()
+    books.kv.settle()
+    books.evict_one()
+    held = len(books.of_tokens.owned)
+    assert books.tokens.available < 25 <= books.tokens.available + books.tokens.arriving
+    assert books.admit([25]) == 1 and len(books.of_tokens.owned) == held and len(books.cached) == 1
+
+
 def test_a_request_waits_for_the_slot_that_is_about_to_arrive() -> None:
     books = with_cached(NO_ROOM, 3)
     books.evict_one()
