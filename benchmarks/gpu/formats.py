@@ -24,6 +24,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -213,8 +214,10 @@ class Case:
             write = format_checkpoints.write
             await asyncio.to_thread(write, begun_folder, config_of(self._model), self._format, place)
             (begun_folder / "tokenizer.json").write_text("{}")
-            with contextlib.suppress(OSError):  # the other one was quicker
+            try:
                 begun_folder.rename(self._folder)
+            except OSError:  # the other one was quicker
+                shutil.rmtree(begun_folder)
             say(f"{self.name}: checkpoint written in {time.monotonic() - begun:.1f} s")
 
     async def run(self, shared: harness.Node | None) -> None:

@@ -133,14 +133,18 @@ class ModelSet:
     def find(self, name: str) -> Spec | None:
         """The model of that name, or None."""
         if name not in self._found:
-            entry = next((e for e in self._entries if fnmatchcase(name, e.name)), None)
+            entry = self._entry(name)
             self._found[name] = entry and replace(entry, name=name)
         return self._found[name]
 
     def unused(self, names: Iterable[str]) -> list[str]:
-        """Names or patterns of the entries that none of these models is of."""
-        found = [next((e for e in self._entries if fnmatchcase(name, e.name)), None) for name in names]
-        return [entry.name for entry in self._entries if not any(entry is each for each in found)]
+        """Names or patterns of the entries that describe none of the models with these `names`."""
+        found = {id(self._entry(name)) for name in names}
+        return [entry.name for entry in self._entries if id(entry) not in found]
+
+    def _entry(self, name: str) -> Spec | None:
+        """The first entry that matches a model's name, or None."""
+        return next((entry for entry in self._entries if fnmatchcase(name, entry.name)), None)
 
 
 def read(path: Path, slo_scale: float = 1.0, folders: Folders | None = None) -> ModelSet:

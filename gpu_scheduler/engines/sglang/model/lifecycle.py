@@ -119,7 +119,8 @@ class Lifecycle:
 
     def _evict_states(self, count: int) -> None:
         """Evicts `count` cached states, the ones used longest ago first, and counts the tokens that leave with them."""
-        self.model.counters.evicted_tokens += self.model.tree.evict_states(count)
+        with freed_together(self.model.scheduler.token_to_kv_pool_allocator):
+            self.model.counters.evicted_tokens += self.model.tree.evict_states(count)
 
     def _give_states(self, extents: int) -> int:
         """Evicts cached states, the ones used longest ago first, until `extents` have left or none are left; returns

@@ -1,4 +1,4 @@
-"""What is freed in one block returns as one, whatever happens in the block."""
+"""Pages that SGLang frees one after the other in a block of ours go back in one call, also where the block fails."""
 
 from __future__ import annotations
 

@@ -287,21 +287,25 @@ def test_a_state_leaves_ahead_where_balloond_has_just_had_nothing() -> None:
     assert len(books.cached) == 2
 
 
-def test_memory_does_not_grow_for_states_whose_slots_are_about_to_arrive() -> None:
+def with_one_arriving() -> Books:
+    """Books with one cached prefix, places of another one that are free, and those of a third that are about to
+    arrive."""
     books = with_cached(40, 3)
     books.evict_one()
     books.kv.settle()
     books.evict_one()
-    held = len(books.of_states.owned)
     assert (books.states.available, books.states.arriving) == (1, 1)
+    return books
+
+
+def test_memory_does_not_grow_for_states_whose_slots_are_about_to_arrive() -> None:
+    books = with_one_arriving()
+    held = len(books.of_states.owned)
     assert books.admit([10, 10]) == 1 and len(books.of_states.owned) == held
 
 
 def test_memory_does_not_grow_for_tokens_whose_places_are_about_to_arrive() -> None:
-    books = with_cached(40, 3)
-    books.evict_one()
-    books.kv.settle()
-    books.evict_one()
+    books = with_one_arriving()
     held = len(books.of_tokens.owned)
     assert books.tokens.available < 25 <= books.tokens.available + books.tokens.arriving
     assert books.admit([25]) == 1 and len(books.of_tokens.owned) == held and len(books.cached) == 1
