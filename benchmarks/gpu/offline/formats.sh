@@ -3,13 +3,15 @@
 # kernels that are compiled already, 60 GB of disk:
 #   SRC=... SITE=... RESULTS=... sh formats.sh small     every class and format, small, TOGETHER (10) at a time:
 #                                                        5 minutes, and 3 more where kernels have to be compiled
-#   SRC=... SITE=... RESULTS=... sh formats.sh states    the classes with states, small: 3 minutes with compiling
+#   SRC=... SITE=... RESULTS=... sh formats.sh states    the classes with states, one with latent rows and one with
+#                                                        windows, small: 3 minutes with compiling
 #   SRC=... SITE=... RESULTS=... sh formats.sh kinds     states, windows with a pool of their own and latent rows, in
 #                                                        published shapes with fewer layers, share the GPU, 20 times
 #                                                        asleep and awake each: 5 minutes. They need all of it
 #   SRC=... SITE=... RESULTS=... sh formats.sh checkpoints    writes the checkpoints of `kinds`
 #   SRC=... SITE=... RESULTS=... sh formats.sh beside_kinds   their steps and first tokens beside SGLang's own, 2.5
-#                                                        minutes a shape, after `kinds` or `checkpoints`
+#                                                        minutes a shape, after `kinds` or `checkpoints`; KINDS says
+#                                                        of which
 #   SRC=... SITE=... RESULTS=... sh formats.sh shapes    gpt-oss-20b, Qwen3-30B-A3B in FP8 and a small one share the
 #                                                        GPU, 20 times asleep and awake each: 5 minutes
 #   SRC=... SITE=... RESULTS=... sh formats.sh beside    steps and first tokens beside SGLang's own: 2 minutes a shape
@@ -18,7 +20,7 @@ set -u
 FOLDERS=${FOLDERS:-/tmp/checkpoints}
 mkdir -p "$FOLDERS"
 # 40 GiB of weights: each is there twice while its own and SGLang's engines are compared.
-KINDS="qwen3.6-27b@8 qwen3.6-35b-a3b@8 gemma-4-31b@6 deepseek-v2-lite@6"
+KINDS=${KINDS:-qwen3.6-27b@8 qwen3.6-35b-a3b@8 gemma-4-31b@6 deepseek-v2-lite@6}
 cases() { echo "$KINDS" | sed 's/ /:bf16,/g; s/$/:bf16/'; }
 case $1 in
     small)
@@ -28,8 +30,8 @@ mixtures = ('qwen3-moe:int4', 'qwen3-moe:awq', 'qwen3-moe:gptq', 'mixtral:fp8-ch
 print(','.join([*CASES, *mixtures]))")"
         ;;
     states)
-        bench formats_states "${LIMIT:-300}" formats --folders "$FOLDERS" --together 6 --cases \
-            qwen3.5:bf16,nemotron-h:bf16,qwen3.5-moe:bf16,qwen3-next:bf16,qwen3.5-images:bf16,qwen3.5-moe-images:bf16
+        bench formats_states "${LIMIT:-300}" formats --folders "$FOLDERS" --together 8 --cases \
+            qwen3.5:bf16,nemotron-h:bf16,qwen3.5-moe:bf16,qwen3-next:bf16,qwen3.5-images:bf16,qwen3.5-moe-images:bf16,deepseek-v2:bf16,gemma4:bf16
         ;;
     kinds)
         bench formats_kinds "${LIMIT:-360}" formats --folders "$FOLDERS" --together 4 --naps 20 --shared 12 --cases "$(cases)"
@@ -39,7 +41,7 @@ print(','.join([*CASES, *mixtures]))")"
         ;;
     beside_kinds)
         for each in $KINDS; do
-            bench "overhead_$each" $((${LIMIT:-680} / 4)) overhead --folder "$FOLDERS/$each-bf16" \
+            bench "overhead_$each" $((${LIMIT:-680} / $(echo "$KINDS" | wc -w))) overhead --folder "$FOLDERS/$each-bf16" \
                 --loads 24 --windows 12 --window 2 --lead-in 2 --kv-gib 5 --in-flight 64
         done
         ;;

@@ -14,7 +14,9 @@
 #   formats   every class and format, small, beside unmodified SGLang
 #   overhead  one engine beside SGLang's own scheduler
 #   kinds     models with states, windows and latent rows in published shapes, together on the GPU, 20 times asleep
-#   beside_kinds   steps and first tokens of these, beside SGLang's own scheduler. It needs the checkpoints of `kinds`
+#   beside_kinds   steps and first tokens of these, beside SGLang's own scheduler. It needs the checkpoints of `kinds`.
+#                  beside=NAME: those of one
+#   where=NAME     where the time of its steps goes
 #   checkpoints    writes the checkpoints of `kinds`, for a GPU that does not wait for them
 #   engines   the tests of engines, moves, private memory, encoders and adapters, three at once: each has a balloond
 #             with a GiB of its own or a system that takes what it needs, and the device tells the memory of each
@@ -51,9 +53,9 @@ gpu_tests() {
     TAIL=70 tests "$name" "$limit" -v --durations=0 -o timeout=330 ${REHEARSE:+--collect-only} "$@"
 }
 
-# of_formats WORD SECONDS LEAST
+# of_formats WORD SECONDS LEAST [KIND]
 of_formats() {
-    bounded "$2" "$3" && LIMIT=$limit FOLDERS=$WORK/checkpoints sh "$SRC/benchmarks/gpu/offline/formats.sh" "$1"
+    bounded "$2" "$3" && LIMIT=$limit KINDS=${4:-} FOLDERS=$WORK/checkpoints sh "$SRC/benchmarks/gpu/offline/formats.sh" "$1"
 }
 
 # lane NUMBER LANES [WORD...]: on the GPU of that number, and its part of the cores that this process may use
@@ -118,6 +120,10 @@ case $1 in
                 formats) of_formats small 440 200 ;;
                 kinds) of_formats kinds 360 200 ;;
                 beside_kinds) of_formats beside_kinds 680 480 ;;
+                beside=*) of_formats beside_kinds 170 120 "${word#*=}" ;;
+                where=*)
+                    bounded 120 80 && TAIL=60 bench "where_${word#*=}" "$limit" where --loads 24 --kv-gib 5 \
+                        --folder "$WORK/checkpoints/${word#*=}-bf16" --recorders stages,python ;;
                 checkpoints) of_formats checkpoints 200 60 ;;
                 serve) gpu_tests serve 120 -p no:xdist tests/gpu/test_serve.py ;;
                 overhead)
