@@ -100,6 +100,8 @@ class Part:
         self._kv = kinds.in_extents(harness.extent_bytes(given.device))
         most = int((given.kv_gib or kv_gib) * 2**30 / self._count)
         self._pool_tokens = self._kv.most_tokens(most, given.in_flight) // 64 * 64
+        if self._pool_tokens <= 0:
+            raise SystemExit(f"--kv-gib: the states of {given.in_flight} requests (--in-flight) take all of it")
         # One state more than requests is for the empty places of a batch.
         self._limit = self._kv.bytes_of(self._pool_tokens, given.in_flight + PADDING_STATES)
         self._floor = self._limit // 16

@@ -16,7 +16,7 @@
 #   kinds     models with states, windows and latent rows in published shapes, together on the GPU, 20 times asleep
 #   beside_kinds   steps and first tokens of these, beside SGLang's own scheduler. It needs the checkpoints of `kinds`.
 #                  beside=NAME: those of one
-#   where=NAME     where the time of its steps goes
+#   where, where=NAME     where the time of steps goes: of an 8B model, and of one of `kinds`
 #   checkpoints    writes the checkpoints of `kinds`, for a GPU that does not wait for them
 #   engines   the tests of engines, moves, private memory, encoders and adapters, three at once: each has a balloond
 #             with a GiB of its own or a system that takes what it needs, and the device tells the memory of each
@@ -121,8 +121,9 @@ case $1 in
                 kinds) of_formats kinds 360 200 ;;
                 beside_kinds) of_formats beside_kinds 680 480 ;;
                 beside=*) of_formats beside_kinds 170 120 "${word#*=}" ;;
+                where) bounded 120 70 && TAIL=90 bench where "$limit" where --loads 28 --recorders stages,python ;;
                 where=*)
-                    bounded 120 80 && TAIL=60 bench "where_${word#*=}" "$limit" where --loads 24 --kv-gib 5 \
+                    bounded 120 70 && TAIL=90 bench "where_${word#*=}" "$limit" where --loads 24 --kv-gib 5 --in-flight 64 \
                         --folder "$WORK/checkpoints/${word#*=}-bf16" --recorders stages,python ;;
                 checkpoints) of_formats checkpoints 200 60 ;;
                 serve) gpu_tests serve 120 -p no:xdist tests/gpu/test_serve.py ;;

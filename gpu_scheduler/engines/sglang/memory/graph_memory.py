@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -211,10 +212,17 @@ class GraphMemory:
             self._graphs = self._scratch = None
             torch.cuda.empty_cache()
         if left := self.taken_bytes:
-            _log.warning("memory of CUDA graphs is still referred to", bytes=left)
+            _log.warning("memory of CUDA graphs is still referred to", bytes=left, tensors=self._tensors())
         self._source.pieces = None
         self._pieces.close()
         return not left
+
+    def _tensors(self) -> list[str]:
+        """Shapes and types of tensors in the range that Python's collector knows of."""
+        start, span = self._pieces.address, self._memory.numel()
+        tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.is_cuda]
+        inside = [each for each in tensors if each is not self._memory and 0 <= each.data_ptr() - start < span]
+        return [f"{tuple(each.shape)} {each.dtype}" for each in inside]
 
 
 def live(segments: list[dict[str, Any]], start: int, scratch: tuple[int, int]) -> list[tuple[int, int]]:

@@ -318,16 +318,22 @@ class Lifecycle:
         model = self.model
         model.ranks.listen(RankFacts)
         model.ranks.ask(StepAnswer)
+        parts: teardown.Parts = {}
         if (scheduler := vars(model).pop("scheduler", None)) is not None:
             if (grammars := getattr(scheduler, "grammar_manager", None)) is not None:
                 grammars.grammar_backend.close()
+                del grammars
             device.wait(model.device)
+            parts = teardown.parts_of(scheduler)
             teardown.take_apart(scheduler)
             del scheduler
         model.forget()
         teardown.forget()
         # SGLang's objects refer to each other in cycles, and their tensors point into ranges that are released next.
         collector.look_at_model()
+        if left := [name for name, part in parts.items() if part() is not None]:
+            _log.warning("parts of the model are still referred to", parts=left)
+            model.clean &= not model.strict
         model.close_graphs()
         collector.settle()
         device.finish(model.device)

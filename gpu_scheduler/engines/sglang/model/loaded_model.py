@@ -62,6 +62,7 @@ class LoadedModel:
     """One model, made by a Load and changed by its `Lifecycle`. SGLang's hooks find it through `current` while it
     exists."""
 
+    # Made when SGLang's scheduler is built, and let go of by `forget`:
     scheduler: Any
     server_args: Any
     """SGLang's ServerArgs for this model."""
@@ -94,7 +95,7 @@ class LoadedModel:
         self.graphs: GraphMemory | None = None
         """Memory of CUDA graphs, if it leaves while the model sleeps."""
         self.clean = True
-        """True if every closed CUDA graph released its memory."""
+        """False if memory of the model stays in the process."""
         self.booked_bytes = 0
         """Bytes that this process may take of its device beside extents; 0: no bound."""
         self.paddings: set[int] = set()
@@ -105,7 +106,8 @@ class LoadedModel:
         self.checksum = load.expected_checksum
         self._weights: weights_range.MappedWeights | None = None
         self._manifest = b""
-        self._strict = os.environ.get("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY") == "1"
+        self.strict = os.environ.get("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY") == "1"
+        """Whether the engine ends where something is amiss that requests would not notice; for tests."""
         self._progress_at = 0.0
         self._kv_span_bytes = 0
         self._captured = 0
@@ -131,7 +133,7 @@ class LoadedModel:
         shared = self.memory.kv
         assert isinstance(shared, SharedRange)
         slow = slow_of(self.scheduler.running_batch)
-        mark = self._mark() if self._strict else None
+        mark = self._mark() if self.strict else None
         return replace(shared.facts(), arrived=self.kv.ids.arrived(), slow=slow, mark=mark)
 
     def _mark(self) -> Hashable:
@@ -303,10 +305,11 @@ class LoadedModel:
         return weights_range.checksum(self._weights.memory[: self.memory.weights_bytes])
 
     def forget(self) -> None:
-        """Lets go of the KV, its admission and the weights, once SGLang's scheduler was taken apart."""
-        vars(self).pop("kv", None)
-        vars(self).pop("admission", None)
-        self._weights = None
+        """Lets go of the weights, and of all that refers to parts of SGLang's scheduler, once that was taken apart:
+        tables of SGLang's lie in the memory of CUDA graphs, which is released next."""
+        for name in LoadedModel.__annotations__:
+            vars(self).pop(name, None)
+        self.adapters = self._weights = None
 
     # --- requests
 

@@ -4,6 +4,7 @@ the engine process may import this."""
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any
 
 from sglang.srt.eplb.expert_location import set_global_expert_location_metadata
@@ -45,6 +46,22 @@ def prefixes(scheduler: Any) -> None:
     flushed = scheduler.flush_cache()
     assert flushed, "SGLang is not idle"
     unlink(root)
+
+
+Parts = dict[str, weakref.ref[Any]]
+"""Parts of a model that hold memory of its device, by what they are called in logs."""
+
+
+def parts_of(scheduler: Any) -> Parts:
+    """The parts of `scheduler`'s model that nothing may refer to any more once the model has left."""
+    runner = scheduler.tp_worker.model_runner
+    parts = {
+        "model": runner.model,
+        "attention": runner.attn_backend,
+        "table of slots": runner.req_to_token_pool,
+        "KV pool": runner.token_to_kv_pool,
+    }
+    return {name: weakref.ref(part) for name, part in parts.items() if part is not None}
 
 
 def take_apart(scheduler: Any) -> None:
