@@ -325,6 +325,7 @@ class Lifecycle:
                 del grammars
             device.wait(model.device)
             parts = teardown.parts_of(scheduler)
+            teardown.uncache(scheduler.tp_worker.model_runner.model)
             teardown.take_apart(scheduler)
             del scheduler
         model.forget()

@@ -3,10 +3,12 @@ the engine process may import this."""
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from typing import Any
 
+import torch
 from sglang.srt.eplb.expert_location import set_global_expert_location_metadata
 from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.model_executor import input_buffers
@@ -62,6 +64,15 @@ def parts_of(scheduler: Any) -> Parts:
         "KV pool": runner.token_to_kv_pool,
     }
     return {name: weakref.ref(part) for name, part in parts.items() if part is not None}
+
+
+def uncache(model: torch.nn.Module) -> None:
+    """Empties the caches of methods of the model's classes (`functools.lru_cache`), of which each refers to the model
+    that the method was called for."""
+    for kind in {kind for module in model.modules() for kind in type(module).__mro__}:
+        for attribute in vars(kind).values():
+            if isinstance(attribute, functools._lru_cache_wrapper):
+                attribute.cache_clear()
 
 
 def take_apart(scheduler: Any) -> None:

@@ -59,6 +59,36 @@ take_apart(held[0])
 assert [each() for each in gone] == [None, None] and not vars(held[0])
 """
 
+CACHED = """
+import functools, gc, weakref
+import torch
+from gpu_scheduler.engines.sglang.model.teardown import uncache
+
+class Inner(torch.nn.Module):
+    @functools.lru_cache
+    def sizes(self):
+        return [4]
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+    @functools.lru_cache
+    def names(self):
+        return ["a"]
+
+class Derived(Outer):
+    pass
+
+model = Derived()
+assert model.names() and model.inner.sizes()
+gone = [weakref.ref(model), weakref.ref(model.inner)]
+uncache(model)
+del model
+gc.collect()
+assert [each() for each in gone] == [None, None]
+"""
+
 FLUSHED = """
 import gc, weakref
 from types import SimpleNamespace
@@ -119,6 +149,10 @@ def test_cached_prompts_are_gone_with_the_cache_although_nothing_is_collected(im
 
 def test_unloaded_model_and_its_graphs_are_freed_although_their_runner_is_still_held(imported: Imported) -> None:
     imported.run(HELD)
+
+
+def test_unloaded_model_is_freed_although_methods_of_its_classes_cache_their_results(imported: Imported) -> None:
+    imported.run(CACHED)
 
 
 def test_engine_in_which_parts_of_an_unloaded_model_remain_reports_it_and_ends(imported: Imported) -> None:
