@@ -221,7 +221,7 @@ CLASSES = {
     ),
     "Qwen3_5ForCausalLM": ModelClass("Qwen 3.5 and 3.6, text models", _BOTH, states="split", **_GATED_DELTA),
     "Qwen3_5ForConditionalGeneration": ModelClass(
-        "Qwen 3.5 and 3.6, text", _CPU, states="split", wrapper=True, tied_beside_text=True, **_GATED_DELTA
+        "Qwen 3.5 and 3.6, text", _BOTH, states="split", wrapper=True, tied_beside_text=True, **_GATED_DELTA
     ),
     "Qwen3_5MoeForCausalLM": ModelClass(
         "Qwen 3.5 and 3.6 mixtures, text models",
@@ -232,7 +232,7 @@ CLASSES = {
     ),
     "Qwen3_5MoeForConditionalGeneration": ModelClass(
         "Qwen 3.5 and 3.6 mixtures: 35B-A3B, text",
-        _CPU,
+        _BOTH,
         states="split",
         wrapper=True,
         tied_beside_text=True,
