@@ -48,7 +48,7 @@ class Site:
     engine_log_level: str = "warning"
     """info: SGLang tells of steps as well, which costs each a little."""
     kv_extent_bytes: int | None = None
-    """Bytes of an extent of KV; None: the usual ones."""
+    """Bytes of an extent of KV; None: the usual size."""
 
 
 @contextlib.asynccontextmanager

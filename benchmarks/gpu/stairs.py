@@ -254,8 +254,7 @@ async def _one(
             try:
                 alone = await _alone(given, at, stairs, halves)
                 await halves.meet(f"begin-{slot}")
-                fit = int((end - time.monotonic() - END_S) / made.step_s)
-                count = min(len(RATES), fit)
+                count = int(min(len(RATES), (end - time.monotonic() - END_S) / made.step_s))
                 if count < LEAST_STEPS:
                     raise TimeoutError(f"time is left for {count} steps only")
                 slos = scaled(alone)
@@ -270,6 +269,7 @@ async def _one(
     found["system"] = {
         "plan": {each: {"group": part.place.group, "kv_bytes": part.kv_bytes} for each, part in parts.items()},
         "devices": dict(site.devices),
+        "kv_extent_bytes": site.sizes.kv_extent_bytes,
     }
     found["slos"], found["step_s"] = slos, made.step_s
     samples = [StairSample(row[0], row[1], row[4], row[5], bool(row[6])) for row in asked["samples"]["rows"]]
@@ -399,7 +399,7 @@ def site_of(given: argparse.Namespace) -> Site:
     site = replace(site, engine_log_level=given.engine_log_level)
     if given.rehearse:
         return site
-    # A host that allows few descriptors has larger extents, as `prism serve` gives it.
+    # KV has larger extents on a host that allows few descriptors, as under `prism serve`.
     usual = [(size, systems.GPU.kv_extent_bytes) for size in site.devices.values()]
     extent = capacity.fitting(usual, process_limits.allow_descriptors()) or systems.GPU.kv_extent_bytes
     sizes = replace(systems.GPU, quota_bytes=QUOTA_BYTES, kv_extent_bytes=extent)

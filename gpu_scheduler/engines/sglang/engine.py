@@ -111,9 +111,10 @@ class ModelHost:
             # Kept without its trace, which would keep SGLang's half-built objects alive.
             failure = type(error)(str(error))
         current.set_model(None)
-        clean, kept = lifecycle.close()
-        # The gpu_scheduler hears this once every device has its memory back.
-        self._channel.send(kept=engine_pb2.Kept(bytes=max(self._ranks.gather(kept))))
+        # The gpu_scheduler hears this once every device has its memory back. What stays on one rank ends all of them.
+        cleans, kept = zip(*self._ranks.gather(lifecycle.close()), strict=True)
+        clean = all(cleans)
+        self._channel.send(kept=engine_pb2.Kept(bytes=max(kept)))
         if failure is not None:
             self._fail(load.command_id, failure)
         elif done is not None and clean:

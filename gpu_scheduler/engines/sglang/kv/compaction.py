@@ -146,8 +146,7 @@ def _renumber(renumbering: Renumbering, holders: Iterable[tuple[Any, str]]) -> N
 
 def _batches(scheduler: Any) -> Iterator[Any]:
     """Batches of SGLang's that name slots of their step, each once."""
-    launched = [batch for batch, *_ in getattr(scheduler, "result_queue", ())]
-    found = [scheduler.running_batch, scheduler.last_batch, getattr(scheduler, "cur_batch", None), *launched]
+    found = [scheduler.running_batch, scheduler.last_batch, *(batch for batch, *_ in scheduler.result_queue)]
     yield from _distinct(batch for batch in found if batch is not None and batch.out_cache_loc is not None)
 
 

@@ -218,9 +218,10 @@ class GraphMemory:
         return not left
 
     def _tensors(self) -> list[str]:
-        """Shapes and types of tensors in the range that Python's collector knows of."""
+        """Shapes and types of tensors and parameters in the range that Python's collector knows of."""
         start, span = self._pieces.address, self._memory.numel()
-        tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.is_cuda]
+        kinds = (torch.Tensor, torch.nn.Parameter)
+        tensors = [each for each in gc.get_objects() if type(each) in kinds and each.is_cuda]
         inside = [each for each in tensors if each is not self._memory and 0 <= each.data_ptr() - start < span]
         return [f"{tuple(each.shape)} {each.dtype}" for each in inside]
 

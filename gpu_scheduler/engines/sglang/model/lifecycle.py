@@ -320,12 +320,9 @@ class Lifecycle:
         model.ranks.ask(StepAnswer)
         parts: teardown.Parts = {}
         if (scheduler := vars(model).pop("scheduler", None)) is not None:
-            if (grammars := getattr(scheduler, "grammar_manager", None)) is not None:
-                grammars.grammar_backend.close()
-                del grammars
+            scheduler.grammar_manager.grammar_backend.close()
             device.wait(model.device)
             parts = teardown.parts_of(scheduler)
-            teardown.uncache(scheduler.tp_worker.model_runner.model)
             teardown.take_apart(scheduler)
             del scheduler
         model.forget()

@@ -62,7 +62,7 @@ class LoadedModel:
     """One model, made by a Load and changed by its `Lifecycle`. SGLang's hooks find it through `current` while it
     exists."""
 
-    # Made when SGLang's scheduler is built, and let go of by `forget`:
+    # Attributes of SGLang's scheduler and of what is made with it. `forget` deletes all that are annotated here.
     scheduler: Any
     server_args: Any
     """SGLang's ServerArgs for this model."""
@@ -95,7 +95,8 @@ class LoadedModel:
         self.graphs: GraphMemory | None = None
         """Memory of CUDA graphs, if it leaves while the model sleeps."""
         self.clean = True
-        """False if memory of the model stays in the process."""
+        """False if memory of CUDA graphs stays in the process when the model leaves, or, in a strict engine, if
+        something still refers to a part of the model."""
         self.booked_bytes = 0
         """Bytes that this process may take of its device beside extents; 0: no bound."""
         self.paddings: set[int] = set()
@@ -305,8 +306,8 @@ class LoadedModel:
         return weights_range.checksum(self._weights.memory[: self.memory.weights_bytes])
 
     def forget(self) -> None:
-        """Lets go of the weights, and of all that refers to parts of SGLang's scheduler, once that was taken apart:
-        tables of SGLang's lie in the memory of CUDA graphs, which is released next."""
+        """Deletes the attributes that refer to parts of SGLang's scheduler, and lets go of the weights, once the
+        scheduler was taken apart: tables of SGLang's lie in the memory of CUDA graphs, which is released next."""
         for name in LoadedModel.__annotations__:
             vars(self).pop(name, None)
         self.adapters = self._weights = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ def forget() -> None:
     - Tables of rotary embeddings, some megabytes for each shape that was ever here.
     - The places of experts: SGLang fails an assertion if a model finds those of another one, also one without experts.
     - Compiled kernels for adapters: SGLang finds them by sizes of the layer alone, and they are for one rank and type.
+    - Results of methods that SGLang's modules cache (`functools.lru_cache`): each keeps the module that it is of.
     """
     input_buffers._forward_input_buffer_pool.clear()
     GraphSharedOutput._process_shared = None
@@ -40,6 +42,19 @@ def forget() -> None:
         kernel = getattr(module, f"_chunked_lora_{part}_kernel", None)
         if isinstance(kernel, CachedKernel):
             kernel._clear_cache()
+    for sglang_class in _classes_from(torch.nn.Module):
+        for attribute in vars(sglang_class).values():
+            if isinstance(attribute, functools._lru_cache_wrapper):
+                attribute.cache_clear()
+
+
+def _classes_from(base: type) -> Iterator[type]:
+    """SGLang's classes that are derived from `base`; those derived from several bases come several times."""
+    derived: type
+    for derived in base.__subclasses__():
+        if derived.__module__.startswith("sglang."):
+            yield derived
+        yield from _classes_from(derived)
 
 
 def prefixes(scheduler: Any) -> None:
@@ -51,11 +66,11 @@ def prefixes(scheduler: Any) -> None:
 
 
 Parts = dict[str, weakref.ref[Any]]
-"""Parts of a model that hold memory of its device, by what they are called in logs."""
+"""Weak references to parts of a model that hold memory of its device, by what the parts are called in logs."""
 
 
 def parts_of(scheduler: Any) -> Parts:
-    """The parts of `scheduler`'s model that nothing may refer to any more once the model has left."""
+    """Weak references to the parts of `scheduler`'s model that nobody may refer to once the model has left."""
     runner = scheduler.tp_worker.model_runner
     parts = {
         "model": runner.model,
@@ -64,15 +79,6 @@ def parts_of(scheduler: Any) -> Parts:
         "KV pool": runner.token_to_kv_pool,
     }
     return {name: weakref.ref(part) for name, part in parts.items() if part is not None}
-
-
-def uncache(model: torch.nn.Module) -> None:
-    """Empties the caches of methods of the model's classes (`functools.lru_cache`), of which each refers to the model
-    that the method was called for."""
-    for kind in {kind for module in model.modules() for kind in type(module).__mro__}:
-        for attribute in vars(kind).values():
-            if isinstance(attribute, functools._lru_cache_wrapper):
-                attribute.cache_clear()
 
 
 def take_apart(scheduler: Any) -> None:

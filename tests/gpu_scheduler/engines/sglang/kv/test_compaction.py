@@ -101,6 +101,7 @@ def test_pages_of_running_requests_move_with_every_reference_to_them(page_size: 
         req_to_token_pool=SimpleNamespace(req_to_token=table, free_slots=[len(table) - 2, len(table) - 1]),
         running_batch=batch,
         last_batch=batch,
+        result_queue=[],
     )
     stays = int(nodes[0][1][0]) // page_size
     before = begun(kv.envelopes)
@@ -133,7 +134,10 @@ def test_table_of_requests_is_rewritten_in_parts_that_a_quota_has_room_for(
         table[row, : len(slots)] = torch.tensor(slots)
     nobody = SimpleNamespace(out_cache_loc=None)
     scheduler = SimpleNamespace(
-        req_to_token_pool=SimpleNamespace(req_to_token=table, free_slots=[]), running_batch=nobody, last_batch=None
+        req_to_token_pool=SimpleNamespace(req_to_token=table, free_slots=[]),
+        running_batch=nobody,
+        last_batch=None,
+        result_queue=[],
     )
     assert compaction.make_leave(scheduler, tree, kv, 8, []) > 0
     for row, (node, slots, _, _) in enumerate(held.values(), start=1):
@@ -151,6 +155,7 @@ def test_compaction_vacates_only_extents_whose_pages_find_a_place() -> None:
         req_to_token_pool=SimpleNamespace(req_to_token=table, free_slots=[]),
         running_batch=nobody,
         last_batch=None,
+        result_queue=[],
     )
     extents = kv.envelopes.n_extents
     compaction.make_leave(scheduler, tree, kv, extents, [])

@@ -62,31 +62,79 @@ assert [each() for each in gone] == [None, None] and not vars(held[0])
 CACHED = """
 import functools, gc, weakref
 import torch
-from gpu_scheduler.engines.sglang.model.teardown import uncache
+from gpu_scheduler.engines.sglang.model.teardown import forget
 
-class Inner(torch.nn.Module):
+class Base(torch.nn.Module):
     @functools.lru_cache
     def sizes(self):
         return [4]
 
-class Outer(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = Inner()
+class Derived(Base):
+    __module__ = "sglang.srt.models.some"
+
+class Inner(torch.nn.Module):
+    __module__ = "sglang.srt.layers.some"
     @functools.lru_cache
     def names(self):
         return ["a"]
 
-class Derived(Outer):
-    pass
-
+Base.__module__ = "sglang.srt.models.base"
 model = Derived()
-assert model.names() and model.inner.sizes()
+model.inner = Inner()
+assert model.sizes() and model.inner.names()
 gone = [weakref.ref(model), weakref.ref(model.inner)]
-uncache(model)
+forget()
 del model
 gc.collect()
 assert [each() for each in gone] == [None, None]
+"""
+
+LEFT = """
+from types import SimpleNamespace
+import torch
+from gpu_scheduler.engines.sglang.model.lifecycle import Lifecycle
+from gpu_scheduler.engines.sglang.ranks.ranks import Alone
+
+class Part:
+    pass
+
+def is_clean(strict, held):
+    runner = SimpleNamespace(
+        model=torch.nn.Linear(1, 1), attn_backend=Part(), req_to_token_pool=Part(), token_to_kv_pool=Part(),
+        prefill_cuda_graph_runner=None, decode_cuda_graph_runner=None,
+    )
+    kept = vars(runner).get(held)
+    backend = SimpleNamespace(close=lambda: None)
+    scheduler = SimpleNamespace(
+        tp_worker=SimpleNamespace(model_runner=runner), grammar_manager=SimpleNamespace(grammar_backend=backend)
+    )
+    model = SimpleNamespace(
+        ranks=Alone(), device=torch.device("cpu"), strict=strict, clean=True, scheduler=scheduler,
+        forget=lambda: None, close_graphs=lambda: None, memory=SimpleNamespace(close=lambda: None),
+        options=SimpleNamespace(small_stack=0),
+    )
+    del runner, scheduler
+    clean, _ = Lifecycle(model).close()
+    return clean
+
+for held in ("model", "attn_backend", "req_to_token_pool", "token_to_kv_pool"):
+    assert not is_clean(True, held), held
+    assert is_clean(False, held), held
+assert is_clean(True, "")
+"""
+
+FORGOTTEN = """
+from gpu_scheduler.engines.sglang.model.loaded_model import LoadedModel
+
+made = ("scheduler", "server_args", "kv", "tree", "provisioning", "kv_transfer")
+model = object.__new__(LoadedModel)
+for name in (*made, "adapters", "_weights", "memory"):
+    setattr(model, name, object())
+model.forget()
+assert not vars(model).keys() & set(made)
+assert model.adapters is model._weights is None and model.memory is not None
+del model.memory
+model.forget()  # a load that failed has made some of it only
 """
 
 FLUSHED = """
@@ -136,6 +184,13 @@ kept, done, _, failed = sent
 assert kept["kept"].bytes == 600
 assert done["done"].command_id == 7
 assert failed["failed"].command_id == 7 and "stayed" in failed["failed"].reason
+
+sent.clear()  # another rank is not clean
+engine._ranks.gather = lambda own: [own, (False, 700)]
+engine._open = lambda load: SimpleNamespace(model=None, close=lambda: (True, 600))
+engine._ended = False
+engine._load(engine_pb2.Load(command_id=1))
+assert engine._ended and sent[0]["kept"].bytes == 700 and sent[1]["failed"].command_id == 7
 """
 
 
@@ -155,5 +210,13 @@ def test_unloaded_model_is_freed_although_methods_of_its_classes_cache_their_res
     imported.run(CACHED)
 
 
-def test_engine_in_which_parts_of_an_unloaded_model_remain_reports_it_and_ends(imported: Imported) -> None:
+def test_a_strict_engine_is_not_clean_while_something_refers_to_a_part_of_the_model(imported: Imported) -> None:
+    imported.run(LEFT)
+
+
+def test_a_model_that_leaves_keeps_nothing_that_was_made_with_the_scheduler(imported: Imported) -> None:
+    imported.run(FORGOTTEN)
+
+
+def test_engine_in_which_parts_of_an_unloaded_model_remain_on_any_rank_reports_it_and_ends(imported: Imported) -> None:
     imported.run(STAYED)
