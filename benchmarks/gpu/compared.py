@@ -11,15 +11,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from balloond.policy import capacity
 from benchmarks import replay
 from benchmarks.gpu import report, shapes
 from benchmarks.gpu.slices import GRAPH_BYTES
 from benchmarks.gpu.stack import Site, Timeline, decisions, quiet
 from benchmarks.host_pulse import HostPulse
 from benchmarks.systems import CPU, GPU, Model
+from services.runtime import process_limits
 from sim.inputs import trace
 from testing.systems.local import World
 
@@ -42,7 +45,11 @@ def site(devices: Sequence[str], models: int, capacity_bytes: int, rehearse: str
     if rehearse:
         nbytes = -(-models // len(devices)) * _TINY_DEVICE_BYTES
         return Site(dict.fromkeys(devices, nbytes), CPU, rehearse, _OPTIONS[rehearse], 1, 512 * MIB)
-    return Site(dict.fromkeys(devices, capacity_bytes), GPU, "sglang", _OPTIONS[""], 2, 96 * GIB)
+    # KV has larger extents on a host that allows few descriptors, as under `prism serve`.
+    usual = [(capacity_bytes, GPU.kv_extent_bytes)] * len(devices)
+    extent = capacity.fitting(usual, process_limits.allow_descriptors()) or GPU.kv_extent_bytes
+    sizes = replace(GPU, kv_extent_bytes=extent)
+    return Site(dict.fromkeys(devices, capacity_bytes), sizes, "sglang", _OPTIONS[""], 2, 96 * GIB)
 
 
 def make(folder: Path, wanted: Mapping[str, str], rehearse: str) -> list[Model]:

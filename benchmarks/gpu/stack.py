@@ -47,8 +47,6 @@ class Site:
     """For weight images."""
     engine_log_level: str = "warning"
     """info: SGLang tells of steps as well, which costs each a little."""
-    kv_extent_bytes: int | None = None
-    """Bytes of an extent of KV; None: the usual size."""
 
 
 @contextlib.asynccontextmanager
@@ -65,7 +63,7 @@ async def stack(system: System, models: Sequence[Model], parts: Mapping[str, Par
         warm=site.warm,
         host_capacity_bytes=site.host_bytes,
         engine_log_level=site.engine_log_level,
-        kv_extent_bytes=site.kv_extent_bytes,
+        kv_extent_bytes=site.sizes.kv_extent_bytes,
         **local,
     ) as at:
         await warm(at, models, at_once=len(site.devices) if system.alone else len(models))

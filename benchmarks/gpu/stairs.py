@@ -38,8 +38,6 @@ from pathlib import Path
 from typing import Any
 
 import services.ipc.forking  # noqa: F401  (before grpc: services are started)
-from balloond.policy import capacity
-from benchmarks import systems
 from benchmarks._stairs import HEADER, RATES, STEP_S, StairSample, falls_under, steps, table
 from benchmarks.gpu import compare, compared, http_needed, report
 from benchmarks.gpu.http_needed import Check
@@ -399,11 +397,7 @@ def site_of(given: argparse.Namespace) -> Site:
     site = replace(site, engine_log_level=given.engine_log_level)
     if given.rehearse:
         return site
-    # KV has larger extents on a host that allows few descriptors, as under `prism serve`.
-    usual = [(size, systems.GPU.kv_extent_bytes) for size in site.devices.values()]
-    extent = capacity.fitting(usual, process_limits.allow_descriptors()) or systems.GPU.kv_extent_bytes
-    sizes = replace(systems.GPU, quota_bytes=QUOTA_BYTES, kv_extent_bytes=extent)
-    return replace(site, sizes=sizes, host_bytes=IMAGE_BYTES, kv_extent_bytes=extent)
+    return replace(site, sizes=replace(site.sizes, quota_bytes=QUOTA_BYTES), host_bytes=IMAGE_BYTES)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
