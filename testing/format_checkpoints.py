@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from loader.checkpoints.architectures import families, quantisation
 from loader.checkpoints.architectures.quantisation import Quantisation, QuantisedTensor
-from testing import small_checkpoints
+from testing import checkpoint_headers, small_checkpoints
 
 
 def _compressed(format_: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def write(folder: Path, config: Mapping[str, Any], format_: str, device: str = "
     if quantised:
         config["quantization_config"] = quantised
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    index: dict[str, str] = {}
+    index = _write_images(folder, config)
     kind = quantisation.read(config, text)
 
     def save(number: int, layer: Mapping[str, tuple[int, ...]]) -> None:
@@ -97,15 +97,33 @@ def write(folder: Path, config: Mapping[str, Any], format_: str, device: str = "
         save_file({name: tensor.cpu().contiguous() for name, tensor in made.items()}, folder / file)
         index.update(dict.fromkeys(made, file))
 
-    if "text_config" in config:
-        beside = small_checkpoints.beside_text(config)
-        save_file(beside, folder / "model-images.safetensors")
-        index.update(dict.fromkeys(beside, "model-images.safetensors"))
     with ThreadPoolExecutor(_WRITERS) as pool:
         for saved in [pool.submit(save, number, layer) for number, layer in enumerate(_files(config))]:
             saved.result()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     return folder
+
+
+def write_headers(folder: Path, config: Mapping[str, Any]) -> Path:
+    """A checkpoint of floats without values, for engines that draw their own (`random_weights`) and for whoever reads
+    names and shapes: its file is a hole on the disk. Returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    shapes = {name: shape for layer in _files(config) for name, shape in layer.items()}
+    checkpoint_headers.write(folder / "model-text.safetensors", shapes)
+    index = dict.fromkeys(shapes, "model-text.safetensors") | _write_images(folder, config)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return folder
+
+
+def _write_images(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """A file with the tensors that a multimodal model has beside its text; the file's name by those of the tensors.
+    Nothing for other models."""
+    if "text_config" not in config:
+        return {}
+    beside = small_checkpoints.beside_text(config)
+    save_file(beside, folder / "model-images.safetensors")
+    return dict.fromkeys(beside, "model-images.safetensors")
 
 
 def _files(config: Mapping[str, Any]) -> Iterator[dict[str, tuple[int, ...]]]:

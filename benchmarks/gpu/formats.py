@@ -84,11 +84,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--longest", type=int, default=700, help="prompt, in tokens")
     parser.add_argument("--new", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--folders", type=Path, help="where checkpoints are, and stay")
-    parser.add_argument("--write-only", action="store_true", help="write the checkpoints into --folders, and end")
     parser.add_argument("--options", default="", help="engine options as NAME=VALUE, separated by commas")
     given = parser.parse_args()
-    if given.write_only and given.folders is None:
-        parser.error("--write-only: name --folders")
     if given.shared and given.together < len(given.cases.split(",")):
         parser.error("--shared: all cases have to be there at the same time (--together)")
     return given
@@ -415,7 +412,7 @@ async def main() -> None:
             case = Case(given, name, folder, gate)
             begun = time.monotonic()
             try:
-                await (case.write() if given.write_only else case.run(shared))
+                await case.run(shared)
             except Exception as error:  # the others are still worth their time
                 traceback.print_exc()
                 if gate is not None:

@@ -15,6 +15,11 @@ later ones push out. Parts:
 
 Where there are cores enough, both sides are pinned to the same ones, the main thread of an engine to one of its own.
 
+The model is a shape of `shapes.py`, a checkpoint (--folder), or with --drawn one of `model_configs.py`, in its whole
+size or as NAME@LAYERS with its first layers alone, whose random weights each engine draws: nothing of it lies on the
+disk. Both sides get the prefill graphs that the model has when it is served. SGLang has three states for each request
+of --in-flight where requests have states, and ours the same bytes.
+
 First both are given requests until they have to evict: from then on no memory is mapped. With `--growing` they are not,
 and the first windows are those in which it is.
 
@@ -39,17 +44,22 @@ from typing import Any
 
 from benchmarks.gpu import cores, fleet, pairs, report, shapes, turns, windows
 from benchmarks.gpu.fleet import Client, Model, say
+from benchmarks.gpu.model_configs import config_of
 from benchmarks.gpu.windows import Load, Shape, Side, Window
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.engines import shared_board
+from gpu_scheduler.engines.sharing.prefill_graphs import graph_tokens
 from kv_kinds.layout import PADDING_STATES
 from loader.checkpoints.architectures.kv_of_config import kv_of_folder
 from loader.checkpoints.checkpoint import read
+from testing import format_checkpoints
 from testing.engines import harness
 
 PARTS = {"one": (1, "scheduler", 40.0), "two": (2, "scheduler", 24.0), "users": (1, "engine", 40.0)}
 """How many engines on each side, which front the reference has, and how many GiB of KV a side has."""
 SLACK_BYTES = 1 << 30
+STATES_OF_A_REQUEST = 3
+"""States that SGLang has for each request that may run: its own, and cached ones (`max_mamba_cache_size`)."""
 _FILLED_S = 120.0
 
 
@@ -57,7 +67,9 @@ def arguments(description: str) -> argparse.ArgumentParser:
     """With what says which engines there are and what they are asked."""
     parser = fleet.parser(description)
     parser.add_argument("--loads", default="28,32,full")
-    parser.add_argument("--folder", type=Path, help="a checkpoint, instead of random weights of a shape")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--folder", type=Path, help="a checkpoint, instead of random weights of a shape")
+    model.add_argument("--drawn", metavar="NAME", help="a model of model_configs.py, with random weights")
     parser.add_argument("--window", type=float, default=4.0, help="seconds of each side")
     parser.add_argument("--lead-in", type=float, default=4.0, help="seconds of each side that are not counted")
     parser.add_argument("--in-flight", type=int, default=256, help="requests, at full load")
@@ -92,23 +104,41 @@ class Part:
         self._given = given
         self._name = name
         self._count, self._front, kv_gib = PARTS[name]
-        path = given.folder or shapes.write(folder / given.shape, given.shape)
-        self._config = json.loads((path / "config.json").read_text())
+        path = given.folder
+        if given.drawn:
+            path = format_checkpoints.write_headers(folder / given.drawn, config_of(given.drawn))
+            (path / "tokenizer.json").write_text("{}")
         on_host = given.device.startswith("cpu")
-        kinds = kv_of_folder(path, 4 if on_host else 2, 1)
+        itemsize = 4 if on_host else 2
+        if path is None:
+            path = shapes.write(folder / given.shape, given.shape)
+            config = json.loads((path / "config.json").read_text())
+            vocabulary, self._weights_bytes = config["vocab_size"], shapes.weights_bytes(config)
+            active_bytes = self._weights_bytes
+        else:
+            found = read(path, itemsize)
+            vocabulary, self._weights_bytes = found.vocabulary, found.weights_bytes + (64 << 20)
+            active_bytes = found.active_bytes
+        kinds = kv_of_folder(path, itemsize, 1)
         assert kinds is not None, f"what {path} keeps of a request is not known"
         self._kv = kinds.in_extents(harness.extent_bytes(given.device))
+        options: dict[str, Any] = {"random_weights": int(given.folder is None)}
+        if not on_host:
+            options["prefill_graph_tokens"] = graph_tokens(active_bytes)
+        requests = given.in_flight
+        if any(kind.states for kind in kinds.kinds):
+            options["max_running_requests"] = given.in_flight
+            requests *= STATES_OF_A_REQUEST
+        options |= json.loads(given.options)
         most = int((given.kv_gib or kv_gib) * 2**30 / self._count)
-        self._pool_tokens = self._kv.most_tokens(most, given.in_flight) // 64 * 64
+        self._pool_tokens = self._kv.most_tokens(most, requests) // 64 * 64
         if self._pool_tokens <= 0:
             raise SystemExit(f"--kv-gib: the states of {given.in_flight} requests (--in-flight) take all of it")
-        # One state more than requests is for the empty places of a batch.
-        self._limit = self._kv.bytes_of(self._pool_tokens, given.in_flight + PADDING_STATES)
+        # One state more is for the empty places of a batch.
+        self._limit = self._kv.bytes_of(self._pool_tokens, requests + PADDING_STATES)
         self._floor = self._limit // 16
-        options = {"random_weights": int(given.folder is None), **json.loads(given.options)}
         self._model = Model(path, given.device, given.context, options)
         self._theirs = Model(path, given.device, given.context, {**options, **json.loads(given.reference_options)})
-        vocabulary = read(path, 2).vocabulary if given.folder else self._config["vocab_size"]
         self._shape = Shape(given.prompt, given.output, vocabulary)
         self._folder = folder
         self.rows: list[dict[str, Any]] = []
@@ -119,11 +149,7 @@ class Part:
         self._words: shared_board.SharedBoard | None = None
 
     async def run(self) -> None:
-        if self._given.folder is None:
-            whole = shapes.weights_bytes(self._config)
-        else:
-            whole = read(self._given.folder, 2).weights_bytes + (64 << 20)
-        weights = -(-whole // (64 << 20)) * (64 << 20)
+        weights = -(-self._weights_bytes // (64 << 20)) * (64 << 20)
         capacity = self._count * (weights + self._limit) + SLACK_BYTES
         async with harness.node(self._folder, capacity, self._given.device) as at:
             self._at = at

@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from testing import checkpoint_headers
+
 _COMMON: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -105,18 +107,8 @@ def write_headers(folder: Path, name: str) -> Path:
     write(folder, name)
     write_tokenizer(folder)
     config = json.loads((folder / "config.json").read_text())
-    tensors = {tensor: shape for file in _tensors(config) for tensor, shape in file.items()}
-    header: dict[str, Any] = {}
-    at = 0
-    for tensor, shape in tensors.items():
-        end = at + 2 * math.prod(shape)
-        header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}
-        at = end
-    said = json.dumps(header).encode()
-    said += b" " * (-len(said) % 8)
-    with open(folder / "model.safetensors", "wb") as file:
-        file.write(len(said).to_bytes(8, "little") + said)
-        file.truncate(8 + len(said) + at)
+    named = {tensor: shape for file in _tensors(config) for tensor, shape in file.items()}
+    checkpoint_headers.write(folder / "model.safetensors", named)
     return folder
 
 

@@ -8,10 +8,10 @@
 #   SRC=... SITE=... RESULTS=... sh formats.sh kinds     states, windows with a pool of their own and latent rows, in
 #                                                        published shapes with fewer layers, share the GPU, 20 times
 #                                                        asleep and awake each: 5 minutes. They need all of it
-#   SRC=... SITE=... RESULTS=... sh formats.sh checkpoints    writes the checkpoints of `kinds`
-#   SRC=... SITE=... RESULTS=... sh formats.sh beside_kinds   their steps and first tokens beside SGLang's own, 2.5
-#                                                        minutes a shape, after `kinds` or `checkpoints`; KINDS says
-#                                                        of which
+#   SRC=... SITE=... RESULTS=... sh formats.sh beside_kinds   steps and first tokens of these kinds beside SGLang's own,
+#                                                        in whole models where two fit a GPU, 2 to 3 minutes a model.
+#                                                        BESIDE says of which: NAME:REQUESTS_PER_S:IN_FLIGHT:KV_GIB
+#   SRC=... SITE=... RESULTS=... sh formats.sh where     where the time of their steps goes, for the models of BESIDE
 #   SRC=... SITE=... RESULTS=... sh formats.sh shapes    gpt-oss-20b, Qwen3-30B-A3B in FP8 and a small one share the
 #                                                        GPU, 20 times asleep and awake each: 5 minutes
 #   SRC=... SITE=... RESULTS=... sh formats.sh beside    steps and first tokens beside SGLang's own: 2 minutes a shape
@@ -19,9 +19,19 @@ set -u
 . "$(dirname "$0")/run.sh"
 FOLDERS=${FOLDERS:-/tmp/checkpoints}
 mkdir -p "$FOLDERS"
-# 40 GiB of weights: each is there twice while its own and SGLang's engines are compared.
 KINDS=${KINDS:-qwen3.6-27b@8 qwen3.6-35b-a3b@8 gemma-4-31b@6 deepseek-v2-lite@6}
+# The weights are there twice, ours and SGLang's; neither lies on the disk.
+BESIDE=${BESIDE:-qwen3.6-27b:6:24:13 qwen3.6-35b-a3b@32:24:48:8 gemma-4-31b@54:6:16:8 deepseek-v2-lite:24:64:5}
 cases() { echo "$KINDS" | sed 's/ /:bf16,/g; s/$/:bf16/'; }
+
+# beside MODULE MODEL [ARGUMENT...]: one of BESIDE, in its part of the time
+beside() {
+    module=$1 name=${2%%:*} load=$(echo "${2#*:}" | sed 's/:/ --in-flight /; s/:/ --kv-gib /')
+    shift 2
+    # shellcheck disable=SC2086  # words
+    bench "${module}_$name" $((${LIMIT:-800} / $(echo "$BESIDE" | wc -w))) "$module" --drawn "$name" --loads $load "$@"
+}
+
 case $1 in
     small)
         bench formats_small "${LIMIT:-420}" formats --folders "$FOLDERS" --together "${TOGETHER:-10}" --cases "$(python3 -c "
@@ -36,14 +46,11 @@ print(','.join([*CASES, *mixtures]))")"
     kinds)
         bench formats_kinds "${LIMIT:-360}" formats --folders "$FOLDERS" --together 4 --naps 20 --shared 12 --cases "$(cases)"
         ;;
-    checkpoints)
-        bench formats_checkpoints "${LIMIT:-200}" formats --folders "$FOLDERS" --together 4 --write-only --cases "$(cases)"
-        ;;
     beside_kinds)
-        for each in $KINDS; do
-            bench "overhead_$each" $((${LIMIT:-680} / $(echo "$KINDS" | wc -w))) overhead --folder "$FOLDERS/$each-bf16" \
-                --loads 24 --windows 12 --window 2 --lead-in 2 --kv-gib 5 --in-flight 64
-        done
+        for each in $BESIDE; do beside overhead "$each" --windows 12 --window 2 --lead-in 2; done
+        ;;
+    where)
+        for each in $BESIDE; do beside where "$each" --recorders stages,python; done
         ;;
     shapes)
         cases=qwen3-30b-a3b:fp8-blocks,gpt-oss-20b:mxfp4,llama:awq
@@ -55,5 +62,5 @@ print(','.join([*CASES, *mixtures]))")"
                 --loads 24 --windows 12 --window 2 --lead-in 2 --kv-gib 6
         done
         ;;
-    *) echo "small, states, kinds, checkpoints, beside_kinds, shapes or beside, not $1" >&2; exit 2 ;;
+    *) echo "small, states, kinds, beside_kinds, where, shapes or beside, not $1" >&2; exit 2 ;;
 esac

@@ -7,20 +7,18 @@
 #                                     the shell. Words after a `/` are for the next GPU, which has cores of its own
 #   sh untried.sh look SECONDS OUT    waits until all is done, or so long; logs and results so far come to OUT, in two
 #                                     files
-# Each word is bounded by what is left of the time. Where nothing is said, one GPU runs what models with states need
-# since their prompts are computed in the slots: state_kernels, states, checkpoints, beside_kinds and overhead.
+# Each word is bounded by what is left of the time. Where nothing is said, one GPU runs beside_kinds and engines.
 #   state_kernels   kernels of states over addresses that are mapped in part
 #   states    the classes with states, small, beside unmodified SGLang
 #   formats   every class and format, small, beside unmodified SGLang
 #   overhead  one engine beside SGLang's own scheduler
 #   kinds     models with states, windows and latent rows in published shapes, together on the GPU, 20 times asleep
-#   beside_kinds   steps and first tokens of these, beside SGLang's own scheduler. It needs the checkpoints of `kinds`.
-#                  beside=NAME: those of one
-#   where, where=NAME     where the time of steps goes: of an 8B model, and of one of `kinds`
-#   checkpoints    writes the checkpoints of `kinds`, for a GPU that does not wait for them
+#   beside_kinds   steps and first tokens of these, beside SGLang's own scheduler.
+#                  beside=NAME:REQUESTS_PER_S:IN_FLIGHT:KV_GIB: those of one (formats.sh)
+#   where, where=NAME:...   where the time of steps goes: of an 8B model, and of one of those
 #   engines   the tests of engines, moves, private memory, encoders and adapters, three at once: each has a balloond
 #             with a GiB of its own or a system that takes what it needs, and the device tells the memory of each
-#             process
+#             process. engines=NAME,...: those of tests/gpu/test_NAME.py
 #   serve     the test of a whole system, alone: it counts the device's free memory
 #   http      an 8B model over HTTP beside SGLang's own server
 #   batches, same_answers, reclaim, residency    the program of that name
@@ -53,9 +51,9 @@ gpu_tests() {
     TAIL=70 tests "$name" "$limit" -v --durations=0 -o timeout=330 ${REHEARSE:+--collect-only} "$@"
 }
 
-# of_formats WORD SECONDS LEAST [KIND]
+# of_formats WORD SECONDS LEAST [MODEL]
 of_formats() {
-    bounded "$2" "$3" && LIMIT=$limit KINDS=${4:-} FOLDERS=$WORK/checkpoints sh "$SRC/benchmarks/gpu/offline/formats.sh" "$1"
+    bounded "$2" "$3" && LIMIT=$limit BESIDE=${4:-} FOLDERS=$WORK/checkpoints sh "$SRC/benchmarks/gpu/offline/formats.sh" "$1"
 }
 
 # lane NUMBER LANES [WORD...]: on the GPU of that number, and its part of the cores that this process may use
@@ -91,7 +89,7 @@ case $1 in
         ;;
     all)
         shift
-        [ $# -gt 0 ] || set -- state_kernels states checkpoints beside_kinds overhead
+        [ $# -gt 0 ] || set -- beside_kinds engines
         lanes=1
         for word in "$@"; do if [ "$word" = / ]; then lanes=$((lanes + 1)); fi; done
         number=0 words=
@@ -115,17 +113,18 @@ case $1 in
                     gpu_tests engines 700 -n 3 --dist load --maxschedchunk 1 --max-worker-restart 0 tests/gpu/test_engine.py \
                         tests/gpu/test_moving.py tests/gpu/test_private_memory.py tests/gpu/test_encoder.py \
                         tests/gpu/test_adapters.py ;;
+                engines=*)
+                    files=$(echo "${word#*=}" | tr , '\n' | sed 's#.*#tests/gpu/test_&.py#')
+                    # shellcheck disable=SC2086  # words
+                    gpu_tests "engines_${word#*=}" 300 -n 3 --dist load --maxschedchunk 1 --max-worker-restart 0 $files ;;
                 state_kernels) bounded 120 60 && bench state_kernels "$limit" state_kernels ;;
                 states) of_formats states 300 150 ;;
                 formats) of_formats small 440 200 ;;
                 kinds) of_formats kinds 360 200 ;;
-                beside_kinds) of_formats beside_kinds 680 480 ;;
-                beside=*) of_formats beside_kinds 170 120 "${word#*=}" ;;
+                beside_kinds) of_formats beside_kinds 800 480 ;;
+                beside=*) of_formats beside_kinds 260 120 "${word#*=}" ;;
                 where) bounded 120 70 && TAIL=90 bench where "$limit" where --loads 28 --recorders stages,python ;;
-                where=*)
-                    bounded 120 70 && TAIL=90 bench "where_${word#*=}" "$limit" where --loads 24 --kv-gib 5 --in-flight 64 \
-                        --folder "$WORK/checkpoints/${word#*=}-bf16" --recorders stages,python ;;
-                checkpoints) of_formats checkpoints 200 60 ;;
+                where=*) of_formats where 150 100 "${word#*=}" ;;
                 serve) gpu_tests serve 120 -p no:xdist tests/gpu/test_serve.py ;;
                 overhead)
                     bounded 330 200 && TAIL=40 bench overhead "$limit" overhead --windows 12 --window 2 --lead-in 2 \

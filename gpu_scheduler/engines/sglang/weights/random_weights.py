@@ -1,23 +1,38 @@
-"""Weights from a seed, for benchmarks. Imports only torch and Transformers, so that a comparison of this engine with
-another program, or of one device with several, draws the same weights."""
+"""Weights from a seed, for benchmarks. Imports only torch, safetensors and Transformers, so that a comparison of this
+engine with another program, or of one device with several, draws the same weights."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def checkpoint(folder: str, dtype: torch.dtype, device: torch.device | str) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and tensors that a checkpoint of this configuration would have, whole, one after the other: the same in
-    every process on the same kind of device. Activations keep their scale and attention is peaked, so that greedy
-    tokens depend on weights and on KV."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    for name, parameter in model.named_parameters():
-        yield name, _draw(name, tuple(parameter.shape), dtype, device)
+    every process on the same kind of device. Names and shapes are those of the folder's safetensors files, whose values
+    are not read; without such files they are those of Transformers' class. Activations keep their scale and attention
+    is peaked, so that greedy tokens depend on weights and on KV."""
+    for name, shape in _shapes(Path(folder)):
+        yield name, _draw(name, shape, dtype, device)
+
+
+def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Published names of a model's weights, with their shapes."""
+    files = sorted(folder.glob("*.safetensors"))
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():
+                yield name, tuple(file.get_slice(name).get_shape())
+    if not files:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        for name, parameter in model.named_parameters():
+            yield name, tuple(parameter.shape)
 
 
 def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
