@@ -116,7 +116,7 @@ case $1 in
                 engines=*)
                     files=$(echo "${word#*=}" | tr , '\n' | sed 's#.*#tests/gpu/test_&.py#')
                     # shellcheck disable=SC2086  # words
-                    gpu_tests "engines_${word#*=}" 300 -n 3 --dist load --maxschedchunk 1 --max-worker-restart 0 $files ;;
+                    gpu_tests "engines_${word#*=}" 200 -n 3 --dist load --maxschedchunk 1 --max-worker-restart 0 $files ;;
                 state_kernels) bounded 120 60 && bench state_kernels "$limit" state_kernels ;;
                 states) of_formats states 300 150 ;;
                 formats) of_formats small 440 200 ;;
