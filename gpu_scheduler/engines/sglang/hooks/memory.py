@@ -35,7 +35,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from gpu_scheduler.engines.sglang.base.environment import has_gpu
@@ -221,27 +220,16 @@ def states_in_slots(_result: None, backend: Any, _model_runner: Any) -> None:
     step."""
     from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 
-    from gpu_scheduler.engines.sglang.kv.pools.kv_views import heads_of_states
+    from gpu_scheduler.engines.sglang.kv.pools.states import PromptsInSlots
 
     kernel = backend.kernel_dispatcher.extend_kernel
     assert isinstance(kernel, TritonGDNKernel), "`kernels_with_states` chooses it"
     try:
-        heads_of_states(backend.req_to_token_pool.mamba_pool.mamba_cache.temporal[0])
+        in_slots = PromptsInSlots(kernel.extend, backend)
     except ValueError:
         return
     backend.requires_contiguous_prefill_state = False
-    kernel.extend = partial(extend_in_slots, kernel.extend)
-
-
-def extend_in_slots(
-    original: Callable[..., Any], *args: Any, ssm_states: Any, cache_indices: Any, **kwargs: Any
-) -> Any:
-    """Computes linear attention of a step's prompts over `ssm_states`, (slots, heads, rows, columns), of which the
-    prompts have those at `cache_indices`."""
-    from gpu_scheduler.engines.sglang.kv.pools.kv_views import heads_of_states
-
-    heads, step = heads_of_states(ssm_states)
-    return original(*args, ssm_states=heads, cache_indices=cache_indices * step, **kwargs)
+    kernel.extend = in_slots
 
 
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"

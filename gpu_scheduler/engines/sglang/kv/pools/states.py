@@ -1,5 +1,6 @@
 """The states of a recurrent model's requests (of layers with linear attention, or of Mamba layers) as a kind of KV:
-their memory, and SGLang's pool and allocator over it. Imports SGLang: only the engine process may import this.
+their memory, SGLang's pool and allocator over it, and its kernel of prompts. Imports SGLang: only the engine process
+may import this.
 
 A state has the same size for a request of any length, and is large: tens of MiB. States have whole extents to
 themselves, so a state is never moved, and a slot that is freed leaves as it is. A request that runs has one, and the
@@ -9,6 +10,7 @@ the model is active.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +20,7 @@ from typing_extensions import override
 
 from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.kv.elastic_kv import DUMMY, MAP_DUMMY_WAIT_S, ElasticKv
-from gpu_scheduler.engines.sglang.kv.pools.kv_views import state_views
+from gpu_scheduler.engines.sglang.kv.pools.kv_views import heads_of_states, state_views
 from gpu_scheduler.engines.sglang.kv.slot_transfer import ids_of
 from gpu_scheduler.engines.sglang.memory.kv_stretch import KvStretch
 
@@ -141,3 +143,31 @@ class ElasticStateAllocator(MambaSlotAllocator):  # type: ignore[misc]
     @override
     def clear(self) -> None:
         self.kv.free_all()
+
+
+class PromptsInSlots:
+    """SGLang's kernel of a step's prompts over states that lie in their slots, in place of the kernel `original`. It is
+    called once for each layer of a step, so that the host's time counts: views of all layers are made once, and the
+    prompts' places once for each step."""
+
+    def __init__(self, original: Callable[..., Any], backend: Any) -> None:
+        """`backend`: SGLang's backend of linear attention, which has the pool and tells one step from another. Raises
+        ValueError if slots are no whole number of heads apart."""
+        self._original = original
+        self._backend = backend
+        layers = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal
+        self._heads = {layer.storage_offset(): heads_of_states(layer) for layer in layers}
+        """(heads, distance of slots in heads) of each layer, by where the layer's states begin."""
+        self._of: tuple[Any, torch.Tensor] | None = None
+        """The step whose `_places` are known, and its prompts' slots."""
+        self._places: torch.Tensor
+        """First heads of the states of the step's prompts, (prompts,)."""
+
+    def __call__(self, *args: Any, ssm_states: torch.Tensor, cache_indices: torch.Tensor, **kwargs: Any) -> Any:
+        """Computes linear attention of a step's prompts over `ssm_states`, (slots, heads, rows, columns), of which the
+        prompts have those at `cache_indices`."""
+        heads, distance = self._heads[ssm_states.storage_offset()]
+        step = self._backend.forward_metadata
+        if self._of is None or self._of[0] is not step or self._of[1] is not cache_indices:
+            self._of, self._places = (step, cache_indices), cache_indices * distance
+        return self._original(*args, ssm_states=heads, cache_indices=self._places, **kwargs)

@@ -154,28 +154,41 @@ from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKerne
 from gpu_scheduler.engines.sglang.hooks.memory import states_in_slots
 
 
-def backend(states):
+def backend(*layers):
     kernel = object.__new__(TritonGDNKernel)
     kernel.extend = lambda **given: given
-    pool = SimpleNamespace(mamba_pool=SimpleNamespace(mamba_cache=SimpleNamespace(temporal=states[None])))
+    pool = SimpleNamespace(mamba_pool=SimpleNamespace(mamba_cache=SimpleNamespace(temporal=layers)))
     dispatcher = SimpleNamespace(extend_kernel=kernel)
     made = SimpleNamespace(
-        requires_contiguous_prefill_state=True, kernel_dispatcher=dispatcher, req_to_token_pool=pool
+        requires_contiguous_prefill_state=True, kernel_dispatcher=dispatcher, req_to_token_pool=pool,
+        forward_metadata=object(),
     )
     states_in_slots(None, made, None)
     return made
 
 
-states = torch.randn(5, 4, 2, 3)[:, :2]  # as far apart as two layers
-made = backend(states)
+both = torch.randn(5, 4, 2, 3)  # as far apart as two layers
+layers = both[:, :2], both[:, 2:]
+made = backend(*layers)
 assert not made.requires_contiguous_prefill_state, "or SGLang copies them before"
-given = made.kernel_dispatcher.extend_kernel.extend(
-    ssm_states=states, cache_indices=torch.tensor([3, 0], dtype=torch.int32)
-)
-entries, first = given["ssm_states"], given["cache_indices"]
-assert entries.is_contiguous() and first.dtype == torch.int32
-for slot, at in zip((3, 0), first.tolist(), strict=True):
-    assert torch.equal(entries[at : at + 2, 0], states[slot])
+
+
+def check(slots):
+    for number in (0, 1, 0):
+        states = both[:, 2 * number : 2 * number + 2]  # SGLang makes a view for each step, too
+        given = made.kernel_dispatcher.extend_kernel.extend(ssm_states=states, cache_indices=slots)
+        entries, first = given["ssm_states"], given["cache_indices"]
+        assert entries.is_contiguous() and first.dtype == torch.int32 and len(first) == len(slots)
+        for slot, at in zip(slots.tolist(), first.tolist(), strict=True):
+            assert torch.equal(entries[at : at + 2, 0], layers[number][slot])
+
+
+slots = torch.tensor([3, 0], dtype=torch.int32)
+check(slots)
+check(torch.tensor([1, 2, 4], dtype=torch.int32))
+slots[:] = torch.tensor([2, 1])  # the next step may have other slots in the same tensor
+made.forward_metadata = object()
+check(slots)
 
 uneven = torch.zeros(64).as_strided((4, 1, 2, 3), (7, 6, 3, 1))
 assert backend(uneven).requires_contiguous_prefill_state, "SGLang copies what is no whole number of heads apart"
