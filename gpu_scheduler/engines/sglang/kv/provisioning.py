@@ -200,7 +200,8 @@ class KvProvisioning:
         states only, and before SGLang looks at any request, since cached states leave here.
 
         The first request gets a state from any memory that no request uses, and then room for its tokens. Requests
-        behind the first get states only if memory comes for them, until the prompts together have `most` tokens."""
+        behind the first get states from memory that comes, or from cached states, until the prompts together have
+        `most` tokens or more than there is room for: a step with several prompts takes hardly longer than one."""
         kv, states = self._kv, self._kv.states
         assert states is not None
         if not waiting:
@@ -213,14 +214,30 @@ class KvProvisioning:
         kv.promised = 1
         self._provide_tokens(tree, waiting[0], estimate_cap)
         count = tokens = 0
+        room = min(map(sum, zip(kv.available, kv.evictable(tree), strict=True)))
         for request in waiting:
             if tokens >= most:
                 break
-            count, tokens = count + 1, tokens + len(request.full_untruncated_fill_ids)
-        if (more := count - states.available - states.arriving) > 0:
-            states.grow_politely(more, 0.0, tree.mamba_evictable_size())
+            tokens += len(request.full_untruncated_fill_ids)
+            if count and tokens > room:
+                break
+            count += 1
+        self._provide_more_states(tree, count)
         kv.promised = states.available
         return states.available
+
+    def _provide_more_states(self, tree: Any, count: int) -> None:
+        """Makes room for `count` states in all, as far as memory comes for them or states are cached."""
+        kv, states = self._kv, self._kv.states
+        assert states is not None
+        cached = tree.mamba_evictable_size()
+        if (more := count - states.available - states.arriving) > 0 and states.grow_politely(more, 0.0, cached):
+            return
+        if (more := min(cached, count - states.available - states.arriving)) > 0:
+            assert self._evict_states is not None
+            self._evict_states(more)
+        if states.available < count and states.arriving:
+            kv.settle()
 
     def _provide_state(self, tree: Any) -> bool:
         """Makes room for one state; False if it cannot. The room is the first that is found of a free slot, memory that

@@ -195,6 +195,26 @@ def test_every_admitted_request_finds_its_state_and_an_idle_model_admits_one(lim
     assert not books.of_tokens.owned and not books.of_states.owned
 
 
+@pytest.mark.parametrize("waiting", [2, 3, 5])
+def test_a_step_takes_all_prompts_that_wait_where_states_are_cached_and_memory_cannot_grow(waiting: int) -> None:
+    books = with_cached(7 * STATE_EXTENTS + 9, 6)
+    assert books.admit([10] * waiting) == waiting
+    assert len(books.cached) == 6 - waiting
+    for _ in range(20):  # a queue that is never empty does not part them
+        for _ in range(waiting):
+            books.end(0)
+        books.clock.now += 0.1
+        books.between_steps()
+        assert books.admit([10] * waiting) == waiting
+
+
+def test_no_cached_state_leaves_for_a_prompt_whose_tokens_have_no_room() -> None:
+    books = with_cached(NO_ROOM, 3)
+    room = books.tokens.available + books.evictable_size()
+    assert books.admit([10, room]) == 1
+    assert len(books.cached) == 2 and books.states.available == 0
+
+
 def test_cached_states_leave_before_memory_of_tokens_is_evicted_for_a_state() -> None:
     books = Books(2 * STATE_EXTENTS + STATE_EXTENTS + 6)
     for _ in range(2):
@@ -301,7 +321,7 @@ def with_one_arriving() -> Books:
 def test_memory_does_not_grow_for_states_whose_slots_are_about_to_arrive() -> None:
     books = with_one_arriving()
     held = len(books.of_states.owned)
-    assert books.admit([10, 10]) == 1 and len(books.of_states.owned) == held
+    assert books.admit([10, 10]) == 2 and len(books.of_states.owned) == held and len(books.cached) == 1
 
 
 def test_memory_does_not_grow_for_tokens_whose_places_are_about_to_arrive() -> None:
