@@ -114,3 +114,27 @@ async def test_kv_with_states_beside_it_is_neither_given_nor_taken(
         wanted.sequences.add(token_ids=PROMPTS[1])
         failed = await end.fail(import_kv=wanted)
         assert "computed again" in failed.reason and not failed.model_at_fault
+
+
+@of_both_kinds
+async def test_requests_that_come_together_begin_together_where_all_states_are_cached(
+    tmp_path: Path, engines: Engines, architecture: str
+) -> None:
+    folder = classes.write(architecture, tmp_path / "model")
+    together, rounds = 4, 20
+    async with node(tmp_path) as at, engines.one() as end:
+        await served(at, end, folder, 16 * KV_EXTENT)
+        steps = [await _steps_of(end, f"{number}", number, together) for number in range(rounds)]
+        assert end.stats.evicted_tokens > 0, "the cache is full"
+        # The first of them may begin before the others have come.
+        assert min(steps[rounds // 2 :]) < together
+
+
+async def _steps_of(end: EngineEnd, name: str, seed: int, count: int) -> int:
+    """Number of steps in which `count` short prompts, of which none begins like another, had their only token."""
+    before = end.told
+    for number in range(count):
+        end.ask(f"{name} {number}", [7 + seed * count + number] * 9, 1, ignore_eos=True)
+    for number in range(count):
+        await end.answer(f"{name} {number}")
+    return end.told - before
