@@ -23,6 +23,9 @@ of --in-flight where requests have states, and ours the same bytes.
 First both are given requests until they have to evict: from then on no memory is mapped. With `--growing` they are not,
 and the first windows are those in which it is.
 
+With --batches, before any load: the time from a number of requests that come at once until all have their first
+token, and of a decode step with all of them, of each side while the other stands; medians of several takes.
+
 A load is a rate in requests per second (Poisson), or `full`: always `--in-flight` requests. It is cut into windows, as
 many as --windows says or the load itself (`full:6`); `32@20` has a precedence of its own. Ratios are ours over theirs,
 window by window, with a 95 % confidence interval of their mean.
@@ -40,9 +43,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchmarks.gpu import cores, fleet, pairs, report, shapes, turns, windows
+from benchmarks.gpu import batches, cores, fleet, pairs, report, shapes, turns, windows
 from benchmarks.gpu.fleet import Client, Model, say
 from benchmarks.gpu.model_configs import config_of
 from benchmarks.gpu.windows import Load, Shape, Side, Window
@@ -61,6 +65,7 @@ SLACK_BYTES = 1 << 30
 STATES_OF_A_REQUEST = 3
 """States that SGLang has for each request that may run: its own, and cached ones (`max_mamba_cache_size`)."""
 _FILLED_S = 120.0
+_TAKES = 3
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
@@ -91,6 +96,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parts", default="one", help="of one,two,users")
     parser.add_argument("--windows", type=int, default=15)
     parser.add_argument("--turn", type=float, default=0.5, help="seconds")
+    parser.add_argument("--batches", type=int, nargs="*", default=[], help="numbers of requests that come at once")
     parser.add_argument("--growing", action="store_true", help="begin with KV that has yet to grow")
     return parser.parse_args()
 
@@ -219,6 +225,9 @@ class Part:
             "clocks": {"before": report.smi("clocks.sm,temperature.gpu,power.draw")},
         }
         say(f"answers alone: {self._about['same_answers_alone']}; GPU has {self._about['gpu_memory_used_mib']} MiB")
+        if self._given.batches:
+            self._about["batches"] = [await self._batch(clients, count) for count in self._given.batches]
+            _show_batches(self._about["batches"])
         for number, each in enumerate(self._given.loads.split(",")):
             name, _, count = each.partition(":")
             load, _, precedence_ms = name.partition("@")
@@ -257,6 +266,23 @@ class Part:
                 said.append(reply.tokens)
             equal += all(other == said[0] for other in said)
         return f"{equal} of 4 equal"
+
+    async def _batch(self, clients: Sequence[Client], count: int) -> dict[str, Any]:
+        """Milliseconds until `count` requests that come at once have their first token, and of a decode step with all
+        of them, of each client; medians."""
+        prompt = self._shape.prompts(50_000 + count)
+        firsts: dict[str, list[float]] = {client.name: [] for client in clients}
+        took: dict[str, list[float]] = {client.name: [] for client in clients}
+        for _ in range(_TAKES):
+            for client in clients:
+                found, replies = await batches.steps(client, [prompt() for _ in range(count)], "greedy")
+                firsts[client.name].append(max(each.first_s for each in replies) - replies[0].asked_s)
+                took[client.name] += found
+        medians = {
+            name: {"first_tokens_ms": 1e3 * median(firsts[name]), "step_ms": 1e3 * median(took[name] or [float("nan")])}
+            for name in firsts
+        }
+        return {"requests": count, **medians}
 
     async def _compare(
         self, ours: Side, theirs: Side, load: str, name: str, count: int, seed: int
@@ -317,6 +343,16 @@ class Part:
             "windows": self._windows,
         }
         report.write(self._given.out, f"gpu_overhead_{self._name}", self._given.commit, body)
+
+
+def _show_batches(found: Sequence[Mapping[str, Any]]) -> None:
+    cells = [
+        (str(row["requests"]), name, f"{of['first_tokens_ms']:.2f}", f"{of['step_ms']:.3f}")
+        for row in found
+        for name, of in row.items()
+        if name != "requests"
+    ]
+    report.table("requests that come at once", ("requests", "", "all first tokens, ms", "decode step, ms"), cells)
 
 
 Stats = tuple[list[dict[str, Any]], list[dict[str, Any]]]

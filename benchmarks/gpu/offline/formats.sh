@@ -9,7 +9,7 @@
 #                                                        published shapes with fewer layers, share the GPU, 20 times
 #                                                        asleep and awake each: 5 minutes. They need all of it
 #   SRC=... SITE=... RESULTS=... sh formats.sh beside_kinds   steps and first tokens of these kinds beside SGLang's own,
-#                                                        in whole models where two fit a GPU, 2 to 3 minutes a model.
+#                                                        in whole models where two fit a GPU, 3 minutes a model.
 #                                                        BESIDE says of which: NAME:REQUESTS_PER_S:IN_FLIGHT:KV_GIB
 #   SRC=... SITE=... RESULTS=... sh formats.sh where     where the time of their steps goes, for the models of BESIDE
 #   SRC=... SITE=... RESULTS=... sh formats.sh shapes    gpt-oss-20b, Qwen3-30B-A3B in FP8 and a small one share the
@@ -21,7 +21,7 @@ FOLDERS=${FOLDERS:-/tmp/checkpoints}
 mkdir -p "$FOLDERS"
 KINDS=${KINDS:-qwen3.6-27b@8 qwen3.6-35b-a3b@8 gemma-4-31b@6 deepseek-v2-lite@6}
 # The weights are there twice, ours and SGLang's; neither lies on the disk.
-BESIDE=${BESIDE:-qwen3.6-27b:6:24:13 qwen3.6-35b-a3b@32:24:48:8 gemma-4-31b@54:6:16:8 deepseek-v2-lite:24:64:5}
+BESIDE=${BESIDE:-qwen3.6-27b:3:24:13 qwen3.6-35b-a3b@20:24:48:6 gemma-4-31b@54:2.5:16:8 deepseek-v2-lite:24:64:5}
 cases() { echo "$KINDS" | sed 's/ /:bf16,/g; s/$/:bf16/'; }
 
 # beside MODULE MODEL [ARGUMENT...]: one of BESIDE, in its part of the time
@@ -29,7 +29,7 @@ beside() {
     module=$1 name=${2%%:*} load=$(echo "${2#*:}" | sed 's/:/ --in-flight /; s/:/ --kv-gib /')
     shift 2
     # shellcheck disable=SC2086  # words
-    bench "${module}_$name" $((${LIMIT:-800} / $(echo "$BESIDE" | wc -w))) "$module" --drawn "$name" --loads $load "$@"
+    bench "${module}_$name" $((${LIMIT:-1000} / $(echo "$BESIDE" | wc -w))) "$module" --drawn "$name" --loads $load "$@"
 }
 
 case $1 in
@@ -47,7 +47,7 @@ print(','.join([*CASES, *mixtures]))")"
         bench formats_kinds "${LIMIT:-360}" formats --folders "$FOLDERS" --together 4 --naps 20 --shared 12 --cases "$(cases)"
         ;;
     beside_kinds)
-        for each in $BESIDE; do beside overhead "$each" --windows 12 --window 2 --lead-in 2; done
+        for each in $BESIDE; do beside overhead "$each" --batches 1 4 16 --windows 12 --window 4 --lead-in 8; done
         ;;
     where)
         for each in $BESIDE; do beside where "$each" --recorders stages,python; done

@@ -121,7 +121,7 @@ case $1 in
                 states) of_formats states 300 150 ;;
                 formats) of_formats small 440 200 ;;
                 kinds) of_formats kinds 360 200 ;;
-                beside_kinds) of_formats beside_kinds 800 480 ;;
+                beside_kinds) of_formats beside_kinds 1000 600 ;;
                 beside=*) of_formats beside_kinds 260 120 "${word#*=}" ;;
                 where) bounded 120 70 && TAIL=90 bench where "$limit" where --loads 28 --recorders stages,python ;;
                 where=*) of_formats where 150 100 "${word#*=}" ;;
