@@ -285,6 +285,11 @@ class PrefixTree(KindOfTree):
         node = self._cache.match_prefix(MatchPrefixParams(key=key)).last_device_node
         return CachedPrefix(self._cache.path_device_indices(node), node)
 
+    def look_up(self, request: Any) -> None:
+        """Has SGLang look up what is cached of a waiting request's prompt, which counts as used now. The request's
+        `prefix_len` is the number of those tokens then. Nothing is copied or locked."""
+        request.init_next_round_input(self._cache, cow_mamba=False)
+
     def lock(self, node: int) -> Any:
         """Keeps the prefix that ends at `node` in the cache, and where it is; returns what `unlock` takes."""
         return self._cache.lock(node)

@@ -12,9 +12,11 @@ needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import ceil, inf
 from typing import Any
 
+from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 from gpu_scheduler.engines.sglang.kv.engine_kv import EVERY, EngineKv, Evict, Tokens
 
 _AHEAD_DIVISOR = 32
@@ -103,8 +105,7 @@ class KvProvisioning:
         if states is None or not self._states_need:
             return
         there = states.available + states.arriving
-        room = states.memory.headroom() // states.envelopes.needed_for(1) if states.may_grow_politely() else 0
-        lacking = self._states_need - there - room
+        lacking = self._states_need - there - _states_to_come(states)
         if lacking <= 0 or now - self._states_taken_at >= _LATELY_S:
             self._states_need = 0
             return
@@ -200,44 +201,41 @@ class KvProvisioning:
         states only, and before SGLang looks at any request, since cached states leave here.
 
         The first request gets a state from any memory that no request uses, and then room for its tokens. Requests
-        behind the first get states from memory that comes, or from cached states, until the prompts together have
-        `most` tokens or more than there is room for: a step with several prompts takes hardly longer than one."""
+        behind the first, until the prompts together have `most` tokens, get states from memory that comes. Where none
+        can come, they get those of cached prefixes that no waiting request goes on from, if there is room for their
+        tokens: a step with several prompts takes hardly longer than one."""
         kv, states = self._kv, self._kv.states
         assert states is not None
         if not waiting:
             kv.promised = states.available
             return states.available
+        # What these requests go on from counts as used now, so that it leaves last.
+        prompts: list[int] = []
+        kept = 0
+        for request in waiting:
+            if sum(prompts) >= most:
+                break
+            tree.look_up(request)
+            prompts.append(len(request.full_untruncated_fill_ids) - request.prefix_len)
+            kept += request.prefix_len > 0
         if not self._provide_state(tree):
             self.refused = True
             return 0
         # Tokens of the first request may take the memory of all free slots but its own.
         kv.promised = 1
         self._provide_tokens(tree, waiting[0], estimate_cap)
-        count = tokens = 0
+        if (more := len(prompts) - states.available - states.arriving) > 0:
+            states.grow_politely(more, 0.0, tree.mamba_evictable_size())
         room = min(map(sum, zip(kv.available, kv.evictable(tree), strict=True)))
-        for request in waiting:
-            if tokens >= most:
-                break
-            tokens += len(request.full_untruncated_fill_ids)
-            if count and tokens > room:
-                break
-            count += 1
-        self._provide_more_states(tree, count)
-        kv.promised = states.available
-        return states.available
-
-    def _provide_more_states(self, tree: Any, count: int) -> None:
-        """Makes room for `count` states in all, as far as memory comes for them or states are cached."""
-        kv, states = self._kv, self._kv.states
-        assert states is not None
-        cached = tree.mamba_evictable_size()
-        if (more := count - states.available - states.arriving) > 0 and states.grow_politely(more, 0.0, cached):
-            return
-        if (more := min(cached, count - states.available - states.arriving)) > 0:
+        fitting = sum(tokens <= room for tokens in accumulate(prompts))
+        lacking = fitting - states.available - states.arriving - _states_to_come(states)
+        if (more := min(lacking, tree.mamba_evictable_size() - kept)) > 0:
             assert self._evict_states is not None
             self._evict_states(more)
-        if states.available < count and states.arriving:
+        if states.available < len(prompts) and states.arriving:
             kv.settle()
+        kv.promised = states.available
+        return states.available
 
     def _provide_state(self, tree: Any) -> bool:
         """Makes room for one state; False if it cannot. The room is the first that is found of a free slot, memory that
@@ -376,6 +374,11 @@ class KvProvisioning:
         self._grow(
             tree, tuple(int(tokens) + 1 for tokens in wanted), 0.0 if asked_before else self._soft_wait_s, cached
         )
+
+
+def _states_to_come(states: ElasticKv) -> int:
+    """Number of states for which memory may still come."""
+    return states.memory.headroom() // states.envelopes.needed_for(1) if states.may_grow_politely() else 0
 
 
 def _needs(request: Any, estimate_cap: int) -> tuple[int, int]:

@@ -81,6 +81,13 @@ class Books:
 
     # what the provisioning asks of a tree
 
+    def look_up(self, request: Any) -> None:
+        """As SGLang does: a fresh request has no tokens before."""
+        if request.goes_on is not None:
+            self.cached.append(self.cached.pop(request.goes_on))
+            request.prefix_len = len(self.cached[-1][0])
+        request.full_untruncated_fill_ids = [0] * (request.prefix_len + request.prompt)
+
     def evictable_size(self) -> int:
         return sum(len(tokens) for tokens, _ in self.cached)
 
@@ -117,17 +124,11 @@ class Books:
 
     # steps
 
-    def admit(self, prompts: list[int]) -> int:
-        """Admits as many requests as SGLang would, with their tokens; how many."""
-        waiting = [
-            SimpleNamespace(
-                full_untruncated_fill_ids=[0] * prompt,
-                sampling_params=SimpleNamespace(max_new_tokens=CAP),
-                output_ids=[],
-                prefix_len=0,
-            )
-            for prompt in prompts
-        ]
+    def admit(self, prompts: list[int], goes_on: int | None = None) -> int:
+        """Admits as many requests as SGLang would, with their tokens; how many. `goes_on`: number of the cached prefix
+        that the first one goes on from."""
+        waiting = [waiting_for(prompt, CAP) for prompt in prompts]
+        waiting[0].goes_on = goes_on
         room = self.provisioning.provide_states(self, waiting, 64, CAP)
         admitted = []
         for prompt in prompts[:room]:
@@ -158,6 +159,18 @@ class Books:
         held = len(self.of_tokens.owned) + len(self.of_states.owned)
         assert held <= self.of_tokens.limit
         assert self.kv.held_bytes == held * EXTENT
+
+
+def waiting_for(prompt: int, output: int) -> Any:
+    """A request that SGLang has not looked at yet."""
+    return SimpleNamespace(
+        prompt=prompt,
+        goes_on=None,
+        full_untruncated_fill_ids=[],
+        sampling_params=SimpleNamespace(max_new_tokens=output),
+        output_ids=[],
+        prefix_len=0,
+    )
 
 
 FLOOR = 2 * STATE_EXTENTS + 6
@@ -206,6 +219,30 @@ def test_a_step_takes_all_prompts_that_wait_where_states_are_cached_and_memory_c
         books.clock.now += 0.1
         books.between_steps()
         assert books.admit([10] * waiting) == waiting
+
+
+def test_memory_comes_for_the_states_of_all_prompts_of_a_step_before_it_comes_for_their_tokens() -> None:
+    books = Books(40)
+    waiting = [waiting_for(40, CAP) for _ in range(4)]
+    assert books.provisioning.provide_states(books, waiting, 1000, CAP) == 4
+    assert books.tokens.available < 4 * 40
+
+
+def test_what_a_waiting_request_goes_on_from_stays_while_others_take_the_places_of_cached_states() -> None:
+    books = with_cached(NO_ROOM, 3)
+    oldest = books.cached[0]
+    assert books.admit([10] * 4, goes_on=0) == 2
+    assert len(books.cached) == 1 and books.cached[0] is oldest
+
+
+def test_no_cached_state_leaves_for_a_prompt_behind_the_first_where_memory_may_come() -> None:
+    books = with_cached(40, 3)
+    books.evict_one()
+    books.kv.settle()
+    books.of_states.slow = True
+    assert books.admit([10] * 3) == 1 and len(books.cached) == 2
+    books.of_states.slow = False
+    assert books.admit([10] * 2) == 2 and len(books.cached) == 2
 
 
 def test_no_cached_state_leaves_for_a_prompt_whose_tokens_have_no_room() -> None:
@@ -348,10 +385,7 @@ def test_tokens_of_a_running_request_take_the_memory_of_cached_states() -> None:
 
 def test_free_slots_that_a_step_is_to_have_are_not_given_up_for_tokens() -> None:
     books = Books(2 * STATE_EXTENTS + 3)
-    waiting = SimpleNamespace(
-        full_untruncated_fill_ids=[0], sampling_params=SimpleNamespace(max_new_tokens=1), output_ids=[], prefix_len=0
-    )
-    assert books.provisioning.provide_states(books, [waiting], 64, CAP) == 1
+    assert books.provisioning.provide_states(books, [waiting_for(1, 1)], 64, CAP) == 1
     books.provisioning.before_allocation(books, 100)
     assert books.states.available == 1 and books.tokens.available < 100
     books.kv.promised = 0
