@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from protos import common_pb2, placement_pb2
 from services.wording import enums
@@ -33,26 +33,39 @@ def introduction(
         lines.append(f"  {group.group:<22} {_size(group.capacity_bytes):>9}{'   ' + problem if problem else ''}")
     width = max([24, *(len(route.model.name) for route in routes.routes)])
     lines += ["", f"  {'model':<{width}}   weights   state", *(_model(route, width) for route in routes.routes)]
-    names = [route.model.name for route in routes.routes if not route.error] or ["MODEL"]
+    names = [route.model.name for route in routes.routes if not route.error]
+    lines += ["", _requests(names, http, keys) if names else _nothing_to_ask(routes, prismctl)]
+    lines += ["", f"  {prismctl} status", _page(http, keys) if page else ""]
+    if names:
+        lines.append(
+            "A model is loaded at its first request, which waits for it; when memory is short, an idle one leaves."
+        )
+    return "\n".join([*lines, "Ctrl-C ends everything."])
+
+
+def _requests(names: Sequence[str], http: str, keys: bool) -> str:
+    """Command lines of two requests, to models of these names."""
     first, second = names[0], names[len(names) // 2]
     url = f"http://{http}/v1/chat/completions"
     headers = "-H 'content-type: application/json'" + (' -H "authorization: Bearer $KEY"' if keys else "")
-    return "\n".join(lines) + (
-        f"""
-
-Try, in another shell{", with KEY=sk-..., one of the API keys" if keys else ""}:
+    return f"""Try, in another shell{", with KEY=sk-..., one of the API keys" if keys else ""}:
 
   curl -s {url} {headers} \\
     -d '{{"model": "{first}", "temperature": 0, "messages": [{{"role": "user", "content": "{question(first)}"}}]}}'
 
   curl -sN {url} {headers} \\
     -d '{{"model": "{second}", "temperature": 0, "stream": true,
-         "messages": [{{"role": "user", "content": "{question(second)}"}}]}}'
+         "messages": [{{"role": "user", "content": "{question(second)}"}}]}}'"""
 
-  {prismctl} status
-{_page(http, keys) if page else ""}
-A model is loaded at its first request, which waits for it; when memory is short, an idle one leaves.
-Ctrl-C ends everything."""
+
+def _nothing_to_ask(routes: placement_pb2.Routes, prismctl: str) -> str:
+    """Why no model answers requests, and what to do in another shell."""
+    add = f"add one with `{prismctl} models add NAME FOLDER`"
+    if not routes.routes:
+        return f"No model can be asked yet, because the catalogue has none: {add}."
+    return (
+        "No model can be asked yet, because every model is in error, as said above: mend its files and follow it with\n"
+        f"`{prismctl} models`, or {add}."
     )
 
 

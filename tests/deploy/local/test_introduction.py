@@ -1,5 +1,7 @@
 import tomllib
 
+import pytest
+
 from deploy.local.introduction import introduction, question
 from protos import common_pb2, placement_pb2
 from tests.deploy.local.test_main import ROOT
@@ -42,6 +44,21 @@ def test_introduction_names_the_folder_of_a_broken_model_once_and_tries_others()
     assert starts["bad"].endswith("   error: /models/bad: no weights")
     assert starts["gone"].endswith("   error: /models/gone does not exist")
     assert sum('"model": "good"' in line for line in said) == 2
+
+
+@pytest.mark.parametrize(
+    ("routes", "why"),
+    [
+        pytest.param(routes(), "the catalogue has none", id="none"),
+        pytest.param(routes(bad="no weights", gone="no folder"), "every model is in error", id="all broken"),
+    ],
+)
+def test_introduction_without_a_model_that_answers_says_so_and_shows_no_requests(routes, why):
+    said = lines(routes)
+    text = " ".join(said)
+    assert f"No model can be asked yet, because {why}" in text and "prismctl --state .run models add " in text
+    assert "curl" not in text and "its first request" not in text
+    assert "  prismctl --state .run status" in said and said[-1] == "Ctrl-C ends everything."
 
 
 def test_introduction_says_why_a_group_has_no_warm_engine():

@@ -109,7 +109,7 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
     """Reads a checkpoint SGLang's own way, then checks that it set every value of every parameter.
 
     SGLang leaves a parameter that the checkpoint does not name as it was created, which is arbitrary memory. So all are
-    marked before reading (`unset.py`), and what bears the mark afterwards was not in the checkpoint.
+    marked before reading (`unset.py`), and what bears the mark afterwards was not in the checkpoint, or is NaN there.
     """
 
     def __init__(self, load_config: LoadConfig) -> None:
@@ -142,10 +142,12 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
         expected = unset.mark(model)
         model.load_weights(weights)  # type: ignore[operator]
         unset.fill_unused(model)
-        missing = [name for name, parameter in expected.items() if unset.is_marked(parameter)]
+        missing = {name: parameter for name, parameter in expected.items() if unset.is_marked(parameter)}
         if missing:
-            shown = ", ".join(missing[:_NAMES_SHOWN]) + (", ..." if len(missing) > _NAMES_SHOWN else "")
-            raise BrokenModel(f"the checkpoint does not set {len(missing)} of the model's parameters: {shown}")
+            shown = ", ".join(list(missing)[:_NAMES_SHOWN]) + (", ..." if len(missing) > _NAMES_SHOWN else "")
+            # What is NaN in the files looks the same as what is not in them.
+            either = ", or has NaN in them" if any(map(unset.has_nan, missing.values())) else ""
+            raise BrokenModel(f"the checkpoint does not set {len(missing)} of the model's parameters{either}: {shown}")
         instance.process_weights(model)
 
 

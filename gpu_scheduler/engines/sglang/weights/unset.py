@@ -64,7 +64,7 @@ def fill_unused(model: torch.nn.Module) -> None:
 
 def is_marked(parameter: torch.nn.Parameter) -> bool:
     """Whether any value of a parameter bears the mark still."""
-    if _has_nan(parameter):
+    if has_nan(parameter):
         return bool(torch.isnan(parameter).any())
     words = _words(parameter)
     if words is None:
@@ -74,7 +74,7 @@ def is_marked(parameter: torch.nn.Parameter) -> bool:
 
 
 def _mark(parameter: torch.nn.Parameter) -> bool:
-    if _has_nan(parameter):
+    if has_nan(parameter):
         parameter.data.fill_(torch.nan)
         return True
     words = _words(parameter)
@@ -84,7 +84,8 @@ def _mark(parameter: torch.nn.Parameter) -> bool:
     return True
 
 
-def _has_nan(parameter: torch.nn.Parameter) -> bool:
+def has_nan(parameter: torch.nn.Parameter) -> bool:
+    """Whether the parameter's mark is NaN, which a checkpoint's values may be too."""
     return parameter.is_floating_point() and parameter.element_size() > 1
 
 

@@ -253,6 +253,12 @@ def _lose(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def _spoil(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def _shorten(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     name = "model.layers.2.mlp.down_proj.weight"
@@ -271,12 +277,13 @@ def _name_unknown_architecture(folder: Path) -> None:
 
 BROKEN: list[tuple[Callable[[Path], None], str]] = [
     (_truncate, "SafetensorError"),
-    (_lose, "does not set 1 of the model's parameters: model.layers.1.self_attn.qkv_proj.weight"),
+    (_lose, "does not set 1 of the model's parameters, or has NaN in them: model.layers.1.self_attn.qkv_proj.weight"),
+    (_spoil, "does not set 1 of the model's parameters, or has NaN in them: model.layers.1.mlp.down_proj.weight"),
     (_shorten, "lacks 156 of the model's places"),
     (_garble, "not a valid JSON"),
     (_name_unknown_architecture, "NoSuchModel"),
 ]
-BROKEN_FILES = 3
+BROKEN_FILES = 4
 """The first ones' weights are broken: whoever reads them says the same."""
 
 
