@@ -239,6 +239,9 @@ class Residents:
         return resident
 
     def leave(self, resident: Resident) -> None:
+        """Forgets a model that has no engine here any more. Whoever follows the change that ends so hears that it is
+        cold: the state that it was in before, and an error's reason, are of the past."""
+        resident.residency, resident.reason = common_pb2.COLD, ""
         if self._by_name.get(resident.spec.name) is resident:
             del self._by_name[resident.spec.name]
             self._on_change(resident)

@@ -18,7 +18,7 @@ from gpu_scheduler.residency.handover import Handover
 from gpu_scheduler.residency.residency import ResidencyController
 from gpu_scheduler.residents import Residents
 from protos import balloond_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
-from services.errors import NotFound, Unmet
+from services.errors import Invalid, NotFound, Unmet
 from services.rpc.watch import Watched, follow_sparingly
 from services.runtime import tasks
 
@@ -93,6 +93,11 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
             raise NotFound(f"{request.model} is not on this group")
         if self._devices is None:
             raise Unmet("this group has no balloond")
+        floor = resident.spec.floor_bytes
+        if 0 <= request.bytes < floor:
+            # balloond knows the floor only while the model is up. Of one that sleeps it would take the limit, which
+            # would be raised without a word when the model wakes.
+            raise Invalid(f"a limit of {request.bytes} bytes is below the floor of {request.model}, {floor} bytes")
         on_each = request.bytes if request.bytes < 0 else share(request.bytes, resident.spec)
         answer = await self._devices.set_limit(request.model, on_each)
         if request.bytes < 0:

@@ -197,7 +197,7 @@ class Actuator:
             await self._reported(source, model)
             return seconds
         except PrismError as error:
-            record.outcome = f"failed: {error}"
+            record.failed(error)
             if model in self.leaving:
                 self._cluster.doubt(source, model)
                 self.overdue.add((source.client.address, model))
@@ -306,11 +306,11 @@ class Actuator:
         try:
             last = await work
         except PrismError as error:
-            record.outcome = f"failed: {error}"
+            record.failed(error)
             _log.warning("not carried out", model=record.model, action=record.action, why=str(error))
             raise
         if last.residency == common_pb2.ERROR:
-            record.outcome = f"failed: {last.reason}"
+            record.failed(last.reason)
         else:
             record.done(time.monotonic() - began)
         return last

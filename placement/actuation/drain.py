@@ -150,7 +150,7 @@ class Drain:
         if verdict.group is not None:
             reason = f"{why}: from there {verdict.reason}"
             record = self._history.add(model, "migrate", verdict.group.name, reason, verdict.candidates)
-            yields = self._reconciler.yields(verdict, f"part of moving {model}")
+            yields = self._reconciler.yields(verdict, record, f"part of moving {model}")
             await self._actuator.migrate(model, group, verdict.group, record, yields)
             self._planner.moved(model)
         return verdict

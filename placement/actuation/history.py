@@ -25,11 +25,20 @@ class DecisionRecord:
     candidates: list[placement_pb2.Candidate] = field(default_factory=list)
     outcome: str = "under way"
     took_s: float = 0.0
+    parts: list[DecisionRecord] = field(default_factory=list)
+    """Decisions that are carried out as part of this one. Whether each of them was is not heard."""
 
     def done(self, seconds: float) -> None:
         """Records that the decision was carried out in so many seconds."""
         self.took_s = seconds
         self.outcome = f"done in {seconds:.2f} s"
+
+    def failed(self, why: object) -> None:
+        """Records that the decision was not carried out, in whole or in part."""
+        self.outcome = f"failed: {why}"
+        for part in self.parts:
+            part.outcome += ", which failed"
+        self.parts = []
 
 
 class DecisionHistory:

@@ -161,20 +161,22 @@ class Reconciler:
             self._history.add(model, "refuse", "", verdict.reason, verdict.candidates, outcome="refused for now")
             raise Refused(f"{model}: {verdict.reason}")
         record = self._history.add(model, "activate", verdict.group.name, verdict.reason, verdict.candidates)
-        yields = self.yields(verdict, f"part of activating {model}")
+        yields = self.yields(verdict, record, f"part of activating {model}")
         await self._actuator.activate(model, verdict.group, record, yields)
         self._planner.served(spec)
         self._changed.set()
         return verdict.group
 
-    def yields(self, verdict: PlacementPlan, outcome: str) -> list[gpu_scheduler_pb2.Yield]:
-        """The models that make way for a plan, for the group's activation call; each is recorded with `outcome`.
+    def yields(self, verdict: PlacementPlan, whole: DecisionRecord, outcome: str) -> list[gpu_scheduler_pb2.Yield]:
+        """The models that make way for a plan, for the group's activation call; each is recorded with `outcome`, as a
+        part of `whole`.
         Running requests of such a model go on at another group that serves it, with their KV if that group is on the
         same node."""
         group, found = verdict.group, []
         assert group is not None
         for each in verdict.yields:
-            self._history.add(each.model, _action(each.target), group.name, each.reason, outcome=outcome)
+            part = self._history.add(each.model, _action(each.target), group.name, each.reason, outcome=outcome)
+            whole.parts.append(part)
             resident = group.residents.get(each.model)
             busy = resident is not None and resident.running
             successor = self._actuator.successor(group, self._actuator.beside(group, each.model)) if busy else ""
@@ -339,7 +341,8 @@ class Reconciler:
             raise Refused(f"{model}: {plan.reason}")
         reason = f"an operator asked for it: {plan.reason}"
         record = self._history.add(model, "replicate", plan.group.name, reason, plan.candidates)
-        await self._carry_replica(plan, record, self.yields(plan, f"part of bringing {model} up on {plan.group.name}"))
+        yields = self.yields(plan, record, f"part of bringing {model} up on {plan.group.name}")
+        await self._carry_replica(plan, record, yields)
         if not record.took_s:
             raise Unmet(f"{model} did not come up on {plan.group.name}: {record.outcome}")
         # Who asked looks at the routes next.
@@ -537,7 +540,7 @@ class Reconciler:
 
     async def _move(self, verdict: PlacementPlan, record) -> None:  # type: ignore[no-untyped-def]
         assert verdict.group is not None and verdict.source is not None
-        yields = self.yields(verdict, f"part of moving {verdict.model}")
+        yields = self.yields(verdict, record, f"part of moving {verdict.model}")
         try:
             await self._actuator.migrate(verdict.model, verdict.source, verdict.group, record, yields)
         except PrismError:

@@ -126,7 +126,8 @@ def limit(
     most: Annotated[str, typer.Argument(metavar="SIZE", help="Most KV that the model may hold: 12MiB, 1GiB, or none.")],
     json_: Json = False,
 ) -> None:
-    """Limit the KV memory of a model, on every group that has it, until it leaves that."""
+    """Limit the KV memory of a model, on every group that has it. The limit lasts until another is set (none: no
+    limit), or the group's gpu_scheduler starts again. It is no lower than the model's floor (models list)."""
     system: SystemAddresses = context.obj
     count = parse_size(most, none=True)
 

@@ -646,6 +646,15 @@ async def errors(group):
     return resident.reason, resident.retry_s
 
 
+async def test_a_model_in_error_that_is_brought_down_is_told_as_gone_not_as_in_error(group, faults):
+    faults[:] = [BROKEN]
+    await asyncio.wait([group.residency.begin(SPEC, common_pb2.ACTIVE, "a request").task])
+    assert group.residents.get("m").residency == common_pb2.ERROR
+    change = group.residency.begin(SPEC, common_pb2.ON_DISK, "an operator asked for it")
+    *_, last = [message async for message in group.residency.follow(change)]
+    assert (last.residency, last.reason) == (common_pb2.COLD, "") and group.residents.get("m") is None
+
+
 async def test_a_fault_that_may_pass_is_an_error_for_ever_longer_and_a_request_tries_again(group, faults):
     for pause_s in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
         faults.append(PASSES)
