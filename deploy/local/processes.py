@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import math
 import os
 import re
 import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from deploy.healthy import healthy
@@ -24,6 +26,10 @@ _LONGEST_PAUSE_S = 30.0
 _SETTLED_S = 10.0
 """Seconds after which a process that ends is one that had worked: it is started again soon."""
 _MOST_CRASHES = 3
+_RECENT_S = 5.0
+"""Seconds before an end in which lines were written that may give its reason."""
+_DATE = re.compile(r'"timestamp": "([^"]+)"')
+"""The date in a line of a log; what other programs write has none."""
 _USUAL = '"level": "info"'
 """Part of the lines of a log that give no reason for an end."""
 _STOP_S = 20.0
@@ -39,6 +45,28 @@ class StartFailed(Exception):
 def die_with_parent() -> None:
     """Has the child die with its parent, so that even a killed launcher leaves no process behind. Runs in the child."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _end(status: int) -> str:
+    """How a process ended whose exit status is this; the negative of a signal for one that a signal killed."""
+    if status >= 0:
+        return f"ended with status {status}"
+    known = -status in set(signal.Signals)
+    return f"was killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
+
+
+def recent(lines: Sequence[str], written: float, since: float) -> list[str]:
+    """The lines at the end of a log that were written at `since` or later. `written`: when the last one was; both in
+    seconds of the epoch. A line without a date is taken to be as old as the next one that has a date."""
+    latest, found = written, list[str]()
+    for line in reversed(lines):
+        if (date := _DATE.search(line)) is not None:
+            with contextlib.suppress(ValueError):
+                latest = datetime.fromisoformat(date[1]).timestamp()
+        if latest < since:
+            break
+        found.append(line)
+    return found[::-1]
 
 
 class SupervisedProcess:
@@ -93,29 +121,31 @@ class SupervisedProcess:
             if status is not None and status < 0 and self.restarts < _MOST_CRASHES:
                 # A crash, not a refusal: a supervisor would start it again.
                 self.restarts += 1
-                self._say(f"{self.spec.name} crashed with signal {-status} while it started; starting it again")
+                self._say(f"{self.spec.name} {_end(status)} while it started; starting it again")
                 await self._spawn()
                 continue
             if status is not None:
-                raise StartFailed(f"{self.spec.name} ended with status {status}:\n{self._last_lines()}")
+                raise StartFailed(f"{self.spec.name} {_end(status)}:\n{self._last_lines()}")
             if await healthy(self.spec.probe, timeout_s=1.0):
                 return
             await asyncio.sleep(0.05)
         raise StartFailed(f"{self.spec.name} was not healthy after {_START_TIMEOUT_S:.0f} s:\n{self._last_lines()}")
 
-    def _last_lines(self) -> str:
-        """The last lines that the process wrote since it was started last."""
+    def _last_lines(self, since: float = -math.inf) -> str:
+        """The last lines that the process wrote since it was started last, and since `since`, seconds of the epoch."""
         try:
             with open(self.log_path, "rb") as log:
                 log.seek(self._log_from)
                 lines = log.read().decode(errors="replace").splitlines()
+                written = os.fstat(log.fileno()).st_mtime
         except OSError:
             return "(no log)"
+        lines = recent(lines, written, since)
         return "\n".join("    " + line for line in lines[-12:])
 
     async def _keep(self) -> None:
         """Starts the process again whenever it ends, after longer and longer pauses if it does so soon. What it wrote
-        last is said once for each reason: lines that differ in their numbers only have one."""
+        last, just before its end, is said once for each reason: lines that differ in their numbers only have one."""
         pause_s = _RESTART_PAUSE_S
         told: set[str] = set()
         while not self._ending.is_set():
@@ -127,11 +157,12 @@ class SupervisedProcess:
             self.restarts += 1
             if time.monotonic() - began >= _SETTLED_S:
                 pause_s, told = _RESTART_PAUSE_S, set()
-            last = "\n".join(line for line in self._last_lines().splitlines() if _USUAL not in line)
+            lines = self._last_lines(since=time.time() - _RECENT_S).splitlines()
+            last = "\n".join(line for line in lines if _USUAL not in line)
             reason = re.sub(r"\d+", "", last)
             shown = f":\n{last}" if reason and reason not in told else ""
             told.add(reason)
-            self._say(f"{self.spec.name} ended with status {status}; starting it again in {pause_s:g} s{shown}")
+            self._say(f"{self.spec.name} {_end(status)}; starting it again in {pause_s:g} s{shown}")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._ending.wait()
