@@ -14,6 +14,8 @@ _COMMANDS = {
 }
 
 _INTERRUPTED = 130
+_UNREAD = 141
+"""Exit status of a command whose output nobody reads to its end, as with `| head`: that of one that SIGPIPE kills."""
 
 
 def main() -> int:
@@ -22,6 +24,9 @@ def main() -> int:
     except KeyboardInterrupt:  # while a command is imported, for instance
         print("prism: stopped", file=sys.stderr, flush=True)
         return _INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it flushes at its end
+        return _UNREAD
 
 
 def _main() -> int:

@@ -146,11 +146,13 @@ def _render(file: Path, to: str, out: Path, force: bool) -> int:
         for name, text in made.items():
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             (out / name).write_text(text)
-            say(str(out / name))
-        for path in _left_over(out, made):
-            say(f"{path} was made earlier and is no part of it any more: remove it")
+        left_over = _left_over(out, made)
     except OSError as error:
         raise Invalid(f"{error.filename}: {error.strerror}") from None
+    for name in made:
+        say(str(out / name))
+    for path in left_over:
+        say(f"{path} was made earlier and is no part of it any more: remove it")
     say(f"{counted(len(made), 'file')} of {file}. Next:\n")
     say("\n".join(f"  {line}" for line in next_steps(node, to, PurePosixPath(out.absolute()))))
     return 0

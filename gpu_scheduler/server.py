@@ -97,7 +97,7 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         if 0 <= request.bytes < floor:
             # balloond knows the floor only while the model is up. Of one that sleeps it would take the limit, which
             # would be raised without a word when the model wakes.
-            raise Invalid(f"a limit of {request.bytes} bytes is below the floor of {request.model}, {floor} bytes")
+            raise Invalid(f"a limit of {request.bytes:,} bytes is below the floor of {request.model}, {floor:,} bytes")
         on_each = request.bytes if request.bytes < 0 else share(request.bytes, resident.spec)
         answer = await self._devices.set_limit(request.model, on_each)
         if request.bytes < 0:

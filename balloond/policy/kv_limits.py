@@ -78,7 +78,7 @@ class Limits:
         if nbytes < WHOLE_DEVICE:
             raise Invalid(f"a limit of {nbytes} bytes makes no sense; -1 is the whole device")
         if nbytes != WHOLE_DEVICE and nbytes < floor:
-            raise Invalid(f"a limit of {nbytes} bytes is below the floor of {model}, {floor} bytes")
+            raise Invalid(f"a limit of {nbytes:,} bytes is below the floor of {model}, {floor:,} bytes")
         entry = self._entries.setdefault(model, _Entry())
         before = self.get(model)
         if revision and revision == entry.set_revision:

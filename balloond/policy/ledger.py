@@ -99,9 +99,9 @@ class Ledger:
         others = sum(other.total for name, other in self.bookings.items() if name != model)
         if others + booking.total > self.capacity:
             raise Refused(
-                f"{model} needs {booking.total} bytes (quota {booking.quota} + weights {booking.weights} + floor "
-                f"{booking.floor}); other models have booked {others} of {self.capacity}, which leaves "
-                f"{self.capacity - others}"
+                f"{model} needs {booking.total:,} bytes (quota {booking.quota:,} + weights {booking.weights:,} + floor "
+                f"{booking.floor:,}); other models have booked {others:,} of {self.capacity:,}, which leaves "
+                f"{self.capacity - others:,}"
             )
         change = booking.quota - self.quota(model)
         self.booked += change

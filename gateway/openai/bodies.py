@@ -6,7 +6,9 @@ would change the answer, is refused by name. Values are taken as JSON has them: 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
@@ -512,6 +514,7 @@ _LIBRARY_WORDS = re.compile(r"^(Input|List|String|Dictionary|Tuple|Set) should")
 
 def parse(kind: type[M], body: bytes) -> M:
     """The checked body. Raises BadField that names the first wrong field; for a body that is not JSON it names none."""
+    _check_numbers(body)
     try:
         return kind.model_validate_json(body)
     except pydantic.ValidationError as error:
@@ -521,6 +524,18 @@ def parse(kind: type[M], body: bytes) -> M:
             return parse(kind, whole)
         raise BadField(f"The body is not JSON: {problem['msg']}", None, "invalid_json")
     raise _refusal(problem)
+
+
+def _check_numbers(body: bytes) -> None:
+    """Raises BadField for a body with NaN or Infinity as a value, which the library takes and JSON does not have."""
+    if b"NaN" not in body and b"Infinity" not in body:
+        return
+
+    def refuse(name: str) -> None:
+        raise BadField(f"The body is not JSON: {name} is no number", None, "invalid_json")
+
+    with contextlib.suppress(ValueError, RecursionError):  # whatever else is wrong with it the library says better
+        json.loads(body, parse_constant=refuse)
 
 
 def made(kind: type[M], fields: Mapping[str, Any]) -> M:

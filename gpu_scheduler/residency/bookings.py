@@ -115,7 +115,7 @@ class Bookings:
         )
         if short:
             raise Refused(
-                f"{name} needs {needed} bytes for weights, graphs and floor on {where}; {short} could not be freed"
+                f"{name} needs {needed:,} bytes for weights, graphs and floor on {where}; {short:,} could not be freed"
             )
 
     async def release_room(self, resident: Resident) -> None:

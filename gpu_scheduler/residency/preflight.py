@@ -49,8 +49,8 @@ async def check(
         )
         if others + needed > state.capacity_bytes:
             raise Refused(
-                f"{name} needs {needed} bytes of {state.device}; when {len(able)} of {len(leaving)} "
-                f"{agreeing(len(able), 'has', 'have')} made way others keep {others} of {state.capacity_bytes}, so "
+                f"{name} needs {needed:,} bytes of {state.device}; when {len(able)} of {len(leaving)} "
+                f"{agreeing(len(able), 'has', 'have')} made way others keep {others:,} of {state.capacity_bytes:,}, so "
                 "none makes way"
             )
 

@@ -17,7 +17,7 @@ from deploy.node.consistency import SERVICES, ConfigFile, disagreements
 from gateway.access.keys import KeysFile, repeated
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
-from loader.catalogue.catalogue import CatalogueFile
+from loader.catalogue.catalogue import CatalogueEntry, CatalogueFile
 from loader.catalogue.models import CatalogueModel, Sizes, adapter_fault, read_model
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
@@ -39,6 +39,8 @@ _KINDS: dict[str, tuple[type[ConfigSection], str]] = {
     "keys": (KeysFile, "key"),
 }
 """Kind of file -> (its schema, a key that no other kind has)."""
+_NAMED = ("context_tokens", "floor_tokens")
+"""Keys of a catalogue's entry that may not suit the model's folder: a fault names them with their value."""
 
 
 @dataclass
@@ -174,7 +176,12 @@ def _models(file: _File, sizes: Sizes) -> list[Fault]:
         models[listed.name] = read_model(listed.model_copy(update={"path": os.path.normpath(folder)}), sizes)
     faults = [adapter_fault(each, models) if each.listed.base else each.error for each in models.values()]
     return [
-        Fault(("model", number, "path"), f"{name}: {fault}")
+        Fault(("model", number, _key(models[name].listed, fault)), f"{name}: {fault}")
         for number, (name, fault) in enumerate(zip(models, faults, strict=True))
         if fault
     ]
+
+
+def _key(listed: CatalogueEntry, fault: str) -> str:
+    """The key of a catalogue's entry that a fault is about: one that it names, else the folder's."""
+    return next((key for key in _NAMED if f"{key} {getattr(listed, key)}" in fault), "path")

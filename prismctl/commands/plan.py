@@ -169,6 +169,7 @@ def _print(found: list[FleetAttempt], target: float, models: list[Spec]) -> None
         Column("TTFT p50", 3, right=True),
         Column("TTFT p99", 2, right=True),
     )
+    typer.echo(f"{counted(answer.gpus, 'GPU')}, by model:\n")
     rows = [Row(_cells(name, of)) for name, of in [*answer.report["models"].items(), ("all", answer.report["all"])]]
     typer.echo(render(columns, rows, width()))
     if replicas := answer.report["counts"].get("replicas", 0):

@@ -151,7 +151,10 @@ def _rows(path: Path, file: TextIO, columns: list[str]) -> Iterator[tuple[str, l
             if len(row) != len(columns):
                 raise TraceError(f"{where}: {len(row)} columns instead of {len(columns)}")
             yield where, row
-    except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        # It is read in pieces: in which line the error is, is not known.
+        raise TraceError(f"{path}: it is no text file") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error, csv.Error) as error:
         raise TraceError(f"{path}, after line {rows.line_num}: {error}") from None
 
 

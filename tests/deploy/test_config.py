@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +48,16 @@ def test_render_writes_nothing_if_anything_is_wrong_or_a_file_differs(prism, tmp
     status, said = prism("", *to, "--force")
     assert status == 0 and "host_capacity_bytes" in (tmp_path / "out" / "loader.toml").read_text()
     assert "out/gpu-scheduler-1.toml was made earlier" in said
+
+
+def test_files_are_all_written_though_nobody_reads_what_is_said(tmp_path):
+    (tmp_path / "prism.toml").write_text("devices = ['cuda:0']")
+    command = [sys.executable, "-m", "deploy", "config", "render", "--to", "systemd", "--out", "out"]
+    places_of = {**os.environ, "PYTHONPATH": str(places.TREE)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=places_of, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait()) == (b"", 141)
+    assert (tmp_path / "out" / "loader.toml").is_file() and (tmp_path / "out" / "balloond.toml").is_file()
 
 
 def test_render_says_how_models_of_the_hub_come_to_the_node_and_keys_to_the_cluster(prism, tmp_path):

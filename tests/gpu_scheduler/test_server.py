@@ -33,7 +33,7 @@ async def test_a_limit_below_the_floor_is_refused_whether_or_not_the_model_sleep
     async def limit(nbytes):
         await servicer.SetLimit(gpu_scheduler_pb2.SetLimitRequest(model="m", bytes=nbytes), SimpleNamespace())
 
-    with pytest.raises(Invalid, match=f"{FLOOR - 1} bytes is below the floor of m, {FLOOR} bytes"):
+    with pytest.raises(Invalid, match=f"{FLOOR - 1:,} bytes is below the floor of m, {FLOOR:,} bytes"):
         await limit(FLOOR - 1)
     assert devices.limits == [] and residents.operator_limits == {}
     await limit(FLOOR)

@@ -26,7 +26,8 @@ def test_bookings_beyond_the_capacity_are_refused_with_the_arithmetic_and_change
     with pytest.raises(Refused) as refusal:
         ledger.book("n", Booking(quota=300, weights=300, floor=51))
     assert str(refusal.value) == (
-        "n needs 651 bytes (quota 300 + weights 300 + floor 51); other models have booked 350 of 1000, which leaves 650"
+        "n needs 651 bytes (quota 300 + weights 300 + floor 51); other models have booked 350 of 1,000, "
+        "which leaves 650"
     )
     assert "n" not in ledger.bookings
     ledger.book("n", Booking(quota=300, weights=300, floor=50))

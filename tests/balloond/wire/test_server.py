@@ -26,8 +26,8 @@ async def test_a_booking_that_does_not_fit_is_refused_with_the_arithmetic(shared
     with pytest.raises(Refused) as refusal:
         await client.set_booking(shared.name, "b", quota_bytes=5 * MIB, weights_bytes=3 * MIB, floor_bytes=MIB)
     assert str(refusal.value) == (
-        "b needs 9437184 bytes (quota 5242880 + weights 3145728 + floor 1048576); other models have booked 8388608 of "
-        "16777216, which leaves 8388608"
+        "b needs 9,437,184 bytes (quota 5,242,880 + weights 3,145,728 + floor 1,048,576); other models have booked "
+        "8,388,608 of 16,777,216, which leaves 8,388,608"
     )
     assert [booking.model for booking in (await shared.device()).bookings] == ["a"]
 
@@ -59,7 +59,7 @@ async def test_limit_is_applied_deferred_stale_conflicting_or_refused_below_the_
     assert (await client.set_limit(shared.name, "a", 9 * EXTENT, revision=4)).state == balloond_pb2.STALE
     deferred = await client.set_limit(shared.name, "a", 5 * EXTENT)
     assert (deferred.state, deferred.overage_bytes) == (balloond_pb2.DEFERRED, 3 * EXTENT)
-    with pytest.raises(Invalid, match=f"limit of {EXTENT} bytes is below the floor of a, {2 * EXTENT} bytes"):
+    with pytest.raises(Invalid, match=f"limit of {EXTENT:,} bytes is below the floor of a, {2 * EXTENT:,} bytes"):
         await client.set_limit(shared.name, "a", EXTENT)
     whole = await client.set_limit(shared.name, "a", -1)
     assert whole.state == balloond_pb2.APPLIED

@@ -201,6 +201,22 @@ def test_body_that_is_no_json_is_refused_as_invalid_json(body: bytes) -> None:
     assert (refused.value.field, refused.value.code) == (None, "invalid_json")
 
 
+@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity", b'[{"a": NaN}]'])
+@pytest.mark.parametrize("field", [b"temperature", b"max_tokens", b"user", b"unknown"])
+def test_a_value_that_json_does_not_have_is_refused_as_invalid_json_wherever_it_stands(
+    field: bytes, value: bytes
+) -> None:
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "NaN"}], "%s": %s}' % (field, value)
+    with pytest.raises(BadField, match="is no number") as refused:
+        parse(ChatRequest, body)
+    assert (refused.value.field, refused.value.code) == (None, "invalid_json")
+
+
+def test_a_text_may_have_the_name_of_a_value_that_json_does_not_have() -> None:
+    body = b'{"model": "NaN", "messages": [{"role": "user", "content": "-Infinity"}]}'
+    assert parse(ChatRequest, body).model == "NaN"
+
+
 @pytest.mark.parametrize("ask", [chat, completion])
 def test_unknown_and_harmless_fields_of_a_body_are_ignored(ask: Any) -> None:
     ask(

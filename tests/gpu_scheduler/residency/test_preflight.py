@@ -74,7 +74,7 @@ async def test_room_of_models_that_make_way_counts_less_what_their_engines_keep(
     devices = Devices(idle=(2, 40, 8), busy=(2, 40, 6))
     it = Group(devices)
     await it.check(model("new", 40, engine=False), leaving(model("idle")))  # 50 of 100 - 48 - 2
-    with pytest.raises(Refused, match=r"new needs 53477376 bytes of cpu:0; when 1 of 1 .* others keep 52428800"):
+    with pytest.raises(Refused, match=r"new needs 53,477,376 bytes of cpu:0; when 1 of 1 .* others keep 52,428,800"):
         await it.check(model("new", 41, engine=False), leaving(model("idle")))
     await it.check(model("new", 42, engine=False), leaving(model("idle"), target=COLD))
 

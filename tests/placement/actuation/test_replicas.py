@@ -177,8 +177,10 @@ async def test_replica_that_makes_way_gives_its_kv_to_another_group_of_the_node_
     world.tell()
     leaves = DepartingModel("hot", common_pb2.HIBERNATING, "its time is over")
     plan = PlacementPlan("new", world.cluster.known_group("g0"), "", yields=[leaves])
-    (told,) = world.reconciler.yields(plan, "part of activating new")
+    whole = world.history.add("new", "activate", "g0", "a request")
+    (told,) = world.reconciler.yields(plan, whole, "part of activating new")
     assert (told.model, told.target, told.successor) == ("hot", common_pb2.HIBERNATING, successor)
+    assert [part.model for part in whole.parts] == ["hot"]
 
 
 @pytest.mark.parametrize("moves", [False, True])

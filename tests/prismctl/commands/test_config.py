@@ -91,6 +91,14 @@ def test_catalogue_is_checked_with_the_folders_of_its_models(write, tmp_path):
     assert run(name, "--no-folders").exit_code == 0
 
 
+@pytest.mark.parametrize("key", ["context_tokens", "floor_tokens"])
+def test_fault_about_a_key_of_a_model_is_told_with_that_keys_line(write, tmp_path, key):
+    shutil.copytree(MODEL, tmp_path / "m")
+    value = 10**7 if key == "context_tokens" else 1
+    name = write("catalogue.toml", f'[[model]]\nname = "a"\npath = "m"\n{key} = {value}\n')
+    assert run(name).stdout.startswith(f"{name}:4: model.0.{key}: a: the catalogue gives it {key} {value}, ")
+
+
 def test_configuration_files_that_contradict_each_other_fail_with_both_named(write):
     one = write("gateway.toml", GATEWAY)
     other = write("gateway-1.toml", GATEWAY)

@@ -74,6 +74,12 @@ def test_trace_that_is_not_there_or_a_length_of_nothing_is_refused(tmp_path, fil
     assert "--seconds has to be 3.1536e+08 at most" in run(file, "--seconds", 1e15).stderr
 
 
+def test_file_that_is_no_text_is_refused_as_that(tmp_path):
+    (tmp_path / "ls").write_bytes(b"\x7fELF\x02\x01\xb7\xff")
+    result = run(tmp_path / "ls")
+    assert result.exit_code == 2 and result.stderr == f"prismctl: {tmp_path / 'ls'}: it is no text file\n"
+
+
 def test_trace_in_an_archive_that_is_damaged_is_refused_by_its_name(tmp_path, file):
     head = file.read_bytes()[:10]
     (tmp_path / "log.csv").write_bytes(head + b"\xff" * 40)
