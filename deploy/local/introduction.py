@@ -65,7 +65,7 @@ def _nothing_to_ask(routes: placement_pb2.Routes, prismctl: str) -> str:
         return f"No model can be asked yet, because the catalogue has none: {add}."
     return (
         "No model can be asked yet, because every model is in error, as said above: mend its files and follow it with\n"
-        f"`{prismctl} models`, or {add}."
+        f"`{prismctl} models list`, or {add}."
     )
 
 

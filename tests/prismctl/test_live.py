@@ -292,6 +292,8 @@ async def test_limit_is_set_on_the_group_of_the_model_and_refused_below_its_floo
     assert told["cpu:0"]["state"] == "applied"
     assert "below the floor" in await run(system, "models", "limit", LLAMA, "1KiB", status=1)
     assert "no model 'ghost' in the catalogue" in await run(system, "models", "limit", "ghost", "8MiB", status=1)
+    await run(system, "models", "sleep", LLAMA)
+    assert "below the floor" in await run(system, "models", "limit", LLAMA, "1KiB", status=1), "asleep as well"
     await run(system, "models", "limit", LLAMA, "none")
 
 
