@@ -40,7 +40,7 @@ from typing import Annotated, Literal
 import pydantic
 
 from loader.checkpoints.architectures import engine_source
-from services.runtime.config import ConfigSection, Listed, parse
+from services.runtime.config import ConfigSection, FaultWithin, Listed, parse
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 _LONGEST_NAME = 200
@@ -133,20 +133,22 @@ class CatalogueEntry(ConfigSection):
 
 
 def check_names(models: Iterable[CatalogueEntry]) -> None:
-    """Raises ValueError if a name or an alias is another's, or its own model's, too."""
+    """Raises FaultWithin, a ValueError, if a name or an alias is another's, or its own model's, too. It leads to the
+    later one of both."""
     models = list(models)
     names: set[str] = set()
-    for listed in models:
+    for number, listed in enumerate(models):
         if listed.name in names:
-            raise ValueError(f"the name {listed.name!r} is given twice")
+            raise FaultWithin((number, "name"), f"the name {listed.name!r} is given twice")
         names.add(listed.name)
     owners: dict[str, str] = {}
-    for listed in models:
+    for number, listed in enumerate(models):
         for alias in listed.aliases:
+            told, at = f"the alias {alias!r} of {listed.name!r}", (number, "aliases")
             if alias in names:
-                raise ValueError(f"the alias {alias!r} of {listed.name!r} is the name of a model")
+                raise FaultWithin(at, f"{told} is the name of a model")
             if alias in owners:
-                raise ValueError(f"the alias {alias!r} of {listed.name!r} is given twice: {owners[alias]!r} has it")
+                raise FaultWithin(at, f"{told} is given twice: {owners[alias]!r} has it")
             owners[alias] = listed.name
 
 

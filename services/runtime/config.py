@@ -168,12 +168,20 @@ class Fault(NamedTuple):
         return ".".join(str(part) for part in self.at) or "(file)"
 
 
+class FaultWithin(ValueError):
+    """Raised by a validator: what is wrong with a part of the value, and the way from the value to the part."""
+
+    def __init__(self, at: tuple[str | int, ...], what: str) -> None:
+        super().__init__(what)
+        self.at = at
+
+
 def faults(error: pydantic.ValidationError, kind: type[pydantic.BaseModel] | None = None) -> list[Fault]:
     """All faults of a failed validation. With the class that was validated, those of unknown keys name the nearest
     known one."""
     return [
         Fault(
-            problem["loc"],
+            problem["loc"] + getattr(problem.get("ctx", {}).get("error"), "at", ()),
             _unknown(kind, problem["loc"])
             if problem["type"] == "extra_forbidden"
             else _what(problem["type"], problem.get("ctx", {}), problem["msg"]),

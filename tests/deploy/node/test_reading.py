@@ -10,7 +10,7 @@ FAULTS = [
     ("\ndevces = []", SERVE, ":2: devces: unknown key; the nearest one is devices"),
     ("[[models]]\npath = 'a'\nttft = 3", SERVE, ":3: models.0.ttft: unknown key; the nearest one is ttft_ms"),
     ("[[models]]\nname = 'a'", SERVE, ":1: models.0.path: it is required, and is not there"),
-    ("models = ['a', 'x/a', 'a']", SERVE, ":1: models: the name 'a' is given twice"),
+    ("models = ['a', 'x/a', 'a']", SERVE, ":1: models.2.name: the name 'a' is given twice"),
     ("models = ['s3://bucket/a']", SERVE, ":1: models.0.path: s3://bucket/a: s3:// is not supported"),
     ("models = ['a b']", SERVE, ":1: models.0: 'a b' gives no name that a model can have: write name and path"),
     ("devices = ['gpu0']", SERVE, ":1: devices.0.name: 'gpu0' is no device"),

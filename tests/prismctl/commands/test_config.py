@@ -99,6 +99,14 @@ def test_fault_about_a_key_of_a_model_is_told_with_that_keys_line(write, tmp_pat
     assert run(name).stdout.startswith(f"{name}:4: model.0.{key}: a: the catalogue gives it {key} {value}, ")
 
 
+def test_name_or_alias_given_twice_is_told_with_the_line_of_the_second(write):
+    head = '[[model]]\nname = "a"\npath = "m"\naliases = ["c"]\n\n[[model]]\n'
+    name = write("catalogue.toml", head + 'name = "a"\npath = "m"\n')
+    assert run(name).stdout == f"{name}:7: model.1.name: the name 'a' is given twice\n"
+    name = write("catalogue.toml", head + 'name = "b"\npath = "m"\naliases = ["c"]\n')
+    assert run(name).stdout == f"{name}:9: model.1.aliases: the alias 'c' of 'b' is given twice: 'a' has it\n"
+
+
 def test_configuration_files_that_contradict_each_other_fail_with_both_named(write):
     one = write("gateway.toml", GATEWAY)
     other = write("gateway-1.toml", GATEWAY)
