@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import pathlib
 import platform
@@ -88,11 +89,20 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -
     sys.stdout.flush()
 
 
+def _without_nan(value: Any) -> Any:
+    """The value with null in place of NaN, which is no JSON."""
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
 def write(out: pathlib.Path, name: str, commit: str, result: dict[str, Any]) -> pathlib.Path:
-    """Write `<out>/<name>.json`."""
+    """Write `<out>/<name>.json`, with null for a mean or a median of nothing."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}.json"
-    body = {"circumstances": circumstances(commit), **result}
+    body = _without_nan({"circumstances": circumstances(commit), **result})
     path.write_text(json.dumps(body, separators=(",", ":")) + "\n")
     print(f"wrote {path.name}, {path.stat().st_size >> 10} KiB", flush=True)
     return path

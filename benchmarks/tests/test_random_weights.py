@@ -32,5 +32,12 @@ def test_headers_are_enough_to_draw_a_checkpoint(name: str, tmp_path: Path) -> N
 def test_without_files_the_names_are_those_of_transformers(tmp_path: Path) -> None:
     format_checkpoints.write_headers(tmp_path, config_of("qwen3"))
     named = {each for each, _ in random_weights.checkpoint(str(tmp_path), torch.float32, "cpu")}
-    (tmp_path / "model-text.safetensors").unlink()
+    for path in (tmp_path / "model-text.safetensors", tmp_path / "model.safetensors.index.json"):
+        path.unlink()
     assert {each for each, _ in random_weights.checkpoint(str(tmp_path), torch.float32, "cpu")} == named
+
+
+def test_quantised_weights_are_not_drawn(tmp_path: Path) -> None:
+    format_checkpoints.write(tmp_path, config_of("qwen3"), "fp8")
+    with pytest.raises(ValueError, match="F8_E4M3: random weights are floats"):
+        list(random_weights.checkpoint(str(tmp_path), torch.bfloat16, "cpu"))

@@ -173,7 +173,10 @@ class EngineScheduler(SocketlessScheduler):
             first = self.waiting_queue[: min(rows, get_schedule().prefill_max_requests or rows)]
             most = current.loop().chunk_tokens() or self.max_prefill_tokens
             cap = schedule_policy.CLIP_MAX_NEW_TOKENS
-            self.most_admitted = model.provisioning.provide_states(model.tree, first, most, cap)
+            ratio = self.new_token_ratio_tracker.current
+            self.most_admitted = model.provisioning.provide_states(
+                model.tree, first, running_batch.reqs, most, cap, ratio
+            )
         return int(model.kv.states.available)
 
     @override

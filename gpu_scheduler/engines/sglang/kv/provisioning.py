@@ -195,10 +195,19 @@ class KvProvisioning:
         kv.start_over(_START_OVER_S)
         return True
 
-    def provide_states(self, tree: Any, waiting: Sequence[Any], most: int, estimate_cap: int) -> int:
+    def provide_states(
+        self,
+        tree: Any,
+        waiting: Sequence[Any],
+        running: Sequence[Any],
+        most: int,
+        estimate_cap: int,
+        ratio: float,
+    ) -> int:
         """Makes room for the states of `waiting` requests, which SGLang could admit all if there were memory, and
         returns how many more states there is room for: SGLang may admit as many requests. Call it for models with
-        states only, and before SGLang looks at any request, since cached states leave here.
+        states only, and before SGLang looks at any request, since cached states leave here. `running` requests are
+        expected to need `ratio` of their outputs yet, each at most `estimate_cap` tokens.
 
         The first request gets a state from any memory that no request uses, and then room for its tokens. Requests
         behind the first, until the prompts together have `most` tokens, get states from memory that comes. Where none
@@ -209,33 +218,56 @@ class KvProvisioning:
         if not waiting:
             kv.promised = states.available
             return states.available
-        # What these requests go on from counts as used now, so that it leaves last.
-        prompts: list[int] = []
-        kept = 0
-        for request in waiting:
-            if sum(prompts) >= most:
-                break
-            tree.look_up(request)
-            prompts.append(len(request.full_untruncated_fill_ids) - request.prefix_len)
-            kept += request.prefix_len > 0
+        found = self._look_up(tree, waiting, most)
         if not self._provide_state(tree):
             self.refused = True
             return 0
         # Tokens of the first request may take the memory of all free slots but its own.
         kv.promised = 1
         self._provide_tokens(tree, waiting[0], estimate_cap)
-        if (more := len(prompts) - states.available - states.arriving) > 0:
+        if (more := len(found) - states.available - states.arriving) > 0:
             states.grow_politely(more, 0.0, tree.mamba_evictable_size())
-        room = min(map(sum, zip(kv.available, kv.evictable(tree), strict=True)))
-        fitting = sum(tokens <= room for tokens in accumulate(prompts))
-        lacking = fitting - states.available - states.arriving - _states_to_come(states)
-        if (more := min(lacking, tree.mamba_evictable_size() - kept)) > 0:
-            assert self._evict_states is not None
-            self._evict_states(more)
-        if states.available < len(prompts) and states.arriving:
+        if len(found) > states.available + states.arriving:
+            self._evict_states_for(tree, found, ratio * _outputs(running, estimate_cap), estimate_cap)
+        if states.available < len(found) and states.arriving:
             kv.settle()
         kv.promised = states.available
         return states.available
+
+    def _look_up(self, tree: Any, waiting: Sequence[Any], most: int) -> list[Any]:
+        """Has SGLang look up what is cached of the `waiting` requests that may begin in one step, and returns them:
+        those that waited longest, until there are `most` tokens to compute, and no more than could have states. What
+        they go on from counts as used now, and of that what the first one goes on from leaves last."""
+        states = self._kv.states
+        assert states is not None
+        there = states.available + states.arriving + tree.mamba_evictable_size() + _states_to_come(states)
+        found: list[Any] = []
+        tokens = 0
+        for request in waiting[: max(1, there)]:
+            if tokens >= most:
+                break
+            tree.look_up(request)
+            found.append(request)
+            tokens += _needs(request, 0)[0]
+        if len(found) > 1:
+            for request in reversed(found):
+                if request.prefix_len:
+                    tree.look_up(request)
+        return found
+
+    def _evict_states_for(self, tree: Any, found: Sequence[Any], spoken_for: float, estimate_cap: int) -> None:
+        """Evicts cached states for the requests of one step, as far as memory cannot come and there is room for the
+        requests' tokens: not the states that they go on from, and not for tokens that running requests are expected to
+        need (`spoken_for`)."""
+        kv, states = self._kv, self._kv.states
+        assert states is not None and self._evict_states is not None
+        kept = {request.last_node: request.prefix_len for request in found if request.prefix_len}
+        room = min(map(sum, zip(kv.available, kv.evictable(tree), strict=True))) - spoken_for - sum(kept.values())
+        needs = accumulate(sum(_needs(request, estimate_cap)) + 1 for request in found)
+        fitting = sum(tokens <= room for tokens in needs)
+        lacking = fitting - states.available - states.arriving - _states_to_come(states)
+        if (more := min(lacking, tree.mamba_evictable_size() - len(kept))) > 0:
+            self._evict_states(more)
 
     def _provide_state(self, tree: Any) -> bool:
         """Makes room for one state; False if it cannot. The room is the first that is found of a free slot, memory that
@@ -367,13 +399,18 @@ class KvProvisioning:
             prompts += prompt
             cached += request.prefix_len
             needs.append(self._of_request(prompt, forecast, kv.page_size, most))
-        spoken_for = ratio * sum(_needs(request, estimate_cap)[1] for request in running)
+        spoken_for = ratio * _outputs(running, estimate_cap)
         wanted = [sum(tokens) for tokens in zip(kv.of_each(0), *needs, strict=True)]
         # Running requests need no more in their windows: a token leaves for each that comes.
         wanted[EVERY] += spoken_for
         self._grow(
             tree, tuple(int(tokens) + 1 for tokens in wanted), 0.0 if asked_before else self._soft_wait_s, cached
         )
+
+
+def _outputs(running: Sequence[Any], estimate_cap: int) -> int:
+    """Most tokens that running requests have yet to say, at most `estimate_cap` each."""
+    return sum(_needs(request, estimate_cap)[1] for request in running)
 
 
 def _states_to_come(states: ElasticKv) -> int:

@@ -4,6 +4,7 @@ states are gone on from, requests wait for memory of their state, and KV that ha
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -127,7 +128,7 @@ async def test_requests_that_come_together_begin_together_where_all_states_are_c
         steps = [await _steps_of(end, f"{number}", number, together) for number in range(rounds)]
         assert end.stats.evicted_tokens > 0, "the cache is full"
         # The first of them may begin before the others have come.
-        assert min(steps[rounds // 2 :]) < together
+        assert median(steps[rounds // 2 :]) < together
 
 
 async def _steps_of(end: EngineEnd, name: str, seed: int, count: int) -> int:

@@ -486,6 +486,7 @@ def request_whose_grammar_is_ready_behind_the_look_for_it_begins_with_a_state() 
         **{"get_ready_grammar_requests.side_effect": lambda: compiled.pop(0)}, **grammars
     )
     scheduler.waiting_queue, scheduler.chunked_req, scheduler.chunked_prefill_size = [], None, 512
+    scheduler.new_token_ratio_tracker = SimpleNamespace(current=0.5)
     scheduler._add_request_to_queue = scheduler.waiting_queue.append
     begun: list[tuple[str, int | None]] = []
 
@@ -520,6 +521,7 @@ def a_step_looks_for_states_for_no_more_requests_than_sglang_admits() -> None:
     scheduler = object.__new__(EngineScheduler)
     scheduler.grammar_manager = MagicMock(**{"has_waiting_grammars.return_value": False})
     scheduler.waiting_queue, scheduler.chunked_req, scheduler.chunked_prefill_size = ["a"] * 50, None, 512
+    scheduler.new_token_ratio_tracker = SimpleNamespace(current=0.5)
     running = SimpleNamespace(reqs=["r"] * 5, batch_is_full=False)
 
     def form(_self: EngineScheduler, batch: SimpleNamespace) -> SimpleNamespace:

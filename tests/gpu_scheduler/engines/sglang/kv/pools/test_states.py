@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,9 +83,11 @@ class Books:
 
     def look_up(self, request: Any) -> None:
         """As SGLang does: a fresh request has no tokens before."""
-        if request.goes_on is not None:
-            self.cached.append(self.cached.pop(request.goes_on))
-            request.prefix_len = len(self.cached[-1][0])
+        known = [each for each in self.cached if each is request.goes_on]
+        if known:
+            self.cached = [*(each for each in self.cached if each is not request.goes_on), *known]
+        request.prefix_len = sum(len(tokens) for tokens, _ in known)
+        request.last_node = id(request.goes_on)
         request.full_untruncated_fill_ids = [0] * (request.prefix_len + request.prompt)
 
     def evictable_size(self) -> int:
@@ -124,12 +126,13 @@ class Books:
 
     # steps
 
-    def admit(self, prompts: list[int], goes_on: int | None = None) -> int:
-        """Admits as many requests as SGLang would, with their tokens; how many. `goes_on`: number of the cached prefix
-        that the first one goes on from."""
+    def admit(self, prompts: list[int], goes_on: Sequence[int] = ()) -> int:
+        """Admits as many requests as SGLang would, with their tokens; how many. `goes_on`: numbers of the cached
+        prefixes that the first ones go on from."""
         waiting = [waiting_for(prompt, CAP) for prompt in prompts]
-        waiting[0].goes_on = goes_on
-        room = self.provisioning.provide_states(self, waiting, 64, CAP)
+        for request, number in zip(waiting, goes_on, strict=False):
+            request.goes_on = self.cached[number]
+        room = self.provisioning.provide_states(self, waiting, [], 64, CAP, 0.0)
         admitted = []
         for prompt in prompts[:room]:
             if sum(admitted) + prompt > self.tokens.available + self.evictable_size():
@@ -208,31 +211,53 @@ def test_every_admitted_request_finds_its_state_and_an_idle_model_admits_one(lim
     assert not books.of_tokens.owned and not books.of_states.owned
 
 
-@pytest.mark.parametrize("waiting", [2, 3, 5])
+@pytest.mark.parametrize("waiting", [2, 3, 4])
 def test_a_step_takes_all_prompts_that_wait_where_states_are_cached_and_memory_cannot_grow(waiting: int) -> None:
     books = with_cached(7 * STATE_EXTENTS + 9, 6)
-    assert books.admit([10] * waiting) == waiting
+    assert books.admit([5] * waiting) == waiting
     assert len(books.cached) == 6 - waiting
     for _ in range(20):  # a queue that is never empty does not part them
         for _ in range(waiting):
             books.end(0)
         books.clock.now += 0.1
         books.between_steps()
-        assert books.admit([10] * waiting) == waiting
+        assert books.admit([5] * waiting) == waiting
 
 
 def test_memory_comes_for_the_states_of_all_prompts_of_a_step_before_it_comes_for_their_tokens() -> None:
     books = Books(40)
     waiting = [waiting_for(40, CAP) for _ in range(4)]
-    assert books.provisioning.provide_states(books, waiting, 1000, CAP) == 4
+    assert books.provisioning.provide_states(books, waiting, [], 1000, CAP, 0.0) == 4
     assert books.tokens.available < 4 * 40
 
 
 def test_what_a_waiting_request_goes_on_from_stays_while_others_take_the_places_of_cached_states() -> None:
     books = with_cached(NO_ROOM, 3)
     oldest = books.cached[0]
-    assert books.admit([10] * 4, goes_on=0) == 2
+    assert books.admit([5] * 4, goes_on=[0]) == 2
     assert len(books.cached) == 1 and books.cached[0] is oldest
+
+
+def test_where_all_cached_prefixes_are_waited_for_the_last_request_loses_its_own() -> None:
+    books = with_cached(7 * STATE_EXTENTS + 9, 6)
+    first, *others = books.cached
+    assert books.admit([5] * 6, goes_on=range(6)) == 1
+    assert books.cached[-1] is first and books.cached[::-1] == [first, *others[:-1]]
+
+
+def test_several_requests_that_go_on_from_one_prefix_keep_that_one_alone() -> None:
+    books = with_cached(7 * STATE_EXTENTS + 9, 6)
+    oldest = books.cached[0]
+    assert books.admit([5] * 4, goes_on=[0] * 4) == 4
+    assert len(books.cached) == 2 and books.cached[-1] is oldest
+
+
+def test_no_cached_state_leaves_for_tokens_that_running_requests_are_expected_to_need() -> None:
+    books = with_cached(NO_ROOM, 3)
+    running = [waiting_for(10, CAP) for _ in range(3)]
+    waiting = [waiting_for(10, CAP) for _ in range(2)]
+    books.provisioning.provide_states(books, waiting, running, 64, CAP, 1.0)
+    assert len(books.cached) == 2, "one for the first"
 
 
 def test_no_cached_state_leaves_for_a_prompt_behind_the_first_where_memory_may_come() -> None:
@@ -385,7 +410,7 @@ def test_tokens_of_a_running_request_take_the_memory_of_cached_states() -> None:
 
 def test_free_slots_that_a_step_is_to_have_are_not_given_up_for_tokens() -> None:
     books = Books(2 * STATE_EXTENTS + 3)
-    assert books.provisioning.provide_states(books, [waiting_for(1, 1)], 64, CAP) == 1
+    assert books.provisioning.provide_states(books, [waiting_for(1, 1)], [], 64, CAP, 0.0) == 1
     books.provisioning.before_allocation(books, 100)
     assert books.states.available == 1 and books.tokens.available < 100
     books.kv.promised = 0
