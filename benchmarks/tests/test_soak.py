@@ -1,6 +1,7 @@
 """Lines through the curves of a long run, and samples of a process."""
 
 import gc
+import mmap
 import os
 
 import pytest
@@ -31,11 +32,14 @@ def test_a_sample_counts_memory_and_descriptors_of_a_process():
     gc.collect()  # or what other tests left in cycles goes meanwhile
     before = curves.sample(os.getpid())
     fds = [os.memfd_create("x") for _ in range(5)]
-    held = bytearray(os.urandom(1 << 20)) * 16
+    # Memory of its own: an allocator may have as much left of other tests.
+    held = mmap.mmap(-1, 16 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    held.write(os.urandom(1 << 20) * 16)
     after = curves.sample(os.getpid())
     assert after["descriptors"] == before["descriptors"] + 5
     assert after["own_bytes"] - before["own_bytes"] > len(held) / 2
     assert after["rss_bytes"] >= after["own_bytes"] and after["threads"] >= 1
+    held.close()
     for fd in fds:
         os.close(fd)
 
