@@ -1,4 +1,4 @@
-"""What benchmarks on GPUs write is JSON."""
+"""Tests of the JSON files that benchmarks on GPUs write: a value that is not a number is null."""
 
 from __future__ import annotations
 

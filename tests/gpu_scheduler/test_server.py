@@ -1,4 +1,4 @@
-"""What a group's gRPC methods take and refuse."""
+"""Tests of the gRPC methods of a group: arguments that are accepted, and arguments that are refused by name."""
 
 from types import SimpleNamespace
 

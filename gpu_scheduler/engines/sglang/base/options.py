@@ -88,8 +88,7 @@ class Options:
     """Milliseconds after which an engine that stands still logs its stacks (`stalls`), for finding out where; 0:
     never."""
     random_weights: int = 0
-    """1: random weights from a seed instead of the checkpoint's, for benchmarks: the folder needs a configuration, and
-    at most the headers of files."""
+    """1: random weights from a seed, for benchmarks; the folder needs a configuration, and at most headers of files."""
 
     @property
     def scored_together(self) -> int:

@@ -82,7 +82,8 @@ class Books:
     # what the provisioning asks of a tree
 
     def look_up(self, request: Any) -> None:
-        """As SGLang does: a fresh request has no tokens before."""
+        """Sets a request's tokens, which a fresh request lacks, and has its cached prefix count as used now, as SGLang
+        does."""
         known = [each for each in self.cached if each is request.goes_on]
         if known:
             self.cached = [*(each for each in self.cached if each is not request.goes_on), *known]
