@@ -9,6 +9,7 @@
 #                                     files
 # Each word is bounded by what is left of the time. Where nothing is said, one GPU runs beside_kinds and engines.
 #   state_kernels   kernels of states over addresses that are mapped in part
+#   state_strides   what the distance between states costs a decode step
 #   states    the classes with states, small, beside unmodified SGLang
 #   formats   every class and format, small, beside unmodified SGLang
 #   overhead  one engine beside SGLang's own scheduler
@@ -118,6 +119,7 @@ case $1 in
                     # shellcheck disable=SC2086  # words
                     gpu_tests "engines_${word#*=}" 200 -n 3 --dist load --maxschedchunk 1 --max-worker-restart 0 $files ;;
                 state_kernels) bounded 120 60 && bench state_kernels "$limit" state_kernels ;;
+                state_strides) bounded 150 60 && TAIL=20 bench state_strides "$limit" state_strides ;;
                 states) of_formats states 300 150 ;;
                 formats) of_formats small 440 200 ;;
                 kinds) of_formats kinds 360 200 ;;
