@@ -17,8 +17,8 @@ Where there are cores enough, both sides are pinned to the same ones, the main t
 
 The model is a shape of `shapes.py`, a checkpoint (--folder), or with --drawn one of `model_configs.py`, in its whole
 size or as NAME@LAYERS with its first layers alone, whose random weights each engine draws: nothing of it lies on the
-disk. Both sides get the prefill graphs that the model has when it is served. SGLang has three states for each request
-of --in-flight where requests have states, and ours the same bytes.
+disk. Both sides get the prefill graphs that the model has when it is served. Where requests have states, SGLang keeps
+them its own way (`stock_model`), with as many as it wants for --in-flight requests, and ours has the same bytes.
 
 First both are given requests until they have to evict: from then on no memory is mapped. With `--growing` they are not,
 and the first windows are those in which it is.
@@ -62,8 +62,6 @@ from testing.engines import harness
 PARTS = {"one": (1, "scheduler", 40.0), "two": (2, "scheduler", 24.0), "users": (1, "engine", 40.0)}
 """How many engines on each side, which front the reference has, and how many GiB of KV a side has."""
 SLACK_BYTES = 1 << 30
-STATES_OF_A_REQUEST = 3
-"""States that SGLang has for each request that may run: its own, and cached ones (`max_mamba_cache_size`)."""
 _FILLED_S = 120.0
 _TAKES = 3
 
@@ -134,7 +132,7 @@ class Part:
         requests = given.in_flight
         if any(kind.states for kind in kinds.kinds):
             options["max_running_requests"] = given.in_flight
-            requests *= STATES_OF_A_REQUEST
+            requests *= shapes.STATES_OF_A_REQUEST
         options |= json.loads(given.options)
         most = int((given.kv_gib or kv_gib) * 2**30 / self._count)
         self._pool_tokens = self._kv.most_tokens(most, requests) // 64 * 64

@@ -43,6 +43,9 @@ _SHAPES: dict[str, dict[str, Any]] = {
     | {"tie_word_embeddings": True},
 }
 NAMES = tuple(_SHAPES)
+STATES_OF_A_REQUEST = 5
+"""States that SGLang wants for each request that may run: its own, two in which it keeps what it will cache, and two
+that are cached."""
 
 
 def write(folder: Path, name: str, **changes: Any) -> Path:

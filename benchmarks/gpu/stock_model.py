@@ -10,6 +10,7 @@ import torch
 from sglang.srt.configs.load_config import LoadConfig, LoadFormat
 from sglang.srt.model_loader.loader import DefaultModelLoader
 
+from benchmarks.gpu.shapes import STATES_OF_A_REQUEST
 from gpu_scheduler.engines.sglang.base.options import Options, arguments, kind_of
 from gpu_scheduler.engines.sglang.weights.random_weights import checkpoint
 from protos import engine_pb2
@@ -27,17 +28,25 @@ class RandomLoader(DefaultModelLoader):
 
 
 def sglang_arguments(load: engine_pb2.Load) -> dict[str, Any]:
-    """What our engine would give SGLang, with a pool of `pool_tokens`."""
+    """What our engine would give SGLang, with a pool of `pool_tokens`. States are kept as SGLang chooses to: on a GPU
+    it caches some within prompts and answers, which takes more of them and lets steps overlap."""
     given = dict(load.options)
     pool_tokens = int(given.pop("pool_tokens"))
     given.pop("most_bytes", None)
     options = Options.parse(given, load.device)
     named = arguments(load.model, load.device, options, RandomLoader, 1 + len(load.others))
     named |= {"max_total_tokens": pool_tokens, "load_format": RandomLoader if options.random_weights else "auto"}
+    states = "mamba_radix_cache_strategy" in named
+    if states:
+        named["max_mamba_cache_size"] = STATES_OF_A_REQUEST * options.max_running_requests
     if kind_of(load.device) == "cuda":
         del named["sampling_backend"]  # its own choice: FlashInfer's
+        if states:
+            named |= {"mamba_radix_cache_strategy": "auto", "page_size": None}
     else:
         named["page_size"] = 1
+        if states:  # SGLang caches them at the end of a request alone, without a GPU
+            named["disable_overlap_schedule"] = True
     return named
 
 

@@ -21,7 +21,7 @@ FOLDERS=${FOLDERS:-/tmp/checkpoints}
 mkdir -p "$FOLDERS"
 KINDS=${KINDS:-qwen3.6-27b@8 qwen3.6-35b-a3b@8 gemma-4-31b@6 deepseek-v2-lite@6}
 # The weights are there twice, ours and SGLang's; neither lies on the disk.
-BESIDE=${BESIDE:-qwen3.6-27b:3:24:13 qwen3.6-35b-a3b@20:24:48:6 gemma-4-31b@54:2.5:16:8 deepseek-v2-lite:24:64:5}
+BESIDE=${BESIDE:-qwen3.6-27b:3:12:11 qwen3.6-35b-a3b@20:24:48:9 gemma-4-31b@54:2.5:16:8 deepseek-v2-lite:24:64:5}
 cases() { echo "$KINDS" | sed 's/ /:bf16,/g; s/$/:bf16/'; }
 
 # beside MODULE MODEL [ARGUMENT...]: one of BESIDE, in its part of the time

@@ -316,11 +316,9 @@ def has_states(folder: Path) -> bool:
 
 def _with_states(options: Options) -> dict[str, Any]:
     """SGLang's arguments for a model whose requests have states. A state is cached at the end of a request only, where
-    SGLang's other strategies keep two more for each that runs; that takes pages of one token, and steps that are not
-    prepared while the one before runs."""
+    SGLang's other strategies keep two more for each that runs; that takes pages of one token."""
     return {
         "page_size": 1,
-        "disable_overlap_schedule": True,
         "mamba_radix_cache_strategy": "no_buffer",
         # Slots are addresses. SGLang takes three for each request that may run.
         "max_mamba_cache_size": 3 * options.max_running_requests,

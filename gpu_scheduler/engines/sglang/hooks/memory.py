@@ -25,7 +25,9 @@ SchedulerPoolStatsObserver            SGLang's check for leaks counts slots     
 .session_held_mamba_slots
 HybridReqToTokenPool._init_mamba_pool States lie over the elastic range          all of them are allocated at the start
 MambaComponent                        A request's state is cached once, when it  each step of a prompt needs another
-.prepare_for_caching_req              ends                                       state, and SGLang dies if there is none
+.prepare_for_caching_req              ends, with the tokens that are in it       state, and SGLang dies if it has none
+mamba_hook.validate_mamba_no_buffer   Steps overlap beside states as well        SGLang refuses that, and the device would
+                                                                                 wait for the host in each step
 GDNAttnBackend.__init__               Kernels of linear attention read and       each layer copies the states of prompts
                                       write the states of prompts in their       out of the pool and back, in four more
                                       slots, on a GPU                            launches
@@ -161,14 +163,29 @@ def state_pool(original: Callable[..., Any], pool: Any, *, mamba_size: int, devi
 def cached_states(
     original: Callable[..., Any], component: Any, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
 ) -> Any:
-    """Number of a request's tokens that the prefix cache may keep now. Tokens are kept, with the request's state, once
-    the request ends or is retracted. SGLang would cache a copy of the state behind each step of a prompt, and dies
-    where there is no memory for one. A request that still runs has copied the cached state that it began from, so that
-    is unlocked."""
+    """Number of a request's tokens that the prefix cache may keep now, with the request's state: none before the
+    request ends. SGLang would cache a copy of the state behind each step of a prompt, and dies where there is no memory
+    for one. A request that still runs has copied the cached state that it began from, so that is unlocked.
+
+    The state has the tokens of all steps that were launched (`kv_committed_len`), among them one beyond the last result
+    if steps overlap: the last token that was sampled, which SGLang caches as well then. A state that has other tokens
+    than those that SGLang would cache is not kept, nor are the tokens, as no request could go on from them."""
     if is_finished:
-        return original(component, req, insert_params, token_ids_len, is_finished)
+        return original(component, req, insert_params, token_ids_len, True) if _is_whole(req, token_ids_len) else 0
     _unlock_first_state(component, req.lock)
     return 0
+
+
+def _is_whole(request: Any, tokens: int) -> bool:
+    """Whether the state of a request has exactly its first `tokens`."""
+    return bool(request.kv.kv_committed_len == tokens)
+
+
+def overlap_beside_states(view: Any, model_arch: str) -> None:
+    """Checks what SGLang's `no_buffer` needs of the arguments, but for steps that do not overlap (`cached_states`).
+    Raises BrokenModel."""
+    if view.page_size not in (1, None) or view.attention_backend == "trtllm_mha":
+        raise BrokenModel(f"{model_arch} has states, which need pages of one token and another attention backend")
 
 
 def _unlock_first_state(component: Any, lock: Any) -> None:
@@ -250,6 +267,7 @@ HOOKS = [
     Hook(f"{_OBSERVER}.session_held_mamba_slots", states_elsewhere, "AFTER"),
     Hook("sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool._init_mamba_pool", state_pool, "AROUND"),
     Hook(f"{_COMPONENTS}.mamba.MambaComponent.prepare_for_caching_req", cached_states, "AROUND"),
+    Hook("sglang.srt.arg_groups.mamba_hook.validate_mamba_no_buffer", overlap_beside_states, "REPLACE"),
 ]
 if has_gpu():
     HOOKS.append(Hook(f"{_LINEAR_ATTENTION}.GDNAttnBackend.__init__", states_in_slots, "AFTER"))

@@ -11,7 +11,7 @@ import pytest
 from gpu_scheduler.engines.sglang.base.options import ON_A_GPU
 from loader.checkpoints.checkpoint import read
 from loader.policy.floor import floor_bytes
-from protos import engine_pb2
+from protos import common_pb2, engine_pb2
 from testing import small_checkpoints as classes
 from testing.engines.harness import KV_EXTENT, EngineEnd, Node, load, node
 from tests.gpu_scheduler.engines.sglang import checkpoints
@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 of_both_kinds = pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "NemotronHForCausalLM"])
 
 
-async def served(at: Node, end: EngineEnd, folder: Path, limit_bytes: int) -> None:
-    """Loads the model with this limit."""
+async def served(at: Node, end: EngineEnd, folder: Path, limit_bytes: int, overlap: int = 1) -> None:
+    """Loads the model with this limit. `overlap`: 1 for overlapped steps, as on a GPU."""
     found = read(folder, 4)
     await at.book("m", floor_bytes=floor_bytes(CONTEXT, 0, found.kv, KV_EXTENT))
     await at.limit("m", limit_bytes)
     kv = found.kv.in_extents(KV_EXTENT)
-    await end.hold(load(at, "m", folder, context_tokens=CONTEXT, kv=kv, chunked_prefill_size=64))
+    await end.hold(load(at, "m", folder, context_tokens=CONTEXT, kv=kv, chunked_prefill_size=64, overlap=overlap))
 
 
 @of_both_kinds
@@ -47,8 +47,33 @@ async def test_conversation_goes_on_from_the_state_of_its_last_turn(
             end.ask(f"{number}", longer, NEW_TOKENS, ignore_eos=True)
         second, third = [await end.answer(f"{number}") for number in (2, 3)]
         assert [second.tokens, third.tokens] == expected, "each has its own copy of the state"
-        # The last token of an answer is not computed.
+        # The last token of an answer of a given length is not computed.
         assert second.cached_tokens == third.cached_tokens == len(PROMPTS[0]) + NEW_TOKENS - 1
+
+
+@pytest.mark.parametrize("overlap", [0, 1], ids=["one after the other", "overlapped"])
+@of_both_kinds
+async def test_conversation_goes_on_from_the_state_of_an_answer_that_stopped_by_itself(
+    tmp_path: Path, engines: Engines, architecture: str, overlap: int
+) -> None:
+    """With overlapped steps another step is launched before the engine knows that the answer is over: the state has the
+    answer's last token then, and so has the cache."""
+    folder = classes.write(architecture, tmp_path / "model")
+    (whole,) = checkpoints.reference(folder, [PROMPTS[0]], NEW_TOKENS)
+    last = next(number for number in range(3, NEW_TOKENS) if whole[number] not in whole[:number])
+    stopped = [*PROMPTS[0], *whole[: last + 1]]
+    with_stop, without = [*stopped, *PROMPTS[1][:20]], [*stopped[:-1], *PROMPTS[1][:20]]
+    expected = checkpoints.reference(folder, [with_stop, without], NEW_TOKENS)
+    async with node(tmp_path) as at, engines.one() as end:
+        await served(at, end, folder, 64 * KV_EXTENT, overlap)
+        end.ask("first", PROMPTS[0], NEW_TOKENS, stop_token_ids=[whole[last]])
+        assert (await end.answer("first")).finish == common_pb2.STOP
+        end.ask("with", with_stop, NEW_TOKENS, ignore_eos=True)
+        end.ask("without", without, NEW_TOKENS, ignore_eos=True)
+        answers = [await end.answer(name) for name in ("with", "without")]
+        assert [answer.tokens for answer in answers] == expected
+        computed = len(stopped) if overlap else len(stopped) - 1
+        assert [answer.cached_tokens for answer in answers] == [computed, 0 if overlap else computed]
 
 
 @of_both_kinds
@@ -70,7 +95,7 @@ async def test_requests_without_memory_for_a_state_wait_for_that_of_others(
 async def test_models_with_states_are_served_with_the_options_that_engines_have_on_gpus(
     tmp_path: Path, engines: Engines, architecture: str
 ) -> None:
-    """Pages of one token and steps one after the other, whatever the options say; and the probe's requests together."""
+    """Pages of one token, whatever the options say, overlapped steps, and the probe's requests together."""
     folder = classes.write(architecture, tmp_path / "model")
     expected = checkpoints.reference(folder, PROMPTS, NEW_TOKENS)
     found = read(folder, 4)
