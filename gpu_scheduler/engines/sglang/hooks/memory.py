@@ -26,8 +26,8 @@ SchedulerPoolStatsObserver            SGLang's check for leaks counts slots     
 HybridReqToTokenPool._init_mamba_pool States lie over the elastic range          all of them are allocated at the start
 MambaComponent                        A request's state is cached once, when it  each step of a prompt needs another
 .prepare_for_caching_req              ends, with the tokens that are in it       state, and SGLang dies if it has none
-mamba_hook.validate_mamba_no_buffer   Steps overlap beside states as well        SGLang refuses that, and the device would
-                                                                                 wait for the host in each step
+mamba_hook.validate_mamba_no_buffer   Steps overlap beside states as well        SGLang refuses; devices wait for their
+                                                                                 hosts in each step
 GDNAttnBackend.__init__               Kernels of linear attention read and       each layer copies the states of prompts
                                       write the states of prompts in their       out of the pool and back, in four more
                                       slots, on a GPU                            launches
