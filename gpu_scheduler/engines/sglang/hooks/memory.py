@@ -24,8 +24,9 @@ SchedulerPoolStatsObserver            SGLang's check for leaks counts slots     
 .session_held_swa_tokens,
 .session_held_mamba_slots
 HybridReqToTokenPool._init_mamba_pool States lie over the elastic range          all of them are allocated at the start
-MambaComponent                        A request's state is cached once, when it  each step of a prompt needs another
-.prepare_for_caching_req              ends, with the tokens that are in it       state, and SGLang dies if it has none
+MambaComponent                        A state is cached when its request ends,   each step of a prompt needs another
+.prepare_for_caching_req              and where a prompt parts from a cached     state, and SGLang dies if it has none
+                                      prefix, if there is memory
 mamba_hook.validate_mamba_no_buffer   Steps overlap beside states as well        SGLang refuses; devices wait for their
                                                                                  hosts in each step
 GDNAttnBackend.__init__               Kernels of linear attention read and       each layer copies the states of prompts
@@ -38,6 +39,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from gpu_scheduler.engines.sglang.base.environment import has_gpu
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel
@@ -163,17 +166,27 @@ def state_pool(original: Callable[..., Any], pool: Any, *, mamba_size: int, devi
 def cached_states(
     original: Callable[..., Any], component: Any, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
 ) -> Any:
-    """Number of a request's tokens that the prefix cache may keep now, with the request's state: none before the
-    request ends. SGLang would cache a copy of the state behind each step of a prompt, and dies where there is no memory
-    for one. A request that still runs has copied the cached state that it began from, so that is unlocked.
+    """Number of a request's tokens that the prefix cache may keep now, with a state. SGLang would cache a copy of the
+    state behind each step of a prompt, and dies where there is no memory for one.
 
-    The state has the tokens of all steps that were launched (`kv_committed_len`), among them one beyond the last result
-    if steps overlap: the last token that was sampled, which SGLang caches as well then. A state that has other tokens
-    than those that SGLang would cache is not kept, nor are the tokens, as no request could go on from them."""
+    When the request ends, the cache gets its state. The state has the tokens of all steps that were launched
+    (`kv_committed_len`), among them one beyond the last result if steps overlap: the last token that was sampled, which
+    SGLang caches as well then. A state that has other tokens than those that SGLang would cache is not kept, nor are
+    the tokens, as no request could go on from them.
+
+    While the request runs, the cache gets a copy of its state where it parts from a cached prefix, if a slot is free
+    (`KvProvisioning.until_shared`). The cached state that it began from is unlocked: the request has a copy."""
     if is_finished:
         return original(component, req, insert_params, token_ids_len, True) if _is_whole(req, token_ids_len) else 0
     _unlock_first_state(component, req.lock)
-    return 0
+    model = current.model()
+    states = model.kv.states
+    if token_ids_len != req.mamba_branching_seqlen or states is None or not states.available:
+        return 0
+    if model.device.type == "cuda" and model.scheduler.enable_overlap:
+        # The state is copied behind the step that computes it, and before the next one, which waits for this stream.
+        torch.cuda.current_stream().wait_stream(model.scheduler.forward_stream)
+    return original(component, req, insert_params, token_ids_len, False)
 
 
 def _is_whole(request: Any, tokens: int) -> bool:

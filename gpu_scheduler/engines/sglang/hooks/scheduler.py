@@ -141,7 +141,8 @@ class EngineScheduler(SocketlessScheduler):
         has_states, goes_on = self.most_admitted is not None, self.chunked_req is not None
         unthrottled = self.chunked_prefill_size
         if unthrottled is not None:  # an encoder's prompts cannot be computed in parts
-            self.chunked_prefill_size = loop.chunk_tokens()
+            tokens = loop.chunk_tokens()
+            self.chunked_prefill_size = self._until_shared(tokens) or tokens
         try:
             if not provisioning.asked:
                 self._ask_ahead(running_batch.reqs)
@@ -178,6 +179,19 @@ class EngineScheduler(SocketlessScheduler):
                 model.tree, first, running_batch.reqs, most, cap, ratio
             )
         return int(model.kv.states.available)
+
+    def _until_shared(self, most: int) -> int:
+        """Tokens of the next prefill step, if the state behind them is to be cached for other requests that begin so
+        (`KvProvisioning.until_shared`); else 0. Then the step has one prompt alone."""
+        model = current.model()
+        begins = self.chunked_req is None
+        request = self.waiting_queue[0] if begins else self.chunked_req
+        if model.kv.states is None or begins and not self.most_admitted:
+            return 0
+        tokens = model.provisioning.until_shared(model.tree, request, most or self.max_prefill_tokens, begins=begins)
+        if tokens and begins:
+            self.most_admitted = 1
+        return tokens
 
     @override
     def get_num_allocatable_reqs(self, *args: Any, **kwargs: Any) -> int:

@@ -25,6 +25,10 @@ _NEED_DECAY = 0.9
 """Factor by which the largest need decays with each step."""
 _LATELY_S = 1.0
 """Seconds for which an eviction ahead of need counts as recent."""
+_LEAST_SHARED = 256
+"""Least tokens that a prompt shares with a cached prefix, beyond the state that it goes on from, for which the state
+behind them is cached. That costs one more prefill step, which takes a host as long as hundreds of tokens take a
+device."""
 _LOOKED_AT = 8
 """Most waiting requests for which memory is requested at a time: each costs a walk through the prefix cache."""
 _IDLE_WAIT_S = 0.5
@@ -288,6 +292,31 @@ class KvProvisioning:
                 self._empty(kind, extents)
             states.regrow(1, self._hard_wait_s)
         return states.available > 0
+
+    def until_shared(self, tree: Any, request: Any, most: int, *, begins: bool) -> int:
+        """Tokens that the next prefill step computes of its first prompt, and of no other, so that the state behind
+        them can be cached: those that the prompt shares with a cached prefix which has no state at their end. 0: the
+        step takes as many as it can. `most`: tokens that the step could compute. `begins`: False if the prompt is
+        computed in part.
+
+        Requests that share a beginning, such as a system prompt, go on from that state: it is made when the second one
+        comes, if a slot is free for it or a cached state can leave."""
+        kv, states = self._kv, self._kv.states
+        assert states is not None
+        tokens = (request.mamba_branching_seqlen or 0) - request.prefix_len
+        if not (_LEAST_SHARED if begins else 1) <= tokens <= most:
+            return 0
+        slots = 2 if begins else 1  # one is the request's own
+        if states.available < slots and states.arriving:
+            kv.settle()
+        if states.available < slots:
+            states.grow_politely(slots - states.available, 0.0, tree.mamba_evictable_size())
+        if states.available < slots and tree.mamba_evictable_size() > bool(request.prefix_len):
+            assert self._evict_states is not None
+            self._evict_states(1)
+            kv.settle()
+        kv.promised = states.available
+        return tokens if states.available >= slots else 0
 
     def _provide_tokens(self, tree: Any, request: Any, estimate_cap: int) -> None:
         """Makes room for as many tokens of a request as SGLang could not get by evicting cached tokens: memory grows,

@@ -74,7 +74,8 @@ class Reclaim:
             return
         model.provisioning.ahead(model.tree, now)
         kept = model.provisioning.evicted_lately(now) or model.kv_transfer.expected_s(now) > 0
-        if kv.states is not None and not kept and not model.scheduler.waiting_queue:
+        begins = model.scheduler.waiting_queue or model.scheduler.chunked_req is not None
+        if kv.states is not None and not kept and not begins:
             kv.states.give_up_empties()
         if now >= self._empties_at and not kept and not model.scheduler.is_fully_idle():
             self._empties_at = now + _EMPTIES_LOOK_S

@@ -33,6 +33,7 @@ from tests.gpu_scheduler.engines.sglang.classes.test_classes import (
     of_engine,
     says,
 )
+from tests.gpu_scheduler.engines.sglang.classes.test_states import BLOCK, LONG, SHARED, sharing
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 from tests.gpu_scheduler.engines.sglang.test_tensor_parallel import (
     CAPACITY,
@@ -63,13 +64,15 @@ async def engines() -> AsyncIterator[Engines]:
     await shared.close()
 
 
-def of_two_ranks(at: Node, folder: Path, **options: Any) -> tuple[engine_pb2.Load, Checkpoint, int]:
+def of_two_ranks(
+    at: Node, folder: Path, context: int = CONTEXT, **options: Any
+) -> tuple[engine_pb2.Load, Checkpoint, int]:
     """A Load of a model on two devices, what the loader says of its part on one, and its floor there."""
     half = read(folder, 4, 2)
     kv = half.kv.in_extents(KV_EXTENT)
-    wanted = load(at, "m", folder, context_tokens=CONTEXT, kv=kv.times(2), chunked_prefill_size=48, **options)
+    wanted = load(at, "m", folder, context_tokens=context, kv=kv.times(2), chunked_prefill_size=48, **options)
     wanted.model.devices = 2
-    return wanted, half, floor_bytes(CONTEXT, 0, half.kv, KV_EXTENT)
+    return wanted, half, floor_bytes(context, 0, half.kv, KV_EXTENT)
 
 
 def tables_of(architecture: str) -> int:
@@ -126,6 +129,23 @@ async def test_windows_and_states_divide_by_their_heads_and_answers_are_those_of
         await load_from_images(end, images, wanted, parts, mapped)
         await stays_right_while_limits_move(at, end, floor, expected)
         images.close()
+
+
+async def test_state_behind_a_shared_beginning_is_cached_on_both_devices(tmp_path: Path, engines: Engines) -> None:
+    folder = small_checkpoints.write("Qwen3_5ForCausalLM", tmp_path / "model")
+    prompts = sharing(SHARED, 3)
+    expected = reference(folder, prompts, NEW_TOKENS)
+    async with node(tmp_path, others={OTHER: CAPACITY}) as at, engines.one() as end:
+        wanted, _, floor = of_two_ranks(at, folder, LONG, overlap=1)
+        await at.book("m", floor_bytes=floor)
+        await limit_all(at, "m", 4 * floor)
+        await end.hold(wanted)
+        answers = []
+        for number, prompt in enumerate(prompts):
+            end.ask(f"{number}", prompt, NEW_TOKENS, ignore_eos=True)
+            answers.append(await end.answer(f"{number}"))
+        assert [answer.tokens for answer in answers] == expected
+        assert answers[1].cached_tokens == 0 and SHARED - BLOCK < answers[2].cached_tokens <= SHARED
 
 
 class Neighbour:

@@ -3,6 +3,7 @@ states are gone on from, requests wait for memory of their state, and KV that ha
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from statistics import median
 
@@ -22,13 +23,22 @@ pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 of_both_kinds = pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "NemotronHForCausalLM"])
 
 
-async def served(at: Node, end: EngineEnd, folder: Path, limit_bytes: int, overlap: int = 1) -> None:
-    """Loads the model with this limit. `overlap`: 1 for overlapped steps, as on a GPU."""
+async def served(
+    at: Node,
+    end: EngineEnd,
+    folder: Path,
+    limit_bytes: int,
+    overlap: int = 1,
+    context: int = CONTEXT,
+    chunk: int = 64,
+) -> None:
+    """Loads the model with this limit. `overlap`: 1 for overlapped steps, as on a GPU. `chunk`: most tokens of a
+    prefill step."""
     found = read(folder, 4)
-    await at.book("m", floor_bytes=floor_bytes(CONTEXT, 0, found.kv, KV_EXTENT))
+    await at.book("m", floor_bytes=floor_bytes(context, 0, found.kv, KV_EXTENT))
     await at.limit("m", limit_bytes)
     kv = found.kv.in_extents(KV_EXTENT)
-    await end.hold(load(at, "m", folder, context_tokens=CONTEXT, kv=kv, chunked_prefill_size=64, overlap=overlap))
+    await end.hold(load(at, "m", folder, context_tokens=context, kv=kv, chunked_prefill_size=chunk, overlap=overlap))
 
 
 @of_both_kinds
@@ -74,6 +84,67 @@ async def test_conversation_goes_on_from_the_state_of_an_answer_that_stopped_by_
         assert [answer.tokens for answer in answers] == expected
         computed = len(stopped) if overlap else len(stopped) - 1
         assert [answer.cached_tokens for answer in answers] == [computed, 0 if overlap else computed]
+
+
+LONG, SHARED = 512, 300
+"""Tokens of a context that has room for prompts which share a beginning of so many tokens."""
+BLOCK = 64
+"""Most tokens of a block of the kernels of states. States within prompts are cached at the end of a block."""
+
+
+@pytest.mark.parametrize("overlap", [0, 1], ids=["one after the other", "overlapped"])
+@pytest.mark.parametrize("chunk", [512, 100])
+@of_both_kinds
+async def test_beginning_that_requests_share_is_computed_twice_and_not_more_often(
+    tmp_path: Path, engines: Engines, architecture: str, chunk: int, overlap: int
+) -> None:
+    folder = classes.write(architecture, tmp_path / "model")
+    prompts = sharing(SHARED, 3)
+    expected = checkpoints.reference(folder, prompts, NEW_TOKENS)
+    async with node(tmp_path) as at, engines.one() as end:
+        await served(at, end, folder, 64 * KV_EXTENT, overlap, context=LONG, chunk=chunk)
+        answers = []
+        for number, prompt in enumerate(prompts):
+            end.ask(f"{number}", prompt, NEW_TOKENS, ignore_eos=True)
+            answers.append(await end.answer(f"{number}"))
+        assert [answer.tokens for answer in answers] == expected
+        *first, third = [answer.cached_tokens for answer in answers]
+        assert first == [0, 0] and SHARED - BLOCK < third <= SHARED
+
+
+@of_both_kinds
+async def test_requests_that_share_beginnings_say_the_same_while_the_limit_moves(
+    tmp_path: Path, engines: Engines, architecture: str
+) -> None:
+    folder = classes.write(architecture, tmp_path / "model")
+    chance = random.Random(1)
+    prompts = [*sharing(SHARED, 5), *sharing(SHARED + BLOCK, 5, 500), *sharing(70, 4, 900)]
+    expected = dict(enumerate(checkpoints.reference(folder, prompts, NEW_TOKENS)))
+    floor = floor_bytes(LONG, 0, read(folder, 4).kv, KV_EXTENT)
+    async with node(tmp_path) as at, engines.one() as end:
+        await served(at, end, folder, floor, context=LONG, chunk=128)
+        found = evicted = 0
+        for turn in range(6):
+            order = list(range(len(prompts)))
+            chance.shuffle(order)
+            for number in order:
+                end.ask(f"{turn} {number}", prompts[number], NEW_TOKENS, ignore_eos=True)
+            asked = [f"{turn} {number}" for number in order]
+            await at.limit("m", (4 if turn % 2 == 0 else 1) * floor)
+            answers = [await end.answer(name) for name in asked]
+            assert {number: answer.tokens for number, answer in zip(order, answers, strict=True)} == expected
+            found += sum(SHARED - BLOCK < answer.cached_tokens <= SHARED + BLOCK for answer in answers)
+            evicted = end.stats.evicted_tokens
+        assert found > 0 and evicted > 0
+        await end.until(lambda: not end.stats.running)
+        await end.do(hibernate=engine_pb2.Hibernate())
+        assert await at.leased_bytes() == 0
+
+
+def sharing(tokens: int, count: int, first: int = 100) -> list[list[int]]:
+    """`count` prompts that begin with the same `tokens`, and go on with 21 others each."""
+    begin = [first + number % 89 for number in range(tokens)]
+    return [[*begin, *(11 + 31 * number + more for more in range(21))] for number in range(count)]
 
 
 @of_both_kinds

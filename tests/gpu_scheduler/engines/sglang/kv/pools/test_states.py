@@ -278,6 +278,57 @@ def test_no_cached_state_leaves_for_a_prompt_whose_tokens_have_no_room() -> None
     assert len(books.cached) == 2 and books.states.available == 0
 
 
+def shares(books: Books, prompt: int, with_cached: int) -> Any:
+    """A waiting request that SGLang has looked up: `with_cached` tokens of its prompt are cached without a state."""
+    request = waiting_for(prompt, CAP)
+    books.look_up(request)
+    request.mamba_branching_seqlen = with_cached or None
+    return request
+
+
+def test_a_step_ends_where_a_prompt_parts_from_a_cached_prefix_if_a_second_state_has_room() -> None:
+    books = Books(44)
+    request = shares(books, 320, 300)
+    assert books.provisioning.provide_states(books, [request], [], 512, CAP, 0.0) == 1
+    assert books.provisioning.until_shared(books, request, 512, begins=True) == 300
+    assert books.states.available == books.kv.promised == 2
+    books.audit()
+
+
+def test_a_cached_state_leaves_for_that_of_a_shared_beginning_where_memory_cannot_come() -> None:
+    books = with_cached(12, 2)
+    before = len(books.cached)
+    request = shares(books, 320, 300)
+    books.states.grow(1, 0.0)
+    while books.states.available < 1:
+        books.evict_one()
+        before -= 1
+        books.kv.settle()
+    assert books.provisioning.until_shared(books, request, 512, begins=True) == 300
+    assert len(books.cached) == before - 1 and books.states.available == 2
+    books.audit()
+
+
+@pytest.mark.parametrize(("shared", "most", "limit"), [(0, 512, 12), (200, 512, 12), (300, 299, 12), (300, 512, 8)])
+def test_a_step_is_not_cut_for_few_shared_tokens_or_beyond_its_own_or_without_room_for_a_second_state(
+    shared: int, most: int, limit: int
+) -> None:
+    books = Books(limit)
+    request = shares(books, 320, shared)
+    assert books.provisioning.provide_states(books, [request], [], 512, CAP, 0.0) == 1
+    assert books.provisioning.until_shared(books, request, most, begins=True) == 0
+
+
+def test_a_prompt_that_is_computed_in_part_is_cut_once_more_where_it_parts_from_a_cached_prefix() -> None:
+    books = Books(12)
+    request = shares(books, 900, 640)
+    assert books.provisioning.until_shared(books, request, 512, begins=True) == 0, "the step ends before"
+    request.prefix_len = 512
+    assert books.provisioning.until_shared(books, request, 512, begins=False) == 128
+    request.prefix_len = 640
+    assert books.provisioning.until_shared(books, request, 512, begins=False) == 0
+
+
 def test_cached_states_leave_before_memory_of_tokens_is_evicted_for_a_state() -> None:
     books = Books(2 * STATE_EXTENTS + STATE_EXTENTS + 6)
     for _ in range(2):
