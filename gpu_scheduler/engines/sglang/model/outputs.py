@@ -49,8 +49,9 @@ class Outputs:
             begin, end = request.send_token_offset, len(said)
             if reason is not None:
                 request.finished_output = True
-                if request.finished_len is None:
-                    request.finished_len = end
+                if request.finished_len is None:  # it was stopped from outside
+                    # Behind a prompt without an answer SGLang puts a token that nobody drew.
+                    request.finished_len = end if request.sampling_params.max_new_tokens else 0
                 end = min(end, request.finished_len)
                 entry = self._request_table.by_rid(request.rid)
                 if entry is not None and entry.withheld and isinstance(reason, FINISH_ABORT):
