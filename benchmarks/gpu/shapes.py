@@ -44,8 +44,8 @@ _SHAPES: dict[str, dict[str, Any]] = {
 }
 NAMES = tuple(_SHAPES)
 STATES_OF_A_REQUEST = 5
-"""States that SGLang wants for each request that may run: its own, two in which it keeps what it will cache, and two
-that are cached."""
+"""States that SGLang wants on a GPU for each request that may run: its own, two in which it keeps what it will cache
+within prompts and answers, and two that are cached. On a CPU it would do with three, of the same bytes."""
 
 
 def write(folder: Path, name: str, **changes: Any) -> Path:

@@ -45,9 +45,7 @@ def mapped(extents_apart: int) -> torch.Tensor:
             extents.release(handle)
         extents.allow(base + slot * extents_apart * EXTENT, own * EXTENT)
     raw = vmm.bytes_at(base, SLOTS * extents_apart * EXTENT)
-    found: torch.Tensor = state_views(raw, LAYERS, extents_apart * EXTENT, [((VALUE_HEADS, DIM, DIM), torch.float32)])[
-        0
-    ]
+    (found,) = state_views(raw, LAYERS, extents_apart * EXTENT, [((VALUE_HEADS, DIM, DIM), torch.float32)])
     return found
 
 

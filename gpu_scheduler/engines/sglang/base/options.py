@@ -315,8 +315,9 @@ def has_states(folder: Path) -> bool:
 
 
 def _with_states(options: Options) -> dict[str, Any]:
-    """SGLang's arguments for a model whose requests have states. A state is cached at the end of a request only, where
-    SGLang's other strategies keep two more for each that runs; that takes pages of one token."""
+    """SGLang's arguments for a model whose requests have states. States are cached at the end of a request and where a
+    prompt parts from a cached prefix, where SGLang's other strategies keep two more for each request that runs; that
+    takes pages of one token."""
     return {
         "page_size": 1,
         "mamba_radix_cache_strategy": "no_buffer",

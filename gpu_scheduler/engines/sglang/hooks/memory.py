@@ -179,14 +179,28 @@ def cached_states(
     if is_finished:
         return original(component, req, insert_params, token_ids_len, True) if _is_whole(req, token_ids_len) else 0
     _unlock_first_state(component, req.lock)
-    model = current.model()
-    states = model.kv.states
+    states = current.model().kv.states
     if token_ids_len != req.mamba_branching_seqlen or states is None or not states.available:
         return 0
-    if model.device.type == "cuda" and model.scheduler.enable_overlap:
-        # The state is copied behind the step that computes it, and before the next one, which waits for this stream.
-        torch.cuda.current_stream().wait_stream(model.scheduler.forward_stream)
-    return original(component, req, insert_params, token_ids_len, False)
+    pool = component.cache.req_to_token_pool
+    insert_params.mamba_value = pool.mamba_allocator.alloc(1)
+    _copy_behind_steps(pool.mamba_pool, req.kv.mamba_pool_idx.unsqueeze(0), insert_params.mamba_value)
+    return token_ids_len
+
+
+def _copy_behind_steps(states: Any, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies a state between two slots, numbers (1,) on the device, as it is behind the steps that were launched. On a
+    GPU the steps' own stream does that: before the next step, and in memory that it has for such copies."""
+    scheduler = current.model().scheduler
+    if not scheduler.enable_overlap or source.device.type != "cuda":
+        states.copy_from(source, target)
+        return
+    stream = scheduler.forward_stream
+    stream.wait_stream(torch.cuda.current_stream())  # which has sent the slots' numbers
+    with torch.cuda.stream(stream):
+        states.copy_from(source, target)
+    for numbers in (source, target):
+        numbers.record_stream(stream)
 
 
 def _is_whole(request: Any, tokens: int) -> bool:

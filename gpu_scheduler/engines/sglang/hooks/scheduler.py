@@ -123,8 +123,9 @@ class EngineScheduler(SocketlessScheduler):
         """Forms a prefill batch of no more tokens than the throttle allows. No batch is formed, and decoding goes on,
         while it is another engine's turn, memory is over the limit or missing, or decodes are behind.
 
-        The order: requests whose grammars are ready join the queue; states get memory; tokens get memory, unless an
-        earlier call has requested it; SGLang forms the batch; memory for the step after that is requested."""
+        The order: requests whose grammars are ready join the queue; states get memory; the step is cut if a state
+        within its prompt is to be cached; tokens get memory, unless an earlier call has requested it; SGLang forms the
+        batch; memory for the step after that is requested."""
         # Requests join the queue here, because SGLang would start one whose grammar is ready without asking whether it
         # may. Where no request waits, SGLang is not asked for a batch: it would look at the grammars again, and start a
         # request whose grammar has become ready meanwhile.
@@ -170,6 +171,8 @@ class EngineScheduler(SocketlessScheduler):
         # A prompt that is half computed has its state already, and no other one begins beside it. Looking for another
         # state could take the memory that was found for its tokens.
         if self.chunked_req is None:
+            # SGLang sorts the queue when it forms the batch; which request is first has to be known here.
+            schedule_policy.SchedulePolicy._sort_by_priority_and_fcfs(self.waiting_queue, self.policy.priority_sign)
             rows = max(0, super().get_num_allocatable_reqs(len(running_batch.reqs)))
             first = self.waiting_queue[: min(rows, get_schedule().prefill_max_requests or rows)]
             most = current.loop().chunk_tokens() or self.max_prefill_tokens
@@ -181,8 +184,9 @@ class EngineScheduler(SocketlessScheduler):
         return int(model.kv.states.available)
 
     def _until_shared(self, most: int) -> int:
-        """Tokens of the next prefill step, if the state behind them is to be cached for other requests that begin so
-        (`KvProvisioning.until_shared`); else 0. Then the step has one prompt alone."""
+        """Number of tokens of the next prefill step, if the state behind them is to be cached for other requests that
+        begin so (`KvProvisioning.until_shared`): the step has one prompt alone then. 0: it is not cut. `most`: tokens
+        that the step could compute; 0: as many as SGLang's limit."""
         model = current.model()
         begins = self.chunked_req is None
         request = self.waiting_queue[0] if begins else self.chunked_req

@@ -29,6 +29,9 @@ _LEAST_SHARED = 256
 """Least tokens that a prompt shares with a cached prefix, beyond the state that it goes on from, for which the state
 behind them is cached. That costs one more prefill step, which takes a host as long as hundreds of tokens take a
 device."""
+_FEW_STATES = 8
+"""Cached states from which one may leave for the state of a shared beginning. Where fewer have room, that state would
+leave before another request comes for it."""
 _LOOKED_AT = 8
 """Most waiting requests for which memory is requested at a time: each costs a walk through the prefix cache."""
 _IDLE_WAIT_S = 0.5
@@ -294,27 +297,29 @@ class KvProvisioning:
         return states.available > 0
 
     def until_shared(self, tree: Any, request: Any, most: int, *, begins: bool) -> int:
-        """Tokens that the next prefill step computes of its first prompt, and of no other, so that the state behind
-        them can be cached: those that the prompt shares with a cached prefix which has no state at their end. 0: the
-        step takes as many as it can. `most`: tokens that the step could compute. `begins`: False if the prompt is
-        computed in part.
+        """Number of tokens that the next prefill step computes, of its first prompt alone, so that the state behind
+        them can be cached; 0: the step is not cut. They end where the prompt parts from a cached prefix that has no
+        state there, and there is a free slot for a copy of the state, beside the request's own. `most`: tokens that the
+        step could compute. `begins`: False for a prompt that is computed in part.
 
-        Requests that share a beginning, such as a system prompt, go on from that state: it is made when the second one
-        comes, if a slot is free for it or a cached state can leave."""
+        Requests that share a beginning, such as a system prompt, go on from that state. The first of them that comes
+        once another has ended makes it."""
         kv, states = self._kv, self._kv.states
         assert states is not None
-        tokens = (request.mamba_branching_seqlen or 0) - request.prefix_len
-        if not (_LEAST_SHARED if begins else 1) <= tokens <= most:
+        slots = 2 if begins else 1
+        if not (tokens := _until_parting(request, most)):
             return 0
-        slots = 2 if begins else 1  # one is the request's own
         if states.available < slots and states.arriving:
             kv.settle()
         if states.available < slots:
-            states.grow_politely(slots - states.available, 0.0, tree.mamba_evictable_size())
-        if states.available < slots and tree.mamba_evictable_size() > bool(request.prefix_len):
+            states.grow_politely(slots - states.available, self._soft_wait_s, tree.mamba_evictable_size())
+        if states.available < slots and tree.mamba_evictable_size() >= _FEW_STATES:
             assert self._evict_states is not None
             self._evict_states(1)
             kv.settle()
+        if begins:  # what has left since the last look may be the prefix that the prompt shares
+            tree.look_up(request)
+            tokens = _until_parting(request, most)
         kv.promised = states.available
         return tokens if states.available >= slots else 0
 
@@ -440,6 +445,14 @@ class KvProvisioning:
 def _outputs(running: Sequence[Any], estimate_cap: int) -> int:
     """Most tokens that running requests have yet to say, at most `estimate_cap` each."""
     return sum(_needs(request, estimate_cap)[1] for request in running)
+
+
+def _until_parting(request: Any, most: int) -> int:
+    """Tokens of a prompt up to where it parts from a cached prefix that has no state there; 0 if they are more than
+    `most`, or too few of them are shared."""
+    parting = request.mamba_branching_seqlen or 0
+    tokens: int = parting - request.prefix_len
+    return tokens if parting - request.kv.cache_protected_len >= _LEAST_SHARED and 0 < tokens <= most else 0
 
 
 def _states_to_come(states: ElasticKv) -> int:

@@ -49,7 +49,7 @@ class Outputs:
             begin, end = request.send_token_offset, len(said)
             if reason is not None:
                 request.finished_output = True
-                if request.finished_len is None:  # it was stopped from outside
+                if request.finished_len is None:  # it was stopped from outside, or its grammar ended
                     # Behind a prompt without an answer SGLang puts a token that nobody drew.
                     request.finished_len = end if request.sampling_params.max_new_tokens else 0
                 end = min(end, request.finished_len)

@@ -74,12 +74,13 @@ class Reclaim:
             return
         model.provisioning.ahead(model.tree, now)
         kept = model.provisioning.evicted_lately(now) or model.kv_transfer.expected_s(now) > 0
-        begins = model.scheduler.waiting_queue or model.scheduler.chunked_req is not None
-        if kv.states is not None and not kept and not begins:
+        prompts = bool(model.scheduler.waiting_queue) or model.scheduler.chunked_req is not None
+        if kv.states is not None and not kept and not prompts:
             kv.states.give_up_empties()
         if now >= self._empties_at and not kept and not model.scheduler.is_fully_idle():
             self._empties_at = now + _EMPTIES_LOOK_S
-            kv.give_up_empties(older_than_s=model.options.linger_ms / 1e3)
+            for kind in kv.kinds:  # states have left above, unless prompts are to have their slots
+                kind.give_up_empties(older_than_s=model.options.linger_ms / 1e3)
 
     def _give_up(self, nbytes: int) -> int:
         """Returns empty extents, and evicts cached states, then prefixes, as far as `nbytes` need it; returns how many

@@ -1,5 +1,7 @@
-"""Requests with states of linear attention or of Mamba layers, beside what every class does (`test_classes.py`): cached
-states are gone on from, requests wait for memory of their state, and KV that has states beside it stays where it is."""
+"""Requests with states of linear attention or of Mamba layers, beside what every class does (`test_classes.py`).
+
+Requests go on from cached states, those of answers that stopped by themselves and of beginnings that requests share
+among them; they wait for memory of their own; and KV that has states beside it stays where it is."""
 
 from __future__ import annotations
 
@@ -20,7 +22,17 @@ from tests.gpu_scheduler.engines.sglang.classes.test_classes import CONTEXT, NEW
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
+LONG, SHARED = 512, 300
+"""Tokens of a context that has room for prompts which share a beginning of so many tokens."""
+BLOCK = 64
+"""Most tokens of a block of the kernels of states. States within prompts are cached at the end of a block."""
 of_both_kinds = pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "NemotronHForCausalLM"])
+
+
+def sharing(tokens: int, count: int, first: int = 100) -> list[list[int]]:
+    """`count` prompts that begin with the same `tokens`, and go on with 21 others each."""
+    begin = [first + number % 89 for number in range(tokens)]
+    return [[*begin, *(11 + 31 * number + more for more in range(21))] for number in range(count)]
 
 
 async def served(
@@ -31,6 +43,7 @@ async def served(
     overlap: int = 1,
     context: int = CONTEXT,
     chunk: int = 64,
+    **options: int,
 ) -> None:
     """Loads the model with this limit. `overlap`: 1 for overlapped steps, as on a GPU. `chunk`: most tokens of a
     prefill step."""
@@ -38,7 +51,8 @@ async def served(
     await at.book("m", floor_bytes=floor_bytes(context, 0, found.kv, KV_EXTENT))
     await at.limit("m", limit_bytes)
     kv = found.kv.in_extents(KV_EXTENT)
-    await end.hold(load(at, "m", folder, context_tokens=context, kv=kv, chunked_prefill_size=chunk, overlap=overlap))
+    options |= {"chunked_prefill_size": chunk, "overlap": overlap}
+    await end.hold(load(at, "m", folder, context_tokens=context, kv=kv, **options))
 
 
 @of_both_kinds
@@ -86,12 +100,6 @@ async def test_conversation_goes_on_from_the_state_of_an_answer_that_stopped_by_
         assert [answer.cached_tokens for answer in answers] == [computed, 0 if overlap else computed]
 
 
-LONG, SHARED = 512, 300
-"""Tokens of a context that has room for prompts which share a beginning of so many tokens."""
-BLOCK = 64
-"""Most tokens of a block of the kernels of states. States within prompts are cached at the end of a block."""
-
-
 @pytest.mark.parametrize("overlap", [0, 1], ids=["one after the other", "overlapped"])
 @pytest.mark.parametrize("chunk", [512, 100])
 @of_both_kinds
@@ -102,7 +110,8 @@ async def test_beginning_that_requests_share_is_computed_twice_and_not_more_ofte
     prompts = sharing(SHARED, 3)
     expected = checkpoints.reference(folder, prompts, NEW_TOKENS)
     async with node(tmp_path) as at, engines.one() as end:
-        await served(at, end, folder, 64 * KV_EXTENT, overlap, context=LONG, chunk=chunk)
+        # Steps wait until memory is there, however slow the host is.
+        await served(at, end, folder, 64 * KV_EXTENT, overlap, context=LONG, chunk=chunk, soft_wait_ms=60_000)
         answers = []
         for number, prompt in enumerate(prompts):
             end.ask(f"{number}", prompt, NEW_TOKENS, ignore_eos=True)
@@ -135,6 +144,7 @@ async def test_requests_that_share_beginnings_say_the_same_while_the_limit_moves
             assert {number: answer.tokens for number, answer in zip(order, answers, strict=True)} == expected
             found += sum(SHARED - BLOCK < answer.cached_tokens <= SHARED + BLOCK for answer in answers)
             evicted = end.stats.evicted_tokens
+        # At four times the floor there is memory for further states.
         assert found > 0 and evicted > 0
         await end.until(lambda: not end.stats.running)
         await end.do(hibernate=engine_pb2.Hibernate())
@@ -144,12 +154,6 @@ async def test_requests_that_share_beginnings_say_the_same_while_the_limit_moves
 
         # An extent that was requested while the limit moved may come now, and goes back at once.
         await at.until(nothing_is_leased)
-
-
-def sharing(tokens: int, count: int, first: int = 100) -> list[list[int]]:
-    """`count` prompts that begin with the same `tokens`, and go on with 21 others each."""
-    begin = [first + number % 89 for number in range(tokens)]
-    return [[*begin, *(11 + 31 * number + more for more in range(21))] for number in range(count)]
 
 
 @of_both_kinds

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock, patch
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -471,29 +472,78 @@ def requests_begin_behind_a_prompt_in_parts_of_a_model_with_states_although_one_
     assert scheduler.most_admitted is None and scheduler.chunked_prefill_size == 512
 
 
+class Waiting:
+    """A request in SGLang's queue."""
+
+    def __init__(self, rid: str, priority: int = 0) -> None:
+        self.rid, self.priority = rid, priority
+        self.time_stats = SimpleNamespace(wait_queue_entry_time=0.0)
+
+
+def states_come_for_the_request_that_is_first_by_its_priority_and_the_step_is_cut_for_that_one() -> None:
+    """SGLang sorts the queue later, when it forms the batch."""
+    bench = Bench()
+    set_loop(bench.loop)
+    bench.loop.may_prefill = lambda running: True  # type: ignore[method-assign]
+    bench.model.ranks = SimpleNamespace(size=2)  # which request no memory ahead
+    looked_up: list[str] = []
+
+    def provide(_tree: Any, first: list[Any], *_: Any) -> int:
+        looked_up.extend(each.rid for each in first)
+        return 2
+
+    def until_shared(_tree: Any, request: Any, _most: int, *, begins: bool) -> int:
+        assert (request.rid, begins) == ("first", True)
+        return 300
+
+    bench.model.provisioning.provide_states, bench.model.provisioning.until_shared = provide, until_shared
+    running = SimpleNamespace(reqs=[], batch_is_full=False)
+    scheduler = object.__new__(EngineScheduler)
+    scheduler.grammar_manager = MagicMock(**{"has_waiting_grammars.return_value": False})
+    scheduler.waiting_queue, scheduler.chunked_req = [Waiting("second", 5), Waiting("first", 1)], None
+    scheduler.chunked_prefill_size, scheduler.policy = 512, SimpleNamespace(priority_sign=1)
+    scheduler.new_token_ratio_tracker = SimpleNamespace(current=0.5)
+    formed: list[tuple[int | None, int | None]] = []
+
+    def form(self: EngineScheduler, batch: SimpleNamespace) -> SimpleNamespace:
+        formed.append((self.chunked_prefill_size, self.most_admitted))
+        return SimpleNamespace(batch_to_run=None, running_batch=batch)
+
+    with (
+        patch.object(current, "model", lambda: bench.model),
+        patch.object(Scheduler, "get_new_batch_prefill", form),
+        patch.object(Scheduler, "get_num_allocatable_reqs", lambda *_: 8),
+        patch.object(hooked_scheduler, "get_schedule", lambda: SimpleNamespace(prefill_max_requests=None)),
+    ):
+        scheduler.get_new_batch_prefill(running)
+    assert looked_up == ["first", "second"] and formed == [(300, 1)]
+
+
 def request_whose_grammar_is_ready_behind_the_look_for_it_begins_with_a_state() -> None:
     """SGLang looks at grammars too, and starts a request whose grammar is ready by then."""
     bench = Bench()
     set_loop(bench.loop)
     bench.loop.may_prefill = lambda running: True  # type: ignore[method-assign]
     bench.model.provisioning.provide_states = lambda *_: 1
+    bench.model.provisioning.until_shared = lambda *_, **__: 0
     bench.model.ranks = SimpleNamespace(size=2)  # which request no memory ahead
     running = SimpleNamespace(reqs=[], batch_is_full=False)
     scheduler = object.__new__(EngineScheduler)
-    compiled: list[list[str]] = [[], ["with a grammar"]]
+    compiled: list[list[Any]] = [[], [Waiting("with a grammar")]]
     grammars = {"has_waiting_grammars.side_effect": lambda: bool(compiled)}
     scheduler.grammar_manager = MagicMock(
         **{"get_ready_grammar_requests.side_effect": lambda: compiled.pop(0)}, **grammars
     )
     scheduler.waiting_queue, scheduler.chunked_req, scheduler.chunked_prefill_size = [], None, 512
     scheduler.new_token_ratio_tracker = SimpleNamespace(current=0.5)
+    scheduler.policy = SimpleNamespace(priority_sign=1)
     scheduler._add_request_to_queue = scheduler.waiting_queue.append
     begun: list[tuple[str, int | None]] = []
 
     def form(self: EngineScheduler, batch: SimpleNamespace) -> SimpleNamespace:
         if self.grammar_manager.has_waiting_grammars():
             self.waiting_queue += self.grammar_manager.get_ready_grammar_requests()
-        begun.extend((each, self.most_admitted) for each in self.waiting_queue)
+        begun.extend((each.rid, self.most_admitted) for each in self.waiting_queue)
         return SimpleNamespace(batch_to_run=None, running_batch=batch)
 
     with (
@@ -520,8 +570,11 @@ def a_step_looks_for_states_for_no_more_requests_than_sglang_admits() -> None:
     bench.model.kv.states.available = 3
     scheduler = object.__new__(EngineScheduler)
     scheduler.grammar_manager = MagicMock(**{"has_waiting_grammars.return_value": False})
-    scheduler.waiting_queue, scheduler.chunked_req, scheduler.chunked_prefill_size = ["a"] * 50, None, 512
+    scheduler.waiting_queue = [Waiting(f"{number}") for number in range(50)]
+    scheduler.chunked_req, scheduler.chunked_prefill_size = None, 512
     scheduler.new_token_ratio_tracker = SimpleNamespace(current=0.5)
+    scheduler.policy = SimpleNamespace(priority_sign=1)
+    bench.model.provisioning.until_shared = lambda *_, **__: 0
     running = SimpleNamespace(reqs=["r"] * 5, batch_is_full=False)
 
     def form(_self: EngineScheduler, batch: SimpleNamespace) -> SimpleNamespace:
@@ -547,9 +600,10 @@ def free_states_stay_for_the_next_steps_if_states_were_evicted_for_them() -> Non
     reclaim = Reclaim(bench.model, lambda: None)
     bench.scheduler.is_fully_idle = lambda: False
     states = bench.model.kv.states
-    for lately, waiting, left in ((True, [], 0), (False, ["a"], 0), (False, [], 1)):
+    cases = ((True, [], None, 0), (False, ["a"], None, 0), (False, [], "in parts", 0), (False, [], None, 1))
+    for lately, waiting, in_parts, left in cases:
         bench.model.provisioning.evicted_lately = lambda _now, lately=lately: lately
-        bench.scheduler.waiting_queue = waiting
+        bench.scheduler.waiting_queue, bench.scheduler.chunked_req = waiting, in_parts
         states.give_up_empties.reset_mock()
         reclaim.attend(bench.clock.now)
         assert states.give_up_empties.call_count == left

@@ -278,11 +278,13 @@ def test_no_cached_state_leaves_for_a_prompt_whose_tokens_have_no_room() -> None
     assert len(books.cached) == 2 and books.states.available == 0
 
 
-def shares(books: Books, prompt: int, with_cached: int) -> Any:
-    """A waiting request that SGLang has looked up: `with_cached` tokens of its prompt are cached without a state."""
+def shares(books: Books, prompt: int, shared: int) -> Any:
+    """A waiting request that SGLang has looked up: the first `shared` tokens of its prompt are cached without a state
+    at their end."""
     request = waiting_for(prompt, CAP)
     books.look_up(request)
-    request.mamba_branching_seqlen = with_cached or None
+    request.mamba_branching_seqlen = shared or None
+    request.kv = SimpleNamespace(cache_protected_len=0)
     return request
 
 
@@ -295,21 +297,45 @@ def test_a_step_ends_where_a_prompt_parts_from_a_cached_prefix_if_a_second_state
     books.audit()
 
 
-def test_a_cached_state_leaves_for_that_of_a_shared_beginning_where_memory_cannot_come() -> None:
-    books = with_cached(12, 2)
-    before = len(books.cached)
+def full(cached: int) -> Books:
+    """A limit that is reached: so many prefixes of a token are cached, and there is one free slot."""
+    books = Books(STATE_EXTENTS * (cached + 2) + 3)
+    for _ in range(cached):
+        assert books.admit([1]) == 1
+        books.end(0)
+    assert books.states.grow(1, 0.0) and books.states.available == 1
+    while books.of_tokens.headroom() and books.tokens.grow(1 + books.tokens.available, 0.0):
+        pass
+    assert len(books.cached) == cached and not books.of_states.headroom()
+    return books
+
+
+@pytest.mark.parametrize(("cached", "cut"), [(8, 300), (7, 0)])
+def test_the_state_used_longest_ago_leaves_for_that_of_a_shared_beginning_if_there_are_others(
+    cached: int, cut: int
+) -> None:
+    books = full(cached)
+    before = list(books.cached)
     request = shares(books, 320, 300)
-    books.states.grow(1, 0.0)
-    while books.states.available < 1:
-        books.evict_one()
-        before -= 1
-        books.kv.settle()
-    assert books.provisioning.until_shared(books, request, 512, begins=True) == 300
-    assert len(books.cached) == before - 1 and books.states.available == 2
+    assert books.provisioning.until_shared(books, request, 512, begins=True) == cut
+    assert books.cached == (before[1:] if cut else before) and books.states.available == (2 if cut else 1)
     books.audit()
 
 
-@pytest.mark.parametrize(("shared", "most", "limit"), [(0, 512, 12), (200, 512, 12), (300, 299, 12), (300, 512, 8)])
+def test_a_step_is_not_cut_where_the_shared_prefix_itself_had_to_leave() -> None:
+    books = full(8)
+    request = shares(books, 320, 300)
+    found = books.look_up
+
+    def found_nothing_more(looked_up: Any) -> None:
+        found(looked_up)
+        looked_up.mamba_branching_seqlen = None
+
+    books.look_up = found_nothing_more  # type: ignore[method-assign]
+    assert books.provisioning.until_shared(books, request, 512, begins=True) == 0
+
+
+@pytest.mark.parametrize(("shared", "most", "limit"), [(0, 512, 44), (200, 512, 44), (300, 299, 44), (300, 512, 8)])
 def test_a_step_is_not_cut_for_few_shared_tokens_or_beyond_its_own_or_without_room_for_a_second_state(
     shared: int, most: int, limit: int
 ) -> None:
@@ -319,14 +345,17 @@ def test_a_step_is_not_cut_for_few_shared_tokens_or_beyond_its_own_or_without_ro
     assert books.provisioning.until_shared(books, request, most, begins=True) == 0
 
 
-def test_a_prompt_that_is_computed_in_part_is_cut_once_more_where_it_parts_from_a_cached_prefix() -> None:
+@pytest.mark.parametrize(("shared", "cuts"), [(640, [0, 128, 0]), (520, [0, 8, 0]), (255, [0, 0, 0])])
+def test_a_prompt_that_is_computed_in_part_is_cut_once_more_where_it_parts_from_a_cached_prefix(
+    shared: int, cuts: list[int]
+) -> None:
     books = Books(12)
-    request = shares(books, 900, 640)
-    assert books.provisioning.until_shared(books, request, 512, begins=True) == 0, "the step ends before"
-    request.prefix_len = 512
-    assert books.provisioning.until_shared(books, request, 512, begins=False) == 128
-    request.prefix_len = 640
-    assert books.provisioning.until_shared(books, request, 512, begins=False) == 0
+    request = shares(books, 900, shared)
+    found = []
+    for computed, most in ((0, 200), (shared // 2 if shared < 512 else 512, 200), (shared, 200)):
+        request.prefix_len = computed
+        found.append(books.provisioning.until_shared(books, request, most, begins=not computed))
+    assert found == cuts
 
 
 def test_cached_states_leave_before_memory_of_tokens_is_evicted_for_a_state() -> None:
