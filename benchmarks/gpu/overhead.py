@@ -4,8 +4,8 @@
 
 Both sides are there all the time, with the same random weights, the same arguments and as many bytes for KV. They run
 in turns of half a second (A B, B A, A B, ...; `turns`), each under a load of its own, equal to the other's, and by a
-clock that stands while the side does. Prompts are random, so every one leaves something in the prefix cache that
-later ones push out. Parts:
+clock that stands while the side does. Prompts are random, but for what --shared has them begin with, so every one
+leaves something in the prefix cache that later ones push out. Parts:
 
     one    one elastic engine and SGLang's scheduler behind the same socket: only the memory differs
     two    two elastic engines on the GPU and two of SGLang's, each with half of the load
@@ -77,6 +77,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--lead-in", type=float, default=4.0, help="seconds of each side that are not counted")
     parser.add_argument("--in-flight", type=int, default=256, help="requests, at full load")
     parser.add_argument("--prompt", type=int, default=256, help="tokens")
+    parser.add_argument("--shared", type=int, default=0, help="tokens that all prompts begin with")
     parser.add_argument("--output", type=int, default=128, help="tokens")
     parser.add_argument("--context", type=int, default=4096, help="tokens, of the model as it is served")
     parser.add_argument("--kv-gib", type=float, help="of each side, shared by its engines (40; 24 for `two`)")
@@ -143,7 +144,9 @@ class Part:
         self._floor = self._limit // 16
         self._model = Model(path, given.device, given.context, options)
         self._theirs = Model(path, given.device, given.context, {**options, **json.loads(given.reference_options)})
-        self._shape = Shape(given.prompt, given.output, vocabulary)
+        if not 0 <= given.shared < given.prompt:
+            raise SystemExit(f"--shared: from 0 to {given.prompt - 1} tokens of a prompt of {given.prompt}")
+        self._shape = Shape(given.prompt, given.output, vocabulary, given.shared)
         self._folder = folder
         self.rows: list[dict[str, Any]] = []
         """Of the summary."""

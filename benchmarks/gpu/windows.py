@@ -25,15 +25,19 @@ DRAIN_S = 120.0
 
 @dataclass(frozen=True)
 class Shape:
-    """Of all requests: random prompts, so that none begins like another."""
+    """Sizes of all requests. Prompts are random, so that none begins like another but for `shared_tokens`."""
 
     prompt_tokens: int
     output_tokens: int
     vocabulary: int
+    shared_tokens: int = 0
+    """Tokens that all prompts begin with, as with a system prompt."""
 
     def prompts(self, seed: int) -> Callable[[], list[int]]:
-        chance = np.random.default_rng(seed)
-        return lambda: chance.integers(3, self.vocabulary, self.prompt_tokens).tolist()
+        """A function that makes the next prompt; with equal seeds the prompts are the same."""
+        begin = np.random.default_rng(0).integers(3, self.vocabulary, self.shared_tokens).tolist()
+        chance, own = np.random.default_rng(seed), self.prompt_tokens - self.shared_tokens
+        return lambda: begin + chance.integers(3, self.vocabulary, own).tolist()
 
 
 @dataclass

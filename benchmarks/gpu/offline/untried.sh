@@ -16,6 +16,7 @@
 #   kinds     models with states, windows and latent rows in published shapes, together on the GPU, 20 times asleep
 #   beside_kinds   steps and first tokens of these, beside SGLang's own scheduler.
 #                  beside=NAME:REQUESTS_PER_S:IN_FLIGHT:KV_GIB: those of one (formats.sh)
+#   shared    the same with prompts that share their first 1,024 of 1,280 tokens, of a model with states
 #   where, where=NAME:...   where the time of steps goes: of an 8B model, and of one of those
 #   engines   the tests of engines, moves, private memory, encoders and adapters, three at once: each has a balloond
 #             with a GiB of its own or a system that takes what it needs, and the device tells the memory of each
@@ -125,6 +126,9 @@ case $1 in
                 kinds) of_formats kinds 360 200 ;;
                 beside_kinds) of_formats beside_kinds 1000 600 ;;
                 beside=*) of_formats beside_kinds 260 120 "${word#*=}" ;;
+                shared)
+                    bounded 260 120 && TAIL=16 bench shared "$limit" overhead --drawn qwen3.6-35b-a3b@20 --loads 16 \
+                        --in-flight 48 --kv-gib 9 --prompt 1280 --shared 1024 --windows 12 --window 4 --lead-in 8 ;;
                 where) bounded 120 70 && TAIL=90 bench where "$limit" where --loads 28 --recorders stages,python ;;
                 where=*) of_formats where 150 100 "${word#*=}" ;;
                 serve) gpu_tests serve 120 -p no:xdist tests/gpu/test_serve.py ;;
