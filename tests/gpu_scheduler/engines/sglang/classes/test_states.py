@@ -26,6 +26,9 @@ LONG, SHARED = 512, 300
 """Tokens of a context that has room for prompts which share a beginning of so many tokens."""
 BLOCK = 64
 """Most tokens of a block of the kernels of states. States within prompts are cached at the end of a block."""
+PATIENT_MS = 60_000
+"""Milliseconds for which a step waits for memory that may come, where cached states must not leave in its place however
+slow the host is."""
 of_both_kinds = pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "NemotronHForCausalLM"])
 
 
@@ -64,7 +67,7 @@ async def test_conversation_goes_on_from_the_state_of_its_last_turn(
     longer = [*PROMPTS[0], *first, *PROMPTS[1][:20]]
     expected = checkpoints.reference(folder, [longer, longer], NEW_TOKENS)
     async with node(tmp_path) as at, engines.one() as end:
-        await served(at, end, folder, 64 * KV_EXTENT)
+        await served(at, end, folder, 64 * KV_EXTENT, soft_wait_ms=PATIENT_MS)
         end.ask("1", PROMPTS[0], NEW_TOKENS, ignore_eos=True)
         assert (await end.answer("1")).tokens == first
         for number in (2, 3):
@@ -89,7 +92,7 @@ async def test_conversation_goes_on_from_the_state_of_an_answer_that_stopped_by_
     with_stop, without = [*stopped, *PROMPTS[1][:20]], [*stopped[:-1], *PROMPTS[1][:20]]
     expected = checkpoints.reference(folder, [with_stop, without], NEW_TOKENS)
     async with node(tmp_path) as at, engines.one() as end:
-        await served(at, end, folder, 64 * KV_EXTENT, overlap)
+        await served(at, end, folder, 64 * KV_EXTENT, overlap, soft_wait_ms=PATIENT_MS)
         end.ask("first", PROMPTS[0], NEW_TOKENS, stop_token_ids=[whole[last]])
         assert (await end.answer("first")).finish == common_pb2.STOP
         end.ask("with", with_stop, NEW_TOKENS, ignore_eos=True)
@@ -110,8 +113,7 @@ async def test_beginning_that_requests_share_is_computed_twice_and_not_more_ofte
     prompts = sharing(SHARED, 3)
     expected = checkpoints.reference(folder, prompts, NEW_TOKENS)
     async with node(tmp_path) as at, engines.one() as end:
-        # Steps wait until memory is there, however slow the host is.
-        await served(at, end, folder, 64 * KV_EXTENT, overlap, context=LONG, chunk=chunk, soft_wait_ms=60_000)
+        await served(at, end, folder, 64 * KV_EXTENT, overlap, LONG, chunk, soft_wait_ms=PATIENT_MS)
         answers = []
         for number, prompt in enumerate(prompts):
             end.ask(f"{number}", prompt, NEW_TOKENS, ignore_eos=True)
