@@ -1,13 +1,13 @@
-"""What the distance between states costs a decode step of linear attention, beside SGLang's own layout of states.
+"""Milliseconds of the linear attention of a decode step, by how far the states of two requests lie apart.
 
     python -m benchmarks.gpu.state_strides --out DIR --commit HASH
 
-SGLang keeps the states of all requests layer by layer in one allocation. Ours lie request by request, each in extents
-of 2 MiB that are mapped one by one, so a layer reads addresses that are a whole state apart. Tables of pages on the
-device may serve some distances worse than others, powers of two above all. The shapes are those of Qwen 3.6 35B-A3B
-(32 MiB a state) with layers left out so that all distances fit a GPU. Before each layer other memory is read, as the
-weights of a model are. Each number is a CUDA graph of all layers, as in an engine; layouts take turns. Two minutes with
-compiling.
+SGLang keeps the states of all requests layer by layer in one allocation, which is measured too. Ours lie request by
+request, each in extents of 2 MiB that are mapped one by one, so a layer reads addresses that are a whole state apart.
+Tables of pages on the device may serve some distances worse than others, powers of two above all. The shapes are those
+of Qwen 3.6 35B-A3B (32 MiB a state) with layers left out so that all distances fit a GPU. Before each layer other
+memory is read, as the weights of a model are. Each number is a CUDA graph of all layers, as in an engine; layouts take
+turns. Two minutes with compiling.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ ROUNDS, REPLAYS = 15, 10
 
 
 def mapped(extents_apart: int) -> torch.Tensor:
-    """(layers, slots, heads, rows, columns): states in extents of their own, so many extents apart."""
+    """States of all layers, (layers, slots, heads, rows, columns), each slot in extents of its own, with
+    `extents_apart` extents from one slot to the next."""
     extents, base = vmm.Extents(), vmm.reserve(SLOTS * extents_apart * EXTENT)
     own = -(-LAYERS * VALUE_HEADS * DIM * DIM * 4 // EXTENT)
     for slot in range(SLOTS):
@@ -94,7 +95,8 @@ class Step:
 
 
 def compare(layouts: dict[str, torch.Tensor], many: int, other: torch.Tensor | None) -> dict[str, Any]:
-    """The milliseconds of a step for `many` requests in each layout: the median of rounds in which all take turns."""
+    """Milliseconds of a step of `many` requests in each layout, by the layout's name: medians of rounds in which all
+    layouts take turns. `other` as in `Step`."""
     slots = random.Random(many).sample(range(SLOTS), many)
     steps = {name: Step(states, slots, other) for name, states in layouts.items()}
     rounds = [{name: step.ms() for name, step in steps.items()} for _ in range(ROUNDS)]

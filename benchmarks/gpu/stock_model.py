@@ -28,8 +28,9 @@ class RandomLoader(DefaultModelLoader):
 
 
 def sglang_arguments(load: engine_pb2.Load) -> dict[str, Any]:
-    """What our engine would give SGLang, with a pool of `pool_tokens`. States are kept as SGLang chooses to: on a GPU
-    it caches some within prompts and answers, which takes more of them and lets steps overlap."""
+    """SGLang's arguments for the model of a Load, by name: those that our engine would give it, with a pool of
+    `pool_tokens` tokens. Where requests have states, they are kept as SGLang chooses: on a GPU it caches some within
+    prompts and answers, which takes five states a request and lets steps overlap."""
     given = dict(load.options)
     pool_tokens = int(given.pop("pool_tokens"))
     given.pop("most_bytes", None)

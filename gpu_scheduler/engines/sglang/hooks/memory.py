@@ -177,7 +177,8 @@ def cached_states(
     While the request runs, the cache gets a copy of its state where it parts from a cached prefix, if a slot is free
     (`KvProvisioning.until_shared`). The cached state that it began from is unlocked: the request has a copy."""
     if is_finished:
-        return original(component, req, insert_params, token_ids_len, True) if _is_whole(req, token_ids_len) else 0
+        is_whole = req.kv.kv_committed_len == token_ids_len
+        return original(component, req, insert_params, token_ids_len, is_finished) if is_whole else 0
     _unlock_first_state(component, req.lock)
     states = current.model().kv.states
     if token_ids_len != req.mamba_branching_seqlen or states is None or not states.available:
@@ -203,14 +204,9 @@ def _copy_behind_steps(states: Any, source: torch.Tensor, target: torch.Tensor) 
         numbers.record_stream(stream)
 
 
-def _is_whole(request: Any, tokens: int) -> bool:
-    """Whether the state of a request has exactly its first `tokens`."""
-    return bool(request.kv.kv_committed_len == tokens)
-
-
 def overlap_beside_states(view: Any, model_arch: str) -> None:
-    """Checks what SGLang's `no_buffer` needs of the arguments, but for steps that do not overlap (`cached_states`).
-    Raises BrokenModel."""
+    """Checks SGLang's arguments for a model with states, as SGLang does for `no_buffer`, but lets steps overlap: states
+    are cached with the tokens that are in them (`cached_states`). Raises BrokenModel."""
     if view.page_size not in (1, None) or view.attention_backend == "trtllm_mha":
         raise BrokenModel(f"{model_arch} has states, which need pages of one token and another attention backend")
 

@@ -30,8 +30,8 @@ _LEAST_SHARED = 256
 behind them is cached. That costs one more prefill step, which takes a host as long as hundreds of tokens take a
 device."""
 _FEW_STATES = 8
-"""Cached states from which one may leave for the state of a shared beginning. Where fewer have room, that state would
-leave before another request comes for it."""
+"""Least number of cached states of which one may leave for the state of a shared beginning. Where fewer have room, that
+state would leave before another request comes for it."""
 _LOOKED_AT = 8
 """Most waiting requests for which memory is requested at a time: each costs a walk through the prefix cache."""
 _IDLE_WAIT_S = 0.5
@@ -443,13 +443,13 @@ class KvProvisioning:
 
 
 def _outputs(running: Sequence[Any], estimate_cap: int) -> int:
-    """Most tokens that running requests have yet to say, at most `estimate_cap` each."""
+    """Most tokens that running requests have yet to generate, at most `estimate_cap` each."""
     return sum(_needs(request, estimate_cap)[1] for request in running)
 
 
 def _until_parting(request: Any, most: int) -> int:
-    """Tokens of a prompt up to where it parts from a cached prefix that has no state there; 0 if they are more than
-    `most`, or too few of them are shared."""
+    """Number of tokens that a prompt has yet to compute up to where it parts from a cached prefix that has no state
+    there; 0 if they are more than `most`, or too few are shared."""
     parting = request.mamba_branching_seqlen or 0
     tokens: int = parting - request.prefix_len
     return tokens if parting - request.kv.cache_protected_len >= _LEAST_SHARED and 0 < tokens <= most else 0

@@ -1,4 +1,4 @@
-"""What an engine sends of requests that are stopped from outside."""
+"""Tokens that an engine sends of a request which is stopped: those that are there, and none if it wants no answer."""
 
 from __future__ import annotations
 

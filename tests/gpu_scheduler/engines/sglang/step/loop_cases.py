@@ -4,7 +4,8 @@ stand-ins for SGLang's scheduler and for memory. `test_loop.py` names them."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
@@ -84,6 +85,18 @@ class Bench:
     @throttle.setter
     def throttle(self, throttle: PrefillThrottle) -> None:
         self.board.set_throttle(INDEX, throttle)
+
+    @contextmanager
+    def forming(self, form: Callable[..., Any], rows: int = 8, most: int | None = None) -> Iterator[None]:
+        """Has `form` stand for SGLang's choice of a prefill batch, for which there are `rows` in the table of requests
+        and at most `most` prompts may begin; None: any number."""
+        with (
+            patch.object(current, "model", lambda: self.model),
+            patch.object(Scheduler, "get_new_batch_prefill", form),
+            patch.object(Scheduler, "get_num_allocatable_reqs", lambda *_: rows),
+            patch.object(hooked_scheduler, "get_schedule", lambda: SimpleNamespace(prefill_max_requests=most)),
+        ):
+            yield
 
     def prefill_step(self, seconds: float) -> None:
         self.loop.prefill_begins(1)
@@ -462,11 +475,7 @@ def requests_begin_behind_a_prompt_in_parts_of_a_model_with_states_although_one_
         batch.batch_is_full = admitted[-1] <= 1
         return SimpleNamespace(batch_to_run=None, running_batch=batch)
 
-    with (
-        patch.object(current, "model", lambda: bench.model),
-        patch.object(Scheduler, "get_new_batch_prefill", form),
-        patch.object(Scheduler, "get_num_allocatable_reqs", lambda *_: 8),
-    ):
+    with bench.forming(form):
         scheduler.get_new_batch_prefill(running)
     assert admitted == [1] and not running.batch_is_full
     assert scheduler.most_admitted is None and scheduler.chunked_prefill_size == 512
@@ -509,12 +518,7 @@ def states_come_for_the_request_that_is_first_by_its_priority_and_the_step_is_cu
         formed.append((self.chunked_prefill_size, self.most_admitted))
         return SimpleNamespace(batch_to_run=None, running_batch=batch)
 
-    with (
-        patch.object(current, "model", lambda: bench.model),
-        patch.object(Scheduler, "get_new_batch_prefill", form),
-        patch.object(Scheduler, "get_num_allocatable_reqs", lambda *_: 8),
-        patch.object(hooked_scheduler, "get_schedule", lambda: SimpleNamespace(prefill_max_requests=None)),
-    ):
+    with bench.forming(form):
         scheduler.get_new_batch_prefill(running)
     assert looked_up == ["first", "second"] and formed == [(300, 1)]
 
@@ -546,12 +550,7 @@ def request_whose_grammar_is_ready_behind_the_look_for_it_begins_with_a_state() 
         begun.extend((each.rid, self.most_admitted) for each in self.waiting_queue)
         return SimpleNamespace(batch_to_run=None, running_batch=batch)
 
-    with (
-        patch.object(current, "model", lambda: bench.model),
-        patch.object(Scheduler, "get_new_batch_prefill", form),
-        patch.object(Scheduler, "get_num_allocatable_reqs", lambda *_: 8),
-        patch.object(hooked_scheduler, "get_schedule", lambda: SimpleNamespace(prefill_max_requests=None)),
-    ):
+    with bench.forming(form):
         assert scheduler.get_new_batch_prefill(running).batch_to_run is None
         assert begun == []
         scheduler.get_new_batch_prefill(running)
@@ -582,14 +581,7 @@ def a_step_looks_for_states_for_no_more_requests_than_sglang_admits() -> None:
         return SimpleNamespace(batch_to_run=SimpleNamespace(reqs=["a"]), running_batch=batch)
 
     for rows, most, count in ((8, None, 8), (8, 4, 4), (0, 4, 0), (-1, None, 0)):
-        with (
-            patch.object(current, "model", lambda: bench.model),
-            patch.object(Scheduler, "get_new_batch_prefill", form),
-            patch.object(Scheduler, "get_num_allocatable_reqs", lambda *_, rows=rows: rows),
-            patch.object(
-                hooked_scheduler, "get_schedule", lambda most=most: SimpleNamespace(prefill_max_requests=most)
-            ),
-        ):
+        with bench.forming(form, rows, most):
             bench.model.kv.states.available = 3
             scheduler.get_new_batch_prefill(running)
         assert provided.pop() == count and taken.pop() == (2, 7.0)
