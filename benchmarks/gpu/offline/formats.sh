@@ -13,8 +13,11 @@
 #                                                        BESIDE says of which: NAME:REQUESTS_PER_S:IN_FLIGHT:KV_GIB
 #   SRC=... SITE=... RESULTS=... sh formats.sh where     where the time of their steps goes, for the models of BESIDE
 #   SRC=... SITE=... RESULTS=... sh formats.sh shapes    gpt-oss-20b, Qwen3-30B-A3B in FP8 and a small one share the
-#                                                        GPU, 20 times asleep and awake each: 5 minutes
-#   SRC=... SITE=... RESULTS=... sh formats.sh beside    steps and first tokens beside SGLang's own: 2 minutes a shape
+#                                                        GPU, 20 times asleep and awake each: 5 minutes. SHAPES says
+#                                                        which others
+#   SRC=... SITE=... RESULTS=... sh formats.sh beside    steps and first tokens of the checkpoints that `shapes` wrote,
+#                                                        beside SGLang's own: 3 minutes a checkpoint. WRITTEN says of
+#                                                        which
 set -u
 . "$(dirname "$0")/run.sh"
 FOLDERS=${FOLDERS:-/tmp/checkpoints}
@@ -22,6 +25,8 @@ mkdir -p "$FOLDERS"
 KINDS=${KINDS:-qwen3.6-27b@8 qwen3.6-35b-a3b@8 gemma-4-31b@6 deepseek-v2-lite@6}
 # The weights are there twice, ours and SGLang's; neither lies on the disk.
 BESIDE=${BESIDE:-qwen3.6-27b:3:12:11 qwen3.6-35b-a3b@20:24:48:9 gemma-4-31b@54:2.5:16:8 deepseek-v2-lite:24:64:5}
+SHAPES=${SHAPES:-qwen3-30b-a3b:fp8-blocks,gpt-oss-20b:mxfp4,llama:awq}
+WRITTEN=${WRITTEN:-gpt-oss-20b-mxfp4 qwen3-30b-a3b-fp8-blocks}
 cases() { echo "$KINDS" | sed 's/ /:bf16,/g; s/$/:bf16/'; }
 
 # beside MODULE MODEL [ARGUMENT...]: one of BESIDE, in its part of the time
@@ -53,13 +58,12 @@ print(','.join([*CASES, *mixtures]))")"
         for each in $BESIDE; do beside where "$each" --recorders stages,python; done
         ;;
     shapes)
-        cases=qwen3-30b-a3b:fp8-blocks,gpt-oss-20b:mxfp4,llama:awq
-        bench formats_shapes 300 formats --folders "$FOLDERS" --together 3 --naps 20 --shared 12 --cases $cases
+        bench formats_shapes "${LIMIT:-300}" formats --folders "$FOLDERS" --together 3 --naps 20 --shared 12 --cases "$SHAPES"
         ;;
     beside)
-        for each in gpt-oss-20b-mxfp4 qwen3-30b-a3b-fp8-blocks; do
-            bench "overhead_$each" 170 overhead --folder "$FOLDERS/$each" \
-                --loads 24 --windows 12 --window 2 --lead-in 2 --kv-gib 6
+        for each in $WRITTEN; do
+            bench "overhead_$each" $((${LIMIT:-500} / $(echo "$WRITTEN" | wc -w))) overhead --folder "$FOLDERS/$each" \
+                --loads 24 --in-flight 64 --kv-gib 6 --batches 1 4 16 --windows 12 --window 4 --lead-in 8
         done
         ;;
     *) echo "small, states, kinds, beside_kinds, where, shapes or beside, not $1" >&2; exit 2 ;;

@@ -16,6 +16,9 @@
 #   kinds     models with states, windows and latent rows in published shapes, together on the GPU, 20 times asleep
 #   beside_kinds   steps and first tokens of these, beside SGLang's own scheduler.
 #                  beside=NAME:REQUESTS_PER_S:IN_FLIGHT:KV_GIB: those of one (formats.sh)
+#   shapes    published shapes in formats of their own, gpt-oss-20b in MXFP4 among them, together on the GPU, 20 times
+#             asleep; SHAPES in the environment says which others (formats.sh)
+#   written=NAME   steps and first tokens of a checkpoint that `shapes` wrote, beside SGLang's own scheduler
 #   shared    the same with prompts that share their first 1,024 of 1,280 tokens, of a model with states
 #   where, where=NAME:...   where the time of steps goes: of an 8B model, and of one of those
 #   engines   the tests of engines, moves, private memory, encoders and adapters, three at once: each has a balloond
@@ -126,6 +129,8 @@ case $1 in
                 kinds) of_formats kinds 360 200 ;;
                 beside_kinds) of_formats beside_kinds 1000 600 ;;
                 beside=*) of_formats beside_kinds 260 120 "${word#*=}" ;;
+                shapes) of_formats shapes 420 200 ;;
+                written=*) WRITTEN=${word#*=} of_formats beside 260 120 ;;
                 shared)
                     bounded 260 120 && TAIL=16 bench shared "$limit" overhead --drawn qwen3.6-35b-a3b@20 --loads 16 \
                         --in-flight 48 --kv-gib 9 --prompt 1280 --shared 1024 --windows 12 --window 4 --lead-in 8 ;;
