@@ -84,7 +84,8 @@ class RangeGrowth:
         reclaims: OpenReclaims,
         refused_pause_s: float,
     ) -> None:
-        """`refused_pause_s`: seconds after a refusal, or a reclaim, before the reserve is requested again."""
+        """`refused_pause_s`: seconds after a refusal, or a reclaim, before the reserve is requested again, and after a
+        refusal before extents are that do not press."""
         self._addresses = addresses
         self._reserve = reserve
         self._marks = marks
@@ -110,6 +111,8 @@ class RangeGrowth:
         """Number of indices that are requested for the reserve and not answered."""
         self._fill_at = 0.0
         """Time from which the reserve may be requested."""
+        self._again_at = 0.0
+        """Time from which extents that do not press may be requested again after a refusal."""
         self.use: ReserveUse = "kept"
         self._misplaced = 0
         """Number of indices of the reserve that go back, because their memory is wanted at lower addresses."""
@@ -119,14 +122,27 @@ class RangeGrowth:
     # --- what the engine wants
 
     def want(
-        self, count: int, wanted: int, headroom: int, now: float, *, instead_bytes: int = 0, only_small: bool = False
+        self,
+        count: int,
+        wanted: int,
+        headroom: int,
+        now: float,
+        *,
+        instead_bytes: int = 0,
+        only_small: bool = False,
+        presses: bool = True,
     ) -> int:
         """Notes that the engine wants `count` indices, of which it did not get `wanted`. Returns how many are to be
-        requested: `wanted`, but no more than may be mapped (`room`). `only_small`: not in large extents. For example:
-        an engine that wants 10 and finds 3 in the reserve calls `want(10, 7, room)`; with a room of 5 it misses 5."""
+        requested: `wanted`, but no more than may be mapped (`headroom`). `only_small`: not in large extents. `presses`:
+        False if the engine neither waits for them nor has no other place; for a while after a refusal none are
+        requested then. For example: an engine that wants 10 and finds 3 in the reserve calls `want(10, 7, headroom)`;
+        with a headroom of 5 it misses 5."""
         if self.use == "emptied":
             self.use = "kept"
         self._marks.took(count, now)
+        if not presses and self.demand == "refused" and now < self._again_at:
+            self.wanted, self.left = 0, False
+            return 0
         self.wanted, self.left = wanted, False
         self.instead_bytes = instead_bytes
         self.missing = missing = min(wanted, headroom)
@@ -161,8 +177,9 @@ class RangeGrowth:
 
     def limited(self, limit: int) -> None:
         """Takes in a new limit: the engine does not wait for more than the limit allows, except for what was requested
-        before."""
+        before. What was refused may be requested again at once."""
         self.missing = min(self.missing, max(self.requested, self._addresses.headroom(limit)))
+        self._again_at = 0.0
 
     def offer(self, holes: int) -> None:
         """Begins an offer of the reserve. `holes`: number of the lowest addresses that the engine wants at which
@@ -217,7 +234,8 @@ class RangeGrowth:
         self._fill_at = now + self._refused_pause_s
 
     def end_pause(self) -> None:
-        self._fill_at = 0.0
+        """Lets everything be requested again at once."""
+        self._fill_at = self._again_at = 0.0
 
     # --- requests
 
@@ -296,6 +314,7 @@ class RangeGrowth:
         if refused and not is_large:
             self.demand = "refused"
             self.missing = 0
+            self._again_at = now + self._refused_pause_s
         elif refused or self.demand == "refused":
             self.demand = "small"
 

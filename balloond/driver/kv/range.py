@@ -42,7 +42,7 @@ from balloond.policy.extents import LARGE
 _FENCE_LOOK_S = 0.002
 """Seconds between two looks at fences that are not open; there are none while all are open."""
 _REFUSED_PAUSE_S = 0.1
-"""Seconds after a refusal before the reserve is requested again."""
+"""Seconds after a refusal before the reserve is requested again, and extents that do not press."""
 _UNMAPPED_TOGETHER = 32
 """Number of extents that are unmapped together: balloond can give the first ones to others while the next are
 unmapped."""
@@ -144,7 +144,9 @@ class ElasticRange:
     def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0, stretch: int = 0) -> list[int]:
         """Takes up to `count` indices of mapped extents, which are the caller's then. What the reserve lacks is
         requested of balloond and waited for at most `timeout_s`; what comes later goes into the reserve and makes
-        `wake_fd` readable. `instead_bytes`: bytes of its own prefixes that the engine could evict instead."""
+        `wake_fd` readable. `instead_bytes`: bytes of its own prefixes that the engine could evict instead. Where these
+        suffice and the call does not wait, nothing is requested for 0.1 s after a refusal: a request and its answer
+        take the interpreter from the engine's thread for 0.1 ms, and balloond hears of prefixes' ages as seldom."""
         now = time.monotonic()
         with self._changed:
             of = self._stretches[stretch]
@@ -152,7 +154,8 @@ class ElasticRange:
             taken = self._take(of, count)
             wanted = count - len(taken)
             headroom = of.addresses.headroom(self._room(of)) if wanted else 0
-            missing = growth.want(count, wanted, headroom, now, instead_bytes=instead_bytes)
+            presses = timeout_s > 0 or instead_bytes < wanted * self.extent_bytes
+            missing = growth.want(count, wanted, headroom, now, instead_bytes=instead_bytes, presses=presses)
             if not taken and not missing:
                 return []  # the lease's thread could do nothing, so it is not woken
             if missing > 0:

@@ -180,8 +180,8 @@ class ElasticKv:
         return True
 
     def grow_politely(self, tokens: int, wait_s: float, instead: int) -> bool:
-        """Makes room as `grow` does, for a caller that evicts `instead` tokens if too little comes. Balloond is asked
-        every time; after each refusal it is not waited for during a time that doubles."""
+        """Makes room as `grow` does, for a caller that evicts `instead` tokens if too little comes. After each refusal
+        balloond is not waited for during a time that doubles, and asked every 0.1 s in it (`ElasticRange.acquire`)."""
         waits = self._clock() >= self._polite_before
         enough = self.grow(tokens, wait_s if waits else 0.0, instead)
         if waits and enough:

@@ -27,11 +27,12 @@ class Playbook:
         self.under_way = []
         self._ids = itertools.count(1)
 
-    def wants(self, count):
+    def wants(self, count, *, presses=True):
         """The engine takes what is in the reserve, up to `count`; how many more are missing."""
         taken = self.reserve.take(count)
         self.owned |= set(taken)
-        return self.growth.want(count, count - len(taken), self.addresses.headroom(self.limit), self.now)
+        headroom = self.addresses.headroom(self.limit)
+        return self.growth.want(count, count - len(taken), headroom, self.now, presses=presses)
 
     def takes(self):
         """The engine takes what came of the rest."""
@@ -172,6 +173,35 @@ def test_refused_small_extents_end_the_growth_until_the_engine_needs_extents_aga
     assert book.growth.wanted == 0 and book.requests() == []
     book.wants(2)
     assert book.growth.demand == "small" and book.requests() == ["need 2"]
+
+
+def refused():
+    book = Playbook()
+    book.wants(8)
+    book.requests()
+    book.answer(0)
+    book.growth.no_longer_awaited()
+    return book
+
+
+def test_extents_that_do_not_press_are_requested_again_only_after_a_pause():
+    book = refused()
+    assert book.wants(2, presses=False) == 0 and book.requests() == []
+    assert book.growth.wanted == 0 and book.growth.demand == "refused"
+    book.now += PAUSE_S
+    assert book.wants(2, presses=False) == 2 and book.requests() == ["need 2"]
+
+
+def test_extents_that_press_are_requested_right_after_a_refusal():
+    book = refused()
+    assert book.wants(2) == 2 and book.requests() == ["need 2"]
+
+
+@pytest.mark.parametrize("news", [lambda growth: growth.limited(64), lambda growth: growth.end_pause()])
+def test_a_new_limit_or_another_balloond_ends_the_pause_of_what_does_not_press(news):
+    book = refused()
+    news(book.growth)
+    assert book.wants(2, presses=False) == 2 and book.requests() == ["need 2"]
 
 
 def test_growth_grant_after_a_refusal_withdraws_the_refusal():
@@ -412,9 +442,9 @@ class GrowthMachine(RuleBasedStateMachine):
         self.book = Playbook(indices=self.INDICES, large=self.LARGE, low=1, high=6)
         self.reclaims = 0
 
-    @rule(count=st.integers(0, 40))
-    def want(self, count):
-        self.book.wants(count)
+    @rule(count=st.integers(0, 40), presses=st.booleans())
+    def want(self, count, presses):
+        self.book.wants(count, presses=presses)
 
     @rule()
     def take(self):

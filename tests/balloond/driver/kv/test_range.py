@@ -94,6 +94,23 @@ def test_range_growth_requests_carry_the_evictable_bytes(lease):
     kv.close()
 
 
+def test_an_engine_that_could_evict_instead_and_does_not_wait_asks_once_after_a_refusal(lease):
+    kv = make(lease)
+    lease.capacity = lease.held_extents
+    assert kv.acquire(1, timeout_s=TIMEOUT_S) == [] and kv.refused()
+    asked = len(lease.asked)
+    for _ in range(5):
+        assert kv.acquire(2, instead_bytes=2 * PAGE_BYTES) == []
+        lease.settle()
+    assert len(lease.asked) == asked and kv.refused()
+    assert kv.acquire(2, instead_bytes=PAGE_BYTES) == []
+    lease.settle()
+    assert len(lease.asked) == asked + 1
+    assert kv.acquire(2, timeout_s=TIMEOUT_S, instead_bytes=2 * PAGE_BYTES) == []
+    assert len(lease.asked) == asked + 2
+    kv.close()
+
+
 def test_range_acquire_without_free_memory_returns_fewer_extents(lease):
     lease.capacity = 5
     kv = make(lease)
