@@ -375,6 +375,7 @@ def _sized(
     for name, size in beside.items():
         if name not in nbytes:
             nbytes[name] = _aligned(-(-prod(size) * dtype_bytes // _parts(name, size, shape, config, devices)))
+    known = CLASSES.get(shape.architecture)
     # A token reads one row of these.
     idle = nbytes.get(families.EMBEDDINGS_OF_LAYERS, 0)
     experts = sum(size for name, size in nbytes.items() if ".experts." in name)
@@ -390,9 +391,9 @@ def _sized(
         weights_bytes=sum(nbytes.values()) + made,
         active_bytes=sum(nbytes.values()) - idle - int(_idle_share(config) * experts),
         expert_share=1 - _idle_share(config),
-        verified=shape.architecture in CLASSES,
-        # Without two shapes engines have one pool for all layers: `refusal` is of models that need another.
-        kv=kv_layout(config, dtype_bytes, devices, one_pool=shape.full is None),
+        verified=known is not None,
+        # Engines have one pool for all layers of a class that was never compared, even if it has windows.
+        kv=kv_layout(config, dtype_bytes, devices, one_pool=known is None or not known.window_pool),
         quantisation=quantised.name if quantised is not None else "",
     )
 

@@ -113,11 +113,14 @@ class ModelClass:
     latent: bool = False
     """Whether models of the class have multi-head latent attention (`latent.py`)."""
     windows: bool = False
-    """Whether layers with sliding windows are served. Unless the class has `two_shapes`, KV of these layers lies in one
-    pool with that of the other layers, so that a window saves compute and no memory."""
+    """Whether layers with sliding windows are served. Without `window_pool` KV of these layers lies in one pool with
+    that of the other layers, so that a window saves compute and no memory."""
+    window_pool: bool = False
+    """Whether KV of layers with windows has a pool of its own, in which a token that has left its window takes no
+    memory. SGLang has such pools for some classes only."""
     two_shapes: bool = False
-    """Whether the heads of layers with windows have another shape than those of the other layers (`two_shapes.py`). If
-    so, KV of windows has a pool of its own, in which a token that has left its window takes no memory."""
+    """Whether the heads of layers with windows have another shape than those of the other layers (`two_shapes.py`),
+    which takes a `window_pool`."""
     layer_scalar: bool = False
     """Whether each layer has a factor for its output."""
     states: str = ""
@@ -283,6 +286,7 @@ CLASSES = {
         norms=_GEMMA_NORMS,
         activation=_GELU,
         windows=True,
+        window_pool=True,
         two_shapes=True,
         layer_scalar=True,
         rope_by_layer=True,
@@ -412,6 +416,7 @@ CLASSES = {
         output_bias="attention_bias",
         sinks=True,
         windows=True,
+        window_pool=True,
         defaults={"head_dim": 64, "attention_bias": True},
         experts=Experts(
             ("num_local_experts",), "intermediate_size", router="router", router_bias="router.bias", joined=True
@@ -445,7 +450,7 @@ def _notes(known: ModelClass) -> str:
     notes = [
         "mixture of experts" if _is_mixture(known) else "with or without experts" if known.experts else "",
         "latent attention" if known.latent else "",
-        "windows in a pool of their own" if known.two_shapes else "windows in one pool" if known.windows else "",
+        "windows in a pool of their own" if known.window_pool else "windows in one pool" if known.windows else "",
         "states" if known.states else "",
         "text in, text out" if known.wrapper else "",
         "on GPUs only" if known.gpu_only else "",

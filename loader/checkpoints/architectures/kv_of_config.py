@@ -89,7 +89,7 @@ def kv_of_folder(folder: Path, dtype_bytes: int, devices: int) -> KvLayout | Non
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
             return None
         return kv_layout(
-            config, dtype_bytes, devices, one_pool=names[0] in CLASSES and not CLASSES[names[0]].two_shapes
+            config, dtype_bytes, devices, one_pool=names[0] in CLASSES and not CLASSES[names[0]].window_pool
         )
     except (BrokenCheckpoint, OSError):
         return None

@@ -150,7 +150,7 @@ KINDS = {
     "LlamaForCausalLM": ["attention"],
     "DeepseekV2ForCausalLM": ["latent"],
     "Gemma4ForConditionalGeneration": ["attention", "window"],
-    "GptOssForCausalLM": ["attention"],
+    "GptOssForCausalLM": ["attention", "window"],
     "NemotronHForCausalLM": ["attention", "state"],
     "Qwen3_5MoeForCausalLM": ["attention", "state"],
 }

@@ -81,9 +81,6 @@ class Options:
     them, which is best where weights are copied straight out of the mapping, as on a CPU."""
     read_ahead_bytes: int = 1 << 30
     """Most bytes of a checkpoint that lie in host memory while `read_threads` read it."""
-    window_pool: int = 0
-    """1: in layers with a window, KV of tokens that have left it is freed, where SGLang has a pool of its own for them;
-    0: it stays as long as the request. Models whose layers with a window have other heads always have such a pool."""
     stall_trace_ms: int = 0
     """Milliseconds after which an engine that stands still logs its stacks (`stalls`), for finding out where; 0:
     never."""
@@ -141,6 +138,9 @@ _ADAPTER_WAITS_S = 0.25
 request for that one starts until the waiting adapter has its place."""
 _WITH_TWO_SHAPES = ("gemma4_text", "gemma4_unified_text")
 """Types of models, as config.json names them, whose layers with a window have other heads than the other layers."""
+_WITH_WINDOW_POOL = (*_WITH_TWO_SHAPES, "gpt_oss")
+"""Types of models, as config.json names them, whose layers with a window have a KV pool of their own: those of
+`ModelClass.window_pool`."""
 _BLOCK_TOKENS = 64
 """Tokens of a block in kernels of linear attention."""
 MAX_PAGE_SIZE = 64
@@ -185,7 +185,7 @@ def arguments(
         "sleep_on_idle": True,
         "random_seed": 0,
         # Without a pool of their own windows lie in the pool of the other layers, and nothing of it leaves early.
-        "disable_hybrid_swa_memory": not (options.window_pool or _needs_window_pool(Path(model.path))),
+        "disable_hybrid_swa_memory": not has_window_pool(Path(model.path)),
         "swa_full_tokens_ratio": 1.0,
         **(_with_states(options) if has_states(Path(model.path)) else {}),
         "watchdog_timeout": 3600,
@@ -252,7 +252,7 @@ def _for_gpu(model: common_pb2.ModelSpec, options: Options, ranks: int) -> dict[
     return {
         "device": "cuda",
         # SGLang knows no FlashAttention for two shapes of heads.
-        "attention_backend": "fa3" if hopper and not _needs_window_pool(Path(model.path)) else "triton",
+        "attention_backend": "fa3" if hopper and not _has_two_shapes(Path(model.path)) else "triton",
         # With latent attention SGLang would make keys and values of all heads of long cached prefixes, gigabytes for a
         # step, in memory that no quota has room for. With this argument, steps attend over the latent rows themselves.
         "disable_chunked_prefix_cache": True,
@@ -303,7 +303,12 @@ def _text_config(folder: Path) -> dict[str, Any]:
     return text if isinstance(text, dict) else config
 
 
-def _needs_window_pool(folder: Path) -> bool:
+def has_window_pool(folder: Path) -> bool:
+    """Whether the layers with a window of the model in `folder` have a KV pool of their own, by its configuration."""
+    return _text_config(folder).get("model_type") in _WITH_WINDOW_POOL
+
+
+def _has_two_shapes(folder: Path) -> bool:
     """Whether layers with a window have other heads than the other layers, so that one pool cannot hold the KV of both,
     by the configuration of the model in `folder`."""
     return _text_config(folder).get("model_type") in _WITH_TWO_SHAPES

@@ -50,12 +50,15 @@ class ElasticKv:
         page_size: int = 1,
         ids: Ids | None = None,
         divided: bool = True,
+        dummy_is_read: bool = False,
     ) -> None:
         """`count` envelopes of `envelope_bytes` over `memory`. `ids`: the transfers of envelopes' numbers to and from
         the device; by default those of a device whose memory is the host's. `divided`: whether each rank of a model has
-        the KV of some heads; False: each has all of it."""
+        the KV of some heads; False: each has all of it. `dummy_is_read`: whether kernels compute with what they read in
+        the dummy envelope, so that it has to be numbers."""
         self.memory = memory
         self.divided = divided
+        self._dummy_is_read = dummy_is_read
         self.rows: torch.Tensor
         """The KV as bytes, (envelopes, bytes of one); only held memory may be touched. Set by the pool."""
         self.moved: Callable[[Indices, Indices], None] = _nothing_else
@@ -223,7 +226,8 @@ class ElasticKv:
         self._hold(self.memory.take_tied())
 
     def hold_dummy(self, wait_s: float) -> None:
-        """Maps the dummy envelope, waiting at most `wait_s` seconds. Raises NoMemory."""
+        """Maps the dummy envelope, waiting at most `wait_s` seconds, and makes it zero if it is read. Raises
+        NoMemory."""
         if self.has_dummy:
             return
         wanted = set(self.envelopes.extents_of(DUMMY))
@@ -239,6 +243,8 @@ class ElasticKv:
             self._hold(extents)
         self.envelopes.take_exactly(DUMMY)
         self.has_dummy = True
+        if self._dummy_is_read:
+            self.rows[DUMMY].zero_()
 
     # --- giving back
 

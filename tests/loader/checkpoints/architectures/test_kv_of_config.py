@@ -203,6 +203,12 @@ def test_windows_in_one_pool_are_attention_over_all_tokens() -> None:
     assert kv_layout(GPT_OSS_20B, BF16, one_pool=True) == of_tokens(48 * KIB)
 
 
+def test_windows_in_a_pool_of_their_own_keep_the_latest_tokens_and_the_other_layers_all() -> None:
+    every, in_window = kv_layout(GPT_OSS_20B, BF16, one_pool=False).kinds
+    assert (every.name, every.bytes_per_token) == ("attention", 24 * KIB)
+    assert (in_window.name, in_window.bytes_per_token, in_window.window_tokens) == ("window", 24 * KIB, 128)
+
+
 def test_windows_with_other_heads_have_no_pool_together_and_cost_a_token_as_much_as_all_layers() -> None:
     with pytest.raises(BrokenCheckpoint, match="heads of another size, which need their own pool"):
         kv_layout(GEMMA_4_31B, BF16, one_pool=True)

@@ -56,9 +56,12 @@ def open_range(
         page_size=shape.page_size,
         ids=ids_of(torch.device(device)),
         divided=divided,
+        # Tokens that have left a window are at slot 0. FlashAttention reads them together with tokens within the
+        # window, and multiplies their values by 0: not a number would remain.
+        dummy_is_read=kind == WINDOW,
     )
-    kv.hold_dummy(MAP_DUMMY_WAIT_S)
     kv.rows = raw.view(shape.pages, shape.page_bytes)
+    kv.hold_dummy(MAP_DUMMY_WAIT_S)
     return kv, raw
 
 

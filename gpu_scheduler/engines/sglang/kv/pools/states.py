@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.memory_pool import MambaPool
 from typing_extensions import override
 
 from gpu_scheduler.engines.sglang.base import current
-from gpu_scheduler.engines.sglang.kv.elastic_kv import DUMMY, MAP_DUMMY_WAIT_S, ElasticKv
+from gpu_scheduler.engines.sglang.kv.elastic_kv import MAP_DUMMY_WAIT_S, ElasticKv
 from gpu_scheduler.engines.sglang.kv.pools.kv_views import heads_of_states, state_views
 from gpu_scheduler.engines.sglang.kv.slot_transfer import ids_of
 from gpu_scheduler.engines.sglang.memory.kv_stretch import KvStretch
@@ -41,18 +41,6 @@ def state_bytes(cache_params: Any, layers: int) -> int:
     return layers * (conv + temporal)
 
 
-class StateKv(ElasticKv):
-    """The memory of states: an envelope is one state, in whole extents. Numbers of tokens in `ElasticKv` are numbers of
-    states here."""
-
-    @override
-    def hold_dummy(self, wait_s: float) -> None:
-        """Maps slot 0 and makes it zero: what padded tokens read there has to be numbers. Raises NoMemory."""
-        if not self.has_dummy:
-            super().hold_dummy(wait_s)
-            self.rows[DUMMY].zero_()
-
-
 class ElasticStatePool(MambaPool):  # type: ignore[misc]
     """SGLang's pool of states over the elastic range, with SGLang's arguments. SGLang's constructor would allocate all
     slots, so this one sets all other attributes too; methods of SGLang's that are not overridden work on the views."""
@@ -69,12 +57,15 @@ class ElasticStatePool(MambaPool):  # type: ignore[misc]
         slots = size + 1
         memory.open_kv([model.kv_span_bytes + _BEHIND_TOKENS_BYTES, slots * stride])
         assert memory.kv is not None
-        self.kv = StateKv(
+        # An envelope is one state, in whole extents, so numbers of tokens in `ElasticKv` are numbers of states. The
+        # empty places of a batch read slot 0.
+        self.kv = ElasticKv(
             KvStretch(memory.kv, STATES),
             stride,
             slots,
             model.ranks.now,
             ids=ids_of(torch.device(device)),
+            dummy_is_read=True,
         )
         raw = memory.kv_tensor(STATES)[: slots * stride]
         self.kv.rows = raw.view(slots, stride)

@@ -7,10 +7,10 @@ import pytest
 from gpu_scheduler.engines.sglang.base.errors import CommandError
 from gpu_scheduler.engines.sglang.base.options import (
     Options,
-    _needs_window_pool,
     arguments,
     graph_sizes,
     has_states,
+    has_window_pool,
     kernels_with_states,
     one_line,
     prefill_graph_tokens,
@@ -42,7 +42,7 @@ def test_no_more_prompts_with_states_begin_in_a_step_than_have_a_block_of_it_eac
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"text_config": null}', '{"text_config": []}'])
 def test_a_folder_whose_configuration_says_nothing_is_left_to_sglang(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
-    assert not has_states(tmp_path) and not _needs_window_pool(tmp_path)
+    assert not has_states(tmp_path) and not has_window_pool(tmp_path)
     assert prefill_graph_tokens(str(tmp_path), Options.parse({}, "cuda:0"), 1) > 0
 
 

@@ -42,7 +42,7 @@ async def test_answers_of_a_model_with_windows_of_their_own_equal_those_of_trans
     assert len({tuple(one) for one in expected}) > len(PROMPTS) // 2, "answers that are all alike show nothing"
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("m", floor_bytes=FLOOR)
-        options = {"context_tokens": CONTEXT, "chunked_prefill_size": CHUNK, "page_size": page_size, "window_pool": 1}
+        options = {"context_tokens": CONTEXT, "chunked_prefill_size": CHUNK, "page_size": page_size}
         end.send(load=load(at, "m", folder, **options))
         (mapped,) = await end.mapped()
         await end.hear("done")
