@@ -30,6 +30,10 @@ GROUP_SIZES = (1, 2, 4)
 class Engines(ConfigSection):
     """The engine processes of a group."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "options.window_pool": "models whose windows SGLang can keep in a pool of their own have one",
+    }
+
     kind: Literal["sglang", "echo"] = "sglang"
     """Kind of engine for models whose catalogue entry names none."""
     warm: int = Field(default=1, ge=0)

@@ -292,10 +292,13 @@ class Case:
             little = await self._stock("stock with little", self._checkpoint.kv.most_tokens(self._least))
             own += [await answers(little, asked, given.new, few) for few in _RERUNS_WITH_LITTLE]
             await fleet.stop([little])
-            bound = max(widest(partings(base, each)) for each in own)
-            parted_alone = [len(partings(base, each)) for each in own]
+            alone = [partings(base, each) for each in own]
+            bound = max(widest(each) for each in alone)
+            parted_alone = [len(each) for each in alone]
             most = _PARTINGS * max(parted_alone) + _STRAY_PARTINGS
+            # Which prompts SGLang's own answers part at tells whether a wide gap of ours is at one of those.
             self.found |= {"bound": bound, "stock_partings": parted_alone}
+            self.found["stock_partings_all"] = [[asdict(one) for one in each] for each in alone]
             runs = {"files": await answers(ours, asked, given.new, len(asked))}
             naps = []
             for nap in range(given.naps):

@@ -32,7 +32,7 @@ class ConfigSection(pydantic.BaseModel):
 
     REMOVED: ClassVar[Mapping[str, str]] = {}
     """Names that were settings until the last minor version -> what holds in their place. A file that has them can be
-    used; they have no effect, and a warning says so."""
+    used; they have no effect, and a warning says so. `table.name`: a name in a table that takes names of any kind."""
 
 
 _T = TypeVar("_T")
@@ -250,13 +250,15 @@ def without_removed(
     kind: type[pydantic.BaseModel], values: dict[str, Any], at: tuple[str | int, ...] = ()
 ) -> tuple[dict[str, Any], list[Fault]]:
     """The values without those that were settings once (`REMOVED`, in tables too), and a warning for each of these."""
-    removed = getattr(kind, "REMOVED", {})
-    found = [
-        Fault((*at, name), f"it is not a setting any more and has no effect: {removed[name]}")
-        for name in values
-        if name in removed
-    ]
-    kept = {name: value for name, value in values.items() if name not in removed}
+    found: list[Fault] = []
+    kept = dict(values)
+    for path, instead in getattr(kind, "REMOVED", {}).items():
+        table, _, name = path.rpartition(".")
+        holder = kept.get(table) if table else kept
+        if isinstance(holder, dict) and name in holder:
+            found.append(Fault((*at, *path.split(".")), f"it is not a setting any more and has no effect: {instead}"))
+            left = {each: value for each, value in holder.items() if each != name}
+            kept = {**kept, table: left} if table else left
     for name, field in kind.model_fields.items():
         section, table = field.annotation, kept.get(name)
         if isinstance(section, type) and issubclass(section, ConfigSection) and isinstance(table, dict):

@@ -5,9 +5,10 @@ from services.runtime.config import Config, ConfigSection, load, parse, read
 
 
 class Inner(ConfigSection):
-    REMOVED = {"colour_s": "it is always red"}
+    REMOVED = {"colour_s": "it is always red", "extras.shape": "it is always round"}
 
     size: int = Field(gt=0)
+    extras: dict[str, str] = {}
 
 
 class Example(Config):
@@ -47,6 +48,14 @@ def test_config_setting_that_was_removed_is_a_warning_with_what_holds_now(tmp_pa
     path.write_text(GOOD + "colour_s = 1\n")
     assert load(Example, path).inner.size == 3
     said = f"{path}: inner.colour_s: it is not a setting any more and has no effect: it is always red\n"
+    assert capsys.readouterr().err == said
+
+
+def test_config_name_that_was_removed_from_a_table_of_any_names_is_a_warning_and_the_others_stay(tmp_path, capsys):
+    path = tmp_path / "f.toml"
+    path.write_text(GOOD + '[inner.extras]\nshape = "square"\nweight = "1"\n')
+    assert load(Example, path).inner.extras == {"weight": "1"}
+    said = f"{path}: inner.extras.shape: it is not a setting any more and has no effect: it is always round\n"
     assert capsys.readouterr().err == said
 
 

@@ -313,6 +313,8 @@ def test_folder_tells_its_kinds_if_its_configuration_does(tmp_path: Path) -> Non
 
     assert kv_of_folder(tmp_path, BF16, 1) is None, "there is no file"
     assert write(json.dumps(DEEPSEEK_V3)) == kv_layout(DEEPSEEK_V3, BF16, one_pool=False)
-    assert write(json.dumps(GPT_OSS_20B)) == of_tokens(48 * KIB), "served, with one pool"
+    assert write(json.dumps(GPT_OSS_20B)) == kv_layout(GPT_OSS_20B, BF16, one_pool=False)
+    with_one_pool = {**GPT_OSS_20B, "architectures": ["Gemma2ForCausalLM"]}
+    assert write(json.dumps(with_one_pool)) == of_tokens(48 * KIB), "served, with one pool"
     for text in ("[]", "{", "{}", '{"architectures": [1]}', json.dumps({**QWEN_3_8B, "num_hidden_layers": None})):
         assert write(text) is None

@@ -17,7 +17,9 @@ from gpu_scheduler.engines.sglang.base.options import (
     prefill_graphs,
     prompts_with_states,
 )
+from loader.checkpoints.architectures.classes import CLASSES
 from protos import common_pb2
+from testing import small_checkpoints
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,14 @@ def test_a_folder_whose_configuration_says_nothing_is_left_to_sglang(text: str, 
     (tmp_path / "config.json").write_text(text)
     assert not has_states(tmp_path) and not has_window_pool(tmp_path)
     assert prefill_graph_tokens(str(tmp_path), Options.parse({}, "cuda:0"), 1) > 0
+
+
+def test_engines_have_a_pool_for_windows_for_the_classes_of_which_the_loader_says_so(tmp_path: Path) -> None:
+    assert all(known.windows for known in CLASSES.values() if known.window_pool)
+    assert all(known.window_pool for known in CLASSES.values() if known.two_shapes)
+    for name in {**small_checkpoints.CLASSES, **small_checkpoints.NOT_SERVED}:
+        folder = small_checkpoints.write(name, tmp_path / name)
+        assert has_window_pool(folder) == CLASSES[name].window_pool, name
 
 
 def test_engine_options_are_parsed_as_whole_numbers_by_name() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,17 @@ def test_dummy_envelope_is_held_and_neither_used_nor_available() -> None:
     assert kv.unbacked == 199
     kv.free_all()
     assert kv.envelopes.live == 1
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_dummy_envelope_that_is_read_is_zero_each_time_it_is_mapped(read: bool) -> None:
+    kv = ElasticKv(ScriptedRange(64, 20), 10, 200, Clock(), dummy_is_read=read)
+    kv.rows = torch.full((200, 10), 0xFF, dtype=torch.uint8)  # as memory comes that had another use
+    for _ in range(2):
+        kv.hold_dummy(wait_s=1.0)
+        assert bool(kv.rows[0].any()) is not read and kv.rows[1:].all()
+        kv.give_up_everything()
+        kv.rows[0] = 0xFF
 
 
 def test_dummy_envelope_that_finds_no_memory_leaves_nothing_held() -> None:
