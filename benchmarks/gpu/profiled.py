@@ -101,7 +101,7 @@ class Stages:
         ("cache finished", f"{_SRT}.mem_cache.unified_radix_cache:UnifiedRadixCache.checkpoint"),
         ("grow", "gpu_scheduler.engines.sglang.kv.elastic_kv:ElasticKv.grow"),
         ("settle", "gpu_scheduler.engines.sglang.kv.slot_transfer:CudaIds.settle"),
-        ("provide states", "gpu_scheduler.engines.sglang.kv.provisioning:KvProvisioning.provide_states"),
+        ("provide states", "gpu_scheduler.engines.sglang.kv.state_provisioning:StateProvisioning.provide"),
         ("ask ahead", "gpu_scheduler.engines.sglang.kv.provisioning:KvProvisioning.ask_ahead"),
         ("prefer growth", "gpu_scheduler.engines.sglang.kv.provisioning:KvProvisioning.prefer_growth"),
         ("attend", "gpu_scheduler.engines.sglang.step.reclaim:Reclaim.attend"),

@@ -175,7 +175,7 @@ def cached_states(
     the tokens, as no request could go on from them.
 
     While the request runs, the cache gets a copy of its state where it parts from a cached prefix, if a slot is free
-    (`KvProvisioning.until_shared`). The cached state that it began from is unlocked: the request has a copy."""
+    (`StateProvisioning.until_shared`). The cached state that it began from is unlocked: the request has a copy."""
     if is_finished:
         is_whole = req.kv.kv_committed_len == token_ids_len
         return original(component, req, insert_params, token_ids_len, is_finished) if is_whole else 0

@@ -151,8 +151,8 @@ class EngineScheduler(SocketlessScheduler):
             if plan.batch_to_run is not None:
                 self._ask_ahead([*plan.running_batch.reqs, *plan.batch_to_run.reqs])
                 model = current.model()
-                if free_states and model.kv.states is not None:
-                    provisioning.states_taken(free_states - model.kv.states.available, model.ranks.now())
+                if free_states and model.state_provisioning is not None and model.kv.states is not None:
+                    model.state_provisioning.note_taken(free_states - model.kv.states.available, model.ranks.now())
             return plan
         finally:
             self.chunked_prefill_size = unthrottled
@@ -165,7 +165,7 @@ class EngineScheduler(SocketlessScheduler):
         """Makes room for the states of the requests that the next prefill step admits, and bounds their number: SGLang
         dies where a request finds none. Returns how many states are free for the step; 0 for models without states."""
         model = current.model()
-        if model.kv.states is None:
+        if model.state_provisioning is None or model.kv.states is None:
             return 0
         self.most_admitted = 1
         # A prompt that is half computed has its state already, and no other one begins beside it. Looking for another
@@ -178,21 +178,22 @@ class EngineScheduler(SocketlessScheduler):
             most = current.loop().chunk_tokens() or self.max_prefill_tokens
             cap = schedule_policy.CLIP_MAX_NEW_TOKENS
             ratio = self.new_token_ratio_tracker.current
-            self.most_admitted = model.provisioning.provide_states(
+            self.most_admitted = model.state_provisioning.provide(
                 model.tree, first, running_batch.reqs, most, cap, ratio
             )
         return int(model.kv.states.available)
 
     def _until_shared(self, most: int) -> int:
         """Number of tokens of the next prefill step, if the state behind them is to be cached for other requests that
-        begin so (`KvProvisioning.until_shared`): the step has one prompt alone then. 0: it is not cut. `most`: tokens
-        that the step could compute; 0: as many as SGLang's limit."""
+        begin so (`StateProvisioning.until_shared`): the step has one prompt alone then. 0: it is not cut. `most`:
+        tokens that the step could compute; 0: as many as SGLang's limit."""
         model = current.model()
         begins = self.chunked_req is None
         request = self.waiting_queue[0] if begins else self.chunked_req
-        if model.kv.states is None or begins and not self.most_admitted:
+        provisioning = model.state_provisioning
+        if provisioning is None or begins and not self.most_admitted:
             return 0
-        tokens = model.provisioning.until_shared(model.tree, request, most or self.max_prefill_tokens, begins=begins)
+        tokens = provisioning.until_shared(model.tree, request, most or self.max_prefill_tokens, begins=begins)
         if tokens and begins:
             self.most_admitted = 1
         return tokens

@@ -5,33 +5,23 @@ Memory is looked for in this order: mapped and free; the driver's reserve; ballo
 If all that is not enough, SGLang retracts running requests.
 
 On a GPU an evicted place can be used once its number has arrived from the device, and a step that waits for that leaves
-the device idle. If memory cannot grow, prefixes and states are therefore evicted a step or two before their place is
-needed.
+the device idle. If memory cannot grow, prefixes are therefore evicted a step or two before their place is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from math import ceil, inf
 from typing import Any
 
-from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 from gpu_scheduler.engines.sglang.kv.engine_kv import EVERY, EngineKv, Evict, Tokens
 
 _AHEAD_DIVISOR = 32
-"""Divisor of the cached tokens, and of the cached states: most of them that are evicted ahead of need at a time."""
+"""Divisor of the cached tokens: most of them that are evicted ahead of need at a time."""
 _NEED_DECAY = 0.9
 """Factor by which the largest need decays with each step."""
 _LATELY_S = 1.0
 """Seconds for which an eviction ahead of need counts as recent."""
-_LEAST_SHARED = 256
-"""Least tokens that a prompt shares with a cached prefix, beyond the state that it goes on from, for which the state
-behind them is cached. That costs one more prefill step, which takes a host as long as hundreds of tokens take a
-device."""
-_FEW_STATES = 8
-"""Least number of cached states of which one may leave for the state of a shared beginning. Where fewer have room, that
-state would leave before another request comes for it."""
 _LOOKED_AT = 8
 """Most waiting requests for which memory is requested at a time: each costs a walk through the prefix cache."""
 _IDLE_WAIT_S = 0.5
@@ -52,29 +42,20 @@ class KvProvisioning:
         hard_wait_s: float,
         evict: Evict,
         empty: Callable[[int, int], None] | None = None,
-        evict_states: Callable[[int], None] | None = None,
     ) -> None:
         """`empty(kind, extents)` evicts prefixes so that `extents` of one kind empty, and gives these up, which makes
-        room for another kind or for states. `evict_states(count)` evicts cached states, the ones used longest ago
-        first; only models with states need it."""
+        room for another kind; only models with several kinds need it."""
         self._kv = kv
         self._soft_wait_s = soft_wait_s
         self._hard_wait_s = hard_wait_s
         self._evict = evict
         self._empty = empty
-        self._evict_states = evict_states
         self.refused = False
         """True if a waiting request has found no memory since this was last cleared."""
         self._wanted: Tokens = kv.of_each(0)
         """Tokens that the last waiting request without memory would need of each kind if nothing of it were cached."""
         self._need = 0.0
         """Tokens that the largest of the last steps allocated, decaying with each step."""
-        self._states_taken = 0
-        """Number of states that the last prefill step with new requests took."""
-        self._states_taken_at = -inf
-        """Time (monotonic seconds) of the last prefill step with new requests."""
-        self._states_need = 0
-        """Free states that the next prefill step should find; 0 if so many are free, or none is expected to come."""
         self._evicted_at = -inf
         self.asked = False
         """True if memory was requested for the next prefill step, for as many of its prompts as had come."""
@@ -83,7 +64,6 @@ class KvProvisioning:
         """Evicts for the next steps where memory cannot grow; called between two steps, never waits. `now`: monotonic
         seconds."""
         kv = self._kv
-        self._states_ahead(tree, now)
         there = [here + arriving for here, arriving in zip(kv.available, kv.arriving, strict=True)]
         needs = kv.of_each(ceil(self._need))
         if min(there) >= self._need or kv.may_grow(needs, politely=True):
@@ -96,35 +76,8 @@ class KvProvisioning:
             self._evict(tree, some)
             self._evicted_at = now
 
-    def states_taken(self, count: int, now: float) -> None:
-        """Notes that a prefill step took `count` states, at `now` monotonic seconds. If the step before it was less
-        than a second ago, another one is expected, which takes as many as the smaller of the two."""
-        if count <= 0:  # slots may have arrived meanwhile
-            return
-        follows = now - self._states_taken_at < _LATELY_S
-        self._states_need = min(count, self._states_taken) if follows else 0
-        self._states_taken, self._states_taken_at = count, now
-
-    def _states_ahead(self, tree: Any, now: float) -> None:
-        """Evicts cached states until the next prefill step would find those that it needs, as far as memory cannot grow
-        for them."""
-        states = self._kv.states
-        if states is None or not self._states_need:
-            return
-        there = states.available + states.arriving
-        lacking = self._states_need - there - _states_to_come(states)
-        if lacking <= 0 or now - self._states_taken_at >= _LATELY_S:
-            self._states_need = 0
-            return
-        cached = tree.mamba_evictable_size()
-        if cached:
-            assert self._evict_states is not None
-            self._evict_states(min(lacking, cached, max(1, cached // _AHEAD_DIVISOR)))
-            if states.available + states.arriving > there:
-                self._evicted_at = now
-
     def evicted_lately(self, now: float) -> bool:
-        """Whether prefixes or states were evicted ahead of need within the last second: empty places are then for the
+        """Whether prefixes were evicted ahead of need within the last second: empty places are then for the
         engine's own next steps."""
         return now - self._evicted_at < _LATELY_S
 
@@ -202,128 +155,7 @@ class KvProvisioning:
         kv.start_over(_START_OVER_S)
         return True
 
-    def provide_states(
-        self,
-        tree: Any,
-        waiting: Sequence[Any],
-        running: Sequence[Any],
-        most: int,
-        estimate_cap: int,
-        ratio: float,
-    ) -> int:
-        """Makes room for the states of `waiting` requests, which SGLang could admit all if there were memory, and
-        returns how many more states there is room for: SGLang may admit as many requests. Call it for models with
-        states only, and before SGLang looks at any request, since cached states leave here. `running` requests are
-        expected to need `ratio` of their outputs yet, each at most `estimate_cap` tokens.
-
-        The first request gets a state from any memory that no request uses, and then room for its tokens. Requests
-        behind the first, until the prompts together have `most` tokens, get states from memory that comes. Where none
-        can come, they get those of cached prefixes that no waiting request goes on from, if there is room for their
-        tokens: a step with several prompts takes hardly longer than one."""
-        kv, states = self._kv, self._kv.states
-        assert states is not None
-        if not waiting:
-            kv.promised = states.available
-            return states.available
-        found = self._look_up(tree, waiting, most)
-        if not self._provide_state(tree):
-            self.refused = True
-            return 0
-        # Tokens of the first request may take the memory of all free slots but its own.
-        kv.promised = 1
-        self._provide_tokens(tree, waiting[0], estimate_cap)
-        if (more := len(found) - states.available - states.arriving) > 0:
-            states.grow_politely(more, 0.0, tree.mamba_evictable_size())
-        if len(found) > states.available + states.arriving:
-            self._evict_states_for(tree, found, ratio * _outputs(running, estimate_cap), estimate_cap)
-        if states.available < len(found) and states.arriving:
-            kv.settle()
-        kv.promised = states.available
-        return states.available
-
-    def _look_up(self, tree: Any, waiting: Sequence[Any], most: int) -> list[Any]:
-        """Has SGLang look up what is cached of the `waiting` requests that may begin in one step, and returns them:
-        those that waited longest, until there are `most` tokens to compute, and no more than could have states. What
-        they go on from counts as used now, and of that what the first one goes on from leaves last."""
-        states = self._kv.states
-        assert states is not None
-        there = states.available + states.arriving + tree.mamba_evictable_size() + _states_to_come(states)
-        found: list[Any] = []
-        tokens = 0
-        for request in waiting[: max(1, there)]:
-            if tokens >= most:
-                break
-            tree.look_up(request)
-            found.append(request)
-            tokens += _needs(request, 0)[0]
-        if len(found) > 1:
-            for request in reversed(found):
-                if request.prefix_len:
-                    tree.look_up(request)
-        return found
-
-    def _evict_states_for(self, tree: Any, found: Sequence[Any], spoken_for: float, estimate_cap: int) -> None:
-        """Evicts cached states for the requests of one step, as far as memory cannot come and there is room for the
-        requests' tokens: not the states that they go on from, and not for tokens that running requests are expected to
-        need (`spoken_for`)."""
-        kv, states = self._kv, self._kv.states
-        assert states is not None and self._evict_states is not None
-        kept = {request.last_node: request.prefix_len for request in found if request.prefix_len}
-        room = min(map(sum, zip(kv.available, kv.evictable(tree), strict=True))) - spoken_for - sum(kept.values())
-        needs = accumulate(sum(_needs(request, estimate_cap)) + 1 for request in found)
-        fitting = sum(tokens <= room for tokens in needs)
-        lacking = fitting - states.available - states.arriving - _states_to_come(states)
-        if (more := min(lacking, tree.mamba_evictable_size() - len(kept))) > 0:
-            self._evict_states(more)
-
-    def _provide_state(self, tree: Any) -> bool:
-        """Makes room for one state; False if it cannot. The room is the first that is found of a free slot, memory that
-        comes, memory of cached states, and memory of cached tokens."""
-        kv, states = self._kv, self._kv.states
-        assert states is not None
-        kv.promised = 0
-        if not states.available and states.arriving:
-            kv.settle()
-        if not states.available:
-            cached = tree.mamba_evictable_size()
-            states.grow_politely(1, self._soft_wait_s if cached else self._hard_wait_s, cached)
-        extents = states.envelopes.needed_for(1)
-        if not states.available and kv.give_states(extents):
-            states.regrow(1, self._hard_wait_s)
-        if not states.available and self._empty is not None:
-            for kind in range(len(kv.kinds)):
-                self._empty(kind, extents)
-            states.regrow(1, self._hard_wait_s)
-        return states.available > 0
-
-    def until_shared(self, tree: Any, request: Any, most: int, *, begins: bool) -> int:
-        """Number of tokens that the next prefill step computes, of its first prompt alone, so that the state behind
-        them can be cached; 0: the step is not cut. They end where the prompt parts from a cached prefix that has no
-        state there, and there is a free slot for a copy of the state, beside the request's own. `most`: tokens that the
-        step could compute. `begins`: False for a prompt that is computed in part.
-
-        Requests that share a beginning, such as a system prompt, go on from that state. The first of them that comes
-        once another has ended makes it."""
-        kv, states = self._kv, self._kv.states
-        assert states is not None
-        slots = 2 if begins else 1
-        if not (tokens := _until_parting(request, most)):
-            return 0
-        if states.available < slots and states.arriving:
-            kv.settle()
-        if states.available < slots:
-            states.grow_politely(slots - states.available, self._soft_wait_s, tree.mamba_evictable_size())
-        if states.available < slots and tree.mamba_evictable_size() >= _FEW_STATES:
-            assert self._evict_states is not None
-            self._evict_states(1)
-            kv.settle()
-        if begins:  # what has left since the last look may be the prefix that the prompt shares
-            tree.look_up(request)
-            tokens = _until_parting(request, most)
-        kv.promised = states.available
-        return tokens if states.available >= slots else 0
-
-    def _provide_tokens(self, tree: Any, request: Any, estimate_cap: int) -> None:
+    def provide_tokens(self, tree: Any, request: Any, estimate_cap: int) -> None:
         """Makes room for as many tokens of a request as SGLang could not get by evicting cached tokens: memory grows,
         or cached states leave for them."""
         kv = self._kv
@@ -355,7 +187,7 @@ class KvProvisioning:
         for running requests.
         """
         kv, chunk = self._kv, self._chunk(adder)
-        prompt, forecast = _needs(request, estimate_cap)
+        prompt, forecast = needs_of(request, estimate_cap)
         needs = self._of_request(prompt, forecast, adder.page_size, chunk)
         left = [adder.rem_total_tokens, *([adder.memory_budget.remaining_swa] if len(kv.kinds) > 1 else [])]
         # Locking the request's own prefix takes that away from what can be evicted.
@@ -377,7 +209,7 @@ class KvProvisioning:
     def prefer_growth(self, adder: Any, request: Any, estimate_cap: int) -> None:
         """Grows for a waiting request before SGLang looks at it: SGLang would evict cached prefixes for it, and memory
         is better if it comes soon."""
-        prompt, forecast = _needs(request, estimate_cap)
+        prompt, forecast = needs_of(request, estimate_cap)
         budget = adder.memory_budget
         spoken_for = [budget.total_offset, *([budget.swa_offset] if len(self._kv.kinds) > 1 else [])]
         needs = self._of_request(prompt, forecast, adder.page_size, self._chunk(adder))
@@ -429,11 +261,11 @@ class KvProvisioning:
             # This call counts the request's cached tokens, and copies no state; SGLang makes it again at the request's
             # turn.
             request.init_next_round_input(tree, cow_mamba=False)
-            prompt, forecast = _needs(request, estimate_cap)
+            prompt, forecast = needs_of(request, estimate_cap)
             prompts += prompt
             cached += request.prefix_len
             needs.append(self._of_request(prompt, forecast, kv.page_size, most))
-        spoken_for = ratio * _outputs(running, estimate_cap)
+        spoken_for = ratio * outputs(running, estimate_cap)
         wanted = [sum(tokens) for tokens in zip(kv.of_each(0), *needs, strict=True)]
         # Running requests need no more in their windows: a token leaves for each that comes.
         wanted[EVERY] += spoken_for
@@ -442,25 +274,12 @@ class KvProvisioning:
         )
 
 
-def _outputs(running: Sequence[Any], estimate_cap: int) -> int:
+def outputs(running: Sequence[Any], estimate_cap: int) -> int:
     """Most tokens that running requests have yet to generate, at most `estimate_cap` each."""
-    return sum(_needs(request, estimate_cap)[1] for request in running)
+    return sum(needs_of(request, estimate_cap)[1] for request in running)
 
 
-def _until_parting(request: Any, most: int) -> int:
-    """Number of tokens that a prompt has yet to compute up to where it parts from a cached prefix that has no state
-    there; 0 if they are more than `most`, or too few are shared."""
-    parting = request.mamba_branching_seqlen or 0
-    tokens: int = parting - request.prefix_len
-    return tokens if parting - request.kv.cache_protected_len >= _LEAST_SHARED and 0 < tokens <= most else 0
-
-
-def _states_to_come(states: ElasticKv) -> int:
-    """Number of states for which memory may still come."""
-    return states.memory.headroom() // states.envelopes.needed_for(1) if states.may_grow_politely() else 0
-
-
-def _needs(request: Any, estimate_cap: int) -> tuple[int, int]:
+def needs_of(request: Any, estimate_cap: int) -> tuple[int, int]:
     """(prompt, output): tokens of the prompt without its cached part, and a forecast of the output, as SGLang makes
     it."""
     forecast = min(max(request.sampling_params.max_new_tokens - len(request.output_ids), 0), estimate_cap)

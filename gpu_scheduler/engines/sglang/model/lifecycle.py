@@ -24,6 +24,7 @@ from gpu_scheduler.engines.sglang.kv.kv_transfer import KvTransfer
 from gpu_scheduler.engines.sglang.kv.pools.allocator import freed_together
 from gpu_scheduler.engines.sglang.kv.prefix_tree import CORE, PrefixTree
 from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
+from gpu_scheduler.engines.sglang.kv.state_provisioning import StateProvisioning
 from gpu_scheduler.engines.sglang.model import quota, teardown
 from gpu_scheduler.engines.sglang.model.loaded_model import LoadedModel
 from gpu_scheduler.engines.sglang.model.probe import PROMPT_TOKENS, Probe
@@ -95,8 +96,18 @@ class Lifecycle:
             model.options.hard_wait_ms / 1e3,
             self._evict,
             self._empty,
-            self._evict_states,
         )
+        model.state_provisioning = None
+        if states is not None:
+            model.state_provisioning = StateProvisioning(
+                model.kv,
+                states.kv,
+                model.provisioning,
+                model.options.soft_wait_ms / 1e3,
+                model.options.hard_wait_ms / 1e3,
+                self._empty,
+                self._evict_states,
+            )
         model.kv_transfer = KvTransfer(
             model.kv, model.tree, model.provisioning, scheduler, model.memory.lease_id, model.device
         )

@@ -24,6 +24,7 @@ from gpu_scheduler.engines.sglang.kv.engine_kv import FREED_TOGETHER, EngineKv
 from gpu_scheduler.engines.sglang.kv.kv_transfer import KvTransfer
 from gpu_scheduler.engines.sglang.kv.prefix_tree import PrefixTree
 from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
+from gpu_scheduler.engines.sglang.kv.state_provisioning import StateProvisioning
 from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemory
 from gpu_scheduler.engines.sglang.memory.model_memory import ModelMemory
 from gpu_scheduler.engines.sglang.memory.shared_range import SharedRange
@@ -69,6 +70,7 @@ class LoadedModel:
     kv: EngineKv
     tree: PrefixTree
     provisioning: KvProvisioning
+    state_provisioning: StateProvisioning | None
     kv_transfer: KvTransfer
 
     def __init__(

@@ -72,8 +72,11 @@ class Reclaim:
             self.report()
             self._changed()
             return
-        model.provisioning.ahead(model.tree, now)
-        kept = model.provisioning.evicted_lately(now) or model.kv_transfer.expected_s(now) > 0
+        # States first: they take tokens of the cache along.
+        provisioned = [each for each in (model.state_provisioning, model.provisioning) if each is not None]
+        for each in provisioned:
+            each.ahead(model.tree, now)
+        kept = any(each.evicted_lately(now) for each in provisioned) or model.kv_transfer.expected_s(now) > 0
         prompts = bool(model.scheduler.waiting_queue) or model.scheduler.chunked_req is not None
         if kv.states is not None and not kept and not prompts:
             kv.states.give_up_empties()

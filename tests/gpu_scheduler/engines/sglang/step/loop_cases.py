@@ -505,7 +505,8 @@ def states_come_for_the_request_that_is_first_by_its_priority_and_the_step_is_cu
         assert (request.rid, begins) == ("first", True)
         return 300
 
-    bench.model.provisioning.provide_states, bench.model.provisioning.until_shared = provide, until_shared
+    states = bench.model.state_provisioning
+    states.provide, states.until_shared = provide, until_shared
     running = SimpleNamespace(reqs=[], batch_is_full=False)
     scheduler = object.__new__(EngineScheduler)
     scheduler.grammar_manager = MagicMock(**{"has_waiting_grammars.return_value": False})
@@ -528,8 +529,8 @@ def request_whose_grammar_is_ready_behind_the_look_for_it_begins_with_a_state() 
     bench = Bench()
     set_loop(bench.loop)
     bench.loop.may_prefill = lambda running: True  # type: ignore[method-assign]
-    bench.model.provisioning.provide_states = lambda *_: 1
-    bench.model.provisioning.until_shared = lambda *_, **__: 0
+    bench.model.state_provisioning.provide = lambda *_: 1
+    bench.model.state_provisioning.until_shared = lambda *_, **__: 0
     bench.model.ranks = SimpleNamespace(size=2)  # which request no memory ahead
     running = SimpleNamespace(reqs=[], batch_is_full=False)
     scheduler = object.__new__(EngineScheduler)
@@ -564,8 +565,8 @@ def a_step_looks_for_states_for_no_more_requests_than_sglang_admits() -> None:
     bench.model.ranks = SimpleNamespace(size=2, now=lambda: 7.0)  # which request no memory ahead
     provided: list[int] = []
     taken: list[tuple[int, float]] = []
-    bench.model.provisioning.provide_states = lambda _tree, waiting, *_: provided.append(len(waiting)) or 1
-    bench.model.provisioning.states_taken = lambda *said: taken.append(said)
+    bench.model.state_provisioning.provide = lambda _tree, waiting, *_: provided.append(len(waiting)) or 1
+    bench.model.state_provisioning.note_taken = lambda *said: taken.append(said)
     bench.model.kv.states.available = 3
     scheduler = object.__new__(EngineScheduler)
     scheduler.grammar_manager = MagicMock(**{"has_waiting_grammars.return_value": False})
@@ -573,7 +574,7 @@ def a_step_looks_for_states_for_no_more_requests_than_sglang_admits() -> None:
     scheduler.chunked_req, scheduler.chunked_prefill_size = None, 512
     scheduler.new_token_ratio_tracker = SimpleNamespace(current=0.5)
     scheduler.policy = SimpleNamespace(priority_sign=1)
-    bench.model.provisioning.until_shared = lambda *_, **__: 0
+    bench.model.state_provisioning.until_shared = lambda *_, **__: 0
     running = SimpleNamespace(reqs=["r"] * 5, batch_is_full=False)
 
     def form(_self: EngineScheduler, batch: SimpleNamespace) -> SimpleNamespace:
@@ -591,10 +592,11 @@ def free_states_stay_for_the_next_steps_if_states_were_evicted_for_them() -> Non
     bench = Bench()
     reclaim = Reclaim(bench.model, lambda: None)
     bench.scheduler.is_fully_idle = lambda: False
+    bench.model.provisioning.evicted_lately = lambda _now: False
     states = bench.model.kv.states
     cases = ((True, [], None, 0), (False, ["a"], None, 0), (False, [], "in parts", 0), (False, [], None, 1))
     for lately, waiting, in_parts, left in cases:
-        bench.model.provisioning.evicted_lately = lambda _now, lately=lately: lately
+        bench.model.state_provisioning.evicted_lately = lambda _now, lately=lately: lately
         bench.scheduler.waiting_queue, bench.scheduler.chunked_req = waiting, in_parts
         states.give_up_empties.reset_mock()
         reclaim.attend(bench.clock.now)

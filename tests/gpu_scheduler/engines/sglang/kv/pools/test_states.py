@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 from gpu_scheduler.engines.sglang.kv.engine_kv import EngineKv
 from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
+from gpu_scheduler.engines.sglang.kv.state_provisioning import StateProvisioning
 from gpu_scheduler.engines.sglang.model.stats import EngineCounters
 from gpu_scheduler.engines.sglang.policy.envelopes import Indices
 from gpu_scheduler.engines.sglang.policy.layout import distinct
@@ -75,8 +76,9 @@ class Books:
         self.cached: list[tuple[Any, Any]] = []
         """(tokens, state) of each prefix, the one used longest ago first."""
         self.running: list[tuple[Any, Any]] = []
-        self.provisioning = KvProvisioning(
-            self.kv, 0.0, 0.0, lambda _, tokens: self.evict(*tokens), self.empty, self.evict_states
+        self.provisioning = KvProvisioning(self.kv, 0.0, 0.0, lambda _, tokens: self.evict(*tokens), self.empty)
+        self.state_provisioning = StateProvisioning(
+            self.kv, self.states, self.provisioning, 0.0, 0.0, self.empty, self.evict_states
         )
 
     # what the provisioning asks of a tree
@@ -133,7 +135,7 @@ class Books:
         waiting = [waiting_for(prompt, CAP) for prompt in prompts]
         for request, number in zip(waiting, goes_on, strict=False):
             request.goes_on = self.cached[number]
-        room = self.provisioning.provide_states(self, waiting, [], 64, CAP, 0.0)
+        room = self.state_provisioning.provide(self, waiting, [], 64, CAP, 0.0)
         admitted = []
         for prompt in prompts[:room]:
             if sum(admitted) + prompt > self.tokens.available + self.evictable_size():
@@ -145,12 +147,13 @@ class Books:
             assert slots is not None and state is not None, "SGLang dies where there is none"
             self.running.append((slots, state))
         self.kv.promised = 0
-        self.provisioning.states_taken(len(admitted), self.clock.now)
+        self.state_provisioning.note_taken(len(admitted), self.clock.now)
         return len(admitted)
 
     def between_steps(self) -> None:
         """The engine's work between two steps, as far as it moves states: numbers arrive, and some leave ahead."""
         self.kv.poll()
+        self.state_provisioning.ahead(self, self.clock.now)
         self.provisioning.ahead(self, self.clock.now)
 
     def end(self, number: int) -> None:
@@ -228,7 +231,7 @@ def test_a_step_takes_all_prompts_that_wait_where_states_are_cached_and_memory_c
 def test_memory_comes_for_the_states_of_all_prompts_of_a_step_before_it_comes_for_their_tokens() -> None:
     books = Books(40)
     waiting = [waiting_for(40, CAP) for _ in range(4)]
-    assert books.provisioning.provide_states(books, waiting, [], 1000, CAP, 0.0) == 4
+    assert books.state_provisioning.provide(books, waiting, [], 1000, CAP, 0.0) == 4
     assert books.tokens.available < 4 * 40
 
 
@@ -257,7 +260,7 @@ def test_no_cached_state_leaves_for_tokens_that_running_requests_are_expected_to
     books = with_cached(NO_ROOM, 3)
     running = [waiting_for(10, CAP) for _ in range(3)]
     waiting = [waiting_for(10, CAP) for _ in range(2)]
-    books.provisioning.provide_states(books, waiting, running, 64, CAP, 1.0)
+    books.state_provisioning.provide(books, waiting, running, 64, CAP, 1.0)
     assert len(books.cached) == 2, "one for the first"
 
 
@@ -291,8 +294,8 @@ def shares(books: Books, prompt: int, shared: int) -> Any:
 def test_a_step_ends_where_a_prompt_parts_from_a_cached_prefix_if_a_second_state_has_room() -> None:
     books = Books(44)
     request = shares(books, 320, 300)
-    assert books.provisioning.provide_states(books, [request], [], 512, CAP, 0.0) == 1
-    assert books.provisioning.until_shared(books, request, 512, begins=True) == 300
+    assert books.state_provisioning.provide(books, [request], [], 512, CAP, 0.0) == 1
+    assert books.state_provisioning.until_shared(books, request, 512, begins=True) == 300
     assert books.states.available == books.kv.promised == 2
     books.audit()
 
@@ -317,7 +320,7 @@ def test_the_state_used_longest_ago_leaves_for_that_of_a_shared_beginning_if_the
     books = full(cached)
     before = list(books.cached)
     request = shares(books, 320, 300)
-    assert books.provisioning.until_shared(books, request, 512, begins=True) == cut
+    assert books.state_provisioning.until_shared(books, request, 512, begins=True) == cut
     assert books.cached == (before[1:] if cut else before) and books.states.available == (2 if cut else 1)
     books.audit()
 
@@ -332,7 +335,7 @@ def test_a_step_is_not_cut_where_the_shared_prefix_itself_had_to_leave() -> None
         looked_up.mamba_branching_seqlen = None
 
     books.look_up = found_nothing_more  # type: ignore[method-assign]
-    assert books.provisioning.until_shared(books, request, 512, begins=True) == 0
+    assert books.state_provisioning.until_shared(books, request, 512, begins=True) == 0
 
 
 @pytest.mark.parametrize(("shared", "most", "limit"), [(0, 512, 44), (200, 512, 44), (300, 299, 44), (300, 512, 8)])
@@ -341,8 +344,8 @@ def test_a_step_is_not_cut_for_few_shared_tokens_or_beyond_its_own_or_without_ro
 ) -> None:
     books = Books(limit)
     request = shares(books, 320, shared)
-    assert books.provisioning.provide_states(books, [request], [], 512, CAP, 0.0) == 1
-    assert books.provisioning.until_shared(books, request, most, begins=True) == 0
+    assert books.state_provisioning.provide(books, [request], [], 512, CAP, 0.0) == 1
+    assert books.state_provisioning.until_shared(books, request, most, begins=True) == 0
 
 
 @pytest.mark.parametrize(("shared", "cuts"), [(640, [0, 128, 0]), (520, [0, 8, 0]), (255, [0, 0, 0])])
@@ -354,7 +357,7 @@ def test_a_prompt_that_is_computed_in_part_is_cut_once_more_where_it_parts_from_
     found = []
     for computed, most in ((0, 200), (shared // 2 if shared < 512 else 512, 200), (shared, 200)):
         request.prefix_len = computed
-        found.append(books.provisioning.until_shared(books, request, most, begins=not computed))
+        found.append(books.state_provisioning.until_shared(books, request, most, begins=not computed))
     assert found == cuts
 
 
@@ -388,8 +391,8 @@ def test_a_state_leaves_ahead_of_the_next_step_where_memory_cannot_grow() -> Non
     books = with_cached(NO_ROOM, 3)
     books.between_steps()
     assert (books.states.available, books.states.arriving, len(books.cached)) == (0, 1, 2)
-    assert books.provisioning.evicted_lately(books.clock.now)
-    books.provisioning.ahead(books, books.clock.now)
+    assert books.state_provisioning.evicted_lately(books.clock.now)
+    books.state_provisioning.ahead(books, books.clock.now)
     books.between_steps()
     assert books.states.available == 1 and len(books.cached) == 2, "one takes the place of the one that was taken"
     assert books.admit([10]) == 1 and len(books.cached) == 2, "and the next step evicts none"
@@ -439,7 +442,7 @@ def test_no_state_leaves_ahead_where_steps_do_not_follow_each_other(apart_s: flo
 def test_no_state_leaves_ahead_where_memory_can_grow() -> None:
     books = with_cached(NO_ROOM + STATE_EXTENTS, 3)
     books.between_steps()
-    assert len(books.cached) == 3 and not books.provisioning.evicted_lately(books.clock.now)
+    assert len(books.cached) == 3 and not books.state_provisioning.evicted_lately(books.clock.now)
 
 
 def test_a_state_leaves_ahead_where_balloond_has_just_had_nothing() -> None:
@@ -491,7 +494,7 @@ def test_tokens_of_a_running_request_take_the_memory_of_cached_states() -> None:
 
 def test_free_slots_that_a_step_is_to_have_are_not_given_up_for_tokens() -> None:
     books = Books(2 * STATE_EXTENTS + 3)
-    assert books.provisioning.provide_states(books, [waiting_for(1, 1)], [], 64, CAP, 0.0) == 1
+    assert books.state_provisioning.provide(books, [waiting_for(1, 1)], [], 64, CAP, 0.0) == 1
     books.provisioning.before_allocation(books, 100)
     assert books.states.available == 1 and books.tokens.available < 100
     books.kv.promised = 0
