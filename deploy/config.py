@@ -31,6 +31,10 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def main(arguments: list[str] | None = None, prog: str = "python -m deploy.config") -> int:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -60,7 +64,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m deploy.confi
 
 def _check(file: Path, to: str) -> int:
     target = SERVE if to == _SERVE else TARGETS[to]
-    node = read(file, target)
+    node = read(file, target, _warn)
     here = first() if target is SERVE and not node.devices else ""
     if here:
         node = node.model_copy(update={"devices": [DeviceGroup(name=here)]})
@@ -132,7 +136,7 @@ def _sizes(node: NodeDescription, target: RenderTarget) -> Sizes:
 
 
 def _render(file: Path, to: str, out: Path, force: bool) -> int:
-    node = read(file, TARGETS[to])
+    node = read(file, TARGETS[to], _warn)
     shipped = {name: (places.TREE / "deploy" / name).read_text() for name in SHIPPED[to]}
     made = render(node, to, shipped)
     try:

@@ -156,7 +156,7 @@ def arguments(given: Sequence[str] | None = None, prog: str = "python -m deploy.
         if len(options.models) != 1 or "=" in options.models[0]:
             parser.error("--name is for one model; of several, each is given its own as NAME=MODEL")
         options.models = [f"{options.name}={options.models[0]}"]
-    node = read(options.config, SERVE) if options.config else NodeDescription()
+    node = read(options.config, SERVE, say) if options.config else NodeDescription()
     if options.http is not None and not _is_address(options.http):
         parser.error(f"argument --http: {options.http!r} is no address to listen on: write HOST:PORT")
     host, port = addresses.host_and_port(options.http or node.http)

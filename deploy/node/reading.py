@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
+from deploy.node.consistency import SERVICES
 from deploy.node.description import TABLES, NodeDescription
 from deploy.node.targets import RenderTarget, described_faults
 from services.errors import Invalid
-from services.runtime.config import Fault, faults, filled
+from services.runtime.config import Fault, faults, filled, without_removed
 from services.wording.toml_lines import line_of
 
 
-def read(path: Path, target: RenderTarget) -> NodeDescription:
-    """The description, with absolute paths. Raises Invalid with a line for each thing that is wrong with it for this
-    target: file, line, key."""
+def read(path: Path, target: RenderTarget, warn: Callable[[str], object] = lambda line: None) -> NodeDescription:
+    """The description, with absolute paths. Calls `warn` with a line for each setting that was removed from a service,
+    and leaves those out. Raises Invalid with a line for each thing that is wrong with it for this target: file, line,
+    key."""
     try:
         text = path.read_text()
         values = tomllib.loads(text)
@@ -32,12 +34,25 @@ def read(path: Path, target: RenderTarget) -> NodeDescription:
     except RecursionError:
         raise Invalid(f"{path}: nested too deeply") from None
     found: list[Fault] = []
+    values, removed = _without_removed(values)
+    for line in _told(path, text, removed):
+        warn(line)
     if target.on_this_machine:  # the others' services fill variables in where they run
         values, found = _filled(values)
     node, more = _checked(values, path.absolute().parent, target)
     if found := [*found, *more]:
         raise Invalid("\n".join(_told(path, text, found)))
     return node
+
+
+def _without_removed(values: dict[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+    """The values without settings that were removed from services, and a warning for each of these."""
+    kept, found = dict(values), []
+    for kind, table in TABLES.items():
+        if isinstance(settings := values.get(table), dict):
+            kept[table], more = without_removed(SERVICES[kind], settings, (table,))
+            found += more
+    return kept, found
 
 
 def _filled(values: dict[str, Any]) -> tuple[dict[str, Any], list[Fault]]:

@@ -13,7 +13,7 @@ import pydantic
 from deploy.node.consistency import SERVICES, ConfigFile, disagreements
 from deploy.node.description import TABLES, DescribedModel, NodeDescription
 from deploy.node.services import Layout, NetworkLayout, NodeService, port, services
-from services.runtime.config import Fault, faults, without_removed
+from services.runtime.config import Fault, faults
 from services.wording import addresses
 from services.wording.plurals import counted
 
@@ -226,7 +226,7 @@ def _faults_of_services(node: NodeDescription, target: RenderTarget) -> Iterator
     for service in made.values():
         kind = SERVICES[service.kind]
         try:
-            good.append(ConfigFile(service.name, kind.model_validate(without_removed(kind, service.settings)[0])))
+            good.append(ConfigFile(service.name, kind.model_validate(service.settings)))
         except pydantic.ValidationError as error:
             for fault in faults(error, kind):
                 yield _at_its_place(node, service, fault)

@@ -18,6 +18,7 @@ from loader.checkpoints.architectures.kv_of_config import kv_of_folder
 from prismctl.commands.models import absolute, listed
 from prismctl.system.system import SystemAddresses
 from prismctl.views.terminal import Json, show_json
+from protos import placement_pb2
 from services.errors import PrismError, Unavailable
 from services.wording.sizes import size
 
@@ -37,7 +38,14 @@ def check(
     unverified: Annotated[
         bool, typer.Option("--unverified", help="Accept a class that nobody has compared with another implementation.")
     ] = False,
-    on_cpu: Annotated[bool, typer.Option("--cpu", help="Check for engines on CPUs; default: on GPUs.")] = False,
+    on_cpu: Annotated[
+        bool | None,
+        typer.Option(
+            "--cpu/--gpu",
+            help="Kind of the devices. Left out: that of the running system's groups; GPUs, if no system answers.",
+            show_default=False,
+        ),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Say what a folder's model is and needs. Reads its small files and the headers of its weights, and loads nothing:
@@ -53,10 +61,15 @@ def check(
         unverified=unverified,
         base=_BASE if is_adapter(path) else "",
     )
+    groups, groups_unknown = _groups(context.obj)
+    if on_cpu is None:
+        on_cpu = bool(groups) and all(map(_is_of_cpus, groups))
     model = read_model(entry, sizes(on_gpus=not on_cpu))
     found = _facts(path, model)
     if model.checkpoint is not None:
-        found["groups"], found["groups_unknown"] = _groups(context.obj, entry, found["device_bytes"])
+        found["on"] = "cpu" if on_cpu else "gpu"
+        fitting = [each.group for each in groups if _fits(each, entry, found["device_bytes"], on_cpu=on_cpu)]
+        found["groups"], found["groups_unknown"] = fitting, groups_unknown
     if json_:
         show_json(found)
     else:
@@ -109,20 +122,27 @@ def _kv_of_refused(path: str, model: CatalogueModel) -> dict[str, Any]:
     return {"kv": wording.described(layout), "kv_kinds": wording.listed(layout)} if layout is not None else {}
 
 
-def _groups(system: SystemAddresses, entry: CatalogueEntry, device_bytes: int) -> tuple[list[str], str]:
-    """(groups of the running system that could hold it, why that is not known)."""
+def _is_of_cpus(group: placement_pb2.Group) -> bool:
+    return bool(group.memory) and all(each.device.startswith("cpu") for each in group.memory)
 
-    async def ask() -> list[str]:
+
+def _fits(group: placement_pb2.Group, entry: CatalogueEntry, device_bytes: int, *, on_cpu: bool) -> bool:
+    """Whether a group could hold the model, if others made room."""
+    return (
+        group.reachable
+        and not group.drained
+        and len(group.memory) == entry.devices
+        and _is_of_cpus(group) == on_cpu
+        and entry.devices * device_bytes <= group.capacity_bytes
+    )
+
+
+def _groups(system: SystemAddresses) -> tuple[list[placement_pb2.Group], str]:
+    """(groups of the running system, why they are not known)."""
+
+    async def ask() -> list[placement_pb2.Group]:
         async with system.open_placement() as placement:
-            groups = (await placement.cluster()).groups
-        return [
-            each.group
-            for each in groups
-            if each.reachable
-            and not each.drained
-            and len(each.memory) == entry.devices
-            and entry.devices * device_bytes <= each.capacity_bytes
-        ]
+            return list((await placement.cluster()).groups)
 
     try:
         return asyncio.run(ask()), ""
@@ -165,8 +185,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"  weights    {size(found['weights_bytes'])}{each}"
         + (active if found["active_bytes"] < found["weights_bytes"] else ""),
         f"  KV         {found['kv']}{each}, {size(found['floor_bytes'])} for one request"
-        f" of {found['context_tokens']} tokens",
+        f" of {found['context_tokens']} tokens, in whole extents",
         f"  engine     {size(found['quota_bytes'])}{each} for itself until it is measured",
-        f"  in all     {size(found['device_bytes'])}{each}",
+        f"  in all     {size(found['device_bytes'])}{each}, for an engine on {found['on'].upper()}s",
         f"  fits       {groups}",
     ]

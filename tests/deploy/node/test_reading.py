@@ -5,6 +5,12 @@ from deploy.node.targets import SERVE, TARGETS
 from services.errors import Invalid
 
 MADE = "has no place here: "
+REMOVED = """[loader]
+copy_threads = 3
+[scheduler.engines.options]
+window_pool = 1
+max_running_requests = 4
+"""
 FAULTS = [
     ("models = ", SERVE, "not TOML: Invalid value (at end of document)"),
     ("\ndevces = []", SERVE, ":2: devces: unknown key; the nearest one is devices"),
@@ -139,3 +145,15 @@ def test_models_have_folders_names_and_targets(tmp_path):
     assert gateway["keys_file"] == node.keys_file
     file.write_text("keys_file = '${KEYS}/keys.toml'")
     assert read(file, TARGETS["systemd"]).keys_file == "${KEYS}/keys.toml"  # filled in by the gateway
+
+
+@pytest.mark.parametrize("target", [SERVE, TARGETS["systemd"]])
+def test_settings_that_services_no_longer_have_are_told_with_their_lines_and_left_out(target, tmp_path):
+    file, said = tmp_path / "prism.toml", []
+    file.write_text(REMOVED + "".join(f"[[devices]]\nname = 'cuda:{number}'\n" for number in range(2)))
+    node = read(file, target, said.append)
+    assert [line.partition(": it is not a setting any more")[0] for line in said] == [
+        f"{file}:2: loader.copy_threads",
+        f"{file}:4: scheduler.engines.options.window_pool",
+    ]
+    assert node.loader == {} and node.scheduler == {"engines": {"options": {"max_running_requests": 4}}}

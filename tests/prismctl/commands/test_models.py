@@ -128,10 +128,10 @@ async def run(tmp_path):
     await loader.stop(0)
 
 
-def group(name, gib, devices=1, **facts):
+def group(name, gib, devices=1, kind="cuda", **facts):
     found = placement_pb2.Group(group=name, reachable=True, capacity_bytes=gib << 30, **facts)
-    for _ in range(devices):
-        found.memory.add()
+    for number in range(devices):
+        found.memory.add(device=f"{kind}:{number}")
     return found
 
 
@@ -151,6 +151,22 @@ async def test_check_names_what_a_folder_needs_and_the_groups_that_could_hold_it
     assert "  KV         128 B a token, " in result.stdout
     assert [(kind["name"], kind["bytes_per_token"]) for kind in found["kv_kinds"]] == [("attention", 128)]
     assert run.asked == []
+
+
+async def test_check_is_for_engines_on_cpus_where_the_system_has_no_others(run, tmp_path):
+    folder = checkpoint_files.write(tmp_path / "m")
+
+    async def told(*options):
+        found = json.loads((await run("models", "check", str(folder), *options, "--json")).stdout)
+        return found["on"], found["kv_bytes_per_token"], found["groups"]
+
+    assert await told() == ("gpu", 128, []), "nothing runs there"
+    run.placement.groups += [group("host", 8, kind="cpu")]
+    assert await told() == ("cpu", 256, ["host"])
+    assert await told("--gpu") == ("gpu", 128, []), "the group is of other devices"
+    run.placement.groups += [group("card", 8)]
+    assert await told() == ("gpu", 128, ["card"])
+    assert await told("--cpu") == ("cpu", 256, ["host"])
 
 
 async def test_check_of_a_folder_of_a_refused_class_tells_the_kinds_of_kv_that_it_would_have(run, tmp_path):

@@ -274,16 +274,17 @@ def _nothing(running_batch: Any) -> Any:
 
 
 def step_begins(batch: Any) -> None:
-    """Counts a step as it begins, and reports the progress of its prompts."""
+    """Counts a step as it begins, and reports the progress of its prompts. Tokens of the engine's own measurement are
+    not counted: placement would take them for demand."""
     model = current.model()
-    counters = model.counters
+    counters, measures = model.counters, model.probe is not None
     counters.forward_steps += 1
     if batch.forward_mode.is_decode():
         current.loop().decode_begins()
-        counters.decode_tokens += len(batch.reqs)
+        counters.decode_tokens += 0 if measures else len(batch.reqs)
     elif batch.forward_mode.is_extend():
         current.loop().prefill_begins(len(batch.reqs))
-        counters.prefill_tokens += batch.extend_num_tokens
+        counters.prefill_tokens += 0 if measures else batch.extend_num_tokens
         if prompts := prefilled(batch.reqs, model.request_table):
             model.channel.send(prefilled=engine_pb2.Prefilled(prompts=prompts))
 

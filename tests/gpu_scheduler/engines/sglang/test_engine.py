@@ -75,6 +75,8 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
         assert measured.kv_bytes_per_token == 5 * 2 * 2 * 24 * 4 and measured.context_tokens == CONTEXT
         assert measured.prefill_tokens_per_s > 0 and measured.decode_step_ms > 0
         assert not open_to_others(end), "torch's process groups would meet at a port of all interfaces"
+        await end.until(lambda: end.stats.forward_steps > 0)
+        assert not end.stats.prefill_tokens and not end.stats.decode_tokens, "nobody has asked it anything"
 
         await burst(end, "alone", prompts, said["qwen"], 1)
         await found_again(end, prompts, said["qwen"], len(prompts[0]) - 1)
