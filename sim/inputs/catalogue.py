@@ -55,7 +55,14 @@ SHAPES = {
     "70b-fp8": Shape(72_669_806_592, 327_680, layers=80),
     "30b-a3b": Shape(61_064_245_248, 98_304, layers=48, active_bytes=6_706_065_408, expert_share=8 / 128),
     "30b-a3b-fp8": Shape(31_176_904_704, 98_304, layers=48, active_bytes=3_988_967_424, expert_share=8 / 128),
-    "gpt-oss-20b": Shape(13_761_281_792, 49_152, layers=24, active_bytes=4_866_367_232, expert_share=4 / 32),
+    "gpt-oss-20b": Shape(
+        13_761_281_792,
+        24_576,
+        layers=24,
+        active_bytes=4_866_367_232,
+        expert_share=4 / 32,
+        other_kinds=(window(24_576, 128, BEYOND_WINDOW_TOKENS),),
+    ),
 }
 """Shapes in bf16: Llama 3's, and Qwen 2.5's of 14B and 32B."""
 _KV = ("kv_bytes_per_token", "window_bytes_per_token", "state_bytes")
@@ -257,7 +264,7 @@ def _of_row(row: dict[str, Any], where: str) -> Shape:
         raise CatalogueError(f"{where}: weights_bytes without its KV: give it {', '.join(_KV[:-1])} or {_KV[-1]}")
     else:
         raise CatalogueError(f"{where}: it needs a folder, {_INSTEAD}")
-    weights = row.get("weights_bytes", shape.weights_bytes)
+    weights, others = row.get("weights_bytes", shape.weights_bytes), _other_kinds(row, where)
     return Shape(
         weights,
         row.get("kv_bytes_per_token", shape.kv_bytes_per_token),
@@ -265,7 +272,7 @@ def _of_row(row: dict[str, Any], where: str) -> Shape:
         row.get("layers", shape.layers),
         _active(row.get("active_bytes", shape.active_bytes), weights, where),
         shape.expert_share,
-        _other_kinds(row, where),
+        others if any(field in row for field in _KV) else shape.other_kinds,
     )
 
 

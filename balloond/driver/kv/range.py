@@ -42,7 +42,7 @@ from balloond.policy.extents import LARGE
 _FENCE_LOOK_S = 0.002
 """Seconds between two looks at fences that are not open; there are none while all are open."""
 _REFUSED_PAUSE_S = 0.1
-"""Seconds after a refusal before the reserve is requested again, and extents that do not press."""
+"""Seconds after a refusal for which nothing is requested for the reserve, nor for an engine that could do without."""
 _UNMAPPED_TOGETHER = 32
 """Number of extents that are unmapped together: balloond can give the first ones to others while the next are
 unmapped."""
@@ -145,8 +145,9 @@ class ElasticRange:
         """Takes up to `count` indices of mapped extents, which are the caller's then. What the reserve lacks is
         requested of balloond and waited for at most `timeout_s`; what comes later goes into the reserve and makes
         `wake_fd` readable. `instead_bytes`: bytes of its own prefixes that the engine could evict instead. Where these
-        suffice and the call does not wait, nothing is requested for 0.1 s after a refusal: a request and its answer
-        take the interpreter from the engine's thread for 0.1 ms, and balloond hears of prefixes' ages as seldom."""
+        suffice and the call does not wait, nothing is requested for 0.1 s after a refusal, unless another stretch has
+        memory to spare: a request and its answer keep the engine's thread from running for 0.1 ms, and balloond hears
+        every 0.1 s how old prefixes are."""
         now = time.monotonic()
         with self._changed:
             of = self._stretches[stretch]
@@ -154,7 +155,8 @@ class ElasticRange:
             taken = self._take(of, count)
             wanted = count - len(taken)
             headroom = of.addresses.headroom(self._room(of)) if wanted else 0
-            presses = timeout_s > 0 or instead_bytes < wanted * self.extent_bytes
+            spare = any(other.spare for other in self._stretches if other is not of)
+            presses = timeout_s > 0 or spare or instead_bytes < wanted * self.extent_bytes
             missing = growth.want(count, wanted, headroom, now, instead_bytes=instead_bytes, presses=presses)
             if not taken and not missing:
                 return []  # the lease's thread could do nothing, so it is not woken

@@ -417,6 +417,7 @@ CLASSES = {
         sinks=True,
         windows=True,
         window_pool=True,
+        needs=("layer_types", "sliding_window"),
         defaults={"head_dim": 64, "attention_bias": True},
         experts=Experts(
             ("num_local_experts",), "intermediate_size", router="router", router_bias="router.bias", joined=True

@@ -49,6 +49,8 @@ def kv_layout(config: Mapping[str, Any], dtype_bytes: int, devices: int = 1, *, 
         counts[_FULL] += counts.pop(_SLIDING)
     elif one_pool and counts[_SLIDING]:
         raise BrokenCheckpoint("config.json: layers with windows have heads of another size, which need their own pool")
+    if counts.get(_SLIDING) and not counts[_FULL]:
+        raise BrokenCheckpoint("config.json: every layer has a window, and engines have no pool for windows alone")
     kinds: list[KvKind] = []
     if counts[_FULL]:
         kinds.append(attention(counts[_FULL] * _keys_and_values(text, _FULL, devices) * dtype_bytes))

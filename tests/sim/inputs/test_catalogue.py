@@ -159,6 +159,13 @@ def test_context_without_room_for_a_prompt_and_an_answer_is_refused(tmp_path):
         models(tmp_path, 'shape = "8b"', "context_tokens = 1")
 
 
+def test_shape_of_gpt_oss_keeps_half_of_a_token_beyond_its_window(tmp_path):
+    kv = shape(tmp_path, 'shape = "gpt-oss-20b"').kv
+    assert kv.bytes_of(100) == 100 * 49_152
+    assert kv.bytes_of(20_000) - kv.bytes_of(10_000) == 10_000 * 24_576
+    assert shape(tmp_path, 'shape = "gpt-oss-20b"', "kv_bytes_per_token = 49152").kv.bytes_of(9_000) == 9_000 * 49_152
+
+
 def test_catalogue_with_more_active_weights_than_weights_is_refused(tmp_path):
     with pytest.raises(CatalogueError, match="active_bytes .* more than weights_bytes 1000"):
         models(tmp_path, 'shape = "gpt-oss-20b"', "weights_bytes = 1000")

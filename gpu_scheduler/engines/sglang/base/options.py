@@ -104,6 +104,8 @@ class Options:
             weights = active // max(1, model.devices if model is not None else 1)
             values = {**ON_A_GPU, "prefill_graph_tokens": graph_tokens(weights)}
         for name, text in given.items():
+            if name in _REMOVED:
+                continue
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
                 known_are = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
@@ -141,6 +143,12 @@ _WITH_TWO_SHAPES = ("gemma4_text", "gemma4_unified_text")
 _WITH_WINDOW_POOL = (*_WITH_TWO_SHAPES, "gpt_oss")
 """Types of models, as config.json names them, whose layers with a window have a KV pool of their own: those of
 `ModelClass.window_pool`."""
+_REMOVED = ("window_pool",)
+"""Options until protocol 1.3. An older gpu_scheduler may still pass them on; they have no effect."""
+_PROMPTS_WITH_TABLES = 32
+"""Most prompts of a prefill step of a model with a window pool under FlashAttention. SGLang makes tables of 16 bytes
+for each prompt and each token of the longest one: 64 MiB for 131,072 tokens, which a quota has beside what was
+measured."""
 _BLOCK_TOKENS = 64
 """Tokens of a block in kernels of linear attention."""
 MAX_PAGE_SIZE = 64
@@ -261,6 +269,7 @@ def _for_gpu(model: common_pb2.ModelSpec, options: Options, ranks: int) -> dict[
         "cuda_graph_bs_decode": graph_sizes(options.max_running_requests),
         **prefill_graphs(_prefill_graph_tokens(model, options, ranks)),
         **(_with_states_on_gpu(model, options) if has_states(Path(model.path)) else {}),
+        **({"prefill_max_requests": _PROMPTS_WITH_TABLES} if has_window_pool(Path(model.path)) else {}),
         "enable_deterministic_inference": bool(options.deterministic),
         # It sizes nothing here (`profiled_bytes` in `hooks/memory.py`), but SGLang would try to guess it.
         "mem_fraction_static": 0.9,

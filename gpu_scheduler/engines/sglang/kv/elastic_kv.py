@@ -184,8 +184,9 @@ class ElasticKv:
 
     def grow_politely(self, tokens: int, wait_s: float, instead: int) -> bool:
         """Makes room as `grow` does, for a caller that evicts `instead` tokens if too little comes. After each refusal
-        balloond is not waited for during a time that doubles, and asked every 0.1 s in it (`ElasticRange.acquire`)."""
-        waits = self._clock() >= self._polite_before
+        that was waited for, balloond is not waited for during a time that doubles. On one device it is asked every 0.1
+        s in that time (`ElasticRange.acquire`), on several each time."""
+        waits = self.may_grow_politely()
         enough = self.grow(tokens, wait_s if waits else 0.0, instead)
         if waits and enough:
             self._polite_s = _RETRY_S

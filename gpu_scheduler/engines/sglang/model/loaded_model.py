@@ -216,7 +216,8 @@ class LoadedModel:
     @property
     def kv_layout(self) -> KvLayout:
         """The kinds of KV that SGLang's pools were made for, on each device."""
-        chunk = max(self.options.chunked_prefill_size, FREED_TOGETHER)
+        whole = self.options.chunked_prefill_size
+        chunk = max(whole, FREED_TOGETHER) if whole > 0 else self.context_tokens  # 0 or less: prompts are not cut
         return self.kv.layout(chunk + self.options.page_size)
 
     def check_kv(self) -> None:

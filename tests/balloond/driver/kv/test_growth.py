@@ -197,6 +197,16 @@ def test_extents_that_press_are_requested_right_after_a_refusal():
     assert book.wants(2) == 2 and book.requests() == ["need 2"]
 
 
+def test_what_is_still_requested_after_a_refusal_stays_wanted():
+    book = Playbook(indices=128)
+    assert book.wants(100) == 100 and len(book.requests()) == 4
+    book.answer(0)
+    assert book.growth.demand == "refused" and book.growth.requested == 68
+    assert book.wants(100, presses=False) == 100 and book.growth.wanted == 100
+    book.answer()
+    assert book.leaves() == [], "what came is kept for the engine"
+
+
 @pytest.mark.parametrize("news", [lambda growth: growth.limited(64), lambda growth: growth.end_pause()])
 def test_a_new_limit_or_another_balloond_ends_the_pause_of_what_does_not_press(news):
     book = refused()

@@ -52,6 +52,22 @@ def test_classes_verified_on_cpu_have_a_small_checkpoint_to_compare_engines_by()
     assert all(known.gpu_only for known in classes.CLASSES.values() if "CPU" not in known.verified)
 
 
+@pytest.mark.parametrize(
+    ("types", "why"),
+    [
+        (None, "config.json has no layer_types"),
+        (["sliding_attention"] * 4, "every layer has a window, and engines have no pool for windows alone"),
+    ],
+)
+def test_gpt_oss_whose_layers_with_windows_are_not_known_or_all_is_refused(
+    tmp_path: Path, folders: Any, types: list[str] | None, why: str
+) -> None:
+    folder = folders("GptOssForCausalLM")
+    assert [kind.name for kind in read(folder, 2).kv.kinds] == ["attention", "window"]
+    with pytest.raises(BrokenCheckpoint, match=why):
+        read(changed(folder, tmp_path / "m", lambda c: c.update(layer_types=types)), 2)
+
+
 def test_table_of_model_classes_is_in_the_guide() -> None:
     assert classes.markdown() in GUIDE.read_text()
 

@@ -46,6 +46,8 @@ MODELS: dict[str, dict[str, Any]] = {
         **SMALL,
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",
+        "layer_types": ["full_attention"],
+        "sliding_window": 128,
         "num_local_experts": 2,
         "num_experts_per_tok": 1,
     },

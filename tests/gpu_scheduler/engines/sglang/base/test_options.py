@@ -68,6 +68,10 @@ def test_a_prompts_log_probabilities_are_computed_for_as_many_tokens_as_the_quot
     assert Options(max_running_requests=requests).scored_together == tokens
 
 
+def test_an_option_that_an_older_group_still_passes_on_has_no_effect() -> None:
+    assert Options.parse({"window_pool": "1"}, "cpu:0") == Options.parse({}, "cpu:0")
+
+
 def test_an_unknown_option_is_refused_by_name() -> None:
     with pytest.raises(CommandError, match="unknown engine option 'chunk'"):
         Options.parse({"chunk": "64"}, "cpu:0")

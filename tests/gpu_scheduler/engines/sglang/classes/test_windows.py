@@ -66,18 +66,19 @@ async def test_what_has_left_the_window_takes_memory_in_the_other_layers_only(tm
         assert WINDOW <= in_window <= 2 * WINDOW + WINDOW + FREED_TOGETHER
 
 
+@pytest.mark.parametrize(("chunk", "computed"), [(256, 256), (-1, CONTEXT)])
 async def test_an_engine_whose_chunks_are_longer_than_the_floor_of_a_window_counts_on_is_refused(
-    tmp_path: Path, engines: Engines
+    tmp_path: Path, engines: Engines, chunk: int, computed: int
 ) -> None:
     folder = classes.write("Gemma4ForConditionalGeneration", tmp_path / "model")
     counted = KvLayout((attention(OF_TOKEN), window(OF_TOKEN_IN_WINDOW, WINDOW, FREED_TOGETHER)))
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("m", floor_bytes=FLOOR)
-        end.send(load=load(at, "m", folder, context_tokens=CONTEXT, chunked_prefill_size=256, kv=counted))
+        end.send(load=load(at, "m", folder, context_tokens=CONTEXT, chunked_prefill_size=chunk, kv=counted))
         await end.mapped()
         failed = (await end.hear("failed")).failed
         assert failed.model_at_fault
-        held = WINDOW + 256 + 1
+        held = WINDOW + computed + 1
         assert f"may hold {held} tokens of a window, and its floor is for {WINDOW + FREED_TOGETHER}" in failed.reason
 
 

@@ -55,6 +55,19 @@ def test_dummy_envelope_is_held_and_neither_used_nor_available() -> None:
     assert kv.envelopes.live == 1
 
 
+def test_growth_that_did_not_wait_makes_later_growth_no_more_patient() -> None:
+    kv, memory, clock = made(limit=5)
+    memory.there = 0
+    assert not kv.grow(1, wait_s=0.05)  # refused: for a moment no growth waits
+    assert not kv.grow_politely(1, 0.005, 100) and memory.waits == [0.05, 0.0]
+    clock.now += 0.03
+    assert not kv.grow_politely(1, 0.005, 100) and memory.waits[-1] == 0.005, "the first that waits"
+    clock.now += 0.03
+    assert not kv.grow_politely(1, 0.005, 100) and memory.waits[-1] == 0.0
+    clock.now += 0.03
+    assert not kv.grow_politely(1, 0.005, 100) and memory.waits[-1] == 0.005
+
+
 @pytest.mark.parametrize("read", [True, False])
 def test_dummy_envelope_that_is_read_is_zero_each_time_it_is_mapped(read: bool) -> None:
     kv = ElasticKv(ScriptedRange(64, 20), 10, 200, Clock(), dummy_is_read=read)
