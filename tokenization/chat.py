@@ -32,6 +32,7 @@ TAKEN = frozenset(
 """Names that no option of a template's own can have."""
 MOST_ROLES = 32
 """Most roles in a conversation: for each that is new the template is tried once more."""
+_REFUSED = "the model's chat template refused the messages: "
 _LONGEST_KEPT = 64
 """Most characters of a role that is remembered."""
 _USUAL_ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -169,7 +170,7 @@ class Template:
             bare = {**options, "tools": [tool.get("function", tool) for tool in tools]}
             return str(self._hf.apply_chat_template(list(messages), tokenize=False, **bare))
         except jinja2.TemplateError as error:
-            raise Invalid(f"the model's chat template refused the messages: {error}") from None
+            raise Invalid(f"{_REFUSED}{error}") from None
         except Exception as error:  # a template is a program: it divides, recurses, and counts too far
             raise Invalid(f"the messages do not suit the model's chat template: {error}") from None
 
@@ -178,7 +179,8 @@ class Template:
         for index, one in enumerate(messages):
             role = str(one.get("role"))
             if role not in _USUAL_ROLES and role not in self.text:
-                message = f"The model's chat template does not know the role '{role}': {error}"
+                said = str(error).removeprefix(_REFUSED)
+                message = f"The model's chat template does not know the role '{role}': {said}"
                 raise UnknownRole(message, index) from None
 
     def _blame_message(self, shown: Sequence[Message], options: Mapping[str, Any], error: Invalid) -> None:
