@@ -77,6 +77,7 @@ class Pages:
 
     def routes(self) -> list[Route]:
         endpoints: dict[str, Endpoint] = {
+            "/": self._redirect,
             "/ui": self._redirect,
             "/ui/": self._file,
             "/ui/state.json": self._state,

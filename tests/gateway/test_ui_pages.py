@@ -36,6 +36,7 @@ async def states(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 async def test_ui_page_is_served_with_and_without_a_slash(world: World) -> None:
     response = await world.http.get("/ui", follow_redirects=True)
     assert response.status_code == 200 and response.url.path == "/ui/"
+    assert (await world.http.get("/", follow_redirects=True)).url.path == "/ui/", "where a browser begins"
     assert response.headers["content-type"].startswith("text/html") and "<title>Prism</title>" in response.text
     assert (await world.http.get("/ui/nothing.js")).status_code == 404
     assert (await world.http.get("/ui/..%2Fconfig.py")).status_code == 404
