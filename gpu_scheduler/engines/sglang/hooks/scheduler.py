@@ -151,8 +151,8 @@ class EngineScheduler(SocketlessScheduler):
             if plan.batch_to_run is not None:
                 self._ask_ahead([*plan.running_batch.reqs, *plan.batch_to_run.reqs])
                 model = current.model()
-                if free_states and model.state_provisioning is not None and model.kv.states is not None:
-                    model.state_provisioning.note_taken(free_states - model.kv.states.available, model.ranks.now())
+                if free_states and (states := model.state_provisioning) is not None:
+                    states.note_taken(free_states - states.available, model.ranks.now())
             return plan
         finally:
             self.chunked_prefill_size = unthrottled
@@ -165,7 +165,7 @@ class EngineScheduler(SocketlessScheduler):
         """Makes room for the states of the requests that the next prefill step admits, and bounds their number: SGLang
         dies where a request finds none. Returns how many states are free for the step; 0 for models without states."""
         model = current.model()
-        if model.state_provisioning is None or model.kv.states is None:
+        if model.state_provisioning is None:
             return 0
         self.most_admitted = 1
         # A prompt that is half computed has its state already, and no other one begins beside it. Looking for another
@@ -181,7 +181,7 @@ class EngineScheduler(SocketlessScheduler):
             self.most_admitted = model.state_provisioning.provide(
                 model.tree, first, running_batch.reqs, most, cap, ratio
             )
-        return int(model.kv.states.available)
+        return model.state_provisioning.available
 
     def _until_shared(self, most: int) -> int:
         """Number of tokens of the next prefill step, if the state behind them is to be cached for other requests that

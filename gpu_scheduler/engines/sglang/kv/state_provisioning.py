@@ -62,6 +62,11 @@ class StateProvisioning:
         self._evicted_at = -inf
         """Time (monotonic seconds) of the last eviction ahead of need."""
 
+    @property
+    def available(self) -> int:
+        """Number of states that can be placed now."""
+        return self._states.available
+
     def note_taken(self, count: int, now: float) -> None:
         """Notes that a prefill step took `count` states, at `now` monotonic seconds. If the step before it was less
         than a second ago, another one is expected, which takes as many as the smaller of the two."""

@@ -567,7 +567,7 @@ def a_step_looks_for_states_for_no_more_requests_than_sglang_admits() -> None:
     taken: list[tuple[int, float]] = []
     bench.model.state_provisioning.provide = lambda _tree, waiting, *_: provided.append(len(waiting)) or 1
     bench.model.state_provisioning.note_taken = lambda *said: taken.append(said)
-    bench.model.kv.states.available = 3
+    bench.model.state_provisioning.available = 3
     scheduler = object.__new__(EngineScheduler)
     scheduler.grammar_manager = MagicMock(**{"has_waiting_grammars.return_value": False})
     scheduler.waiting_queue = [Waiting(f"{number}") for number in range(50)]
@@ -578,12 +578,12 @@ def a_step_looks_for_states_for_no_more_requests_than_sglang_admits() -> None:
     running = SimpleNamespace(reqs=["r"] * 5, batch_is_full=False)
 
     def form(_self: EngineScheduler, batch: SimpleNamespace) -> SimpleNamespace:
-        bench.model.kv.states.available = 1
+        bench.model.state_provisioning.available = 1
         return SimpleNamespace(batch_to_run=SimpleNamespace(reqs=["a"]), running_batch=batch)
 
     for rows, most, count in ((8, None, 8), (8, 4, 4), (0, 4, 0), (-1, None, 0)):
         with bench.forming(form, rows, most):
-            bench.model.kv.states.available = 3
+            bench.model.state_provisioning.available = 3
             scheduler.get_new_batch_prefill(running)
         assert provided.pop() == count and taken.pop() == (2, 7.0)
 
