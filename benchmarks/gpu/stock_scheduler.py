@@ -96,6 +96,7 @@ class Front:
         self.channel = channel
         self.request_table = RequestTable()
         self.counters = stats.EngineCounters()
+        self.probe = None  # it measures nothing of its own, so all tokens count
         self.outputs = StockOutputs(self.request_table, channel.send_message, lambda *_: None)
         self._told_at = 0.0
         self._adapters: set[str] = set()
