@@ -32,7 +32,11 @@ def check(
         int, typer.Option(help="Number of devices of a group that the model is spread over: 1, 2 or 4.")
     ] = 1,
     context_tokens: Annotated[
-        int, typer.Option(help="Tokens of the longest request, fewer than the checkpoint's to need less memory.")
+        int,
+        typer.Option(
+            help="Tokens of the longest request, fewer than the checkpoint's to need less memory.",
+            show_default="the checkpoint's",
+        ),
     ] = 0,
     kv_dtype: Annotated[str, typer.Option(help="fp8: KV of one byte a value, on GPUs.")] = "",
     unverified: Annotated[

@@ -83,7 +83,11 @@ def add_model(
     pinned: Annotated[bool, typer.Option("--pinned", help="Never evict the model.")] = False,
     engine: Annotated[str, typer.Option(help="sglang or echo; left out: the groups' own default.")] = "",
     context_tokens: Annotated[
-        int, typer.Option(help="Tokens of the longest request, fewer than the checkpoint's to need less memory.")
+        int,
+        typer.Option(
+            help="Tokens of the longest request, fewer than the checkpoint's to need less memory.",
+            show_default="the checkpoint's",
+        ),
     ] = 0,
     floor_tokens: Annotated[
         int, typer.Option(help="Tokens of KV that the model always has while active; default: those of one request.")
