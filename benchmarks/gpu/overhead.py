@@ -122,8 +122,7 @@ class Part:
             active_bytes = self._weights_bytes
         else:
             found = read(path, itemsize)
-            padding = found.weights_bytes // 8 if found.quantisation == "MXFP4" else 64 << 20  # kernels pad that format
-            vocabulary, self._weights_bytes = found.vocabulary, found.weights_bytes + padding
+            vocabulary, self._weights_bytes = found.vocabulary, found.weights_bytes + (64 << 20)
             active_bytes = found.active_bytes
         kinds = kv_of_folder(path, itemsize, 1)
         assert kinds is not None, f"what {path} keeps of a request is not known"

@@ -45,6 +45,9 @@ _VOCABULARY_ROWS = 64
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 _GPU_FLOAT_BYTES = 2
 """Bytes of a float on a GPU. Engines on CPUs have larger floats."""
+_MXFP4_PADDING_DIVISOR = 8
+"""Divisor of the bytes of experts in MXFP4: bytes by which kernels for GPUs pad them at most. Those of gpt-oss-20b take
+12.0 % more on an H200 (docs/lab/gpu-runs.md)."""
 _FIRST_BYTES = 64
 _VOCABULARY = ("model.embed_tokens.weight", families.EMBEDDINGS_OF_LAYERS, "lm_head.weight")
 """Tensors with a row for each token; they are never quantised."""
@@ -380,6 +383,7 @@ def _sized(
     idle = nbytes.get(families.EMBEDDINGS_OF_LAYERS, 0)
     experts = sum(size for name, size in nbytes.items() if ".experts." in name)
     made = _made_bytes(shape, families.mixture_of(config), dtype_bytes, devices) if nbytes else 0
+    padding = experts // _MXFP4_PADDING_DIVISOR if quantised is not None and quantised.layout == "mxfp4" else 0
     return Checkpoint(
         generation=generation,
         architecture=shape.architecture,
@@ -388,7 +392,7 @@ def _sized(
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         vocabulary=shape.vocabulary,
-        weights_bytes=sum(nbytes.values()) + made,
+        weights_bytes=sum(nbytes.values()) + made + padding,
         active_bytes=sum(nbytes.values()) - idle - int(_idle_share(config) * experts),
         expert_share=1 - _idle_share(config),
         verified=known is not None,

@@ -112,7 +112,10 @@ def test_a_checkpoint_of_a_format_is_as_large_as_its_tensors_and_two_devices_hav
 ) -> None:
     folder = folders(model, format_)
     one, two = (read(folder, BF16, devices) for devices in (1, 2))
-    nbytes = sum(tensor.nbytes for tensor in tensors_of(folder).values())
+    tensors = tensors_of(folder)
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    if format_ == "mxfp4":  # an eighth more, by which kernels pad experts
+        nbytes += sum(tensor.nbytes for name, tensor in tensors.items() if ".experts." in name) // 8
     assert one.quantisation == two.quantisation == NAMES[format_]
     assert one.weights_bytes == pytest.approx(nbytes, rel=0.01)
     assert two.weights_bytes == pytest.approx(nbytes / 2, rel=0.01)
