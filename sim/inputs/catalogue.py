@@ -56,7 +56,7 @@ SHAPES = {
     "30b-a3b": Shape(61_064_245_248, 98_304, layers=48, active_bytes=6_706_065_408, expert_share=8 / 128),
     "30b-a3b-fp8": Shape(31_176_904_704, 98_304, layers=48, active_bytes=3_988_967_424, expert_share=8 / 128),
     "gpt-oss-20b": Shape(
-        13_761_281_792,
+        15_031_983_872,
         24_576,
         layers=24,
         active_bytes=4_866_367_232,

@@ -144,7 +144,7 @@ _WITH_WINDOW_POOL = (*_WITH_TWO_SHAPES, "gpt_oss")
 """Types of models, as config.json names them, whose layers with a window have a KV pool of their own: those of
 `ModelClass.window_pool`."""
 _REMOVED = ("window_pool",)
-"""Options until protocol 1.3. An older gpu_scheduler may still pass them on; they have no effect."""
+"""Names of options that are gone. An older gpu_scheduler may still pass them on; they have no effect."""
 _PROMPTS_WITH_TABLES = 32
 """Most prompts of a prefill step of a model with a window pool under FlashAttention. SGLang makes tables of 16 bytes
 for each prompt and each token of the longest one: 64 MiB for 131,072 tokens, which a quota has beside what was
@@ -269,7 +269,7 @@ def _for_gpu(model: common_pb2.ModelSpec, options: Options, ranks: int) -> dict[
         "cuda_graph_bs_decode": graph_sizes(options.max_running_requests),
         **prefill_graphs(_prefill_graph_tokens(model, options, ranks)),
         **(_with_states_on_gpu(model, options) if has_states(Path(model.path)) else {}),
-        **({"prefill_max_requests": _PROMPTS_WITH_TABLES} if has_window_pool(Path(model.path)) else {}),
+        **prompts_with_tables(Path(model.path)),
         "enable_deterministic_inference": bool(options.deterministic),
         # It sizes nothing here (`profiled_bytes` in `hooks/memory.py`), but SGLang would try to guess it.
         "mem_fraction_static": 0.9,
@@ -360,6 +360,13 @@ def prompts_with_states(chunk: int) -> dict[str, Any]:
     states, in memory that was measured with a step of one prompt. So no more prompts begin in a step than would fill it
     with a block each."""
     return {"prefill_max_requests": max(1, chunk // _BLOCK_TOKENS)} if chunk > 0 else {}
+
+
+def prompts_with_tables(folder: Path) -> dict[str, Any]:
+    """SGLang's arguments for the prompts of a step of the model in `folder`, if FlashAttention makes tables for a
+    window pool. Triton, which models with two shapes of heads have, makes none of that size."""
+    tables = has_window_pool(folder) and not _has_two_shapes(folder)
+    return {"prefill_max_requests": _PROMPTS_WITH_TABLES} if tables else {}
 
 
 def _sees_or_hears(folder: Path) -> bool:

@@ -16,6 +16,7 @@ from gpu_scheduler.engines.sglang.base.options import (
     prefill_graph_tokens,
     prefill_graphs,
     prompts_with_states,
+    prompts_with_tables,
 )
 from loader.checkpoints.architectures.classes import CLASSES
 from protos import common_pb2
@@ -66,6 +67,12 @@ def test_a_prompts_log_probabilities_are_computed_for_as_many_tokens_as_the_quot
     requests: int, tokens: int
 ) -> None:
     assert Options(max_running_requests=requests).scored_together == tokens
+
+
+def test_prompts_of_a_step_are_bounded_where_flash_attention_makes_tables_for_a_window_pool(tmp_path: Path) -> None:
+    everywhere = {**small_checkpoints.CLASSES, **small_checkpoints.NOT_SERVED}
+    bounded = {name for name in everywhere if prompts_with_tables(small_checkpoints.write(name, tmp_path / name))}
+    assert bounded == {"GptOssForCausalLM"}
 
 
 def test_an_option_that_an_older_group_still_passes_on_has_no_effect() -> None:
