@@ -42,7 +42,7 @@ MOST_STOP_TOKENS = 1024
 """The most stop tokens; every choice of a request carries them."""
 MOST_TOP_LOGPROBS = 20
 INT64 = 1 << 63
-_SAYING = ("system", "developer", "user")
+_ROLES_WITH_CONTENT = ("system", "developer", "user")
 """Roles whose messages have a content; those of others may have calls of tools in its place."""
 _TOKENS = 1 << 32
 """Bound of token ids; tokenizers know no larger ones."""
@@ -336,7 +336,7 @@ class _Conversation(_Model):
         told: list[Mapping[str, Any]] = []
         called: set[Any] = set()
         for index, message in enumerate(self.messages or ()):
-            if message.role in _SAYING and "content" not in message.model_fields_set:
+            if message.role in _ROLES_WITH_CONTENT and "content" not in message.model_fields_set:
                 field = f"messages[{index}].content"
                 raise BadField(f"Missing required parameter: '{field}'.", field, "missing_required_parameter")
             try:

@@ -46,8 +46,8 @@ _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges
 _GPU_FLOAT_BYTES = 2
 """Bytes of a float on a GPU. Engines on CPUs have larger floats."""
 _MXFP4_PADDING_DIVISOR = 8
-"""Divisor of the bytes of experts in MXFP4: bytes by which kernels for GPUs pad them at most. Those of gpt-oss-20b take
-12.0 % more on an H200 (docs/lab/gpu-runs.md)."""
+"""Divisor of the bytes of experts in MXFP4: bytes that padding adds to them on GPUs. It adds 12.0 % to those of
+gpt-oss-20b on an H200 (docs/lab/gpu-runs.md)."""
 _FIRST_BYTES = 64
 _VOCABULARY = ("model.embed_tokens.weight", families.EMBEDDINGS_OF_LAYERS, "lm_head.weight")
 """Tensors with a row for each token; they are never quantised."""

@@ -84,8 +84,8 @@ class RangeGrowth:
         reclaims: OpenReclaims,
         refused_pause_s: float,
     ) -> None:
-        """`refused_pause_s`: seconds after a refusal or a reclaim for which nothing is requested for the reserve, and
-        after a refusal for which no extents are requested that the engine does not need at once (`want`)."""
+        """`refused_pause_s`: seconds after a refusal or a reclaim in which nothing is requested for the reserve, and
+        seconds after a refusal in which nothing is requested that is not urgent (`want`)."""
         self._addresses = addresses
         self._reserve = reserve
         self._marks = marks
@@ -112,7 +112,7 @@ class RangeGrowth:
         self._fill_at = 0.0
         """Time from which the reserve may be requested."""
         self._again_at = 0.0
-        """Time from which extents may be requested again after a refusal that the engine does not need at once."""
+        """Time from which extents that are not urgent may be requested; before it, balloond has just refused some."""
         self.use: ReserveUse = "kept"
         self._misplaced = 0
         """Number of indices of the reserve that go back, because their memory is wanted at lower addresses."""
@@ -130,17 +130,17 @@ class RangeGrowth:
         *,
         instead_bytes: int = 0,
         only_small: bool = False,
-        presses: bool = True,
+        urgent: bool = True,
     ) -> int:
         """Notes that the engine wants `count` indices, of which it did not get `wanted`. Returns how many are to be
-        requested: `wanted`, but no more than may be mapped (`headroom`). `only_small`: not in large extents. `presses`:
+        requested: `wanted`, but no more than may be mapped (`headroom`). `only_small`: not in large extents. `urgent`:
         whether the engine waits for them, or has nothing that it could evict instead; if not, none are requested for a
         while after a refusal. For example: an engine that wants 10 and finds 3 in the reserve calls `want(10, 7,
         headroom)`; with a headroom of 5 it misses 5."""
         if self.use == "emptied":
             self.use = "kept"
         self._marks.took(count, now)
-        if not presses and self.demand == "refused" and not self.requested and now < self._again_at:
+        if not urgent and self.demand == "refused" and not self.requested and now < self._again_at:
             self.wanted, self.left = 0, False
             return 0
         self.wanted, self.left = wanted, False

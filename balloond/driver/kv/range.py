@@ -42,7 +42,7 @@ from balloond.policy.extents import LARGE
 _FENCE_LOOK_S = 0.002
 """Seconds between two looks at fences that are not open; there are none while all are open."""
 _REFUSED_PAUSE_S = 0.1
-"""Seconds after a refusal for which nothing is requested for the reserve, nor for an engine that could do without."""
+"""Seconds after a refusal in which nothing is requested for the reserve, and nothing that is not urgent."""
 _UNMAPPED_TOGETHER = 32
 """Number of extents that are unmapped together: balloond can give the first ones to others while the next are
 unmapped."""
@@ -156,8 +156,8 @@ class ElasticRange:
             wanted = count - len(taken)
             headroom = of.addresses.headroom(self._room(of)) if wanted else 0
             spare = any(other.spare for other in self._stretches if other is not of)
-            presses = timeout_s > 0 or spare or instead_bytes < wanted * self.extent_bytes
-            missing = growth.want(count, wanted, headroom, now, instead_bytes=instead_bytes, presses=presses)
+            urgent = timeout_s > 0 or spare or instead_bytes < wanted * self.extent_bytes
+            missing = growth.want(count, wanted, headroom, now, instead_bytes=instead_bytes, urgent=urgent)
             if not taken and not missing:
                 return []  # the lease's thread could do nothing, so it is not woken
             if missing > 0:

@@ -55,7 +55,7 @@ class ElasticKv:
         """`count` envelopes of `envelope_bytes` over `memory`. `ids`: the transfers of envelopes' numbers to and from
         the device; by default those of a device whose memory is the host's. `divided`: whether each rank of a model has
         the KV of some heads; False: each has all of it. `dummy_is_read`: whether kernels compute with what they read in
-        the dummy envelope, so that it has to be numbers."""
+        the dummy envelope, so that it may not have NaN."""
         self.memory = memory
         self.divided = divided
         self._dummy_is_read = dummy_is_read
@@ -184,8 +184,8 @@ class ElasticKv:
 
     def grow_politely(self, tokens: int, wait_s: float, instead: int) -> bool:
         """Makes room as `grow` does, for a caller that evicts `instead` tokens if too little comes. After each refusal
-        that was waited for, balloond is not waited for during a time that doubles. On one device it is asked every 0.1
-        s in that time (`ElasticRange.acquire`), on several each time."""
+        that was waited for, balloond is not waited for during a time that doubles. On one device it is asked at
+        most every 0.1 s in that time (`ElasticRange.acquire`), on several each time."""
         waits = self.may_grow_politely()
         enough = self.grow(tokens, wait_s if waits else 0.0, instead)
         if waits and enough:

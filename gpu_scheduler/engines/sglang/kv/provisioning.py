@@ -16,12 +16,12 @@ from typing import Any
 
 from gpu_scheduler.engines.sglang.kv.engine_kv import EVERY, EngineKv, Evict, Tokens
 
-_AHEAD_DIVISOR = 32
-"""Divisor of the cached tokens: most of them that are evicted ahead of need at a time."""
+AHEAD_DIVISOR = 32
+"""Divisor of the cached tokens, and of the cached states: most of them that are evicted ahead of need at a time."""
 _NEED_DECAY = 0.9
 """Factor by which the largest need decays with each step."""
-_LATELY_S = 1.0
-"""Seconds for which an eviction ahead of need counts as recent."""
+LATELY_S = 1.0
+"""Seconds for which a step, or an eviction ahead of need, counts as recent."""
 _LOOKED_AT = 8
 """Most waiting requests for which memory is requested at a time: each costs a walk through the prefix cache."""
 _IDLE_WAIT_S = 0.5
@@ -69,7 +69,7 @@ class KvProvisioning:
         if min(there) >= self._need or kv.may_grow(needs, politely=True):
             return
         some = tuple(
-            max(0, min(int(2 * self._need) - here, cached // _AHEAD_DIVISOR)) if here < self._need else 0
+            max(0, min(int(2 * self._need) - here, cached // AHEAD_DIVISOR)) if here < self._need else 0
             for here, cached in zip(there, kv.evictable(tree), strict=True)
         )
         if any(some):
@@ -77,9 +77,9 @@ class KvProvisioning:
             self._evicted_at = now
 
     def evicted_lately(self, now: float) -> bool:
-        """Whether prefixes were evicted ahead of need within the last second: empty places are then for the
-        engine's own next steps."""
-        return now - self._evicted_at < _LATELY_S
+        """Whether prefixes were evicted ahead of need within the last second: empty places are then for the engine's
+        own next steps."""
+        return now - self._evicted_at < LATELY_S
 
     def before_allocation(self, tree: Any, tokens: int) -> None:
         """Makes room for `tokens` slots that SGLang is about to take, for a decode step or for a prefill that was

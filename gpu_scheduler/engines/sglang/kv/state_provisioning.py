@@ -15,12 +15,8 @@ from typing import Any
 
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 from gpu_scheduler.engines.sglang.kv.engine_kv import EngineKv
-from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning, needs_of, outputs
+from gpu_scheduler.engines.sglang.kv.provisioning import AHEAD_DIVISOR, LATELY_S, KvProvisioning, needs_of, outputs
 
-_AHEAD_DIVISOR = 32
-"""Divisor of the cached states: most of them that are evicted ahead of need at a time."""
-_LATELY_S = 1.0
-"""Seconds for which a step, or an eviction ahead of need, counts as recent."""
 _LEAST_SHARED = 256
 """Least tokens that a prompt shares with a cached prefix, beyond the state that it goes on from, for which the state
 behind them is cached. That costs one more prefill step, which takes a host as long as hundreds of tokens take a
@@ -72,7 +68,7 @@ class StateProvisioning:
         than a second ago, another one is expected, which takes as many as the smaller of the two."""
         if count <= 0:  # slots may have arrived meanwhile
             return
-        follows = now - self._taken_at < _LATELY_S
+        follows = now - self._taken_at < LATELY_S
         self._need = min(count, self._taken) if follows else 0
         self._taken, self._taken_at = count, now
 
@@ -84,19 +80,19 @@ class StateProvisioning:
             return
         there = states.available + states.arriving
         lacking = self._need - there - _to_come(states)
-        if lacking <= 0 or now - self._taken_at >= _LATELY_S:
+        if lacking <= 0 or now - self._taken_at >= LATELY_S:
             self._need = 0
             return
         cached = tree.mamba_evictable_size()
         if cached:
-            self._evict(min(lacking, cached, max(1, cached // _AHEAD_DIVISOR)))
+            self._evict(min(lacking, cached, max(1, cached // AHEAD_DIVISOR)))
             if states.available + states.arriving > there:
                 self._evicted_at = now
 
     def evicted_lately(self, now: float) -> bool:
         """Whether states were evicted ahead of need within the last second: empty slots are then for the engine's own
         next steps."""
-        return now - self._evicted_at < _LATELY_S
+        return now - self._evicted_at < LATELY_S
 
     def provide(
         self,

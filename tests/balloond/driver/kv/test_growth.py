@@ -27,12 +27,12 @@ class Playbook:
         self.under_way = []
         self._ids = itertools.count(1)
 
-    def wants(self, count, *, presses=True):
+    def wants(self, count, *, urgent=True):
         """The engine takes what is in the reserve, up to `count`; how many more are missing."""
         taken = self.reserve.take(count)
         self.owned |= set(taken)
         headroom = self.addresses.headroom(self.limit)
-        return self.growth.want(count, count - len(taken), headroom, self.now, presses=presses)
+        return self.growth.want(count, count - len(taken), headroom, self.now, urgent=urgent)
 
     def takes(self):
         """The engine takes what came of the rest."""
@@ -184,15 +184,15 @@ def refused():
     return book
 
 
-def test_extents_that_do_not_press_are_requested_again_only_after_a_pause():
+def test_extents_that_are_not_urgent_are_requested_again_only_after_a_pause():
     book = refused()
-    assert book.wants(2, presses=False) == 0 and book.requests() == []
+    assert book.wants(2, urgent=False) == 0 and book.requests() == []
     assert book.growth.wanted == 0 and book.growth.demand == "refused"
     book.now += PAUSE_S
-    assert book.wants(2, presses=False) == 2 and book.requests() == ["need 2"]
+    assert book.wants(2, urgent=False) == 2 and book.requests() == ["need 2"]
 
 
-def test_extents_that_press_are_requested_right_after_a_refusal():
+def test_urgent_extents_are_requested_right_after_a_refusal():
     book = refused()
     assert book.wants(2) == 2 and book.requests() == ["need 2"]
 
@@ -202,16 +202,16 @@ def test_what_is_still_requested_after_a_refusal_stays_wanted():
     assert book.wants(100) == 100 and len(book.requests()) == 4
     book.answer(0)
     assert book.growth.demand == "refused" and book.growth.requested == 68
-    assert book.wants(100, presses=False) == 100 and book.growth.wanted == 100
+    assert book.wants(100, urgent=False) == 100 and book.growth.wanted == 100
     book.answer()
     assert book.leaves() == [], "what came is kept for the engine"
 
 
 @pytest.mark.parametrize("news", [lambda growth: growth.limited(64), lambda growth: growth.end_pause()])
-def test_a_new_limit_or_another_balloond_ends_the_pause_of_what_does_not_press(news):
+def test_a_new_limit_or_another_balloond_ends_the_pause_of_what_is_not_urgent(news):
     book = refused()
     news(book.growth)
-    assert book.wants(2, presses=False) == 2 and book.requests() == ["need 2"]
+    assert book.wants(2, urgent=False) == 2 and book.requests() == ["need 2"]
 
 
 def test_growth_grant_after_a_refusal_withdraws_the_refusal():
@@ -452,9 +452,9 @@ class GrowthMachine(RuleBasedStateMachine):
         self.book = Playbook(indices=self.INDICES, large=self.LARGE, low=1, high=6)
         self.reclaims = 0
 
-    @rule(count=st.integers(0, 40), presses=st.booleans())
-    def want(self, count, presses):
-        self.book.wants(count, presses=presses)
+    @rule(count=st.integers(0, 40), urgent=st.booleans())
+    def want(self, count, urgent):
+        self.book.wants(count, urgent=urgent)
 
     @rule()
     def take(self):

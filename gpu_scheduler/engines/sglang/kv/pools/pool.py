@@ -57,7 +57,7 @@ def open_range(
         ids=ids_of(torch.device(device)),
         divided=divided,
         # Tokens that have left a window are at slot 0. FlashAttention reads them together with tokens within the
-        # window, and multiplies their values by 0: not a number would remain.
+        # window, and multiplies their values by 0: NaN would remain NaN.
         dummy_is_read=kind == WINDOW,
     )
     kv.rows = raw.view(shape.pages, shape.page_bytes)
