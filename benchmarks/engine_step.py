@@ -1,6 +1,8 @@
 """Host time of one step of SGLang's scheduler: in our engine, and in unmodified SGLang's behind the same socket.
 
-    python -m benchmarks.engine_step [--seconds 1.5] [--rounds 6]
+    python -m benchmarks.engine_step [--seconds 1.5] [--rounds 6] [--windows]
+
+With --windows the model has layers with a window, which have a KV pool of their own on both sides.
 
 Two engine processes on the CPU with the same arguments (pages of 16 tokens, overlapping steps), each without a forward
 pass (benchmarks/engine_step_process.py), have load in turn. A cell of the table is the CPU time of the process's main
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 from benchmarks import _report, engine_step_process
 from benchmarks.gpu import fleet, shapes
 from benchmarks.gpu.fleet import Client, say
+from benchmarks.gpu.model_configs import CONFIGS
 from gpu_scheduler.engines.engine import EngineProcess, Spawn
 from gpu_scheduler.engines.kinds import KINDS
 from protos import common_pb2, engine_pb2
@@ -41,6 +44,16 @@ MODEL = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "nu
 }
 """A token's KV is 1/64 of an extent here, as an 8B model's is on a GPU."""
 BYTES_PER_TOKEN = shapes.kv_bytes_per_token(MODEL, 4)
+"""Bytes of a token of each kind of KV."""
+WINDOWS = {
+    **CONFIGS["gpt-oss"],
+    **MODEL,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+}
+"""The same with a second layer, whose window has a KV pool of its own."""
 POOL_TOKENS = 128 << 10
 OPTIONS = {
     "random_weights": 1,
@@ -50,7 +63,6 @@ OPTIONS = {
     "max_running_requests": 256,
     "reserve_low": 4,
     "reserve_high": 32,
-    "kv_span_bytes": POOL_TOKENS * BYTES_PER_TOKEN,
 }
 """Those of a GPU."""
 CONTEXT_TOKENS = 4096
@@ -91,9 +103,12 @@ class Window:
     end: int
 
 
-async def measure(folder: Path, seconds: float, rounds: int, chosen: str, profile: Path | None) -> list[dict[str, Any]]:
-    model = fleet.Model(shapes.write(folder / "model", "tiny", **MODEL), "cpu:0", CONTEXT_TOKENS, OPTIONS)
-    limit = POOL_TOKENS * BYTES_PER_TOKEN
+async def measure(
+    folder: Path, seconds: float, rounds: int, chosen: str, profile: Path | None, windows_too: bool
+) -> list[dict[str, Any]]:
+    limit = POOL_TOKENS * BYTES_PER_TOKEN * (2 if windows_too else 1)
+    written = shapes.write(folder / "model", "tiny", **(WINDOWS if windows_too else MODEL))
+    model = fleet.Model(written, "cpu:0", CONTEXT_TOKENS, OPTIONS | {"kv_span_bytes": limit})
     async with harness.node(folder, limit + (512 << 20)) as at:
         await at.book(NAME, floor_bytes=limit // 16)
         await at.limit(NAME, limit)
@@ -217,12 +232,17 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5, help="of a window")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--cases", default="", help="only those whose names contain this")
+    parser.add_argument("--windows", action="store_true", help="a model of which half the layers have a window")
     parser.add_argument("--profile", type=Path, help="folder for what cProfile finds in both main threads")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rows = await measure(Path(folder), given.seconds, given.rounds, given.cases, given.profile)
+        rows = await measure(Path(folder), given.seconds, given.rounds, given.cases, given.profile, given.windows)
     show(rows)
-    _report.write(given.out, "engine_step", {"options": OPTIONS, "pool_tokens": POOL_TOKENS, "rows": rows})
+    _report.write(
+        given.out,
+        "engine_step",
+        {"options": OPTIONS, "pool_tokens": POOL_TOKENS, "windows": given.windows, "rows": rows},
+    )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import numpy as np
 from gpu_scheduler.engines.sglang.base.errors import NoMemory
 from gpu_scheduler.engines.sglang.kv.slot_transfer import HostIds, Ids
 from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Indices
+from gpu_scheduler.engines.sglang.policy.rolling_least import RollingLeast
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,12 @@ _MOST_POLITE_S = 1.28
 """Most seconds for which growth does not wait for balloond where own prefixes could be evicted instead. The time
 doubles with every refusal, up to this. A step that waits in vain loses a millisecond, and then leaves the device
 without work, since nothing was evicted ahead of the step."""
+
+_SPARE_S = 1.0
+"""Seconds for which room has to have been unused before other kinds of KV get it in place of prefixes of their own.
+A prefill step takes thousands of tokens of each kind, and those of a window are free again a step later. Extents that
+went back and forth between kinds with every such step cost calls of the device's driver, which hold up launches of
+kernels."""
 
 
 class ElasticKv:
@@ -79,6 +86,8 @@ class ElasticKv:
         """Time (`clock`) since when each held extent has been empty, as far as known."""
         self._arriving = 0
         """Number of envelopes whose numbers are arriving: they are neither used nor available."""
+        self._unused = RollingLeast(_SPARE_S, clock())
+        """Least number of envelopes that were available of late."""
 
     def __repr__(self) -> str:
         return f"ElasticKv({self.envelopes!r})"
@@ -99,6 +108,11 @@ class ElasticKv:
     def used(self) -> int:
         """Tokens of requests and of cached prefixes that have a place."""
         return (self.envelopes.live - self.has_dummy - self._arriving) * self.page_size
+
+    @property
+    def used_lately(self) -> int:
+        """Tokens for which there is room now that was in use at some time during the last second or two (`look`)."""
+        return max(0, self.envelopes.available - self._unused.least) * self.page_size
 
     @property
     def in_a_row(self) -> int:
@@ -137,6 +151,10 @@ class ElasticKv:
         snapshot, and right for held extents only."""
         mapped, count = self.memory.extents, self.envelopes.n_extents
         return np.append(mapped, np.arange(len(mapped), count))[:count]
+
+    def look(self) -> None:
+        """Notes how much room there is; called between two steps."""
+        self._unused.see(self.envelopes.available, self._clock())
 
     # --- freeing
 
@@ -267,7 +285,9 @@ class ElasticKv:
     def _give_up(self, empties: list[int]) -> None:
         """Returns these empty extents to the driver."""
         if empties:
+            before = self.envelopes.available
             self.envelopes.give_up(empties)
+            self._unused.lower(before - self.envelopes.available)
             self.memory.release(empties)
             for extent in empties:
                 self._emptied.pop(extent, None)

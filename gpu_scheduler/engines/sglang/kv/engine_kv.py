@@ -154,27 +154,31 @@ class EngineKv:
 
         A kind grows as `ElasticKv.grow` does; or as `grow_politely` if this is to be done `politely` and as many tokens
         as it lacks are cached (`instead`). A kind that gets too little grows once more after the others have given up
-        what they keep empty beyond their own `tokens`, and cached states have left too, if `states_leave`."""
+        what they keep empty beyond their own `tokens`, and cached states have left too, if `states_leave`. If the kind
+        could evict its own prefixes instead, the others keep what they have used lately."""
         enough = True
         for kind, wanted, cached in zip(self.kinds, tokens, instead, strict=True):
             if (more := wanted - kind.available) <= 0:
                 continue
-            grow = kind.grow_politely if politely and cached >= more else kind.grow
+            polite = politely and cached >= more
+            grow = kind.grow_politely if polite else kind.grow
             if not grow(more, wait_s, cached):
-                made_way = self._make_way(kind, tokens, states_leave)
+                used = [other.used_lately if polite else 0 for other in self.kinds]
+                kept = [max(some) for some in zip(tokens, used, strict=True)]
+                made_way = self._make_way(kind, wanted, kept, states_leave)
                 enough &= made_way and kind.regrow(wanted - kind.available, wait_s)
         return enough
 
-    def _make_way(self, kind: ElasticKv, wanted: Sequence[int], states_leave: bool) -> bool:
-        """Has memory leave for `kind`: first empty extents of the other kinds, as far as there is room for the `wanted`
-        tokens without them; then free slots of states; then cached states, if `states_leave` and what has left is not
-        enough. Cached tokens are left to the caller. False if nothing has left."""
-        others = [each for each in zip(self.kinds, wanted, strict=True) if each[0] is not kind]
+    def _make_way(self, kind: ElasticKv, wanted: int, kept: Sequence[int], states_leave: bool) -> bool:
+        """Has memory leave so that `kind` can place `wanted` tokens: first empty extents of the other kinds, as far as
+        there is room for the `kept` tokens of each without them; then free slots of states; then cached states, if
+        `states_leave` and what has left is not enough. Cached tokens are left to the caller. False if nothing has
+        left."""
+        others = [each for each in zip(self.kinds, kept, strict=True) if each[0] is not kind]
         given_up = sum(other.give_up_spare(tokens) for other, tokens in others)
         if self.states is not None:
-            lacking = dict(zip(self.kinds, wanted, strict=True))[kind] - kind.available
             given_up += self.states.give_up_spare(self.promised)
-            extents = kind.envelopes.needed_for(-(-lacking // self.page_size)) - given_up
+            extents = kind.envelopes.needed_for(-(-(wanted - kind.available) // self.page_size)) - given_up
             if states_leave and extents > 0:
                 given_up += self.give_states(extents)
         return given_up > 0
@@ -188,6 +192,12 @@ class EngineKv:
         """Lets the next growth wait for balloond again: memory may have come."""
         for kind in self._all:
             kind.may_wait_again()
+
+    def look(self) -> None:
+        """Notes how much room each kind has; called between two steps (`ElasticKv`)."""
+        if len(self.kinds) > 1:
+            for kind in self.kinds:
+                kind.look()
 
     def tell_cached(self, tree: Any) -> None:
         """Tells the driver how many bytes of tokens and states could be evicted now."""

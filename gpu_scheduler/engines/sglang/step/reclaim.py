@@ -55,6 +55,7 @@ class Reclaim:
             return
         kv.poll(self._ranks.agreed.arrived if self._ranks.size > 1 else None)
         kv.tell_cached(model.tree)
+        kv.look()
         if memory.woken:
             model.scheduler.running_batch.batch_is_full = False
             wanted = memory.take_reclaims()

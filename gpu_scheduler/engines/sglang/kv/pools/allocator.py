@@ -30,6 +30,14 @@ class GrowingAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
         if tree_cache is not None and tree_cache.supports_prefix_sharing():
             current.model().provisioning.before_allocation(tree_cache, num_tokens)
 
+    def eviction_begins(self) -> None:
+        """From here on, only prefixes are freed, until `eviction_ends`."""
+        self.free_group_begin()
+
+    def eviction_ends(self) -> None:
+        """Frees what was evicted."""
+        self.free_group_end()
+
 
 class OneKindAllocator(GrowingAllocator):
     """An allocator of the slots of one kind of KV. Methods override SGLang's."""
@@ -55,17 +63,17 @@ class OneKindAllocator(GrowingAllocator):
 
 
 @contextmanager
-def freed_together(allocator: GrowingAllocator) -> Iterator[None]:
-    """Has an allocator of one kind return as one whatever is freed in the block, which takes one copy from the device.
-    Nothing changes inside another such block, or for allocators of several kinds."""
-    if not isinstance(allocator, OneKindAllocator) or allocator.free_group is not None:
+def evicted_together(allocator: GrowingAllocator) -> Iterator[None]:
+    """Has an allocator return as one, for each kind of KV, whatever is evicted in the block: that takes one copy of
+    numbers from the device. Nothing changes inside another such block."""
+    if allocator.free_group is not None:
         yield
         return
-    allocator.free_group_begin()
+    allocator.eviction_begins()
     try:
         yield
     finally:
-        allocator.free_group_end()
+        allocator.eviction_ends()
 
 
 class ElasticAllocator(OneKindAllocator, TokenToKVPoolAllocator):  # type: ignore[misc]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from typing_extensions import override
 
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 from gpu_scheduler.engines.sglang.kv.pools.allocator import ElasticAllocator, GrowingAllocator
@@ -46,12 +47,35 @@ class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # ty
             for tokens, pool in zip((size, size_in_window), pools, strict=True)
         )
         self.free_pages = self.release_pages = None
+        self._evicted: list[torch.Tensor] | None = None
+        """Slots of tokens that were evicted from the window, by the first kind's slots; None: nothing is evicted
+        now."""
         # The last entry is for slot -1, as SGLang calls the slot before the first one of a request.
         self.full_to_swa_index_mapping = torch.zeros(size + page_size + 1, dtype=torch.int64, device=device)
         self.full_to_swa_index_mapping[-1] = -1
         self.clear()
         kvcache.register_mapping(self.full_to_swa_index_mapping)
         every.moved, window.moved = self._every_moved, self._window_moved
+
+    def eviction_begins(self) -> None:
+        super().eviction_begins()
+        self._evicted = []
+
+    def eviction_ends(self) -> None:
+        evicted, self._evicted = self._evicted, None
+        if evicted:
+            self.free_swa_segment(torch.cat(evicted), start_pos=0)
+        super().eviction_ends()
+
+    @override
+    def free_swa_segment(self, free_index: torch.Tensor, *, start_pos: int) -> None:
+        # SGLang looks up the places in the window, and clears them in the table, with a kernel and copies for each
+        # prefix. Nothing that is evicted gets another place there before the eviction ends, so that once is enough.
+        if self._evicted is None:
+            super().free_swa_segment(free_index, start_pos=start_pos)
+        else:
+            assert start_pos == 0 and len(free_index) % self.page_size == 0, "what is evicted is not whole pages"
+            self._evicted.append(free_index)
 
     def _pages(self) -> torch.Tensor:
         """The table as (pages of the first kind, page size)."""

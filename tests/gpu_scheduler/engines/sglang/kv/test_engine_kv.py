@@ -3,6 +3,8 @@ other."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,12 +29,19 @@ ENVELOPES = PAGE_BYTES * 3 // 8, PAGE_BYTES * 5 // 4
 TOKENS, WAIT_S = 40, 1.0
 
 
-def made(lease: FakeLease, *, large: int = 1, low: int = 0, high: int = 0) -> tuple[EngineKv, ElasticRange]:
+def made(
+    lease: FakeLease,
+    *,
+    large: int = 1,
+    low: int = 0,
+    high: int = 0,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[EngineKv, ElasticRange]:
     spans = [TOKENS * nbytes + PAGE_BYTES for nbytes in ENVELOPES]
     memory = ElasticRange(
         lease, GatedMapper(), span_bytes=spans, extent_bytes=PAGE_BYTES, low=low, high=high, large=large
     )
-    kinds = [ElasticKv(KvStretch(memory, number), nbytes, TOKENS) for number, nbytes in enumerate(ENVELOPES)]
+    kinds = [ElasticKv(KvStretch(memory, number), nbytes, TOKENS, clock) for number, nbytes in enumerate(ENVELOPES)]
     return EngineKv(memory, kinds, window=8), memory
 
 
@@ -84,6 +93,44 @@ def test_a_kind_gives_up_nothing_that_is_to_be_used_together_with_the_other(leas
     assert kv.kinds[EVERY].envelopes.held == held
 
 
+def test_kinds_that_could_evict_do_not_pass_extents_to_and_fro_with_every_step(lease: FakeLease) -> None:
+    now = 0.0
+    kv, memory = made(lease, clock=lambda: now)
+    lease.set_limit(16)
+    lease.settle()
+    assert kv.grow((16, 8), WAIT_S, (0, 0)) and memory.headroom(EVERY) == 0
+    held = [kind.envelopes.held for kind in kv.kinds]
+    cached = take(kv, EVERY, kv.available[EVERY])
+    for _ in range(40):  # a step takes all of the window's room and frees it, a tenth of a second each
+        kv.look()
+        in_window = take(kv, WINDOW, 8)
+        now += 0.05
+        kv.look()
+        kv.kinds[WINDOW].envelopes.give(in_window)
+        now += 0.05
+        assert not kv.grow((4, 0), WAIT_S, (len(cached), 0), politely=True)
+        assert [kind.envelopes.held for kind in kv.kinds] == held
+    # Two seconds without such a step show that the window does not need it.
+    for _ in range(25):
+        kv.look()
+        now += 0.1
+    assert kv.grow((4, 0), WAIT_S, (len(cached), 0), politely=True)
+    assert kv.available[EVERY] >= 4 and memory.overage_bytes() == 0
+
+
+def test_a_kind_that_could_not_evict_gets_extents_that_the_other_used_a_moment_ago(lease: FakeLease) -> None:
+    now = 0.0
+    kv, memory = made(lease, clock=lambda: now)
+    lease.set_limit(16)
+    lease.settle()
+    assert kv.grow((16, 8), WAIT_S, (0, 0)) and memory.headroom(EVERY) == 0
+    take(kv, EVERY, kv.available[EVERY])
+    in_window = take(kv, WINDOW, 8)
+    kv.look()
+    kv.kinds[WINDOW].envelopes.give(in_window)
+    assert kv.grow((4, 0), WAIT_S, (3, 0), politely=True), "three cached tokens do not make room for four"
+
+
 @pytest.mark.parametrize(("leave", "shares"), [(0, (0, 0)), (3, (0, 3)), (6, (2, 4)), (9, (3, 6)), (50, (5, 8))])
 def test_extents_that_only_have_to_be_compacted_leave_first(
     lease: FakeLease, leave: int, shares: tuple[int, int]
@@ -116,14 +163,19 @@ class KindsMachine(RuleBasedStateMachine):
             self.kv.kinds[kind].envelopes.give(np.array(sorted(some), dtype=np.int64))
             self.live[kind] = [each for each in self.live[kind] if each not in some]
 
-    @rule(tokens=st.integers(1, 12), waits=st.booleans())
-    def compute(self, tokens: int, waits: bool) -> None:
+    @rule(tokens=st.integers(1, 12), waits=st.booleans(), cached=st.integers(0, 12))
+    def compute(self, tokens: int, waits: bool, cached: int) -> None:
         needs = self.kv.of_each(tokens)
-        there = self.kv.grow(needs, TIMEOUT_S if waits else 0.0, (0, 0))
+        there = self.kv.grow(needs, TIMEOUT_S if waits else 0.0, self.kv.of_each(cached), politely=True)
         assert not there or not any(self.kv.short(needs))
         if not any(self.kv.short(needs)):
             for kind in (EVERY, WINDOW):
                 self.live[kind] += take(self.kv, kind, tokens).tolist()
+
+    @rule()
+    def look(self) -> None:
+        self.kv.look()
+        assert all(0 <= kind.used_lately <= kind.available for kind in self.kv.kinds)
 
     @rule(picks=st.sets(st.integers(0, TOKENS)), kind=st.integers(0, 1))
     def free(self, picks: set[int], kind: int) -> None:

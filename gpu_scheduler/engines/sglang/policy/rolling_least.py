@@ -1,0 +1,34 @@
+"""The least value of a quantity over the last while, kept in two numbers."""
+
+from __future__ import annotations
+
+
+class RollingLeast:
+    """Least of the values seen during the last `period_s` to twice that. Until a period has passed it is 0."""
+
+    def __init__(self, period_s: float, now: float) -> None:
+        self._period_s = period_s
+        self._since = now
+        """Monotonic seconds at which the current period began."""
+        self._current: int | None = None
+        """Least of the current period; None: nothing was seen in it."""
+        self._before = 0
+        """Least of the period before."""
+
+    @property
+    def least(self) -> int:
+        return self._before if self._current is None else min(self._before, self._current)
+
+    def see(self, value: int, now: float) -> None:
+        """Counts the value that the quantity has at `now`, in monotonic seconds. Between two calls it is taken to have
+        been no lower than at the second."""
+        if now - self._since >= self._period_s:
+            self._before = value if self._current is None else self._current
+            self._current, self._since = None, now
+        self._current = value if self._current is None else min(self._current, value)
+
+    def lower(self, by: int) -> None:
+        """Lowers all that was seen by so much, because the quantity has lost it for good; the least stays 0 or more."""
+        self._before = max(0, self._before - by)
+        if self._current is not None:
+            self._current = max(0, self._current - by)
