@@ -59,33 +59,38 @@ class ElasticPagedAllocator(OneKindAllocator, PagedTokenToKVPoolAllocator):  # t
         extend_num_tokens: int,
         num_new_pages: int | None = None,
     ) -> torch.Tensor | None:
-        size = self.page_size
-        before, after = prefix_lens_cpu.numpy(), seq_lens_cpu.numpy()
-        pages = self._take(int(((after + size - 1) // size - (before + size - 1) // size).sum()))
-        if pages is None:
-            return None
-        out = torch.empty(extend_num_tokens, dtype=torch.int64, device=self.device)
+        pages = self._take(pages_of_prompts(prefix_lens_cpu, seq_lens_cpu, self.page_size))
+        return None if pages is None else self.place_prompts(pages, prefix_lens, seq_lens, last_loc, extend_num_tokens)
+
+    def place_prompts(
+        self, pages: torch.Tensor, before: torch.Tensor, after: torch.Tensor, last: torch.Tensor, tokens: int
+    ) -> torch.Tensor:
+        """Slots of the `tokens` that prompts get in a step, (tokens,). `pages`: those that they get. `before`, `after`:
+        their tokens before and after the step, (prompts,). `last`: slot of the last token of each before the step."""
+        out = torch.empty(tokens, dtype=torch.int64, device=self.device)
         if self._on_host:
-            alloc_extend_naive(prefix_lens, seq_lens, last_loc, pages, out, size, self.device)
+            alloc_extend_naive(before, after, last, pages, out, self.page_size, self.device)
         else:
-            batch = len(seq_lens)
-            alloc_extend_kernel[(batch,)](prefix_lens, seq_lens, last_loc, pages, out, batch_constant(batch), size)
+            batch = len(after)
+            alloc_extend_kernel[(batch,)](before, after, last, pages, out, batch_constant(batch), self.page_size)
         return out
 
     @override
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
     ) -> torch.Tensor | None:
-        size, batch = self.page_size, len(seq_lens)
-        # `seq_lens` counts the new token: the one that is first on its page needs a page.
-        pages = self._take(int(np.count_nonzero(seq_lens_cpu.numpy() % size == 1)) if size > 1 else batch)
-        if pages is None:
-            return None
+        pages = self._take(pages_of_decode(seq_lens_cpu, self.page_size))
+        return None if pages is None else self.place_decode(pages, seq_lens, last_loc)
+
+    def place_decode(self, pages: torch.Tensor, after: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """Slots of the tokens of a decode step, (requests,). `pages`: those that requests get. `after`: tokens of each
+        after the step. `last`: slot of the last token of each before the step."""
+        batch = len(after)
         out = torch.empty(batch, dtype=torch.int64, device=self.device)
         if self._on_host:
-            alloc_decode_naive(seq_lens, last_loc, pages, out, size, len(pages))
+            alloc_decode_naive(after, last, pages, out, self.page_size, len(pages))
         else:
-            alloc_decode_kernel[(batch,)](seq_lens, last_loc, pages, out, batch_constant(batch), size)
+            alloc_decode_kernel[(batch,)](after, last, pages, out, batch_constant(batch), self.page_size)
         return out
 
     @override
@@ -118,3 +123,15 @@ class ElasticPagedAllocator(OneKindAllocator, PagedTokenToKVPoolAllocator):  # t
         group, self.free_group = self.free_group, None
         if group:
             self.kv.free(torch.cat(group))
+
+
+def pages_of_prompts(before: torch.Tensor, after: torch.Tensor, page_size: int) -> int:
+    """Number of pages that prompts get in a step, by their tokens before and after it, (prompts,) on the host."""
+    have, need = ((tokens.numpy() + page_size - 1) // page_size for tokens in (before, after))
+    return int((need - have).sum())
+
+
+def pages_of_decode(after: torch.Tensor, page_size: int) -> int:
+    """Number of pages that requests get in a decode step, by their tokens after it, (requests,) on the host: one for
+    each whose new token is the first on its page."""
+    return int(np.count_nonzero(after.numpy() % page_size == 1)) if page_size > 1 else len(after)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
@@ -16,7 +17,11 @@ from typing_extensions import override
 
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 from gpu_scheduler.engines.sglang.kv.pools.allocator import ElasticAllocator, GrowingAllocator
-from gpu_scheduler.engines.sglang.kv.pools.paged_allocator import ElasticPagedAllocator
+from gpu_scheduler.engines.sglang.kv.pools.paged_allocator import (
+    ElasticPagedAllocator,
+    pages_of_decode,
+    pages_of_prompts,
+)
 from gpu_scheduler.engines.sglang.kv.renumbering import Renumbering
 from gpu_scheduler.engines.sglang.policy.envelopes import Indices
 
@@ -56,6 +61,50 @@ class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # ty
         self.clear()
         kvcache.register_mapping(self.full_to_swa_index_mapping)
         every.moved, window.moved = self._every_moved, self._window_moved
+
+    def _take(self, count: int) -> torch.Tensor | None:
+        """The lowest `count` free pages of each kind, (2, count) int64 on the device, sent there as one; None when a
+        kind has fewer."""
+        if any(kind.envelopes.available < count for kind in self.kinds):
+            return None
+        # An even number, because kernels are compiled anew for rows that begin between two multiples of 16 bytes.
+        numbers = np.zeros((len(self.kinds), count + count % 2), dtype=np.int64)
+        for kind, row in zip(self.kinds, numbers, strict=True):
+            taken = kind.envelopes.take(count)
+            assert taken is not None
+            row[:count] = taken
+        return self.kinds[0].ids.send(numbers.ravel()).view(numbers.shape)[:, :count]
+
+    @override
+    def alloc_extend(
+        self,
+        prefix_lens: torch.Tensor,
+        prefix_lens_cpu: torch.Tensor,
+        seq_lens: torch.Tensor,
+        seq_lens_cpu: torch.Tensor,
+        last_loc: torch.Tensor,
+        extend_num_tokens: int,
+    ) -> torch.Tensor | None:
+        pages = self._take(pages_of_prompts(prefix_lens_cpu, seq_lens_cpu, self.page_size))
+        if pages is None:
+            return None
+        last, step = self.translate_loc_from_full_to_swa(last_loc), (prefix_lens, seq_lens)
+        slots = self.full_attn_allocator.place_prompts(pages[0], *step, last_loc, extend_num_tokens)
+        in_window = self.swa_attn_allocator.place_prompts(pages[1], *step, last, extend_num_tokens)
+        self.full_to_swa_index_mapping[slots] = in_window
+        return slots
+
+    @override
+    def alloc_decode(
+        self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
+    ) -> torch.Tensor | None:
+        pages = self._take(pages_of_decode(seq_lens_cpu, self.page_size))
+        if pages is None:
+            return None
+        last = self.translate_loc_from_full_to_swa(last_loc)
+        slots = self.full_attn_allocator.place_decode(pages[0], seq_lens, last_loc)
+        self.full_to_swa_index_mapping[slots] = self.swa_attn_allocator.place_decode(pages[1], seq_lens, last)
+        return slots
 
     def eviction_begins(self) -> None:
         super().eviction_begins()

@@ -1,5 +1,5 @@
-"""Pages that SGLang evicts one after the other in a block of ours go back in one call for each kind of KV, also where
-the block fails."""
+"""Allocators of pages: what a step gets in one kind of KV or two, and pages that SGLang evicts one after the other in a
+block of ours, which go back in one call for each kind, also where the block fails."""
 
 from __future__ import annotations
 
@@ -94,6 +94,77 @@ assert not table[slots(7)].any() and len(freed) == 2
 allocator.free_group_end()
 assert freed[2:] == [("window", [1])]
 """
+
+PLACED = """
+from types import SimpleNamespace
+
+import torch
+
+from gpu_scheduler.engines.sglang.kv.pools.paged_allocator import ElasticPagedAllocator
+from gpu_scheduler.engines.sglang.kv.pools.window_allocator import ElasticWindowAllocator
+from gpu_scheduler.engines.sglang.kv.slot_transfer import HostIds
+from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes
+
+SIZE, PAGES = 4, 32
+sent = []
+
+
+class Sent(HostIds):
+    def send(self, numbers):
+        sent.append(numbers.tolist())
+        return super().send(numbers)
+
+
+def of_kind(first):
+    pages = object.__new__(ElasticPagedAllocator)
+    pages.page_size, pages.device, pages._on_host = SIZE, "cpu", True
+    envelopes = Envelopes(envelope_bytes=64, extent_bytes=64, count=PAGES)
+    envelopes.hold(range(first, PAGES))
+    pages.kv = SimpleNamespace(envelopes=envelopes, ids=Sent())
+    return pages
+
+
+allocator = object.__new__(ElasticWindowAllocator)
+allocator.page_size, allocator.device = SIZE, "cpu"
+allocator.full_attn_allocator, allocator.swa_attn_allocator = of_kind(3), of_kind(20)
+allocator.kinds = allocator.full_attn_allocator.kv, allocator.swa_attn_allocator.kv
+table = allocator.full_to_swa_index_mapping = torch.zeros(PAGES * SIZE + 1, dtype=torch.int64)
+table[-1] = -1
+allocator._kvcache = SimpleNamespace(
+    full_to_swa_index_mapping=table, translate_loc_from_full_to_swa=lambda slots: table[slots]
+)
+
+
+def numbers(*values):
+    return torch.tensor(values)
+
+
+# Two prompts of six and three tokens: two pages and one.
+before, after = numbers(0, 0), numbers(6, 3)
+slots = allocator.alloc_extend(before, before, after, after, numbers(-1, -1), 9)
+assert slots.tolist() == [12, 13, 14, 15, 16, 17, 20, 21, 22]
+assert table[slots].tolist() == [80, 81, 82, 83, 84, 85, 88, 89, 90]
+assert sent == [[3, 4, 5, 0, 20, 21, 22, 0]], "one copy, in which both parts begin at a multiple of 16 bytes"
+
+# The first goes on on its page, the second for the second time on a page of its own.
+after = numbers(7, 4)
+slots = allocator.alloc_decode(after, after, numbers(17, 22))
+assert slots.tolist() == [18, 23] and table[slots].tolist() == [86, 91]
+after = numbers(8, 5)
+slots = allocator.alloc_decode(after, after, numbers(18, 23))
+assert slots.tolist() == [19, 24] and table[slots].tolist() == [87, 92]
+
+# What one kind has no room for takes nothing of the other either.
+live = [kind.envelopes.live for kind in allocator.kinds]
+before, after = numbers(0), numbers(9 * SIZE)
+assert allocator.kinds[0].envelopes.available > 9 > allocator.kinds[1].envelopes.available
+assert allocator.alloc_extend(before, before, after, after, numbers(-1), 9 * SIZE) is None
+assert live == [kind.envelopes.live for kind in allocator.kinds]
+"""
+
+
+def test_a_token_gets_a_place_in_each_kind_or_in_none(imported: Imported) -> None:
+    imported.run(PLACED)
 
 
 def test_pages_that_are_evicted_in_one_block_return_as_one(imported: Imported) -> None:
