@@ -100,6 +100,8 @@ class Stages:
         ("evict", f"{_SRT}.mem_cache.unified_radix_cache:UnifiedRadixCache.evict"),
         ("cache finished", f"{_SRT}.mem_cache.unified_radix_cache:UnifiedRadixCache.checkpoint"),
         ("grow", "gpu_scheduler.engines.sglang.kv.elastic_kv:ElasticKv.grow"),
+        ("take from other kinds", "gpu_scheduler.engines.sglang.kv.engine_kv:EngineKv._make_way"),
+        ("acquire", "balloond.driver.kv.range:ElasticRange.acquire"),
         ("settle", "gpu_scheduler.engines.sglang.kv.slot_transfer:CudaIds.settle"),
         ("provide states", "gpu_scheduler.engines.sglang.kv.state_provisioning:StateProvisioning.provide"),
         ("ask ahead", "gpu_scheduler.engines.sglang.kv.provisioning:KvProvisioning.ask_ahead"),
