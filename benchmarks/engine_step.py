@@ -86,6 +86,7 @@ CASES = (
     Case("decode, 128", 128, 64, 256),
     Case("sampled, 128", 128, 64, 256, temperature=0.8),
     Case("prefill, 32", 32, 1024, 8),
+    Case("mixed, 16", 16, 256, 128),
 )
 LEAD_IN_S = 0.7
 

@@ -58,11 +58,12 @@ def empty_extents(tree: KindOfTree, kv: ElasticKv, wanted: int) -> int:
     there = {id(node): some for (node, _), some in zip(nodes, places, strict=True)}
     gone: list[Indices] = []
     # A parent is cut before its children are looked at; the children of a cut parent went with it.
-    for (node, _), hit in zip(nodes, pieces.first_on(doomed), strict=True):
-        if hit is not None and id(node) in there:
-            keep = 0 if tree.cuts_whole else hit
-            for taken in tree.cut(node, keep * kv.page_size):
-                gone.append(there.pop(id(taken))[keep if taken is node else 0 :])
+    with tree.evicted_together():
+        for (node, _), hit in zip(nodes, pieces.first_on(doomed), strict=True):
+            if hit is not None and id(node) in there:
+                keep = 0 if tree.cuts_whole else hit
+                for taken in tree.cut(node, keep * kv.page_size):
+                    gone.append(there.pop(id(taken))[keep if taken is node else 0 :])
     if not gone:
         return 0
     evicted = np.concatenate(gone)

@@ -11,6 +11,7 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
 )
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from typing_extensions import override
+
+from gpu_scheduler.engines.sglang.kv.pools.allocator import evicted_together
 
 if TYPE_CHECKING:
     import torch
@@ -87,9 +90,10 @@ class CachedPrefix:
 class KindOfTree:
     """The prefix cache as one kind of KV (`engine_kv.py`) or the states see it."""
 
-    def __init__(self, core: Any, component: ComponentType) -> None:
-        """`core`: the tree's core; `component`: SGLang's name of the kind."""
-        self._core = core
+    def __init__(self, cache: Any, component: ComponentType) -> None:
+        """`cache`: SGLang's UnifiedRadixCache; `component`: SGLang's name of the kind."""
+        self._cache = cache
+        self._core = cache.tree_core
         self._component = component
 
     def nodes(self) -> Iterator[tuple[Any, int]]:
@@ -137,6 +141,10 @@ class KindOfTree:
         used_at: float = node.used_at
         return used_at
 
+    def evicted_together(self) -> AbstractContextManager[None]:
+        """Has the allocator free as one, for each kind of KV, what is evicted in the block."""
+        return evicted_together(self._cache.token_to_kv_pool_allocator)
+
     @property
     def cuts_whole(self) -> bool:
         """Whether `cut` takes out whole nodes only."""
@@ -154,8 +162,7 @@ class WindowTree(KindOfTree):
     again, no request can continue from it."""
 
     def __init__(self, cache: Any) -> None:
-        super().__init__(cache.tree_core, _WINDOW)
-        self._allocator = cache.token_to_kv_pool_allocator
+        super().__init__(cache, _WINDOW)
 
     @override
     def cut(self, node: Any, keep: int) -> list[Any]:
@@ -167,7 +174,7 @@ class WindowTree(KindOfTree):
         core._evict_component_and_detach_lru(node, core.components_by_type[_WINDOW], frees, defaultdict(list), [])
         core._update_evictable_leaf_sets(node)
         for slots in frees[_WINDOW]:
-            self._allocator.clear_full_to_swa_mapping(slots)
+            self._cache.token_to_kv_pool_allocator.clear_full_to_swa_mapping(slots)
         return [node]
 
 
@@ -179,10 +186,9 @@ class PrefixTree(KindOfTree):
         """`cache`: SGLang's UnifiedRadixCache. Raises TypeError if its core is not a `StampedCore`."""
         if not isinstance(cache.tree_core, StampedCore):
             raise TypeError(f"the prefix cache has a {type(cache.tree_core).__name__} for a core")
-        super().__init__(cache.tree_core, _FULL)
-        self._cache = cache
+        super().__init__(cache, _FULL)
         self._kinds: list[KindOfTree] = [self, *([WindowTree(cache)] if cache.supports_swa() else [])]
-        self.states = KindOfTree(cache.tree_core, ComponentType.MAMBA) if cache.supports_mamba() else None
+        self.states = KindOfTree(cache, ComponentType.MAMBA) if cache.supports_mamba() else None
         """The cache as states see it; None: the model has none."""
 
     def of(self, kind: int) -> KindOfTree:
@@ -265,13 +271,15 @@ class PrefixTree(KindOfTree):
     def evict_states(self, states: int) -> int:
         """Evicts states, those used longest ago first, and the tokens from which no request can go on without them;
         returns how many tokens were evicted."""
-        result = self._cache.evict(EvictParams(num_tokens=0, mamba_num=states))
+        with self.evicted_together():
+            result = self._cache.evict(EvictParams(num_tokens=0, mamba_num=states))
         return int(result.num_tokens_evicted)
 
     def evict(self, tokens: int, in_window: int = 0) -> int:
         """Evicts `tokens` of the first kind, and `in_window` tokens of windows, from the leaf that was used longest ago
         on; returns how many of both kinds were evicted."""
-        result = self._cache.evict(EvictParams(num_tokens=tokens, swa_num_tokens=in_window))
+        with self.evicted_together():
+            result = self._cache.evict(EvictParams(num_tokens=tokens, swa_num_tokens=in_window))
         return int(result.num_tokens_evicted + result.swa_num_tokens_evicted)
 
     # --- prefixes

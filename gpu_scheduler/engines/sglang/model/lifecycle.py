@@ -21,7 +21,6 @@ from gpu_scheduler.engines.sglang.kv import prefix_eviction
 from gpu_scheduler.engines.sglang.kv.elastic_kv import MAP_DUMMY_WAIT_S
 from gpu_scheduler.engines.sglang.kv.engine_kv import EngineKv, Tokens
 from gpu_scheduler.engines.sglang.kv.kv_transfer import KvTransfer
-from gpu_scheduler.engines.sglang.kv.pools.allocator import evicted_together
 from gpu_scheduler.engines.sglang.kv.prefix_tree import CORE, PrefixTree
 from gpu_scheduler.engines.sglang.kv.provisioning import KvProvisioning
 from gpu_scheduler.engines.sglang.kv.state_provisioning import StateProvisioning
@@ -117,8 +116,7 @@ class Lifecycle:
 
     def _evict(self, _tree: Any, tokens: Tokens) -> None:
         """Evicts and counts `tokens` of each kind of the prefix cache, the leaf that was used longest ago first."""
-        with evicted_together(self.model.scheduler.token_to_kv_pool_allocator):
-            self.model.counters.evicted_tokens += self.model.tree.evict(*tokens)
+        self.model.counters.evicted_tokens += self.model.tree.evict(*tokens)
 
     def _empty(self, kind: int, extents: int) -> None:
         """Evicts so that `extents` of one kind of KV empty, and returns them."""
@@ -130,8 +128,7 @@ class Lifecycle:
 
     def _evict_states(self, count: int) -> None:
         """Evicts `count` cached states, the ones used longest ago first, and counts the tokens that leave with them."""
-        with evicted_together(self.model.scheduler.token_to_kv_pool_allocator):
-            self.model.counters.evicted_tokens += self.model.tree.evict_states(count)
+        self.model.counters.evicted_tokens += self.model.tree.evict_states(count)
 
     def _give_states(self, extents: int) -> int:
         """Evicts cached states, the ones used longest ago first, until `extents` have left or none are left; returns

@@ -30,13 +30,16 @@ class GrowingAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
         if tree_cache is not None and tree_cache.supports_prefix_sharing():
             current.model().provisioning.before_allocation(tree_cache, num_tokens)
 
+    evicted: list[torch.Tensor] | None = None
+    """Slots of prefixes that were evicted and are to be freed as one; None: nothing is evicted now."""
+
     def eviction_begins(self) -> None:
         """From here on, only prefixes are freed, until `eviction_ends`."""
-        self.free_group_begin()
+        self.evicted = []
 
     def eviction_ends(self) -> None:
         """Frees what was evicted."""
-        self.free_group_end()
+        raise NotImplementedError
 
 
 class OneKindAllocator(GrowingAllocator):
@@ -61,12 +64,17 @@ class OneKindAllocator(GrowingAllocator):
     def available_size(self) -> int:
         return self.kv.available
 
+    def eviction_ends(self) -> None:
+        evicted, self.evicted = self.evicted, None
+        if evicted:
+            self.free(torch.cat(evicted))
+
 
 @contextmanager
 def evicted_together(allocator: GrowingAllocator) -> Iterator[None]:
-    """Has an allocator return as one, for each kind of KV, whatever is evicted in the block: that takes one copy of
-    numbers from the device. Nothing changes inside another such block."""
-    if allocator.free_group is not None:
+    """Has an allocator return as one, for each kind of KV, whatever is evicted in the block: that takes a few kernels
+    and one copy of numbers from the device, not some for each prefix. Nothing changes inside another such block."""
+    if allocator.evicted is not None:
         yield
         return
     allocator.eviction_begins()
@@ -92,6 +100,9 @@ class ElasticAllocator(OneKindAllocator, TokenToKVPoolAllocator):  # type: ignor
     @override
     def free(self, free_index: torch.Tensor) -> None:
         if free_index.numel() == 0:
+            return
+        if self.evicted is not None:
+            self.evicted.append(free_index)
             return
         if self.free_group is not None:
             # The index may be a view of a row that is written again before the group ends.

@@ -52,9 +52,6 @@ class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # ty
             for tokens, pool in zip((size, size_in_window), pools, strict=True)
         )
         self.free_pages = self.release_pages = None
-        self._evicted: list[torch.Tensor] | None = None
-        """Slots of tokens that were evicted from the window, by the first kind's slots; None: nothing is evicted
-        now."""
         # The last entry is for slot -1, as SGLang calls the slot before the first one of a request.
         self.full_to_swa_index_mapping = torch.zeros(size + page_size + 1, dtype=torch.int64, device=device)
         self.full_to_swa_index_mapping[-1] = -1
@@ -108,23 +105,24 @@ class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # ty
 
     def eviction_begins(self) -> None:
         super().eviction_begins()
-        self._evicted = []
+        self.full_attn_allocator.eviction_begins()
 
     def eviction_ends(self) -> None:
-        evicted, self._evicted = self._evicted, None
+        evicted, self.evicted = self.evicted, None
+        self.full_attn_allocator.eviction_ends()
         if evicted:
             self.free_swa_segment(torch.cat(evicted), start_pos=0)
-        super().eviction_ends()
 
     @override
     def free_swa_segment(self, free_index: torch.Tensor, *, start_pos: int) -> None:
-        # SGLang looks up the places in the window, and clears them in the table, with a kernel and copies for each
-        # prefix. Nothing that is evicted gets another place there before the eviction ends, so that once is enough.
-        if self._evicted is None:
+        """Frees places in the window. `free_index`: slots of the first kind."""
+        # SGLang looks the places up in the table and clears them there, for each prefix. Nothing that is evicted gets
+        # another place before the eviction ends, so that once is enough.
+        if self.evicted is None:
             super().free_swa_segment(free_index, start_pos=start_pos)
         else:
             assert start_pos == 0 and len(free_index) % self.page_size == 0, "what is evicted is not whole pages"
-            self._evicted.append(free_index)
+            self.evicted.append(free_index)
 
     def _pages(self) -> torch.Tensor:
         """The table as (pages of the first kind, page size)."""

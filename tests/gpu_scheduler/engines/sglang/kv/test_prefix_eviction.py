@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ class Tree:
     """A `PrefixTree` whose keys are the slots themselves."""
 
     cuts_whole = False
+    evicted_together = contextlib.nullcontext
 
     def __init__(self) -> None:
         self.root_node = Node(None, [], 0.0, locked=True)

@@ -17,6 +17,7 @@ class Slots:
     """An allocator of slots, of which it knows those that were freed."""
 
     device = torch.device("cpu")
+    evicted: list[torch.Tensor] | None = None
 
     def __init__(self) -> None:
         self.next = 0
@@ -26,6 +27,12 @@ class Slots:
         """Slots of `count` tokens in whole new pages."""
         first, self.next = self.next, self.next + -(-count // page_size) * page_size
         return torch.arange(first, first + count)
+
+    def eviction_begins(self) -> None:
+        self.evicted = []
+
+    def eviction_ends(self) -> None:
+        self.evicted = None
 
     def free_segment(self, indices: torch.Tensor, *, start_pos: int) -> None:
         assert start_pos == 0

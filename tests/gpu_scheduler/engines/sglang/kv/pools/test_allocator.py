@@ -61,7 +61,7 @@ def slots(*pages):
 
 
 allocator = object.__new__(ElasticWindowAllocator)
-allocator.page_size, allocator.free_group, allocator._evicted = SIZE, None, None
+allocator.page_size, allocator.free_group = SIZE, None
 allocator.swa_free_group, allocator.swa_page_ids_group = [], []
 allocator.full_attn_allocator, allocator.swa_attn_allocator = of_kind("every"), of_kind("window")
 table = allocator.full_to_swa_index_mapping = torch.zeros(8 * SIZE, dtype=torch.int64)
