@@ -7,6 +7,7 @@ nothing of their age.
 
 from __future__ import annotations
 
+import heapq
 import time
 from array import array
 from collections import defaultdict
@@ -33,17 +34,81 @@ if TYPE_CHECKING:
 CORE = "prism"
 """Name of the core in SGLang's registry of tree cores; `model/lifecycle.py` has SGLang choose it."""
 _FULL, _WINDOW = ComponentType.FULL, ComponentType.SWA
+_HEAP_PER_LEAF, _HEAP_AT_LEAST = 2, 1024
+"""Entries of the heap of leaves, for each leaf and on top, from which it is made anew: prefixes that were cut out leave
+theirs behind."""
 
 
 class StampedCore(UnifiedTreeCore):  # type: ignore[misc]
     """SGLang's tree core in Python. Each node has `used_at`, the monotonic seconds of its last use. Methods override
-    SGLang's."""
+    SGLang's.
+
+    SGLang's orders all leaves by their last use at the beginning of each eviction: a millisecond for five thousand of
+    them. This core keeps them in a heap, and hands SGLang the first ones only."""
+
+    evictable_device_leaves: Any
+
+    @override
+    def reset(self) -> None:
+        self._by_use: list[tuple[int, Any]] = []
+        """Heap of nodes that were evictable leaves at some time, by SGLang's counter of their last use then. A node has
+        one entry at most (`queued`), which says the time of its last use or an earlier one."""
+        super().reset()
 
     @override
     def _new_node(self, *args: Any, **kwargs: Any) -> Any:
         node = super()._new_node(*args, **kwargs)
         node.used_at = time.monotonic()
+        node.queued = False
         return node
+
+    @override
+    def _update_evictable_leaf_sets(self, node: Any) -> None:
+        super()._update_evictable_leaf_sets(node)
+        if node in self.evictable_device_leaves:
+            self._queue(node)
+
+    def _queue(self, node: Any) -> None:
+        """Puts a leaf into the heap, unless it is there."""
+        if not node.queued:
+            node.queued = True
+            heapq.heappush(self._by_use, (node.last_access_time, node))
+
+    def _used_longest_ago(self, tokens: int) -> list[Any]:
+        """The evictable leaves that were used longest ago, which have `tokens` together, or as many as there are."""
+        leaves, heap = self.evictable_device_leaves, self._by_use
+        if len(heap) > _HEAP_PER_LEAF * len(leaves) + _HEAP_AT_LEAST:
+            for _, node in heap:
+                node.queued = False
+            heap.clear()
+            for node in leaves:
+                self._queue(node)
+        found: list[Any] = []
+        while heap and tokens > 0:
+            used, node = heapq.heappop(heap)
+            node.queued = False
+            if node not in leaves:
+                continue
+            if node.last_access_time != used:
+                self._queue(node)
+                continue
+            found.append(node)
+            tokens -= len(node.component_data[_FULL].value)
+        for node in found:  # those that stay are leaves of the next eviction
+            self._queue(node)
+        return found
+
+    @override
+    def evict_device_start(self, component_type: ComponentType, request_cnt: int) -> None:
+        if component_type is not _FULL:
+            super().evict_device_start(component_type, request_cnt)
+            return
+        leaves = self.evictable_device_leaves
+        self.evictable_device_leaves = self._used_longest_ago(request_cnt)
+        try:
+            super().evict_device_start(component_type, request_cnt)
+        finally:
+            self.evictable_device_leaves = leaves
 
     @override
     def _touch_node(self, node: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -50,6 +50,20 @@ class Bench:
     def node_of(self, tokens: list[int]) -> Any:
         """The node that ends where `tokens` do."""
         return self.cache.resolve_node_handle(self.tree.match(self.tree.key(tokens)).node)
+
+    def used_longest_ago(self, tokens: int) -> list[int]:
+        """Slots of the leaves that leave if the one that was used longest ago is looked for among all, each time."""
+        tree, gone = self.tree, set[Any]()
+        slots: list[int] = []
+        unlocked = [node for node, _ in tree.unlocked_nodes()]
+        while len(slots) < tokens:
+            leaves = [each for each in unlocked if each not in gone and gone.issuperset(each.children.values())]
+            if not leaves:
+                break
+            oldest = min(leaves, key=lambda each: each.last_access_time)
+            gone.add(oldest)
+            slots += tree.slots(oldest).tolist()
+        return slots
 
 
 # --- cases
@@ -187,8 +201,10 @@ class Books(RuleBasedStateMachine):
     @rule(tokens=st.integers(1, 20))
     def evict(self, tokens: int) -> None:
         could, before = self.bench.tree.evictable_size(), len(self.bench.slots.freed)
+        expected = self.bench.used_longest_ago(tokens)
         evicted = self.bench.tree.evict(tokens)
         assert min(tokens, could) <= evicted == len(self.bench.slots.freed) - before
+        assert sorted(self.bench.slots.freed[before:]) == sorted(expected)
 
     @rule(data=st.data())
     def cut(self, data: st.DataObject) -> None:
@@ -254,3 +270,44 @@ def books_agree() -> None:
 
 def books_in_pages_agree() -> None:
     _agree(BooksInPages)
+
+
+_WORD = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+_STEP = st.tuples(st.sampled_from(["put"] * 5 + ["use"] * 3 + ["evict"] * 3 + ["lock", "unlock", "cut"]), _WORD)
+
+
+@settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(_STEP, min_size=30, max_size=60), st.sampled_from([0, 1024]))
+def what_was_used_longest_ago_is_evicted_first(steps: list[tuple[str, list[int]]], heap_at_least: int) -> None:
+    with patch.object(prefix_tree, "_HEAP_AT_LEAST", heap_at_least):
+        bench, locks = Bench(), list[Any]()
+        tree = bench.tree
+        for kind, word in steps:
+            bench.clock.now += 1.0
+            if kind == "put":
+                bench.put(word)
+            elif kind == "use":
+                tree.match(tree.key(word))
+            elif kind == "evict":
+                expected, before = bench.used_longest_ago(len(word)), len(bench.slots.freed)
+                tree.evict(len(word))
+                assert sorted(bench.slots.freed[before:]) == sorted(expected)
+            elif kind == "lock":
+                locks.append(tree.lock(tree.match(tree.key(word)).node))
+            elif kind == "unlock" and locks:
+                tree.unlock(locks.pop(len(word) % len(locks)))
+            elif kind == "cut" and (nodes := [node for node, _ in tree.unlocked_nodes()]):
+                tree.cut(nodes[sum(word) % len(nodes)], 0)
+
+
+def the_heap_of_leaves_does_not_grow_without_end() -> None:
+    bench = Bench()
+    heap = bench.cache.tree_core._by_use
+    for step in range(200):
+        for first in range(20):
+            bench.put([first, step])
+        for node, _ in list(bench.tree.unlocked_nodes())[:15]:
+            if node.parent is not None and node.parent is bench.cache.tree_core.root_node:
+                bench.tree.cut(node, 0)
+        bench.tree.evict(1)
+    assert len(heap) < 3000
