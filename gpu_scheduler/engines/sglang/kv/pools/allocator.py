@@ -18,9 +18,17 @@ from typing_extensions import override
 from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 
+EVICTED_TOGETHER = 1 << 20
+"""Most slots of prefixes that are freed as one: a copy of them, 8 MiB, lies in the engine's private memory."""
+
 
 class GrowingAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
     """An allocator of SGLang's for which memory grows before prefixes are evicted."""
+
+    evicted: list[torch.Tensor] | None = None
+    """Slots of prefixes that were evicted and are to be freed as one; None: nothing is evicted now."""
+    _evicted_slots = 0
+    """Number of those slots."""
 
     @override
     def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> None:
@@ -30,15 +38,27 @@ class GrowingAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
         if tree_cache is not None and tree_cache.supports_prefix_sharing():
             current.model().provisioning.before_allocation(tree_cache, num_tokens)
 
-    evicted: list[torch.Tensor] | None = None
-    """Slots of prefixes that were evicted and are to be freed as one; None: nothing is evicted now."""
-
     def eviction_begins(self) -> None:
         """From here on, only prefixes are freed, until `eviction_ends`."""
-        self.evicted = []
+        self.evicted, self._evicted_slots = [], 0
 
     def eviction_ends(self) -> None:
         """Frees what was evicted."""
+        evicted, self.evicted = self.evicted, None
+        if evicted:
+            self._free_evicted(torch.cat(evicted))
+
+    def _evict(self, slots: torch.Tensor) -> None:
+        """Takes note of slots that were evicted: whole pages."""
+        assert self.evicted is not None and len(slots) % self.page_size == 0, "what is evicted is not whole pages"
+        self.evicted.append(slots)
+        self._evicted_slots += len(slots)
+        if self._evicted_slots >= EVICTED_TOGETHER:
+            self.eviction_ends()
+            self.eviction_begins()
+
+    def _free_evicted(self, slots: torch.Tensor) -> None:
+        """Frees slots of whole pages, (slots,)."""
         raise NotImplementedError
 
 
@@ -64,10 +84,8 @@ class OneKindAllocator(GrowingAllocator):
     def available_size(self) -> int:
         return self.kv.available
 
-    def eviction_ends(self) -> None:
-        evicted, self.evicted = self.evicted, None
-        if evicted:
-            self.free(torch.cat(evicted))
+    def _free_evicted(self, slots: torch.Tensor) -> None:
+        self.free(slots)
 
 
 @contextmanager
@@ -102,7 +120,7 @@ class ElasticAllocator(OneKindAllocator, TokenToKVPoolAllocator):  # type: ignor
         if free_index.numel() == 0:
             return
         if self.evicted is not None:
-            self.evicted.append(free_index)
+            self._evict(free_index)
             return
         if self.free_group is not None:
             # The index may be a view of a row that is written again before the group ends.

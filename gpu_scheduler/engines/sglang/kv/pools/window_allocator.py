@@ -108,10 +108,8 @@ class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # ty
         self.full_attn_allocator.eviction_begins()
 
     def eviction_ends(self) -> None:
-        evicted, self.evicted = self.evicted, None
         self.full_attn_allocator.eviction_ends()
-        if evicted:
-            self.free_swa_segment(torch.cat(evicted), start_pos=0)
+        super().eviction_ends()
 
     @override
     def free_swa_segment(self, free_index: torch.Tensor, *, start_pos: int) -> None:
@@ -121,8 +119,10 @@ class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # ty
         if self.evicted is None:
             super().free_swa_segment(free_index, start_pos=start_pos)
         else:
-            assert start_pos == 0 and len(free_index) % self.page_size == 0, "what is evicted is not whole pages"
-            self.evicted.append(free_index)
+            self._evict(free_index)
+
+    def _free_evicted(self, slots: torch.Tensor) -> None:
+        super().free_swa_segment(slots, start_pos=0)
 
     def _pages(self) -> torch.Tensor:
         """The table as (pages of the first kind, page size)."""

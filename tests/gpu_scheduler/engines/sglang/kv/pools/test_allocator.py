@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import torch
 
+from gpu_scheduler.engines.sglang.kv.pools import allocator
 from gpu_scheduler.engines.sglang.kv.pools.allocator import evicted_together
 from gpu_scheduler.engines.sglang.kv.pools.paged_allocator import ElasticPagedAllocator
 
@@ -35,6 +36,12 @@ except KeyError:
 assert freed[1:] == [[2]] and pages.free_group is None
 pages.free(torch.arange(48, 64))
 assert freed[2:] == [[3]], "outside a block at once"
+allocator.EVICTED_TOGETHER = 32
+with evicted_together(pages):
+    for first in (64, 80, 96):
+        pages.free(torch.arange(first, first + 16))
+    assert freed[3:] == [[4, 5]], "so many have no room together"
+assert freed[4:] == [[6]]
 """
 IN_WINDOWS = """
 from types import SimpleNamespace
