@@ -193,9 +193,10 @@ class ElasticRange:
         return total - (self._mapped - stretch.mapped)
 
     def _room(self, stretch: Stretch) -> int:
-        """Number of indices that may be mapped in a stretch once the others have made way for it."""
+        """Number of indices that may be mapped in a stretch once the others have made way for it, and what is on its
+        way out has left."""
         others = sum(other.spare for other in self._stretches if other is not stretch)
-        return self._left_to(stretch, self._limit) + others
+        return self._left_to(stretch, self._limit) + others + self._unmapping
 
     def _make_way(self, stretch: Stretch, refused: int = 0) -> int:
         """Has indices in the reserves of other stretches go back, as many as `stretch` misses beyond the limit, or as

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_scheduler.engines.sglang.kv.prefix_eviction import TOGETHER, envelopes_of
+from gpu_scheduler.engines.sglang.kv.prefix_eviction import envelopes_of
 from gpu_scheduler.engines.sglang.kv.renumbering import Renumbering
 from gpu_scheduler.engines.sglang.policy.compaction import begun, moves, moves_within, renumbered
 from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Indices
-from gpu_scheduler.engines.sglang.policy.parts import slices
+from gpu_scheduler.engines.sglang.policy.parts import SLOTS_TOGETHER, slices
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
@@ -106,7 +106,7 @@ def _move(
         rows[kv.ids.send(destinations[part])] = rows[kv.ids.send(sources[part])]
     envelopes.move(sources, destinations)
     moved = _moved(envelopes, nodes, places, sources, destinations)
-    for part in slices([len(some) * kv.page_size for _, some in moved], TOGETHER):
+    for part in slices([len(some) * kv.page_size for _, some in moved], SLOTS_TOGETHER):
         firsts = kv.ids.send(np.concatenate([some for _, some in moved[part]]) * kv.page_size)
         slots = (firsts[:, None] + torch.arange(kv.page_size, device=firsts.device)).reshape(-1)
         # Pages are whole: a node's tokens are as many as before.

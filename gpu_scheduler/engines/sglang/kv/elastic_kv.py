@@ -111,7 +111,8 @@ class ElasticKv:
 
     @property
     def used_lately(self) -> int:
-        """Tokens for which there is room now that was in use at some time during the last second or two (`look`)."""
+        """Tokens for which there is room now, beyond what was free throughout the last second or two (`look`). Room
+        that has come meanwhile counts too."""
         return max(0, self.envelopes.available - self._unused.least) * self.page_size
 
     @property

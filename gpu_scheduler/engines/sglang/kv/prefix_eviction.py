@@ -15,16 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_scheduler.engines.sglang.policy.envelopes import CachedPieces, Indices, coldest_first
-from gpu_scheduler.engines.sglang.policy.parts import slices
+from gpu_scheduler.engines.sglang.policy.parts import SLOTS_TOGETHER, slices
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
     from gpu_scheduler.engines.sglang.kv.engine_kv import EngineKv
     from gpu_scheduler.engines.sglang.kv.prefix_tree import KindOfTree, PrefixTree
-
-TOGETHER = 1 << 20
-"""Slots of prefixes that are copied on the device at a time, 8 MiB of them. With pages of one token, those of all
-cached tokens are tens of millions, and no quota has room for a copy."""
 
 
 def envelopes_of(slots: Iterable[Any], page_size: int) -> list[Indices]:
@@ -35,7 +31,7 @@ def envelopes_of(slots: Iterable[Any], page_size: int) -> list[Indices]:
 
     firsts = [each[::page_size] for each in slots]
     found: list[Indices] = []
-    for part in slices([len(first) for first in firsts], TOGETHER):
+    for part in slices([len(first) for first in firsts], SLOTS_TOGETHER):
         here = torch.cat(firsts[part]).to(device="cpu").numpy() // page_size
         found += np.split(here, np.cumsum([len(first) for first in firsts[part]])[:-1])
     return found

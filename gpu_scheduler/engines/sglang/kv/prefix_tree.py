@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.evict_policy import LRUStrategy
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
@@ -35,8 +36,8 @@ CORE = "prism"
 """Name of the core in SGLang's registry of tree cores; `model/lifecycle.py` has SGLang choose it."""
 _FULL, _WINDOW = ComponentType.FULL, ComponentType.SWA
 _HEAP_PER_LEAF, _HEAP_AT_LEAST = 2, 1024
-"""Entries of the heap of leaves, for each leaf and on top, from which it is made anew: prefixes that were cut out leave
-theirs behind."""
+"""The heap of leaves is made anew once it has more entries than the first number times the leaves plus the second:
+prefixes that left the tree leave their entries behind."""
 
 
 class StampedCore(UnifiedTreeCore):  # type: ignore[misc]
@@ -50,9 +51,10 @@ class StampedCore(UnifiedTreeCore):  # type: ignore[misc]
 
     @override
     def reset(self) -> None:
-        self._by_use: list[tuple[int, Any]] = []
-        """Heap of nodes that were evictable leaves at some time, by SGLang's counter of their last use then. A node has
-        one entry at most (`queued`), which says the time of its last use or an earlier one."""
+        self._by_use: list[tuple[float, int]] = []
+        """Heap of the numbers of nodes that were evictable leaves at some time, by SGLang's counter of their last use
+        then. A node has one entry at most (`queued`), which says the time of its last use or an earlier one. Nodes
+        themselves would keep the tensors of their slots on the device after they have left the tree."""
         super().reset()
 
     @override
@@ -70,24 +72,28 @@ class StampedCore(UnifiedTreeCore):  # type: ignore[misc]
 
     def _queue(self, node: Any) -> None:
         """Puts a leaf into the heap, unless it is there."""
-        if not node.queued:
-            node.queued = True
-            heapq.heappush(self._by_use, (node.last_access_time, node))
+        if node.queued:
+            return
+        node.queued = True
+        heapq.heappush(self._by_use, (node.last_access_time, node.id))
+        if len(self._by_use) > _HEAP_PER_LEAF * len(self.evictable_device_leaves) + _HEAP_AT_LEAST:
+            for _, number in self._by_use:
+                if (queued := self._node_arena.get(number)) is not None:
+                    queued.queued = False
+            self._by_use = [(leaf.last_access_time, leaf.id) for leaf in self.evictable_device_leaves]
+            heapq.heapify(self._by_use)
+            for leaf in self.evictable_device_leaves:
+                leaf.queued = True
 
     def _used_longest_ago(self, tokens: int) -> list[Any]:
         """The evictable leaves that were used longest ago, which have `tokens` together, or as many as there are."""
-        leaves, heap = self.evictable_device_leaves, self._by_use
-        if len(heap) > _HEAP_PER_LEAF * len(leaves) + _HEAP_AT_LEAST:
-            for _, node in heap:
-                node.queued = False
-            heap.clear()
-            for node in leaves:
-                self._queue(node)
         found: list[Any] = []
-        while heap and tokens > 0:
-            used, node = heapq.heappop(heap)
+        while self._by_use and tokens > 0:
+            used, number = heapq.heappop(self._by_use)
+            if (node := self._node_arena.get(number)) is None:
+                continue
             node.queued = False
-            if node not in leaves:
+            if node not in self.evictable_device_leaves:
                 continue
             if node.last_access_time != used:
                 self._queue(node)
@@ -248,9 +254,12 @@ class PrefixTree(KindOfTree):
     are."""
 
     def __init__(self, cache: Any) -> None:
-        """`cache`: SGLang's UnifiedRadixCache. Raises TypeError if its core is not a `StampedCore`."""
+        """`cache`: SGLang's UnifiedRadixCache. Raises TypeError if its core is not a `StampedCore`, or evicts by
+        anything but the last use."""
         if not isinstance(cache.tree_core, StampedCore):
             raise TypeError(f"the prefix cache has a {type(cache.tree_core).__name__} for a core")
+        if type(strategy := cache.tree_core.eviction_strategy) is not LRUStrategy:
+            raise TypeError(f"the prefix cache evicts by {type(strategy).__name__}, not by the last use")
         super().__init__(cache, _FULL)
         self._kinds: list[KindOfTree] = [self, *([WindowTree(cache)] if cache.supports_swa() else [])]
         self.states = KindOfTree(cache, ComponentType.MAMBA) if cache.supports_mamba() else None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 
 class RollingLeast:
-    """Least of the values seen during the last `period_s` to twice that. Until a period has passed it is 0."""
+    """Least of the values seen during the last `period_s` to twice that; 0 until a period has passed."""
 
     def __init__(self, period_s: float, now: float) -> None:
+        """`now`: monotonic seconds."""
         self._period_s = period_s
-        self._since = now
-        """Monotonic seconds at which the current period began."""
+        self._since = self._seen_at = now
+        """Monotonic seconds at which the current period began, and of the last value."""
         self._current: int | None = None
         """Least of the current period; None: nothing was seen in it."""
         self._before = 0
@@ -22,10 +23,14 @@ class RollingLeast:
     def see(self, value: int, now: float) -> None:
         """Counts the value that the quantity has at `now`, in monotonic seconds. Between two calls it is taken to have
         been no lower than at the second."""
-        if now - self._since >= self._period_s:
+        if now - self._seen_at >= self._period_s:
+            self._before, self._current, self._since = value, value, now
+        elif now - self._since >= self._period_s:
             self._before = value if self._current is None else self._current
-            self._current, self._since = None, now
-        self._current = value if self._current is None else min(self._current, value)
+            self._current, self._since = value, now
+        else:
+            self._current = value if self._current is None else min(self._current, value)
+        self._seen_at = now
 
     def lower(self, by: int) -> None:
         """Lowers all that was seen by so much, because the quantity has lost it for good; the least stays 0 or more."""

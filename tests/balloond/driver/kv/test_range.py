@@ -1040,6 +1040,27 @@ def test_hibernation_needs_every_stretch_released(lease):
     kv.close()
 
 
+def test_a_stretch_gets_the_memory_that_another_is_giving_back_just_then():
+    begun, go = threading.Event(), threading.Event()
+
+    class SlowMapper(GatedMapper):
+        def unmap(self, address, nbytes):
+            begun.set()
+            assert go.wait(TIMEOUT_S)
+            super().unmap(address, nbytes)
+
+    lease = FakeLease(capacity=16)
+    kv = two(lease, low=2, high=6, mapper=SlowMapper(), first=13, second=10)
+    kv.release(kv.acquire(13, timeout_s=TIMEOUT_S))
+    assert begun.wait(TIMEOUT_S), "the reserve goes back, down to its mark"
+    call = lease.loop.call
+    lease.loop.call = lambda function: (go.set(), call(function))  # what is missing is known by then
+    assert len(kv.acquire(10, timeout_s=TIMEOUT_S, stretch=1)) == 10
+    kv.check()
+    kv.close()
+    lease.loop.stop()
+
+
 class StretchesMachine(RuleBasedStateMachine):
     """Two stretches of one range. Each writes its number into what it has."""
 

@@ -17,16 +17,15 @@ from typing_extensions import override
 
 from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
-
-EVICTED_TOGETHER = 1 << 20
-"""Most slots of prefixes that are freed as one: a copy of them, 8 MiB, lies in the engine's private memory."""
+from gpu_scheduler.engines.sglang.policy.parts import SLOTS_TOGETHER
 
 
 class GrowingAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
     """An allocator of SGLang's for which memory grows before prefixes are evicted."""
 
     evicted: list[torch.Tensor] | None = None
-    """Slots of prefixes that were evicted and are to be freed as one; None: nothing is evicted now."""
+    """Slots of prefixes that were evicted and are to be freed as one: those of the first kind of KV, also where it is
+    their places in the window that are to be freed. None: nothing is evicted now."""
     _evicted_slots = 0
     """Number of those slots."""
 
@@ -48,12 +47,12 @@ class GrowingAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
         if evicted:
             self._free_evicted(torch.cat(evicted))
 
-    def _evict(self, slots: torch.Tensor) -> None:
-        """Takes note of slots that were evicted: whole pages."""
+    def note_evicted(self, slots: torch.Tensor) -> None:
+        """Keeps slots of whole pages that were evicted, until the eviction ends or they are many."""
         assert self.evicted is not None and len(slots) % self.page_size == 0, "what is evicted is not whole pages"
         self.evicted.append(slots)
         self._evicted_slots += len(slots)
-        if self._evicted_slots >= EVICTED_TOGETHER:
+        if self._evicted_slots >= SLOTS_TOGETHER:
             self.eviction_ends()
             self.eviction_begins()
 
@@ -120,7 +119,7 @@ class ElasticAllocator(OneKindAllocator, TokenToKVPoolAllocator):  # type: ignor
         if free_index.numel() == 0:
             return
         if self.evicted is not None:
-            self._evict(free_index)
+            self.note_evicted(free_index)
             return
         if self.free_group is not None:
             # The index may be a view of a row that is written again before the group ends.

@@ -102,7 +102,7 @@ class ElasticPagedAllocator(OneKindAllocator, PagedTokenToKVPoolAllocator):  # t
     def free_segment(self, free_index: torch.Tensor, *, start_pos: int) -> None:
         assert start_pos % self.page_size == 0, f"what is freed begins in the middle of a page, at {start_pos}"
         if self.evicted is not None:
-            self._evict(free_index)
+            self.note_evicted(free_index)
             return
         # Computed at once: the index may be a view of a row that is written again before a group ends.
         self.free_page_ids(free_index[:: self.page_size] // self.page_size)

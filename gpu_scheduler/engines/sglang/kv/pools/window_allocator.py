@@ -64,13 +64,12 @@ class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # ty
         kind has fewer."""
         if any(kind.envelopes.available < count for kind in self.kinds):
             return None
-        # An even number, because kernels are compiled anew for rows that begin between two multiples of 16 bytes.
-        numbers = np.zeros((len(self.kinds), count + count % 2), dtype=np.int64)
+        numbers = np.empty((len(self.kinds), count), dtype=np.int64)
         for kind, row in zip(self.kinds, numbers, strict=True):
             taken = kind.envelopes.take(count)
             assert taken is not None
-            row[:count] = taken
-        return self.kinds[0].ids.send(numbers.ravel()).view(numbers.shape)[:, :count]
+            row[:] = taken
+        return self.kinds[0].ids.send(numbers.ravel()).view(numbers.shape)
 
     @override
     def alloc_extend(
@@ -108,8 +107,10 @@ class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # ty
         self.full_attn_allocator.eviction_begins()
 
     def eviction_ends(self) -> None:
-        self.full_attn_allocator.eviction_ends()
-        super().eviction_ends()
+        try:
+            self.full_attn_allocator.eviction_ends()
+        finally:
+            super().eviction_ends()
 
     @override
     def free_swa_segment(self, free_index: torch.Tensor, *, start_pos: int) -> None:
@@ -119,7 +120,7 @@ class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # ty
         if self.evicted is None:
             super().free_swa_segment(free_index, start_pos=start_pos)
         else:
-            self._evict(free_index)
+            self.note_evicted(free_index)
 
     def _free_evicted(self, slots: torch.Tensor) -> None:
         super().free_swa_segment(slots, start_pos=0)

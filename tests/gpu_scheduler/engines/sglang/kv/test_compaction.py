@@ -67,7 +67,7 @@ def test_compaction_moves_prefixes_together_and_keeps_their_content(page_size: i
 
 
 def test_new_slots_are_sent_in_parts_that_a_quota_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "TOGETHER", 6)
+    monkeypatch.setattr(compaction, "SLOTS_TOGETHER", 6)
     kv, tree, held = world(1, 0)
     monkeypatch.setattr(compaction, "_TOGETHER_BYTES", 6 * ENVELOPE)
     sent, send = [], kv.ids.send

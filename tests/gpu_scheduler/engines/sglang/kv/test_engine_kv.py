@@ -154,7 +154,10 @@ class KindsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.lease = FakeLease(capacity=40)
-        self.kv, self.memory = made(self.lease, large=self.LARGE, low=1, high=4)
+        self.now = 0.0
+        self.looks: list[list[tuple[float, int]]] = [[], []]
+        """Time and tokens that had room, at each look, for each kind."""
+        self.kv, self.memory = made(self.lease, large=self.LARGE, low=1, high=4, clock=lambda: self.now)
         self.kv.hold_dummy(TIMEOUT_S)
         self.live: list[list[int]] = [[], []]
 
@@ -165,17 +168,23 @@ class KindsMachine(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(1, 12), waits=st.booleans(), cached=st.integers(0, 12))
     def compute(self, tokens: int, waits: bool, cached: int) -> None:
-        needs = self.kv.of_each(tokens)
+        needs, before = self.kv.of_each(tokens), self.kv.available
         there = self.kv.grow(needs, TIMEOUT_S if waits else 0.0, self.kv.of_each(cached), politely=True)
+        if cached >= tokens:  # so much could be evicted instead
+            for had, has, looks in zip(before, self.kv.available, self.looks, strict=True):
+                lately = [free for at, free in looks if self.now - at < 1.0] or [free for _, free in looks[-1:]]
+                assert had - has <= min(lately, default=0), "a kind loses only what it has not used lately"
         assert not there or not any(self.kv.short(needs))
         if not any(self.kv.short(needs)):
             for kind in (EVERY, WINDOW):
                 self.live[kind] += take(self.kv, kind, tokens).tolist()
 
-    @rule()
-    def look(self) -> None:
+    @rule(later_s=st.sampled_from([0.1, 0.6, 1.2]))
+    def look(self, later_s: float) -> None:
+        self.now += later_s
         self.kv.look()
-        assert all(0 <= kind.used_lately <= kind.available for kind in self.kv.kinds)
+        for looks, free in zip(self.looks, self.kv.available, strict=True):
+            looks.append((self.now, free))
 
     @rule(picks=st.sets(st.integers(0, TOKENS)), kind=st.integers(0, 1))
     def free(self, picks: set[int], kind: int) -> None:
@@ -265,7 +274,7 @@ class KindsMachine(RuleBasedStateMachine):
         self.lease.loop.stop()
 
 
-KindsMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+KindsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 TestKindsUnderEverything = KindsMachine.TestCase
 
 

@@ -184,7 +184,7 @@ def test_extents_are_looked_up_for_all_prefixes_together() -> None:
 
 
 def test_slots_are_fetched_in_parts_that_a_quota_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_eviction, "TOGETHER", 5)
+    monkeypatch.setattr(prefix_eviction, "SLOTS_TOGETHER", 5)
     copied, cat = [], torch.cat
     monkeypatch.setattr(torch, "cat", lambda some: copied.append(sum(map(len, some))) or cat(some))
     slots = [torch.arange(32 * i, 32 * i + 16 * length) for i, length in enumerate((2, 3, 1, 7, 0, 4, 2))]

@@ -32,6 +32,15 @@ def test_a_value_is_forgotten_after_two_periods_and_nothing_is_known_in_the_firs
         assert rolling.least == (7 if 15 <= tenth < 30 else 50), tenth
 
 
+def test_nothing_older_than_a_pause_counts() -> None:
+    rolling = RollingLeast(PERIOD_S, 0.0)
+    rolling.see(0, 1.2)
+    rolling.see(50, 61.0)
+    assert rolling.least == 50
+    rolling.see(40, 61.5)
+    assert rolling.least == 40
+
+
 def test_what_is_lost_for_good_is_lost_by_all_that_was_seen() -> None:
     rolling = RollingLeast(PERIOD_S, 0.0)
     rolling.see(50, 0.9)
