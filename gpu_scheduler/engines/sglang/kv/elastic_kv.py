@@ -40,8 +40,7 @@ without work, since nothing was evicted ahead of the step."""
 _SPARE_S = 1.0
 """Seconds for which room has to have been unused before other kinds of KV get it in place of prefixes of their own.
 A prefill step takes thousands of tokens of each kind, and those of a window are free again a step later. Extents that
-went back and forth between kinds with every such step cost calls of the device's driver, which hold up launches of
-kernels."""
+went back and forth between kinds with every such step would be unmapped and mapped each time."""
 
 
 class ElasticKv:

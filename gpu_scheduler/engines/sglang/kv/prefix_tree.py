@@ -71,19 +71,21 @@ class StampedCore(UnifiedTreeCore):  # type: ignore[misc]
             self._queue(node)
 
     def _queue(self, node: Any) -> None:
-        """Puts a leaf into the heap, unless it is there."""
+        """Puts a leaf into the heap, unless it is there. A heap that has become too large is made anew."""
         if node.queued:
             return
-        node.queued = True
-        heapq.heappush(self._by_use, (node.last_access_time, node.id))
+        self._push(node)
         if len(self._by_use) > _HEAP_PER_LEAF * len(self.evictable_device_leaves) + _HEAP_AT_LEAST:
             for _, number in self._by_use:
                 if (queued := self._node_arena.get(number)) is not None:
                     queued.queued = False
-            self._by_use = [(leaf.last_access_time, leaf.id) for leaf in self.evictable_device_leaves]
-            heapq.heapify(self._by_use)
+            self._by_use.clear()
             for leaf in self.evictable_device_leaves:
-                leaf.queued = True
+                self._push(leaf)
+
+    def _push(self, leaf: Any) -> None:
+        leaf.queued = True
+        heapq.heappush(self._by_use, (leaf.last_access_time, leaf.id))
 
     def _used_longest_ago(self, tokens: int) -> list[Any]:
         """The evictable leaves that were used longest ago, which have `tokens` together, or as many as there are."""
@@ -96,7 +98,7 @@ class StampedCore(UnifiedTreeCore):  # type: ignore[misc]
             if node not in self.evictable_device_leaves:
                 continue
             if node.last_access_time != used:
-                self._queue(node)
+                self._push(node)
                 continue
             found.append(node)
             tokens -= len(node.component_data[_FULL].value)

@@ -313,6 +313,17 @@ def the_heap_of_leaves_does_not_grow_without_end() -> None:
     assert len(bench.cache.tree_core._by_use) < 1200
 
 
+def a_leaf_is_found_once_where_the_heap_becomes_too_large_meanwhile() -> None:
+    bench = Bench()
+    for word in range(6):
+        bench.put([word])
+    for word in range(2, 6):  # fewer leaves are left than the heap has entries for
+        bench.tree.lock(bench.tree.match(bench.tree.key([word])).node)
+    bench.tree.match(bench.tree.key([1]))  # its entry is out of date
+    with patch.object(prefix_tree, "_HEAP_AT_LEAST", 0):
+        assert bench.tree.evict(2) == 2
+
+
 def what_has_left_the_tree_is_referred_to_no_longer() -> None:
     bench = Bench()
     for first in range(20):
