@@ -53,7 +53,7 @@ WINDOWS = {
     "num_local_experts": 2,
     "num_experts_per_tok": 1,
 }
-"""The same with a second layer, whose window has a KV pool of its own."""
+"""Configuration of a model of two layers, of which one has a window and a KV pool for it."""
 POOL_TOKENS = 128 << 10
 OPTIONS = {
     "random_weights": 1,
@@ -64,7 +64,7 @@ OPTIONS = {
     "reserve_low": 4,
     "reserve_high": 32,
 }
-"""Those of a GPU."""
+"""Options of both engines, as an engine on a GPU has them."""
 CONTEXT_TOKENS = 4096
 NAME = "elastic"
 

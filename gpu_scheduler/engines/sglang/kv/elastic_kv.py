@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu_scheduler.engines.sglang.base.errors import NoMemory
+from gpu_scheduler.engines.sglang.kv.rolling_least import RollingLeast
 from gpu_scheduler.engines.sglang.kv.slot_transfer import HostIds, Ids
 from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Indices
-from gpu_scheduler.engines.sglang.policy.rolling_least import RollingLeast
 
 if TYPE_CHECKING:
     import torch

@@ -22,31 +22,29 @@ from typing_extensions import override
 
 from gpu_scheduler.engines.sglang.base.kernels import batch_constant
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
-from gpu_scheduler.engines.sglang.kv.pools.allocator import OneKindAllocator
+from gpu_scheduler.engines.sglang.kv.pools.allocator import GrowingAllocator, OneKindAllocator
 
 
-class ElasticPagedAllocator(OneKindAllocator, PagedTokenToKVPoolAllocator):  # type: ignore[misc]
-    """A paged allocator whose page 0 is the dummy. Methods override SGLang's, with its shapes and types."""
-
-    def __init__(
-        self, size: int, page_size: int, *, dtype: torch.dtype, device: str, kvcache: Any, kv: ElasticKv
-    ) -> None:
-        self.kv = kv
-        self._on_host = torch.device(device).type == "cpu"
-        super().__init__(size, page_size, dtype, device, kvcache, need_sort=False)
-        self._within_page = torch.arange(page_size, device=device)
+class StepAllocator(GrowingAllocator):
+    """An allocator that gives a step whole pages. Methods override SGLang's, with its shapes and types."""
 
     def _take(self, count: int) -> torch.Tensor | None:
-        """The lowest `count` free pages, (count,) int64 on the device; None when there are fewer."""
-        pages = self.kv.envelopes.take(count)
-        return None if pages is None else self.kv.ids.send(pages)
+        """Numbers of the lowest `count` free pages, on the device, for `place_prompts` and `place_decode`; None when
+        there are fewer."""
+        raise NotImplementedError
 
-    @override
-    def alloc(self, need_size: int) -> torch.Tensor | None:
-        pages = self._take(need_size // self.page_size)
-        if pages is None or self.page_size == 1:
-            return pages
-        return (pages[:, None] * self.page_size + self._within_page).reshape(-1)
+    def place_prompts(
+        self, pages: torch.Tensor, before: torch.Tensor, after: torch.Tensor, last: torch.Tensor, tokens: int
+    ) -> torch.Tensor:
+        """Slots of the `tokens` that a step computes of prompts, (tokens,). `pages`: numbers of the new pages.
+        `before`, `after`: tokens of each prompt before and after the step, (prompts,). `last`: slot of the last token
+        of each prompt before the step, (prompts,); -1: it has none."""
+        raise NotImplementedError
+
+    def place_decode(self, pages: torch.Tensor, after: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """Slots of the tokens of a decode step, (requests,). `pages`: numbers of the new pages. `after`: tokens of each
+        request after the step. `last`: slot of the last token of each request before the step."""
+        raise NotImplementedError
 
     @override
     def alloc_extend(
@@ -59,14 +57,47 @@ class ElasticPagedAllocator(OneKindAllocator, PagedTokenToKVPoolAllocator):  # t
         extend_num_tokens: int,
         num_new_pages: int | None = None,
     ) -> torch.Tensor | None:
-        pages = self._take(pages_of_prompts(prefix_lens_cpu, seq_lens_cpu, self.page_size))
+        size = self.page_size
+        before, after = prefix_lens_cpu.numpy(), seq_lens_cpu.numpy()
+        pages = self._take(int(((after + size - 1) // size - (before + size - 1) // size).sum()))
         return None if pages is None else self.place_prompts(pages, prefix_lens, seq_lens, last_loc, extend_num_tokens)
+
+    @override
+    def alloc_decode(
+        self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
+    ) -> torch.Tensor | None:
+        size = self.page_size
+        # `seq_lens` counts the new token: the one that is first on its page needs a page.
+        pages = self._take(int(np.count_nonzero(seq_lens_cpu.numpy() % size == 1)) if size > 1 else len(seq_lens))
+        return None if pages is None else self.place_decode(pages, seq_lens, last_loc)
+
+
+class ElasticPagedAllocator(StepAllocator, OneKindAllocator, PagedTokenToKVPoolAllocator):  # type: ignore[misc]
+    """A paged allocator whose page 0 is the dummy. Methods override SGLang's, with its shapes and types."""
+
+    def __init__(
+        self, size: int, page_size: int, *, dtype: torch.dtype, device: str, kvcache: Any, kv: ElasticKv
+    ) -> None:
+        self.kv = kv
+        self._on_host = torch.device(device).type == "cpu"
+        super().__init__(size, page_size, dtype, device, kvcache, need_sort=False)
+        self._within_page = torch.arange(page_size, device=device)
+
+    def _take(self, count: int) -> torch.Tensor | None:
+        """The lowest `count` free pages, (count,) int64; None when there are fewer."""
+        pages = self.kv.envelopes.take(count)
+        return None if pages is None else self.kv.ids.send(pages)
+
+    @override
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        pages = self._take(need_size // self.page_size)
+        if pages is None or self.page_size == 1:
+            return pages
+        return (pages[:, None] * self.page_size + self._within_page).reshape(-1)
 
     def place_prompts(
         self, pages: torch.Tensor, before: torch.Tensor, after: torch.Tensor, last: torch.Tensor, tokens: int
     ) -> torch.Tensor:
-        """Slots of the `tokens` that prompts get in a step, (tokens,). `pages`: those that they get. `before`, `after`:
-        their tokens before and after the step, (prompts,). `last`: slot of the last token of each before the step."""
         out = torch.empty(tokens, dtype=torch.int64, device=self.device)
         if self._on_host:
             alloc_extend_naive(before, after, last, pages, out, self.page_size, self.device)
@@ -75,16 +106,7 @@ class ElasticPagedAllocator(OneKindAllocator, PagedTokenToKVPoolAllocator):  # t
             alloc_extend_kernel[(batch,)](before, after, last, pages, out, batch_constant(batch), self.page_size)
         return out
 
-    @override
-    def alloc_decode(
-        self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
-    ) -> torch.Tensor | None:
-        pages = self._take(pages_of_decode(seq_lens_cpu, self.page_size))
-        return None if pages is None else self.place_decode(pages, seq_lens, last_loc)
-
     def place_decode(self, pages: torch.Tensor, after: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Slots of the tokens of a decode step, (requests,). `pages`: those that requests get. `after`: tokens of each
-        after the step. `last`: slot of the last token of each before the step."""
         batch = len(after)
         out = torch.empty(batch, dtype=torch.int64, device=self.device)
         if self._on_host:
@@ -126,15 +148,3 @@ class ElasticPagedAllocator(OneKindAllocator, PagedTokenToKVPoolAllocator):  # t
         group, self.free_group = self.free_group, None
         if group:
             self.kv.free(torch.cat(group))
-
-
-def pages_of_prompts(before: torch.Tensor, after: torch.Tensor, page_size: int) -> int:
-    """Number of pages that prompts get in a step, by their tokens before and after it, (prompts,) on the host."""
-    have, need = ((tokens.numpy() + page_size - 1) // page_size for tokens in (before, after))
-    return int((need - have).sum())
-
-
-def pages_of_decode(after: torch.Tensor, page_size: int) -> int:
-    """Number of pages that requests get in a decode step, by their tokens after it, (requests,) on the host: one for
-    each whose new token is the first on its page."""
-    return int(np.count_nonzero(after.numpy() % page_size == 1)) if page_size > 1 else len(after)

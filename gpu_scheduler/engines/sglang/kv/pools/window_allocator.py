@@ -16,12 +16,8 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from typing_extensions import override
 
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
-from gpu_scheduler.engines.sglang.kv.pools.allocator import ElasticAllocator, GrowingAllocator
-from gpu_scheduler.engines.sglang.kv.pools.paged_allocator import (
-    ElasticPagedAllocator,
-    pages_of_decode,
-    pages_of_prompts,
-)
+from gpu_scheduler.engines.sglang.kv.pools.allocator import ElasticAllocator
+from gpu_scheduler.engines.sglang.kv.pools.paged_allocator import ElasticPagedAllocator, StepAllocator
 from gpu_scheduler.engines.sglang.kv.renumbering import Renumbering
 from gpu_scheduler.engines.sglang.policy.envelopes import Indices
 
@@ -30,7 +26,7 @@ _SLOTS_TOGETHER = 1 << 18
 pages are millions."""
 
 
-class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # type: ignore[misc]
+class ElasticWindowAllocator(StepAllocator, SWATokenToKVPoolAllocator):  # type: ignore[misc]
     """An allocator composed of one for each kind. Methods override SGLang's."""
 
     def __init__(
@@ -60,8 +56,8 @@ class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # ty
         every.moved, window.moved = self._every_moved, self._window_moved
 
     def _take(self, count: int) -> torch.Tensor | None:
-        """The lowest `count` free pages of each kind, (2, count) int64 on the device, sent there as one; None when a
-        kind has fewer."""
+        """The lowest `count` free pages of each kind, (2, count) int64, sent to the device as one; None when a kind has
+        fewer."""
         if any(kind.envelopes.available < count for kind in self.kinds):
             return None
         numbers = np.empty((len(self.kinds), count), dtype=np.int64)
@@ -71,35 +67,19 @@ class ElasticWindowAllocator(GrowingAllocator, SWATokenToKVPoolAllocator):  # ty
             row[:] = taken
         return self.kinds[0].ids.send(numbers.ravel()).view(numbers.shape)
 
-    @override
-    def alloc_extend(
-        self,
-        prefix_lens: torch.Tensor,
-        prefix_lens_cpu: torch.Tensor,
-        seq_lens: torch.Tensor,
-        seq_lens_cpu: torch.Tensor,
-        last_loc: torch.Tensor,
-        extend_num_tokens: int,
-    ) -> torch.Tensor | None:
-        pages = self._take(pages_of_prompts(prefix_lens_cpu, seq_lens_cpu, self.page_size))
-        if pages is None:
-            return None
-        last, step = self.translate_loc_from_full_to_swa(last_loc), (prefix_lens, seq_lens)
-        slots = self.full_attn_allocator.place_prompts(pages[0], *step, last_loc, extend_num_tokens)
-        in_window = self.swa_attn_allocator.place_prompts(pages[1], *step, last, extend_num_tokens)
+    def place_prompts(
+        self, pages: torch.Tensor, before: torch.Tensor, after: torch.Tensor, last: torch.Tensor, tokens: int
+    ) -> torch.Tensor:
+        last_in_window = self.translate_loc_from_full_to_swa(last)
+        slots = self.full_attn_allocator.place_prompts(pages[0], before, after, last, tokens)
+        in_window = self.swa_attn_allocator.place_prompts(pages[1], before, after, last_in_window, tokens)
         self.full_to_swa_index_mapping[slots] = in_window
         return slots
 
-    @override
-    def alloc_decode(
-        self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
-    ) -> torch.Tensor | None:
-        pages = self._take(pages_of_decode(seq_lens_cpu, self.page_size))
-        if pages is None:
-            return None
-        last = self.translate_loc_from_full_to_swa(last_loc)
-        slots = self.full_attn_allocator.place_decode(pages[0], seq_lens, last_loc)
-        self.full_to_swa_index_mapping[slots] = self.swa_attn_allocator.place_decode(pages[1], seq_lens, last)
+    def place_decode(self, pages: torch.Tensor, after: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        last_in_window = self.translate_loc_from_full_to_swa(last)
+        slots = self.full_attn_allocator.place_decode(pages[0], after, last)
+        self.full_to_swa_index_mapping[slots] = self.swa_attn_allocator.place_decode(pages[1], after, last_in_window)
         return slots
 
     def eviction_begins(self) -> None:

@@ -60,6 +60,15 @@ def take(kv: EngineKv, kind: int, tokens: int) -> np.ndarray:
     return taken
 
 
+def at_the_limit(lease: FakeLease, clock: Callable[[], float]) -> tuple[EngineKv, ElasticRange]:
+    """Room for 16 tokens of one kind and 8 of the other, which takes all extents that the limit allows."""
+    kv, memory = made(lease, clock=clock)
+    lease.set_limit(16)
+    lease.settle()
+    assert kv.grow((16, 8), WAIT_S, (0, 0)) and memory.headroom(EVERY) == 0
+    return kv, memory
+
+
 def test_growth_makes_room_in_every_kind_and_bytes_are_those_of_both(lease: FakeLease) -> None:
     kv, memory = made(lease)
     assert kv.short((10, 4)) == (10, 4)
@@ -95,10 +104,7 @@ def test_a_kind_gives_up_nothing_that_is_to_be_used_together_with_the_other(leas
 
 def test_kinds_that_could_evict_do_not_pass_extents_to_and_fro_with_every_step(lease: FakeLease) -> None:
     now = 0.0
-    kv, memory = made(lease, clock=lambda: now)
-    lease.set_limit(16)
-    lease.settle()
-    assert kv.grow((16, 8), WAIT_S, (0, 0)) and memory.headroom(EVERY) == 0
+    kv, memory = at_the_limit(lease, lambda: now)
     held = [kind.envelopes.held for kind in kv.kinds]
     cached = take(kv, EVERY, kv.available[EVERY])
     for _ in range(40):  # a step takes all of the window's room and frees it, a tenth of a second each
@@ -120,10 +126,7 @@ def test_kinds_that_could_evict_do_not_pass_extents_to_and_fro_with_every_step(l
 
 def test_a_kind_that_could_not_evict_gets_extents_that_the_other_used_a_moment_ago(lease: FakeLease) -> None:
     now = 0.0
-    kv, memory = made(lease, clock=lambda: now)
-    lease.set_limit(16)
-    lease.settle()
-    assert kv.grow((16, 8), WAIT_S, (0, 0)) and memory.headroom(EVERY) == 0
+    kv, memory = at_the_limit(lease, lambda: now)
     take(kv, EVERY, kv.available[EVERY])
     in_window = take(kv, WINDOW, 8)
     kv.look()

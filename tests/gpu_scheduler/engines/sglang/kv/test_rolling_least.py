@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.engines.sglang.policy.rolling_least import RollingLeast
+from gpu_scheduler.engines.sglang.kv.rolling_least import RollingLeast
 
 PERIOD_S = 1.0
 
