@@ -235,11 +235,7 @@ class Part:
             if self._words is not None:
                 precedence_s = float(precedence_ms or self._given.precedence) / 1e3
                 self._words.set_prefill_priority(precedence_s, self._given.precedence_batch)
-            rows = await self._compare(ours, theirs, load, name, int(count or self._given.windows), 100 * (number + 1))
-            show(rows)
-            self.rows += rows
-            self._about["clocks"][f"after {name}"] = report.smi("clocks.sm,temperature.gpu,power.draw")
-            self._write()
+            await self._compare((ours, theirs), load, name, int(count or self._given.windows), 100 * (number + 1))
 
     async def _fill(self, side: Side) -> None:
         """Requests until every engine of the side has begun to evict what it cached."""
@@ -285,11 +281,9 @@ class Part:
         }
         return {"requests": count, **medians}
 
-    async def _compare(
-        self, ours: Side, theirs: Side, load: str, name: str, count: int, seed: int
-    ) -> list[dict[str, Any]]:
-        """`name`: of the load, as results have it."""
-        sides = (ours, theirs)
+    async def _compare(self, sides: tuple[Side, Side], load: str, name: str, count: int, seed: int) -> None:
+        """Measures both sides under a load, `name` in results, and writes what was found. A run that is interrupted
+        keeps the windows that were over."""
         clocks = [turns.Clock() for _ in sides]
         processes = [turns.Processes(side.pids()) for side in sides]
         loads = [
@@ -299,16 +293,29 @@ class Part:
         with windows.no_collector():
             try:
                 await self._in_turns(load, count, loads, clocks, processes)
+            except asyncio.CancelledError:
+                self._keep(sides, loads, name)
+                raise
             finally:
                 for each in processes:
                     each.go_on()
             await asyncio.gather(*(each.end() for each in loads))
-        found = [each.windows() for each in loads]
-        for side, each, some in zip(sides, loads, found, strict=True):
+        self._keep(sides, loads, name)
+
+    def _keep(self, sides: tuple[Side, Side], loads: list[Load], name: str) -> None:
+        """Adds the windows of a load to the results, shows and writes them; nothing without a window."""
+        ours, theirs = (each.windows() for each in loads)
+        if not ours:
+            return
+        for side, each, some in zip(sides, loads, (ours, theirs), strict=True):
             self._windows += [{"load": name, "number": k, **asdict(window)} for k, window in enumerate(some)]
             self._stats[f"{name}, {side.name}"] = {"before": each.before, "after": side.stats()}
         stats = [(each.before, side.stats()) for side, each in zip(sides, loads, strict=True)]
-        return _ratios(self._name, name, *found, stats)
+        rows = _ratios(self._name, name, ours, theirs, stats)
+        show(rows)
+        self.rows += rows
+        self._about["clocks"][f"after {name}"] = report.smi("clocks.sm,temperature.gpu,power.draw")
+        self._write()
 
     async def _in_turns(
         self, load: str, count: int, loads: list[Load], clocks: list[turns.Clock], processes: list[turns.Processes]

@@ -128,9 +128,9 @@ case $1 in
                 formats) of_formats small 440 200 ;;
                 kinds) of_formats kinds 360 200 ;;
                 beside_kinds) of_formats beside_kinds 1000 600 ;;
-                beside=*) of_formats beside_kinds 260 120 "${word#*=}" ;;
+                beside=*) of_formats beside_kinds 360 120 "${word#*=}" ;;
                 shapes) of_formats shapes 420 200 ;;
-                written=*) WRITTEN=${word#*=} of_formats beside 260 120 ;;
+                written=*) WRITTEN=${word#*=} of_formats beside 360 120 ;;
                 shared)
                     bounded 260 120 && TAIL=16 bench shared "$limit" overhead --drawn qwen3.6-35b-a3b@20 --loads 16 \
                         --in-flight 48 --kv-gib 9 --prompt 1280 --shared 1024 --windows 12 --window 4 --lead-in 8 ;;
