@@ -121,3 +121,5 @@ class AnswerJob:
     embeds: bool = False
     span: Span = UNTRACED
     """Span of the request."""
+    grammar_field: str = ""
+    """Name, in errors, of the field that the grammar came from; empty without a grammar."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import inf
 
 from gateway import metrics, traces
-from gateway.errors import Late, ModelFaulty, NotUp
+from gateway.errors import BadField, Late, ModelFaulty, NotUp
 from gateway.policy.replica_choice import choose
 from gateway.request import AnswerJob
 from gateway.routing.activation_calls import ActivationCalls
@@ -241,7 +241,7 @@ class Tokens:
             self._kv_at = chunk.kv_address
             self.failed(chunk.error, strike=not chunk.error.startswith(_NOT_HERE))
         else:
-            self._end(_fate(finish, chunk.error))
+            self._end(_fate(chunk, self._job))
 
     @property
     def _unscored(self) -> int:
@@ -535,11 +535,14 @@ def _without_end(chunk: common_pb2.TokenChunk) -> common_pb2.TokenChunk:
     return rest
 
 
-def _fate(finish: common_pb2.Finish, error: str) -> PrismError:
+def _fate(chunk: common_pb2.TokenChunk, job: AnswerJob) -> PrismError:
     """The error for an end that is neither an answer nor worth another attempt."""
+    finish, error = chunk.finish, chunk.error
     if finish == common_pb2.LATE:
         why = f" ({error})" if error else ""
         return Late(f"the first token would have come after its target, and x-slo-drop: late was asked{why}")
+    if finish == common_pb2.REJECTED and chunk.grammar_refused:
+        return BadField(error, job.grammar_field or None)
     if finish == common_pb2.REJECTED:
         return Invalid(error or "the engine refused the request")
     if finish == common_pb2.BROKEN:

@@ -111,7 +111,12 @@ class Intake:
 
     def _pass(self, submit: gpu_scheduler_pb2.Submit, stream: GatewayStream, why: str) -> None:
         if why:
-            _end(submit, stream, common_pb2.REJECTED, f"its grammar cannot be followed: {why}")
+            error = f"its grammar cannot be followed: {why}"
+            stream.push(
+                common_pb2.TokenChunk(
+                    request_id=submit.request_id, finish=common_pb2.REJECTED, error=error, grammar_refused=True
+                )
+            )
         else:
             self._dispatcher.submit(submit, stream)
 

@@ -103,8 +103,9 @@ async def structured(client, model):
     with pytest.raises(BadRequestError, match="'uniqueItems' at '#/items' cannot be kept"):
         unkept = {"items": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}
         await client.chat.completions.create(**question, response_format=format(unkept))
-    with pytest.raises(BadRequestError, match="its grammar cannot be followed: Invalid repetition range"):
+    with pytest.raises(BadRequestError, match="its grammar cannot be followed: Invalid repetition range") as refused:
         await client.chat.completions.create(**question, extra_body={"regex": "a{1,2147483648}"})
+    assert refused.value.param == "regex"
 
     tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("search", "count")]
     answer = await client.chat.completions.create(

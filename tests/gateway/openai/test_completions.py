@@ -468,6 +468,23 @@ async def test_request_rejected_by_an_engine_is_a_400(world: World) -> None:
     assert refusal(await world.chat(stream=True), 400)["message"] == "impossible"
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"regex": "a{2,1}"},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "string"}}}},
+    ],
+)
+async def test_refusal_of_a_grammar_names_the_field_that_it_came_from(world: World, asked: dict[str, Any]) -> None:
+    async def refuses(running: Running) -> None:
+        running.tokens((), finish=common_pb2.REJECTED, error="its grammar cannot be followed", grammar_refused=True)
+
+    world.groups[0].script = refuses
+    for stream in (False, True):
+        error = refusal(await world.chat(stream=stream, **asked), 400)
+        assert (error["param"], error["message"]) == (next(iter(asked)), "its grammar cannot be followed")
+
+
 async def test_request_whose_adapter_an_engine_cannot_use_is_a_503_of_the_model(world: World) -> None:
     async def breaks(running: Running) -> None:
         running.finish(common_pb2.BROKEN, "adapter a: it has values that are no numbers")

@@ -69,9 +69,12 @@ class Desk:
         submit = gpu_scheduler_pb2.Submit(request_id=name, model="m", sampling=sampling, **fields)
         self.intake.submit(submit, self.stream)
 
-    def told(self) -> list[tuple[str, common_pb2.Finish, str]]:
+    def chunks(self) -> list[common_pb2.TokenChunk]:
         message = self.stream.take()
-        return [] if message is None else [(c.request_id, c.finish, c.error) for c in message.chunks]
+        return [] if message is None else list(message.chunks)
+
+    def told(self) -> list[tuple[str, common_pb2.Finish, str]]:
+        return [(chunk.request_id, chunk.finish, chunk.error) for chunk in self.chunks()]
 
 
 async def settled() -> None:
@@ -101,12 +104,12 @@ async def test_grammar_that_cannot_be_compiled_is_refused_with_the_reason() -> N
     desk.ask("known", "b+")
     desk.ask("too long", "b" * (MOST_CHARACTERS + 1))
     assert desk.queue.ids == []
-    refused = desk.told()
-    assert [(name, finish) for name, finish, _ in refused] == [
-        (name, common_pb2.REJECTED) for name in ("waits", "known", "too long")
+    refused = desk.chunks()
+    assert [(chunk.request_id, chunk.finish, chunk.grammar_refused) for chunk in refused] == [
+        (name, common_pb2.REJECTED, True) for name in ("waits", "known", "too long")
     ]
-    assert refused[0][2] == refused[1][2] == "its grammar cannot be followed: it is bad"
-    assert "characters" in refused[2][2]
+    assert refused[0].error == refused[1].error == "its grammar cannot be followed: it is bad"
+    assert "characters" in refused[2].error
 
 
 async def test_request_fails_retryably_where_its_grammar_cannot_be_tried() -> None:
