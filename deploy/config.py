@@ -122,9 +122,9 @@ def _model(entry: CatalogueEntry, sizes: Sizes, node: NodeDescription, target: R
         return f"{entry.name}: refused: {found.error}", False
     if found.checkpoint is None:
         return ", ".join([f"{entry.name}: {entry.path}, an adapter of {entry.base}", *targets]), True
-    needs = found.checkpoint.weights_bytes + found.floor_bytes + found.quota_bytes
+    needs = found.weights_bytes + found.floor_bytes + found.quota_bytes
     each = " on each device" if entry.devices > 1 else ""
-    weights = f"{size(found.checkpoint.weights_bytes)} of weights, {size(needs)} in all{each}"
+    weights = f"{size(found.weights_bytes)} of weights, {size(needs)} in all{each}"
     return ", ".join([f"{entry.name}: {entry.path}, {weights}", *targets]), True
 
 

@@ -60,5 +60,5 @@ def needed_mib(model: CatalogueModel, models: Models = MappingProxyType({})) -> 
     longest request, its engine's quota."""
     assert model.checkpoint is not None
     room = adapter_room(model, models)
-    weights = model.checkpoint.weights_bytes + (0 if room is None else room.nbytes)
+    weights = model.weights_bytes + (0 if room is None else room.nbytes)
     return -(-(weights + model.floor_bytes + model.quota_bytes) // MIB)

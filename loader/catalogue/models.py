@@ -79,6 +79,12 @@ class CatalogueModel:
         return self.listed.context_tokens or self.checkpoint.context_tokens
 
     @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights on each device, with the tables that engines make for the context; 0 without a
+        checkpoint. An engine measures the exact number when it loads."""
+        return 0 if self.checkpoint is None else self.checkpoint.held_bytes(self.context_tokens)
+
+    @property
     def floor_bytes(self) -> int:
         """Bytes of KV on each device that the model always has (`policy/floor.py`); 0 without a checkpoint."""
         if self.checkpoint is None:

@@ -18,7 +18,7 @@ from typing import Any
 from kv_kinds.layout import KvLayout, of_tokens
 from loader.checkpoints import embedding, generation_defaults, reranking
 from loader.checkpoints.adapter_folder import is_adapter
-from loader.checkpoints.architectures import encoders, families, latent, quantisation
+from loader.checkpoints.architectures import encoders, families, latent, quantisation, rope_tables
 from loader.checkpoints.architectures.classes import CLASSES, MAMBA, Experts
 from loader.checkpoints.architectures.kv_of_config import kv_layout
 from loader.checkpoints.architectures.quantisation import Quantisation, QuantisedTensor
@@ -92,7 +92,8 @@ class Checkpoint:
     head_dim: int
     vocabulary: int
     weights_bytes: int
-    """Bytes that an engine lays out, as near as headers tell; it measures the exact number when it loads."""
+    """Bytes of the weights that an engine lays out, as near as headers tell, without the tables that it makes for a
+    context (`held_bytes`). It measures the exact number when it loads."""
     kv: KvLayout
     """The kinds of KV of the model. Bytes of a state are those that the state fills, not rounded up to extents."""
     active_bytes: int = 0
@@ -115,6 +116,12 @@ class Checkpoint:
     """Linear layers of each decoder layer that may have an adapter; empty: none may, because of `no_adapters`."""
     no_adapters: str = ""
     """Why adapters of the model are not served."""
+    position_bytes: int = 0
+    """Bytes of a position's row in the tables of rotary embeddings, which engines keep beside the weights."""
+
+    def held_bytes(self, context_tokens: int) -> int:
+        """Bytes that an engine lays out for a context of so many tokens: weights and tables."""
+        return self.weights_bytes + rope_tables.table_bytes(self.position_bytes, context_tokens)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -399,6 +406,7 @@ def _sized(
         # Engines have one pool for all layers of a class that was never compared, even if it has windows.
         kv=kv_layout(config, dtype_bytes, devices, one_pool=known is None or not known.window_pool),
         quantisation=quantised.name if quantised is not None else "",
+        position_bytes=rope_tables.row_bytes(shape, families.text_config(config)),
     )
 
 

@@ -51,7 +51,7 @@ class ImageCapacity:
 
     def _bytes(self, model: CatalogueModel) -> int:
         """Bytes of the model's image, or of one that would be made, as near as headers tell."""
-        weights = 0 if model.checkpoint is None else model.listed.devices * model.checkpoint.weights_bytes
+        weights = model.listed.devices * model.weights_bytes
         return self._held_bytes(model) or weights
 
 

@@ -108,7 +108,8 @@ def _facts(path: str, model: CatalogueModel) -> dict[str, Any]:
         "compared_quantised": known is not None and checkpoint.quantisation in known.quantised,
         "devices": model.listed.devices,
         "layers": checkpoint.layers,
-        "weights_bytes": checkpoint.weights_bytes,
+        "weights_bytes": model.weights_bytes,
+        "tables_bytes": model.weights_bytes - checkpoint.weights_bytes,  # of rotary embeddings, among the weights
         "active_bytes": checkpoint.active_bytes,
         "kv_bytes_per_token": checkpoint.kv_bytes_per_token,
         "kv": wording.described(checkpoint.kv),
@@ -116,7 +117,7 @@ def _facts(path: str, model: CatalogueModel) -> dict[str, Any]:
         "context_tokens": model.context_tokens,
         "floor_bytes": model.floor_bytes,
         "quota_bytes": model.quota_bytes,
-        "device_bytes": checkpoint.weights_bytes + model.floor_bytes + model.quota_bytes,
+        "device_bytes": model.weights_bytes + model.floor_bytes + model.quota_bytes,
     }
 
 
@@ -187,7 +188,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"{found['path']}: {found['models'] or found['architecture']}",
         f"  class      {found['architecture']}: {verified}",
         f"  weights    {size(found['weights_bytes'])}{each}"
-        + (active if found["active_bytes"] < found["weights_bytes"] else ""),
+        + (active if found["active_bytes"] < found["weights_bytes"] - found["tables_bytes"] else ""),
         f"  KV         {found['kv']}{each}, {size(found['floor_bytes'])} for one request"
         f" of {found['context_tokens']} tokens, in whole extents",
         f"  engine     {size(found['quota_bytes'])}{each} for itself until it is measured",

@@ -28,12 +28,14 @@ class ReadFolder:
     """Source of the bytes of weights, in words that follow the bytes: "by its index"."""
     found: FolderModel
     """The model. Bytes of a state are those that the state fills, not rounded up to extents."""
+    tables_bytes: int = 0
+    """Bytes of its weights that are tables of rotary embeddings, of which a token reads a row."""
 
     @property
     def line(self) -> str:
         """One line of the answer for people."""
         found = self.found
-        idle = found.active_bytes < found.weights_bytes
+        idle = found.active_bytes < found.weights_bytes - self.tables_bytes
         return (
             f"{self.path}: weights {size(found.weights_bytes)} {self.source}"
             + (f", {size(found.active_bytes)} of them for each token" if idle else "")
@@ -95,8 +97,9 @@ def _read(question: FolderQuestion) -> ReadFolder:
         # An index has the bytes of files: twice as many as an engine's where these have float32.
         is_whole = known is not None and not known.wrapper and not model.quantisation
     weights = computed = devices * model.weights_bytes
+    tables = devices * model.held_bytes(model.context_tokens) - computed
     if question.weights_bytes:
-        weights, source = question.weights_bytes, "by the catalogue"
+        weights, tables, source = question.weights_bytes, 0, "by the catalogue"
     elif not is_whole and (indexed := indexed_bytes(path)):
         weights, source = indexed, "by its index"
     elif not weights:
@@ -110,11 +113,12 @@ def _read(question: FolderQuestion) -> ReadFolder:
         devices,
         source,
         FolderModel(
-            weights_bytes=weights,
+            weights_bytes=weights + tables,
             active_bytes=round(share * weights),
             layers=model.layers,
             expert_share=model.expert_share,
             kv=model.kv.times(devices),
             context_tokens=model.context_tokens,
         ),
+        tables,
     )

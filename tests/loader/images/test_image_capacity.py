@@ -21,9 +21,9 @@ class World:
             name: CatalogueModel(
                 CatalogueEntry(name=name, path="/m", devices=devices),
                 sizes,
-                SimpleNamespace(generation=7, weights_bytes=mib * MIB // devices),
+                SimpleNamespace(generation=7, context_tokens=0, held_bytes=lambda _context, nbytes=nbytes: nbytes),
             )
-            for name, mib in weights_mib.items()
+            for name, nbytes in ((name, mib * MIB // devices) for name, mib in weights_mib.items())
         }
         held = {
             name: [SimpleNamespace(generation=generation, held_bytes=mib * MIB)] for name, generation, mib in images

@@ -200,7 +200,7 @@ def planned(files, *lines):
 
 def test_plan_has_the_weights_of_a_folder_by_the_catalogue_else_by_its_config_else_by_its_index(files, bare):
     (files / "trace.csv").write_text(TRACE.replace("100,20", "40,20"))
-    by_config = "bare: weights 47.2 KiB by its config.json; KV 128 B a token; context up to 64 tokens"
+    by_config = "bare: weights 59.2 KiB by its config.json; KV 128 B a token; context up to 64 tokens"
     assert by_config in planned(files).stdout
     (bare / checkpoint_files.INDEX).write_text(json.dumps({"metadata": {"total_size": 5 << 20}}))
     assert by_config in planned(files).stdout, "its files may have larger floats than an engine, and further tensors"

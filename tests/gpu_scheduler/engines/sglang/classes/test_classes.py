@@ -86,8 +86,9 @@ async def test_answers_of_a_class_equal_those_of_transformers(
         measured = (await end.hear("done")).done.measured
         assert measured.kv_bytes_per_token == found.kv_bytes_per_token
         assert messages.layout(measured) == of_engine(found.kv).in_extents(KV_EXTENT)
-        tables = VISION_TABLE if "vision_config" in classes.CLASSES[architecture].changes else TABLES
-        assert found.weights_bytes <= measured.weights_bytes < found.weights_bytes + tables + WEIGHTS_EXTENT
+        held = found.held_bytes(CONTEXT)
+        beside = VISION_TABLE if "vision_config" in classes.CLASSES[architecture].changes else 0
+        assert held <= measured.weights_bytes < held + beside + WEIGHTS_EXTENT
         assert await says(end) == expected
 
         await stay_right(at, end, folder, mapped, expected, floor, options)
