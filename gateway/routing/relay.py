@@ -35,9 +35,11 @@ from services.wording.plurals import counted
 _log = log.get(__name__)
 _NOT_HERE = "not here"
 """Beginning of a group's error that it does not serve the model: the gateway's routes were old, and nothing failed."""
+_HANDED_BACK = "handed back"
+"""Error of an engine that its model leaves, as placement wants it: nothing failed either, however often it happens."""
 _FOR_CLIENTS = {
     _NOT_HERE: "the model had left the group that the request was sent to",
-    "handed back": "the model left its GPUs before the answer was complete",
+    _HANDED_BACK: "the model left its GPUs before the answer was complete",
 }
 """Texts for clients, by the errors of groups and engines that are meant for the gateway."""
 _COMPILED_IN_S = 30.0
@@ -239,7 +241,7 @@ class Tokens:
             self._ready.append(_without_end(chunk))
         if finish == common_pb2.FAILED:
             self._kv_at = chunk.kv_address
-            self.failed(chunk.error, strike=not chunk.error.startswith(_NOT_HERE))
+            self.failed(chunk.error, strike=not chunk.error.startswith((_NOT_HERE, _HANDED_BACK)))
         else:
             self._end(_fate(chunk, self._job))
 

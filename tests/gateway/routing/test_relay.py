@@ -303,6 +303,24 @@ async def test_relay_request_refused_by_a_group_kv_address_another(world: World)
     assert len(world.placement.activations) == 1
 
 
+@pytest.mark.parametrize("asked", [{}, {"regex": "[a-z ]*"}])
+@pytest.mark.parametrize("settings", [{"replay_limit": 2}])
+async def test_request_whose_model_leaves_again_and_again_is_answered(world: World, asked: dict[str, Any]) -> None:
+    answer = fakes.Output(world.ids(TEXT))
+    left = 6
+
+    async def leaves(running: Running) -> None:
+        nonlocal left
+        left -= 1
+        await (fails_after(world, 0, "handed back") if left >= 0 else answer)(running)
+
+    for group in world.groups:
+        group.script = leaves
+    await both_places(world)
+    assert (await world.chat(**asked)).json()["choices"][0]["message"]["content"] == TEXT
+    assert left == -1
+
+
 async def test_active_places_come_before_waking_ones(world: World) -> None:
     world.say(TEXT)
     waking, active = fakes.place(world.groups[0], common_pb2.WAKING), fakes.place(world.groups[1])
