@@ -148,6 +148,7 @@ def _own_spec(model: CatalogueModel) -> common_pb2.ModelSpec:
         spec.architecture = found.architecture
         spec.context_tokens = model.context_tokens
         spec.weights_bytes = model.listed.devices * model.weights_bytes
+        spec.position_bytes = model.listed.devices * found.position_bytes
         spec.kv_bytes_per_token = model.listed.devices * found.kv_bytes_per_token
         spec.kv_kinds.extend(messages.kinds(model.kv.times(model.listed.devices)))
         spec.floor_bytes = model.listed.devices * model.floor_bytes

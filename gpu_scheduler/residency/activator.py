@@ -7,7 +7,7 @@
     4. get the weights: copied by the loader, from another device that has them or from the image, or read from the
        checkpoint by the engine (then an image is made of them)
     5. the engine verifies; only then is the model active and do requests reach it; they wait in the queue until then
-    6. book what the engine measured of itself, where the catalogue states nothing
+    6. book what the engine measured, if that is something else: a model that leaves too little for its floor is refused
 
 A step that fails undoes those before it and raises its reason. If the manifest does not match the image's, the
 checkpoint is read instead. Weights from another device that do not verify are requested again, from the image; if those
@@ -71,11 +71,12 @@ class Activator:
             if taken is not None:
                 await self._bookings.engine_taken()
             await self._bookings.make_room(resident)
+            booked = self._bookings.entitlement(resident, awake=True)
             asleep = asleep and await self._wake(resident)
             if not asleep:
                 engine, taken = taken, None
                 await self._load(resident, engine)
-                if resident.measured.quota_bytes:
+                if self._bookings.entitlement(resident, awake=True) != booked:
                     await self._bookings.book(resident, awake=True)
         except (PrismError, asyncio.CancelledError) as error:
             resident.compiling = False

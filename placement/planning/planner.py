@@ -109,7 +109,8 @@ class Planner:
         there = self._suitable(spec)
         if there is None:
             return self._unsuitable(spec)
-        longest = LongestRequest(spec.context_tokens, messages.layout(spec).share(max(1, spec.devices)))
+        parts = max(1, spec.devices)
+        longest = LongestRequest(spec.context_tokens, messages.layout(spec).share(parts), spec.position_bytes // parts)
         answer = there.refused(self._group_indexes.model(spec), self._config.places.get(spec.name), longest)
         return answer.reason if answer is not None else ""
 

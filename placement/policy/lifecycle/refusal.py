@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kv_kinds.layout import BESIDE_TOKENS, PADDING_STATES, KvLayout
+from kv_kinds.layout import BESIDE_TOKENS, PADDING_STATES, KvLayout, attention
 from placement.policy.kvpr import Group, Model, share
 from placement.policy.lifecycle.decisions import Refuse
 
@@ -17,6 +17,8 @@ class LongestRequest:
     tokens: int
     kv: KvLayout
     """The model's kinds of KV on one device, states in whole extents."""
+    position_bytes: int = 0
+    """Bytes of the model's weights on one device for each token of the longest request: tables that are made for it."""
 
 
 def refusal(model: Model, groups: Sequence[Group], longest: LongestRequest | None = None) -> Refuse | None:
@@ -38,7 +40,10 @@ def _shorter(longest: LongestRequest, room: int) -> str:
     """Settings of the catalogue with which the floor would fit into `room` bytes, as the end of a sentence; empty where
     no floor would, or nothing is known of the KV. Floors are in whole extents, whose size is not known here."""
     kv = longest.kv
-    if room <= 0 or not kv:
+    if longest.position_bytes:  # tables shrink with the request as its KV does
+        room += longest.tokens * longest.position_bytes
+        kv = KvLayout((*kv.kinds, attention(longest.position_bytes)))
+    if room <= 0 or not longest.kv:
         return ""
     beside = BESIDE_TOKENS * kv.marginal(0) + PADDING_STATES * sum(kind.bytes_per_state for kind in kv.kinds)
     tokens = kv.most_tokens(room - beside)

@@ -485,6 +485,25 @@ async def test_sleeping_model_for_which_no_room_can_be_made_sleeps_on(sleeping, 
     assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
 
 
+async def test_model_whose_engine_measures_more_than_there_is_room_for_is_refused(group, monkeypatch):
+    load = Activator._load
+
+    async def larger(self, resident, engine):
+        await load(self, resident, engine)
+        resident.measured.weights_bytes = 3 << 20
+
+    async def book(self, resident, awake):
+        wanted = self.entitlement(resident, awake)
+        if wanted.weights_bytes > 2 << 20:
+            raise Refused(f"weights {wanted.weights_bytes:,}")
+
+    monkeypatch.setattr(Activator, "_load", larger)
+    monkeypatch.setattr(Bookings, "book", book)
+    with pytest.raises(Refused, match="weights 3,145,728"):
+        await group.bring(common_pb2.ACTIVE)
+    assert group.residents.get("m") is None and group.pools["echo"].idle == 1
+
+
 async def test_model_that_is_awake_already_makes_no_other_make_way(group):
     await group.bring(common_pb2.ACTIVE)
     other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="echo")

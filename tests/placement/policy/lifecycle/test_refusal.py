@@ -100,6 +100,19 @@ def test_refusal_for_weights_tells_of_no_context():
     assert refused.reason.endswith("the largest group, large, has 5,000")
 
 
+def test_refusal_counts_with_the_smaller_tables_of_a_shorter_context():
+    kv, row, weights, capacity = of_tokens(2), 1, 1_000, 5_000
+
+    def model(context):
+        return Model("m", weights=weights + row * context, floor=floor_bytes(context, 0, kv, 1))
+
+    refused = refusal(model(9_000), GROUPS, LongestRequest(9_000, kv, row))
+    assert refused.reason.endswith(
+        "its longest request has 9,000 tokens: with context_tokens (and any floor_tokens) of about 1,100 it would fit"
+    )
+    assert model(1_100).needed <= capacity < model(1_300).needed
+
+
 @given(LAYOUTS, st.integers(1, 100_000), st.integers(1, 1 << 40), st.integers(1, 3))
 def test_context_that_a_refusal_names_has_a_floor_that_fits_and_one_that_it_denies_has_not(kv, tokens, room, longest):
     floor_tokens = longest * tokens
